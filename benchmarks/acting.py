@@ -31,9 +31,15 @@ from memory_bank.lab.meter.copies import (
     characters_kept,
     copied_stretches,
 )
-from memory_bank.lab.meter.figures import COLUMNS as EVIDENCE_COLUMNS
-from memory_bank.lab.meter.figures import Figures, half_interval, intervals_of, ratio_of_sums, sum_up
-from memory_bank.lab.meter.measure import measure_by
+from memory_bank.lab.meter.measure import COLUMNS as EVIDENCE_COLUMNS
+from memory_bank.lab.meter.measure import (
+    Figures,
+    half_interval,
+    intervals_of,
+    measure_by,
+    ratio_of_sums,
+    sum_up,
+)
 from memory_bank.lab.meter.text import normalise, parsed_arguments, scalars
 from memory_bank.lab.pages import PlottedShare
 from memory_bank.lab.replay import PlayedTurn, play
@@ -234,7 +240,7 @@ def row(turn: ActingTurn, step: PlayedTurn, tokens: int, full: int, near: int) -
         full=full,
         near=near,
         seconds=step.seconds,
-        error=step.error_name,
+        error=step.error,
         broken=step.broken_pairs > 0,
         told=Tally(sum(heard), len(heard)),
         told_changing=Tally(sum(changing), len(changing)),

@@ -24,8 +24,7 @@ ERb, ERb_old, ratio or hist_ratio differs by more than one point.
 
 from __future__ import annotations
 
-from memory_bank.lab.meter.figures import COLUMNS, Figures
-from memory_bank.lab.meter.measure import measure
+from memory_bank.lab.meter.measure import COLUMNS, Figures, measure
 from memory_bank.lab.pages import OLD_BOUND
 from meters import Meter, run
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: the command line, Markdown tables, and where a run was made."""
+"""What the benchmarks share: the command line, Markdown tables, where a run was made, and a running service."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,11 @@ def command_line(description: str | None) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+
+
+def words(text: str) -> list[str]:
+    """The type of an option that takes several names with commas."""
+    return text.split(",")
 
 
 def print_row(*cells: object) -> None:
@@ -51,3 +57,61 @@ def verdict(wrong: Iterable[object], most: int = 20) -> int:
     for what in found[:most]:
         print(f"- {what}")
     return 1 if found else 0
+
+
+class Service:
+    """``memory-bank serve`` as users start it, on a database; ``settings`` are those of the service.
+
+    It keeps its ``port`` when it is started again. ``with`` starts it and ends it.
+    """
+
+    def __init__(
+        self, database: str | Path, upstream: str, *options: str, stderr: Any = subprocess.DEVNULL, **settings: object
+    ) -> None:  # fmt: skip
+        self.port = 0
+        self.process: subprocess.Popen[bytes]
+        self._command = [sys.executable, "-m", "memory_bank", "serve", "--upstream", upstream]
+        self._command += ["--upstream-anthropic", upstream, "--db", str(database), *options]
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("OPENAI_", "MEMORY_BANK_"))}
+        self._environment = kept | {f"MEMORY_BANK_SERVICE__{k.upper()}": str(v) for k, v in settings.items()}
+        self._stderr = stderr
+
+    def start(self, **variables: str) -> None:
+        """Start it and wait until it answers, or has ended; ``variables`` of its environment."""
+        command = [*self._command, "--port", str(self.port)]
+        environment = self._environment | variables
+        self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=self._stderr)
+        assert self.process.stdout is not None
+        address = self.process.stdout.readline().decode().strip()  # said once requests are answered
+        self.port = int(address.rpartition(":")[2]) if address else self.port
+
+    def stop(self, seconds: float | None = None) -> int:
+        """SIGTERM; its exit code."""
+        self.process.terminate()
+        return self.process.wait(seconds)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.process.wait()
+
+    def rss(self) -> float:
+        """Resident memory in MB."""
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+    def __enter__(self) -> Service:
+        self.start()
+        if not self.port:
+            raise RuntimeError("the service did not start")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+
+def verified(database: str | Path) -> str:
+    """What ``memory-bank bank verify`` finds wrong; "" for nothing."""
+    command = [sys.executable, "-m", "memory_bank", "bank", "verify", "--db", str(database)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return f"{done.stdout}{done.stderr}"[-600:] if done.returncode else ""

@@ -19,8 +19,8 @@ from harness import DATA, about, command_line, print_head, print_row
 from memory_bank.config import Config, load_config, named_strategies
 from memory_bank.errors import MemoryBankError
 from memory_bank.lab.costs import named_counter
-from memory_bank.lab.pages import PageSection, PlottedShare, figures_page, plot_file
-from memory_bank.lab.strategies import Strategy, parse_strategy, with_budgets
+from memory_bank.lab.pages import PageSection, PlottedShare, figures_page, render
+from memory_bank.lab.replay import Strategy, parse_strategy, with_budgets
 from memory_bank.lab.tables import Column, markdown_table
 from memory_bank.lab.traces import Trace, TraceFiles, message_texts
 
@@ -168,6 +168,20 @@ def _run(meter: Meter, args: argparse.Namespace) -> int:
     for line in apart:
         print(f"apart by more than a point: {line}")
     return 1 if apart else 0
+
+
+def plot_file(section: PageSection) -> str:
+    """The section's first frontier plot as an SVG file, for light and dark, with short names as labels."""
+    rows = [(short_name(name), f) for name, f in section.rows]
+    plot = PageSection("", rows, shares=section.shares).plots()[0]
+    return render("plot.svg", plot=plot, style=render("colours.css"))
+
+
+def short_name(strategy: str) -> str:
+    """``keep_last_n?n=5`` as ``keep_last_n 5``: the key and the values of its settings, without files."""
+    key, _, changes = strategy.partition("?")
+    values = (s.partition("=")[2] for s in changes.split("&") if s)
+    return " ".join([key, ", ".join(v for v in values if "/" not in v)]).strip()
 
 
 def find(name: str, folder: Path) -> Path:

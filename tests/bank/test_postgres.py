@@ -139,6 +139,7 @@ database.close()
 """
 
 
+@pytest.mark.long
 def test_processes_fill_one_session_of_an_empty_database(postgres: Server) -> None:
     """Two processes with eight threads each migrate, bind the embedder, and store what overlaps."""
     url = postgres.url(postgres.new("template0"))

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from tests.chats import call, result, rounds, system, user
+from tests.examples import first_short
 
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.errors import StorageError
@@ -54,7 +55,7 @@ def in_another_process(url, settings, messages):
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("selection", SETTINGS)
+@pytest.mark.parametrize("selection", first_short(SETTINGS))
 def test_processes_take_turns_with_one_session(postgres_url, selection):
     """Each step in another process gives what one process with everything in memory gives."""
     settings = SETTINGS[selection]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.chats import rounds, system, user
+from tests.examples import first_short
 from tests.postgres import Server
 
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
@@ -42,7 +43,9 @@ def away(postgres: Server, postgres_url: str) -> Any:
     postgres.start()
 
 
-@pytest.mark.parametrize("more", [{}, EVIDENCE, {"observer_mode": "background"}, {"observer_mode": "off"}])
+@pytest.mark.parametrize(
+    "more", first_short([{}, EVIDENCE, {"observer_mode": "background"}, {"observer_mode": "off"}])
+)
 def test_a_lost_server(postgres: Server, away: Any, more: Any, caplog: Any) -> None:
     url, stop = away
     chosen = settings(**more)

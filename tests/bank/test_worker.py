@@ -18,6 +18,7 @@ from memory_bank.bank.jobs import JobQueue
 from memory_bank.bank.schema import jobs
 from memory_bank.bank.stores import FactStore, InsightStore, clear_insights
 from memory_bank.bank.worker import Worker
+from memory_bank.config import MemoryBankSettings
 from memory_bank.errors import EmbeddingError, StorageError
 from memory_bank.models.chat import OpenAIChat
 from memory_bank.models.lexical import LexicalEmbedder
@@ -33,10 +34,16 @@ def stored(database: Database, n: int = 1, session: str = "default") -> InsightS
     return InsightStore(LexicalEmbedder(), database, session)
 
 
+def observer_of(chat: Any, **settings: Any) -> Observer:
+    """An Observer with some ``observer_`` settings."""
+    given = {f"observer_{name}": value for name, value in settings.items()}
+    return Observer.create(chat, MemoryBankSettings(observer_model="m", **given))
+
+
 def work(database: Database, chat: Any, *, session: str | None = None, **more: Any) -> Worker:
     """A worker that has ended all jobs."""
-    timeout = more.pop("timeout", 30.0)
-    observer = Observer(chat, "m", timeout=timeout, concurrency=more.pop("concurrency", 4))
+    limits = {"timeout": more.pop("timeout", 30.0), "concurrency": more.pop("concurrency", 4)}
+    observer = observer_of(chat, **limits)
     worker = Worker(database, observer, LexicalEmbedder(), session, first_retry=0.0, **more)
     worker.run(threading.Event(), once=True)
     return worker
@@ -114,7 +121,7 @@ def test_ten_megabytes_are_cut(database: Database) -> None:
 def test_retries_wait_longer_each_time(database: Database) -> None:
     stored(database)
     clock = Clock()
-    observer = Observer(ScriptedModel([RuntimeError] * 5), "m")
+    observer = observer_of(ScriptedModel([RuntimeError] * 5))
     worker = Worker(database, observer, LexicalEmbedder(), clock=clock, first_retry=2.0, attempts=5)
     waits = []
     while worker.step():
@@ -139,11 +146,11 @@ def test_who_lost_its_lease_ends_nothing(database: Database) -> None:
 
     def late(_messages: Any, _model: str) -> str:
         clock.now += 1_000  # the lease ends meanwhile, and another worker takes the job
-        other = Worker(database, Observer(ScriptedModel(["first"]), "m"), LexicalEmbedder(), clock=clock)
+        other = Worker(database, observer_of(ScriptedModel(["first"])), LexicalEmbedder(), clock=clock)
         assert other.step() == 1
         return "second"
 
-    slow = Worker(database, Observer(ScriptedModel(late), "m"), LexicalEmbedder(), clock=clock)
+    slow = Worker(database, observer_of(ScriptedModel(late)), LexicalEmbedder(), clock=clock)
     assert slow.step() == 1
     assert insights.get_summary("trace-00000") == "first"
 
@@ -195,7 +202,7 @@ def test_an_embedder_that_fails_gives_the_jobs_back_and_the_summary_is_not_paid_
     database: Database,
 ) -> None:
     insights = stored(database)
-    worker = Worker(database, Observer(ScriptedModel(["a"]), "m"), Refusing())
+    worker = Worker(database, observer_of(ScriptedModel(["a"])), Refusing())
     with pytest.raises((EmbeddingError, StorageError)):
         worker.step()
     assert JobQueue(database).wait() == 0
@@ -206,7 +213,7 @@ def test_an_embedder_that_fails_gives_the_jobs_back_and_the_summary_is_not_paid_
 def test_small_outputs_are_never_sent(database: Database) -> None:
     insights = stored(database, 2)
     model = ScriptedModel([])
-    observer = Observer(model, "m", min_chars=1_000)
+    observer = observer_of(model, min_chars=1_000)
     Worker(database, observer, LexicalEmbedder()).run(threading.Event(), once=True)
     assert model.calls == []
     insight = insights.get_insight("trace-00001")
@@ -237,7 +244,7 @@ def test_jobs_of_other_sessions_are_not_taken_meanwhile(bank_url):
     for session in ("a", "b", "c"):
         FactStore(Database(bank_url), session).store_many([a_record(1)], ["trace-00001"])
     model = UntilRenewed(Database(bank_url))
-    worker = Worker(Database(bank_url), Observer(model, "m"), LexicalEmbedder(), lease=2.5)
+    worker = Worker(Database(bank_url), observer_of(model), LexicalEmbedder(), lease=2.5)
     thread = threading.Thread(target=worker.step)
     other, taken = JobQueue(Database(bank_url)), []
     thread.start()

@@ -118,7 +118,9 @@ def until(condition: Any, seconds: float = 120) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 0, marks=pytest.mark.long)]
+)
 def test_it_works_until_it_is_stopped(bank_url: str, server: Any, number: int, code: int) -> None:
     fill(bank_url)
     running = worker(bank_url, server)

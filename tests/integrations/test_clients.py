@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.benchmarks import importing
+from tests.examples import first_short
 
 pytest.importorskip("uvicorn", reason="needs the service")
 ROOT = Path(__file__).parents[2]
@@ -40,7 +41,7 @@ def run(name: str, tmp_path: Path) -> clients.Row:
     return row
 
 
-@pytest.mark.parametrize("name", [n for n in clients.CLIENTS if n not in RECIPES])
+@pytest.mark.parametrize("name", first_short([n for n in clients.CLIENTS if n not in RECIPES]))
 def test_a_client(name: str, tmp_path: Path) -> None:
     run(name, tmp_path)
 

@@ -148,7 +148,7 @@ def by_processor(natives: list[Any], key: str, kept: dict[str, Any]) -> tuple[li
     return sent, plan
 
 
-def by_service(dialect: str, member: str) -> Rebuild:
+def by_service(dialect: str) -> Rebuild:
     """As the proxy rebuilds a request."""
 
     def rebuild(natives: list[Any], key: str, kept: dict[str, Any]) -> tuple[list[Any], Plan]:
@@ -157,7 +157,7 @@ def by_service(dialect: str, member: str) -> Rebuild:
         from memory_bank.service.proxy.body import parse_body
         from memory_bank.service.sessions import Sessions
 
-        kind = getattr(importlib.import_module(f"memory_bank.service.proxy.{member}"), dialect)()
+        kind = getattr(importlib.import_module("memory_bank.service.proxy.dialects"), dialect)()
         if not kept:
             kept["sessions"] = Sessions(
                 Database(),
@@ -425,12 +425,10 @@ def litellm() -> Form:
     return Form(chat, **by_bridge(wire.read_all))
 
 
-def _service(
-    write: Any, dialect: str, member: str, read: Any, *, parallel: bool = True
-) -> Callable[[], Form]:
+def _service(write: Any, dialect: str, read: Any, *, parallel: bool = True) -> Callable[[], Form]:
     def form() -> Form:
         importlib.import_module("memory_bank.service.sessions")
-        return Form(write, by_service(dialect, member), read, parallel=parallel)
+        return Form(write, by_service(dialect), read, parallel=parallel)
 
     return form
 
@@ -438,12 +436,12 @@ def _service(
 CHEAP: dict[str, Callable[[], Form]] = {
     "chat": lambda: Form(chat, by_processor, lambda natives: natives),
     "messages": lambda: Form(messages, by_processor, lambda natives: from_anthropic(natives).messages),
-    "proxy-chat": _service(chat, "ChatDialect", "chat", lambda natives: natives),
-    "proxy-messages": _service(messages, "MessagesDialect", "messages", lambda n: from_anthropic(n).messages),
-    "proxy-responses": _service(items, "ResponsesDialect", "responses", lambda n: from_items(n).messages),
+    "proxy-chat": _service(chat, "ChatDialect", lambda natives: natives),
+    "proxy-messages": _service(messages, "MessagesDialect", lambda n: from_anthropic(n).messages),
+    "proxy-responses": _service(items, "ResponsesDialect", lambda n: from_items(n).messages),
     **{
         f"proxy-text-{write.__name__.removesuffix('_text')}": _service(
-            as_text(write), "ChatDialect", "chat", read_text, parallel=False
+            as_text(write), "ChatDialect", read_text, parallel=False
         )
         for write in (smolagents_text, bash_text, react_text)
     },

@@ -9,8 +9,7 @@ from tests.chats import rounds, say, system, user
 from memory_bank.bank.database import Database
 from memory_bank.bank.listing import list_sessions
 from memory_bank.config import Config, MemoryBankSettings, NoStrategySettings
-from memory_bank.lab.replay import ReplaySummary, replay_trace
-from memory_bank.lab.strategies import TraceMemory
+from memory_bank.lab.replay import TraceMemory, replay_trace
 from memory_bank.lab.traces import Trace
 
 LOCAL = MemoryBankSettings(
@@ -90,8 +89,3 @@ def test_memory_does_not_grow_with_the_traces(config):
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     assert grown < 300_000
-
-
-def test_summary():
-    empty = ReplaySummary("s").as_dict()
-    assert (empty["traces"], empty["steps"], empty["mean_full_tokens"], empty["ratio"]) == (0, 0, 0, 1)

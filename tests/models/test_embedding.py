@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from memory_bank.errors import EmbedderLoadError, EmbeddingError, MissingExtraError
-from memory_bank.models.embedding import load_embedder
+from memory_bank.models.embedding import OpenAIEmbedder, load_embedder
 from memory_bank.models.lexical import LexicalEmbedder
-from memory_bank.models.openai_embeddings import OpenAIEmbedder
 from memory_bank.ports import Embedder, NamedEmbedder
 from memory_bank.vectors import embedder_name, encode_documents, encode_queries
 

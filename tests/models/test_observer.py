@@ -16,6 +16,10 @@ def record(output="found ORD-7", **more):
     return InteractionRecord.create(1, "find", {"q": "Ada"}, {"_raw": output}, output_text=output, **more)
 
 
+def observer_of(model):
+    return Observer.create(model, MemoryBankSettings(observer_model="m"))
+
+
 def test_the_summary_is_the_models():
     model = ScriptedModel(["Ada has order ORD-7."])
     assert observe_tool_output("refund Ada", "find", {"id": "ORD-7"}, model, "m") == "Ada has order ORD-7."
@@ -44,7 +48,7 @@ def test_a_long_output_is_shortened_by_its_structure():
 
 @pytest.mark.parametrize("reply", ["", "   ", None, {"choices": []}])
 def test_an_empty_reply_leaves_an_extractive_summary_a_warning_and_a_mark(reply, caplog):
-    observer = Observer(ScriptedModel([reply]), "m")
+    observer = observer_of(ScriptedModel([reply]))
     with caplog.at_level(logging.WARNING, logger="memory_bank.Observer"):
         insight = observer.observe(record(), "task")
     assert "ORD-7" in insight.summary
@@ -54,7 +58,7 @@ def test_an_empty_reply_leaves_an_extractive_summary_a_warning_and_a_mark(reply,
 
 
 def test_a_failing_model_costs_an_insight_only(caplog):
-    observer = Observer(ScriptedModel([RuntimeError("secret sk-123")]), "m")
+    observer = observer_of(ScriptedModel([RuntimeError("secret sk-123")]))
     with caplog.at_level(logging.WARNING):
         insight = observer.observe(record(), "task")
     assert insight.redo == "the model failed with RuntimeError"
@@ -70,7 +74,7 @@ def test_parallel_calls_are_observed_concurrently_and_in_order():
         barrier.wait()  # only passes when three calls are open at once
         return "about " + messages[-1]["content"].split("OUT-")[1][0]
 
-    observer = Observer(ScriptedModel(answer), "m")
+    observer = observer_of(ScriptedModel(answer))
     insights = observer.observe_all([record(f"OUT-{i}") for i in range(3)], "t")
     assert [i.summary for i in insights] == ["about 0", "about 1", "about 2"]
 

@@ -11,7 +11,7 @@ import pytest
 from tests.contracts.embedder import EmbedderContract
 
 from memory_bank.errors import EmbedderLoadError, EmbeddingError
-from memory_bank.models.openai_embeddings import MAX_BATCH_BYTES, MAX_INPUT_BYTES, OpenAIEmbedder
+from memory_bank.models.embedding import MAX_BATCH_BYTES, MAX_INPUT_BYTES, OpenAIEmbedder
 from memory_bank.vectors import encode_documents
 
 

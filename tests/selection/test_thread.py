@@ -9,8 +9,14 @@ from tests.chats import JSON, TEXT
 from tests.examples import examples
 
 from memory_bank.selection.calltext import outcome
-from memory_bank.selection.plans import decisions_in, plan_in_call, plan_in_note
-from memory_bank.selection.thread import Thread, ranges, thread_room
+from memory_bank.selection.thread import (
+    Thread,
+    decisions_in,
+    plan_in_call,
+    plan_in_note,
+    ranges,
+    thread_room,
+)
 
 
 def count(text: str) -> int:
@@ -61,8 +67,8 @@ def test_values_that_differ_late_are_shown_so_far():
 def test_changes_are_told_before_look_ups_and_the_rest_is_counted():
     made = thread(*REFUNDS, *[("get_order", {"id": f"ORD-{n}"}, "{}") for n in range(400)])
     told = made.tell(999, 160)
-    assert set(range(1, 10)) <= told.told
-    assert len(told.told) < 409
+    assert set(range(1, 10)) <= told.named
+    assert len(told.named) < 409
     assert re.search(r"besides ×\d+ #10 to #\d+", told.text)
 
 
@@ -131,9 +137,9 @@ def test_the_thread_keeps_its_room_and_names_what_it_says_it_tells(calls, room, 
     made = thread(*calls)
     told = made.tell(99, room, shown)
     assert told.tokens == count(told.text) <= room
-    assert not told.told & shown
+    assert not told.named & shown
     if room >= 60 + 40 * len(calls):
-        assert told.told == set(range(1, len(calls) + 1)) - shown
+        assert told.named == set(range(1, len(calls) + 1)) - shown
     hidden = set(range(1, len(calls) + 1)) - shown
     if room >= 20 and hidden:
         assert f"#{min(hidden)}" in told.text
@@ -228,10 +234,10 @@ def test_what_was_told_first_has_its_lines_still_when_other_calls_are_shown_else
     made = thread(*calls)
     first = made.tell(99, room, (), ids)
     assert count(first.text) == first.tokens <= room + ids
-    assert first.lines <= first.told
+    assert first.lines <= first.named
     then = made.tell(99, room, shown, ids, first)
     assert count(then.text) == then.tokens <= room + ids
-    assert not (then.told | then.lines) & shown
+    assert not (then.named | then.lines) & shown
     assert made.tell(99, room, shown, ids, first) == then
 
 

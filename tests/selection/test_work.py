@@ -9,13 +9,13 @@ from functools import partial
 import pytest
 from tests.chats import call, result, user
 from tests.growth import LINEAR, growth
+from tests.selection.texts import filled
 
 from memory_bank import MemoryProcessor
-from memory_bank.context import native
+from memory_bank.context import evidence
 from memory_bank.provenance.index import SourceIndex
 from memory_bank.selection import thread
 from memory_bank.selection.candidates import fold, forms_in, parse_record
-from memory_bank.selection.index import EvidenceIndex
 from memory_bank.selection.parsing import LONGEST_KEY
 from memory_bank.selection.tables import EvidenceTables, stands_in
 
@@ -28,15 +28,15 @@ ODD = {
     "escapes": lambda n: '\\"' * (n // 2),
     "calls": lambda n: "f(" * (n // 2),
 }
+UNITS = ("'", '="\\"', "{", "/", "a.b-", "word A-1 ", "x", "\\n", "[1,", "a/b-c.d ")
 
 
-@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("kind", [*ODD, *UNITS])
 def test_parsing_and_indexing_an_output_is_linear_in_its_size(kind):
     def work(size: int) -> None:
-        index = EvidenceIndex(count_tokens=len)
-        index.add_call(trace_id="t", interaction=1, tool="get", arguments="{}", output=ODD[kind](size))
-        sources = SourceIndex("s")
-        sources._add_record("t", "get", 1, ODD[kind](size))
+        text = ODD[kind](size) if kind in ODD else kind * (size // len(kind))
+        filled(("get", text[:3_000], text, text[:3_000]), count=len)
+        SourceIndex("s").add_record(text, "t", "get", 1)
 
     assert growth(work, 192_000) < LINEAR
 
@@ -90,8 +90,8 @@ def test_values_are_compared_with_the_anchor_as_a_search_does():
 
 def test_a_turn_that_stays_as_it_was_is_shortened_once(monkeypatch):
     made = []
-    shorten = native.shorten_turn
-    monkeypatch.setattr(native, "shorten_turn", lambda *a: made.append(a[0].start) or shorten(*a))
+    shorten = evidence.shorten_turn
+    monkeypatch.setattr(evidence, "shorten_turn", lambda *a: made.append(a[0].start) or shorten(*a))
     processor = MemoryProcessor()
     messages = [user("Check the orders.")]
     for n in range(60):
@@ -146,21 +146,23 @@ def test_a_late_step_takes_at_most_about_twice_the_work_of_an_early_one():
     assert any(folds[-60:]) and any(folds[30:90])
 
 
-def test_the_lines_that_a_fold_makes_are_bounded(monkeypatch):
+def test_the_texts_of_a_list_that_are_counted_are_bounded():
     """However long the session is: calls beyond MOST_NAMED are counted."""
-    made = []
-    show = thread._Telling._show
-    monkeypatch.setattr(thread._Telling, "_show", lambda *a: made.append(a) or show(*a))
+    texts = []
 
-    def lines(calls: int) -> int:
-        told = thread.Thread(len)
+    def count(text: str) -> int:
+        texts.append(text)
+        return len(text)
+
+    def counted(calls: int) -> int:
+        told = thread.Thread(count)
         for number in range(1, calls + 1):
             arguments = json.dumps({"order": f"ORD-{number}"})
             output = json.dumps({"refund_id": f"R-{number}"})
             tool = ("issue_refund", "get_order")[number % 2]
             told.add(number=number, interaction=number, tool=tool, arguments=arguments, output=output)
-        made.clear()
+        texts.clear()
         told.tell(calls + 1, 4_000, (), 4_000)
-        return len(made)
+        return len(texts)
 
-    assert lines(3_000) == lines(1_500) <= 4 * thread.MOST_NAMED
+    assert counted(3_000) <= counted(1_500) + 2 <= 4 * thread.MOST_NAMED

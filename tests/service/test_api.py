@@ -17,15 +17,9 @@ from tests.service import serving
 
 from memory_bank.bank.stores import FactStore
 from memory_bank.config import Config, load_config
-from memory_bank.service.api.models import (
-    BuiltContext,
-    Failure,
-    Hits,
-    Ingested,
-    SessionDetail,
-    SessionPage,
-    Stats,
-)
+from memory_bank.service.api.memory import BuiltContext, Hits, Ingested
+from memory_bank.service.api.openapi import Failure
+from memory_bank.service.api.sessions import SessionDetail, SessionPage, Stats
 from memory_bank.service.app import create_app
 from memory_bank.transcript.pairing import pairing_errors
 

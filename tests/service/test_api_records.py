@@ -21,8 +21,8 @@ from memory_bank.bank.stores import FactStore
 from memory_bank.errors import StorageError
 from memory_bank.records import InteractionRecord
 from memory_bank.service.api import record_parts, records
-from memory_bank.service.api.models import Record, RecordPage, RecordPart
 from memory_bank.service.api.record_parts import part_of, part_of_long
+from memory_bank.service.api.records import Record, RecordPage, RecordPart
 from memory_bank.tools.selection import RefusedCall
 
 ORDERS = '{"items": [{"sku": "A-1", "price": 19.90}, {"sku": "B-2", "price": 5.00}], "total": 24.90}'

@@ -7,13 +7,14 @@ import urllib.request
 
 import pytest
 from tests.blocks import answer, turn, use, user
+from tests.examples import first_short
 from tests.service.proxied import post, proxied
 from tests.service.proxy.test_injection import BANK, ITEM_TOOLS, ITEMS, MESSAGES, STEPS
 from tests.service.tasks import TOOLS, get_order
 
 from memory_bank.config import Config
 from memory_bank.service.proxy.body import parse_body
-from memory_bank.service.proxy.routes import DIALECTS
+from memory_bank.service.proxy.dialects import DIALECTS
 from memory_bank.testing import ScriptedServer, call, fail, say
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.tokens import open_counter
@@ -106,7 +107,7 @@ def run(tmp_path, route, script, *, stream=False, bank=BANK, given=BODIES, **ser
 
 @routes
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("hidden", [1, 3])
+@pytest.mark.parametrize("hidden", first_short([3, 1]))
 def test_figures_are_those_of_what_arrived_upstream(tmp_path, route, stream, hidden):
     arrived, came, session, [step], metrics = run(
         tmp_path, route, [*[FETCH] * hidden, say("It is done.")], stream=stream

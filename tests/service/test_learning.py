@@ -19,7 +19,7 @@ from memory_bank.config import load_config
 from memory_bank.context.policies.evidence import evidence_of
 from memory_bank.errors import ConfigError
 from memory_bank.selection.model import MODEL_FILE, load_model
-from memory_bank.service.operations.learning import ServiceLearning
+from memory_bank.service.operations.background import ServiceLearning
 from memory_bank.service.sessions import Sessions
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from memory_bank.service.operations.metrics import Metrics, QueueState, forget_worker
+from memory_bank.service.operations.metrics import Metrics, forget_worker
 
 WORKER = """
 import os, sys
-from memory_bank.service.operations.metrics import Metrics, QueueState
+from memory_bank.service.operations.metrics import Metrics
 m = Metrics()
 m.requests.labels("GET", "/x", "200").inc(int(sys.argv[1]))
 m.request_seconds.labels("/x").observe(0.2)
@@ -21,7 +21,7 @@ m.sessions.set(int(sys.argv[1]))
 m.tokens.labels("full").inc(100)
 print(os.getpid())
 if len(sys.argv) > 2:
-    sys.stdout.write(m.scrape(QueueState(4, 2.5)).decode())
+    sys.stdout.write(m.scrape((4, 2.5)).decode())
 """
 
 
@@ -41,7 +41,7 @@ def test_one_process() -> None:
     m.tokens.labels("sent").inc(7)
     m.sessions.set(3)
     m.step_seconds.observe(0.02)
-    found = values(m.scrape(QueueState(5, 1.5)).decode())
+    found = values(m.scrape((5, 1.5)).decode())
     assert found["memory_bank_requests_total{method=GET,route=/x,status=200}"] == 1
     assert found["memory_bank_memory_total{status=rebuilt}"] == 1
     assert (found["memory_bank_tokens_total{kind=sent}"], found["memory_bank_tokens_total{kind=full}"]) == (

@@ -21,7 +21,7 @@ from memory_bank.errors import ConfigError
 from memory_bank.models.chat import OpenAIChat
 from memory_bank.models.lexical import LexicalEmbedder
 from memory_bank.service.app import create_app
-from memory_bank.service.operations.observer import ServiceObserver, chat_of, observed_by
+from memory_bank.service.operations.background import ServiceObserver, chat_of, observed_by
 from memory_bank.service.security.access import stored_id
 from memory_bank.service.sessions import Sessions
 from memory_bank.testing import Reply, ScriptedServer, say

@@ -176,7 +176,7 @@ def test_large_requests_of_few_tokens_count_by_their_bytes(database):
         sessions = Sessions(database, configured(tokens_kept=4 * full))
         for name in ("a", "b", "c", "d"):
             sessions.rebuild(None, name, CHAT, size=size)
-        assert len(sessions._open_sessions) == kept
+        assert sessions.held == kept
 
 
 def test_many_threads_at_few_sessions(database):

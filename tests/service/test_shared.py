@@ -99,7 +99,7 @@ def test_killed_under_load() -> None:
     """The benchmark in short: its long form is run beside the tests."""
     pytest.importorskip("resource")
     done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks/service_faults.py"), "--database", "sqlite", "--kills", "2",
+        [sys.executable, str(ROOT / "benchmarks/faults.py"), "--part", "services", "--database", "sqlite", "--kills", "2",
          "--strategy", "observed", "--agents", "2", "--services", "1"],
         env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=900,
     )  # fmt: skip

@@ -10,8 +10,8 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.steps import packed, unpacked
 from memory_bank.config import MemoryBankSettings, load_config
 from memory_bank.plan import Choice, Decision, Fate, Piece, Plan
-from memory_bank.service.page import snapshot as made_of
-from memory_bank.service.page.snapshot import snapshot
+from memory_bank.service.page import recorder as made_of
+from memory_bank.service.page.recorder import snapshot
 from memory_bank.service.sessions import Rebuilt, Sessions
 
 

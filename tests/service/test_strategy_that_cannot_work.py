@@ -15,9 +15,10 @@ from tests.service.processes import serve, until
 from tests.service.proxied import Proxied, configured, proxied
 
 from memory_bank.bank.session import MemoryBankState
-from memory_bank.config import MemoryBankSettings
+from memory_bank.config import MemoryBankSettings, load_config
 from memory_bank.models.lexical import LexicalEmbedder
 from memory_bank.processor import apply_memory_bank_strategy
+from memory_bank.service.server.startup import checked
 from memory_bank.testing import Reply, ScriptedServer, say
 from memory_bank.testing.server import hashed_embedding
 
@@ -90,26 +91,28 @@ def test_a_model_that_the_api_does_not_know(cli: Any, monkeypatch: Any, tmp_path
         assert [r.path for r in api.requests] == ["/v1/models", "/v1/models/gpt-4.1-mini"]
 
 
+def summaries_by(monkeypatch: Any, upstream: str, model: str = "gpt-4.1-mini") -> str:
+    """What `serve` says of the summaries, with an Observer of this model."""
+    of_service = {"MEMORY_BANK_SERVICE__UPSTREAM": upstream, "MEMORY_BANK_SERVICE__DATABASE": ":memory:"}
+    for name, value in {**LLM, f"{BANK}OBSERVER_MODEL": model, **of_service}.items():
+        monkeypatch.setenv(name, value)
+    return str(checked(load_config())["observer"])
+
+
 @pytest.mark.parametrize("spelled", ["gpt-4.1-mini", "gpt-4-1-mini"])
 @pytest.mark.parametrize("models", [("gpt-4.1-mini", "x"), ()])
 def test_a_model_that_the_api_knows_or_may_know(
-    tmp_path: Path, spelled: str, models: tuple[str, ...]
+    monkeypatch: Any, spelled: str, models: tuple[str, ...]
 ) -> None:
     with ScriptedServer(models=models) as api:
-        env = {**LLM, f"{BANK}OBSERVER_MODEL": spelled}
-        with serve("--db", tmp_path / "b.db", "--upstream", api.base_url, **env) as service:
-            assert f"by {spelled}" in service.log
+        assert f"by {spelled}" in summaries_by(monkeypatch, api.base_url, spelled)
         assert {r.path for r in api.requests} <= {"/v1/models", f"/v1/models/{spelled}"}
 
 
-def test_an_api_that_cannot_be_asked_is_no_reason(tmp_path: Path) -> None:
-    with serve("--db", tmp_path / "b.db", "--upstream", "http://127.0.0.1:9/v1", **LLM) as service:
-        assert "by gpt-4.1-mini" in service.log
-    with (
-        ScriptedServer(api_key="another") as api,
-        serve("--db", tmp_path / "b.db", "--upstream", api.base_url, **LLM) as service,
-    ):
-        assert "by gpt-4.1-mini" in service.log
+def test_an_api_that_cannot_be_asked_is_no_reason(monkeypatch: Any) -> None:
+    assert "by gpt-4.1-mini" in summaries_by(monkeypatch, "http://127.0.0.1:9/v1")
+    with ScriptedServer(api_key="another") as api:
+        assert "by gpt-4.1-mini" in summaries_by(monkeypatch, api.base_url)
 
 
 def test_a_file_that_only_sets_prices_has_memory(tmp_path: Path) -> None:

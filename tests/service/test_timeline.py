@@ -4,7 +4,7 @@ import pytest
 from tests.service.processes import FOLDING, serve, until
 from tests.service.runs import orders, recorded
 
-from memory_bank.service.api.models import Curve, StepDetail, StepPage
+from memory_bank.service.api.sessions import Curve, StepDetail, StepPage
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.chats import JSON, TEXT, call, good_chats, result, rounds, user
+from tests.examples import first_short
 from tests.growth import LINEAR, growth
 
 from memory_bank import InteractionRecord, MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
@@ -576,7 +577,7 @@ def _nested_long_keys(items):
     return value
 
 
-@pytest.mark.parametrize("make", [_one_long_key, _nested_long_keys])
+@pytest.mark.parametrize("make", first_short([_nested_long_keys, _one_long_key]))
 @pytest.mark.parametrize(
     "part", [{"lines": "1-5"}, {"pattern": "zzz"}, {"path": "*[0]"}, {"path": "*[*]"}, {"max_chars": 1_000}]
 )

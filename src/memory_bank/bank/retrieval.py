@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from memory_bank.bank.stores import FactStore, InsightStore, WiderScope
+from memory_bank.config import MemoryBankSettings
 from memory_bank.errors import ConfigError
-from memory_bank.models.chat import as_chat_model
-from memory_bank.models.observer import EXTRACTIVE, Observer
+from memory_bank.models.observer import Observer
 from memory_bank.records import NAMESPACE_END, Hit, InteractionRecord
 from memory_bank.transcript.messages import Interaction, content_text, read, readable_output
 from memory_bank.transcript.quoting import quote_lines
@@ -46,7 +46,7 @@ def ingest_tool_outputs(
         InteractionRecord.create(step_id=step_id, tool_name=name, raw_input=raw_input, raw_output=raw_output)
         for name, raw_input, raw_output in tool_outputs
     ]
-    observer = Observer(None if observer_model == EXTRACTIVE else as_chat_model(llm_client), observer_model)
+    observer = Observer.create(llm_client, MemoryBankSettings(observer_model=observer_model))
     fact_store.store_many(records)
     insight_store.add_many(observer.observe_all(records, user_query))
     log_ingested(records)

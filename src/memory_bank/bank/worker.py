@@ -68,7 +68,7 @@ class Worker:
         self.embedder = embedder
         self.queue = JobQueue(database, session_id, clock=clock)
         self.attempts = attempts
-        self.lease = lease + (observer.timeout or 0.0)
+        self.lease = lease + observer.settings.observer_timeout
         self.first_retry = first_retry
         self.owner = f"{socket.gethostname()[:20]}:{os.getpid()}:{uuid.uuid4().hex[:16]}"
         self.progress = WorkerCounts()
@@ -81,7 +81,7 @@ class Worker:
 
         Raises StorageError, EmbeddingError; the jobs are free again then, or when their lease ends.
         """
-        taken = self.queue.take(self.owner, max(1, self.observer.concurrency), self.lease)
+        taken = self.queue.take(self.owner, max(1, self.observer.settings.observer_concurrency), self.lease)
         if not taken:
             return 0
         self._held = taken

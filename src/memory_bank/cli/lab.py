@@ -10,18 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from memory_bank.cli.options import CONFIG, JSON, open_bank
-from memory_bank.cli.output import (
+from memory_bank.cli.shared import (
+    CONFIG,
+    JSON,
     Stopped,
     answer,
     json_line,
     one_line,
+    open_bank,
     output_file,
     print_json,
     progress,
     table,
     tell,
-)
+)  # fmt: skip
 from memory_bank.errors import ConfigError, StorageError, TraceFileError
 
 if TYPE_CHECKING:
@@ -44,49 +46,56 @@ def replay(
     """
     from memory_bank import load_config
     from memory_bank.lab import replay as module
-    from memory_bank.lab.strategies import TraceMemory
     from memory_bank.lab.traces import TraceFiles
 
     settings = load_config(config)
     key = strategy or settings.default_strategy
     settings.strategy(key)
     _check_files(traces)
-    summary = module.ReplaySummary(key)
     files = TraceFiles(traces, tell)
+    played = steps = full = shown = broken = 0
+    counter = embedder = observer = ""
     with (
         _interrupts_between_steps() as look,
         output_file(out, *traces, *([Path(db)] if db else [])) as target,
         progress("replayed", "traces") as bar,
     ):
-        memory = TraceMemory(_database(db))
+        memory = module.TraceMemory(_database(db))
         for trace in files:
-            summary.traces += 1
+            played += 1
             for step in module.replay_trace(trace, settings, key, memory=memory):
                 look()
-                summary.add(step)
+                steps += 1
+                full, shown, broken = full + step.full_tokens, shown + step.tokens, broken + step.broken_pairs
+                counter = step.counter
+                if step.plan is not None:
+                    embedder, observer = step.plan.embedder, step.plan.observer
                 if target is not None:
                     line = {"id": step.trace_id, "step": step.step, "messages": step.messages}
                     target.write(json_line(line | {"tokens": step.tokens}))
-            bar(summary.traces)
-        summary.continued = memory.continued
-        summary.skipped_lines, summary.unreadable_files = files.skipped, files.unreadable
-    s = summary.as_dict()
+            bar(played)
+    s = {
+        "strategy": key, "traces": played, "steps": steps, "broken_pairs": broken, "skipped_lines": files.skipped,
+        "unreadable_files": files.unreadable, "continued": memory.continued, "token_counter": counter,
+        "embedder": embedder, "observer": observer, "mean_full_tokens": full / max(1, steps),
+        "mean_context_tokens": shown / max(1, steps), "ratio": shown / full if full else 1.0,
+    }  # fmt: skip
     note = "they held records, contexts may show what came later"
     lines = [
-        ("strategy", summary.strategy),
-        ("", f"embedder {summary.embedder}, observer {summary.observer}" if summary.embedder else ""),
-        ("traces", f"{summary.traces:,}"),
-        ("steps", f"{summary.steps:,}"),
+        ("strategy", key),
+        ("", f"embedder {embedder}, observer {observer}" if embedder else ""),
+        ("traces", f"{played:,}"),
+        ("steps", f"{steps:,}"),
         ("mean full tokens", f"{s['mean_full_tokens']:,.0f}"),
         ("mean context tokens", f"{s['mean_context_tokens']:,.0f}"),
         ("ratio", f"{s['ratio']:.1%}"),
-        ("broken pairs", str(summary.broken_pairs)),
-        ("", _APPROXIMATE if summary.token_counter == "approximate" else ""),
-        *_unread(len(summary.skipped_lines), summary.unreadable_files),
-        ("continued sessions", f"{summary.continued:,}: {note}" if summary.continued else ""),
+        ("broken pairs", str(broken)),
+        ("", _APPROXIMATE if counter == "approximate" else ""),
+        *_unread(len(files.skipped), files.unreadable),
+        ("continued sessions", f"{memory.continued:,}: {note}" if memory.continued else ""),
     ]
     answer(s, "\n".join(f"{title:<20} {text}" for title, text in lines if text), as_json)
-    if summary.broken_pairs or summary.unreadable_files:
+    if broken or files.unreadable:
         raise typer.Exit(1)
 
 
@@ -174,13 +183,13 @@ def audit(
     from memory_bank.lab.logs.sessions import log_files, log_format
     from memory_bank.lab.meter.audit import audit as run
     from memory_bank.lab.meter.audit import plan_audit
-    from memory_bank.lab.meter.figures import SHORT
+    from memory_bank.lab.meter.measure import SHORT
 
     settings = load_config(config)
     files = log_files(traces)
     if any(map(log_format, files)):
         from memory_bank.lab.logs.audit import LOG_COLUMNS, audit_logs
-        from memory_bank.lab.strategies import parse_strategy
+        from memory_bank.lab.replay import parse_strategy
 
         if budget or html:
             raise ConfigError("--budget and --html are for recorded runs: leave them out for agents' logs.")

@@ -1,25 +1,48 @@
-"""The evidence of a session: its records in an index, its calls in a thread, and why a choice was made."""
+"""Under a budget, what the next calls may need of the older history: the list of calls, excerpts, and why these."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 
-from memory_bank.config import ToolSettings
-from memory_bank.errors import ConfigError
+from memory_bank.bank.session import MemoryBankState
+from memory_bank.config import MemoryBankSettings, ToolSettings
+from memory_bank.context.native import ShownCall, quotes_by_text, shorten_turn
+from memory_bank.context.render import memory_message
+from memory_bank.errors import ConfigError, MemoryBankError
 from memory_bank.plan import Decision, Fate, Piece, Reasons
 from memory_bank.ports import TokenCounter
 from memory_bank.records import InteractionRecord
 from memory_bank.selection.index import EvidenceIndex, Reason, Selection
 from memory_bank.selection.model import MODEL_FILE, Model, load_model, parse_model
-from memory_bank.selection.thread import Thread
+from memory_bank.selection.thread import PARTS_HEAD, Thread, ThreadText, thread_room
 from memory_bank.transcript.jsontext import compact
-from memory_bank.transcript.messages import Interaction, is_memory_tool, readable_output
+from memory_bank.transcript.messages import (
+    Interaction,
+    content_text,
+    in_full,
+    is_memory_tool,
+    read,
+    readable_output,
+)
+from memory_bank.transcript.tokens import newest_within
+from memory_bank.transcript.transcript import View
 from memory_bank.transcript.turns import Edit
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
+
+NATIVE_BUDGET = 1_500
+"""Tokens from which past turns are shown in their native form; the frames of messages cost too much below."""
+EXCERPTS_HEAD = "Excerpts of calls that are no longer in the list of messages:\n"
+RECENT_SHARE = 0.2
+"""The share of a budget for the newest interactions, which are kept whole."""
+LISTED_TOKENS = 10  # of a call in the list of calls, about, which leaves out those shown in place
+MOST_OF_A_TOOL = 250  # tokens of the call that is shown for a tool which the context does not show otherwise
+NOTHING = Selection()
 
 
 @lru_cache(maxsize=8)
@@ -50,10 +73,10 @@ class EvidenceMemory:
         self.thread = Thread(counter.count_text, effects)
         self.numbers: dict[str, int] = {}
         self.places: dict[str, int] = {}  # of each record in the index
+        self.notes: dict[int, str] = {}  # by the place of a note, the record with whose call it was said
         self.opening: dict[str, int] = {}  # tokens of each call in its place, with nothing of its output
         # of the latest step, by what they show
         self.turns: dict[object, tuple[Interaction, dict[int, Edit]]] = {}
-        self._notes: dict[int, str] = {}  # by the place of a note, the record with whose call it was said
         self._latest = 0  # the index takes interactions in order; a late result joins the latest
 
     def add(self, record: InteractionRecord, note: str = "") -> None:
@@ -66,101 +89,318 @@ class EvidenceMemory:
             return
         number = self.numbers[trace_id] = len(self.numbers) + 1
         at = self._latest = max(self._latest, record.step_id)
-        arguments = compact(record.raw_input) if record.input_text is None else record.input_text
         output = "" if is_memory_tool(tool, record.output_text) else readable_output(record)[1]
+        arguments = compact(record.raw_input) if record.input_text is None else record.input_text
+        call: dict[str, Any] = {"interaction": at, "tool": tool, "arguments": arguments, "output": output}
         parsed = self.index.tables.parsed
         try:
             if note.strip():
-                self._notes[len(parsed)] = trace_id
+                self.notes[len(parsed)] = trace_id
                 self.index.add_note(interaction=at, text=note)
             place = len(parsed)
-            self.index.add_call(
-                trace_id=trace_id, interaction=at, tool=tool, arguments=arguments, output=output
-            )
+            self.index.add_call(trace_id=trace_id, **call)
             self.places[trace_id] = place
         except Exception as e:
             log.warning("no excerpts of record %s: %s", trace_id, type(e).__name__)
         try:
-            self.thread.add(
-                number=number, interaction=at, tool=tool, arguments=arguments, output=output, note=note
-            )
+            self.thread.add(number=number, note=note, **call)
         except Exception as e:
             log.warning("record %s is listed without its arguments: %s", trace_id, type(e).__name__)
             self.thread.add(number=number, interaction=at, tool="unknown", arguments="", output="")
 
     def owner(self, place: int) -> str:
         """The trace_id of the record at a place of the index; of a note, that of the call it was said with."""
-        return self._notes.get(place) or self.index.tables.parsed[place].trace_id
+        return self.notes.get(place) or self.index.tables.parsed[place].trace_id
 
-    def select(
+
+@dataclass(frozen=True, slots=True)
+class Excerpts:
+    """What stands in the place of the older history.
+
+    ``anchor``, ``first_step``: what the context shows anyway: texts, and the steps from this one on. ``text``: the
+    memory text. ``in_place``: turns in their places; None: none stands there. ``named``: the numbers of the records
+    whose calls it names.
+    """
+
+    memory: EvidenceMemory
+    anchor: Sequence[str] = ()
+    first_step: int = 0
+    text: str = ""
+    in_place: Mapping[int, Edit] | None = None
+    selection: Selection = NOTHING
+    named: frozenset[int] = frozenset()
+
+
+def choose(
+    view: View, session: MemoryBankState, settings: MemoryBankSettings, memory: EvidenceMemory, budget: int
+) -> tuple[Excerpts, list[Interaction]]:
+    """What stands for the older history in at most ``budget`` tokens, and the newest interactions, kept whole.
+
+    Where the selection fails, that is the list of calls and the latest interactions, and the log has a warning.
+    """
+    step = _Step(view, session, settings, memory, budget, RECENT_SHARE, settings.keep_recent)
+    try:
+        in_place = settings.layout == "native" and budget >= NATIVE_BUDGET
+        return (step.in_place() if in_place else step.in_text()), step.whole
+    except MemoryBankError:
+        raise
+    except Exception as e:
+        log.warning(
+            "session %s: choosing excerpts failed (%s); the context lists the calls and has the latest in full",
+            session.session_id, type(e).__name__,
+        )  # fmt: skip
+    step = _Step(view, session, settings, memory, budget, 1 - RECENT_SHARE, len(view.history))
+    try:
+        listed = step.listed(step.room)
+    except Exception as e:
+        log.warning(
+            "session %s: the calls cannot be listed (%s)", session.session_id, type(e).__name__
+        )  # fmt: skip
+        listed = ThreadText()
+    return step.excerpts(listed.text, NOTHING, listed.named), step.whole
+
+
+class _Step:
+    """The newest interactions whole, and the room for the list of calls and for what is shown of the rest."""
+
+    def __init__(
         self,
-        anchor: Sequence[str],
-        first_visible_step: int,
+        view: View,
+        session: MemoryBankState,
+        settings: MemoryBankSettings,
+        memory: EvidenceMemory,
         budget: int,
-        opening: Callable[[int], int] | None,
-        listed: str,
-        shown: Collection[str],
-    ) -> Selection:
-        """What the next call may need, at most ``budget`` tokens; later steps are visible anyway.
+        share: float,
+        most: int,
+    ) -> None:
+        self._view, self._session, self._memory, self._settings = view, session, memory, settings
+        apart, steps = view.pinned | view.hidden, session.steps
+        count = newest_within([e.tokens for e in view.history], int(budget * share), most)
+        latest = [
+            e for e in view.history[len(view.history) - count :] if not e.fault and e.start not in apart
+        ]
+        hidden = self._latest_hidden(latest)
+        self.whole = [e for e in latest if all(steps.get(t, hidden + 1) > hidden for t in e.record_ids)]
+        self._visible = [*self.whole, *([view.tail] if view.tail else [])]
+        after = view.tail.stop if view.tail else len(view.messages)
+        shown = [view.messages[p] for p in view.kept] + list(view.messages[after:])
+        self._anchor = [content_text(read(m, "content")) for m in shown]
+        seen = [steps[t] for e in self._visible for t in e.record_ids if t in steps]
+        self._first_step = min(seen, default=session.step_count + 1)
+        frame = memory_message("", session.session_id, settings.memory_role)
+        self.room = max(
+            0, budget - sum(e.tokens for e in self.whole) - session.counter.count_message(frame) - 1
+        )
+        self._list_room = min(self.room, thread_room(budget, len(memory.numbers)))
+        # for changes and for calls that brought back ids
+        self._list_more = min(self.room - self._list_room, int(budget * 0.25))
+        kept = (e for e in view.history if (e.fault or e.start in view.pinned) and e.start not in view.hidden)
+        self._kept = {t for e in kept for t in e.record_ids}  # what every context shows
+        # by trace_id: the turn in which a call can stand, and the place of its pair there
+        self._at: dict[str, tuple[Interaction, int]] = {}
+        self._made: dict[object, tuple[Interaction, dict[int, Edit]]] = {}
 
-        ``listed``: the list of past calls that the context has. ``shown``: the records that it has whole.
+    def _latest_hidden(self, whole: Sequence[Interaction]) -> int:
+        """The step of the newest record before the tail that the messages do not show; 0 for none.
+
+        It may be newer than interactions kept whole where records came in apart from the messages.
         """
-        without = [self.places[t] for t in shown if t in self.places]
-        without += [place for place, t in self._notes.items() if t in shown]
-        return self.index.select(
-            anchor=anchor,
-            tail_interaction=first_visible_step,
-            budget=budget,
+        view, steps = self._view, self._session.steps
+        tail = view.tail.record_ids if view.tail else ()
+        before = min((steps[t] for t in tail if t in steps), default=self._session.step_count + 1)
+        apart = view.pinned | view.hidden
+        others = (e for e in view.history if e.fault or e.start in apart)
+        shown = self._session.retained[1].union(t for e in (*whole, *others) for t in e.record_ids)
+        return next((s for t, s in reversed(steps.items()) if s < before and t not in shown), 0)
+
+    def excerpts(
+        self,
+        text: str,
+        selection: Selection,
+        named: frozenset[int],
+        in_place: Mapping[int, Edit] | None = None,
+    ) -> Excerpts:
+        if in_place is None and self._settings.layout == "native":
+            in_place = {}
+        return Excerpts(
+            self._memory, self._anchor, self._first_step, text, in_place, selection, named
+        )  # fmt: skip
+
+    def listed(self, room: int, shown: Collection[int] = (), first: ThreadText = ThreadText()) -> ThreadText:
+        """The list of calls, without those that are ``shown`` elsewhere."""
+        numbers = self._memory.numbers
+        shown = {*shown, *(numbers[t] for t in self._kept if t in numbers)}
+        hint = in_full(self._session.record_tool)
+        return self._memory.thread.tell(self._first_step, room, shown, self._list_more, first, hint)
+
+    def _select(self, room: int, opening: Callable[[int], int] | None, listed: str) -> Selection:
+        if room <= 0:
+            return NOTHING
+        memory = self._memory
+        without = [memory.places[t] for t in self._kept if t in memory.places]
+        without += [place for place, t in memory.notes.items() if t in self._kept]
+        return memory.index.select(
+            anchor=self._anchor,
+            tail_interaction=self._first_step,
+            budget=room,
             opening=opening,
             listed=listed,
             without=without,
         )
 
+    def in_text(self) -> Excerpts:
+        """All in the memory text: the list of calls, then excerpts under the lines of their calls."""
+        listed = self.listed(self._list_room)
+        selection = self._select(self.room - listed.tokens - 1, None, listed.text)
+        return self.excerpts(listed.text + selection.text, selection, listed.named)
+
+    def in_place(self) -> Excerpts:
+        """Turns of which something is chosen in their places, the others in the list of calls.
+
+        Excerpts of records whose messages are no longer in the list stand after the list of calls.
+        """
+        starts = {e.start for e in self.whole}
+        turns = [e for e in self._view.past if e.start not in starts]
+        self._at = {t: (e, place) for e in turns for place, t in enumerate(e.trace_ids) if t is not None}
+        first = listed = self.listed(self._list_room)
+        room = self.room - listed.tokens
+        besides = self._newest_of_tools(turns, int(room * 0.2))
+        room -= sum(besides.values())
+        selection = self._select(room, self._opening, listed.text)
+        while True:
+            in_place, elsewhere, numbers = self._placed(selection, besides)
+            listed = self.listed(self._list_room, numbers, first)
+            head = "" if not in_place or listed.text.startswith("Calls ") else PARTS_HEAD
+            head = head.format(in_full(self._session.record_tool))
+            text = head + listed.text + elsewhere
+            tokens = sum(edit.tokens for edit in in_place.values())
+            tokens += listed.tokens if text == listed.text else self._session.counter.count_text(text)
+            over = tokens - self.room
+            if over > 0 and not selection.gains and besides:
+                besides.popitem()
+            elif over > 0 and selection.gains:
+                selection = self._memory.index.without_last(selection, over)
+            else:
+                break
+        self._memory.turns = self._made
+        return self.excerpts(text, selection, listed.named | numbers, in_place)
+
+    def _newest_of_tools(self, turns: Sequence[Interaction], room: int) -> dict[str, int]:
+        """The newest call of each tool that the context does not show otherwise: its trace_id, and its tokens.
+
+        It is shown in its place, with its outcome alone. Longer calls than ``MOST_OF_A_TOOL`` are left out; so are
+        the older ones where they have more tokens than ``room`` together.
+        """
+        found: dict[str, int] = {}
+        seen = {p.tool_name for e in self._visible for p in e.pairs}
+        for turn in reversed(turns):
+            for pair, trace_id in zip(turn.pairs, turn.trace_ids, strict=True):
+                if pair.tool_name not in seen and trace_id in self._memory.numbers:
+                    tokens = self._tokens_alone(trace_id)
+                    if tokens <= MOST_OF_A_TOOL:
+                        room -= tokens
+                        if room < 0:
+                            return found
+                        seen.add(pair.tool_name)
+                        found[trace_id] = tokens
+        return found
+
+    def _opening(self, record: int) -> int:
+        """The tokens of showing anything of a record of the index, less what the list of calls saves."""
+        memory = self._memory
+        trace_id = memory.owner(record)
+        if trace_id not in self._at:
+            return self._session.counter.count_text(memory.index.header(record)) + 3
+        if trace_id not in memory.opening:
+            memory.opening[trace_id] = max(1, self._tokens_alone(trace_id) - LISTED_TOKENS)
+        return memory.opening[trace_id]
+
+    def _tokens_alone(self, trace_id: str) -> int:
+        """The tokens of a turn with one call, of whose output its outcome alone is shown."""
+        turn, place = self._at[trace_id]
+        edits = self._shorten(turn, {place: self._call(trace_id)}, "")
+        return sum(edit.tokens for edit in edits.values())
+
+    def _call(self, trace_id: str) -> ShownCall:
+        number = self._memory.numbers[trace_id]
+        return ShownCall(number, self._memory.thread.outcome_of(number))
+
+    def _placed(
+        self, selection: Selection, besides: Collection[str]
+    ) -> tuple[dict[int, Edit], str, set[int]]:
+        """The messages of turns of which something is chosen, the text of other excerpts, the numbers of these turns.
+
+        Of a turn only the calls of which something is chosen are shown, and those ``besides``, by trace_id.
+        """
+        memory = self._memory
+        turns: dict[int, Interaction] = {}
+        shown: dict[int, dict[int, ShownCall]] = {}
+        notes: dict[int, str] = {}
+        elsewhere: list[str] = []
+        for trace_id in besides:
+            turn, place = self._at[trace_id]
+            turns[turn.start] = turn
+            shown.setdefault(turn.start, {})[place] = self._call(trace_id)
+        for record, places in sorted(selection.shown.items()):
+            trace_id = memory.owner(record)
+            parsed = memory.index.tables.parsed[record]
+            quote = memory.index.quote(record, places, selection)
+            if trace_id not in self._at:
+                elsewhere.append(f"{memory.index.header(record)}\n{quote}\n")
+                continue
+            turn, place = self._at[trace_id]
+            turns[turn.start] = turn
+            calls = shown.setdefault(turn.start, {})
+            call = calls.get(place) or self._call(trace_id)
+            if parsed.kind == "note":
+                notes[turn.start], calls[place] = quote, call
+            elif parsed.kind == "arguments":
+                calls[place] = replace(call, arguments=tuple(quotes_by_text(parsed.cut, places)))
+            else:
+                calls[place] = replace(call, quote=quote)
+        in_place: dict[int, Edit] = {}
+        for start in sorted(shown):
+            in_place |= self._shorten(turns[start], shown[start], notes.get(start, ""))
+        numbers = {call.number for calls in shown.values() for call in calls.values()}
+        return in_place, EXCERPTS_HEAD + "".join(elsewhere) if elsewhere else "", numbers
+
+    def _shorten(self, turn: Interaction, shown: Mapping[int, ShownCall], note: str) -> dict[int, Edit]:
+        """``shorten_turn``; what the step before made in the same way is taken again."""
+        key = turn.start, frozenset(shown.items()), note
+        known = self._made.get(key) or self._memory.turns.get(key)
+        if known is None or known[0] is not turn:
+            known = turn, shorten_turn(turn, shown, note, self._session.counter.count_message)
+        self._made[key] = known
+        return known[1]
+
 
 class EvidenceReasons(Reasons):
-    """Reasons of a selection by evidence; see ``plan.Reasons``.
+    """Reasons of a selection by evidence; ``kept``: positions of interactions kept whole."""
 
-    ``kept``: positions of interactions kept whole. ``told``: numbers of records whose calls the thread names.
-    """
-
-    def __init__(
-        self,
-        memory: EvidenceMemory,
-        selection: Selection,
-        kept: Collection[int],
-        told: Collection[int] = (),
-        anchor: Sequence[str] = (),
-        first_step: int = 0,
-    ) -> None:
-        self._memory, self._selection = memory, selection
-        self._anchor, self._first_step = list(anchor), first_step
-        self._kept, self._told = frozenset(kept), frozenset(told)
-
-    @cached_property
-    def _shown(self) -> list[int]:
-        """The segments that are shown, by record."""
-        first = self._memory.index.tables.first_segment
-        return [first[r] + place for r, places in sorted(self._selection.shown.items()) for place in places]
+    def __init__(self, excerpts: Excerpts, kept: Collection[int]) -> None:
+        self._excerpts, self._kept = excerpts, frozenset(kept)
+        self._memory, self._selection = excerpts.memory, excerpts.selection
+        self._tables = excerpts.memory.index.tables
 
     @cached_property
     def _why(self) -> Mapping[int, tuple[Reason, ...]]:
         """Why each segment that is shown, or nearly shown, was worth it."""
-        segments = list(dict.fromkeys([*self._shown, *dict(self._selection.edge)]))
-        index = self._memory.index
-        reasons = index.explain(segments, anchor=self._anchor, tail_interaction=self._first_step)
+        segments = [*sorted(self._selection.gains), *dict(self._selection.edge)]
+        at = self._excerpts.anchor, self._excerpts.first_step
+        reasons = self._memory.index.explain(segments, anchor=at[0], tail_interaction=at[1])
         return dict(zip(segments, reasons, strict=True))
 
     def pieces(self, *, explained: bool = True) -> list[Piece]:
         why = self._why if explained else {}
-        return [self._piece(s, self._selection.gains.get(s, 0.0), why.get(s, ())) for s in self._shown]
+        return [self._piece(s, worth, why.get(s, ())) for s, worth in sorted(self._selection.gains.items())]
 
     def near_misses(self) -> list[Piece]:
-        edge = sorted(dict(self._selection.edge).items(), key=lambda e: -e[1])
+        edge = sorted(self._selection.edge, key=lambda e: -e[1])
         return [self._piece(segment, worth, self._why.get(segment, ())) for segment, worth in edge]
 
     def _piece(self, segment: int, worth: float, why: tuple[Reason, ...]) -> Piece:
-        record, place = self._memory.index.tables.place_of(segment)
-        source = self._memory.index.tables.parsed[record]
+        record, place = self._tables.place_of(segment)
+        source = self._tables.parsed[record]
         tool, text = source.tool or "(the agent's words)", source.cut.segments[place].text
         return Piece(self._memory.owner(record), tool, text, worth, why)
 
@@ -183,25 +423,24 @@ class EvidenceReasons(Reasons):
             return Fate.LEFT_OUT, None, "it came after this plan"
         record = self._memory.places.get(trace_id, -1)
         if places := self._selection.shown.get(record, ()):
-            source = self._memory.index.tables.parsed[record]
+            cut = self._tables.parsed[record].cut
             gains = self._gains(record)
-            best = source.cut.segments[places[gains.index(max(gains))]].text[:80]
-            whole = len(places) == len(source.cut.segments) and not source.cut.skipped
-            reason = f"#{number}: {len(places)} of {len(source.cut.segments)} pieces, the best {best!r}"
+            best = cut.segments[places[gains.index(max(gains))]].text[:80]
+            whole = len(places) == len(cut.segments) and not cut.skipped
+            reason = f"#{number}: {len(places)} of {len(cut.segments)} pieces, the best {best!r}"
             return (Fate.KEPT if whole else Fate.PART), sum(gains), reason
-        tables = self._memory.index.tables
-        edge = [gain for s, gain in self._selection.edge if tables.place_of(s)[0] == record]
+        edge = [gain for s, gain in self._selection.edge if self._tables.place_of(s)[0] == record]
         near = f"; nearly shown: worth {max(edge):.3f}, beyond the budget" if edge else ""
         if words := self._words.get(trace_id):
             shown = f"{len(words)} pieces of its arguments or of the agent's words"
             return Fate.PART, sum(words), f"#{number}: {shown}, nothing of its output{near}"
-        if number in self._told:
+        if number in self._excerpts.named:
             return Fate.LISTED, None, f"#{number} told in the list of calls, nothing of its output{near}"
         return Fate.LEFT_OUT, None, f"#{number} counted in the list of calls{near}"
 
     def _gains(self, record: int) -> list[float]:
         """What each shown piece of a record is worth."""
-        first = self._memory.index.tables.first_segment[record]
+        first = self._tables.first_segment[record]
         return [self._selection.gains.get(first + p, 0.0) for p in self._selection.shown[record]]
 
     @cached_property
@@ -209,14 +448,14 @@ class EvidenceReasons(Reasons):
         """By call: what each shown piece of its arguments, and of what the agent said with it, is worth."""
         found: dict[str, list[float]] = {}
         for record in self._selection.shown:
-            if self._memory.index.tables.parsed[record].kind != "output":
+            if self._tables.parsed[record].kind != "output":
                 found.setdefault(self._memory.owner(record), []).extend(self._gains(record))
         return found
 
     def beyond(self, here: Collection[str]) -> list[Decision]:
         made = []
         for record in sorted(self._selection.shown):
-            source = self._memory.index.tables.parsed[record]
+            source = self._tables.parsed[record]
             if source.kind == "output" and source.trace_id not in here:
                 fate, score, reason = self._of(source.trace_id)
                 reason = f"{reason}; its messages are no longer in the list"

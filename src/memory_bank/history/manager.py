@@ -168,14 +168,11 @@ class MemoryManager:
         The list is new; its messages are shared and cannot be changed: copy.deepcopy returns plain ones.
         """
         with self.lock:
-            return list(self._messages(summary_mode))
-
-    def _messages(self, summary_mode: bool) -> list[Json]:
-        done, messages = self._rendered.get(summary_mode, (0, []))
-        for step in self._steps[done:]:
-            messages.extend(freeze(m) for m in step.to_messages(summary_mode, wire=self.wire))
-        self._rendered[summary_mode] = (len(self._steps), messages)
-        return messages
+            done, messages = self._rendered.get(summary_mode, (0, []))
+            for step in self._steps[done:]:
+                messages.extend(freeze(m) for m in step.to_messages(summary_mode, wire=self.wire))
+            self._rendered[summary_mode] = (len(self._steps), messages)
+            return list(messages)
 
     @property
     def action_count(self) -> int:
@@ -186,7 +183,7 @@ class MemoryManager:
     def token_count(self) -> int:
         """The tokens of ``to_messages()``. Each message is counted once, however often this is read."""
         with self.lock:
-            messages = self._messages(False)
+            messages = self.to_messages()
             self._tokens += sum(self.counter.count_message(m) for m in messages[self._counted :])
             self._counted = len(messages)
             return self._tokens
@@ -295,11 +292,15 @@ class MemoryManager:
         damage are returned.
         """
         try:
-            steps, head = load_steps(path)
-        except StepFileError as e:
-            if not recover or not Path(path).is_file():
-                raise
-            steps, head = list(e.steps), {}
+            lines = Path(path).read_bytes().split(b"\n")
+        except OSError as e:
+            raise StepFileError(
+                f"{path} cannot be read ({e.strerror}): give a file that save() wrote."
+            ) from e
+        steps, head, damage = _parse_file(lines)
+        if damage and not recover:
+            advice = f"repair it, or load with recover=True the {len(steps)} steps before it."
+            raise StepFileError(f"{path}: {damage}: {advice}", steps)
         if head.get("wire") in ("tools", "text"):
             options.setdefault("wire", head["wire"])
         return cls._of(steps, *args, **options)
@@ -322,12 +323,8 @@ class MemoryManager:
         return manager
 
 
-def load_steps(path: str | Path) -> tuple[list[Step], Json]:
-    """The steps of a file and its head (``{}`` without one). Raises StepFileError with the steps before a damage."""
-    try:
-        lines = Path(path).read_bytes().split(b"\n")
-    except OSError as e:
-        raise StepFileError(f"{path} cannot be read ({e.strerror}): give a file that save() wrote.") from e
+def _parse_file(lines: Sequence[bytes]) -> tuple[list[Step], Json, str]:
+    """The steps of a file up to a damage, its first line (``{}`` without one), and what the damage is, or ""."""
     steps: list[Step] = []
     head: Json = {}
     number, what = 0, ""
@@ -355,10 +352,7 @@ def load_steps(path: str | Path) -> tuple[list[Step], Json]:
     if not what and head and head.get("steps") != len(steps):
         number = max(1, sum(bool(line) for line in lines))
         what = f"is the last, with {len(steps)} steps where the first line says {head.get('steps')}"
-    if what:
-        advice = f"repair it, or load with recover=True the {len(steps)} steps before it."
-        raise StepFileError(f"{path}: line {number} {what}: {advice}", steps)
-    return steps, head
+    return steps, head, f"line {number} {what}" if what else ""
 
 
 # managers that prune by themselves
@@ -456,7 +450,7 @@ class HierarchicalMemory(MemoryManager):
         self.recent = positive(recent, "recent")
         self.summarized = positive(summarized, "summarized")
         self.theme_of = theme_of or _tool_names
-        self._summarizer = prunings.open_summarizer(summarizer, model)
+        self._complete = prunings.open_summarizer(summarizer, model)
         super().__init__(*args, **options)
 
     def prune(self, strategy: Pruning | None = None) -> int:
@@ -469,7 +463,7 @@ class HierarchicalMemory(MemoryManager):
             super().prune(self._to_tiers)
 
     def _to_tiers(self, steps: Sequence[Step]) -> list[Step]:
-        first = prunings.nth_last(steps, self.recent) if self.action_count > self.recent else 0
+        first = prunings.first_recent(steps, self.recent) if self.action_count > self.recent else 0
         lines: list[str] = []
         themes: dict[str, tuple[int, int, int, list[str]]] = {}  # count, first and last step, trace_ids
         ids: list[str] = []
@@ -486,8 +480,8 @@ class HierarchicalMemory(MemoryManager):
                 new.append(i)
         if not new:
             return list(steps)
-        stored = prunings.store_parts(self.state, steps, dict.fromkeys(new))
-        lines += [self._line(steps[i], [p.record.trace_id for p in stored[i]]) for i in new]
+        stored = prunings.store_lost(self.state, steps, dict.fromkeys(new))
+        lines += [self._line(steps[i], [each.record.trace_id for each in stored[i]]) for i in new]
         for head in map(_STEP_LINE.match, lines[: -self.summarized]):
             assert head is not None
             number, line_ids = int(head[2]), _TRACE_ID.findall(head.string)
@@ -499,19 +493,19 @@ class HierarchicalMemory(MemoryManager):
         if themes:
             rows = []
             for name, (count, start, end, known) in themes.items():
-                mark = f"; trace_id {', '.join(known)}" if known else ""
-                rows.append(f"- {name}: {count} steps, {start} to {end}{mark}")
+                named = f"; trace_id {', '.join(known)}" if known else ""
+                rows.append(f"- {name}: {count} steps, {start} to {end}{named}")
             notes.insert(0, prunings.note_after(last, "\n".join(rows), "themes", ids))
         return [*filter(is_protected, steps[:first]), *notes, *steps[first:]]
 
     def _line(self, step: Step, new_ids: Sequence[str]) -> str:
-        text = prunings.model_summary([step], self._summarizer, 400)
+        text = prunings.model_summary([step], self._complete, 400)
         text = prunings.line_of(step) if text is None else one_line(text, 400)
         text = text.removeprefix(f"{step.step_number}. ")
         missing = [t for t in (*trace_ids_of(step), *new_ids) if t not in text]
-        mark = f" (trace_id {', '.join(missing)})" if missing else ""
+        named = f" (trace_id {', '.join(missing)})" if missing else ""
         theme = one_line(self.theme_of(step).replace("]", ")"), 60) or "other"
-        return f"[{theme}] {step.step_number}. {' '.join(text.split())}{mark}"
+        return f"[{theme}] {step.step_number}. {' '.join(text.split())}{named}"
 
 
 def _tool_names(step: Step) -> str:

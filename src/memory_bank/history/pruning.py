@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from memory_bank.errors import ConfigError, EmbeddingError, HistoryError, TokenBudgetError
@@ -28,7 +27,7 @@ from memory_bank.history.steps import (
     trace_ids_of,
 )
 from memory_bank.history.values import positive
-from memory_bank.models.summarizing import Summarizer
+from memory_bank.models.observer import Complete, completion_of, extend_summary
 from memory_bank.ports import ChatModel, Embedder, TokenCounter
 from memory_bank.records import InteractionRecord, content_key, derive_trace_id
 from memory_bank.transcript.jsontext import RAW
@@ -40,6 +39,7 @@ from memory_bank.vectors import choose_diverse, encode_documents, encode_queries
 if TYPE_CHECKING:
     from memory_bank.bank.session import MemoryBankState
 
+log = logging.getLogger("memory_bank.MemoryBankStrategy")
 Pruning = Callable[[Sequence[Step]], list[Step]]
 """Steps to steps: does not change its input, and keeps the order of what survives."""
 Summarize = Callable[[str], str]
@@ -70,10 +70,31 @@ def no_pruning(steps: Sequence[Step] | None = None) -> list[Step] | Pruning:
     return no_pruning if steps is None else list(steps)
 
 
+def _keep(steps: Sequence[Step], positions: Collection[int]) -> list[Step]:
+    """System prompts, tasks, the last step, and those at some positions."""
+    last = len(steps) - 1
+    return [s for i, s in enumerate(steps) if i == last or i in positions or is_protected(s)]
+
+
+def _others(steps: Sequence[Step]) -> list[int]:
+    """The positions of the steps that may be dropped."""
+    return [i for i, s in enumerate(steps) if not is_protected(s)]
+
+
+def _actions(steps: Sequence[Step]) -> list[int]:
+    return [i for i, s in enumerate(steps) if isinstance(s, ActionStep)]
+
+
+def first_recent(steps: Sequence[Step], n: int) -> int:
+    """The position of the ``n``-th last action; 0 where there are fewer."""
+    actions = _actions(steps)
+    return actions[-n] if len(actions) >= n else 0
+
+
 def keep_last_n_steps(n: int) -> Pruning:
     """A pruning to system prompts, tasks and the last ``n`` other steps. Raises HistoryError for n < 1."""
     positive(n, "n")
-    return lambda steps: _since(steps, n, lambda s: not is_protected(s))
+    return lambda steps: _keep(steps, _others(steps)[-n:])
 
 
 def keep_system_and_recent(n: int) -> Pruning:
@@ -82,23 +103,7 @@ def keep_system_and_recent(n: int) -> Pruning:
     Raises HistoryError for n < 1.
     """
     positive(n, "n")
-    return lambda steps: _since(steps, n, is_action)
-
-
-def is_action(step: Step) -> bool:
-    """Whether a step is an ActionStep."""
-    return isinstance(step, ActionStep)
-
-
-def nth_last(steps: Sequence[Step], n: int, counts: Callable[[Step], bool] = is_action) -> int:
-    """The position of the ``n``-th last step that counts; 0 where there are fewer."""
-    positions = [i for i, s in enumerate(steps) if counts(s)]
-    return positions[-n] if len(positions) >= n else 0
-
-
-def _since(steps: Sequence[Step], n: int, counts: Callable[[Step], bool]) -> list[Step]:
-    first = nth_last(steps, n, counts)
-    return [s for i, s in enumerate(steps) if i >= first or is_protected(s)]
+    return lambda steps: _keep(steps, range(first_recent(steps, n), len(steps)))
 
 
 def prune_old_observations(
@@ -115,37 +120,34 @@ def prune_old_observations(
     seconds; default: the time at which the pruning runs). The last step is never old. Raises HistoryError for a
     limit below 1, and an age that is not above 0.
     """
-    if keep_last_n is None and max_age_seconds is None:
+    age = max_age_seconds
+    if keep_last_n is None and age is None:
         keep_last_n = 5
     if keep_last_n is not None:
         positive(keep_last_n, "keep_last_n")
     positive(max_length, "max_length")
-    age = max_age_seconds
     if age is not None and not (isinstance(age, (int, float)) and 0 < age < math.inf):
         raise HistoryError(f"max_age_seconds is {age!r}: give seconds above 0, or None.")
 
     def prune(steps: Sequence[Step]) -> list[Step]:
-        since = -math.inf if age is None else (time.time() if now is None else now) - age
-        old = {i for i in _old_actions(steps, 1) if steps[i].timestamp < since}
-        if keep_last_n is not None:
-            old.update(_old_actions(steps, keep_last_n))
-        return [_cut_observations(s, max_length) if i in old else s for i, s in enumerate(steps)]
+        actions, pruned = _actions(steps), list(steps)
+        old = set() if keep_last_n is None else set(actions[:-keep_last_n])
+        if age is not None:
+            since = (time.time() if now is None else now) - age
+            old.update(i for i in actions[:-1] if steps[i].timestamp < since)
+        for i in old:
+            pruned[i] = _cut_observations(steps[i], max_length)
+        return pruned
 
     return prune
 
 
-def _old_actions(steps: Sequence[Step], keep_last_n: int) -> list[int]:
-    """The positions of the actions before the last ``keep_last_n``, which are never the last step."""
-    return [i for i, s in enumerate(steps) if is_action(s)][:-keep_last_n]
-
-
-def _cut_observations(step: Step, n: int) -> Step:
-    assert isinstance(step, ActionStep)
+def _cut_observations(step: Any, n: int) -> Any:
+    """An action with observations and an error of at most ``n`` characters; the same object where nothing changes."""
     observations = tuple(o.truncate(n) for o in step.observations)
     error = None if step.error is None else cut(step.error, n)
-    if observations == step.observations and error == step.error:
-        return step
-    return replace(step, observations=observations, error=error, source=None)
+    is_same = observations == step.observations and error == step.error
+    return step if is_same else replace(step, observations=observations, error=error, source=None)
 
 
 def count_tokens(
@@ -177,7 +179,7 @@ def fit_token_budget(
         costs = [count_tokens([s], counter, wire) for s in left]
         total = sum(costs)
         for length in (400, 100):
-            for i in _old_actions(left, 1):
+            for i in _actions(left)[:-1]:
                 if total <= max_tokens:
                     return left
                 shorter = _cut_observations(left[i], length)
@@ -186,7 +188,7 @@ def fit_token_budget(
                     left[i], costs[i] = shorter, cost
         if total <= max_tokens:
             return left
-        free = [i for i, s in enumerate(left[:-1]) if not is_protected(s)]
+        free = _others(left[:-1])
         needed = total - sum(costs[i] for i in free)
         if needed > max_tokens:
             raise TokenBudgetError(
@@ -195,14 +197,9 @@ def fit_token_budget(
                 needed,
             )
         kept = newest_within([costs[i] for i in free], max_tokens - needed)
-        return _without(left, free[: len(free) - kept])
+        return _keep(left, free[len(free) - kept :])
 
     return fit
-
-
-def _without(steps: Sequence[Step], positions: Collection[int]) -> list[Step]:
-    dropped = set(positions)
-    return [s for i, s in enumerate(steps) if i not in dropped]
 
 
 def semantic_pruning(
@@ -222,7 +219,7 @@ def semantic_pruning(
         raise HistoryError("the embedder has no encode: give one, such as LexicalEmbedder().")
 
     def prune(steps: Sequence[Step]) -> list[Step]:
-        free = [i for i, s in enumerate(steps[:-1]) if not is_protected(s)]
+        free = _others(steps[:-1])
         if len(free) <= keep:
             return list(steps)
         rows = encode_documents(embedder, [step_text(steps[i])[:4_000] for i in free]).astype("float64")
@@ -230,7 +227,7 @@ def semantic_pruning(
         wanted = step_text(steps[-1]) if wanted is None else wanted
         relevance = rows @ encode_queries(embedder, [wanted])[0]
         kept = choose_diverse(rows, relevance, float(diversity), [1] * len(free), keep)
-        return _without(steps, set(free) - {free[i] for i in kept})
+        return _keep(steps, {free[i] for i in kept})
 
     return prune
 
@@ -238,9 +235,6 @@ def semantic_pruning(
 def _task_of(steps: Sequence[Step]) -> str | None:
     """The last task; None without one."""
     return next((s.task for s in reversed(steps) if isinstance(s, TaskStep)), None)
-
-
-# summaries
 
 
 def summarize_old_steps(
@@ -260,20 +254,20 @@ def summarize_old_steps(
     """
     positive(keep_last_n, "keep_last_n")
     positive(max_chars, "max_chars")
-    opened = open_summarizer(summarizer, model)
+    complete = open_summarizer(summarizer, model)
 
     def prune(steps: Sequence[Step]) -> list[Step]:
-        first = min(nth_last(steps, keep_last_n), len(steps) - 1)
-        old = [i for i in range(first) if not is_protected(steps[i])]
-        if not any(is_action(steps[i]) for i in old):
-            return list(steps)
+        old = _others(steps[: min(first_recent(steps, keep_last_n), len(steps) - 1)])
         gone = [steps[i] for i in old]
+        if not _actions(gone):
+            return list(steps)
         ids = tuple(dict.fromkeys(t for s in gone for t in trace_ids_of(s)))
-        text = model_summary(gone, opened, max_chars, _task_of(steps) or "")
+        text = model_summary(gone, complete, max_chars, _task_of(steps) or "")
         if text is not None:
             text = shorten_text(text, max_chars) + (f"\nRecords: {', '.join(ids)}" if ids else "")
         summary = note_after(gone[-1], text or _extracted(gone, max_chars), "summary", ids)
-        return _without([summary if i == old[-1] else s for i, s in enumerate(steps)], old[:-1])
+        dropped = set(old[:-1])
+        return [summary if i == old[-1] else s for i, s in enumerate(steps) if i not in dropped]
 
     return prune
 
@@ -284,16 +278,26 @@ def note_after(last: Step, text: str, kind: Any, trace_ids: Iterable[str]) -> Sc
     return ScratchpadStep(text, kind, ids, step_number=last.step_number, timestamp=last.timestamp)
 
 
+def open_summarizer(given: object, model: str) -> Complete | None:
+    """How a function or a chat model is asked; None for None. Raises HistoryError for anything else."""
+    if callable(given) and not callable(getattr(given, "generate_plain", None)):
+        return lambda messages: str(given("\n\n".join(m["content"] for m in messages)))
+    try:
+        return completion_of(given, model)
+    except ConfigError as e:
+        raise HistoryError(f"the summarizer is neither a function nor a chat model: {e}") from e
+
+
 def model_summary(
-    steps: Sequence[Step], summarizer: Summarizer | None, max_chars: int, task: str = ""
+    steps: Sequence[Step], complete: Complete | None, max_chars: int, task: str = ""
 ) -> str | None:
     """A model's summary of steps, and of the summary among them; None without a model, and where it fails."""
-    if summarizer is None:
+    if complete is None:
         return None
-    summaries = [s.text for s in steps if isinstance(s, ScratchpadStep) and s.kind == "summary"]
-    rest = [s for s in steps if not (isinstance(s, ScratchpadStep) and s.kind == "summary")]
-    calls = [shorten_text(step_text(s), 4_000) for s in rest]
-    return summarizer.extend("\n".join(summaries), calls, task, max(20, max_chars // 6))[0]
+    summaries = [s for s in steps if isinstance(s, ScratchpadStep) and s.kind == "summary"]
+    calls = [shorten_text(step_text(s), 4_000) for s in steps if s not in summaries]
+    earlier = "\n".join(s.text for s in summaries)
+    return extend_summary(complete, earlier, calls, task, max(20, max_chars // 6))[0]
 
 
 def _extracted(steps: Sequence[Step], max_chars: int) -> str:
@@ -316,28 +320,14 @@ def line_of(step: Step) -> str:
     answers = dict(zip(match_observations(step), step.observations, strict=True))
     parts = [] if step.tool_calls else [one_line(step.thought or "", _LINE_CHARS)]
     for i, call in enumerate(step.tool_calls):
-        body = one_line(answers[i].text, room) if i in answers else "no result"
-        trace_id = answers[i].trace_id if i in answers else None
-        mark = f" (trace_id {trace_id})" if trace_id is not None and trace_id not in body else ""
-        parts.append(f"{call.name}({one_line(call.text, room // 2)}) -> {body}{mark}")
+        body, trace_id = "no result", None
+        if i in answers:
+            body, trace_id = one_line(answers[i].text, room), answers[i].trace_id
+        named = f" (trace_id {trace_id})" if trace_id is not None and trace_id not in body else ""
+        parts.append(f"{call.name}({one_line(call.text, room // 2)}) -> {body}{named}")
     if step.error is not None:
         parts.append(f"error: {one_line(step.error, room)}")
     return f"{step.step_number}. " + "; ".join(parts)
-
-
-def open_summarizer(given: object, model: str) -> Summarizer | None:
-    """The summarizer of a function or a chat model; None for None. Raises HistoryError for anything else."""
-    chat = given
-    if callable(given) and not callable(getattr(given, "generate_plain", None)):
-
-        def generate_plain(*, input_messages: list[Json], model: str) -> str:  # noqa: ARG001
-            return str(given("\n\n".join(m["content"] for m in input_messages)))
-
-        chat = SimpleNamespace(generate_plain=generate_plain)
-    try:
-        return Summarizer.create(chat, model, None)
-    except ConfigError as e:
-        raise HistoryError(f"the summarizer is neither a function nor a chat model: {e}") from e
 
 
 def check_steps(steps: object) -> list[Step]:
@@ -349,11 +339,9 @@ def check_steps(steps: object) -> list[Step]:
 
 # into the bank
 
-log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
-
-class StepPart(NamedTuple):
-    """A part of a step that is a record: an answered call with the position of its observation, or a text."""
+class StepRecord(NamedTuple):
+    """The record of an answered call, with the position of its observation in the step, or of a step's text."""
 
     name: str
     observation: int | None
@@ -376,7 +364,7 @@ def to_memory_bank(state: MemoryBankState, prune: Pruning | None = None, *, keep
         after = check_steps(chosen(tuple(before)))
         origins = _origins(before, after)
         became = {i: new for i, new in zip(origins, after, strict=True) if i is not None}
-        stored = store_parts(state, before, {i: became.get(i) for i in range(len(before))})
+        stored = store_lost(state, before, {i: became.get(i) for i in range(len(before))})
         out: list[Step] = []
         next_old = 0
         for i, new in zip(origins, after, strict=True):
@@ -399,36 +387,35 @@ def check_bank(state: object, who: str) -> None:
 
 def records_of(steps: Sequence[Step], session_id: str = "default") -> list[InteractionRecord]:
     """The records of all calls with a whole output, in order, as a bank of that session stores them."""
-    return [part.record for parts in _calls_of(steps, session_id) for part in parts]
+    return [each.record for found in _calls_of(steps, session_id) for each in found]
 
 
-def store_parts(
+def store_lost(
     state: MemoryBankState, steps: Sequence[Step], changed: Mapping[int, Step | None]
-) -> dict[int, list[StepPart]]:
+) -> dict[int, list[StepRecord]]:
     """Store what steps lose and return it by position; ``changed``: what becomes of them, None where dropped."""
-    stored: dict[int, list[StepPart]] = {}
-    for i, parts in enumerate(_calls_of(steps, state.session_id)):
+    stored: dict[int, list[StepRecord]] = {}
+    for i, found in enumerate(_calls_of(steps, state.session_id)):
         old, new = steps[i], changed.get(i, steps[i])
         if new is None:
-            stored[i] = parts + _text_of(old, state.session_id)
+            stored[i] = found + _text_of(old, state.session_id)
         elif new is not old:
             was, now = ([o.content for o in getattr(s, "observations", ())] for s in (old, new))
-            stored[i] = [p for p in parts if (n := p.observation) is None or now[n : n + 1] != was[n : n + 1]]
-    records = [part.record for parts in stored.values() for part in parts]
+            stored[i] = [r for r in found if (n := r.observation) is None or now[n : n + 1] != was[n : n + 1]]
     try:
-        if records:
+        if records := [each.record for found in stored.values() for each in found]:
             state.add(records)
     except EmbeddingError as e:  # the facts are stored: the insights can wait
         log.warning("insights of pruned steps wait for the embedder: %s", e)
     return stored
 
 
-def _calls_of(steps: Sequence[Step], session_id: str) -> Iterator[list[StepPart]]:
+def _calls_of(steps: Sequence[Step], session_id: str) -> Iterator[list[StepRecord]]:
     """The answered calls of each step, with trace_ids as the messages of the whole history give them."""
     used: set[str] = set()
     for step in steps:
         used.update(trace_ids_of(step))
-        parts: list[StepPart] = []
+        found: list[StepRecord] = []
         if isinstance(step, ActionStep) and (step.tool_calls or step.observations):
             segments = parse_messages(step.to_messages())
             pairs = [p for s in segments if isinstance(s, Interaction) for p in s.pairs]
@@ -443,23 +430,26 @@ def _calls_of(steps: Sequence[Step], session_id: str) -> Iterator[list[StepPart]
                         ordinal += 1
                     used.add(trace_id)
                     name = f"{pair.tool_name}({one_line(pair.call.text if pair.call else '', 80)})"
-                    parts.append(StepPart(name, i, pair.record(trace_id, step.step_number, step.timestamp)))
-        yield parts
+                    record = pair.record(trace_id, step.step_number, step.timestamp)
+                    found.append(StepRecord(name, i, record))
+        yield found
 
 
-def _text_of(step: Step, session_id: str) -> list[StepPart]:
+def _text_of(step: Step, session_id: str) -> list[StepRecord]:
     """The text of a step besides its calls (plan, note, answer, thought); none without text."""
     name, text = step.type, step_text(step).split("\n", 1)[-1]
     if isinstance(step, ActionStep):
-        name, text = "thought", step.thought or ""
-        if not step.tool_calls and (text or step.error or step.observations):
+        name = "thought"
+        if step.tool_calls or not (step.thought or step.error or step.observations):
+            text = step.thought or ""
+        else:
             text = step_text(step)
     if not text.strip() or (isinstance(step, ScratchpadStep) and step.kind == "bank"):
         return []
     number, time = step.step_number, step.timestamp
     trace_id = derive_trace_id(session_id, content_key(name, str(number), repr(time), text), 0)
     record = InteractionRecord(trace_id, number, name, {"step": number}, {RAW: text}, time, output_text=text)
-    return [StepPart(f"{name} of step {number}", None, record)]
+    return [StepRecord(f"{name} of step {number}", None, record)]
 
 
 def _origins(before: Sequence[Step], after: Sequence[Step]) -> list[int | None]:
@@ -478,20 +468,19 @@ def _origins(before: Sequence[Step], after: Sequence[Step]) -> list[int | None]:
     return origins
 
 
-def _with_trace_ids(step: Step, parts: Sequence[StepPart]) -> Step:
+def _with_trace_ids(step: Step, stored: Sequence[StepRecord]) -> Step:
     """A step whose shortened observations name their records."""
-    if not parts or not isinstance(step, ActionStep):
+    if not stored or not isinstance(step, ActionStep):
         return step
     observations = list(step.observations)
-    for part in parts:
-        if part.observation is not None and part.observation < len(observations):
-            o, trace_id = observations[part.observation], part.record.trace_id
-            text = f"{o.text}\n[the whole is in memory: trace_id {trace_id}]"
-            observations[part.observation] = Observation(text, o.call_id, False, trace_id)
+    for _, i, record in stored:
+        if i is not None and i < len(observations):
+            text = f"{observations[i].text}\n[the whole is in memory: trace_id {record.trace_id}]"
+            observations[i] = Observation(text, observations[i].call_id, False, record.trace_id)
     return replace(step, observations=tuple(observations), source=None)
 
 
-def _note(before: Sequence[Step], gone: range, stored: Mapping[int, Sequence[StepPart]]) -> list[Step]:
+def _note(before: Sequence[Step], gone: range, stored: Mapping[int, Sequence[StepRecord]]) -> list[Step]:
     """One note for a run of dropped steps, which also takes in the notes among them; none without records."""
     lines: list[str] = []
     ids: list[str] = []
@@ -499,7 +488,7 @@ def _note(before: Sequence[Step], gone: range, stored: Mapping[int, Sequence[Ste
         step = before[i]
         if isinstance(step, ScratchpadStep) and step.kind == "bank":
             lines += [line for line in step.text.splitlines() if line.startswith("- ")]
-        new = {part.record.trace_id: part.name for part in stored.get(i, ())}
+        new = {each.record.trace_id: each.name for each in stored.get(i, ())}
         earlier = [t for t in trace_ids_of(step) if t not in new]
         lines += [f"- {name}: trace_id {t}" for t, name in new.items()]
         if isinstance(step, ActionStep):

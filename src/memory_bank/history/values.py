@@ -30,6 +30,7 @@ T = TypeVar("T")
 def value(cls: type[T]) -> type[T]:
     """Make a class an immutable dataclass that checks its fields; a wrong one raises HistoryError."""
     made: Any = dataclass(frozen=True, config=ConfigDict(extra="forbid"))(cls)
+    names = [f.name for f in dataclasses.fields(made) if not f.kw_only]
     init = made.__init__
 
     @functools.wraps(init)
@@ -37,23 +38,16 @@ def value(cls: type[T]) -> type[T]:
         try:
             init(self, *args, **fields)
         except ValidationError as e:
-            raise _mistake(made, e) from None
+            first = e.errors(include_url=False, include_input=False)[0]
+            if isinstance(cause := first.get("ctx", {}).get("error"), HistoryError):
+                raise cause from None
+            head, *rest = first["loc"]  # a number for an argument without a name
+            place = ".".join(map(str, (names[head] if isinstance(head, int) else head, *rest)))
+            message = f"{first['msg'][0].lower()}{first['msg'][1:]}"
+            raise HistoryError(f"{cls.__name__}.{place}: {message}.") from None
 
     made.__init__ = checked
     return made  # type: ignore[no-any-return]
-
-
-def _mistake(cls: Any, e: ValidationError) -> HistoryError:
-    """The first mistake in one sentence."""
-    found = e.errors(include_url=False, include_input=False)[0]
-    cause = found.get("ctx", {}).get("error")
-    if isinstance(cause, HistoryError):
-        return cause
-    names = [f.name for f in dataclasses.fields(cls) if not f.kw_only]
-    place = ".".join(
-        names[p] if i == 0 and isinstance(p, int) else str(p) for i, p in enumerate(found["loc"])
-    )
-    return HistoryError(f"{cls.__name__}.{place}: {found['msg'][0].lower()}{found['msg'][1:]}.")
 
 
 def positive(limit: object, name: str) -> int:
@@ -70,37 +64,36 @@ def _refuse(*_: object, **__: object) -> NoReturn:
     raise TypeError("this value belongs to a history and cannot be changed: use copy.deepcopy to get a copy")
 
 
-class FrozenDict(dict[str, Any]):
-    """A dict that cannot be changed. It equals the plain dict; ``copy.deepcopy`` returns a plain dict."""
+class _ReadOnly:
+    """A dict or list that cannot be changed. It equals the plain one, of which ``copy.deepcopy`` makes a copy."""
 
     __slots__ = ()
-    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+    plain: Any  # the type that it stands for
+    __setitem__ = __delitem__ = __ior__ = __iadd__ = __imul__ = clear = pop = _refuse
+    popitem = setdefault = update = append = extend = insert = remove = reverse = sort = _refuse
 
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(frozenset(self))
+    def __hash__(self) -> int:
+        return hash(len(self))  # type: ignore[arg-type]
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
-        return {k: copy.deepcopy(v, memo) for k, v in self.items()}
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self.plain(self), memo)
 
-    def __reduce__(self) -> tuple[type[FrozenDict], tuple[dict[str, Any]]]:
-        return FrozenDict, (dict(self),)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.plain(self),)
 
 
-class FrozenList(list[Any]):
-    """A list that cannot be changed. It equals the plain list; ``copy.deepcopy`` returns a plain list."""
+class FrozenDict(_ReadOnly, dict[str, Any]):  # type: ignore[misc]
+    """A dict that cannot be changed."""
 
     __slots__ = ()
-    __setitem__ = __delitem__ = __iadd__ = __imul__ = append = clear = extend = insert = _refuse
-    pop = remove = reverse = sort = _refuse
+    plain = dict
 
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(len(self))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> list[Any]:
-        return [copy.deepcopy(v, memo) for v in self]
+class FrozenList(_ReadOnly, list[Any]):  # type: ignore[misc]
+    """A list that cannot be changed."""
 
-    def __reduce__(self) -> tuple[type[FrozenList], tuple[list[Any]]]:
-        return FrozenList, (list(self),)
+    __slots__ = ()
+    plain = list
 
 
 def freeze(given: object) -> Any:
@@ -141,26 +134,22 @@ def type_name(given: object) -> str:
     return f"{type(given).__module__}.{type(given).__qualname__}".removeprefix("builtins.")
 
 
-# images
-
-_IMAGE_HELP = "give PNG, JPEG, GIF or WebP as bytes, a file, a PIL image, a data: or an https: URL."
-
-
 def image_url(image: object, what: str = "the image") -> str:
     """The URL of an image: ``http(s)://…`` unchanged, everything else as ``data:image/…;base64,…``.
 
     ``image``: a URL, bytes, a ``pathlib.Path``, or an object with ``save(file, format=)`` as PIL images have.
     ``what`` names it in an error. Raises ImageError for anything else; only the first bytes are checked.
     """
+    advice = "give PNG, JPEG, GIF or WebP as bytes, a file, a PIL image, a data: or an https: URL."
     if isinstance(image, str):
         scheme, _, rest = image.partition(":")
-        if scheme in ("http", "https") and rest.startswith("//") and rest[2:].strip():
-            return image
         head, _, body = rest.partition(",")
         is_known = head.endswith(";base64") and media_type(body).startswith("image/")
+        if scheme in ("http", "https") and rest.startswith("//") and rest[2:].strip():
+            return image
         if scheme == "data" and head.startswith("image/") and (is_known or head.startswith("image/svg")):
             return image
-        raise ImageError(f"{what} is a text that is not the URL of an image: {_IMAGE_HELP}")
+        raise ImageError(f"{what} is a text that is not the URL of an image: {advice}")
     try:
         if isinstance(image, Path):
             image = image.read_bytes()
@@ -169,17 +158,17 @@ def image_url(image: object, what: str = "the image") -> str:
             save(file, format="PNG")
             image = file.getvalue()
     except Exception as e:  # a foreign object may raise anything
-        raise ImageError(f"{what} cannot be read ({type(e).__name__}): {_IMAGE_HELP}") from e
+        raise ImageError(f"{what} cannot be read ({type(e).__name__}): {advice}") from e
     if not isinstance(image, (bytes, bytearray, memoryview)):
-        raise ImageError(f"{what} is a {type(image).__name__}: {_IMAGE_HELP}")
-    body = base64.b64encode(image).decode("ascii")
-    kind = media_type(body)
+        raise ImageError(f"{what} is a {type(image).__name__}: {advice}")
+    encoded = base64.b64encode(image).decode("ascii")
+    kind = media_type(encoded)
     if not kind.startswith("image/"):
-        raise ImageError(f"{what} is {len(bytes(image)):,} bytes of an unknown image format: {_IMAGE_HELP}")
-    return f"data:{kind};base64,{body}"
+        raise ImageError(f"{what} is {len(bytes(image)):,} bytes of an unknown image format: {advice}")
+    return f"data:{kind};base64,{encoded}"
 
 
-# fields
+# the types of fields
 
 
 def _listed(given: object) -> tuple[object, ...]:

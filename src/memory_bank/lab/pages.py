@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from memory_bank.lab.meter.figures import COLUMNS
+from memory_bank.lab.meter.measure import COLUMNS
 from memory_bank.lab.tables import Column, percent
 
 WIDTH, HEIGHT = 760, 440  # user units of the drawing
@@ -39,12 +39,9 @@ def _environment() -> Environment:
     )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class PlotPoint:
-    """A strategy: its shares of 0 to 1 (x may be more), the 95% interval of y, and its tooltip.
-
-    ``place`` is where a plot draws it: x, y, the ends of the interval, and the label's text, x, y and anchor.
-    """
+    """A strategy: its shares of 0 to 1 (x may be more), the 95% interval of y, and its tooltip."""
 
     label: str
     x: float
@@ -53,50 +50,47 @@ class PlotPoint:
     high: float
     tooltip: str = ""
     best: bool = False
-    place: dict[str, Any] = field(default_factory=dict)
 
 
-class Plot:
-    """Positions of everything that the template ``plot.svg`` draws.
+def plot_of(
+    points: Sequence[PlotPoint],
+    price: str = "share of the older history paid for",
+    kept: str = "old evidence kept, bound",
+) -> dict[str, Any]:
+    """What the template ``plot.svg`` draws, with its places; ``price`` and ``kept`` are the titles of the axes.
 
-    ``price`` and ``kept`` are the titles of the axes. The price axis is scaled by the square root, since
-    cheap strategies lie close together.
+    The price axis is scaled by the square root, since cheap strategies lie close together.
     """
+    widest = max([1.0, *(p.x for p in points)])
+    widest = widest if widest <= 1 else math.ceil(widest * 10) / 10
 
-    width, height = WIDTH, HEIGHT
+    def at_x(share: float) -> float:
+        return _LEFT + (WIDTH - _LEFT - _RIGHT) * math.sqrt(max(0.0, share) / widest)
 
-    def __init__(
-        self,
-        points: Sequence[PlotPoint],
-        price: str = "share of the older history paid for",
-        kept: str = "old evidence kept, bound",
-    ) -> None:
-        self.price, self.kept, self.points = price, kept, points
-        widest = max([1.0, *(p.x for p in points)])
-        self._widest = widest if widest <= 1 else math.ceil(widest * 10) / 10
-        self.left, self.right = self._x(0), self._x(self._widest)
-        self.bottom, self.top = self._y(0), self._y(1)
-        self.rows = [(n, self._y(n / 100)) for n in range(0, 101, 20)]
-        step = 100 * math.ceil(self._widest / 5)
-        beyond = range(100 + step, round(100 * self._widest) + 1, step)
-        self.columns = [(n, self._x(n / 100)) for n in (0, 1, 5, 10, 20, 40, 60, 80, 100, *beyond)]
-        edge = frontier(points)
-        self.edge = [(self._x(p.x), self._y(p.y)) for p in edge] if len(edge) > 1 else []
-        places = [(self._x(p.x), self._y(p.y)) for p in points]
-        taken: list[_Box] = [(x - 6, y - 6, x + 6, y + 6) for x, y in places]
-        for p, (x, y) in zip(points, places, strict=True):
-            label = p.label if len(p.label) <= 40 else f"{p.label[:39]}…"
-            label_x, label_y, anchor = _free_place(x, y, len(label) * 7.3, taken)
-            p.place = {
-                "x": x, "y": y, "low": self._y(p.low), "high": self._y(p.high), "label": label, "label_x": label_x,
-                "label_y": label_y, "anchor": anchor, "leader": abs(label_y - 4 - y) > 15,
-            }  # fmt: skip
-
-    def _x(self, share: float) -> float:
-        return _LEFT + (WIDTH - _LEFT - _RIGHT) * math.sqrt(max(0.0, share) / self._widest)
-
-    def _y(self, share: float) -> float:
+    def at_y(share: float) -> float:
         return HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * share
+
+    places = [(at_x(p.x), at_y(p.y)) for p in points]
+    taken: list[_Box] = [(x - 6, y - 6, x + 6, y + 6) for x, y in places]
+    drawn = []
+    for p, (x, y) in zip(points, places, strict=True):
+        label = p.label if len(p.label) <= 40 else f"{p.label[:39]}…"
+        label_x, label_y, anchor = _free_place(x, y, len(label) * 7.3, taken)
+        drawn.append(
+            {
+                "x": x, "y": y, "low": at_y(p.low), "high": at_y(p.high), "label": label, "label_x": label_x,
+                "label_y": label_y, "anchor": anchor, "leader": abs(label_y - 4 - y) > 15, "best": p.best,
+                "tooltip": p.tooltip or p.label,
+            }
+        )  # fmt: skip
+    step = 100 * math.ceil(widest / 5)
+    columns = (0, 1, 5, 10, 20, 40, 60, 80, 100, *range(100 + step, round(100 * widest) + 1, step))
+    edge = [(at_x(p.x), at_y(p.y)) for p in frontier(points)]
+    return {
+        "width": WIDTH, "height": HEIGHT, "left": at_x(0), "right": at_x(widest), "bottom": at_y(0), "top": at_y(1),
+        "price": price, "kept": kept, "points": drawn, "edge": edge if len(edge) > 1 else [],
+        "rows": [(n, at_y(n / 100)) for n in range(0, 101, 20)], "columns": [(n, at_x(n / 100)) for n in columns],
+    }  # fmt: skip
 
 
 def frontier(points: Sequence[PlotPoint]) -> list[PlotPoint]:
@@ -132,10 +126,7 @@ class PlottedShare:
     title: str
 
     def point(self, strategy: str, figures: Any, best: bool = False) -> PlotPoint | None:
-        """A strategy's point in the plot; None when one of its two figures is missing.
-
-        ``figures`` have ``share_of_history``, this share, and ``intervals`` by the name of a share.
-        """
+        """A strategy's point in the plot; None when its share or its ``share_of_history`` is missing."""
         price, kept = figures.share_of_history, float(getattr(figures, self.name))
         if math.isnan(price) or math.isnan(kept):
             return None
@@ -156,10 +147,10 @@ class PageSection:
     best: str = ""
     shares: Sequence[PlottedShare] = (OLD_BOUND,)
 
-    def plots(self) -> list[Plot]:
+    def plots(self) -> list[dict[str, Any]]:
         """A frontier plot for each share, of the strategies that have both figures."""
         return [
-            Plot([p for n, f in self.rows if (p := share.point(n, f, n == self.best))], kept=share.title)
+            plot_of([p for n, f in self.rows if (p := share.point(n, f, n == self.best))], kept=share.title)
             for share in self.shares
         ]
 
@@ -173,17 +164,3 @@ def figures_page(
 ) -> str:
     """A page with a leading sentence, plots and a table for each section, and lists of plain lines by heading."""
     return render("figures.html", title=title, lead=lead, sections=sections, lists=lists, columns=columns)
-
-
-def plot_file(section: PageSection) -> str:
-    """The section's first frontier plot as an SVG file, for light and dark, with short names as labels."""
-    rows = [(short_name(name), f) for name, f in section.rows]
-    plot = PageSection("", rows, short_name(section.best), section.shares).plots()[0]
-    return render("plot.svg", plot=plot, style=render("colours.css"))
-
-
-def short_name(strategy: str) -> str:
-    """``keep_last_n?n=5`` as ``keep_last_n 5``: the key and the values of its settings, without files."""
-    key, _, settings = strategy.partition("?")
-    values = (s.partition("=")[2] for s in settings.split("&") if s)
-    return " ".join([key, ", ".join(v for v in values if "/" not in v)]).strip()

@@ -43,49 +43,35 @@ class BrokenLine:
         return f"{self.file}, line {self.line}: {self.reason}"
 
 
+class _Gunzip(gzip.GzipFile):
+    """A gzip file that is read up to ``most`` bytes."""
+
+    most = 0
+
+    def read1(self, size: int = -1) -> bytes:
+        data = super().read1(size)
+        if self.tell() > self.most:
+            raise gzip.BadGzipFile(
+                f"it unpacks to over {self.most / 2**20:,.0f} MiB, more than {UNPACKED_TIMES} times its size: "
+                "unpack it with gunzip if that is right"
+            )
+        return data
+
+
 @contextmanager
 def open_lines(path: str | Path, errors: str = "surrogateescape") -> Iterator[io.TextIOWrapper]:
     """The lines of a text file, plain or gzip; ``errors`` says what happens to bytes that are not UTF-8.
 
-    Reading raises gzip.BadGzipFile where a gzip file unpacks to far more than its size.
+    Iterating raises gzip.BadGzipFile where a gzip file unpacks to far more than its size.
     """
     with open(path, "rb") as file:
         stream: Any = file
         if file.peek(2)[:2] == b"\x1f\x8b":
-            limit = max(UNPACKED_BYTES, UNPACKED_TIMES * os.fstat(file.fileno()).st_size)
-            stream = io.BufferedReader(_Unpacked(gzip.GzipFile(fileobj=file), limit))
+            stream = _Gunzip(fileobj=file)
+            stream.most = max(UNPACKED_BYTES, UNPACKED_TIMES * os.fstat(file.fileno()).st_size)
         # Only a line feed ends a line: a carriage return may stand between JSON values.
         with io.TextIOWrapper(stream, encoding="utf-8-sig", errors=errors, newline="\n") as lines:
             yield lines
-
-
-class _Unpacked(io.RawIOBase):
-    """What a gzip file unpacks to, up to a number of bytes."""
-
-    def __init__(self, file: gzip.GzipFile, limit: int) -> None:
-        self._file = file
-        self._limit = limit
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return self._file.seekable()
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def readinto(self, buffer: Any) -> int:
-        count = self._file.readinto(buffer)
-        if self._file.tell() > self._limit:
-            raise gzip.BadGzipFile(
-                f"it unpacks to over {self._limit / 2**20:,.0f} MiB, more than {UNPACKED_TIMES} times its size: "
-                "unpack it with gunzip if that is right"
-            )
-        return count
 
 
 def read_traces(path: str | Path) -> Iterator[Trace | BrokenLine]:
@@ -101,13 +87,41 @@ def read_traces(path: str | Path) -> Iterator[Trace | BrokenLine]:
         with open_lines(path) as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    yield _parse(line, path, number)
+                    found = _parse(line, f"{path.name}:{number}")
+                    yield BrokenLine(str(path), number, found) if isinstance(found, str) else found
     except (OSError, EOFError, zlib.error) as e:
-        reason = (getattr(e, "strerror", None) or str(e) or type(e).__name__).rstrip(".")
         where = f" beyond line {number}" if number else ""
         raise TraceFileError(
-            f"the trace file {path} cannot be read{where}: {reason}; check or replace it."
+            f"the trace file {path} cannot be read{where}: {reason_of(e)}; check or replace it."
         ) from e
+
+
+def reason_of(error: Exception) -> str:
+    """Why a file cannot be read."""
+    return (getattr(error, "strerror", None) or str(error) or type(error).__name__).rstrip(".")
+
+
+def _parse(line: str, name: str) -> Trace | str:
+    """The trace of a line, called ``name`` if it has no id, or the reason why there is none."""
+    try:
+        value = json.loads(line)
+    except RecursionError:
+        return "it is nested too deeply"
+    except ValueError as e:
+        where = f", column {e.colno}" if isinstance(e, json.JSONDecodeError) else ""
+        return f"it is not JSON ({getattr(e, 'msg', type(e).__name__)}{where})"
+    if not isinstance(value, dict):
+        return "it is not a JSON object"
+    messages, task, tools = value.get("messages"), value.get("task"), value.get("tools")
+    if not isinstance(messages, list):
+        return 'it has no list "messages"'
+    given = value.get("id")
+    return Trace(
+        id=name if given is None or given == "" else str(given),
+        messages=messages,
+        tools=tools if isinstance(tools, list) else None,
+        task=task if isinstance(task, str) else "",
+    )
 
 
 @dataclass(slots=True)
@@ -158,26 +172,3 @@ def content_texts(content: object) -> list[str]:
     if isinstance(content, (list, tuple)):
         return [content_text([part]) for part in content if is_text_part(part)]
     return [content_text(content)]
-
-
-def _parse(line: str, path: Path, number: int) -> Trace | BrokenLine:
-    file = str(path)
-    try:
-        value = json.loads(line)
-    except RecursionError:
-        return BrokenLine(file, number, "it is nested too deeply")
-    except ValueError as e:
-        where = f", column {e.colno}" if isinstance(e, json.JSONDecodeError) else ""
-        return BrokenLine(file, number, f"it is not JSON ({getattr(e, 'msg', type(e).__name__)}{where})")
-    if not isinstance(value, dict):
-        return BrokenLine(file, number, "it is not a JSON object")
-    messages = value.get("messages")
-    if not isinstance(messages, list):
-        return BrokenLine(file, number, 'it has no list "messages"')
-    name, task, tools = value.get("id"), value.get("task"), value.get("tools")
-    return Trace(
-        id=f"{path.name}:{number}" if name is None or name == "" else str(name),
-        messages=messages,
-        tools=tools if isinstance(tools, list) else None,
-        task=task if isinstance(task, str) else "",
-    )

@@ -213,8 +213,7 @@ def as_chat_model(client: object) -> ChatModel | None:
         if _is_async(own):
             raise ConfigError(f"generate_plain of {name} is async: pass a synchronous one")
         form = _form_of(own, name)
-        model: ChatModel = client if form == _FORMS[0] else PlainChat(client, form)  # type: ignore[assignment]
-        return model
+        return PlainChat(client, form) if form is not _FORMS[0] else client  # type: ignore[return-value]
     if not callable(create_of(client)):
         raise ConfigError(
             f"llm_client cannot be a {name}: pass an openai.OpenAI client, "
@@ -225,21 +224,19 @@ def as_chat_model(client: object) -> ChatModel | None:
     return OpenAIChat(client)
 
 
-_FORMS = (
-    ("input_messages", True), ("messages", True), ("", True),
-    ("input_messages", False), ("messages", False), ("", False),
-)  # fmt: skip
-"""How a generate_plain may take the messages (by that name; "": as the first argument), and ``model=`` or not."""
+Form = Callable[[Callable[..., Any], Any, str], Any]
+_FORMS: tuple[Form, ...] = (
+    lambda call, messages, model: call(input_messages=messages, model=model),
+    lambda call, messages, model: call(messages=messages, model=model),
+    lambda call, messages, model: call(messages, model=model),
+    lambda call, messages, _: call(input_messages=messages),
+    lambda call, messages, _: call(messages=messages),
+    lambda call, messages, _: call(messages),
+)
+"""How a generate_plain may take the messages and the model; the first is the documented one."""
 
 
-def _called(function: Callable[..., object], form: tuple[str, bool], messages: object, model: str) -> object:
-    """The answer of a function that takes the messages and the model in this form."""
-    name, with_model = form
-    named: dict[str, Any] = {"model": model} if with_model else {}
-    return function(**{name: messages}, **named) if name else function(messages, **named)
-
-
-def _form_of(own: Callable[..., object], owner: str) -> tuple[str, bool]:
+def _form_of(own: Callable[..., object], owner: str) -> Form:
     """The first form that a ``generate_plain`` takes; the documented one where its signature is not known."""
     try:
         signature = inspect.signature(own)
@@ -247,7 +244,7 @@ def _form_of(own: Callable[..., object], owner: str) -> tuple[str, bool]:
         return _FORMS[0]
     for form in _FORMS:
         with suppress(TypeError):
-            _called(signature.bind, form, [], "")
+            form(signature.bind, [], "")
             return form
     raise ConfigError(
         f"generate_plain of {owner} takes {str(signature)[:120]}: "
@@ -260,11 +257,11 @@ class PlainChat:
     """A client whose ``generate_plain`` takes its arguments in another form, as a ``ChatModel``."""
 
     client: Any
-    form: tuple[str, bool]
+    form: Form
 
     def generate_plain(self, *, input_messages: list[dict[str, Any]], model: str) -> object:
         """The client's answer. Raises what the client raises."""
-        return _called(self.client.generate_plain, self.form, input_messages, model)
+        return self.form(self.client.generate_plain, input_messages, model)
 
 
 def failure_of(error: Exception) -> str:

@@ -26,7 +26,7 @@ BGE_INSTRUCTIONS = {
     "zh": "为这个句子生成表示以用于检索相关文章：",
 }
 
-_LEXICAL = 'set embedding_model = "lexical", which needs nothing'
+LEXICAL_ADVICE = 'set embedding_model = "lexical", which needs nothing'
 _BGE = re.compile(r"bge-(?:small|base|large)-(en|zh)(?![a-z])", re.IGNORECASE)
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _TOKENIZERS = ("tokenizer.json", "vocab.txt", "sentencepiece.bpe.model", "tokenizer.model", "vocab.json")
@@ -92,7 +92,7 @@ class FlagEmbedder:
             self._model.check_one_pass()
         except Exception as exc:
             raise EmbedderLoadError(
-                f"the embedding model {model_name_or_folder!r} cannot be loaded ({_cause(exc)}): {_LEXICAL}, "
+                f"the embedding model {model_name_or_folder!r} cannot be loaded ({_cause(exc)}): {LEXICAL_ADVICE}, "
                 "or give a local folder with the weights of a model that FlagEmbedding's FlagModel loads"
             ) from exc
         seconds = time.perf_counter() - started
@@ -180,20 +180,20 @@ def _find(model: str) -> _ModelFiles:
     is_folder = bool(model.strip()) and folder.is_dir()
     if not is_folder and (folder.exists() or not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", model)):
         raise EmbedderLoadError(
-            f"there is no folder {model!r} to load an embedding model from: {_LEXICAL}, or give an existing "
+            f"there is no folder {model!r} to load an embedding model from: {LEXICAL_ADVICE}, or give an existing "
             "folder with the weights or a name on the Hugging Face hub"
         )
     if importlib.util.find_spec("FlagEmbedding") is None:
         raise EmbedderLoadError(
             f"the embedding model {model!r} needs FlagEmbedding, which is not installed: run  pip install "
-            f"'agent-memory-bank[bge]'  or {_LEXICAL}"
+            f"'agent-memory-bank[bge]'  or {LEXICAL_ADVICE}"
         ) from MissingExtraError("FlagEmbedding", "bge")
     try:
         return _files_in(folder, str(folder), None) if is_folder else _on_hub(model)
     except Exception as exc:
         where = "holds no model" if is_folder else "is not on this machine and cannot be downloaded"
         raise EmbedderLoadError(
-            f"the embedding model {model!r} {where} ({_cause(exc)}): {_LEXICAL}, or give a local folder with "
+            f"the embedding model {model!r} {where} ({_cause(exc)}): {LEXICAL_ADVICE}, or give a local folder with "
             "config.json, tokenizer and weights, or allow the download from the Hugging Face hub"
         ) from exc
 

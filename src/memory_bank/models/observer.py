@@ -1,4 +1,4 @@
-"""The Observer: summarises one record by a language model, or by extraction without one."""
+"""Summaries by a language model: of one record (the Observer), and running ones of blocks of past calls."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ from memory_bank.transcript.tokens import approximate_counter
 log = logging.getLogger("memory_bank.Observer")
 
 EXTRACTIVE = "extractive"
-MAX_OUTPUT_CHARS = 10_000
 _ARGUMENT_CHARS = 2_000
 _TASK_CHARS = 4_000
 _SUMMARY_CHARS = 4_000  # an answer far beyond 200 words is cut here
 _SUMMARY_TOKENS = 500  # what an answer is expected to take at most, before it is there
+_BLOCK_CHARS = 60_000  # of all calls in one request for a running summary; of one call, and of its arguments:
+_CALL_CHARS, _CALL_ARGUMENT_CHARS = 4_000, 800
 
 T = TypeVar("T")
+Complete = Callable[[list[dict[str, str]]], str]
+"""Gives the text that a model answers to some messages; may raise anything."""
 
 
 class Account(Protocol):
@@ -52,23 +55,16 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Observer:
-    """Makes summaries; by extraction without a chat model, or with the model ``"extractive"``.
+    """Summarises records as its settings say; by extraction without a chat model, or with the model "extractive".
 
-    ``timeout``: seconds after which a call is given up. Outputs of fewer than ``min_chars`` characters are
-    never sent. ``account`` is asked before every call whether ``budget`` allows it.
+    ``account`` is asked before every call whether the budget allows it. ``logged``: the reasons of failures that
+    were logged as a warning.
     """
 
     chat: ChatModel | None = None
-    model: str = EXTRACTIVE
-    max_chars: int = MAX_OUTPUT_CHARS
-    concurrency: int = 8
-    prompt_path: str | None = None
-    timeout: float | None = None
-    min_chars: int = 0
-    budget: ObserverBudget = field(default_factory=ObserverBudget)
-    price: Price | None = None
+    settings: MemoryBankSettings = field(default_factory=MemoryBankSettings)
     account: Account | None = None
-    told: dict[str, object] = field(default_factory=dict, compare=False)  # reasons logged as a warning
+    logged: dict[str, object] = field(default_factory=dict, compare=False)
 
     @classmethod
     def create(
@@ -76,45 +72,40 @@ class Observer:
         llm_client: object,
         settings: MemoryBankSettings,
         account: Account | None = None,
-        told: dict[str, object] | None = None,
+        logged: dict[str, object] | None = None,
     ) -> Observer:
-        """The Observer of some settings. ``told``: the reasons of failures that need no further warning.
+        """The Observer of some settings.
 
         Raises ConfigError for a client that cannot be used, and for a limit on the cost without a price.
         """
-        extractive = settings.observer_model == EXTRACTIVE
-        price = price_of(settings.observer_prices, settings.observer_model)
-        limited = (settings.observer_budget.cost_per_session, settings.observer_budget.cost_per_day)
-        if price is None and not extractive and limited != (None, None):
+        model, limits = settings.observer_model, settings.observer_budget
+        chat = None if model == EXTRACTIVE else as_chat_model(llm_client)
+        made = cls(chat, settings, account, {} if logged is None else logged)
+        has_limit = (limits.cost_per_session, limits.cost_per_day) != (None, None)
+        if has_limit and model != EXTRACTIVE and made.price is None:
             raise ConfigError(
-                f"observer_budget limits the cost, but observer_prices has no price for "
-                f"{settings.observer_model!r}: add one, or limit calls or tokens."
+                f"observer_budget limits the cost, but observer_prices has no price for {model!r}: add one, or "
+                "limit calls or tokens."
             )
-        return cls(
-            chat=None if extractive else as_chat_model(llm_client),
-            model=settings.observer_model,
-            max_chars=settings.observer_max_chars,
-            concurrency=settings.observer_concurrency,
-            prompt_path=settings.observer_prompt,
-            timeout=settings.observer_timeout,
-            min_chars=settings.observer_min_chars,
-            budget=settings.observer_budget,
-            price=price,
-            account=account,
-            told={} if told is None else told,
-        )
+        return made
+
+    @property
+    def price(self) -> Price | None:
+        """The price of the model; None where there is none in the settings."""
+        return price_of(self.settings.observer_prices, self.settings.observer_model)
 
     @property
     def name(self) -> str:
         """The source of its insights: ``"extractive"`` or ``"llm:MODEL"``."""
-        return EXTRACTIVE if self.chat is None or self.model == EXTRACTIVE else f"llm:{self.model}"
+        model = self.settings.observer_model
+        return EXTRACTIVE if self.chat is None or model == EXTRACTIVE else f"llm:{model}"
 
     def sends(self, record: InteractionRecord) -> bool:
         """Whether a record is sent to the model: there is one, and the output is not too short."""
-        if self.name == EXTRACTIVE or not self.min_chars:
+        least = self.settings.observer_min_chars
+        if self.name == EXTRACTIVE or not least:
             return self.name != EXTRACTIVE
-        text = readable_output(record)[1] if record.output_text is None else record.output_text
-        return len(text) >= self.min_chars
+        return len(readable_output(record)[1] if record.output_text is None else record.output_text) >= least
 
     def extract(self, record: InteractionRecord, trouble: str | None = None) -> Insight:
         """A summary without a model; ``trouble``, a reason, marks it to be made again."""
@@ -123,17 +114,18 @@ class Observer:
     def ask(self, record: InteractionRecord, user_query: str) -> Insight | Trouble:
         """A summary by the model, or the reason why there is none; books the call."""
         assert self.chat is not None, "only records that are sent are asked about"
+        model, timeout = self.settings.observer_model, self.settings.observer_timeout
         messages = self.messages(record, user_query)
         expected = self._priced(sum(map(approximate_counter().count_message, messages)), _SUMMARY_TOKENS)
         if self.account is not None:
-            refused = self.account.reserve(self.model, expected, self.budget)
+            refused = self.account.reserve(model, expected, self.settings.observer_budget)
             if refused:
                 return Trouble(refused, again=False)
         try:
-            answer = ask(self.chat, messages, self.model, self.timeout)
+            answer = ask(self.chat, messages, model, timeout)
             summary = reply_text(answer).strip()
         except TimeoutError:  # its cost is unknown: it stays booked as expected
-            return Trouble(f"the model did not answer within {self.timeout:g} s", again=True)
+            return Trouble(f"the model did not answer within {timeout:g} s", again=True)
         except Exception as e:  # a model may raise anything; the record is stored already
             self._settle(expected, Spent(calls=1))
             return Trouble(failure_of(e), again=True)
@@ -159,7 +151,7 @@ class Observer:
     def warn(self, reason: str, record: InteractionRecord, outcome: str) -> None:
         """Log why a record has no summary by the model: as a warning once for each reason, else for debugging."""
         first = object()  # of several threads one sets it
-        level = logging.WARNING if self.told.setdefault(reason, first) is first else logging.DEBUG
+        level = logging.WARNING if self.logged.setdefault(reason, first) is first else logging.DEBUG
         log.log(level, "no summary of %s (%s): %s; %s", record.tool_name, record.trace_id, reason, outcome)
 
     def observe_all(self, records: Sequence[InteractionRecord], user_query: str) -> list[Insight]:
@@ -168,9 +160,9 @@ class Observer:
 
     def each(self, records: Sequence[InteractionRecord], do: Callable[[InteractionRecord], T]) -> list[T]:
         """``do`` for several records, concurrently where a model is called, in their order."""
-        if self.name == EXTRACTIVE or len(records) < 2 or self.concurrency < 2:
+        workers = min(self.settings.observer_concurrency, len(records))
+        if self.name == EXTRACTIVE or workers < 2:
             return [do(r) for r in records]
-        workers = min(self.concurrency, len(records))
         with ThreadPoolExecutor(workers, thread_name_prefix="memory-bank-observer") as pool:
             return list(pool.map(do, records))
 
@@ -179,28 +171,33 @@ class Observer:
         return Spent(1, prompt, completion, charged)
 
     def _settle(self, expected: Spent, actual: Spent) -> None:
-        if self.account is None:
-            return
         try:
-            self.account.settle(self.model, expected, actual)
+            if self.account is not None:
+                self.account.settle(self.settings.observer_model, expected, actual)
         except MemoryBankError as e:  # the summary is kept, booked at its expected cost
             log.warning("a call stays booked at its expected cost: %s", e)
 
     def messages(self, record: InteractionRecord, user_query: str) -> list[dict[str, str]]:
         """The request for a summary. Raises PromptError."""
-        value, text = readable_output(record)
-        output = shorten(value, self.max_chars, text=text).text
-        arguments = shorten(record.raw_input, _ARGUMENT_CHARS, text=record.input_text).text
-        template = load_prompt("observer", self.prompt_path)
-        return fill_prompt(
-            template,
-            {
-                "user_query": shorten(None, _TASK_CHARS, text=user_query).text or "(not known)",
-                "tool_name": record.tool_name,
-                "arguments": arguments or "(none)",
-                "output": output or "(nothing)",
-            },
-        )
+        arguments, output = _shortened(record, _ARGUMENT_CHARS, self.settings.observer_max_chars)
+        values = {
+            "user_query": _shortened_task(user_query),
+            "tool_name": record.tool_name,
+            "arguments": arguments or "(none)",
+            "output": output or "(nothing)",
+        }
+        return fill_prompt(load_prompt("observer", self.settings.observer_prompt), values)
+
+
+def _shortened(record: InteractionRecord, argument_chars: int, output_chars: int) -> tuple[str, str]:
+    """The arguments and the output of a record as text."""
+    value, text = readable_output(record)
+    arguments = shorten(record.raw_input, argument_chars, text=record.input_text)
+    return arguments.text, shorten(value, output_chars, text=text).text
+
+
+def _shortened_task(task: str) -> str:
+    return shorten(None, _TASK_CHARS, text=task).text or "(not known)"
 
 
 def observe_tool_output(
@@ -218,6 +215,56 @@ def observe_tool_output(
     the model ``"extractive"``, summarises by extraction. An empty reply or a failing model gives an
     extractive summary and a WARNING.
     """
-    observer = Observer(None if model == EXTRACTIVE else as_chat_model(llm_client), model)
+    observer = Observer.create(llm_client, MemoryBankSettings(observer_model=model))
     record = InteractionRecord.create(0, tool_name, {} if raw_input is None else raw_input, raw_output)
     return observer.observe(record, user_query).summary
+
+
+# Running summaries
+
+
+def completion_of(llm_client: object, model: str, timeout: float | None = None) -> Complete | None:
+    """How a client is asked, for at most ``timeout`` seconds; None without one, or with the model "extractive".
+
+    Raises ConfigError for a client that cannot be used.
+    """
+    chat = None if model == EXTRACTIVE else as_chat_model(llm_client)
+    return None if chat is None else lambda messages: reply_text(ask(chat, messages, model, timeout))
+
+
+def extend_summary(
+    complete: Complete, summary: str, calls: Sequence[str], task: str, words: int
+) -> tuple[str | None, int]:
+    """A new summary of the old one and the calls, and the number of requests that it took.
+
+    The summary is None, with a WARNING, when the model fails.
+    """
+    blocks: list[list[str]] = [[]]
+    for call in calls:
+        if blocks[-1] and sum(map(len, blocks[-1])) + len(call) > _BLOCK_CHARS:
+            blocks.append([])
+        blocks[-1].append(call)
+    for number, block in enumerate(blocks, 1):
+        values = {
+            "task": _shortened_task(task),
+            "summary": summary or "(none yet)",
+            "calls": "\n\n".join(block),
+            "words": str(words),
+        }
+        messages = fill_prompt(load_prompt("summary"), values)
+        try:
+            summary = complete(messages).strip()
+        except Exception as e:  # a model may raise anything; the records are stored already
+            log.warning("the summary's model failed with %s: an extractive one stands in", type(e).__name__)
+            return None, number
+        if not summary:
+            log.warning("the summary's model answered nothing: an extractive summary stands in")
+            return None, number
+    return summary, len(blocks)
+
+
+def describe_call(number: int, record: InteractionRecord, note: str = "") -> str:
+    """A call as the model of a running summary is shown it."""
+    arguments, output = _shortened(record, _CALL_ARGUMENT_CHARS, _CALL_CHARS)
+    said = f"\nThe agent said: {note}" if note else ""
+    return f"#{number} {record.tool_name}({arguments}){said}\n{output or '(nothing)'}"

@@ -9,8 +9,8 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple, get_args
 
 from memory_bank.errors import ConfigError, MessagesError, ProvenanceError
 from memory_bank.provenance.identifiers import (
@@ -24,7 +24,7 @@ from memory_bank.provenance.identifiers import (
     number_forms,
     runs,
 )
-from memory_bank.provenance.index import PATH_JOINTS, KnownIdentifier, Source, SourceIndex
+from memory_bank.provenance.index import PATH_JOINTS, KnownIdentifier, Source, SourceIndex, place_of
 from memory_bank.provenance.report import CallReport, Nearest, Origin, ValueReport
 from memory_bank.transcript.jsontext import RAW, compact, inner_json, is_deep, leaves
 from memory_bank.transcript.messages import Call, calls_of, read
@@ -129,8 +129,7 @@ def _parse_call(call: Any) -> Call:
     return found[0]
 
 
-@dataclass(frozen=True, slots=True)
-class _Argument:
+class _Argument(NamedTuple):
     """A value to check: its path and key in the arguments, the value, its text and its kind."""
 
     path: str
@@ -139,116 +138,112 @@ class _Argument:
     text: str
     kind: ValueKind
 
-    @classmethod
-    def of(cls, path: str, key: str, value: Any) -> _Argument:
-        if value is None or isinstance(value, bool) or value == "":
-            return cls(path, key, value, "", ValueKind.TRIVIAL)
-        if isinstance(value, (int, float)):
-            kind = kind_of_number(value, key) if math.isfinite(value) else ValueKind.TRIVIAL
-            return cls(path, key, value, repr(value), kind)
-        return cls(path, key, value, value, kind_of_text(value, key))
-
-    @property
-    def normal(self) -> str:
-        return normal(self.text)
-
     def report(self, origin: Origin, **fields: Any) -> ValueReport:
         return ValueReport(self.path, self.value, str(self.kind), origin, **fields)
 
 
 class _CallCheck:
-    """Checks one call against one index."""
+    """Checks the values of one call against one index."""
 
     def __init__(self, call: Call, index: SourceIndex) -> None:
-        self.index = index
-        self.arguments = call.raw_input
-        self.makes_new = bool(_MAKES_NEW.search(call.name))
+        self._index, self._arguments = index, call.raw_input
+        self._makes_new = bool(_MAKES_NEW.search(call.name))
 
     def values(self) -> Iterator[ValueReport]:
-        arguments = self.arguments
+        arguments = self._arguments
         if isinstance(arguments, dict) and list(arguments) == [RAW]:
             arguments = arguments[RAW]
         elif isinstance(arguments, dict):
             # the arguments of a tool that runs other tools may name one that makes something new
             named = (arguments.get(key) for key in _NAMES_TOOL)
             inner = (name for name in named if isinstance(name, str) and len(name) < 60)
-            self.makes_new = self.makes_new or any(_MAKES_NEW.search(name) for name in inner)
+            self._makes_new = self._makes_new or any(_MAKES_NEW.search(name) for name in inner)
         if is_deep(arguments):
             arguments = compact(arguments)
         for leaf in leaves(arguments, opened=inner_json):
-            yield from self._check(_Argument.of(leaf.path, leaf.key, leaf.value))
+            value, key = leaf.value, leaf.key
+            if value is None or isinstance(value, bool) or value == "":
+                text, kind = "", ValueKind.TRIVIAL
+            elif isinstance(value, (int, float)):
+                text, kind = repr(value), ValueKind.TRIVIAL
+                kind = kind_of_number(value, key) if math.isfinite(value) else kind
+            else:
+                text, kind = value, kind_of_text(value, key)
+            yield from self._check(_Argument(leaf.path, key, value, text, kind))
 
     def _check(self, argument: _Argument) -> Iterator[ValueReport]:
-        if argument.kind is ValueKind.TRIVIAL:
+        kind, wanted = argument.kind, ""
+        if kind is ValueKind.TRIVIAL:
             yield argument.report(Origin.TRIVIAL)
             return
         is_number = not isinstance(argument.value, str)
-        wanted = argument.text if is_number else ""
-        if not is_number and len(argument.text) <= 2_000:  # longer ones are only checked token by token
-            wanted = argument.normal
-        holder = self._holder(wanted, is_number or argument.kind in _NUMBERS)
+        if is_number or len(argument.text) <= 2_000:  # longer ones are only checked token by token
+            wanted = argument.text if is_number else normal(argument.text)
+        holder = self._holder(wanted, is_number or kind in _NUMBERS)
         if holder is not None:
-            known = self.index.neighbours.get(wanted)
-            if known is not None and self.index.sources[known.source] is holder:
+            known = self._index.neighbours.get(wanted)
+            if known is not None and self._index.sources[known.source] is holder:
                 place = known.place
             else:
-                place = holder.place_of(wanted) if holder.role == "record" else ""
-            yield argument.report(Origin(holder.role), place=holder.place(place))
-        elif argument.kind in IDENTIFIERS:
+                place = place_of(holder.text, wanted) if holder.origin.role == "record" else ""
+            yield argument.report(Origin(holder.origin.role), place=replace(holder.origin, place=place))
+        elif kind in IDENTIFIERS:
             yield self._check_identifier(argument)
         else:
             yield argument.report(Origin.WRITTEN)
-            if argument.kind is ValueKind.TEXT:
+            if kind is ValueKind.TEXT:
                 yield from self._check_tokens(argument)
 
     def _holder(self, wanted: str, is_number: bool) -> Source | None:
         """The source that holds a value (normal form), the oldest; None without one."""
         for form in number_forms(wanted) if is_number else (wanted,):
-            if form and (found := self.index.holders(form, 1)):
+            if form and (found := self._index.holders(form, 1)):
                 return found[0]
         return None
 
     def _check_identifier(self, argument: _Argument) -> ValueReport:
         """The report on an identifier that no source holds as it is."""
-        wanted, kind = argument.normal, argument.kind
-        if self.index.knows_joined(wanted):
+        text, wanted, kind = argument.text, normal(argument.text), argument.kind
+        if self._index.knows_joined(wanted):
             return argument.report(Origin.COMPOSED)
-        names_new = self.makes_new and bool(_NAMES_NEW.search(argument.key))
-        if unknown := self._unknown_hard_runs(argument.text):
+        names_new = self._makes_new and bool(_NAMES_NEW.search(argument.key))
+        if unknown := self._unknown_hard_runs(text):
             if names_new and kind in (ValueKind.PATH, ValueKind.CODE):
-                near = self.index.neighbours.nearest(wanted, argument.key, 1)
+                near = self._index.neighbours.nearest(wanted, argument.key, 1)
                 if near is None or len(wanted) < 8:
                     return argument.report(Origin.WRITTEN, unknown=unknown)
             return self._alarm(argument, unknown)
         if not (unknown := self._unknown_words(wanted, kind)):
             return argument.report(Origin.COMPOSED)
-        near = self._mistyped(wanted, argument.key, hard_runs(argument.text))
+        near = self._mistyped(wanted, argument.key, hard_runs(text))
         if kind is ValueKind.EMAIL or near is not None:
             return self._alarm(argument, unknown, near)
-        is_strange = len(unknown) > 1 and len(unknown) == len(_words(wanted)) and self.index.has_records()
-        if kind is ValueKind.PATH and not self.makes_new and is_strange:
+        is_strange = len(unknown) > 1 and len(unknown) == len(_words(wanted)) and self._index.has_records
+        if kind is ValueKind.PATH and not self._makes_new and is_strange:
             return self._alarm(argument, unknown)  # a path that must exist, without any known part
-        if kind in (ValueKind.PATH, ValueKind.URL):
-            parts = [p for p in PATH_JOINTS.split(argument.text) if p]
-            for part in parts[:-1] if names_new else parts:  # the file may be new, its folder is not
-                is_unknown = any(r in unknown for r in runs(normal(part)))
-                if is_unknown and (near := self._mistyped(normal(part), "")):
-                    whole = argument.text.replace(part, near[0].value)
-                    return self._alarm(argument, unknown, (replace(near[0], value=whole), near[1]))
+        parts = [p for p in PATH_JOINTS.split(text) if p] if kind in (ValueKind.PATH, ValueKind.URL) else []
+        for part in parts[:-1] if names_new else parts:  # the file may be new, its folder is not
+            is_unknown = any(r in unknown for r in runs(normal(part)))
+            if is_unknown and (near := self._mistyped(normal(part), "")):
+                whole = replace(near[0], value=text.replace(part, near[0].value))
+                return self._alarm(argument, unknown, (whole, near[1]))
         return argument.report(Origin.WRITTEN, unknown=unknown)
 
     def _unknown_hard_runs(self, text: str) -> tuple[str, ...]:
         """The hard runs of a text that no source has, nor the digits of letters followed by digits."""
-        knows, part = self.index.knows_run, _LETTERS_THEN_DIGITS.match
+        knows, part = self._index.knows_run, _LETTERS_THEN_DIGITS.match
         return tuple(r for r in hard_runs(text) if not (knows(r) or ((p := part(r)) and knows(p[2]))))
 
     def _unknown_words(self, wanted: str, kind: ValueKind) -> tuple[str, ...]:
         """The unknown words of an identifier. In an e-mail address an initial before a known name is known."""
-        knows = self.index.knows_run
+        knows = self._index.knows_run
         unknown = [r for r in _words(wanted) if not knows(r)]
         if kind is ValueKind.EMAIL:
-            two = [any(knows(r[:i]) and knows(r[i:]) for i in range(3, len(r) - 2)) for r in unknown]
-            unknown = [r for r, known in zip(unknown, two, strict=True) if not (known or knows(r[1:]))]
+            unknown = [
+                r
+                for r in unknown
+                if not knows(r[1:]) and not any(knows(r[:i]) and knows(r[i:]) for i in range(3, len(r) - 2))
+            ]
         return tuple(unknown)
 
     def _mistyped(
@@ -256,7 +251,7 @@ class _CallCheck:
     ) -> tuple[KnownIdentifier, int] | None:
         """A known identifier of which this one looks like a mistyped form, with its distance; or None."""
         limit = 2 if len(wanted) >= 10 else 1
-        near = self.index.neighbours.nearest(wanted, key, limit) if len(wanted) >= 6 else None
+        near = self._index.neighbours.nearest(wanted, key, limit) if len(wanted) >= 6 else None
         if near is None:
             return None
         long, short = sorted((wanted, near[0].normal), key=len, reverse=True)
@@ -275,30 +270,33 @@ class _CallCheck:
         token: bool = False,
     ) -> ValueReport:
         nearest = None
-        if near := near or self.index.neighbours.nearest(argument.normal, argument.key):
+        if near := near or self._index.neighbours.nearest(normal(argument.text), argument.key):
             known, edits = near
-            nearest = Nearest(known.value, edits, self.index.sources[known.source].place(known.place))
+            origin = self._index.sources[known.source].origin
+            nearest = Nearest(known.value, edits, replace(origin, place=known.place))
         return argument.report(Origin.NOWHERE, nearest=nearest, unknown=unknown, token=token)
 
     def _check_tokens(self, argument: _Argument) -> Iterator[ValueReport]:
         """The alarms on the tokens of prose, queries and code: only what looks mistyped is one."""
+        found = (
+            (token, kind) for token, kind, _ in identifiers_in(argument.text) if kind in _CHECKED_IN_TEXT
+        )
         seen: set[str] = set()
-        for token, kind, _ in identifiers_in(argument.text):
-            if kind not in _CHECKED_IN_TEXT or token in seen:
+        for token, kind in found:
+            if token in seen:
                 continue
             seen.add(token)
             if len(seen) > 400:
                 return
-            wanted = normal(token)
-            unknown = self._unknown_hard_runs(token)
+            wanted, unknown = normal(token), self._unknown_hard_runs(token)
             if kind is ValueKind.EMAIL and not unknown:
                 unknown = self._unknown_words(wanted, kind)
             if not unknown or (kind is ValueKind.LONG_NUMBER and len(token) < 8):
                 continue
-            if self._holder(wanted, kind in _NUMBERS) is not None or self.index.knows_joined(wanted):
+            if self._holder(wanted, kind in _NUMBERS) is not None or self._index.knows_joined(wanted):
                 continue
             if near := self._mistyped(wanted, argument.key, unknown):
-                part = _Argument(argument.path, argument.key, token, token, kind)
+                part = argument._replace(value=token, text=token, kind=kind)
                 yield self._alarm(part, unknown, near, token=True)
 
 

@@ -32,6 +32,12 @@ from memory_bank.transcript.tokens import approximate_counter
 from memory_bank.transcript.transcript import Transcript, View
 
 Role = Literal["record", "user", "system", "schema", "agent"]
+_ROLES: dict[MessageKind, Role] = {
+    MessageKind.SYSTEM: "system",
+    MessageKind.USER: "user",
+    MessageKind.SAY: "agent",
+    MessageKind.CALL: "agent",
+}
 
 _SCANNED_CHARS = 1_000_000  # of one text, for identifiers to propose; every value is found anywhere
 _PROPOSED = 5_000  # identifiers of one text that are proposed
@@ -39,12 +45,10 @@ _PLACED_CHARS = 300_000  # of a JSON output in which the path of a value is sear
 _SEALED = "<retrieved-data seal="  # begins what the bank itself put into a context
 PATH_JOINTS = re.compile(r"[/\\?&=]+")
 
-
 # the nearest identifier
 
 _DIMENSIONS = 40  # a-z, 0-9, and four for all other characters
 _COMPARED = 24  # identifiers whose distance is computed exactly
-_BLOCK = 1024
 _DIMENSION_OF = bytes(
     o - 97 if 97 <= o <= 122 else 26 + o - 48 if 48 <= o <= 57 else 36 + o % 4 for o in range(256)
 )
@@ -107,10 +111,10 @@ class Neighbourhood:
     """Identifiers as columns of character counts, so that the nearest of many thousands are found at once."""
 
     def __init__(self) -> None:
+        self._by_normal: dict[str, KnownIdentifier] = {}
         self._identifiers: list[KnownIdentifier] = []
-        self._by_normal: dict[str, int] = {}
-        self._by_shape: dict[str, list[int]] = {}
-        self._counts: npt.NDArray[np.int8] = np.zeros((_DIMENSIONS, _BLOCK), np.int8)
+        self._by_shape: dict[str, list[KnownIdentifier]] = {}
+        self._counts: npt.NDArray[np.int8] = np.zeros((_DIMENSIONS, 1024), np.int8)
 
     def add(self, identifier: KnownIdentifier) -> bool:
         """Add an identifier; False (and no change) where an equal one is known."""
@@ -119,16 +123,15 @@ class Neighbourhood:
         at = len(self._identifiers)
         if at == self._counts.shape[1]:
             self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)], axis=1)
-        self._by_normal[identifier.normal] = at
-        self._by_shape.setdefault(_shape(identifier.normal), []).append(at)
         self._counts[:, at] = _count_characters(identifier.normal)
         self._identifiers.append(identifier)
+        self._by_normal[identifier.normal] = identifier
+        self._by_shape.setdefault(_shape(identifier.normal), []).append(identifier)
         return True
 
     def get(self, normal: str) -> KnownIdentifier | None:
         """The identifier with this normal form, or None."""
-        at = self._by_normal.get(normal)
-        return None if at is None else self._identifiers[at]
+        return self._by_normal.get(normal)
 
     def nearest(
         self, normal: str, key: str = "", limit: int | None = None
@@ -138,8 +141,6 @@ class Neighbourhood:
         With ``limit`` it is at most that many edits away. Without, at most a third of the length; where there
         is none, it is the latest of the same shape under the same key.
         """
-        if not self._identifiers:
-            return None
         reach = max(2, len(normal) // 3) if limit is None else limit
         shape = _shape(normal)
         best: tuple[tuple[float, int], KnownIdentifier, int] | None = None
@@ -154,11 +155,9 @@ class Neighbourhood:
                 best = (d - bonus, -identifier.source), identifier, d
         if best is not None:
             return best[1], best[2]
-        if limit is None:
-            for at in reversed(self._by_shape.get(shape, ())[-_COMPARED:]):
-                identifier = self._identifiers[at]
-                if _is_same_key(key, identifier.key):
-                    return identifier, distance(normal, identifier.normal, len(normal))
+        for identifier in reversed(self._by_shape.get(shape, ())[-_COMPARED:]) if limit is None else ():
+            if _is_same_key(key, identifier.key):
+                return identifier, distance(normal, identifier.normal, len(normal))
         return None
 
     def _near(self, normal: str, reach: int) -> Iterator[tuple[KnownIdentifier, int]]:
@@ -182,37 +181,23 @@ def _count_characters(normal: str) -> npt.NDArray[np.int8]:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One text that the agent has seen, such as a tool's output or a user message.
+    """One text that the agent has seen, such as a tool's output or a user message; ``origin`` has no place in it."""
 
-    ``session_id`` names another session whose record a context has shown; None for the session itself.
-    """
-
-    role: Role
+    origin: Place
     text: str
     normal: str
-    trace_id: str | None = None
-    tool: str | None = None
-    step: int | None = None
-    session_id: str | None = None
 
-    def place(self, place: str) -> Place:
-        """A place in this source, for a report."""
-        return Place(self.role, place, self.trace_id, self.tool, self.step, self.session_id)
 
-    def place_of(self, wanted: str) -> str:
-        """The place of a value (in normal form): a JSON path of the output, ``line N``, or ""."""
-        value = inner_json(self.text) if len(self.text) <= _PLACED_CHARS else None
-        if value is not None:
-            for leaf in leaves(value, opened=inner_json):
-                text = leaf.value if isinstance(leaf.value, str) else compact(leaf.value)
-                if find(normal(text), wanted) >= 0:
-                    return leaf.path
-        if wanted.isascii():
-            words = r"\s+".join(re.escape(w) for w in wanted.split(" "))
-            if match := re.search(words, self.text, re.I):
-                number = self.text.count("\n", 0, match.start()) + 1
-                return f"line {number}"
-        return ""
+def place_of(text: str, wanted: str) -> str:
+    """The place of a value (in normal form) in a text: a JSON path, ``line N``, or ""."""
+    value = inner_json(text) if len(text) <= _PLACED_CHARS else None
+    for leaf in leaves(value, opened=inner_json) if value is not None else ():
+        inner = leaf.value if isinstance(leaf.value, str) else compact(leaf.value)
+        if find(normal(inner), wanted) >= 0:
+            return leaf.path
+    words = r"\s+".join(map(re.escape, wanted.split(" "))) if wanted.isascii() else ""
+    match = re.search(words, text, re.I) if words else None
+    return "" if match is None else f"line {text.count(chr(10), 0, match.start()) + 1}"
 
 
 class SourceIndex:
@@ -227,15 +212,15 @@ class SourceIndex:
         """Remove everything."""
         self.sources: list[Source] = []
         self.neighbours = Neighbourhood()
-        self._postings: dict[str, list[int]] = {}
-        self._joined: set[str] = set()
-        self._records: set[str] = set()
-        self._brought: set[tuple[str, str]] = set()
-        self._texts: set[tuple[Role, str]] = set()
+        self.has_records = False  # whether any tool has answered yet
+        self.generation: int | None = None
+        self._by_run: dict[str, list[int]] = {}  # the sources that hold a run of letters and digits
+        self._joined: set[str] = set()  # identifiers without their separators
+        # trace_ids, those of other sessions with their session_id, and other texts with their role
+        self._known: set[str | tuple[str, str]] = set()
         self._read: Sequence[Any] = ()
         self._tools: object = None
         self._transcript.reset()
-        self.generation: int | None = None
 
     def read_messages(self, messages: Sequence[Any], steps: dict[str, int]) -> None:
         """Add what is new in messages that the strategy has not seen."""
@@ -263,16 +248,13 @@ class SourceIndex:
     def read_records(self, records: Iterable[InteractionRecord]) -> None:
         """Add records whose messages are no longer available."""
         for r in records:
-            self._add_record(r.trace_id, r.tool_name, r.step_id, _output_of(r))
+            self.add_record(_output_of(r), r.trace_id, r.tool_name, r.step_id)
             self._add("agent", r.input_text if r.input_text is not None else compact(r.raw_input))
 
     def read_brought(self, brought: Mapping[tuple[str, str], InteractionRecord]) -> None:
         """Add records of other sessions that contexts have shown, by session_id and trace_id."""
         for (session_id, trace_id), r in list(brought.items()):
-            if (session_id, trace_id) not in self._brought:
-                self._brought.add((session_id, trace_id))
-                text, of = _output_of(r), (trace_id, r.tool_name, r.step_id, session_id)
-                self._index(Source("record", text, normal(text), *of))
+            self.add_record(_output_of(r), trace_id, r.tool_name, r.step_id, session_id)
 
     def read_tools(self, tools: object) -> None:
         """Add the schemas of the tools."""
@@ -282,16 +264,14 @@ class SourceIndex:
 
     def lacks(self, trace_ids: Iterable[str]) -> list[str]:
         """The trace_ids among ``trace_ids`` that are not indexed."""
-        return [t for t in trace_ids if t not in self._records]
+        return [t for t in trace_ids if t not in self._known]
 
     def _add_message(self, message: object) -> None:
-        kind = kind_of(message)
-        if kind in (MessageKind.SYSTEM, MessageKind.USER):
+        role = _ROLES.get(kind_of(message))
+        if role is not None:
             text = content_text(read(message, "content"))
-            if not text.lstrip().startswith(_SEALED):
-                self._add("system" if kind is MessageKind.SYSTEM else "user", text)
-        elif kind in (MessageKind.SAY, MessageKind.CALL):
-            self._add("agent", content_text(read(message, "content")))
+            if role == "agent" or not text.lstrip().startswith(_SEALED):
+                self._add(role, text)
 
     def _add_results(self, entry: Interaction, number: int, steps: dict[str, int]) -> None:
         for pair, trace_id in zip(entry.pairs, entry.trace_ids, strict=True):
@@ -299,62 +279,62 @@ class SourceIndex:
                 self._add("agent", pair.call.text)
             if pair.result is not None and trace_id is not None:
                 step = steps.get(trace_id, number + 1)
-                self._add_record(trace_id, pair.tool_name, step, pair.result.text)
+                self.add_record(pair.result.text, trace_id, pair.tool_name, step)
 
-    def _add_record(self, trace_id: str, tool: str, step: int, text: str) -> None:
-        if trace_id not in self._records:
-            self._records.add(trace_id)
-            self._index(Source("record", text, normal(text), trace_id, tool, step))
+    def add_record(
+        self, text: str, trace_id: str, tool: str, step: int, session_id: str | None = None
+    ) -> None:
+        """Add a tool's output; ``session_id`` names another session."""
+        key = trace_id if session_id is None else (session_id, trace_id)
+        if key not in self._known:
+            self._known.add(key)
+            self.has_records = True
+            self._index(Place("record", "", trace_id, tool, step, session_id), text)
 
     def _add(self, role: Role, text: str) -> None:
-        if text and (role, text) not in self._texts:
-            self._texts.add((role, text))
-            self._index(Source(role, text, normal(text)))
+        if text and (role, text) not in self._known:
+            self._known.add((role, text))
+            self._index(Place(role), text)
 
-    def _index(self, source: Source) -> None:
-        number = len(self.sources)
+    def _index(self, origin: Place, text: str) -> None:
+        number, source = len(self.sources), Source(origin, text, normal(text))
         self.sources.append(source)
         for run in set(runs(source.normal)):
-            self._postings.setdefault(run, []).append(number)
-        if source.role in ("record", "user", "system"):
-            for identifier in islice(_identifiers_of(source, number), _PROPOSED):
-                self._propose(identifier)
-
-    def _propose(self, identifier: KnownIdentifier) -> None:
-        if not self.neighbours.add(identifier):
+            self._by_run.setdefault(run, []).append(number)
+        if origin.role not in ("record", "user", "system"):
             return
-        joined = "".join(runs(identifier.normal))
-        if joined != identifier.normal:
-            self._joined.add(joined)
-        if identifier.kind in (ValueKind.PATH, ValueKind.URL):  # each part may be named alone
-            for part in PATH_JOINTS.split(identifier.value):
-                if 4 < len(part) < len(identifier.value):
+        for value, kind, key, place in islice(_identifiers_of(source), _PROPOSED):
+            identifier = KnownIdentifier(value, normal(value), kind, key, number, place)
+            if not self.neighbours.add(identifier):
+                continue
+            joined = "".join(runs(identifier.normal))
+            if joined != identifier.normal:
+                self._joined.add(joined)
+            is_path = kind in (ValueKind.PATH, ValueKind.URL)
+            for part in PATH_JOINTS.split(value) if is_path else ():  # each may be named alone
+                if 4 < len(part) < len(value):
                     name = replace(identifier, value=part, normal=normal(part), kind=ValueKind.NAME)
                     self.neighbours.add(name)
 
     def knows_joined(self, value: str) -> bool:
         """Whether a value (normal form) is known with other separators, such as 555-1234 for 5551234."""
         joined = "".join(runs(value))
-        return len(joined) > 5 and (joined in self._joined or joined in self._postings)
-
-    def has_records(self) -> bool:
-        """Whether any tool has answered yet."""
-        return bool(self._records or self._brought)
+        return len(joined) > 5 and (joined in self._joined or joined in self._by_run)
 
     def knows_run(self, run: str) -> bool:
         """Whether a run of letters and digits (normal form) is in any source."""
-        return run in self._postings
+        return run in self._by_run
 
     def holders(self, value: str, limit: int = 3) -> list[Source]:
         """The sources that hold a value (normal form), oldest first, the agent's own words last."""
-        lists = [self._postings.get(run, []) for run in set(runs(value))]
+        lists = [self._by_run.get(run, []) for run in set(runs(value))]
         given: list[Source] = []
         own: list[Source] = []  # the first of the agent's
         for number in min(lists, key=len, default=[]):
             source = self.sources[number]
-            of_its_kind = own if source.role == "agent" else given
-            if not (of_its_kind is own and own) and find(source.normal, value) >= 0:
-                of_its_kind.append(source)
+            found = own if source.origin.role == "agent" else given
+            if not (found is own and own) and find(source.normal, value) >= 0:
+                found.append(source)
                 if len(given) >= limit:
                     break
         return given + own
@@ -369,32 +349,30 @@ def _is_open(entry: Interaction) -> bool:
     return any(pair.result is None for pair in entry.pairs)
 
 
-def _identifiers_of(source: Source, number: int) -> Iterator[KnownIdentifier]:
-    """The identifiers in a source with key and place."""
-    text = source.text if len(source.text) <= _SCANNED_CHARS else source.text[:_SCANNED_CHARS]
-    value = inner_json(source.text) if source.role == "record" else None
+def _identifiers_of(source: Source) -> Iterator[tuple[str, ValueKind, str, str]]:
+    """The identifiers in a source: as written, kind, key, place."""
+    value = inner_json(source.text) if source.origin.role == "record" else None
     if value is None:
+        text = source.text[:_SCANNED_CHARS]
         line, last = 1, 0
         for token, kind, at in identifiers_in(text):
             line += text.count("\n", last, at)
             last = at
-            yield KnownIdentifier(token, normal(token), kind, "", number, f"line {line}")
+            yield token, kind, "", f"line {line}"
         return
     scanned = 0
     for leaf in leaves(value, opened=inner_json):
-        scalar, key = leaf.value, leaf.key
-        if isinstance(scalar, str):
-            scanned += len(scalar)
+        if isinstance(leaf.value, str):
+            scanned += len(leaf.value)
             if scanned > _SCANNED_CHARS:
                 return
-            kind = kind_of_text(scalar, key)
-        elif isinstance(scalar, int) and not isinstance(scalar, bool):
-            kind = kind_of_number(scalar, key)
+            kind = kind_of_text(leaf.value, leaf.key)
+        elif isinstance(leaf.value, int) and not isinstance(leaf.value, bool):
+            kind = kind_of_number(leaf.value, leaf.key)
         else:
             continue
-        written = str(scalar).strip()
         if kind in IDENTIFIERS:
-            yield KnownIdentifier(written, normal(written), kind, key, number, leaf.path)
+            yield str(leaf.value).strip(), kind, leaf.key, leaf.path
         elif kind is ValueKind.TEXT:
-            for token, inner, _ in identifiers_in(str(scalar)):
-                yield KnownIdentifier(token, normal(token), inner, key, number, leaf.path)
+            for token, inner, _ in identifiers_in(str(leaf.value)):
+                yield token, inner, leaf.key, leaf.path

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
 from itertools import islice
+from typing import NamedTuple
 
 from memory_bank.selection.candidates import KIND, kind_of
 from memory_bank.selection.effects import is_failure
-from memory_bank.transcript.jsontext import Leaf, inner_json, leaves, parse_arguments
+from memory_bank.transcript.jsontext import RAW, Leaf, inner_json, leaves, parse_arguments
 from memory_bank.transcript.quoting import one_line
 
 LEAST_CHARS = 24
@@ -23,6 +23,9 @@ LONG_ARGUMENT = 160
 ARGUMENT_START = 80
 """Characters that are kept of its beginning."""
 _LEAVES = 40  # values of one call that are compared with those of other calls
+_OUTCOME_LEAVES = (
+    60  # of a JSON object, the shallow ones first, among which its telling values are looked for
+)
 _READ_CHARS = 400  # characters of a value that are read
 _SAME_CHARS = 200  # characters of two values that are compared
 _AFTER = 16  # characters shown after the place where a value differs from that of the call before
@@ -52,32 +55,27 @@ _TELLING = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """A value in the arguments of a call, on one line, with the name that it stands under."""
+class Argument(NamedTuple):
+    """A value in the arguments of a call, on one line, with the name that it stands under.
+
+    ``start``: what values are compared by: case folded, so many characters as are always shown.
+    """
 
     key: str
     text: str
-    start: str = field(init=False, compare=False)
-    """What values are compared by: case folded, so many characters as are always shown."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "start", self.text[:LEAST_CHARS].strip().casefold())
+    start: str
 
 
 def arguments_of(arguments: str) -> tuple[Argument, ...]:
     """The values in the arguments of a call (JSON text, or any other text), in order."""
-    value = parse_arguments(arguments)
     found = []
-    for leaf in islice(leaves(value), _LEAVES):
-        if isinstance(leaf.value, str):
-            text = one_line(leaf.value[:_READ_CHARS])
-        elif leaf.value is None or isinstance(leaf.value, bool):
+    for value, key, _, _ in islice(leaves(parse_arguments(arguments)), _LEAVES):
+        if value is None or isinstance(value, bool):
             continue
-        else:
-            text = str(leaf.value)[:_READ_CHARS]
-        if text:
-            found.append(Argument("" if leaf.key == "_raw" else one_line(leaf.key)[:40], text))
+        text = str(value)[:_READ_CHARS]
+        if text := one_line(text) if isinstance(value, str) else text:
+            start = text[:LEAST_CHARS].strip().casefold()
+            found.append(Argument("" if key == RAW else one_line(key)[:40], text, start))
     return tuple(found)
 
 
@@ -89,19 +87,16 @@ def shown_arguments(arguments: str) -> str:
     return "\n".join(text if len(text) <= LONG_ARGUMENT else text[:ARGUMENT_START] for text in found)
 
 
-def distinguishing(arguments: Sequence[Argument], counts: Counter[str]) -> tuple[Argument, ...]:
+def distinguishing(arguments: Sequence[Argument], frequency: Sequence[int]) -> tuple[Argument, ...]:
     """The values that tell a call from the tool's other calls: one that only it has, else the two rarest.
 
-    ``counts``: in how many of the tool's calls each value stands, by ``Argument.start``.
+    ``frequency``: in how many of the tool's calls each value stands.
     """
-    told = [a for a in {a.start: a for a in reversed(arguments)}.values() if len(a.start) >= 2] or list(
-        arguments
-    )
-    if not told:
-        return ()
-    order = {a.start: n for n, a in enumerate(arguments)}
-    told.sort(key=lambda a: (counts[a.start], -min(len(a.start), 12), order[a.start]))
-    return tuple(told[: 2 if counts[told[0].start] > 1 else 1])
+    known = {a.start: (number, at) for at, (a, number) in enumerate(zip(arguments, frequency, strict=True))}
+    firsts = {a.start: a for a in reversed(arguments)}.values()
+    found = [a for a in firsts if len(a.start) >= 2] or list(arguments)
+    found.sort(key=lambda a: (known[a.start][0], -min(len(a.start), 12), known[a.start][1]))
+    return tuple(found[: 2 if found and known[found[0].start][0] > 1 else 1])
 
 
 def clip(text: str, chars: int) -> str:
@@ -135,18 +130,10 @@ def ending(text: str, chars: int) -> str:
     return "…" + text[text.index("/", len(text) - chars) :]
 
 
-def middle_cut(text: str, chars: int) -> str:
-    """The beginning and the end of a line, together at most ``chars`` characters, with ``…`` between them."""
-    if len(text) <= chars:
-        return text
-    end = chars * 2 // 3
-    return f"{text[: chars - end - 1].rstrip()}…{text[-end:].lstrip()}"
-
-
 def outcome(output: str, known: Collection[str] = ()) -> tuple[str, list[str]]:
-    """What came back in a few words, and the values of a JSON object among them.
+    """What came back in a few words, and the values of a JSON object or of labelled lines among them.
 
-    "" for nothing, ``error: …`` for a failure, else its telling values. ``known``: values that need not be told.
+    "" for nothing, ``error: …`` for a failure, else its telling values. ``known``: values that need not be shown.
     """
     text = output.strip()
     if is_failure(output):
@@ -158,29 +145,40 @@ def outcome(output: str, known: Collection[str] = ()) -> tuple[str, list[str]]:
     if isinstance(parts, list) and (joined := "\n".join(_texts(parts))):
         return outcome(joined, known) if joined != text else ("", [])
     if value is None:
-        line = one_line(text[:_READ_CHARS])
-        if len(line) <= _OUTCOME_CHARS and len(text) <= _READ_CHARS:
-            return line, []
-        if _CONFIRMED.match(line):
-            return "ok", []
-        labelled = _LABELLED.findall(text[:_LABELLED_CHARS])
-        told, values = _telling(labelled, known, [text for _, text in labelled])
-        if tells_id(told):
-            return told, values
-        lines = text.count("\n") + 1
-        return f"{lines:,} lines" if lines > 1 else middle_cut(line, _OUTCOME_CHARS), []
+        return _outcome_of_text(text, known)
     if isinstance(value, list):
         return f"{len(value):,} items", []
-    found = [leaf for leaf in islice(leaves(value, breadth_first=True), 60) if leaf.value is not None]
-    pairs = [(leaf.key, one_line(str(leaf.value)[:_READ_CHARS])) for leaf in found]
-    own = {text for leaf, (_, text) in zip(found, pairs, strict=True) if leaf.depth == 1}
-    # of the items of a list ids alone are told: the count of the first one would be taken for the list's
-    told, values = _telling(
-        (pair for leaf, pair in zip(found, pairs, strict=True) if is_id(*pair) or not _in_list(leaf)),
-        known,
-        own,
+    own: list[str] = []
+    pairs = []
+    found = (
+        leaf for leaf in islice(leaves(value, breadth_first=True), _OUTCOME_LEAVES) if leaf.value is not None
     )
-    return told or "ok", values
+    for leaf in found:
+        pair = leaf.key, one_line(str(leaf.value)[:_READ_CHARS])
+        if leaf.depth == 1:
+            own.append(pair[1])
+        # of the items of a list ids alone are shown: the count of the first one would be taken for the list's
+        if is_id(*pair) or not _in_list(leaf):
+            pairs.append(pair)
+    shown, values = _telling(pairs, known, own)
+    return shown or "ok", values
+
+
+def _outcome_of_text(text: str, known: Collection[str]) -> tuple[str, list[str]]:
+    line = one_line(text[:_READ_CHARS])
+    if len(line) <= _OUTCOME_CHARS and len(text) <= _READ_CHARS:
+        return line, []
+    if _CONFIRMED.match(line):
+        return "ok", []
+    labelled = _LABELLED.findall(text[:_LABELLED_CHARS])
+    shown, values = _telling(labelled, known, [text for _, text in labelled])
+    if tells_id(shown):
+        return shown, values
+    lines = text.count("\n") + 1
+    if lines > 1:
+        return f"{lines:,} lines", []
+    end = _OUTCOME_CHARS * 2 // 3
+    return f"{line[: _OUTCOME_CHARS - end - 1].rstrip()}…{line[-end:].lstrip()}", []
 
 
 def _in_list(leaf: Leaf) -> bool:
@@ -196,23 +194,20 @@ def _in_list(leaf: Leaf) -> bool:
 def _texts(parts: Sequence[object]) -> list[str]:
     """The texts of a list that has nothing but strings of some lines, or text parts; else none."""
     texts = [p.get("text") if isinstance(p, dict) and set(p) <= _TEXT_PART else p for p in parts]
-    lines = any(isinstance(t, str) and "\n" in t for t in texts) or any(isinstance(p, dict) for p in parts)
-    return (
-        [t for t in texts if isinstance(t, str)] if lines and all(isinstance(t, str) for t in texts) else []
-    )
+    found = [t for t in texts if isinstance(t, str)]
+    lines = any("\n" in t for t in found) or any(isinstance(p, dict) for p in parts)
+    return found if lines and len(found) == len(texts) else []
 
 
 def _json_in(text: str) -> object:
-    """The JSON value that a text is, or that follows its first lines (a shell's exit code, a label); None without."""
+    """The JSON value that a text is, or that follows its first lines (an exit code, a label); None without."""
     if len(text) > _JSON_CHARS:
         return None
     begin = _JSON_LINE.search(text)
-    if begin is None or not begin.start():
-        return inner_json(text)
-    try:
-        return json.JSONDecoder().raw_decode(text, begin.start())[0]
-    except (ValueError, RecursionError):
-        return inner_json(text)
+    if begin is not None and begin.start():
+        with suppress(ValueError, RecursionError):
+            return json.JSONDecoder().raw_decode(text, begin.start())[0]
+    return inner_json(text)
 
 
 def _telling(
@@ -220,28 +215,25 @@ def _telling(
 ) -> tuple[str, list[str]]:
     """Return up to three of some (key, value) pairs as text, ids first, and their values.
 
-    ``own``: values that are told where they are ids by their spelling, whatever their keys are.
+    ``own``: values that are shown where they are ids by their spelling, whatever their keys are.
     """
-    named = [
-        (key, text)
+    chosen = [
+        (not is_id(key, text), key, text)
         for key, text in found
         if text not in known and (_TELLING.search(key) or (text in own and is_id("", text)))
     ]
-    named.sort(key=lambda pair: not is_id(*pair))
-    parts: list[str] = []
-    values: list[str] = []
+    parts: dict[str, str] = {}  # by value
     room = _TELLING_CHARS
     keys: set[str] = set()
-    for key, text in named:
-        part = f"{key}={clip(text, _ID_CHARS if is_id(key, text) else 32)}"
-        if len(part) <= room and text not in values and (key not in keys or is_id(key, text)):
+    for is_plain, key, text in sorted(chosen, key=lambda found: found[0]):
+        part = f"{key}={clip(text, 32 if is_plain else _ID_CHARS)}"
+        if len(part) <= room and text not in parts and not (is_plain and key in keys):
             keys.add(key)
-            parts.append(part)
-            values.append(text)
+            parts[text] = part
             room -= len(part) + 2
         if len(parts) == 3:
             break
-    return ", ".join(parts), values
+    return ", ".join(parts.values()), list(parts)
 
 
 def is_id(key: str, value: str) -> bool:
@@ -251,17 +243,16 @@ def is_id(key: str, value: str) -> bool:
     return len(value) >= _LEAST_ID and kind_of(value) in _IDS and not _NO_ID.search(value)
 
 
-def tells_id(told: str) -> bool:
+def tells_id(outcome: str) -> bool:
     """Whether an outcome has an identifier among its values."""
-    return any(is_id(*part.split("=", 1)) for part in told.split(", ") if "=" in part)
+    return any(is_id(*part.split("=", 1)) for part in outcome.split(", ") if "=" in part)
 
 
 def _error_text(text: str) -> str:
     value = inner_json(text) if len(text) <= _JSON_CHARS else None
-    if isinstance(value, dict):
-        for leaf in islice(leaves(value), 40):
-            if isinstance(leaf.value, str) and leaf.key in ("error", "message", "detail", "text", "errors"):
-                return leaf.value
+    for leaf in islice(leaves(value), 40) if isinstance(value, dict) else ():
+        if isinstance(leaf.value, str) and leaf.key in ("error", "message", "detail", "text", "errors"):
+            return leaf.value
     if text.startswith("Traceback"):
         return text.rstrip().rsplit("\n", 1)[-1]
     return _LABEL.sub("", text[:_READ_CHARS])

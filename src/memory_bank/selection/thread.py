@@ -1,4 +1,4 @@
-"""The thread of a session: every past call told in few tokens, the agent's latest plan, its decisions.
+"""The list of a session's calls in few tokens, with the agent's latest plan and its decisions.
 
 Calls that changed something stand on lines of their own, look-ups of one tool share a line, and what does not
 fit is counted by tool with the range of its numbers.
@@ -6,17 +6,18 @@ fit is counted by tool with the range of its numbers.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from operator import is_
 
 from memory_bank.selection.calltext import (
     LEAST_CHARS,
     Argument,
     arguments_of,
+    clip,
     distinguishing,
     ending,
     named,
@@ -25,7 +26,7 @@ from memory_bank.selection.calltext import (
     tells_id,
 )
 from memory_bank.selection.effects import Effect, changes_something, is_failure
-from memory_bank.selection.plans import decisions_in, plan_in_call, plan_in_note
+from memory_bank.transcript.jsontext import parse_arguments
 from memory_bank.transcript.quoting import one_line, quote_lines
 
 HEAD = "Calls so far{}:\n"
@@ -35,10 +36,70 @@ PARTS_HEAD = "An output that ends with [… #n] is shortened{}.\n"
 PLAN_HEAD = "The agent's latest plan:\n"
 DECISIONS_HEAD = "The agent's words:\n"
 VALUE_CHARS = 32  # of a value in a line that several calls share
+LINE_CHARS = 84  # of the arguments in the line of one call
 MOST_NAMED = 256
 """Most calls of each kind (changes, look-ups) that the list names; older ones are only counted."""
 
+_PLAN_TOOL = re.compile(r"to_?-?dos?\b|to_?do_?(?:write|list)|(?:^|_|\b)plan(?:$|_|\b)|checklist", re.I)
+_HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_TEXT_KEYS = ("content", "step", "title", "text", "task", "description", "subject", "name", "item")
+_STATE_KEYS = ("status", "state", "done", "completed", "checked")
+_STATES = dict.fromkeys(("completed", "complete", "done", "finished", "true", "x", "checked"), "x")
+_STATES |= dict.fromkeys(("in_progress", "in-progress", "active", "doing", "started"), "~")
+_CHECK = re.compile(r"^[ \t]*(?:[-*+]|\d{1,3}[.)])[ \t]*\[([ xX~\-])\][ \t]+(\S.*)$", re.M)
+_MOST_ITEMS, _ITEM_CHARS = 60, 100
+_SENTENCE = re.compile(r"[^\n.!?]+(?:[.!?](?=\S)[^\n.!?]*)*[.!?]?")
+_DECIDES = re.compile(
+    r"\b(?:decid(?:e|ed|ing)|decision|instead of|rather than|must not|must never|should not|shouldn't|do not|don't "
+    r"|won't|root cause|turns out|conclu(?:de|ded|sion)|confirmed|chose|choose|going with|the (?:problem|issue|bug|"
+    r"fix|reason|cause|plan|answer) (?:is|was)|because|the user (?:wants|asked|said|prefers)|"
+    r"(?:is|are) (?:not|already)|only the|except)\b",
+    re.I,
+)
+_DECISION_CHARS = 160
+_NOTE_CHARS = 6_000
 
+
+# -- what the agent wrote -----------------------------------------------------
+def plan_in_call(tool: str, arguments: str) -> str:
+    """The plan or to-do list that a call writes, one line an item with its state; "" where it writes none."""
+    if not _PLAN_TOOL.search(_HUMP.sub("_", tool)):
+        return ""
+    values = parse_arguments(arguments).values()
+    for items in values:
+        lines = map(_item_line, items[:_MOST_ITEMS] if isinstance(items, list) else ())
+        if plan := "\n".join(filter(None, lines)):
+            return plan
+    return plan_in_note("\n".join(v for v in values if isinstance(v, str) and v.strip()))
+
+
+def _item_line(item: object) -> str:
+    if isinstance(item, str):
+        return f"- {clip(one_line(item), _ITEM_CHARS)}" if item.strip() else ""
+    given = item if isinstance(item, dict) else {}
+    text = next((given[k] for k in _TEXT_KEYS if isinstance(given.get(k), str) and given[k].strip()), None)
+    if text is None:
+        return ""
+    state = next((str(given[k]).casefold() for k in _STATE_KEYS if given.get(k) is not None), "")
+    return f"- [{_STATES.get(state, ' ')}] {clip(one_line(text), _ITEM_CHARS)}"
+
+
+def plan_in_note(text: str) -> str:
+    """The check list in what the agent wrote, line by line; "" where it has none."""
+    found = _CHECK.findall(text[:_NOTE_CHARS])
+    lines = [f"- [{state}] {clip(body.strip(), _ITEM_CHARS)}" for state, body in found[:_MOST_ITEMS]]
+    return "\n".join(lines) if len(lines) > 1 else ""
+
+
+def decisions_in(text: str) -> Iterator[str]:
+    """The sentences of a note that state a decision or a finding, in order, each on one line."""
+    for match in _SENTENCE.finditer(text[:_NOTE_CHARS]):
+        sentence = one_line(match[0])
+        if len(sentence) >= 20 and _DECIDES.search(sentence):
+            yield clip(sentence, _DECISION_CHARS)
+
+
+# -- the list -----------------------------------------------------------------
 def thread_room(budget: int, calls: int) -> int:
     """The tokens that the thread may take of a budget: a fifth, 700, or 14 a call; at most a quarter."""
     return int(min(max(0.2 * budget, 700, 14 * calls), 0.25 * budget))
@@ -46,21 +107,18 @@ def thread_room(budget: int, calls: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ThreadText:
-    """The thread as text; ``told``: the calls that it names with what distinguishes them, by number.
+    """The thread as text; ``named``: the numbers of the calls that it names with what distinguishes them.
 
     ``lines``: of these, the calls on lines of their own.
     """
 
-    text: str
-    tokens: int
-    told: frozenset[int] = frozenset()
+    text: str = ""
+    tokens: int = 0
+    named: frozenset[int] = frozenset()
     lines: frozenset[int] = frozenset()
 
 
-_NOTHING_TOLD = ThreadText("", 0)
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Call:
     number: int
     interaction: int
@@ -69,36 +127,31 @@ class _Call:
     outcome: str
     changed: bool
     failed: bool
-    told: tuple[Argument, ...] | None = None  # what distinguishes it; None where that may have changed
 
 
-@dataclass(slots=True)
-class _Shown:
-    """How a call is shown beside its neighbours: made anew only where what distinguishes one of them changed."""
-
-    told: tuple[tuple[Argument, ...] | None, ...]  # of the call, and of the tool's calls before and after it
-    values: list[tuple[str, str]]
-    value_cost: int
-    line: str = ""
+Values = tuple[tuple[str, str], ...]
+"""Keys and values of arguments, as they are shown."""
 
 
 class Thread:
-    """The calls of a session in their order, and how a context tells them."""
+    """The calls of a session in their order, and how a context names them."""
 
     def __init__(
         self, count_tokens: Callable[[str], int], declared: Mapping[str, Effect] | None = None
     ) -> None:
-        self._count = count_tokens
+        self.count = count_tokens
         self._declared = dict(declared or {})
         self._calls: list[_Call] = []
-        self._interactions: list[int] = []  # of the calls
-        self._values: dict[str, Counter[str]] = {}  # by tool: in how many of its calls each value stands
-        self._holders: dict[tuple[str, str], list[_Call]] = {}  # the calls of a tool in which a value stands
-        self._shown: dict[tuple[int, int], _Shown] = {}  # by number and length of values
+        # by tool: in how many of its calls each value stands, and the values in its outcomes
+        self._frequency: dict[str, Counter[str]] = {}
+        self._returned: dict[str, set[str]] = {}
         self._plans: list[tuple[int, str]] = []  # with their interactions, as are the next
         self._decisions: list[tuple[int, str]] = []
-        self._cost = lru_cache(4_096)(count_tokens)  # the texts have at most a few hundred characters
-        self._told: dict[str, set[str]] = {}  # by tool: the values in its outcomes
+        # Made anew where what it depends on changed; the texts have at most a few hundred characters.
+        self.cost = lru_cache(4_096)(count_tokens)
+        self._distinguishing = lru_cache(4_096)(distinguishing)
+        self.shown_values = lru_cache(4_096)(_shown_values)
+        self.own_line = lru_cache(4_096)(_own_line)
 
     def add(
         self, *, number: int, interaction: int, tool: str, arguments: str, output: str, note: str = ""
@@ -108,19 +161,11 @@ class Thread:
         failed = is_failure(output)
         changed = changes_something(tool, arguments, output, self._declared)
         name = one_line(tool)[:80]
-        told = self._told.setdefault(name, set())
-        came_back, values = outcome(output, told.union(a.text for a in found))
-        told.update(values)
-        call = _Call(number, interaction, name, found, came_back, changed, failed)
-        self._calls.append(call)
-        self._interactions.append(interaction)
-        starts = {a.start for a in found}
-        self._values.setdefault(name, Counter()).update(starts)
-        for start in starts:
-            holders = self._holders.setdefault((name, start), [])
-            for other in holders:
-                other.told = None
-            holders.append(call)
+        returned = self._returned.setdefault(name, set())
+        came_back, values = outcome(output, returned.union(a.text for a in found))
+        returned.update(values)
+        self._calls.append(_Call(number, interaction, name, found, came_back, changed, failed))
+        self._frequency.setdefault(name, Counter()).update({a.start for a in found})
         if plan := plan_in_call(tool, arguments) or plan_in_note(note):
             self._plans.append((interaction, plan))
         self._decisions.extend((interaction, quote_lines(said)) for said in decisions_in(note))
@@ -129,45 +174,50 @@ class Thread:
         """What a call brought back, in a few words; "" for nothing."""
         return self._calls[number - 1].outcome
 
+    def distinct(self, call: _Call) -> tuple[Argument, ...]:
+        """The values that tell a call from the tool's other calls."""
+        frequency = self._frequency[call.tool]
+        return self._distinguishing(call.arguments, tuple([frequency[a.start] for a in call.arguments]))
+
     def tell(
         self,
         before: int,
         room: int,
         shown: Collection[int] = (),
         more: int = 0,
-        first: ThreadText = _NOTHING_TOLD,
+        first: ThreadText = ThreadText(),
         hint: str = "",
     ) -> ThreadText:
         """The calls of interactions before ``before``, but those ``shown`` elsewhere, in at most ``room`` tokens.
 
         ``more``: tokens beyond the room, for naming calls that changed something and for lines of those that brought
-        back ids. ``first``: what was told when none was shown elsewhere; the others of its lines come before anything
+        back ids. ``first``: the list when none was shown elsewhere; the others of its lines come before anything
         else. ``hint``: what the heading says after its first words.
         """
         known = frozenset(shown)
-        calls = [c for c in self._calls[: bisect_left(self._interactions, before)] if c.number not in known]
+        older = bisect_left(self._calls, before, key=lambda c: c.interaction)
+        calls = [c for c in self._calls[:older] if c.number not in known]
         words = self._words(before, room)
         if not calls and not words:
-            return _NOTHING_TOLD
-        left = room - (self._cost(words) if words else 0)
+            return ThreadText()
         head = HEAD.format(hint)
-        telling = _Telling(self, calls, left - self._cost(head), more, first)
+        left = room - (self.cost(words) if words else 0) - self.cost(head)
+        listing = _Listing(self, calls, left, more, first.lines)
         while True:
-            text = (head if calls else "") + telling.text() + words
-            tokens = self._count(text) if text else 0
-            over = tokens - room - telling.more_tokens
+            text = (head if calls else "") + listing.text() + words
+            tokens = self.count(text) if text else 0
+            over = tokens - room - listing.more_tokens
             if over <= 0:
-                return ThreadText(text, tokens, telling.told, telling.lines)
-            if not telling.shorten(over):
-                if words:
-                    words = ""
-                    continue
-                break
+                return ThreadText(text, tokens, listing.named, listing.lines)
+            if not listing.shorten(over):
+                if not words:
+                    break
+                words = ""
         span = f"#{calls[0].number} to #{calls[-1].number}" if calls else ""
         for text in (f"Calls {span}{hint}.\n", f"{span}\n") if calls else ():
-            if (tokens := self._count(text)) <= room:
+            if (tokens := self.count(text)) <= room:
                 return ThreadText(text, tokens)
-        return _NOTHING_TOLD
+        return ThreadText()
 
     def _words(self, before: int, room: int) -> str:
         """The latest plan and the latest decisions; each has a share of the room, in tokens."""
@@ -178,10 +228,10 @@ class Thread:
             (PLAN_HEAD, plan.split("\n") if plan else [], 0.2),
             (DECISIONS_HEAD, decided[:-9:-1], 0.1),  # the latest first
         ):
-            left = int(room * share) - self._cost(head) - 2
+            left = int(room * share) - self.cost(head) - 2
             kept: list[str] = []
             for line in lines:
-                left -= self._cost(line + "\n")
+                left -= self.cost(line + "\n")
                 if left < 0:
                     break
                 kept.append(line + "\n")
@@ -193,64 +243,56 @@ class Thread:
         return "".join(texts)
 
 
-class _Telling:
-    """Which form each call takes in a room: on its own line, as a value in its tool's line, or counted."""
+class _Listing:
+    """Which form each call takes in a room: on its own line, as a value in its tool's line, or counted.
+
+    The calls that had lines of their own ``first`` have them before the rest gets any form.
+    """
 
     def __init__(
-        self, thread: Thread, calls: Sequence[_Call], room: int, more: int, first: ThreadText
+        self, thread: Thread, calls: Sequence[_Call], room: int, more: int, first: frozenset[int]
     ) -> None:
-        self._thread, self._calls, self._room, self._more, self._first = thread, calls, room, more, first
+        self._thread, self._calls, self._more = thread, calls, more
         changed = [c for c in calls if c.changed][-MOST_NAMED:]
         looked = [c for c in calls if not c.changed][-MOST_NAMED:]
-        self._named = sorted([*changed, *looked], key=lambda c: c.number)
-        self._told: dict[int, tuple[Argument, ...]] = {}
-        # what is told of the tool's calls before and after each
-        self._beside: dict[int, list[tuple[Argument, ...] | None]] = {}
-        latest: dict[str, int] = {}
-        for call in self._named:
-            if call.told is None:
-                call.told = distinguishing(call.arguments, thread._values[call.tool])
-            told = self._told[call.number] = call.told
-            other = latest.get(call.tool)
-            self._beside[call.number] = [None if other is None else self._told[other], None]
-            if other is not None:
-                self._beside[other][1] = told
-            latest[call.tool] = call.number
-        for chars in (VALUE_CHARS, LEAST_CHARS):
-            self._fill(chars)
-            if len(self.told) == len(self._named):
-                break
-
-    def _fill(self, chars: int) -> None:
-        """Give calls longer forms while there is room: changes before look-ups, then lines of their own.
-
-        The calls that had lines of their own ``first`` have them before the rest gets any form.
-        """
-        self._chars = chars
-        self._steps: list[tuple[int, bool, int]] = []  # (number, whether to a line of its own, tokens)
-        cost = self._thread._cost
+        shown = sorted([*changed, *looked], key=lambda c: c.number)
+        by_tool: dict[str, list[tuple[Argument, ...]]] = {}
+        place = {}  # of each among the tool's calls
+        for call in shown:
+            of_tool = by_tool.setdefault(call.tool, [()])
+            place[call.number] = len(of_tool)
+            of_tool.append(thread.distinct(call))
+        newest = shown[::-1]
         # a line for each tool with its name and the range of its numbers, and a few tokens to spare
-        groups = {(c.tool, c.failed) for c in self._calls}
-        self._left = self._room - 4 - sum(cost(f"{t} ×100 #100 to #200\n") + 2 for t, _ in groups)
-        self.more_tokens = 0  # beyond the room
-        self._shown_as = {c.number: self._show(c) for c in self._named}
-        newest = list(reversed(self._named))
-        # by number, tokens of values; none for what another call's value says
-        self._paid: dict[int, int] = {}
-        self._written: set[tuple[str, str]] = set()
-        self._own: set[int] = set()
-        first = [c for c in newest if c.number in self._first.lines]
-        self._add_values(first)
-        self._add_lines(first)
-        self._add_values([c for c in newest if c.number not in self._paid])
-        self._add_lines(newest)
-        self._settle()
+        groups = {(c.tool, c.failed) for c in calls}
+        room -= 4 + sum(thread.cost(f"{t} ×100 #100 to #200\n") + 2 for t, _ in groups)
+        for chars in (VALUE_CHARS, LEAST_CHARS):
+            self._forms: list[tuple[int, bool, int]] = []  # (number, whether a line of its own, tokens)
+            self._left = room
+            self.more_tokens = 0  # beyond the room
+            self._values: dict[int, Values] = {}
+            for call in shown:
+                at = place[call.number]
+                around = by_tool[call.tool][at - 1 : at + 2]
+                others = around[0], around[2] if len(around) > 2 else ()
+                self._values[call.number] = thread.shown_values(around[1], others, chars)
+            # by number, tokens of values; none for what another call's value says
+            self._paid: dict[int, int] = {}
+            self._written: set[tuple[str, str]] = set()
+            before = [c for c in newest if c.number in first]
+            self._add_values(before)
+            self._add_lines(before)
+            self._add_values([c for c in newest if c.number not in self._paid])
+            self._add_lines(newest)
+            self._settle()
+            if len(self.named) == len(shown):
+                break
 
     def _pays(self, call: _Call, own: bool, price: int, beyond: bool) -> bool:
         """Take a form of a call if there is room for it, ``beyond``: if need be beyond the room."""
         if price > self._left + beyond * (self._more - self.more_tokens):
             return False
-        self._steps.append((call.number, own, price))
+        self._forms.append((call.number, own, price))
         self._left -= price
         if self._left < 0:
             self.more_tokens, self._left = self.more_tokens - self._left, 0
@@ -258,95 +300,82 @@ class _Telling:
 
     def _add_values(self, calls: Sequence[_Call]) -> None:
         for call in sorted(calls, key=lambda c: not c.changed):
-            shown = self._shown_as[call.number]
-            key = call.tool, "".join([f"{text}, " for _, text in shown.values])
-            price = 0 if key in self._written else shown.value_cost + 1
+            text = "".join([f"{text}, " for _, text in self._values[call.number]])
+            price = 0 if (call.tool, text) in self._written else self._thread.cost(text) + 1
             if self._pays(call, False, price, call.changed):
-                self._written.add(key)
+                self._written.add((call.tool, text))
                 self._paid[call.number] = price
 
     def _add_lines(self, calls: Sequence[_Call]) -> None:
+        own = {number for number, is_own, _ in self._forms if is_own}
         changed = [c for c in calls if c.changed]
         failed = [c for c in calls if c.failed and not c.changed]
         found_ids = [c for c in calls if not c.failed and tells_id(c.outcome)]
         for wanted in (changed, failed, found_ids):
             for call in wanted:
-                if call.number in self._paid and call.number not in self._own:
-                    price = max(1, self._thread._cost(self._line(call) + "\n") - self._paid[call.number])
+                if call.number in self._paid and call.number not in own:
+                    price = max(1, self._thread.cost(self._line(call) + "\n") - self._paid[call.number])
                     if self._pays(call, True, price, wanted is found_ids):
-                        self._own.add(call.number)
+                        own.add(call.number)
 
     def _settle(self) -> None:
-        self.told = frozenset(number for number, own, _ in self._steps if not own)
-        self.lines = frozenset(number for number, own, _ in self._steps if own)
+        self.named = frozenset(number for number, own, _ in self._forms if not own)
+        self.lines = frozenset(number for number, own, _ in self._forms if own)
 
     def shorten(self, tokens: int) -> bool:
-        """Tell some calls in a shorter form, the least important first; False where all are counted already."""
-        if not self._steps:
+        """Give some calls a shorter form, the least important first; False where all are counted already."""
+        if not self._forms:
             return False
-        while self._steps and tokens > 0:
-            tokens -= self._steps.pop()[2]
+        while self._forms and tokens > 0:
+            tokens -= self._forms.pop()[2]
         self._settle()
         return True
 
     def text(self) -> str:
-        own = [self._line(c) for c in self._calls if c.number in self.lines]
+        lines = [self._line(c) for c in self._calls if c.number in self.lines]
         groups: dict[tuple[str, bool], list[_Call]] = {}
         rest = [c for c in self._calls if c.number not in self.lines]
         for call in sorted(rest, key=lambda c: not c.changed):  # those that changed something first
             groups.setdefault((call.tool, call.failed), []).append(call)
-        own += [self._shared_line(f"{t} failed" if failed else t, c) for (t, failed), c in groups.items()]
-        return "".join(f"{line}\n" for line in own)
-
-    def _show(self, call: _Call) -> _Shown:
-        """How a call is shown: its line and its tokens are made when they are needed."""
-        kept, key = self._thread._shown, (call.number, self._chars)
-        told = self._told[call.number]
-        beside = self._beside[call.number]
-        known = kept.get(key)
-        if known is not None and all(map(is_, known.told, (told, *beside))):
-            return known
-        others = [{a.key: a.text for a in other} for other in beside if other is not None]
-        values = [
-            (a.key, shown_value(a.text, self._chars, [o[a.key] for o in others if a.key in o])) for a in told
-        ]
-        cost = self._thread._cost("".join([f"{text}, " for _, text in values]))
-        kept[key] = _Shown((told, *beside), values, cost)
-        return kept[key]
-
-    def _shared_line(self, tool: str, calls: Sequence[_Call]) -> str:
-        """The line of some calls of one tool: their distinguishing values, then how many more there are."""
-        valued = [c for c in calls if c.number in self.told]
-        counted = [c for c in calls if c.number not in self.told]
-        if not valued:
-            return f"{tool} ×{len(counted)} {ranges(c.number for c in counted)}"
-        values = [v for c in valued if (v := self._shown_as[c.number].values)]
-        keys = {v[0][0] for v in values}
-        common = keys.pop() if len(keys) == 1 else ""
-        bodies = [", ".join(t if k == common else named(k, t) for k, t in v) for v in values]
-        text = f"{tool} {ranges(c.number for c in valued)}"
-        if bodies:
-            text += f" {named(common, '; '.join(dict.fromkeys(bodies)))}"
-        if counted:
-            text += f"; besides ×{len(counted)} {ranges(c.number for c in counted)}"
-        return text
+        for (tool, failed), calls in groups.items():
+            text = f"{tool} failed" if failed else tool
+            counted = [c.number for c in calls if c.number not in self.named]
+            if valued := [c.number for c in calls if c.number in self.named]:
+                values = [v for number in valued if (v := self._values[number])]
+                keys = {v[0][0] for v in values}
+                common = keys.pop() if len(keys) == 1 else ""
+                bodies = [", ".join(t if k == common else named(k, t) for k, t in v) for v in values]
+                text += f" {ranges(valued)}"
+                text += f" {named(common, '; '.join(dict.fromkeys(bodies)))}" if bodies else ""
+                text += "; besides" if counted else ""
+            lines.append(f"{text} ×{len(counted)} {ranges(counted)}" if counted else text)
+        return "".join(f"{line}\n" for line in lines)
 
     def _line(self, call: _Call) -> str:
-        """A call on a line of its own: what distinguishes it, other arguments while there is room, its outcome."""
-        kept = self._shown_as[call.number]
-        if kept.line:
-            return kept.line
-        shown = [named(k, t) for k, t in kept.values]
-        room = 84 - sum(len(s) + 2 for s in shown)
-        told = self._told[call.number]
-        for argument in call.arguments:
-            part = named(argument.key, ending(argument.text, LEAST_CHARS))
-            if argument not in told and len(part) <= room:
-                shown.append(part)
-                room -= len(part) + 2
-        text = f"#{call.number} {call.tool} {', '.join(shown)}" if shown else f"#{call.number} {call.tool}"
-        kept.line = f"{text} → {call.outcome}" if call.outcome else text
-        return kept.line
+        return self._thread.own_line(call, self._thread.distinct(call), self._values[call.number])
+
+
+def _shown_values(
+    distinct: tuple[Argument, ...], beside: tuple[tuple[Argument, ...], ...], chars: int
+) -> Values:
+    """What distinguishes a call, as it is shown beside what distinguishes the calls before and after it."""
+    others = [{a.key: a.text for a in other} for other in beside]
+    return tuple(
+        (a.key, shown_value(a.text, chars, [o[a.key] for o in others if a.key in o])) for a in distinct
+    )
+
+
+def _own_line(call: _Call, distinct: tuple[Argument, ...], values: Values) -> str:
+    """A call on a line of its own: what distinguishes it, other arguments while there is room, its outcome."""
+    shown = [named(k, t) for k, t in values]
+    room = LINE_CHARS - sum(len(s) + 2 for s in shown)
+    for argument in call.arguments:
+        part = named(argument.key, ending(argument.text, LEAST_CHARS))
+        if argument not in distinct and len(part) <= room:
+            shown.append(part)
+            room -= len(part) + 2
+    text = f"#{call.number} {call.tool} {', '.join(shown)}" if shown else f"#{call.number} {call.tool}"
+    return f"{text} → {call.outcome}" if call.outcome else text
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -29,23 +29,20 @@ from memory_bank.errors import (
 from memory_bank.pricing import Usage, full_usage, price_of
 from memory_bank.service import failures
 from memory_bank.service.api import memory, records, sessions
-from memory_bank.service.api.models import validation_message
-from memory_bank.service.api.openapi import describe
+from memory_bank.service.api.openapi import describe, validation_message
 from memory_bank.service.api.requests import JSON, EncodedSlashes, json_bytes
-from memory_bank.service.operations.health import Operations, add_operations
-from memory_bank.service.operations.learning import ServiceLearning
+from memory_bank.service.operations import health
+from memory_bank.service.operations.background import ServiceLearning, ServiceObserver, chat_of
 from memory_bank.service.operations.metrics import Metrics
-from memory_bank.service.operations.observer import ServiceObserver, chat_of
 from memory_bank.service.operations.request_log import RequestLog
 from memory_bank.service.operations.telemetry import Telemetry
 from memory_bank.service.page import files
 from memory_bank.service.page.recorder import Recorder
 from memory_bank.service.proxy.body import MessageCache
-from memory_bank.service.proxy.dialect import Provider
+from memory_bank.service.proxy.dialects import DIALECTS, Provider
 from memory_bank.service.proxy.identity import Identity, canonical_bytes
-from memory_bank.service.proxy.injection import Injection
 from memory_bank.service.proxy.rebuild import Rebuilder
-from memory_bank.service.proxy.routes import DIALECTS, REFUSED, Exchange, Proxy
+from memory_bank.service.proxy.routes import REFUSED, Exchange, Proxy
 from memory_bank.service.proxy.upstream import Upstream
 from memory_bank.service.security.access import Keyring
 from memory_bank.service.security.gate import Gate
@@ -96,9 +93,8 @@ class Service:
             traced=telemetry.memory,
         )
         self.keyring = Keyring(database)
-        self.operations = Operations(database, self.sessions, self.observing, metrics, urls["openai"])
+        self.operations = health.Operations(database, self.sessions, self.observing, metrics, urls["openai"])
         self.exchanges: list[Callable[[Exchange], None]] = [telemetry.exchanged, self._exchanged]
-        timeout = self.settings.memory_timeout
         keys = {"openai": os.environ.get("OPENAI_API_KEY"), "anthropic": os.environ.get("ANTHROPIC_API_KEY")}
         self.upstreams = {
             provider: Upstream(url, timeout=self.settings.upstream_timeout, key=keys[provider])
@@ -107,7 +103,7 @@ class Service:
         rebuilder = Rebuilder(
             self.sessions,
             Identity(database, lambda m: cache.result("canonical", m, canonical_bytes)),
-            timeout,
+            self.settings.memory_timeout,
             marks_cache=self.settings.cache_markers == "auto",
             inject=self.settings.inject_tools,
         )
@@ -115,7 +111,6 @@ class Service:
         self.proxy = Proxy(
             self.upstreams,
             rebuilder,
-            injection=Injection(self.sessions, timeout),
             cache=cache,
             add_trace=telemetry.carry,
             record=self.tell,
@@ -293,8 +288,8 @@ def create_app(config: Config) -> FastAPI:
     async def invalid(request: Request, error: Any) -> Response:
         return await ours(request, InvalidRequestError(validation_message(error.errors())))
 
-    add_operations(app)
-    for router in (sessions.router, memory.router, records.router, sessions.steps_router, files.router):
+    modules = (health, sessions, memory, records)
+    for router in (*(m.router for m in modules), sessions.steps_router, files.router):
         app.include_router(router)
     for path in ("/v1/sessions", "/v1/sessions/{rest:path}", "/v1/stats", "/v1/stats/{rest:path}"):
         app.router.routes.append(Route(path, UnknownRoute(), include_in_schema=False))

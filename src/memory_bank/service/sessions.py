@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Literal, TypeVar, cast
 
 import sqlalchemy as sa
+from cachetools import LRUCache
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.learned import Learned, keep_model, learned_of
@@ -30,7 +31,7 @@ from memory_bank.plan import Context, Plan
 from memory_bank.ports import TokenCounter
 from memory_bank.pricing import SentContext, common_length
 from memory_bank.processor import MemoryProcessor
-from memory_bank.service.proxy.dialect import RequestHistory
+from memory_bank.service.proxy.dialects import RequestHistory
 from memory_bank.service.security.access import public_name, stored_id, writable_id
 from memory_bank.transcript.messages import check_messages, read, same_objects
 from memory_bank.transcript.tokens import open_counter
@@ -81,17 +82,18 @@ class Rebuilt(StepFigures):
 
 
 @dataclass(slots=True)
-class _OpenSession:
-    """A session in use, and the lock that serializes its steps."""
+class _Kept:
+    """A session in use: the lock that serializes its steps, and its memory for searches."""
 
     namespace: str | None
-    agent_id: str | None
+    agent_id: str | None = None
     lock: AbstractContextManager[object] = field(default_factory=threading.RLock)
-    generation: int | None = None  # when it was last registered in the database
-    users: int = 0  # running steps
+    generation: int | None = None  # when a step last registered it in the database
+    users: int = 0  # running steps and searches
     tokens: int = 0  # of its full history, or more for large requests
     sent: Sequence[object] = ()  # the context of its last step
     changed: bool = False  # that context did not begin as the one before
+    reader: MemoryBankState | None = None
 
 
 @dataclass(slots=True)
@@ -138,9 +140,9 @@ class Sessions:
             if isinstance(settings, MemoryBankSettings):
                 known[key + IN_ONE_BLOCK] = settings.model_copy(update={"layout": "block"})
         self._processor = MemoryProcessor(config.model_copy(update={"memory_strategies": known}), self._open)
-        self._open_sessions: OrderedDict[str, _OpenSession] = OrderedDict()
-        self._readers: OrderedDict[str, MemoryBankState] = OrderedDict()
-        self._previews: OrderedDict[tuple[str, str], _Preview] = OrderedDict()
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        # sessions whose next preview only adds what is new
+        self._previews: LRUCache[tuple[str, str], _Preview] = LRUCache(4)
         self._lock = threading.Lock()
         self._delay = ""  # why summaries wait for the next step, as it was logged
 
@@ -184,42 +186,45 @@ class Sessions:
             key += IN_ONE_BLOCK
         seen = self._hidden(messages)
         client = llm_client if llm_client is not None else self.llm_client
-        # the plan must be this step's
-        with self._using(session_id, namespace, agent) as used, used.lock:
-            shown, tokens = self._processor.apply_strategy(
-                seen, key, None, client, session_id=session_id, model=model, tools=tools
-            )
-            state = self._processor.state(key, session_id)
-            plan = state.last_plan if state is not None else None
-            count = 0
-            if isinstance(state, MemoryBankState):
-                count = len(state.steps)
-                if state.generation != used.generation:  # first use, or another process reset the session
+        with self._holding(session_id, namespace) as kept:
+            if kept.generation is None or (agent is not None and kept.agent_id != agent):
+                self._register(session_id, kept, agent)
+            with kept.lock:  # the plan must be this step's
+                shown, tokens = self._processor.apply_strategy(
+                    seen, key, None, client, session_id=session_id, model=model, tools=tools
+                )
+                state = self._processor.state(key, session_id)
+                plan = state.last_plan if state is not None else None
+                if isinstance(state, MemoryBankState) and state.generation != kept.generation:
+                    # first use, or another process reset the session
                     self.database.open_session(session_id, agent, namespace)
-                    used.generation = state.generation
-            context = _with_own_text(shown, seen, messages)
-            unchanged = same_objects(context, messages)
-            status = CONTROL if control else "unchanged" if unchanged else "rebuilt"
-            written: Sequence[object] = context
-            if history is not None and not unchanged and isinstance(context, Context):
-                written = history.to_request(context)
-                if state is not None:
+                    kept.generation = state.generation
+                context = _with_own_text(shown, seen, messages)
+                unchanged = same_objects(context, messages)
+                written: Sequence[object] = context
+                if (
+                    state is not None
+                    and history is not None
+                    and not unchanged
+                    and isinstance(context, Context)
+                ):
+                    written = history.to_request(context)
                     tokens = state.recount(shown, history.read(written))
                     plan = shown.plan if isinstance(shown, Context) else plan
-            at, changed = common_length(used.sent, context), None
-            changed_at = None if at == len(used.sent) else at
-            if changed_at is not None and at == len(context):
-                changed = "end"
-            elif changed_at is not None:
-                first = context[at]
-                is_memory = plan is not None and plan.memory is not None and first == plan.memory
-                changed = "memory" if is_memory else str(read(first, "role") or read(first, "type") or "")
-            changes_again = used.changed and changed_at is not None
-            used.sent, used.changed = context, changed_at is not None
-            sent = None
-            if isinstance(state, MemoryBankState):
-                retention = state.settings.cache_retention
-                sent = state.prefix_cache.send(context, model, state.counter.count_message, retention)
+                at, changed = common_length(kept.sent, context), None
+                changed_at = None if at == len(kept.sent) else at
+                if changed_at is not None and at == len(context):
+                    changed = "end"
+                elif changed_at is not None:
+                    first = context[at]
+                    is_memory = plan is not None and plan.memory is not None and first == plan.memory
+                    changed = "memory" if is_memory else str(read(first, "role") or read(first, "type") or "")
+                changes_again = kept.changed and changed_at is not None
+                kept.sent, kept.changed = context, changed_at is not None
+                sent, count = None, 0
+                if isinstance(state, MemoryBankState):
+                    retention, count = state.settings.cache_retention, len(state.steps)
+                    sent = state.prefix_cache.send(context, model, state.counter.count_message, retention)
         counter = state.counter if state is not None else open_counter()
         more = count_once(counter.count_text, beside) if beside else 0
         known = more + plan.view.tokens_between(0, plan.view.tail_start) if plan and plan.view.tail else 0
@@ -230,7 +235,7 @@ class Sessions:
             tokens=tokens + more,
             messages=len(messages),
             records=count,
-            status=status,
+            status=CONTROL if control else "unchanged" if unchanged else "rebuilt",
             strategy=key,
             milliseconds=1000 * (time.perf_counter() - began),
             changed_at=changed_at,
@@ -246,7 +251,7 @@ class Sessions:
             state=state,
             sent_context=sent,
         )
-        used.tokens = max(step.full_tokens, size // 64)  # a large request of few tokens counts by its bytes
+        kept.tokens = max(step.full_tokens, size // 64)  # a large request of few tokens counts by its bytes
         if self._on_rebuilt is not None:
             self._on_rebuilt(step)
         return step
@@ -306,8 +311,6 @@ class Sessions:
         made.messages = seen
         with self._lock:
             self._previews[session_id, key] = made
-            if len(self._previews) > 4:  # sessions whose next preview only adds what is new
-                self._previews.popitem(last=False)
         return _with_own_text(shown, seen, messages)
 
     def is_control(self, session_id: str) -> bool:
@@ -336,17 +339,16 @@ class Sessions:
     def reading(self, namespace: str | None, name: str) -> Iterator[MemoryBankState]:
         """A session's memory, locked, for searches and ``handle_tool_call``. Raises NotFoundError."""
         session_id = self.known(namespace, name)
-        with self._lock:
-            state = self._readers.pop(session_id, None)
-        if state is None:
-            state = MemoryBankState.open(self.database, session_id, namespace=namespace, on_jobs=self._queued)
-        with self._lock:
-            state = self._readers.setdefault(session_id, state)
-            while len(self._readers) > self.config.service.sessions_kept:
-                self._readers.popitem(last=False)[1].close()
-        with state.lock:
-            state.prepare(self.bank_settings(), self.llm_client)
-            yield state
+        with self._holding(session_id, namespace) as kept:
+            if kept.reader is None:
+                made = MemoryBankState.open(
+                    self.database, session_id, namespace=namespace, on_jobs=self._queued
+                )
+                with self._lock:
+                    kept.reader = kept.reader or made
+            with kept.reader.lock:
+                kept.reader.prepare(self.bank_settings(), self.llm_client)
+                yield kept.reader
 
     @contextmanager
     def writing(
@@ -422,13 +424,10 @@ class Sessions:
             for _ in purge(self.database, session_id=session_id):
                 pass
         with self._lock:
-            self._open_sessions.pop(session_id, None)
-            reader = self._readers.pop(session_id, None)
+            kept = self._kept.pop(session_id, None)
             for key in [k for k in self._previews if k[0] == session_id]:
                 del self._previews[key]
-        self._processor.close(session_id)
-        if reader is not None:
-            reader.close()
+        self._close(session_id, kept)
 
     def delete(self, namespace: str | None, name: str) -> None:
         """Reset a session and mark it as deleted, until it is used again. Raises NotFoundError."""
@@ -438,67 +437,74 @@ class Sessions:
     @property
     def held(self) -> int:
         """How many sessions are open."""
-        return len(self._open_sessions)
+        return len(self._kept)
 
     def close(self) -> None:
         """Close all sessions but not the database; queued jobs stay in it."""
-        self._processor.close()
         with self._lock:
-            for state in self._readers.values():
-                state.close()
-            self._readers.clear()
             self._previews.clear()
-            self._open_sessions.clear()
+            kept = [*self._kept.items()]
+            self._kept.clear()
+        for session in kept:
+            self._close(*session)
+        self._processor.close()
+
+    def _close(self, session_id: str, kept: _Kept | None) -> None:
+        self._processor.close(session_id)
+        if kept is not None and kept.reader is not None:
+            kept.reader.close()
 
     def _open(self, session_id: str) -> MemoryBankState:
         with self._lock:
-            used = self._open_sessions.get(session_id, _OpenSession(None, None))
+            kept = self._kept.get(session_id, _Kept(None))
         return MemoryBankState.open(
             self.database,
             session_id,
-            agent_id=used.agent_id,
-            namespace=used.namespace,
+            agent_id=kept.agent_id,
+            namespace=kept.namespace,
             on_jobs=self._queued,
             defer=True,
         )
 
     @contextmanager
-    def _using(self, session_id: str, namespace: str | None, agent: str | None) -> Iterator[_OpenSession]:
-        """Hold a session open during a step; closes the least recently used sessions above the limits."""
+    def _holding(self, session_id: str, namespace: str | None) -> Iterator[_Kept]:
+        """Keep a session open meanwhile; closes the least recently used sessions above the limits."""
         with self._lock:
-            used = self._open_sessions.get(session_id)
-            if used is not None and used.namespace != namespace:
+            kept = self._kept.get(session_id)
+            if kept is None:
+                kept = self._kept[session_id] = _Kept(namespace)
+            elif kept.namespace != namespace:
                 raise ConfigError(f"there can be no session {session_id!r} here: choose another session_id.")
-            if used is None:
-                used = self._open_sessions[session_id] = _OpenSession(namespace, agent)
-            self._open_sessions.move_to_end(session_id)
-            used.users += 1
-            old: list[str] = []
-            most = self.config.service
-            count, tokens = len(self._open_sessions), sum(p.tokens for p in self._open_sessions.values())
-            for oldest, p in list(self._open_sessions.items()):
-                if count <= most.sessions_kept and tokens <= most.tokens_kept:
+            self._kept.move_to_end(session_id)
+            kept.users += 1
+            old: list[tuple[str, _Kept]] = []
+            limits = self.config.service
+            count, tokens = len(self._kept), sum(k.tokens for k in self._kept.values())
+            for oldest in list(self._kept.items()):
+                if count <= limits.sessions_kept and tokens <= limits.tokens_kept:
                     break
-                if not p.users:
-                    del self._open_sessions[oldest]
+                if not oldest[1].users:
+                    del self._kept[oldest[0]]
                     old.append(oldest)
-                    count, tokens = count - 1, tokens - p.tokens
+                    count, tokens = count - 1, tokens - oldest[1].tokens
         try:
-            for s in old:
-                self._processor.close(s)
-            if used.generation is None or (agent is not None and used.agent_id != agent):
-                try:
-                    self.database.open_session(session_id, agent, namespace)
-                except ConfigError:  # the session belongs to another agent or namespace
-                    with self._lock:
-                        if self._open_sessions.get(session_id) is used and used.generation is None:
-                            del self._open_sessions[session_id]
-                    raise
-                used.agent_id = agent or used.agent_id
-            yield used
+            for closed in old:
+                self._close(*closed)
+            yield kept
         finally:
             with self._lock:
-                used.users -= 1
+                kept.users -= 1
+
+    def _register(self, session_id: str, kept: _Kept, agent: str | None) -> None:
+        """Create a session for its first step. Raises ConfigError if it belongs to another agent or namespace."""
+        try:
+            self.database.open_session(session_id, agent, kept.namespace)
+        except ConfigError:
+            with self._lock:
+                if self._kept.get(session_id) is kept and kept.generation is None:
+                    del self._kept[session_id]
+            raise
+        kept.agent_id = agent or kept.agent_id
 
 
 @lru_cache(maxsize=32)

@@ -11,7 +11,7 @@ from memory_bank.bank.listing import Outline, holding, outlines, whole
 from memory_bank.bank.schema import in_parts
 from memory_bank.errors import EmbeddingError
 from memory_bank.provenance.identifiers import find, identifiers_in, normal, runs
-from memory_bank.provenance.index import Source
+from memory_bank.provenance.index import place_of
 from memory_bank.records import Hit
 
 _MAX_EXACT_CHARS = 200  # longer texts are not searched for exactly
@@ -108,9 +108,8 @@ def _holders(state: Any, text: str) -> Iterator[tuple[Outline, str]]:
                 yield outline, ""
                 continue
             output = whole(state.database, outline, "output")
-            source = Source("record", output, normal(output))
-            if find(source.normal, text) >= 0:
-                yield outline, source.place_of(text)
+            if find(normal(output), text) >= 0:
+                yield outline, place_of(output, text)
         if len(batch) < _BATCH:
             return
         examined += len(batch)

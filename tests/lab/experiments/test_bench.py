@@ -59,7 +59,7 @@ def test_the_command_writes_results_and_a_table(cli, experiment, tmp_path):
 def test_figures_are_those_of_the_instrument(experiment):
     from memory_bank.config import load_config
     from memory_bank.lab.meter.measure import measure
-    from memory_bank.lab.strategies import parse_strategy
+    from memory_bank.lab.replay import parse_strategy
 
     path = experiment()
     plan = plan_of(path)

@@ -21,7 +21,7 @@ from memory_bank.lab.costs import Costs, named_counter
 from memory_bank.lab.logs.audit import OWN, audit_logs, count_rereads, file_read, measure_compactions
 from memory_bank.lab.logs.sessions import read_claude_code
 from memory_bank.lab.meter.copies import Tally
-from memory_bank.lab.strategies import parse_strategy
+from memory_bank.lab.replay import parse_strategy
 
 TOYS = "tests.lab.meter.toys:"
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.benchmarks import load
 
 from memory_bank.lab.meter.copies import SHORTEST, TextIndex, as_copied, covered, stretches
-from memory_bank.lab.strategies import parse_strategy
+from memory_bank.lab.replay import parse_strategy
 from memory_bank.lab.traces import Trace
 
 acting = load("acting")

@@ -16,10 +16,18 @@ from memory_bank.cli.lab import audit as verb
 from memory_bank.config import Config, load_config
 from memory_bank.errors import EmbedderLoadError, UnknownStrategyError
 from memory_bank.lab.meter.audit import BUDGETS, NO_MEMORY, advice, audit, choose, plan_audit
-from memory_bank.lab.meter.figures import COLUMNS, Figures, figures_of
-from memory_bank.lab.meter.measure import Measurement
-from memory_bank.lab.pages import HEIGHT, WIDTH, PageSection, Plot, PlotPoint, figures_page, frontier, render
-from memory_bank.lab.strategies import Strategy
+from memory_bank.lab.meter.measure import COLUMNS, Figures, Measurement, figures_of
+from memory_bank.lab.pages import (
+    HEIGHT,
+    WIDTH,
+    PageSection,
+    PlotPoint,
+    figures_page,
+    frontier,
+    plot_of,
+    render,
+)
+from memory_bank.lab.replay import Strategy
 from memory_bank.lab.tables import percent
 
 ORDERS = Path(__file__).parent / "orders.jsonl"
@@ -222,7 +230,7 @@ def test_labels_stay_in_the_drawing_and_off_each_other():
         PlotPoint(f"strategy number {i}", 0.1 + 0.01 * (i % 3), 0.5 + 0.01 * i, 0.4, 0.9, best=i == 3)
         for i in range(9)
     ]
-    root = ET.fromstring(render("plot.svg", plot=Plot([*points, PlotPoint("dear", 1.4, 0.0, 0, 0)])))
+    root = ET.fromstring(render("plot.svg", plot=plot_of([*points, PlotPoint("dear", 1.4, 0.0, 0, 0)])))
     labels = [g for g in root if g.tag.endswith("}g")]
     boxes = []
     for g in labels:

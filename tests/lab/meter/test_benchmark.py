@@ -55,7 +55,6 @@ def test_a_point_apart_from_the_reference_is_a_failure(tmp_path, bound_old, code
     assert ("apart by more than a point: orders" in done.stdout) == bool(code)
 
 
-@pytest.mark.short
 def test_wrong_use_is_one_sentence(tmp_path):
     for args in (["nope"], ["--data-dir", tmp_path], ["orders", "--data-dir", HERE, "--strategy", "nope"]):
         done = bench(*args)

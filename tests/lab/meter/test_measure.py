@@ -15,9 +15,8 @@ from tests.cli.conftest import environment
 from memory_bank.config import load_config
 from memory_bank.errors import ConfigError, UnknownStrategyError
 from memory_bank.lab.costs import Costs
-from memory_bank.lab.meter.figures import figures_of
-from memory_bank.lab.meter.measure import measure
-from memory_bank.lab.strategies import Strategy, parse_strategy
+from memory_bank.lab.meter.measure import figures_of, measure
+from memory_bank.lab.replay import Strategy, parse_strategy
 from memory_bank.lab.traces import Trace
 from memory_bank.transcript.tokens import approximate_counter
 
@@ -176,7 +175,7 @@ SCRIPT = """
 import json, sys
 from memory_bank.config import Config
 from memory_bank.lab.meter.measure import measure
-from memory_bank.lab.strategies import Strategy, parse_strategy
+from memory_bank.lab.replay import Strategy, parse_strategy
 from memory_bank.lab.traces import read_traces
 names = ["local", "tests.lab.meter.toys:shorten", "oracle"]
 traces = list(read_traces(sys.argv[1]))

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import openai
 import pytest
+from tests.examples import first_short
 from tests.service.processes import until
 from tests.service.proxied import RawUpstream, chunked, head_of, post, proxied, whole
 from tests.service.tasks import HANDLERS, TOOLS, get_order
@@ -20,10 +21,11 @@ from tests.service.tasks import HANDLERS, TOOLS, get_order
 from memory_bank.bank.database import Database
 from memory_bank.config import Config, ServiceSettings, load_config
 from memory_bank.errors import UpstreamError
-from memory_bank.service.proxy.dialect import MEMORY_TOOLS
+from memory_bank.service.proxy.answers import MEMORY_TOOLS
+from memory_bank.service.proxy.dialects import DIALECTS
 from memory_bank.service.proxy.injection import MOST_BYTES, NOT_YET, ROUNDS, Injection
 from memory_bank.service.proxy.rebuild import MemoryResult, ModelRequest
-from memory_bank.service.proxy.routes import DIALECTS, read_body
+from memory_bank.service.proxy.routes import read_body
 from memory_bank.service.proxy.upstream import UpstreamAnswer
 from memory_bank.service.security.access import LOCAL
 from memory_bank.service.sessions import Sessions
@@ -317,15 +319,8 @@ ANSWERS = {
     "own call": whole(
         chat_answer(choices=[{"message": {"role": "assistant", **LOOK}}]), b"content-type: application/json"
     ),
-    "no json": whole(b"{broken", b"content-type: application/json"),
-    "no object": whole(b"[1]", b"content-type: application/json"),
-    "empty": whole(b"", b"content-type: application/json"),
     "packed": whole(
         gzip.compress(chat_answer()), b"content-type: application/json", b"content-encoding: gzip"
-    ),
-    "text": whole(b"data: what?", b"content-type: text/plain"),
-    "error": whole(
-        b'{"error": {}}', b"retry-after: 7", b"content-type: application/json", status=b"429 Slow"
     ),
     "chunked": chunked(chat_answer()[:9], chat_answer()[9:], headers=(b"content-type: application/json",)),
     "stream": chunked(
@@ -334,6 +329,13 @@ ANSWERS = {
     ),
     "stream with a call": chunked(
         as_stream({"role": "assistant"}, {"content": "a"}, LOOK, {}), headers=(SSE,)
+    ),
+    "no json": whole(b"{broken", b"content-type: application/json"),
+    "no object": whole(b"[1]", b"content-type: application/json"),
+    "empty": whole(b"", b"content-type: application/json"),
+    "text": whole(b"data: what?", b"content-type: text/plain"),
+    "error": whole(
+        b'{"error": {}}', b"retry-after: 7", b"content-type: application/json", status=b"429 Slow"
     ),
     "stream of one length": whole(as_stream({"content": "a"}), SSE),
     "comments": chunked(b": wait\n\n", as_stream({"content": "a"}), b": bye\n\ndata: rest", headers=(SSE,)),
@@ -349,7 +351,7 @@ ANSWERS = {
 PLAIN = {"model": "m", "messages": MESSAGES, "tools": TOOLS, "odd": [1.0, {"é": None}]}
 
 
-@pytest.mark.parametrize("name", ANSWERS)
+@pytest.mark.parametrize("name", first_short(ANSWERS, 6))
 def test_where_nothing_is_fetched_the_answer_is_upstreams_to_the_byte(tmp_path, name):
     answer = ANSWERS[name]
     streamed = "stream" in name or name in ("comments", "no end")
@@ -378,14 +380,17 @@ def test_where_nothing_is_fetched_the_answer_is_upstreams_to_the_byte(tmp_path, 
 
 @pytest.mark.parametrize(
     "more",
-    [
-        {"tool_choice": "none"},
-        {"tool_choice": {"type": "function", "function": {"name": "get_order"}}},
-        {"n": 2},
-        {"functions": [{"name": "get_order"}]},
-        {"tools": [*TOOLS, {"type": "function", "function": {"name": "get_record"}}]},
-        {"messages": MESSAGES[:2]},
-    ],
+    first_short(
+        [
+            {"tool_choice": "none"},
+            {"tool_choice": {"type": "function", "function": {"name": "get_order"}}},
+            {"n": 2},
+            {"functions": [{"name": "get_order"}]},
+            {"tools": [*TOOLS, {"type": "function", "function": {"name": "get_record"}}]},
+            {"messages": MESSAGES[:2]},
+        ],
+        2,
+    ),
 )
 def test_where_they_are_not_offered_the_request_is_the_same(tmp_path, more):
     body = json.dumps({**PLAIN, **more}).encode()
@@ -661,7 +666,7 @@ def test_every_answer_is_let_go_of(tmp_path, ending):
     sessions.rebuild(None, "task", MESSAGES)
     data = json.dumps({**PLAIN, "stream": True}).encode()
     memory = MemoryResult("unchanged", session="task", tools=DIALECTS[0].offer_tools(PLAIN))
-    asked = ModelRequest(DIALECTS[0], LOCAL, data, {}, None, read_body(data, DIALECTS[0]), memory)
+    asked = ModelRequest(DIALECTS[0], LOCAL, read_body(data, DIALECTS[0]), {}, None, memory)
 
     async def send(*_):
         answer = script.pop(0)
@@ -670,7 +675,7 @@ def test_every_answer_is_let_go_of(tmp_path, ending):
         return answer
 
     async def main():
-        answer = await Injection(sessions, 5.0).answer(asked, send)
+        answer = await Injection(sessions, 5.0, asked, send).answer()
         read = b""
         try:
             async for piece in answer.body:

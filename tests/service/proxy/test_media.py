@@ -9,6 +9,7 @@ import random
 import pytest
 from tests.blocks import answer, turn, use, user
 from tests.chats import FOLDING, call, result
+from tests.examples import first_short
 from tests.service.proxied import post, proxied
 
 from memory_bank.config import Config
@@ -117,7 +118,7 @@ def parts_of(value):
         yield from parts_of(inner)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", first_short(STRATEGIES))
 @pytest.mark.parametrize("body_of", [messages_body, responses_body, chat_body])
 def test_base64_of_older_results_is_in_no_context(tmp_path, body_of, strategy, monkeypatch):
     with ScriptedServer(lambda _: say("It shows orders.")) as server:
@@ -144,7 +145,7 @@ def test_base64_of_older_results_is_in_no_context(tmp_path, body_of, strategy, m
         assert "[image/png, 3 kB]" in json.dumps(contexts[-1])
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", first_short([False, True]))
 @pytest.mark.parametrize("body_of", [messages_body, responses_body, chat_body])
 @pytest.mark.parametrize("number", [3, 4])
 def test_get_record_returns_the_part_where_the_api_carries_it(tmp_path, body_of, number, stream):

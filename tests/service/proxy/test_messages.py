@@ -12,7 +12,7 @@ from tests.service.caching import Cached
 from tests.service.proxied import RawUpstream, chunked, post, proxied, whole
 from tests.service.tasks import HANDLERS, STEPS, SYSTEM, TASK, TOOLS, script
 
-from memory_bank.service.proxy.events import EventSplitter
+from memory_bank.service.proxy.answers import EventSplitter
 from memory_bank.testing import Reply, ScriptedServer, call, fail, say
 from memory_bank.transcript.anthropic import cache_marks, from_anthropic, message_errors
 

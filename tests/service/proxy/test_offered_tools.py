@@ -7,12 +7,11 @@ import re
 
 import pytest
 from tests.chats import FOLDING, call, result, system, user
+from tests.examples import first_short
 from tests.service.proxied import post, proxied
 
 from memory_bank.config import Config
-from memory_bank.service.proxy.chat import ChatDialect
-from memory_bank.service.proxy.messages import MessagesDialect
-from memory_bank.service.proxy.responses import ResponsesDialect
+from memory_bank.service.proxy.dialects import ChatDialect, MessagesDialect, ResponsesDialect
 from memory_bank.testing import ScriptedServer, say
 
 NAMED = re.compile("search_memory|get_record|list_records")
@@ -92,7 +91,7 @@ def requests_of(way):
     ]
 
 
-@pytest.mark.parametrize("inject", ["auto", True, False])
+@pytest.mark.parametrize("inject", first_short(["auto", True, False]))
 @pytest.mark.parametrize("way", PATHS)
 def test_every_tool_that_a_context_names_is_offered(tmp_path, way, inject):
     with ScriptedServer(lambda _: say("ok")) as server:

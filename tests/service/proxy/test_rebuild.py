@@ -16,9 +16,10 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.maintenance import purge, verify
 from memory_bank.bank.stores import InsightStore
 from memory_bank.context.policies.evidence import evidence_of
+from memory_bank.service.proxy.dialects import DIALECTS
 from memory_bank.service.proxy.identity import Identity
 from memory_bank.service.proxy.rebuild import THREADS, ModelRequest, Rebuilder
-from memory_bank.service.proxy.routes import DIALECTS, read_body
+from memory_bank.service.proxy.routes import read_body
 from memory_bank.service.security.access import LOCAL, Caller
 from memory_bank.service.sessions import Sessions
 
@@ -136,8 +137,8 @@ def test_a_loop_is_told_once_the_context_is_there(configured, caplog):
 
 def asked(memory, count, **headers):
     body = read_body(json.dumps({"messages": conversation(count)}).encode(), CHAT)
-    request = ModelRequest(CHAT, LOCAL, body.data, {"x-memory-session": "s", **headers}, "key", body)
-    return memory.rebuild(request, body)
+    request = ModelRequest(CHAT, LOCAL, body, {"x-memory-session": "s", **headers}, "key")
+    return memory.rebuild(request)
 
 
 def test_what_was_put_off_is_done_soon(configured):
@@ -196,13 +197,13 @@ def test_slow_steps_of_a_key_pause_memory_for_that_key_alone(configured):
     body = read_body(json.dumps({"messages": conversation(2)}).encode(), CHAT)
 
     async def ask(namespace):
-        request = ModelRequest(CHAT, Caller(namespace=namespace), body.data, {}, None, body)
-        return await memory.rebuild(request, body)
+        request = ModelRequest(CHAT, Caller(namespace=namespace), body, {}, None)
+        return await memory.rebuild(request)
 
     async def main():
         first = await asyncio.gather(*(ask("slow") for _ in range(THREADS)))
         again = await ask("slow")
-        memory._timeout = 60
+        memory.timeout = 60
         return first, again, await ask("other")
 
     first, again, other = asyncio.run(_within(main, identity.go))

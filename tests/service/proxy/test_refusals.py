@@ -6,6 +6,7 @@ import json
 
 import pytest
 from tests.blocks import turn, user
+from tests.examples import first_short
 from tests.service.proxied import post, proxied
 from tests.service.proxy.test_messages import (
     ADAPTIVE,
@@ -74,7 +75,7 @@ class Client:
 
 
 @routes
-@pytest.mark.parametrize("status", [400, 413, 422])
+@pytest.mark.parametrize("status", first_short([400, 413, 422]))
 def test_memory_comes_back_in_a_safer_form(tmp_path, route, status):
     key = "input" if route == "responses" else "messages"
     whole = BODIES[route][1][key]
@@ -151,7 +152,7 @@ def test_each_further_refusal_doubles_the_pause(tmp_path):
 
 @routes
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("words", [None, "Let me see."])
+@pytest.mark.parametrize("words", first_short(["Let me see.", None]))
 def test_a_hidden_turn_that_is_refused_does_not_end_the_answer(tmp_path, route, stream, words):
     """Also where words of the turn before it were streamed already."""
     key = "input" if route == "responses" else "messages"

@@ -7,10 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.service.proxy.test_events import cut
 
-from memory_bank.service.proxy.chat import ChatDialect
-from memory_bank.service.proxy.dialect import MEMORY_TOOLS, add_usage, valid_arguments
-from memory_bank.service.proxy.events import EventSplitter, read_event
-from memory_bank.service.proxy.responses import ResponsesDialect
+from memory_bank.service.proxy.answers import MEMORY_TOOLS, EventSplitter, add_usage, read_event
+from memory_bank.service.proxy.dialects import ChatDialect, ResponsesDialect, valid_arguments
 from memory_bank.testing import ScriptedServer
 from memory_bank.testing.replies import Reply
 from memory_bank.tools import ToolAnswer

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memory_bank.service.proxy.routes import UsageReader
+from memory_bank.service.proxy.upstream import UsageReader
 
 CHAT = {"usage": {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15, "details": {"x": 1}}}
 RESPONSE = {

@@ -20,12 +20,15 @@ from memory_bank.config import (
     TruncationSettings,
 )
 from memory_bank.context.build import Policy
+from memory_bank.context.policies.digest import choose_hierarchical, choose_progressive, choose_scratchpad
 from memory_bank.context.policies.evidence import choose_evidence, fold_budget
-from memory_bank.context.policies.masking import choose_masking
-from memory_bank.context.policies.plain import choose_adaptive, choose_all, choose_last
-from memory_bank.context.policies.scratchpad import choose_scratchpad
-from memory_bank.context.policies.semantic import choose_semantic
-from memory_bank.context.policies.summaries import choose_hierarchical, choose_progressive
+from memory_bank.context.policies.plain import (
+    choose_adaptive,
+    choose_all,
+    choose_last,
+    choose_masking,
+    choose_semantic,
+)
 from memory_bank.context.policies.top_k import choose_top_k
 
 

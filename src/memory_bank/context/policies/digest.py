@@ -1,17 +1,28 @@
-"""Past calls as text under a token budget: the newest one line each, the oldest grouped by tool."""
+"""Policies with a text in the place of older interactions: hierarchical, progressive_summarization, scratchpad."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from typing import Any
 
 from memory_bank.bank.session import MemoryBankState
+from memory_bank.config import HierarchicalSettings, ProgressiveSettings, ScratchpadSettings
 from memory_bank.context.render import memory_message
 from memory_bank.models.extraction import extract_summary
-from memory_bank.transcript.messages import Interaction, in_full
+from memory_bank.models.observer import completion_of, describe_call, extend_summary
+from memory_bank.plan import Choice, Shown
+from memory_bank.selection.effects import is_failure
+from memory_bank.transcript.jsontext import inner_json, leaves
+from memory_bank.transcript.messages import Interaction, in_full, readable_output
+from memory_bank.transcript.quoting import one_line
 from memory_bank.transcript.shortening import cut_at_edge, fit_text
 from memory_bank.transcript.tokens import newest_within
+from memory_bank.transcript.transcript import View
 
+_WHOLE_SHARE = 0.7  # of the room for history, where older calls need some too
 _LINES_SHARE = 0.7  # of a budget that does not hold a line for every call
 _THEMES = ((True, 160), (True, 80), (False, 160), (False, 80), (False, 40), (False, 0))
 
@@ -41,11 +52,6 @@ class Item:
             f"#{self.number} [trace_id {self.trace_id}] {cut_at_edge(self.summary, chars, marked=True)}{said}"
         )
 
-    def gist(self, chars: int) -> str:
-        """The call without its tool's name, in at most ``chars`` characters."""
-        text = self.summary.removeprefix(f"Called {self.tool}")
-        return cut_at_edge(text.strip("(). "), chars)
-
 
 def items_of(interactions: Iterable[Interaction], session: MemoryBankState) -> list[Item]:
     """The calls of some interactions with their summaries, as the bank has them or by extraction."""
@@ -53,13 +59,12 @@ def items_of(interactions: Iterable[Interaction], session: MemoryBankState) -> l
     known, numbers = session.cache(_Summaries), numbers_of(session)
     if missing := [t for e in interactions for t in e.trace_ids if t and t not in known]:
         found = session.insight_store.get_insights(missing)
-        summaries = {t: insight.summary for t, insight in found.items()}
         bare = session.fact_store.get_many([t for t in missing if t not in found])
-        summaries |= {r.trace_id: extract_summary(r) for r in bare}
-        known.update((t, " ".join(text.split())) for t, text in summaries.items())
+        known.update((t, one_line(insight.summary)) for t, insight in found.items())
+        known.update((r.trace_id, one_line(extract_summary(r))) for r in bare)
     items = []
     for interaction in interactions:
-        note = " ".join(interaction.note.split())
+        note = one_line(interaction.note)
         for pair, trace_id in zip(interaction.pairs, interaction.trace_ids, strict=True):
             if trace_id is not None:
                 number = numbers.get(trace_id, 0)
@@ -75,6 +80,17 @@ def numbers_of(session: MemoryBankState) -> dict[str, int]:
         cached.clear()
         cached.update((t, i) for i, t in enumerate(session.steps, 1))
     return cached
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """``#1 to #4, #7``."""
+    parts: list[list[int]] = []
+    for n in sorted(numbers):
+        if parts and n == parts[-1][1] + 1:
+            parts[-1][1] = n
+        else:
+            parts.append([n, n])
+    return ", ".join(f"#{a}" if a == b else f"#{a} to #{b}" for a, b in parts)
 
 
 def digest(
@@ -115,26 +131,241 @@ def _themes(items: Sequence[Item], room: int, session: MemoryBankState) -> str:
         lines = []
         for tool, group in groups.items():
             head = f"{tool}, {len(group)} calls ({ranges([i.number for i in group])})"
-            ids = f", trace_ids {' '.join(i.trace_id for i in group)}" if with_ids else ""
-            gists = "; ".join(g for i in group if (g := i.gist(chars))) if chars else ""
-            lines.append(f"{head}{ids}: {gists}" if gists else head + ids)
+            if with_ids:
+                head += f", trace_ids {' '.join(i.trace_id for i in group)}"
+            said = (i.summary.removeprefix(f"Called {tool}").strip("(). ") for i in group if chars)
+            gists = "; ".join(gist for text in said if (gist := cut_at_edge(text, chars)))
+            lines.append(f"{head}: {gists}" if gists else head)
         text = "\n".join(lines)
         if session.counter.count_text(text) <= room:
             return text
     return fit_text(text, room, session.counter.count_text)
 
 
-def ranges(numbers: Sequence[int]) -> str:
-    """``#1 to #4, #7``."""
-    parts: list[list[int]] = []
-    for n in sorted(numbers):
-        if parts and n == parts[-1][1] + 1:
-            parts[-1][1] = n
-        else:
-            parts.append([n, n])
-    return ", ".join(f"#{a}" if a == b else f"#{a} to #{b}" for a, b in parts)
-
-
-def text_room(tokens: int, session: MemoryBankState) -> int:
+def _text_room(tokens: int, session: MemoryBankState) -> int:
     """The tokens of text that fit into a memory message of ``tokens`` tokens."""
     return tokens - session.counter.count_message(memory_message("", session.session_id)) - 2
+
+
+def _sum(interactions: Sequence[Interaction]) -> int:
+    return sum(e.tokens for e in interactions)
+
+
+def choose_hierarchical(view: View, session: MemoryBankState, *, settings: HierarchicalSettings) -> Choice:
+    """At most ``max_tokens``: recent interactions whole, older calls one line each, the oldest by tool."""
+    interactions, budget = view.past, settings.max_tokens
+    if len(interactions) < settings.keep_last and view.full_tokens <= budget:
+        return Choice(unchanged="there are no older interactions", budget=budget)
+    share = room = budget - view.kept_tokens
+    window = interactions[max(0, len(interactions) - settings.keep_last + 1) :]
+    if len(window) < len(interactions) or _sum(window) > room:  # older calls need a part of the room
+        share = int(room * _WHOLE_SHARE)
+    n = newest_within([e.tokens for e in window], share)
+    whole, older = interactions[len(interactions) - n :], interactions[: len(interactions) - n]
+    left, items = _text_room(room - _sum(whole), session), items_of(older, session)
+    text = digest(items, left, session, chars=settings.summary_chars, most_lines=settings.summarize_last)
+    return Choice(text=text, whole=whole, reasons=Shown(whole, listed=older), budget=budget)
+
+
+# progressive_summarization
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Interactions that were summarised together: their trace_ids and calls.
+
+    ``text`` is the model's running summary up to their end; "" while extractive summaries are shown instead.
+    ``tried``: the model has failed at them.
+    """
+
+    keys: tuple[Any, ...]
+    items: tuple[Item, ...]
+    text: str = ""
+    tried: bool = False
+
+
+class _Blocks(dict[ProgressiveSettings, list[Block]]):
+    """The running summary of each settings."""
+
+
+def choose_progressive(
+    view: View, session: MemoryBankState, *, settings: ProgressiveSettings, llm_client: object
+) -> Choice:
+    """Unchanged below ``compact_threshold`` tokens; above, old interactions go into a running summary.
+
+    The summary then stays the same until the context reaches the threshold again. Every interaction that
+    leaves the context goes into it once, in order. Only what is never dropped can exceed the threshold.
+    """
+    past, budget = view.past, settings.compact_threshold
+    present = {e.trace_ids for e in past}
+    cache = session.cache(_Blocks)
+    blocks = _still_valid(cache.get(settings, []), present)
+    folded = set(chain.from_iterable(b.keys for b in blocks))
+    recent = [e for e in past if e.trace_ids not in folded]
+    if not blocks and view.full_tokens <= budget:
+        return Choice(unchanged="the context has not reached the threshold", budget=budget)
+    room = budget - view.kept_tokens
+    frame = -_text_room(0, session)
+    text, calls = _summary_text(blocks, settings.summary_tokens, session), 0
+
+    def is_over() -> bool:
+        return _sum(recent) + (session.counter.count_text(text) + frame if text else 0) > room
+
+    if is_over():
+        # as many recent interactions as leave room for a summary of full length
+        left = room - settings.summary_tokens - frame
+        keep = newest_within([e.tokens for e in recent], left, settings.keep_last - 1)
+        fold, recent = recent[: len(recent) - keep], recent[len(recent) - keep :]
+        if fold:
+            new = Block(tuple(e.trace_ids for e in fold), tuple(items_of(fold, session)))
+            blocks, calls = _summarised([*blocks, new], view, llm_client, settings, session)
+            text = _summary_text(blocks, settings.summary_tokens, session)
+        if is_over():  # no room for all of the summary: show a part of it
+            text = _summary_text(blocks, room - _sum(recent) - frame, session)
+    cache[settings] = blocks
+    kept = {id(e) for e in recent}
+    return Choice(
+        text=text,
+        whole=recent,
+        may_cost_more=bool(folded - present),  # the summary tells of interactions that the list has lost
+        reasons=Shown(recent, listed=[e for e in past if id(e) not in kept]),
+        budget=budget,
+        model_calls=calls,
+    )
+
+
+def _still_valid(blocks: Sequence[Block], present: set[Any]) -> list[Block]:
+    """The blocks before the first difference between the conversation now and when they were made.
+
+    Messages that a client has dropped from the beginning make no difference.
+    """
+    seen = False
+    for i, block in enumerate(blocks):
+        for key in block.keys:
+            if key in present:
+                seen = True
+            elif seen:
+                return list(blocks[:i])
+    return list(blocks)
+
+
+def _summarised(
+    blocks: list[Block],
+    view: View,
+    llm_client: object,
+    settings: ProgressiveSettings,
+    session: MemoryBankState,
+) -> tuple[list[Block], int]:
+    """The blocks, the last ones merged by the model if there are enough of them; the number of model calls."""
+    complete = completion_of(llm_client, settings.summary_model, settings.summary_timeout)
+    done = _done(blocks)
+    waiting = blocks[done:]
+    if complete is None or sum(len(b.keys) for b in waiting if not b.tried) < settings.block:
+        return blocks, 0
+    items = tuple(chain.from_iterable(b.items for b in waiting))
+    records = {r.trace_id: r for r in session.fact_store.get_many([i.trace_id for i in items])}
+    shown = [describe_call(i.number, records[i.trace_id], i.note) for i in items if i.trace_id in records]
+    earlier, words = blocks[done - 1].text if done else "", max(20, int(settings.summary_tokens * 0.6))
+    text, calls = extend_summary(complete, earlier, shown, view.task, words)
+    if text is None:
+        return [*blocks[:done], *(replace(b, tried=True) for b in waiting)], calls
+    return [*blocks[:done], Block(tuple(chain.from_iterable(b.keys for b in waiting)), items, text)], calls
+
+
+def _done(blocks: Sequence[Block]) -> int:
+    """How many blocks the model's summary covers."""
+    return next((i for i in range(len(blocks), 0, -1) if blocks[i - 1].text), 0)
+
+
+def _summary_text(blocks: Sequence[Block], room: int, session: MemoryBankState) -> str:
+    """The running summary in at most ``room`` tokens: the model's, then the calls it has not seen yet."""
+    count = session.counter.count_text
+    done = _done(blocks)
+    waiting = list(chain.from_iterable(b.items for b in blocks[done:]))
+    if not done or room <= 0:
+        return digest(waiting, room, session)
+    seen = [i.number for b in blocks[:done] for i in b.items]
+    head = f"Summary of the calls {ranges(seen)}{in_full(session.record_tool)}:\n"
+    text = fit_text(head + blocks[done - 1].text, room if not waiting else room * 2 // 3, count)
+    rest = digest(waiting, room - count(text) - 1, session)
+    return fit_text(f"{text}\n{rest}", room, count) if rest else text
+
+
+# scratchpad
+
+_KEY = re.compile(
+    r"(?:id|ids|uuid|key|code|number|sku|name|title|email|path|file|url|status|date|token)$", re.I
+)
+_LEAVES = 400  # of one output
+_VALUES = 12  # of one key
+Notes = tuple[bool, dict[tuple[str, str], None]]
+"""Whether a call failed, and its keys with their values."""
+
+
+class _Notes(dict[str, Notes]):
+    """The notes on every call, by trace_id."""
+
+
+def choose_scratchpad(view: View, session: MemoryBankState, *, settings: ScratchpadSettings) -> Choice:
+    """A scratchpad of at most ``scratchpad_tokens`` tokens in place of all past interactions.
+
+    Observations and failures first, then as many key values as there is room for, the latest first.
+    """
+    budget = view.kept_tokens + settings.scratchpad_tokens
+    if not view.past:
+        return Choice(unchanged="there was no history yet", budget=budget)
+    count, room = session.counter.count_text, _text_room(settings.scratchpad_tokens, session)
+    items = items_of(view.past, session)
+    noted = _notes(items, session)
+    failed = [i for i in items if noted[i.trace_id][0]]
+    parts = [f"Scratchpad of the earlier tool calls{in_full(session.record_tool)}."]
+    for title, of_kind, most in (
+        ("Last failures:", failed, settings.failures),
+        ("Last calls:", items, settings.observations),
+    ):
+        if most and of_kind:
+            parts += [title, *(i.line(settings.observation_chars) for i in of_kind[-most:])]
+    text = fit_text("\n".join(parts), room, count)
+    left = room - count(text) - 8
+    lines: list[str] = []
+    for line in _facts(items, noted, settings.facts):
+        left -= count(line) + 1
+        if left < 0:
+            break
+        lines.append(line)
+    if lines:
+        text = fit_text("\n".join([text, "Key values:", *lines]), room, count)
+    return Choice(text=text, reasons=Shown(listed=view.past), budget=budget)
+
+
+def _facts(items: Sequence[Item], noted: Mapping[str, Notes], most: int) -> Iterator[str]:
+    """``key: value (#1), value (#2)``; the key met last comes first, and of a key its last values."""
+    facts: dict[str, dict[str, int]] = {}
+    for item in items:
+        for key, value in noted[item.trace_id][1]:
+            values = facts.pop(key, {})
+            values.pop(value, None)
+            values[value] = item.number
+            facts[key] = values
+    for key, values in islice(reversed(facts.items()), most):
+        latest = list(values.items())[-_VALUES:]
+        earlier = f"; {len(values) - len(latest)} earlier ones" if len(values) > len(latest) else ""
+        yield f"{key}: {', '.join(f'{v} (#{n})' for v, n in latest)}{earlier}"
+
+
+def _notes(items: Sequence[Item], session: MemoryBankState) -> dict[str, Notes]:
+    """The notes on some calls; every output is looked at once."""
+    known = session.cache(_Notes)
+    missing = [i.trace_id for i in items if i.trace_id not in known]
+    known.update(dict.fromkeys(missing, (False, {})))
+    for record in session.fact_store.get_many(missing) if missing else ():
+        value, text = readable_output(record)
+        found: dict[tuple[str, str], None] = {}
+        for given in (record.raw_input, value):
+            shallow_first = leaves(given, opened=inner_json, breadth_first=True)
+            for leaf in islice(shallow_first, _LEAVES):
+                node, key = leaf.value, leaf.key
+                if node not in (None, "") and not isinstance(node, bool) and _KEY.search(key):
+                    found[key[:60], one_line(cut_at_edge(str(node)[:400], 120))] = None
+        known[record.trace_id] = is_failure(text), found
+    return known

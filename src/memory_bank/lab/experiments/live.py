@@ -33,8 +33,7 @@ from memory_bank.lab.experiments.plan import (
     page_code,
 )
 from memory_bank.lab.meter.text import parsed_arguments
-from memory_bank.lab.replay import copied
-from memory_bank.lab.strategies import Build
+from memory_bank.lab.replay import Build, copied
 from memory_bank.lab.traces import Trace, is_turn
 from memory_bank.transcript import content_text, read
 

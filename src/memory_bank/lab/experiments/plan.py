@@ -23,7 +23,7 @@ from memory_bank.config import Amount, AtLeast0, AtLeast1, Name, Seconds, Settin
 from memory_bank.errors import ConfigError
 from memory_bank.lab.costs import Costs, ScriptedCache
 from memory_bank.lab.meter.needs import Need, environment_constants
-from memory_bank.lab.strategies import Build, Strategy, configured, parse_strategy
+from memory_bank.lab.replay import Build, Strategy, configured, parse_strategy
 from memory_bank.lab.traces import Trace, read_traces
 from memory_bank.pricing import Price, Usage, cost
 from memory_bank.transcript import ENCODING

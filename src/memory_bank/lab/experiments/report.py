@@ -11,8 +11,8 @@ from typing import Any
 
 from memory_bank.lab.experiments.plan import ExperimentPlan
 from memory_bank.lab.experiments.run import rows_in
-from memory_bank.lab.meter.figures import COLUMNS, Figures, figures_of, old_bound, ratio
-from memory_bank.lab.pages import OLD_BOUND, Plot, PlotPoint, render
+from memory_bank.lab.meter.measure import COLUMNS, Figures, figures_of, old_bound, ratio
+from memory_bank.lab.pages import OLD_BOUND, PlotPoint, plot_of, render
 from memory_bank.lab.tables import Column, markdown_table, milliseconds, money, percent, whole
 
 
@@ -178,16 +178,16 @@ def render_report(
     )
 
 
-def _plot(lines: Sequence[ReportLine]) -> Plot:
+def _plot(lines: Sequence[ReportLine]) -> dict[str, Any]:
     if lines[0].kind == "replay":
-        return Plot([p for line in lines if (p := OLD_BOUND.point(line.label, line.figures))])
+        return plot_of([p for line in lines if (p := OLD_BOUND.point(line.label, line.figures))])
     dearest = max(line.mean("bill", "priced") for line in lines) or 1.0
     points = []
     for line in lines:
         cost, share = line.mean("bill", "priced"), line.mean("score", "success")
         tooltip = f"{line.label}: {percent(share)}% succeed at {money(cost)} a case"
         points.append(PlotPoint(line.label, cost / dearest, share, share, share, tooltip))
-    return Plot(points, "cache-priced cost, share of the dearest", "cases that succeed")
+    return plot_of(points, "cache-priced cost, share of the dearest", "cases that succeed")
 
 
 def _line_part(number: int, line: ReportLine) -> dict[str, Any]:

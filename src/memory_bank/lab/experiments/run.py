@@ -17,8 +17,7 @@ from typing import Any
 from memory_bank.errors import ConfigError
 from memory_bank.lab.costs import Costs, named_counter
 from memory_bank.lab.experiments.plan import Experiment, ExperimentPlan, Unit, bill, gated
-from memory_bank.lab.meter.figures import NeedResult, StepRow
-from memory_bank.lab.meter.measure import measure_trace
+from memory_bank.lab.meter.measure import NeedResult, StepRow, measure_trace
 from memory_bank.lab.meter.needs import NeedyTurn, needs_of
 from memory_bank.lab.processes import ProgressReport, run_tasks
 from memory_bank.lab.traces import Trace

@@ -16,12 +16,11 @@ from typing import Any, NamedTuple
 from memory_bank.lab.costs import Costs, named_counter
 from memory_bank.lab.logs.sessions import LogFiles, LoggedSession
 from memory_bank.lab.meter.copies import Tally, TextIndex, characters_kept, copied_stretches
-from memory_bank.lab.meter.figures import Figures, intervals_of, json_value, ratio, ratio_of_sums
+from memory_bank.lab.meter.measure import Figures, intervals_of, json_value, ratio, ratio_of_sums
 from memory_bank.lab.meter.needs import Need, needs_of, recall
 from memory_bank.lab.meter.text import parsed_arguments, texts_of
 from memory_bank.lab.processes import ProgressReport, quiet
-from memory_bank.lab.replay import copied
-from memory_bank.lab.strategies import Strategy, with_budgets
+from memory_bank.lab.replay import Strategy, copied, with_budgets
 from memory_bank.lab.tables import Column, count_of, percent, whole
 from memory_bank.lab.traces import Trace
 from memory_bank.transcript import ENCODING, MessageKind, calls_of, content_text, kind_of, read
@@ -223,12 +222,18 @@ def measure_compactions(
         seen.add(summary)
         own = {"role": "user", "content": summary}
         tail = len(pairs) - 1 - pairs[::-1].index(_ANSWERED)  # the last interaction
-        kept_by = partial(
-            _kept_by,
-            values=_needed_values(history, after, tail),
-            stretches=_copied_text(history, after, tail),
-            costs=costs,
-        )
+        values, stretches = _needed_values(history, after, tail), _copied_text(history, after, tail)
+
+        def kept_by(
+            messages: Sequence[object], values: Any = values, stretches: Any = stretches
+        ) -> KeptByOne:
+            texts, index = texts_of(messages), TextIndex()
+            for message in messages:
+                index.add_message(message)
+            recalled = [recall(need, texts) for need in values]
+            present, bound = (Tally(sum(r[part] for r in recalled), len(values)) for part in (0, 1))
+            return KeptByOne(present, bound, characters_kept(stretches, index), costs.total(messages))
+
         row = {OWN: kept_by([own]), FULL: kept_by(history)}
         always = [*filter(_is_asked, history), *history[tail:]]
         for strategy in strategies:
@@ -300,17 +305,6 @@ def _copied_text(history: Sequence[object], after: Sequence[object], tail: int) 
             near.add_message(message)
         found |= dict.fromkeys(copied_stretches(message, source, near))
     return list(found)
-
-
-def _kept_by(
-    messages: Sequence[object], values: Sequence[Need], stretches: Sequence[str], costs: Costs
-) -> KeptByOne:
-    texts, index = texts_of(messages), TextIndex()
-    for message in messages:
-        index.add_message(message)
-    recalled = [recall(need, texts) for need in values]
-    present, bound = (Tally(sum(r[part] for r in recalled), len(values)) for part in (0, 1))
-    return KeptByOne(present, bound, characters_kept(stretches, index), costs.total(messages))
 
 
 def count_rereads(session: LoggedSession, costs: Costs) -> Rereads:

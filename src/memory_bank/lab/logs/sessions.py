@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from memory_bank.errors import ConfigError
-from memory_bank.lab.traces import open_lines
+from memory_bank.lab.traces import open_lines, reason_of
 from memory_bank.transcript import compact, content_text, kind_of
 
 Client = Literal["Claude Code", "Codex", "message list"]
@@ -209,7 +209,7 @@ def _values_in(path: Path, most: int | None = None) -> list[Any]:
         values = [_parsed(line) for line in islice(lines, most) if line.strip()]
         if not any(isinstance(v, (Mapping, list)) for v in values):
             lines.seek(0)
-            values = [_parsed(lines.read())]  # one JSON document over several lines
+            values = [_parsed("".join(lines))]  # one JSON document over several lines
     return values
 
 
@@ -274,8 +274,7 @@ class LogFiles:
                 values = _values_in(path)
             except (OSError, EOFError, zlib.error) as e:  # the other files can still be read
                 self.unreadable.append(str(path))
-                reason = (getattr(e, "strerror", None) or str(e) or type(e).__name__).rstrip(".")
-                self.tell(f"the log {path} cannot be read: {reason}; check or replace it.")
+                self.tell(f"the log {path} cannot be read: {reason_of(e)}; check or replace it.")
                 continue
             name = path.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".json")
             if client := _client_of(values):

@@ -12,16 +12,15 @@ from typing import Any
 from memory_bank import Config, load_embedder
 from memory_bank.errors import EmbeddingError, MissingExtraError
 from memory_bank.lab.costs import named_counter
-from memory_bank.lab.meter.figures import Figures, StepRow, json_value, old_bound
-from memory_bank.lab.meter.measure import Measurement, measure
+from memory_bank.lab.meter.measure import Measurement, StepRow, json_value, measure, old_bound
 from memory_bank.lab.pages import PageSection, figures_page
 from memory_bank.lab.processes import ProgressReport
-from memory_bank.lab.strategies import Strategy, parse_strategy, uses_budget, with_budgets
+from memory_bank.lab.replay import Strategy, parse_strategy, uses_budget, with_budgets
 from memory_bank.lab.tables import count_of, percent
-from memory_bank.lab.traces import Trace, TraceFiles
+from memory_bank.lab.traces import TraceFiles
 from memory_bank.transcript import ENCODING
 
-Measured = Measurement[StepRow, Figures]
+Measured = Measurement[StepRow]
 
 NO_MEMORY = Strategy("no memory", "full")
 
@@ -131,14 +130,21 @@ def audit(
     files = TraceFiles(paths, tell)
     traces = list(files)
     measured = measure(traces, plan.strategies, counter=counter, jobs=jobs, progress=progress)
+    notes = list(plan.notes)
+    for m in measured:
+        if kinds := Counter(row.error for rows in m.rows for row in rows if row.error):
+            raised = ", ".join(f"{kind} at {count_of(n, 'step')}" for kind, n in sorted(kinds.items()))
+            notes.append(f"{m.strategy.name} raised {raised}")
     best = choose(measured)
+    shares = zip(traces, map(old_bound, best.rows), strict=True)
+    losses = [{"id": t.id, "values": of, "kept": has} for t, (has, of) in shares if has < of]
     return Audit(
         traces=len(traces),
         measurements=tuple(measured),
         advised=best.strategy.name,
         sentence=advice(measured, best),
-        losses=_losses(traces, best),
-        notes=(*plan.notes, *_exception_notes(measured)),
+        losses=tuple(sorted(losses, key=lambda x: x["kept"] - x["values"])[:10]),  # type: ignore[operator]
+        notes=tuple(notes),
         skipped_lines=tuple(files.skipped),
         unreadable_files=tuple(files.unreadable),
         token_counter=named_counter(counter).name,
@@ -221,21 +227,3 @@ def _describe_kept(measurement: Measured) -> str:
         low, high = f.intervals["bound_old"]
         text += f" (95% interval {percent(low)} to {percent(high)})"
     return text
-
-
-def _exception_notes(measured: Sequence[Measured]) -> list[str]:
-    """A note for each strategy that raised: which exceptions, at how many steps."""
-    notes = []
-    for m in measured:
-        if kinds := Counter(row.error for rows in m.rows for row in rows if row.error):
-            raised = ", ".join(f"{kind} at {count_of(n, 'step')}" for kind, n in sorted(kinds.items()))
-            notes.append(f"{m.strategy.name} raised {raised}")
-    return notes
-
-
-def _losses(traces: Sequence[Trace], best: Measured) -> tuple[dict[str, Any], ...]:
-    """The traces that lose most under the advised strategy, worst first."""
-    losses: list[dict[str, Any]] = []
-    for trace, (has, of) in zip(traces, map(old_bound, best.rows), strict=True):
-        losses += [{"id": trace.id, "values": of, "kept": has}] if has < of else []
-    return tuple(sorted(losses, key=lambda x: x["kept"] - x["values"])[:10])

@@ -6,16 +6,19 @@ from collections import Counter
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query
+from pydantic import AfterValidator, ConfigDict, Field, StrictBool, WithJsonSchema
 
 from memory_bank.bank.retrieval import records_of
 from memory_bank.errors import BodyError, InvalidRequestError, MessagesError
 from memory_bank.records import InteractionRecord, content_key, derive_trace_id
-from memory_bank.service.api import models
-from memory_bank.service.api.records import beginning, record_input
+from memory_bank.service.api.openapi import TRACE_ID, Count, Json, RequestModel, ResponseModel
+from memory_bank.service.api.records import RecordItem, beginning, record_input
 from memory_bank.service.api.requests import Api, ApiContext, JsonBody, RawJson, SessionName, route
 from memory_bank.service.api.sessions import with_public_names
 from memory_bank.service.proxy.body import render_array
+from memory_bank.service.security.access import LONGEST_NAME
 from memory_bank.tools import search
+from memory_bank.tools.handlers import LONGEST_ARGUMENTS
 from memory_bank.transcript.jsontext import dump_value, parse_output
 from memory_bank.transcript.messages import Call, check_messages
 from memory_bank.transcript.tokens import approximate_counter
@@ -25,6 +28,159 @@ router = APIRouter(prefix="/v1", tags=["memory"])
 
 _EXCERPT_CHARS = 700
 _OF_BODIES = (404, 409, 413, 415, 422, 501, 502)
+_FUNCTION = {"name": "get_order", "arguments": '{"id": "ORD-7"}'}
+_MESSAGES: list[Any] = [
+    {"role": "user", "content": "Is order ORD-7 late?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "call_1", "type": "function", "function": _FUNCTION}],
+    },
+    {"role": "tool", "tool_call_id": "call_1", "content": '{"id": "ORD-7", "due": "2026-03-01"}'},
+]
+_OUTPUT: dict[str, Any] = {
+    "tool_name": "get_order",
+    "raw_input": {"id": "ORD-7"},
+    "raw_output": _MESSAGES[-1]["content"],
+    "call_id": "call_1",
+}
+
+
+def _text(value: Any) -> Any:
+    if not isinstance(value, str):
+        raise ValueError("must be text")
+    return value
+
+
+def _nonempty(value: Any) -> Any:
+    if not _text(value):
+        raise ValueError("must not be empty")
+    return value
+
+
+def _agent_id(value: Any) -> Any:
+    if not _text(value) or len(value) > LONGEST_NAME or not value.isprintable():
+        raise ValueError(f"must be 1 to {LONGEST_NAME} printable characters")
+    return value
+
+
+# pydantic's str refuses lone surrogates, which agents do send.
+Text = Annotated[Any, AfterValidator(_text), WithJsonSchema({"type": "string"})]
+Name = Annotated[Any, AfterValidator(_nonempty), WithJsonSchema({"type": "string", "minLength": 1})]
+AgentId = Annotated[
+    Any,
+    AfterValidator(_agent_id),
+    WithJsonSchema({"type": "string", "minLength": 1, "maxLength": LONGEST_NAME}),
+]
+_OWNER = Field(None, description="the agent that the session belongs to, for a wider scope")
+Message = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "type": "object",
+            "description": "a chat message with its role, or an item of the Responses API with its type",
+            "anyOf": [
+                {"required": [key], "properties": {key: {"type": "string"}}} for key in ("role", "type")
+            ],
+        }
+    ),
+]
+
+
+class ContextRequest(RequestModel):
+    """Body of ``build_context``."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"messages": _MESSAGES}, {"messages": _MESSAGES, "plan": False}]}
+    )
+    messages: list[Message] = Field(description="the whole conversation, as it would be sent to the model")
+    strategy: str | None = Field(None, description="key of a strategy in the configuration")
+    agent_id: AgentId | None = _OWNER
+    plan: StrictBool = Field(True, description="false omits the plan, which is long after thousands of calls")
+    tools: list[Any] | None = Field(
+        None, description="the tools of the call: the context names get_record where it is among them"
+    )
+
+
+class BuiltContext(ResponseModel):
+    """The messages to send to the model instead of the full conversation."""
+
+    messages: list[Message] = Field(examples=[_MESSAGES])
+    tokens: Count
+    full_tokens: Count = Field(description="of the messages in the request")
+    strategy: str = Field(description="key of the strategy")
+    unchanged: bool = Field(description="whether the messages are those of the request")
+    records: Count = Field(description="records of the session")
+    plan: dict[str, Any] | None = Field(description="what became of every past interaction, and why")
+    report: dict[str, Any] | None = Field(description="tokens of the step, its budget, why it is unchanged")
+
+
+class ToolOutput(RequestModel):
+    """The output of one tool call."""
+
+    tool_name: Name = Field(examples=["get_order"])
+    raw_input: Json = Field(None, description="its arguments: JSON text as the model wrote it, or an object")
+    raw_output: Json = Field(description="text is stored exactly, any other JSON value as a value")
+    call_id: Name | None = Field(
+        None, description="the call's id: equal outputs with different ids are different calls"
+    )
+
+
+class IngestRequest(RequestModel):
+    """Body of ``ingest``: ``messages``, or ``tool_outputs`` of one step."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"task": "Is order ORD-7 late?", "tool_outputs": [_OUTPUT]},
+                {"messages": _MESSAGES},
+            ],
+            "oneOf": [{"required": ["messages"]}, {"required": ["tool_outputs"]}],
+        }
+    )
+    messages: list[Message] = Field(
+        default_factory=list,
+        description="a conversation, or its latest part; open calls are not stored",
+    )
+    tool_outputs: list[ToolOutput] = Field(default_factory=list, description="the outputs of one step")
+    task: Text = Field("", description="the user's task, with tool_outputs")
+    agent_id: AgentId | None = _OWNER
+
+
+class Ingested(ResponseModel):
+    """The stored calls."""
+
+    trace_ids: list[str] = Field(description="of every call, in order", examples=[[TRACE_ID]])
+    new: Count = Field(description="how many of them are new")
+
+
+class SearchQuery(RequestModel):
+    """Query of ``search_session``."""
+
+    q: str = Field(
+        min_length=1,
+        max_length=LONGEST_ARGUMENTS["query"],
+        description="words, or an exact identifier",
+        examples=["ORD-7 due"],
+    )
+    top_k: Annotated[int, Field(ge=1, le=50, description="maximum number of hits")] = 10
+
+
+class SearchHit(RecordItem):
+    """A record that was found."""
+
+    session: str = Field(description="the session that has it")
+    score: float | None = Field(description="similarity of its summary, -1 to 1; null without one")
+    holds: str | None = Field(description="the text that its output contains exactly")
+    place: str | None = Field(description="where: a JSON path or a line", examples=["items[3].sku"])
+    excerpt: str = Field(description="the beginning of its output")
+
+
+class Hits(ResponseModel):
+    """Search results: exact matches first, then similar records, best first."""
+
+    hits: list[SearchHit]
+    note: str | None = Field(description="which part of the search failed")
 
 
 @route(
@@ -33,14 +189,14 @@ _OF_BODIES = (404, 409, 413, 415, 422, 501, 502)
     "/sessions/{name}/context",
     "Build the context of the next model call",
     *_OF_BODIES,
-    body=models.ContextRequest,
+    body=ContextRequest,
 )
-def build_context(api: Api, name: SessionName, body: JsonBody) -> models.BuiltContext:
+def build_context(api: Api, name: SessionName, body: JsonBody) -> BuiltContext:
     """Store what is new in a conversation and return the messages to send to the model instead.
 
     The session is created if it does not exist. The same conversation again stores nothing twice.
     """
-    query = models.ContextRequest.parse(body.value)
+    query = ContextRequest.parse(body.value)
     step = api.sessions.rebuild(
         api.namespace,
         name,
@@ -54,14 +210,14 @@ def build_context(api: Api, name: SessionName, body: JsonBody) -> models.BuiltCo
     if step.plan is not None and step.state is not None and query.plan:
         with step.state.lock:  # the manifest reads the session's evidence
             plan = step.plan.manifest()
-        with_public_names(api, plan["decisions"])
+        with_public_names(api, plan)
     api.sessions.finish(step)  # so that a search finds what this request has stored
     try:  # messages of the request go out in the bytes in which they came
         messages: Any = RawJson(render_array(body, "messages", step.context))
     except BodyError:  # a new message is nested deeper than the encoder goes
         messages = step.context
     report = step.plan.figures() if step.plan is not None else None
-    return models.BuiltContext.of(step, messages=messages, plan=plan, report=report)
+    return BuiltContext.of(step, messages=messages, plan=plan, report=report)
 
 
 def _checked(messages: list[Any]) -> list[Any]:
@@ -87,73 +243,43 @@ Key = Header(
     "/sessions/{name}/ingest",
     "Store a conversation, or tool outputs",
     *_OF_BODIES,
-    body=models.IngestRequest,
+    body=IngestRequest,
 )
 def ingest(
     api: Api, name: SessionName, body: JsonBody, idempotency_key: Annotated[str | None, Key] = None
-) -> models.Ingested:
+) -> Ingested:
     """Store records and summaries without building a context. The session is created if it does not exist.
 
     A trace_id is derived from call id, tool, input and output: the same request again stores nothing. Without
     `call_id`, equal outputs in one request are several calls, and equal outputs in another request are the
     same calls again; give each request its own `idempotency-key` if they are not.
     """
-    query = models.IngestRequest.parse(body.value)
+    query = IngestRequest.parse(body.value)
     given = query.model_fields_set & {"messages", "tool_outputs"}
     if len(given) != 1:
         raise InvalidRequestError("give either messages or tool_outputs.")
-    if given == {"tool_outputs"}:
-        return _keep_outputs(api, name, query, idempotency_key)
-    if query.task:
+    if query.task and "messages" in given:
         raise InvalidRequestError(
             "task goes with tool_outputs: with messages the first user message is the task."
         )
-    seen = [api.sessions.redacted(m) for m in _checked(query.messages)]
+    if "messages" in given:
+        seen = [api.sessions.redacted(m) for m in _checked(query.messages)]
+    else:
+        outputs = [_redacted(api, output) for output in query.tool_outputs]
+        task = query.task and api.sessions.redacted({"role": "user", "content": query.task})["content"]
     with api.sessions.writing(api.namespace, name, agent_id=query.agent_id) as state:
-        view = Transcript(state.session_id, approximate_counter()).update(seen)  # its tokens are not used
-        ids = [t for interaction in view.interactions for t in interaction.trace_ids if t]
-        records, _ = records_of(view.interactions, state.steps, state.step_count)
-        return models.Ingested(trace_ids=ids, new=state.add(records, task=view.task))
+        if "messages" in given:
+            view = Transcript(state.session_id, approximate_counter()).update(seen)  # its tokens are not used
+            ids = [t for interaction in view.interactions for t in interaction.trace_ids if t]
+            records, _ = records_of(view.interactions, state.steps, state.step_count)
+            task = view.task
+        else:
+            records = _records_of(outputs, state.session_id, state.step_count + 1, idempotency_key)
+            ids = [r.trace_id for r in records]
+        return Ingested(trace_ids=ids, new=state.add(records, task=task))
 
 
-def _keep_outputs(
-    api: ApiContext, name: str, query: models.IngestRequest, key: str | None
-) -> models.Ingested:
-    """Store tool outputs as one step.
-
-    The same outputs again store nothing: a trace_id is made of call id, name, input, output and the ordinal
-    among equals in the list. ``key`` tells equal outputs without a call id apart that come from different
-    calls.
-    """
-    outputs = [_redacted(api, output) for output in query.tool_outputs]
-    task = query.task and api.sessions.redacted({"role": "user", "content": query.task})["content"]
-    with api.sessions.writing(api.namespace, name, agent_id=query.agent_id) as state:
-        occurred: Counter[bytes] = Counter()
-        records = []
-        for output in outputs:
-            raw, call = output.raw_output, Call(output.call_id, output.tool_name, output.raw_input)
-            text = raw if isinstance(raw, str) else dump_value(raw, "raw_output")
-            # as of a call in a message list
-            parts = [output.call_id or "", output.tool_name, call.text, text]
-            if key is not None and output.call_id is None:
-                parts.append(key)
-            identity = content_key(*parts)
-            record = InteractionRecord(
-                trace_id=derive_trace_id(state.session_id, identity, occurred[identity]),
-                step_id=state.step_count + 1,
-                tool_name=output.tool_name,
-                raw_input=call.raw_input,
-                raw_output=parse_output(raw) if isinstance(raw, str) else raw,
-                call_id=output.call_id,
-                input_text=output.raw_input if isinstance(output.raw_input, str) else None,
-                output_text=raw if isinstance(raw, str) else None,
-            )
-            occurred[identity] += 1
-            records.append(record)
-        return models.Ingested(trace_ids=[r.trace_id for r in records], new=state.add(records, task=task))
-
-
-def _redacted(api: ApiContext, output: models.ToolOutput) -> models.ToolOutput:
+def _redacted(api: ApiContext, output: ToolOutput) -> ToolOutput:
     """The output as it may be stored, hidden in it what would be in the messages of its call."""
     function: Any = {"name": output.tool_name, "arguments": output.raw_input}
     calls = [{"id": output.call_id, "type": "function", "function": function}]
@@ -165,8 +291,40 @@ def _redacted(api: ApiContext, output: models.ToolOutput) -> models.ToolOutput:
     return output.model_copy(update=hidden)
 
 
+def _records_of(
+    outputs: list[ToolOutput], session_id: str, step: int, key: str | None
+) -> list[InteractionRecord]:
+    """The records of one step. The same outputs again have the same trace_ids.
+
+    A trace_id is made of call id, name, input, output and the ordinal among equals in the list. ``key`` tells equal
+    outputs without a call id apart that come from different calls.
+    """
+    occurred: Counter[bytes] = Counter()
+    records = []
+    for output in outputs:
+        raw, call = output.raw_output, Call(output.call_id, output.tool_name, output.raw_input)
+        text = raw if isinstance(raw, str) else dump_value(raw, "raw_output")
+        parts = [output.call_id or "", output.tool_name, call.text, text]  # as of a call in a message list
+        if key is not None and output.call_id is None:
+            parts.append(key)
+        identity = content_key(*parts)
+        record = InteractionRecord(
+            trace_id=derive_trace_id(session_id, identity, occurred[identity]),
+            step_id=step,
+            tool_name=output.tool_name,
+            raw_input=call.raw_input,
+            raw_output=parse_output(raw) if isinstance(raw, str) else raw,
+            call_id=output.call_id,
+            input_text=output.raw_input if isinstance(output.raw_input, str) else None,
+            output_text=raw if isinstance(raw, str) else None,
+        )
+        occurred[identity] += 1
+        records.append(record)
+    return records
+
+
 @route(router, "GET", "/sessions/{name}/search", "Search a session", 404, 422, 501)
-def search_session(api: Api, name: SessionName, query: Annotated[models.SearchQuery, Query()]) -> models.Hits:
+def search_session(api: Api, name: SessionName, query: Annotated[SearchQuery, Query()]) -> Hits:
     """Records whose output contains the words, or an identifier in them, exactly; then similar records."""
     words = query.q.strip()
     if not words:
@@ -177,17 +335,16 @@ def search_session(api: Api, name: SessionName, query: Annotated[models.SearchQu
     ):
         found = search.search_session(state, words, query.top_k)
     note = None if found.trouble is None else f"only exact words were searched: {found.trouble}"
-    return models.Hits.of(hits=[_hit(api, m) for m in found.matches], note=note)
-
-
-def _hit(api: ApiContext, match: search.SearchMatch) -> models.SearchHit:
-    o = match.outline
-    return models.SearchHit.of(
-        o,
-        match,
-        input=record_input(o),
-        session=api.public(o.session_id),
-        score=None if match.score is None else round(match.score, 6),
-        place=match.place or None,
-        excerpt=beginning(o.output_head, o.output_bytes, _EXCERPT_CHARS),
-    )
+    hits = [
+        SearchHit.of(
+            match.outline,
+            match,
+            input=record_input(match.outline),
+            session=api.public(match.outline.session_id),
+            score=None if match.score is None else round(match.score, 6),
+            place=match.place or None,
+            excerpt=beginning(match.outline.output_head, match.outline.output_bytes, _EXCERPT_CHARS),
+        )
+        for match in found.matches
+    ]
+    return Hits.of(hits=hits, note=note)

@@ -8,17 +8,28 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
 from fastapi.responses import Response, StreamingResponse
+from pydantic import ConfigDict, Field
 
 from memory_bank.bank import listing
 from memory_bank.errors import InvalidRequestError, NotFoundError
-from memory_bank.service.api import models
-from memory_bank.service.api.openapi import errors
+from memory_bank.service.api.openapi import (
+    TRACE_ID,
+    Count,
+    Json,
+    NextNumber,
+    RequestModel,
+    ResponseModel,
+    Time,
+    errors,
+)
 from memory_bank.service.api.record_parts import LONG_OUTPUT, part_of, part_of_long
 from memory_bank.service.api.requests import (
     JSON,
+    AfterNumber,
     Api,
     ApiContext,
     JsonBody,
+    Limit,
     RecordId,
     SessionName,
     json_bytes,
@@ -27,7 +38,7 @@ from memory_bank.service.api.requests import (
     route,
 )
 from memory_bank.service.threads import in_thread
-from memory_bank.tools.handlers import PREFIX
+from memory_bank.tools.handlers import LONGEST_ARGUMENTS, PREFIX
 from memory_bank.tools.selection import RefusedCall
 from memory_bank.transcript.jsontext import parse_arguments, parse_output
 from memory_bank.transcript.shortening import cut_at_edge
@@ -38,19 +49,137 @@ _ARGUMENT_CHARS = 300  # of arguments in a list
 _MAX_PARSED = 2 * 2**20  # bytes of a text whose parsed value is included
 _CHUNK = 2**16  # bytes of a chunk of a streamed response, at least
 _IDS_SHOWN = 5
-_NOT_IN_FILE_NAMES = re.compile(r"[^\w.-]+")
-_NUMBER = re.compile(r"#?(\d{1,9})\Z", re.ASCII)
+
+
+class RecordFigures(ResponseModel):
+    """What a list of records and one record have in common."""
+
+    trace_id: str = Field(examples=[TRACE_ID])
+    number: Count = Field(description="position in its session, from 1; contexts call it #1")
+    step_id: int
+    tool_name: str
+    timestamp: Time
+    mark: str | None = Field(description="pinned, excluded or forgotten, by a person")
+    output_bytes: Count = Field(description="length of the output in UTF-8")
+
+
+class RecordItem(RecordFigures):
+    """A record in a list."""
+
+    summary: str | None
+    source: str | None = Field(description="what made the summary", examples=["llm:gpt-4.1-mini"])
+    input: str = Field(description="the beginning of its arguments")
+
+
+class RecordPage(ResponseModel):
+    """Records, oldest first."""
+
+    records: list[RecordItem]
+    next: NextNumber
+
+
+class RecordInsight(ResponseModel):
+    """The summary of a record."""
+
+    summary: str
+    source: str
+    redo: str | None = Field(description="why it will be made again; null if it is final")
+
+
+class RecordJob(ResponseModel):
+    """The job of the Observer's model that will summarise the record."""
+
+    attempts: Count
+    error: str | None = Field(description="why the last attempt failed")
+
+
+class RecordHead(RecordFigures):
+    """A record without its arguments and output."""
+
+    session: str
+    call_id: str | None
+    insight: RecordInsight | None
+    job: RecordJob | None
+    input_bytes: Count
+
+
+class Record(RecordHead):
+    """One tool call with its arguments and output.
+
+    If arguments or output arrived as text, ``input_text`` and ``output_text`` are exactly that text and the
+    raw values are the parsed text (``{"_raw": text}`` if it is not JSON); otherwise they are null.
+    """
+
+    raw_input: Json
+    input_text: str | None
+    raw_output: Json = Field(description="null if output_text is over 2 MiB: parse that, or select by path")
+    output_text: str | None
+
+
+class SelectedValue(ResponseModel):
+    """A value and its path."""
+
+    path: str = Field(examples=["items[3].sku"])
+    value: Json
+
+
+class SelectedLine(ResponseModel):
+    """A line and its number, from 1."""
+
+    number: Count
+    text: str
+    matches: bool = Field(description="false: it is next to a line that matches")
+
+
+class RecordPart(ResponseModel):
+    """A part of a record's output."""
+
+    trace_id: str = Field(examples=[TRACE_ID])
+    text: str
+    values: list[SelectedValue] | None = Field(description="null without a path, or if incomplete")
+    lines: list[SelectedLine] | None = Field(description="JSON on one line has one line per value")
+    count: Count = Field(description="all lines of the output, or all values at the path")
+    complete: bool = Field(description="false: cut at max_chars")
+    next: str | None = Field(description="value of `lines` for the rest")
+
+
+class RecordsQuery(RequestModel):
+    """Query of ``list_records``."""
+
+    limit: Limit = 50
+    after: int = AfterNumber
+
+
+def _selecting(name: str, description: str) -> Any:
+    return Field(None, max_length=LONGEST_ARGUMENTS[name], description=description)
+
+
+class RecordQuery(RequestModel):
+    """Query of ``get_record``."""
+
+    raw: bool = Field(False, description="the output alone, byte for byte, as a download")
+    path: str | None = _selecting("path", 'a JSON path: items[3].sku, items[*].sku, items[2:5], ["odd key"]')
+    lines: str | None = _selecting("lines", "lines: 10-25, 7, or -20 for the last 20")
+    pattern: str | None = _selecting("pattern", "a regular expression; lines around a match are included")
+    max_chars: Annotated[int, Field(ge=1, le=10_000_000, description="maximum length of the part")] = 100_000
+
+
+class MarkRequest(RequestModel):
+    """Body of ``mark_record``."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"mark": "pinned"}]})
+    mark: Literal["pinned", "excluded"] | None = Field(
+        description="pinned: every context shows it, within the budget; excluded: none does; null: neither"
+    )
 
 
 @route(router, "GET", "/sessions/{name}/records", "List a session's records, oldest first", 404, 422)
-def list_records(
-    api: Api, name: SessionName, query: Annotated[models.RecordsQuery, Query()]
-) -> models.RecordPage:
+def list_records(api: Api, name: SessionName, query: Annotated[RecordsQuery, Query()]) -> RecordPage:
     """The call, its summary and the size of its output; a page at a time."""
     found = listing.list_outlines(api.database, api.known(name), query.limit + 1, query.after)
     shown = found[: query.limit]
-    rows = [models.RecordItem.of(o, input=record_input(o)) for o in shown]
-    return models.RecordPage.of(records=rows, next=shown[-1].number if len(found) > len(shown) else None)
+    rows = [RecordItem.of(o, input=record_input(o)) for o in shown]
+    return RecordPage.of(records=rows, next=shown[-1].number if len(found) > len(shown) else None)
 
 
 def record_input(o: listing.Outline) -> str:
@@ -81,11 +210,11 @@ _RECORD_OR_PART: dict[int | str, dict[str, Any]] = {
 @router.get(
     "/sessions/{name}/records/{trace_id}",
     summary="Get a record, or a part of its output",
-    response_model=models.Record | models.RecordPart,
+    response_model=Record | RecordPart,
     responses={**_RECORD_OR_PART, **errors(404, 422)},
 )
 async def get_record(
-    api: Api, name: SessionName, trace_id: RecordId, query: Annotated[models.RecordQuery, Query()]
+    api: Api, name: SessionName, trace_id: RecordId, query: Annotated[RecordQuery, Query()]
 ) -> Response:
     """Everything a tool returned. A record is named by its trace_id, at least six characters of it, or its
     number (`12` or `%2312`, as contexts call it).
@@ -102,7 +231,7 @@ async def get_record(
         return await json_response(_part, api, outline, query, long=outline.output_bytes > LONG_OUTPUT)
     if not query.raw:
         return StreamingResponse(await _streamed(_record_json(api, outline)), media_type=JSON)
-    file = _NOT_IN_FILE_NAMES.sub("_", outline.trace_id).encode("ascii", "replace").decode()
+    file = re.sub(r"[^\w.-]+", "_", outline.trace_id).encode("ascii", "replace").decode()
     headers = {  # a download, which no browser shows as a page of this service
         "content-length": str(outline.output_bytes),
         "content-disposition": f'attachment; filename="{file}.txt"',
@@ -114,25 +243,21 @@ async def get_record(
 
 def _outline(api: ApiContext, name: str, wanted: str) -> listing.Outline:
     """The record with a trace_id, a number, or the beginning of a trace_id. Raises NotFoundError."""
-    session_id = api.known(name)
-    wanted = wanted.strip()
-    if found := listing.outlines(api.database, session_id, [wanted]):
-        return found[0]
-    number = _NUMBER.match(wanted)
-    fitting: list[str] = []
-    if len(wanted) >= PREFIX and not wanted.startswith("#"):
-        fitting = listing.beginning_with(api.database, session_id, wanted, _IDS_SHOWN + 1)
-    if number and not fitting:
-        nth = int(number[1])
-        if nth and (found := listing.list_outlines(api.database, session_id, 1, nth - 1)):
-            return found[0]
-    if len(fitting) > 1:
-        ids = ", ".join(fitting[:_IDS_SHOWN]) + (" and others" if len(fitting) > _IDS_SHOWN else "")
-        raise NotFoundError(f"several trace_ids begin with that ({ids}): give more of it.")
-    if found := listing.outlines(api.database, session_id, fitting):
+    bank, session_id, wanted = api.database, api.known(name), wanted.strip()
+    number = re.fullmatch(r"#?([0-9]{1,9})", wanted)
+    found = listing.outlines(bank, session_id, [wanted])
+    if not found and len(wanted) >= PREFIX and not wanted.startswith("#"):
+        fitting = listing.beginning_with(bank, session_id, wanted, _IDS_SHOWN + 1)
+        if len(fitting) > 1:
+            ids = ", ".join(fitting[:_IDS_SHOWN]) + (" and others" if len(fitting) > _IDS_SHOWN else "")
+            raise NotFoundError(f"several trace_ids begin with that ({ids}): give more of it.")
+        found = listing.outlines(bank, session_id, fitting)
+    if not found and number and int(number[1]):
+        found = listing.list_outlines(bank, session_id, 1, int(number[1]) - 1)
+    if found:
         return found[0]
     if number:
-        count = listing.count_records(api.database, session_id)
+        count = listing.count_records(bank, session_id)
         there = f"it has #1 to #{count}" if count else "it has none yet"
         raise NotFoundError(f"this session has no record of that number: {there}.")
     raise NotFoundError(
@@ -146,14 +271,14 @@ def _outline(api: ApiContext, name: str, wanted: str) -> listing.Outline:
     "/sessions/{name}/records/{trace_id}/mark",
     "Pin a record, or exclude it from contexts",
     *(404, 413, 415, 422),
-    body=models.MarkRequest,
+    body=MarkRequest,
 )
 def mark_record(api: Api, name: SessionName, trace_id: RecordId, body: JsonBody) -> None:
     """A pinned record is in every context, within the budget; an excluded one in none, and is still returned here.
 
     The session's next step uses it.
     """
-    _mark(api, name, trace_id, models.MarkRequest.parse(body.value).mark)
+    _mark(api, name, trace_id, MarkRequest.parse(body.value).mark)
 
 
 @route(router, "DELETE", "/sessions/{name}/records/{trace_id}", "Forget a record", 404)
@@ -196,40 +321,36 @@ async def _streamed(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
     return stream()
 
 
-def _record_json(api: ApiContext, outline: listing.Outline) -> Iterator[bytes]:
+def _record_json(api: ApiContext, o: listing.Outline) -> Iterator[bytes]:
     """A record as JSON, its texts one piece at a time."""
-    o = outline
-    head = models.RecordHead.of(
+    head = RecordHead.of(
         o,
         session=api.public(o.session_id),
-        insight=None if o.summary is None else models.RecordInsight.of(o),
-        job=None if o.attempts is None else models.RecordJob.of(o),
+        insight=None if o.summary is None else RecordInsight.of(o),
+        job=None if o.attempts is None else RecordJob.of(o),
     )
     yield json_bytes(head)[:-1]
-    yield from _value_and_text(api, outline, "input", o.input_verbatim, o.input_bytes)
-    yield from _value_and_text(api, outline, "output", o.output_verbatim, o.output_bytes)
+    texts: list[tuple[listing.Text, bool, int]] = [
+        ("input", o.input_verbatim, o.input_bytes),
+        ("output", o.output_verbatim, o.output_bytes),
+    ]
+    for text, is_verbatim, size in texts:
+        yield f',"raw_{text}":'.encode()
+        if not is_verbatim:  # it is stored as JSON
+            yield from map(json_utf8, _text_pieces(api, o, text))
+        elif size <= _MAX_PARSED:
+            stored = listing.whole(api.database, o, text)
+            yield json_bytes(parse_arguments(stored) if text == "input" else parse_output(stored))
+        else:
+            yield b"null"
+        yield f',"{text}_text":'.encode()
+        if is_verbatim:
+            yield b'"'
+            yield from (json_bytes(piece)[1:-1] for piece in _text_pieces(api, o, text))
+            yield b'"'
+        else:
+            yield b"null"
     yield b"}"
-
-
-def _value_and_text(
-    api: ApiContext, outline: listing.Outline, text: listing.Text, verbatim: bool, size: int
-) -> Iterator[bytes]:
-    """The members ``raw_input`` and ``input_text``, or those of the output."""
-    name = text.encode()
-    yield b',"raw_%b":' % name
-    if not verbatim:  # it is stored as JSON
-        yield from map(json_utf8, _text_pieces(api, outline, text))
-        yield b',"%b_text":null' % name
-        return
-    if size <= _MAX_PARSED:
-        stored = listing.whole(api.database, outline, text)
-        yield json_bytes(parse_arguments(stored) if text == "input" else parse_output(stored))
-    else:
-        yield b"null"
-    yield b',"%b_text":"' % name
-    for piece in _text_pieces(api, outline, text):
-        yield json_bytes(piece)[1:-1]
-    yield b'"'
 
 
 def _text_pieces(api: ApiContext, outline: listing.Outline, text: listing.Text) -> Iterator[str]:
@@ -245,7 +366,7 @@ def _text_pieces(api: ApiContext, outline: listing.Outline, text: listing.Text) 
     yield rest.decode("utf-8", "surrogatepass")
 
 
-def _part(api: ApiContext, outline: listing.Outline, query: models.RecordQuery) -> models.RecordPart:
+def _part(api: ApiContext, outline: listing.Outline, query: RecordQuery) -> RecordPart:
     wanted = query.model_dump(exclude={"raw"})
     try:
         if outline.output_bytes > LONG_OUTPUT:
@@ -254,4 +375,4 @@ def _part(api: ApiContext, outline: listing.Outline, query: models.RecordQuery) 
             part = part_of(listing.whole(api.database, outline, "output"), wanted)
     except RefusedCall as e:
         raise InvalidRequestError(str(e)) from None
-    return models.RecordPart.of(trace_id=outline.trace_id, **part)
+    return RecordPart.of(trace_id=outline.trace_id, **part)

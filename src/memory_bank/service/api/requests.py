@@ -13,15 +13,14 @@ from urllib.parse import unquote_to_bytes
 
 from fastapi import APIRouter, Depends, Path, Request
 from fastapi.responses import Response
-from pydantic import AfterValidator, BaseModel
+from pydantic import AfterValidator, BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from memory_bank.bank.database import Database
 from memory_bank.errors import BodyError, InvalidRequestError
-from memory_bank.service.api.models import TRACE_ID, RequestModel
-from memory_bank.service.api.openapi import errors, json_body
+from memory_bank.service.api.openapi import TRACE_ID, RequestModel, errors, json_body
 from memory_bank.service.proxy.body import Body, parse_body
 from memory_bank.service.security.access import LONGEST_NAME, caller_of, public_name
 from memory_bank.service.sessions import Sessions
@@ -93,6 +92,8 @@ RecordId = Annotated[
     AfterValidator(decoded),
     _segment("the record's trace_id, 6 or more characters of it, or its number: 12 (or %2312)", TRACE_ID, 64),
 ]
+Limit = Annotated[int, Field(ge=1, le=500, description="maximum number")]
+AfterNumber = Field(0, ge=0, le=10**9, description="`next` of the previous page")
 
 
 class EncodedSlashes:

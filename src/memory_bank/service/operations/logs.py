@@ -56,25 +56,22 @@ class RepeatLimit(logging.Filter):
         self, most: int = 20, seconds: float = 10.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__()
-        self._most = most
-        self._seconds = seconds
-        self._clock = clock
+        self._most, self._seconds, self._clock = most, seconds, clock
         self._places: dict[tuple[str, int, int], tuple[float, int]] = {}  # since when, how many
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether a line is written."""
         if record.levelno < logging.WARNING:
             return True
-        place = (record.pathname, record.lineno, record.levelno)
-        now = self._clock()
+        place, now = (record.pathname, record.lineno, record.levelno), self._clock()
         since, count = self._places.get(place, (now, 0))
         if now - since < self._seconds:
-            self._places[place] = (since, count + 1)
-            return bool(count < self._most)
+            self._places[place] = since, count + 1
+            return count < self._most
         if count > self._most:
             record.msg = f"{record.getMessage()} ({count - self._most:,} more of these lines were left out)"
             record.args = None
-        self._places[place] = (now, 1)
+        self._places[place] = now, 1
         return True
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from memory_bank import __version__
@@ -15,7 +14,7 @@ from memory_bank.pricing import Usage, cost
 try:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
     from prometheus_client.core import GaugeMetricFamily
-    from prometheus_client.multiprocess import MultiProcessCollector
+    from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 except ImportError:
     raise MissingExtraError("the service (prometheus-client)", "service") from None
 
@@ -28,14 +27,6 @@ _FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
 _SLOW = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
-@dataclass(frozen=True, slots=True)
-class QueueState:
-    """Jobs that wait for the Observer in the whole database, and the age of the oldest in seconds."""
-
-    jobs: int
-    oldest: float
-
-
 class Metrics:
     """The metrics of one worker; ``scrape`` returns those of all workers."""
 
@@ -45,21 +36,20 @@ class Metrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"memory_bank_{name}", text, labels, registry=registry)
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-            return Histogram(f"memory_bank_{name}", text, labels, buckets=buckets, registry=registry)
+        def seconds(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            name = f"memory_bank_{name}_seconds"
+            return Histogram(name, f"Seconds {text}.", labels, buckets=buckets, registry=registry)
 
         def gauge(name: str, text: str, *labels: str, mode: Any = "livesum") -> Gauge:
             return Gauge(f"memory_bank_{name}", text, labels, registry=registry, multiprocess_mode=mode)
 
         self.requests = counter("requests", "Requests answered.", "method", "route", "status")
-        self.request_seconds = histogram(
-            "request_seconds", "Seconds from a request to the end of its answer.", _SLOW, "route"
-        )
-        self.first_byte_seconds = histogram(
-            "first_byte_seconds", "Seconds from a request to the first byte of its answer.", _SLOW, "route"
+        self.request_seconds = seconds("request", "from a request to the end of its answer", _SLOW, "route")
+        self.first_byte_seconds = seconds(
+            "first_byte", "from a request to the first byte of its answer", _SLOW, "route"
         )
         self.running = gauge("requests_running", "Requests in progress.")
-        self.step_seconds = histogram("step_seconds", "Seconds that memory took for one step.", _FAST)
+        self.step_seconds = seconds("step", "that memory took for one step", _FAST)
         self.tokens = counter("tokens", "Tokens of requests: as they came, and of all that was sent.", "kind")
         self.memory = counter("memory", "Model calls by what memory did.", "status")
         self.usage = counter("model_tokens", "Tokens by the provider's usage reports.", "kind")
@@ -79,21 +69,25 @@ class Metrics:
             self.cost.labels("sent").inc(cost(sent, price))
             self.cost.labels("full").inc(cost(full, price))
 
-    def scrape(self, waiting: QueueState | None) -> bytes:
-        """All metrics in Prometheus' text format. ``waiting`` None: the database is unavailable."""
-        whole = CollectorRegistry()
-        whole.register(_AllMetrics(self._registry, waiting))
+    def scrape(self, waiting: tuple[int, float] | None) -> bytes:
+        """All metrics in Prometheus' text format.
+
+        ``waiting``: the jobs that wait for the Observer in the whole database, and the age of the oldest in seconds;
+        None where the database is unavailable.
+        """
+        counted, whole = self._registry, CollectorRegistry()
+        if os.environ.get(SHARED):
+            counted = CollectorRegistry()
+            MultiProcessCollector(counted)  # type: ignore[no-untyped-call]
+        whole.register(_AllMetrics(counted, waiting))
         return generate_latest(whole)
 
 
 class _AllMetrics:
     """The counters of the workers, and the state of the database."""
 
-    def __init__(self, own: CollectorRegistry, waiting: QueueState | None) -> None:
-        self._counted = own
-        if os.environ.get(SHARED):
-            self._counted = CollectorRegistry()
-            MultiProcessCollector(self._counted)  # type: ignore[no-untyped-call]
+    def __init__(self, counted: CollectorRegistry, waiting: tuple[int, float] | None) -> None:
+        self._counted = counted
         self._waiting = waiting
 
     def collect(self) -> Iterator[Metric]:
@@ -103,13 +97,11 @@ class _AllMetrics:
         up = float(self._waiting is not None)
         yield GaugeMetricFamily("memory_bank_database_up", "Whether the database answers.", up)
         if self._waiting is not None:
-            jobs, oldest = self._waiting.jobs, self._waiting.oldest
+            jobs, oldest = self._waiting
             yield GaugeMetricFamily("memory_bank_queue_jobs", "Records that wait for the Observer.", jobs)
             yield GaugeMetricFamily("memory_bank_queue_oldest_seconds", "Age of the oldest of them.", oldest)
 
 
 def forget_worker(pid: int, folder: str) -> None:
     """Remove a dead worker's gauges; its counters stay."""
-    from prometheus_client.multiprocess import mark_process_dead
-
     mark_process_dead(pid, folder)  # type: ignore[no-untyped-call]

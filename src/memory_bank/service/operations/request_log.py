@@ -74,7 +74,6 @@ class RequestLog:
             m.first_byte_seconds.labels(route).observe(answer.first)
         if answer.memory:
             m.memory.labels(answer.memory).inc()
-        level = logging.DEBUG if route in QUIET and answer.status < 400 else logging.INFO
         fields = {
             "method": method,
             "route": route,
@@ -88,11 +87,12 @@ class RequestLog:
             "upstream_id": answer.upstream_id,
             "key": getattr(scope["state"].get("caller"), "key_id", None),
         }
+        level = logging.DEBUG if route in QUIET and answer.status < 400 else logging.INFO
         requests.log(level, "request", extra=fields | {k: v for k, v in more.items() if v})
 
 
 class _ObservedResponse:
-    """One request's answer, as it goes by."""
+    """The response to one request, and what is known of it so far."""
 
     def __init__(self, send: Send, own_id: str) -> None:
         self._send = send
@@ -123,14 +123,10 @@ class _ObservedResponse:
         own, given = self.id.encode("ascii"), _header(headers, b"x-request-id")
         if status := _header(headers, b"x-memory-status").decode("latin-1"):
             self.memory = status if status in STATUSES else "other"
-        if given == own:
-            return headers
-        if not given:
-            return [*headers, (b"x-request-id", own)]
-        self.upstream_id = given.decode("ascii") if _ID.fullmatch(given) else "odd"
-        if _header(headers, b"x-memory-request-id"):
-            return headers
-        return [*headers, (b"x-memory-request-id", own)]
+        if given and given != own:
+            self.upstream_id = given.decode("ascii") if _ID.fullmatch(given) else "odd"
+        name = b"x-memory-request-id" if given else b"x-request-id"
+        return headers if given == own or _header(headers, name) else [*headers, (name, own)]
 
 
 def _header(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> bytes:

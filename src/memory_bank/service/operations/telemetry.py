@@ -10,7 +10,7 @@ attributes, and these contain session names.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -35,8 +35,6 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 PROVIDERS = {"chat": "openai", "responses": "openai", "messages": "anthropic"}
 """Routes of model calls, and whose API is spoken there, whoever answers."""
-_TOKENS = tuple(4**n for n in range(12))
-_SECONDS = tuple(0.01 * 2**n for n in range(14))
 
 _call: ContextVar[list[Span] | None] = ContextVar("memory_bank_model_call", default=None)
 """The span of the call upstream that a request makes, once it makes one: several of one request are one span."""
@@ -46,7 +44,6 @@ class Telemetry:
     """Spans and metrics of the service.
 
     ``upstream`` is the base URL of the model's API, ``anthropic`` that of the Messages API if it is another.
-
     ``tracer_provider`` and ``meter_provider`` replace those of the process.
     """
 
@@ -60,18 +57,14 @@ class Telemetry:
     ) -> None:
         self._tracer = trace.get_tracer("memory_bank", __version__, tracer_provider)
         meter = metrics.get_meter("memory_bank", __version__, meter_provider)
-        self._tokens = meter.create_histogram(
-            "gen_ai.client.token.usage",
-            unit="{token}",
-            description="Number of input and output tokens used.",
-            explicit_bucket_boundaries_advisory=_TOKENS,
-        )
-        self._duration = meter.create_histogram(
-            "gen_ai.client.operation.duration",
-            unit="s",
-            description="GenAI operation duration.",
-            explicit_bucket_boundaries_advisory=_SECONDS,
-        )
+
+        def histogram(name: str, unit: str, text: str, buckets: Sequence[float]) -> metrics.Histogram:
+            own: Any = {"unit": unit, "description": text, "explicit_bucket_boundaries_advisory": buckets}
+            return meter.create_histogram(f"gen_ai.client.{name}", **own)
+
+        tokens, seconds = [4**n for n in range(12)], [0.01 * 2**n for n in range(14)]
+        self._tokens = histogram("token.usage", "{token}", "Number of input and output tokens used.", tokens)
+        self._duration = histogram("operation.duration", "s", "GenAI operation duration.", seconds)
         self._servers = {"openai": _server(upstream), "anthropic": _server(anthropic or upstream)}
 
     @contextmanager
@@ -107,53 +100,53 @@ class Telemetry:
     def carry(self, headers: Headers) -> list[tuple[bytes, bytes]]:
         """Begin the span of the call upstream; returns the headers with its trace context."""
         calls = _call.get()
+        if calls == []:
+            calls.append(self._tracer.start_span("POST", kind=SpanKind.CLIENT))
         carrier: dict[str, str] = {}
-        if calls is None:
-            inject(carrier)
-        else:
-            if not calls:
-                calls.append(self._tracer.start_span("POST", kind=SpanKind.CLIENT))
-            inject(carrier, trace.set_span_in_context(calls[0]))
+        inject(carrier, trace.set_span_in_context(calls[0]) if calls else None)
         ours = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in carrier.items()]
         names = {n for n, _ in ours}
         return [*((n, v) for n, v in headers if n.lower() not in names), *ours]
 
     def exchanged(self, exchange: Exchange) -> None:
         """Complete the span of the call upstream and record its metrics, in the context of its request."""
-        error = _error_of(exchange)
+        error: str | None = None  # the kind of a failure in one word
+        if exchange.outcome not in ("complete", "client_gone"):
+            error = exchange.outcome
+        elif exchange.status is not None and exchange.status >= 400:
+            error = str(exchange.status)
         provider = PROVIDERS.get(exchange.route)
         server = self._servers[provider or "openai"]
-        model = (exchange.model or "")[:100]
-        attributes: dict[str, Any] = {}
+        name, attributes = exchange.method, {**server, "http.request.method": exchange.method}
+        attributes |= _without_none({"http.response.status_code": exchange.status})
         if provider is not None:
-            attributes = {
+            model = (exchange.model or "")[:100]
+            name = f"chat {model}"
+            call = {
                 "gen_ai.operation.name": "chat",
                 "gen_ai.provider.name": provider,
                 "gen_ai.request.model": model,
             }
-            figures = {**attributes, **server, **_without_none({"error.type": error})}
+            figures = {**call, **server, **_without_none({"error.type": error})}
             self._duration.record(exchange.seconds, figures)
             for kind, count in (("input", exchange.input_tokens), ("output", exchange.output_tokens)):
                 if count is not None:
                     self._tokens.record(count, {**figures, "gen_ai.token.type": kind})
+            session = exchange.session
+            more = {
+                "gen_ai.conversation.id": session and stored_id(exchange.namespace, session),
+                "gen_ai.usage.input_tokens": exchange.input_tokens,
+                "gen_ai.usage.output_tokens": exchange.output_tokens,
+                "memory_bank.status": exchange.memory or None,
+                "memory_bank.tokens.full": exchange.full_tokens,
+                "memory_bank.tokens.sent": exchange.tokens,
+            }
+            attributes |= call | _without_none(more)
         for span in _call.get() or ():
-            if span.is_recording():
-                span.update_name(exchange.method if provider is None else f"chat {model}")
-                name = exchange.session
-                more = {
-                    "gen_ai.conversation.id": name and stored_id(exchange.namespace, name),
-                    "gen_ai.usage.input_tokens": exchange.input_tokens,
-                    "gen_ai.usage.output_tokens": exchange.output_tokens,
-                    "memory_bank.status": exchange.memory or None,
-                    "memory_bank.tokens.full": exchange.full_tokens,
-                    "memory_bank.tokens.sent": exchange.tokens,
-                }
-                attributes |= {} if provider is None else _without_none(more)
-                attributes |= {**server, "http.request.method": exchange.method}
-                attributes |= _without_none({"http.response.status_code": exchange.status})
-                span.set_attributes(attributes)
-                if error is not None:
-                    _failed(span, error)
+            span.update_name(name)
+            span.set_attributes(attributes)
+            if error is not None:
+                _failed(span, error)
 
     @contextmanager
     def memory(self, operation: str, session: str | None = None) -> Iterator[Span]:
@@ -199,13 +192,6 @@ def _memory(operation: str, session: str | None) -> dict[str, Any]:
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in values.items() if v is not None}
-
-
-def _error_of(exchange: Exchange) -> str | None:
-    """The kind of a failure in one word, or None."""
-    if exchange.outcome not in ("complete", "client_gone"):
-        return exchange.outcome
-    return str(exchange.status) if exchange.status is not None and exchange.status >= 400 else None
 
 
 def _failed(span: Span, kind: str) -> None:

@@ -1,19 +1,24 @@
-"""Records every step for the page in the background: its figures always, its manifest if possible."""
+"""The recorded steps of the page: figures of every step, and a manifest of its plan and context within bounds."""
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.steps import StepFigures, StepToStore, add_steps, packed
 from memory_bank.errors import StorageError
-from memory_bank.service.page.snapshot import snapshot
+from memory_bank.plan import Context, Decision, Fate, Plan
 from memory_bank.service.sessions import Rebuilt
+from memory_bank.transcript.messages import calls_of, content_text, read, result_of
+from memory_bank.transcript.quoting import quote_lines, sendable
 
 log = logging.getLogger("memory_bank.Service")
 
@@ -28,6 +33,16 @@ _GATHER = 0.2  # seconds to collect a batch, in which an agent that goes on is n
 _REST = 4.0  # pause before the next manifest, in durations of the last: requests have priority
 _BUSY = 1.0  # seconds to wait for a busy session, which may be finishing this step
 _PAUSES = 0.2, 5.0  # seconds between attempts, the first and the longest
+
+FIRST_MESSAGES, LAST_MESSAGES = 20, 180
+"""Messages of a longer context that are kept: the first and the last."""
+TEXT_CHARS = 20_000
+CONTEXT_CHARS = 300_000
+"""Characters kept of one text, and of a whole context beginning with its latest message."""
+LEAST_CHARS = 200
+DECISIONS = 300
+"""Decisions of each fate that are kept, the newest; all are counted."""
+REASON_CHARS = 400
 
 
 class Recorder:
@@ -114,19 +129,18 @@ class Recorder:
             self._closing.wait(_GATHER)
             with self._change:
                 batch = [self._pop() for _ in range(min(_TOGETHER, len(self._new)))]
-            written = self._write([self._with_manifest(*new) for new in batch])
+            to_store: list[StepToStore] = []
+            for new, step in batch:
+                began = time.monotonic()
+                if step is not None and began < self._until:
+                    new = replace(new, manifest=_manifest(step))
+                    self._closing.wait(_REST * (time.monotonic() - began))
+                to_store.append(new)
+            written = self._write(to_store)
             with self._change:
                 if not written and self._closing.is_set():
                     return  # the rest counts as lost
                 self._settle(len(batch), written=written)
-
-    def _with_manifest(self, new: StepToStore, step: Rebuilt | None) -> StepToStore:
-        began = time.monotonic()
-        if step is None or began >= self._until:
-            return new
-        made = replace(new, manifest=_manifest(step))
-        self._closing.wait(_REST * (time.monotonic() - began))
-        return made
 
     def _write(self, batch: list[StepToStore]) -> bool:
         """Whether the steps were written; while the database fails, it tries again for ``patience`` seconds."""
@@ -134,14 +148,13 @@ class Recorder:
         while True:
             try:
                 add_steps(self.database, batch, self.kept)
+                return True
             except StorageError as e:
                 if pause == _PAUSES[0]:
                     log.warning("steps wait to be recorded for the page: %s", e)
             except Exception as e:  # the error's text is not logged: it may quote what was to be stored
                 log.warning("%d steps could not be recorded for the page (%s)", len(batch), type(e).__name__)
                 return False
-            else:
-                return True
             left = min(until, self._until) - time.monotonic()
             if left <= 0:
                 return False
@@ -172,3 +185,263 @@ def _manifest(step: Rebuilt) -> bytes | None:
 def _figures(step: Rebuilt) -> StepFigures:
     """The figures alone: what waits must not hold contexts."""
     return StepFigures(**{f.name: getattr(step, f.name) for f in fields(StepFigures)})
+
+
+# The manifest
+
+_RETRIEVED = re.compile(r"^\[RETRIEVED RECORD (\d+)\]$", re.M)
+_CALL_LINE = re.compile(r"^#(\d+)(?= |$).*$", re.M)
+_REFERENCE = re.compile(r"\[… #(\d+)\]")
+"""What stands in a shortened turn in place of the rest of a record."""
+_Parts = list[dict[str, Any]]
+
+
+def snapshot(step: Rebuilt) -> dict[str, Any]:
+    """Make the manifest of a step. Its plan is None if the step has none.
+
+    The step must be its session's latest, and the session must be locked: the plan reads its evidence now.
+    Texts may have lone surrogates.
+    """
+    made = _Manifest(step)
+    plan = None if step.plan is None else made.plan(step.plan)
+    return {"context": made.context(), "context_messages": len(step.shown), "plan": plan}
+
+
+class _Origin(NamedTuple):
+    """Where a message of the context is from: its ``place`` as the page shows it.
+
+    Of a message of a shortened turn also the ``records`` of the turn, and by the id of their call where that is one
+    record's.
+    """
+
+    place: Mapping[str, Any]
+    records: frozenset[str] | None = None
+    by_call: Mapping[str | None, str] = {}
+
+    def quoted_by(self, call_id: str | None) -> frozenset[str] | None:
+        """The records that the text of a call or of its result may quote."""
+        record = self.by_call.get(call_id)
+        return self.records if record is None else frozenset({record})
+
+
+def _origins(step: Rebuilt) -> list[_Origin]:
+    """The origin of each message of a context."""
+    plan, shown = step.plan, step.shown
+    other = _Origin({"part": "other", "step": None, "new": False})
+    if plan is None or not isinstance(shown, Context):
+        return [other] * len(shown)
+    view = plan.view
+    known = None if plan.previous is None else len(plan.previous.view.messages)
+    turns = {p: (n, e) for n, e in enumerate(view.interactions, 1) for p in range(e.start, e.stop)}
+    end = view.tail.stop if view.tail else len(view.messages)
+    shortens = plan.choice.in_place and not plan.unchanged
+    found: list[_Origin] = []
+    for position, change in shown.entries:
+        if position is None:
+            is_memory = plan.memory is not None and change == plan.memory
+            found.append(_Origin({**other.place, "part": "memory"}) if is_memory else other)
+            continue
+        number, turn = turns.get(position, (None, None))
+        place = {"part": "past", "step": number, "new": known is not None and position >= known}
+        if turn is None or turn is view.tail:
+            place["part"] = "tail" if turn is not None or position >= end else "anchor"
+            found.append(_Origin(place))
+            continue
+        if change:
+            place |= {"new": False, "fate": str(Fate.PART)}
+        if shortens and any(p in plan.edits for p in range(turn.start, turn.stop)):
+            ids = [c.call_id if (c := pair.call or pair.result) is not None else None for pair in turn.pairs]
+            records = zip(ids, turn.trace_ids, strict=False)
+            by_call = {i: t for i, t in records if t is not None and ids.count(i) == 1}
+            found.append(_Origin(place, turn.record_ids, by_call))
+        else:
+            found.append(_Origin(place))
+    return found
+
+
+class _Manifest:
+    """The manifest of a step as it is made: first its plan, which tells the parts of its context apart."""
+
+    def __init__(self, step: Rebuilt) -> None:
+        self.step = step
+        self.numbered: Sequence[str] = list(getattr(step.state, "steps", ()))
+        self.pieces: Sequence[Mapping[str, Any]] = ()
+        self.shown: set[str] = set()  # records of which pieces are shown
+        self.fates: Mapping[str, str] = {}  # of records
+        self._found: set[int] = set()  # pieces that were found in a text
+        self._left = CONTEXT_CHARS
+
+    def plan(self, plan: Plan) -> dict[str, Any]:
+        """The plan with its pieces, the newest decisions of each fate, and how many there are."""
+        fates = {str(f): {"interactions": 0, "tokens": 0} for f in Fate}
+        newest: dict[Fate, deque[tuple[int, Decision]]] = {f: deque(maxlen=DECISIONS) for f in Fate}
+        count = 0
+        for count, decision in enumerate(plan.decided(), 1):
+            of = fates[str(decision.fate)]
+            of["interactions"] += 1
+            of["tokens"] += decision.tokens
+            newest[decision.fate].append((count, decision))
+        decisions = [
+            d for _, d in sorted((d for latest in newest.values() for d in latest), key=lambda d: d[0])
+        ]
+        shown = plan.shown()
+        numbers = {t: n for n, t in enumerate(self.numbered, 1)}
+        self.pieces = shown["pieces"]
+        self.shown = {p["trace_id"] for p in self.pieces}
+        self.fates = {t: str(d.fate) for d in decisions for t in d.trace_ids}
+        for piece in (*shown["pieces"], *shown["near_misses"], *shown["gone"]):
+            piece["number"] = numbers.get(piece["trace_id"])
+        names = "counter", "embedder", "observer", "memory_tokens", "unchanged"
+        return {
+            **{name: getattr(plan, name) for name in names},
+            "query": plan.query[:TEXT_CHARS],
+            "why_unchanged": plan.why_unchanged if plan.unchanged else "",
+            "first": plan.previous is None,
+            "fates": fates,
+            "decisions": [
+                d.as_dict()
+                | {"reason": d.reason[:REASON_CHARS], "numbers": [numbers.get(t) for t in d.trace_ids]}
+                for d in decisions
+            ],
+            "decisions_omitted": count - len(decisions),
+            **shown,
+        }
+
+    def context(self) -> list[dict[str, Any]]:
+        """The messages in their order; the number of those left out in between."""
+        messages = list(zip(self.step.shown, _origins(self.step), strict=True))
+        gap = len(messages) - FIRST_MESSAGES - LAST_MESSAGES
+        if gap > 0:
+            del messages[FIRST_MESSAGES : FIRST_MESSAGES + gap]
+        names = {c.call_id: c.name for m, _ in messages for c in _calls(m)}
+        texts = [
+            self._texts(m, origin) for m, origin in messages
+        ]  # pieces are found from the first message on
+        entries = [self._message(m, origin, texts.pop(), names) for m, origin in reversed(messages)][::-1]
+        if gap > 0:
+            entries.insert(FIRST_MESSAGES, {"left_out": gap})
+        return entries
+
+    def _texts(self, message: Any, origin: _Origin) -> list[_Parts]:
+        """The parts of a message's content, then those of the arguments of each of its calls."""
+        text, calls = content_text(read(message, "content")), _calls(message)
+        if origin.place["part"] == "memory":
+            return [list(self._parts(text, None))]
+        if origin.records is None:
+            return [[{"text": t}] for t in (text, *(call.text for call in calls))]
+        is_result = read(message, "role") in ("tool", "function")
+        quoted = origin.quoted_by(result_of(message).call_id) if is_result else origin.records
+        return [
+            list(self._parts(text, quoted)),
+            *(list(self._parts(c.text, origin.quoted_by(c.call_id), as_json=True)) for c in calls),
+        ]
+
+    def _message(
+        self, message: Any, origin: _Origin, texts: list[_Parts], names: Mapping[Any, str]
+    ) -> dict[str, Any]:
+        role = read(message, "role")
+        entry = {
+            **origin.place,
+            "role": role if isinstance(role, str) else "",
+            "parts": self._cut(texts[0]),
+            "calls": [
+                {
+                    "call_id": call.call_id,
+                    "name": call.name,
+                    "arguments": self._cut(parts),
+                    "trace_id": origin.by_call.get(call.call_id),
+                }
+                for call, parts in zip(_calls(message), texts[1:], strict=True)
+            ],
+            "tool": None,
+        }
+        if role in ("tool", "function"):
+            result = result_of(message)
+            id_ = result.call_id
+            tool = result.name or names.get(id_)
+            entry |= {"tool": tool, "call_id": id_, "trace_id": origin.by_call.get(id_)}
+        return entry
+
+    def _cut(self, parts: _Parts) -> _Parts:
+        """The parts with their texts cut to what is left: to the beginning, the size of the gap, and the end."""
+        cut: _Parts = []
+        for part in parts:
+            text = part["text"]
+            limit = min(TEXT_CHARS, max(LEAST_CHARS, self._left))
+            self._left -= min(len(text), limit)
+            if len(text) <= limit:
+                cut += [part] if text else []
+                continue
+            gap, end = len(text) - limit, limit // 4
+            rest = {k: v for k, v in part.items() if k != "text"}
+            pieces = {"text": text[: limit - end]}, {"left_out": gap}, {"text": text[len(text) - end :]}
+            cut += [rest | piece for piece in pieces]
+        return cut
+
+    def _parts(
+        self, text: str, quoted: frozenset[str] | None, *, as_json: bool = False
+    ) -> Iterator[dict[str, Any]]:
+        """Split a text into pieces of records, references to a call, and the text between them.
+
+        ``quoted``: the records that a text of a shortened turn may quote; None for the memory message.
+        ``as_json``: the text is JSON, in which a piece may be escaped.
+        """
+        end = 0
+        for start, stop, piece in self._find_pieces(text, quoted, as_json):
+            yield from self._references(text[end:start], quoted)
+            trace_id = self.pieces[piece]["trace_id"]
+            fate = Fate.KEPT if self.fates.get(trace_id) == str(Fate.KEPT) else Fate.PART
+            yield {"text": text[start:stop], "piece": piece, "trace_id": trace_id, "fate": str(fate)}
+            end = stop
+        yield from self._references(text[end:], quoted)
+
+    def _find_pieces(
+        self, text: str, quoted: frozenset[str] | None, as_json: bool
+    ) -> Iterator[tuple[int, int, int]]:
+        """Find the pieces in a text: ``(start, stop, number of the piece)``, in order."""
+        headings = list(_RETRIEVED.finditer(text)) if quoted is None else []
+        if headings and len(headings) == len(self.pieces):
+            ends = [m.start() for m in headings[1:]] + [text.rfind("\n") if "\n" in text else len(text)]
+            yield from ((m.start(), end, i) for i, (m, end) in enumerate(zip(headings, ends, strict=True)))
+            return
+        at = 0
+        for i, piece in enumerate(self.pieces):
+            if i in self._found or (quoted is not None and piece["trace_id"] not in quoted):
+                continue
+            body = piece["text"] if quoted is not None else sendable(piece["text"])  # as the fence writes it
+            if body not in text:
+                body = quote_lines(body).removeprefix("\\")  # as quotes are written
+            escaped = [json.dumps(body, ensure_ascii=a)[1:-1] for a in (False, True)] if as_json else []
+            for form in filter(None, (body, *escaped)):
+                start = text.find(form, at)
+                if start >= 0:
+                    self._found.add(i)
+                    at = start + len(form)
+                    yield start, at, i
+                    break
+
+    def _references(self, text: str, quoted: frozenset[str] | None) -> Iterator[dict[str, Any]]:
+        """Split text between pieces into what names a call and the rest.
+
+        Lines (``#12 get_order …``) name calls in the memory message; in a shortened turn ``[… #12]`` does, of its
+        own records.
+        """
+        end = 0
+        for found in (_CALL_LINE if quoted is None else _REFERENCE).finditer(text):
+            number = int(found[1])
+            if not 0 < number <= len(self.numbered):
+                continue
+            trace_id = self.numbered[number - 1]
+            if quoted is not None and trace_id not in quoted:
+                continue
+            fate = Fate.LISTED if quoted is None and trace_id not in self.shown else Fate.PART
+            if found.start() > end:
+                yield {"text": text[end : found.start()]}
+            yield {"text": found[0], "number": number, "trace_id": trace_id, "fate": str(fate)}
+            end = found.end()
+        if end < len(text):
+            yield {"text": text[end:]}
+
+
+def _calls(message: Any) -> Sequence[Any]:
+    return calls_of(message) if read(message, "role") == "assistant" else ()

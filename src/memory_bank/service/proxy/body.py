@@ -37,11 +37,11 @@ class Body:
     """
 
     data: bytes
-    value: JsonObject
-    text: str
-    spans: Mapping[str, Span]
-    elements: Mapping[str, Elements]
-    end: int
+    value: JsonObject = field(default_factory=dict)
+    text: str = ""
+    spans: Mapping[str, Span] = field(default_factory=dict)
+    elements: Mapping[str, Elements] = field(default_factory=dict)
+    end: int = 0
     derive: Derive = derive_anew
 
 

@@ -114,9 +114,10 @@ class Identity:
         else:
             seed = content_key(chain_seed(namespace, None), "name", named.name)
         chain = digest_chain(seed, messages, self.canonical)
-        search = _Search(self, namespace, seed, key, named, body, messages, asks_summary, records, chain)
+        search = _Search(self, namespace, seed, key, named, body, messages, asks_summary, records)
         if chain is None:
             return named and search.without_calls(named)
+        search.latest = chain.latest
         names = _new_names(namespace, key)
         for _ in range(12):  # another request may move a head meanwhile
             found = search.attempt(chain, names)
@@ -133,15 +134,12 @@ class Identity:
         return match.head is None or match.head == self.lineage.head(stored_id(namespace, match.name))
 
 
-_Found = tuple[int, ForkPoint]
-"""Where a list parts from a session; interactions after that position of it belong to the new session."""
-
-
 @dataclass(slots=True)
 class _Search:
     """The search for the session of a request. ``key``: the name that the client gives, or its prompt_cache_key.
 
     A session is represented by any of its rows in ``_rows``, which holds the digests of the list that it knows.
+    ``latest`` are the last interactions of the list.
     """
 
     identity: Identity
@@ -153,7 +151,7 @@ class _Search:
     messages: Sequence[object]
     asks_summary: bool
     records: bool
-    chain: DigestChain | None
+    latest: Sequence[MarkedInteraction] = ()
     _rows: dict[str, dict[str, KnownDigest]] = field(default_factory=dict)
     _by_digest: dict[str, list[KnownDigest]] = field(default_factory=dict)
 
@@ -161,11 +159,6 @@ class _Search:
     def how(self) -> How:
         """How the session is found, other than by its calls."""
         return self.named.how if self.named else "prompt_cache_key" if self.key else "chain"
-
-    @property
-    def latest(self) -> Sequence[MarkedInteraction]:
-        """The last interactions of the list."""
-        return self.chain.latest if self.chain else ()
 
     def digest(self, *parts: str | bytes) -> str:
         """What is noted of a session."""
@@ -200,11 +193,11 @@ class _Search:
 
     def _begin(self, chain: DigestChain, name: str) -> SessionMatch | None:
         """Begin a session or a fork, or go on in one of the name; None where it is taken or another was faster."""
-        forks = [f for f in (self._fork_by_chain(chain), self._fork_by_calls()) if f is not None]
-        known_until, fork = max(forks, key=lambda f: f[0], default=(0, None))
+        lineage = self.identity.lineage
+        known_until, fork = self._fork(chain)
         entry = self._entry(chain, [i for i in chain.latest if i.stop > known_until])
         if self.named is not None:
-            family, opening = self.identity.lineage.known([self.digest("name")]), self._opening()
+            family, opening = lineage.known([self.digest("name")]), self._opening()
             entry = replace(entry, kept=(self.digest("name"), opening), begins=not family)
             found = None
             if fork is None:
@@ -213,20 +206,20 @@ class _Search:
                     entry = replace(entry, kept=(*entry.kept, self.digest("joined", str(found.head))))
             elif self.how != "client":
                 # a list that joined this session was another window's, as its own conversation goes on: they part
-                joined = self.identity.lineage.known([self.digest("joined", d) for d in chain.positions])
+                joined = lineage.known([self.digest("joined", d) for d in chain.positions])
                 taken = [k.before for k in joined if k.session_id == fork.session_id]
                 fork = replace(fork, takes=max(taken, default=0))
             if fork is None and (found is not None or name == self.key):
                 session_id = found.session_id if found else stored_id(self.namespace, name)
                 # without a lineage under this name, it may be there all the same
-                head = found.head if found else None if family else self.identity.lineage.head(session_id)
+                head = found.head if found else None if family else lineage.head(session_id)
                 if self._go_on(session_id, head, entry):
                     return replace(self.named, name=public_name(self.namespace, session_id), head=entry.head)
                 if head is not None:
                     return None
         if not self.records:
             return SessionMatch("count_tokens", "new")  # a name that is never stored
-        if not self.identity.lineage.begin(stored_id(self.namespace, name), self.namespace, entry, fork):
+        if not lineage.begin(stored_id(self.namespace, name), self.namespace, entry, fork):
             return None
         if fork is not None:
             return SessionMatch(name, "fork", public_name(self.namespace, fork.session_id), entry.head)
@@ -328,25 +321,24 @@ class _Search:
         new = [i for i in self.latest[:-1] if i.mark not in self._by_digest]
         return any(self._has_calls(None, i, calls) for calls in newest for i in new)
 
-    def _fork_by_chain(self, chain: DigestChain) -> _Found | None:
-        """Where the list parts from a session that has continued differently."""
-        for digest in chain.ends:
-            if digest in self._by_digest:
-                row = self._roots(digest)[0]
-                return chain.positions[digest], ForkPoint(row.session_id, row.before, row.number)
-        return None
+    def _fork(self, chain: DigestChain) -> tuple[int, ForkPoint | None]:
+        """Where the list parts from a session that has continued differently; (0, None) where it shares none.
 
-    def _fork_by_calls(self) -> _Found | None:
-        """The same, by the latest interaction whose calls one session and its forks know: its past is there too."""
-        start = 0
-        found: _Found | None = None
+        It is the end of what such a session knows of the list, or the latest interaction whose calls only one session
+        and its forks know, as its past is there too. Interactions after that position belong to the new session.
+        """
+        found: list[tuple[int, ForkPoint | None]] = []
+        if digest := next((d for d in chain.ends if d in self._by_digest), None):
+            row = self._roots(digest)[0]
+            found.append((chain.positions[digest], ForkPoint(row.session_id, row.before, row.number)))
+        start, by_calls = 0, None
         for interaction in self.latest:
             if roots := self._roots(interaction.mark):
                 row = roots[0]
-                is_unique = len(roots) == 1 and row.before
-                found = (start, ForkPoint(row.session_id, row.before, row.number - 1)) if is_unique else None
+                point = ForkPoint(row.session_id, row.before, row.number - 1)
+                by_calls = (start, point) if len(roots) == 1 and row.before else None
             start = interaction.stop
-        return found
+        return max([*found, *filter(None, [by_calls])], key=lambda f: f[0], default=(0, None))
 
     def _roots(self, digest: str) -> list[KnownDigest]:
         """The sessions that know a digest, without forks of others among them."""
@@ -478,8 +470,7 @@ class CallDigest(NamedTuple):
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class MarkedInteraction:
+class MarkedInteraction(NamedTuple):
     """An interaction near the end of a list; ``stop`` is the position after it.
 
     ``mark`` is the digest of its first call id that looks random; without one, that of all messages up to its
@@ -488,8 +479,8 @@ class MarkedInteraction:
 
     mark: str
     stop: int
-    interaction: Interaction = field(repr=False)
-    seed: bytes = field(repr=False)
+    interaction: Interaction
+    seed: bytes
 
     def calls(self) -> list[CallDigest]:
         """The digests of its answered calls."""
@@ -574,7 +565,6 @@ def digest_chain(
     return DigestChain(digests[-1], digests[latest[-1].stop - 1 - first], positions, ends[::-1], marked)
 
 
-_CACHE_MARK = "cache_control"  # clients move it from message to message
 _dump = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
 
 
@@ -587,32 +577,34 @@ def canonical_bytes(message: object) -> bytes:
     text = b""
     if isinstance(message, dict):
         content = message.get("content")
-        said = content if isinstance(content, str) else _single_text(content)
-        if said is not None:
-            message, text = {k: v for k, v in message.items() if k != "content"}, b"=" + _encode(said)
-        elif isinstance(content, list):
-            parts = [_without_mark(p) if isinstance(p, dict) else p for p in content]
-            message = {**message, "content": parts}
-        message = _without_mark(message)
+        said = content
+        if isinstance(content, list):
+            content = [_without_mark(p) if isinstance(p, dict) else p for p in content]
+            said = _single_text(content)
+        members = {**message, "content": content} if "content" in message else message
+        if isinstance(said, str):
+            text = b"=" + _encode(said)
+            members = {k: v for k, v in members.items() if k != "content"}
+        message = _without_mark(members)
     try:
-        members = _encode(_dump(_without_null(message)))
+        data = _encode(_dump(_without_null(message)))
     except RecursionError:
-        members = _encode(flat_text(message))
-    return b"%d,%d;%b%b" % (len(members), len(text), members, text)
+        data = _encode(flat_text(message))
+    return b"%d,%d;%b%b" % (len(data), len(text), data, text)
 
 
-def _single_text(content: object) -> str | None:
+def _single_text(content: list[object]) -> str | None:
     """The text of a content that consists of one text part."""
-    if not isinstance(content, list) or len(content) != 1 or not isinstance(content[0], dict):
+    part = content[0] if len(content) == 1 else None
+    if not isinstance(part, dict) or not is_text_part(part):
         return None
-    part = content[0]
-    if is_text_part(part) and all(k in ("type", "text", _CACHE_MARK) or v is None for k, v in part.items()):
-        return str(part["text"])
-    return None
+    return str(part["text"]) if all(k in ("type", "text") or v is None for k, v in part.items()) else None
 
 
 def _without_mark(members: dict[str, object]) -> dict[str, object]:
-    return {k: v for k, v in members.items() if k != _CACHE_MARK}
+    return {
+        k: v for k, v in members.items() if k != "cache_control"
+    }  # clients move it from message to message
 
 
 def _without_null(value: object) -> object:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
 import anyio
 from anyio import to_thread
 
 from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
+from memory_bank.service.proxy.answers import (
+    EventSplitter,
+    ModelToolCall,
+    ModelTurn,
+    TurnStream,
+    add_usage,
+    as_object,
+)
 from memory_bank.service.proxy.body import JsonObject, parse_body
-from memory_bank.service.proxy.dialect import ModelToolCall, ModelTurn, TurnStream, add_usage, as_object
-from memory_bank.service.proxy.events import EventSplitter
-from memory_bank.service.proxy.rebuild import ModelRequest, SendUpstream, in_thread_if_large
+from memory_bank.service.proxy.rebuild import ModelRequest
 from memory_bank.service.proxy.upstream import Headers, UpstreamAnswer, after
 from memory_bank.service.sessions import Sessions, count_once
-from memory_bank.service.threads import limiter
+from memory_bank.service.threads import in_thread_if_large, limiter
 from memory_bank.tools import MAX_CHARS, ToolAnswer, answer_tool_call
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.tokens import open_counter
@@ -35,9 +41,18 @@ NOT_YET = (
 )
 """The result of a client's tool that was called in one turn with memory tools."""
 
+SendUpstream = Callable[[bytes, int], Awaitable[UpstreamAnswer]]
+"""Sends a body upstream and returns the answer; if upstream refuses the body, sends another form of the request.
+
+The number: tokens of the body besides memory's context, those of added tools and hidden turns."""
+
+
+class _AnsweredInsteadError(Exception):
+    """Upstream answered a later turn with an error before anything was sent to the client."""
+
 
 class Injection:
-    """Answers model requests; where the request's memory has ``tools``, these are offered and their calls answered.
+    """Answers a model request; where its memory has ``tools``, these are offered and their calls answered.
 
     A turn that calls them is answered here and upstream is asked again, with the turn and its results appended to
     the request; the client sees only the last turn, and what was streamed before such a call. Calls of the client's
@@ -45,85 +60,31 @@ class Injection:
     stored. ``timeout``: seconds for the calls of one turn.
     """
 
-    def __init__(self, sessions: Sessions, timeout: float) -> None:
+    def __init__(self, sessions: Sessions, timeout: float, request: ModelRequest, send: SendUpstream) -> None:
         self.sessions = sessions
         self.timeout = timeout
-
-    async def answer(self, request: ModelRequest, send: SendUpstream) -> UpstreamAnswer:
-        """The answer for the client; every other answer is closed."""
-        tools = request.memory.tools
-        if tools is None:
-            return await send(request.render(), 0)
-        return await _Rounds(self, request, send, tools).answer()
-
-    async def call_tools(self, request: ModelRequest, calls: Sequence[ModelToolCall]) -> list[ToolAnswer]:
-        """The results of the calls of a turn, in their order."""
-        trouble = ""
-        with anyio.move_on_after(self.timeout):
-            try:
-                return await to_thread.run_sync(
-                    self._call_tools, request, calls, abandon_on_cancel=True, limiter=limiter("tools")
-                )
-            except MemoryBankError as e:
-                log.warning("memory could not be read for a call of its tools: %s", type(e).__name__)
-                trouble = f"The memory could not be read: {e}"
-        if not trouble:
-            log.warning("memory took longer than %g s for a call of its tools", self.timeout)
-            trouble = "The memory did not answer in time."
-        return [ToolAnswer(trouble if call.is_memory else NOT_YET) for call in calls]
-
-    def _call_tools(self, request: ModelRequest, calls: Sequence[ModelToolCall]) -> list[ToolAnswer]:
-        session = request.memory.session
-        assert session is not None
-        room = max(LEAST_CHARS, MAX_CHARS // max(1, sum(call.is_memory for call in calls)))
-        with self.sessions.reading(request.caller.namespace, session) as state:
-            return [
-                answer_tool_call(state, str(c.name), c.arguments, max_chars=room)
-                if c.is_memory
-                else ToolAnswer(NOT_YET)
-                for c in calls
-            ]
-
-
-class _AnsweredInsteadError(Exception):
-    """Upstream answered a later turn with an error before anything was sent to the client."""
-
-
-class _Rounds:
-    """The turns of one request, up to the one that the client gets."""
-
-    def __init__(
-        self, injection: Injection, request: ModelRequest, send: SendUpstream, tools: list[object]
-    ) -> None:
-        assert request.body is not None
-        self.injection = injection
         self.request = request
-        self.dialect = request.dialect
         self.send = send
-        self.tools = tools
-        self.value: JsonObject = request.body.value
         self.hidden: list[object] = []  # turns and results, appended to the request
-        self.counter = open_counter() if request.memory.step is None else request.memory.step.counter
-        added = tools[len(self.value.get("tools") or ()) :]
-        self.hidden_tokens, self.tool_tokens = 0, count_once(self.counter.count_text, compact(added))
-        self.rounds = 0
-        self.fetched = 0
-
-    @property
-    def may_hide(self) -> bool:
-        """Whether another turn may be hidden."""
-        return self.rounds < ROUNDS
+        self.hidden_tokens = self.rounds = self.fetched = 0
 
     async def answer(self) -> UpstreamAnswer:
-        """The answer for the client."""
+        """The answer for the client; every other answer is closed."""
+        memory, value = self.request.memory, self.request.value
+        if memory.tools is None:
+            return await self.send(self.request.render(), 0)
+        self.tools = memory.tools
+        self.counter = open_counter() if memory.step is None else memory.step.counter
+        added = self.tools[len(value.get("tools") or ()) :]
+        self.tool_tokens = count_once(self.counter.count_text, compact(added))
         usage: JsonObject = {}
         while True:
             answer = await self._ask()
             if _is_stream(answer):
                 answer = await self._stream(answer, usage)
             elif _is_readable(answer) and (data := await answer.hold(MOST_BYTES)) is not None:
-                turn = self.dialect.read_answer(_parse_object(data), self.value)
-                if self.may_hide and turn.calls_memory:
+                turn = self.request.dialect.read_answer(_parse_object(data), value)
+                if self._may_hide() and turn.calls_memory:
                     usage = add_usage(usage, turn.usage)
                     await self._hide(turn)
                     continue
@@ -136,22 +97,27 @@ class _Rounds:
                 answer.headers = [*answer.headers, (b"x-memory-fetched", str(self.fetched).encode())]
             return answer
 
+    def _may_hide(self) -> bool:
+        """Whether another turn may be hidden."""
+        return self.rounds < ROUNDS
+
     async def _ask(self) -> UpstreamAnswer:
         """Upstream's answer to the request with the hidden turns so far."""
-        arrays: dict[str, Sequence[object]] = {"tools": self.tools} if self.may_hide else {}
+        request, may_hide = self.request, self._may_hide()
+        arrays: dict[str, Sequence[object]] = {"tools": self.tools} if may_hide else {}
         if self.hidden:
-            key = self.dialect.key
-            arrays[key] = [*self.request.memory.arrays.get(key, self.value.get(key) or ()), *self.hidden]
+            key = request.dialect.key
+            arrays[key] = [*request.memory.arrays.get(key, request.value.get(key) or ()), *self.hidden]
         try:
-            body = await in_thread_if_large(self.request.data, self.request.render, arrays)
+            body = await in_thread_if_large(request.body.data, request.render, arrays)
         except BodyError as e:
             raise UpstreamError(f"a turn of the model's API cannot be sent back to it: {e}.") from None
-        return await self.send(body, self.hidden_tokens + (self.tool_tokens if self.may_hide else 0))
+        return await self.send(body, self.hidden_tokens + (self.tool_tokens if may_hide else 0))
 
     async def _hide(self, turn: ModelTurn) -> None:
         """Answer the calls of a turn that the client does not get."""
-        answers = await self.injection.call_tools(self.request, turn.calls)
-        results = [self.dialect.result(c, a) for c, a in zip(turn.calls, answers, strict=True)]
+        answers = await self._call_tools(turn.calls)
+        results = [self.request.dialect.result(c, a) for c, a in zip(turn.calls, answers, strict=True)]
         self.hidden += [*turn.messages, *(r for r in results if r is not None)]
         said = [{"role": "tool", "content": a.text} for a, r in zip(answers, results, strict=True) if r]
         count = self.counter.count_message
@@ -159,9 +125,35 @@ class _Rounds:
         self.rounds += 1
         self.fetched += sum(call.is_memory for call in turn.calls)
 
+    async def _call_tools(self, calls: Sequence[ModelToolCall]) -> list[ToolAnswer]:
+        """The results of the calls of a turn, in their order."""
+        namespace, session = self.request.caller.namespace, self.request.memory.session or ""
+        room = max(LEAST_CHARS, MAX_CHARS // max(1, sum(call.is_memory for call in calls)))
+
+        def read() -> list[ToolAnswer]:
+            with self.sessions.reading(namespace, session) as state:
+                return [
+                    answer_tool_call(state, str(c.name), c.arguments, max_chars=room)
+                    if c.is_memory
+                    else ToolAnswer(NOT_YET)
+                    for c in calls
+                ]
+
+        trouble = ""
+        with anyio.move_on_after(self.timeout):
+            try:
+                return await to_thread.run_sync(read, abandon_on_cancel=True, limiter=limiter("tools"))
+            except MemoryBankError as e:
+                log.warning("memory could not be read for a call of its tools: %s", type(e).__name__)
+                trouble = f"The memory could not be read: {e}"
+        if not trouble:
+            log.warning("memory took longer than %g s for a call of its tools", self.timeout)
+            trouble = "The memory did not answer in time."
+        return [ToolAnswer(trouble if call.is_memory else NOT_YET) for call in calls]
+
     async def _stream(self, answer: UpstreamAnswer, usage: JsonObject) -> UpstreamAnswer:
         """The answer as a stream, once its first bytes are there."""
-        joined = self.dialect.open_stream(self.value)
+        joined = self.request.dialect.open_stream(self.request.value)
         joined.usage = usage
         self.read = answer  # the answer of the present turn
         pieces = self._join(joined)
@@ -197,7 +189,7 @@ class _Rounds:
                     raise
             finally:
                 await self.read.aclose()
-            last, turn = joined.end(self.may_hide)
+            last, turn = joined.end(self._may_hide())
             if out + last:
                 yield out + last
             if turn is None:

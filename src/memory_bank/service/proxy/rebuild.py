@@ -9,10 +9,9 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Literal, ParamSpec, TypeVar
+from typing import Literal
 
 import anyio
 from anyio import to_thread
@@ -22,9 +21,8 @@ from memory_bank.errors import MemoryBankError
 from memory_bank.plan import Context
 from memory_bank.service.failures import code_of
 from memory_bank.service.proxy.body import Body, JsonObject, render_body
-from memory_bank.service.proxy.dialect import Dialect, NotRebuiltError, own_tools
+from memory_bank.service.proxy.dialects import Dialect, NotRebuiltError, TurnPlace, own_tools
 from memory_bank.service.proxy.identity import Identity, client_session
-from memory_bank.service.proxy.upstream import UpstreamAnswer
 from memory_bank.service.security.access import Caller, stored_id
 from memory_bank.service.sessions import Rebuilt, Sessions
 from memory_bank.transcript.harness import asks_for_summary
@@ -32,8 +30,6 @@ from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import MessageKind, kind_of, message_text, same_objects
 
 log = logging.getLogger("memory_bank.Service")
-P = ParamSpec("P")
-T = TypeVar("T")
 
 THREADS = 8
 MOST_REFUSED = 1_024
@@ -45,20 +41,18 @@ FAILING = 3
 UNSEEN = 10
 """Requests without a tool call after which the reason says so: the agent's calls may be of an unknown form."""
 
-Status = Literal["rebuilt", "unchanged", "passed", "failed"]
-
 
 @dataclass(frozen=True, slots=True)
 class MemoryResult:
     """What memory did for a request.
 
     ``data`` is the body for upstream, None for the original one; ``arrays`` are the members that differ in it.
-    ``reason`` says, without contents, why the request ``passed`` or memory ``failed``. ``session`` is the session's
-    public name, ``tokens`` are those of one such request, ``step`` is the step that it is recorded as. ``tools``: the
-    request's with the memory tools, where these are added.
+    ``reason`` says, without contents, why the request ``passed`` or memory ``failed``, and ``trouble``, for the log,
+    how it failed. ``session`` is the session's public name, ``tokens`` are those of one such request, ``step`` is the
+    step that it is recorded as. ``tools``: the request's with the memory tools, where these are added.
     """
 
-    status: Status
+    status: Literal["rebuilt", "unchanged", "passed", "failed"]
     reason: str | None = None
     data: bytes | None = field(default=None, repr=False)
     arrays: Mapping[str, Sequence[object]] = field(default_factory=dict, repr=False)
@@ -67,57 +61,40 @@ class MemoryResult:
     full_tokens: int | None = None
     step: Rebuilt | None = field(default=None, repr=False)
     tools: list[object] | None = field(default=None, repr=False)
+    trouble: str = field(default="", repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class ModelRequest:
-    """A request of a dialect. ``data``: its body; ``body``: the same parsed, None if that is impossible."""
+    """A request of a dialect, and what memory did for it. The ``body`` has no members if it cannot be edited."""
 
     dialect: Dialect
     caller: Caller
-    data: bytes = field(repr=False)
+    body: Body = field(repr=False)
     headers: Mapping[str, str] = field(repr=False)
     upstream_key: str | None = field(repr=False)
-    body: Body | None = field(default=None, repr=False)
     memory: MemoryResult = MemoryResult("passed")
 
     @property
     def value(self) -> JsonObject:
         """The members of its body."""
-        return {} if self.body is None else self.body.value
+        return self.body.value
 
     @property
     def model(self) -> str:
-        """The model that it is for."""
-        return str(self.value.get("model"))
+        """The model that it is for, "" without a name."""
+        model = self.value.get("model")
+        return model if isinstance(model, str) else ""
 
-    @property
-    def thinks(self) -> Literal["begins", "goes on"] | None:
-        """Its place in a turn whose thinking is bound to its context; see Dialect."""
-        return self.dialect.thinking_turn(self.value)
-
-    def is_rebuilt(self, turn: Literal["begins", "goes on"]) -> bool:
-        """Whether it has a rebuilt context and is one of a thinking turn, at this place of it."""
-        return self.memory.status == "rebuilt" and self.thinks == turn
+    def is_rebuilt(self, place: TurnPlace) -> bool:
+        """Whether it has a rebuilt context and is one of a thinking turn, at this place of it; see Dialect."""
+        return self.memory.status == "rebuilt" and self.dialect.thinking_turn(self.value) == place
 
     def render(self, arrays: Mapping[str, Sequence[object]] | None = None) -> bytes:
         """The body for upstream, with memory's context and these arrays as members. Raises BodyError."""
-        if self.body is None or not arrays:
-            return self.memory.data or self.data
+        if not arrays:
+            return self.memory.data or self.body.data
         return render_body(self.body, {**self.memory.arrays, **arrays})
-
-
-SendUpstream = Callable[[bytes, int], Awaitable[UpstreamAnswer]]
-"""Sends a body upstream and returns the answer; if upstream refuses the body, sends another form of the request.
-
-The number: tokens of the body besides memory's context, those of added tools and hidden turns."""
-
-
-async def in_thread_if_large(data: bytes, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Do work on a body here, in a thread if the body is large."""
-    if len(data) < 65_536:
-        return work(*args, **kwargs)
-    return await to_thread.run_sync(partial(work, *args, **kwargs), abandon_on_cancel=True)
 
 
 @dataclass(slots=True)
@@ -137,12 +114,10 @@ class SessionWay:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A rebuild in a worker thread: whether it runs, on which session, and its result."""
+    """A rebuild in a worker thread: whether it runs, and on which session."""
 
     is_running: bool = False
     session_id: str | None = None
-    rebuilt: Rebuilt | None = None
-    failure: str = ""
 
 
 class _Share:
@@ -155,7 +130,7 @@ class _Share:
         self.threads = anyio.CapacityLimiter(threads)
         self.without_calls: LRUCache[bytes, int] = LRUCache(256)  # requests in a row, by client
         self.failures = 0  # requests in a row that memory failed for
-        self.causes: dict[str, str] = {}  # their reasons, with the latest sentence
+        self.causes: dict[str | None, str] = {}  # their reasons, with the latest sentence
         self._pause = pause
         self._hangs = 0
         self._blocked_until = 0.0
@@ -179,13 +154,18 @@ class _Share:
         elif hung is False:
             self._hangs = 0
 
-    def failed(self, reason: str, sentence: str) -> None:
-        """Note why memory failed for a request; it is logged once for each reason until memory works again."""
-        self.failures += 1
-        known = self.causes.pop(reason, None)
-        self.causes[reason] = sentence
-        level = logging.WARNING if known is None else logging.DEBUG
-        log.log(level, "memory failed, the request continues without it: %s", sentence)
+    def note(self, result: MemoryResult) -> None:
+        """Note that memory works or has failed, which is logged once for each reason until it works again."""
+        if result.trouble:
+            self.failures += 1
+            known = self.causes.pop(result.reason, None)
+            self.causes[result.reason] = result.trouble
+            level = logging.WARNING if known is None else logging.DEBUG
+            log.log(level, "memory failed, the request continues without it: %s", result.trouble)
+        elif result.step is not None and result.reason is None:
+            if self.failures >= FAILING:
+                log.warning("memory works again, after %d requests without it", self.failures)
+            self.failures, self.causes = 0, {}
 
     def count(self, request: ModelRequest, result: MemoryResult) -> MemoryResult:
         """The result; its reason says how many requests of the client or conversation had no call, if many."""
@@ -229,11 +209,11 @@ class Rebuilder:
         marks_cache: bool = True,
         inject: bool | Literal["auto"] = False,
     ) -> None:
+        self.sessions = sessions
+        self.timeout = timeout
         self.marks_cache = marks_cache
         self.ways: LRUCache[tuple[str | None, str], SessionWay] = LRUCache(MOST_REFUSED)
-        self._sessions = sessions
         self._identity = identity
-        self._timeout = timeout
         self._pause = pause
         self._inject = inject
         self._shares: LRUCache[str | None, _Share] = LRUCache(1_024)
@@ -243,7 +223,7 @@ class Rebuilder:
         self._lock = threading.Lock()
         self._stuck: set[_Job] = set()  # running, though nobody waits for them
 
-    async def rebuild(self, request: ModelRequest, body: Body) -> MemoryResult:
+    async def rebuild(self, request: ModelRequest) -> MemoryResult:
         """Return the rebuilt context of a request, or the reason why the request is forwarded unchanged."""
         share = self._share(request.caller.namespace)
         if len(self._stuck) >= 64 or not share.allows():
@@ -253,13 +233,13 @@ class Rebuilder:
         result: MemoryResult | None = None
         hung: bool | None = None
         try:
-            with anyio.move_on_after(self._timeout):
+            with anyio.move_on_after(self.timeout):
                 async with share.threads:
                     result = await to_thread.run_sync(
-                        self._run, job, request, body, abandon_on_cancel=True, limiter=self._limiter
+                        self._run, job, request, abandon_on_cancel=True, limiter=self._limiter
                     )
             if result is not None:
-                hung = result.status == "failed" and time.perf_counter() - began > self._timeout / 2
+                hung = result.status == "failed" and time.perf_counter() - began > self.timeout / 2
             elif job.is_running:  # otherwise no thread was free, but nothing hangs
                 hung = True
         finally:
@@ -268,18 +248,12 @@ class Rebuilder:
                 if result is None and job.is_running:
                     self._stuck.add(job)
         if result is None:
-            share.failed("timeout", f"it took longer than {self._timeout:g} s")
-            return MemoryResult("failed", "timeout")
-        if not request.dialect.counts_only:
+            result = MemoryResult("failed", "timeout", trouble=f"it took longer than {self.timeout:g} s")
+        elif not request.dialect.counts_only:
             result = share.count(request, result)
-        if result.status == "failed" and job.failure:
-            share.failed(result.reason or "", job.failure)
-        elif job.rebuilt is not None and result.reason is None:
-            if share.failures >= FAILING:
-                log.warning("memory works again, after %d requests without it", share.failures)
-            share.failures, share.causes = 0, {}
-        if job.rebuilt is not None:
-            task = asyncio.create_task(self._finish(job.rebuilt))
+        share.note(result)
+        if result.step is not None:
+            task = asyncio.create_task(self._finish(result.step))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return result
@@ -311,47 +285,44 @@ class Rebuilder:
         """Do the work that was put off for a context, once its request is on its way."""
         await asyncio.sleep(0.01)  # in which the request goes upstream
         try:
-            await to_thread.run_sync(self._sessions.finish, rebuilt, limiter=self._finishers)
+            await to_thread.run_sync(self.sessions.finish, rebuilt, limiter=self._finishers)
         except Exception as e:  # the next step does it; the error's text may hold contents
             log.error("the work put off by a step failed with an unforeseen %s", type(e).__name__)
 
-    def _run(self, job: _Job, request: ModelRequest, body: Body) -> MemoryResult:
+    def _run(self, job: _Job, request: ModelRequest) -> MemoryResult:
         """In a worker thread: rebuild a request, and turn errors into results."""
         job.is_running = True
         try:
-            return self._rebuild(job, request, body)
+            return self._rebuild(job, request)
         except NotRebuiltError as e:
             return MemoryResult("passed", str(e))
         except MemoryBankError as e:
-            job.failure = f"{type(e).__name__}: {e}"
-            return MemoryResult("failed", code_of(e))
+            return MemoryResult("failed", code_of(e), trouble=f"{type(e).__name__}: {e}")
         except Exception as e:  # the error's text may hold contents
             place = traceback.extract_tb(e.__traceback__)[-1]
-            job.failure = f"an unforeseen {type(e).__name__} at {place.name}:{place.lineno}"
-            return MemoryResult("failed", "unforeseen")
+            trouble = f"an unforeseen {type(e).__name__} at {place.name}:{place.lineno}"
+            return MemoryResult("failed", "unforeseen", trouble=trouble)
         finally:
             with self._lock:
                 job.is_running = False
                 self._stuck.discard(job)
 
-    def _rebuild(self, job: _Job, request: ModelRequest, body: Body) -> MemoryResult:
-        dialect, headers, namespace = request.dialect, request.headers, request.caller.namespace
-        history = dialect.history(body)
+    def _rebuild(self, job: _Job, request: ModelRequest) -> MemoryResult:
+        dialect, value, headers, namespace = (
+            request.dialect, request.value, request.headers, request.caller.namespace
+        )  # fmt: skip
+        history = dialect.history(request.body)
         # a system message, or the user's last one, may ask for a summary of the conversation
         prompts = [m for m in history.messages if kind_of(m) is MessageKind.SYSTEM][:2]
         prompts += [m for m in history.messages[-1:] if kind_of(m) is MessageKind.USER]
-        is_summary = dialect.is_compaction(body.value) or any(
-            asks_for_summary(message_text(m)) for m in prompts
-        )
-        model = body.value.get("model")
-        model = model if isinstance(model, str) else ""
+        is_summary = dialect.is_compaction(value) or any(asks_for_summary(message_text(m)) for m in prompts)
         strategy = headers.get("x-memory-strategy") or None
         for _ in range(3):  # another conversation may continue the session meanwhile
             match = self._identity.session_of(
                 namespace,
                 upstream_key=request.upstream_key,
                 headers=headers,
-                body=body.value,
+                body=value,
                 messages=history.messages,
                 asks_summary=is_summary,
                 records=not dialect.counts_only,
@@ -359,58 +330,61 @@ class Rebuilder:
             if match is None:
                 return MemoryResult("passed", NOTHING_YET)
             safer = (namespace, match.name) in self.ways
-            offers = self._inject is True or (self._inject and body.value.get("tools"))
-            offered = dialect.offer_tools(body.value) if offers and not safer else None
-            tools = offered or own_tools(body.value)
+            offers = self._inject is True or (self._inject and value.get("tools"))
+            offered = dialect.offer_tools(value) if offers and not safer else None
+            tools = offered or own_tools(value)
             if dialect.counts_only:
-                context = self._sessions.preview(
-                    namespace, match.name, history.messages, strategy=strategy, model=model, tools=tools
+                context = self.sessions.preview(
+                    namespace,
+                    match.name,
+                    history.messages,
+                    strategy=strategy,
+                    model=request.model,
+                    tools=tools,
                 )
                 if not isinstance(context, Context) or same_objects(context, history.messages):
                     return MemoryResult("unchanged")
                 arrays = {dialect.key: history.to_request(context), **({"tools": offered} if offered else {})}
-                return MemoryResult("rebuilt", data=render_body(body, arrays), arrays=arrays)
-            session_id = stored_id(namespace, match.name)
-            with self._lock:
-                if any(other.session_id == session_id for other in self._stuck):  # an abandoned job uses it
+                return MemoryResult("rebuilt", data=render_body(request.body, arrays), arrays=arrays)
+            job.session_id = stored_id(namespace, match.name)
+            with self._lock:  # an abandoned job may use it
+                if any(other.session_id == job.session_id for other in self._stuck - {job}):
                     return MemoryResult("failed", "busy")
-                job.session_id = session_id
-            rebuilt = self._sessions.rebuild(
+            step = self.sessions.rebuild(
                 namespace,
                 match.name,
                 history.messages,
                 agent_id=headers.get("x-memory-agent") or None,
                 strategy=strategy,
-                size=len(body.data),
+                size=len(request.body.data),
                 history=None if is_summary else history,
-                model=model,
+                model=request.model,
                 tools=tools,
-                beside="".join(compact(v) for m in ("tools", "functions") if (v := body.value.get(m))),
+                beside="".join(compact(v) for m in ("tools", "functions") if (v := value.get(m))),
                 safer=safer,
             )
             if self._identity.is_current(namespace, match):
-                job.rebuilt = rebuilt
                 break
         else:
             return MemoryResult("failed", "busy")
         if is_summary:  # which is to be made of the real conversation
-            tokens = rebuilt.full_tokens, rebuilt.full_tokens
-            return MemoryResult("passed", "compaction request", None, {}, match.name, *tokens, step=rebuilt)
-        arrays = {} if rebuilt.unchanged else {dialect.key: rebuilt.written}
+            tokens = step.full_tokens, step.full_tokens
+            return MemoryResult("passed", "compaction request", None, {}, match.name, *tokens, step)
+        arrays = {} if step.unchanged else {dialect.key: step.written}
         # a context that changes at each step would be written to the cache and never be read
-        if self.marks_cache and not (safer or rebuilt.control or rebuilt.changes_again):
-            marked = dialect.mark_cache(body.value, arrays.get(dialect.key) or body.value[dialect.key])
+        if self.marks_cache and not (safer or step.control or step.changes_again):
+            marked = dialect.mark_cache(value, arrays.get(dialect.key) or value[dialect.key])
             arrays = arrays if marked is None else {dialect.key: marked}
         return MemoryResult(
-            "unchanged" if rebuilt.unchanged else "rebuilt",
-            "control group (holdout)" if rebuilt.control else None,
-            data=render_body(body, arrays) if arrays else None,
+            "unchanged" if step.unchanged else "rebuilt",
+            "control group (holdout)" if step.control else None,
+            data=render_body(request.body, arrays) if arrays else None,
             arrays=arrays,
             session=match.name,
-            tokens=rebuilt.tokens,
-            full_tokens=rebuilt.full_tokens,
-            step=rebuilt,
-            tools=offered if rebuilt.records and (self._inject is True or not rebuilt.unchanged) else None,
+            tokens=step.tokens,
+            full_tokens=step.full_tokens,
+            step=step,
+            tools=offered if step.records and (self._inject is True or not step.unchanged) else None,
         )
 
 

@@ -8,11 +8,11 @@ import logging
 import re
 import string
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal
 from urllib.parse import quote
 
 from anyio import CancelScope
@@ -22,34 +22,29 @@ from starlette.types import Receive, Scope, Send
 from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
 from memory_bank.service.failures import failure
 from memory_bank.service.proxy.body import Body, MessageCache, parse_body, render_body
-from memory_bank.service.proxy.chat import ChatDialect
-from memory_bank.service.proxy.dialect import Dialect, Provider
+from memory_bank.service.proxy.dialects import DIALECTS, Dialect, Provider
 from memory_bank.service.proxy.injection import Injection
-from memory_bank.service.proxy.messages import CountTokensDialect, MessagesDialect
 from memory_bank.service.proxy.rebuild import (
     MOST_REFUSED,
     MemoryResult,
     ModelRequest,
     Rebuilder,
     SessionWay,
-    in_thread_if_large,
 )
-from memory_bank.service.proxy.responses import ResponsesDialect
 from memory_bank.service.proxy.upstream import (
     Headers,
     Upstream,
     UpstreamAnswer,
+    UsageReader,
     credential_of,
     request_headers,
 )
 from memory_bank.service.security.access import caller_of
 from memory_bank.service.sessions import Rebuilt
+from memory_bank.service.threads import in_thread_if_large
 
 log = logging.getLogger("memory_bank.Service")
 
-DIALECTS: tuple[Dialect, ...] = (
-    ChatDialect(), ResponsesDialect(), MessagesDialect(), CountTokensDialect(),
-)  # fmt: skip
 REFUSALS = frozenset({400, 413, 422})  # the statuses after which a request is sent again as it came
 REFUSED = "upstream refused the rebuilt context"
 SAFER = "in a safer form, since upstream refused another"
@@ -59,16 +54,14 @@ UNTRIED = "thinking would be bound to a rebuilt context"
 FIRST_PAUSE, LONGEST_PAUSE = 5, 160
 """Requests of a session without memory after a refused context; each further one doubles them."""
 
-Outcome = Literal["complete", "client_gone", "broken_off", "unreachable", "refused", "aborted"]
-"""``broken_off``: upstream broke off its answer; ``unreachable``: it gave none; ``refused``: by the service;
-``aborted``: the service ended or failed."""
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Exchange:
-    """What is recorded of one request and its answer: no contents, no keys.
+    """What is recorded of one request and its answer, filled in until that ends: no contents, no keys.
 
-    ``route``: a dialect's, or "other" for what only passes. ``seconds``: until the last byte of the answer's body.
+    ``route``: a dialect's, or "other" for what only passes. ``outcome``: upstream has ``broken_off`` its answer or is
+    ``unreachable``, the service has ``refused`` the request, or has ended or failed (``aborted``).
+    ``seconds``: until the last byte of the answer's body.
     ``memory``: rebuilt, unchanged, passed or failed, "" for route "other", with its ``reason``;
     ``tokens`` of all that was sent upstream and ``full_tokens`` of the request as it came, tools included, as memory
     counts them; ``answered_tokens`` of what upstream did not refuse. ``input_tokens`` (with those
@@ -77,10 +70,10 @@ class Exchange:
     """
 
     method: str
-    route: str
-    outcome: Outcome
-    status: int | None
-    seconds: float
+    route: str = "other"
+    outcome: Literal["complete", "client_gone", "broken_off", "unreachable", "refused", "aborted"] = "aborted"
+    status: int | None = None
+    seconds: float = 0.0
     model: str | None = None
     streamed: bool = False
     namespace: str | None = None
@@ -114,7 +107,6 @@ class Proxy:
 
     upstreams: Mapping[Provider, Upstream]
     rebuilder: Rebuilder
-    injection: Injection
     cache: MessageCache
     add_trace: Callable[[Headers], Headers]
     record: Callable[[Exchange], None]
@@ -134,39 +126,52 @@ class _ProxiedRequest:
         self.send = send
         self.incoming = Request(scope, receive)
         self.caller = caller_of(self.incoming)
-        self.dialect: Dialect | None = None
-        self.upstream = proxy.upstreams["openai"]
+        self.exchange = Exchange(scope["method"], namespace=self.caller.namespace)
         self.request: ModelRequest | None = None
-        self.sent_tokens = self.answered_tokens = 0
-        self.outcome: Outcome = "aborted"
-        self.status: int | None = None
-        self.received_bytes = 0
+        self.sent_tokens = 0
         self.body_was_read = asyncio.Event()
         self.usage = UsageReader()
-        self.clock = time.perf_counter()
 
     async def run(self) -> None:
         """Handle the request until its answer is complete, or until one side gives up."""
+        began = time.perf_counter()
+        exchange = self.exchange
         gone = CancelScope()
         watcher = asyncio.create_task(self._watch_client(gone))
         try:
             with gone:
                 await self._handle()
             if gone.cancelled_caught:
-                self.outcome = "client_gone"
+                exchange.outcome = "client_gone"
         except ClientDisconnect:
-            self.outcome = "client_gone"
+            exchange.outcome = "client_gone"
         except MemoryBankError as e:
-            if self.status is not None and isinstance(e, UpstreamError):
-                self.outcome = "broken_off"  # the server closes the client's connection too
+            if exchange.status is not None and isinstance(e, UpstreamError):
+                exchange.outcome = "broken_off"  # the server closes the client's connection too
                 log.warning("%s", e)
                 return
-            self.outcome = "unreachable" if isinstance(e, UpstreamError) else "refused"
-            self.status = failure(e)[0]
+            exchange.outcome = "unreachable" if isinstance(e, UpstreamError) else "refused"
+            exchange.status = failure(e)[0]
             raise
         finally:
             watcher.cancel()
-            self.proxy.record(self._exchange())
+            exchange.seconds = time.perf_counter() - began
+            if self.request is not None:
+                self._fill_in(self.request)
+            self.proxy.record(exchange)
+
+    def _fill_in(self, request: ModelRequest) -> None:
+        """Note what memory did for a model request, and the usage of its answer."""
+        exchange, memory = self.exchange, request.memory
+        exchange.model = request.model if isinstance(request.value.get("model"), str) else None
+        exchange.streamed = request.value.get("stream") is True
+        exchange.session, exchange.step = memory.session, memory.step
+        exchange.memory, exchange.reason = memory.status, memory.reason
+        exchange.tokens = None if memory.tokens is None else self.sent_tokens
+        exchange.full_tokens = memory.full_tokens
+        usage = self.usage.tokens()
+        exchange.input_tokens, exchange.output_tokens = usage.input, usage.output
+        exchange.cached_tokens, exchange.written_tokens = usage.cached, usage.written
 
     async def _watch_client(self, scope: CancelScope) -> None:
         """Cancel the work for a client that disconnects after its request was read."""
@@ -177,18 +182,18 @@ class _ProxiedRequest:
         scope.cancel()
 
     async def _handle(self) -> None:
-        path = self.scope["path"].removeprefix("/v1")
+        path, dialect = self.scope["path"].removeprefix("/v1"), None
         if self.scope["method"] == "POST":
-            self.dialect = next((d for d in DIALECTS if d.path == path), None)
+            dialect = next((d for d in DIALECTS if d.path == path), None)
         provider: Provider = "openai"
-        if self.dialect is not None:
-            provider = self.dialect.provider
+        if dialect is not None:
+            provider, self.exchange.route = dialect.provider, dialect.route
         elif path.startswith("/messages/") or "anthropic-version" in self.incoming.headers:
             provider = "anthropic"
         self.upstream = self.proxy.upstreams[provider]
         key_header = b"x-api-key" if provider == "anthropic" else b"authorization"
         headers = request_headers(self.scope["headers"], self.upstream.key, key_header)
-        if self.dialect is None:
+        if dialect is None:
             body: bytes | AsyncIterator[bytes] = b""
             if any(name in (b"content-length", b"transfer-encoding") for name, _ in self.scope["headers"]):
                 body = self._stream()
@@ -197,10 +202,13 @@ class _ProxiedRequest:
             await self._relay(await self._send_upstream(headers, body), [])
             return
         data = b"".join([chunk async for chunk in self._stream()])
-        request = self.request = await self._rebuild(self.dialect, data, headers)
+        await self._rebuild(dialect, data, credential_of(headers))
+        assert self.request is not None
         headers = [(n, v) for n, v in headers if n != b"accept-encoding"]
         headers.append((b"accept-encoding", b"identity"))
-        answer = await self.proxy.injection.answer(request, partial(self._send_form, headers))
+        rebuilder = self.proxy.rebuilder
+        send = partial(self._send_form, self.request, headers)
+        answer = await Injection(rebuilder.sessions, rebuilder.timeout, self.request, send).answer()
         memory, safe = self.request.memory, string.punctuation.replace("%", "")
         values = {
             "status": memory.status,
@@ -210,53 +218,75 @@ class _ProxiedRequest:
         }
         await self._relay(answer, [(f"x-memory-{n}".encode(), v.encode()) for n, v in values.items() if v])
 
-    async def _send_form(self, headers: Headers, body: bytes, more: int) -> UpstreamAnswer:
+    async def _rebuild(self, dialect: Dialect, data: bytes, key: str | None) -> None:
+        """Set the request with its context from memory, in the form in which upstream gets it first."""
+        request = self.request = ModelRequest(dialect, self.caller, Body(data), self.incoming.headers, key)
+        try:
+            request.body = await in_thread_if_large(data, read_body, data, dialect, self.proxy.cache)
+        except BodyError as e:
+            request.memory = MemoryResult("passed", str(e))
+            return
+        memory = request.memory = await self.proxy.rebuilder.rebuild(request)
+        if memory.status not in ("rebuilt", "unchanged"):
+            return
+        way = self._way(memory)
+        is_proven = request.model in self.proxy.proven
+        if way is not None:
+            thinks = way.thinks and dialect.thinking_turn(request.value) and not is_proven
+            waits = way.left > 0 or thinks
+            way.left -= way.left > 0
+            if waits or (way.strips and memory.status == "unchanged"):
+                request.memory = _as_it_came(request, strips=way.strips)
+                return
+            request.memory = replace(memory, reason=memory.reason or SAFER)
+        if request.is_rebuilt("begins") and not is_proven:
+            request.memory = _as_it_came(request, reason=UNTRIED)
+
+    async def _send_form(
+        self, request: ModelRequest, headers: Headers, body: bytes, more: int
+    ) -> UpstreamAnswer:
         """The answer to a body of the request, or to another form of the request after upstream has refused it.
 
         Where all are refused, it is the answer to the request as it came.
         """
-        request = self.request
-        assert request is not None
-        is_own = body == request.data
-        answer = await self._send_upstream(headers, body, more + (request.memory.tokens or 0))
+        was, goes_on = request.memory, request.is_rebuilt("goes on")
+        is_own = body == request.body.data
+        answer = await self._send_upstream(headers, body, more + (was.tokens or 0))
         if answer.status < 400 and not is_own:
-            if request.is_rebuilt("goes on") and len(self.proxy.proven) < MOST_REFUSED:
+            if goes_on and len(self.proxy.proven) < MOST_REFUSED:
                 self.proxy.proven.add(request.model)
-            way = self._way(request.memory)
-            if way is not None and way.left == 0 and request.memory.status == "rebuilt":
+            way = self._way(was)
+            if way is not None and way.left == 0 and was.status == "rebuilt":
                 way.left = -1
-                log.info(
-                    "upstream accepted the safer form: session %s has memory again", request.memory.session
-                )
-        if answer.status not in REFUSALS:
+                log.info("upstream accepted the safer form: session %s has memory again", was.session)
+        if answer.status not in REFUSALS or (was.reason == REFUSED and was.arrays):
             return answer
-        tries: list[MemoryResult] = []
-        is_stripped = request.memory.reason == REFUSED and request.memory.arrays
-        if not (is_own or is_stripped):
-            only_marks = request.memory.status == "unchanged" and not more
-            tries.append(_unchanged(request, reason=MARKS_REFUSED if only_marks else REFUSED))
-        if not is_stripped and request.dialect.without_thinking(request.value) is not None:
-            tries.append(_unchanged(request, strips=True))
-        what, original = "", None
-        for memory in tries:
+        forms: list[MemoryResult] = []
+        if not is_own:
+            only_marks = was.status == "unchanged" and not more
+            forms.append(_as_it_came(request, reason=MARKS_REFUSED if only_marks else REFUSED))
+        if request.dialect.without_thinking(request.value) is not None:
+            forms.append(_as_it_came(request, strips=True))
+        own, what = answer if is_own else None, ""
+        for memory in forms:
             error = await _read_error(answer)
             what = what or f"{request.dialect.route}, {answer.status}, {error}"
-            if is_own or self.request is not request:
-                original = original or answer
-            self.request = replace(request, memory=memory)
-            answer = await self._send_upstream(headers, self.request.render(), memory.tokens or 0)
+            request.memory = memory
+            answer = await self._send_upstream(headers, request.render(), memory.tokens or 0)
             if answer.status < 400:
-                self._refused(request, memory, what)
+                self._refused(memory, what, goes_on and request.model not in self.proxy.proven)
             if answer.status not in REFUSALS:
                 return answer
-        if tries:
+            own = own or answer
+        if forms:
             log.info("upstream refused a request (%s) as it came, too: nothing changes", what)
-        if original is not None:
-            await answer.aclose()
-        return original or answer
+        if own is None or own is answer:
+            return answer
+        await answer.aclose()
+        return own
 
-    def _refused(self, request: ModelRequest, memory: MemoryResult, what: str) -> None:
-        """Note that upstream refused a request and accepted this form of it."""
+    def _refused(self, memory: MemoryResult, what: str, thinks: bool) -> None:
+        """Note that upstream refused a request and accepted this form of it; ``thinks`` as in SessionWay."""
         if memory.reason == MARKS_REFUSED:
             self.proxy.rebuilder.marks_cache = False
             log.warning("upstream refused cache marks (%s): requests get none from now on", what)
@@ -269,9 +299,9 @@ class _ProxiedRequest:
             way.strips = strips
             return
         pause = FIRST_PAUSE if way is None else min(2 * way.pause, LONGEST_PAUSE)
-        thinks = request.is_rebuilt("goes on") and request.model not in self.proxy.proven
-        way = SessionWay(pause, pause, strips, thinks)
-        self.proxy.rebuilder.ways[self.caller.namespace, memory.session] = way
+        self.proxy.rebuilder.ways[self.caller.namespace, memory.session] = SessionWay(
+            pause, pause, strips, thinks
+        )
         then = "while it thinks" if thinks else f"for {pause} requests, then in a safer form"
         refused = "upstream refused a context (%s), not the request as it came: no memory for session %s %s"
         log.warning(refused, what, memory.session, then)
@@ -279,37 +309,12 @@ class _ProxiedRequest:
     def _way(self, memory: MemoryResult) -> SessionWay | None:
         return self.proxy.rebuilder.ways.get((self.caller.namespace, memory.session or ""))
 
-    async def _rebuild(self, dialect: Dialect, data: bytes, headers: Headers) -> ModelRequest:
-        """The request with its context from memory."""
-        caller, incoming = self.caller, self.incoming.headers
-        request = ModelRequest(dialect, caller, data, incoming, credential_of(headers))
-        try:
-            body = await in_thread_if_large(data, read_body, data, dialect, self.proxy.cache)
-        except BodyError as e:
-            return replace(request, memory=MemoryResult("passed", str(e)))
-        request = replace(request, body=body)
-        memory = await self.proxy.rebuilder.rebuild(request, body)
-        request = replace(request, memory=memory)
-        if memory.status not in ("rebuilt", "unchanged"):
-            return request
-        way = self._way(memory)
-        is_proven = request.model in self.proxy.proven
-        if way is not None:
-            waits = way.left > 0 or (way.thinks and request.thinks and not is_proven)
-            way.left -= way.left > 0
-            if waits or (way.strips and memory.status == "unchanged"):
-                return replace(request, memory=_unchanged(request, strips=way.strips))
-            request = replace(request, memory=replace(memory, reason=memory.reason or SAFER))
-        if request.is_rebuilt("begins") and not is_proven:
-            return replace(request, memory=_unchanged(request, reason=UNTRIED))
-        return request
-
     async def _stream(self) -> AsyncIterator[bytes]:
         """The body as it arrives. Raises ClientDisconnect."""
         try:
             async for chunk in self.incoming.stream():
                 if chunk:
-                    self.received_bytes += len(chunk)
+                    self.exchange.received_bytes += len(chunk)
                     yield chunk
         finally:
             self.body_was_read.set()
@@ -329,51 +334,23 @@ class _ProxiedRequest:
             body,
             query=self.scope["query_string"],
         )
-        self.answered_tokens += tokens if answer.status < 400 else 0
+        self.exchange.answered_tokens += tokens if answer.status < 400 else 0
         return answer
 
     async def _relay(self, answer: UpstreamAnswer, added: Headers) -> None:
         """Send an answer to the client as it arrives."""
         try:
-            self.status = answer.status
+            self.exchange.status = answer.status
             headers = answer.headers + added
             await self.send({"type": "http.response.start", "status": answer.status, "headers": headers})
             async for chunk in answer.body:
-                self.usage.feed(chunk)
+                if self.request is not None:
+                    self.usage.feed(chunk)
                 await self.send({"type": "http.response.body", "body": chunk, "more_body": True})
             await self.send({"type": "http.response.body", "body": b"", "more_body": False})
-            self.outcome = "complete"
+            self.exchange.outcome = "complete"
         finally:
             await answer.aclose()
-
-    def _exchange(self) -> Exchange:
-        request = self.request
-        value = request.value if request else {}
-        memory = request.memory if request else MemoryResult("passed")
-        model = value.get("model")
-        usage = self.usage.tokens() if request else NO_USAGE
-        return Exchange(
-            method=self.scope["method"],
-            route=self.dialect.route if self.dialect else "other",
-            outcome=self.outcome,
-            status=self.status,
-            seconds=time.perf_counter() - self.clock,
-            model=model if isinstance(model, str) else None,
-            streamed=value.get("stream") is True,
-            namespace=self.caller.namespace,
-            session=memory.session,
-            memory=memory.status if request else "",
-            reason=memory.reason,
-            tokens=None if memory.tokens is None else self.sent_tokens,
-            full_tokens=memory.full_tokens,
-            answered_tokens=self.answered_tokens,
-            input_tokens=usage.input,
-            output_tokens=usage.output,
-            cached_tokens=usage.cached,
-            written_tokens=usage.written,
-            received_bytes=self.received_bytes,
-            step=memory.step,
-        )
 
 
 def read_body(data: bytes, dialect: Dialect, cache: MessageCache | None = None) -> Body:
@@ -382,7 +359,7 @@ def read_body(data: bytes, dialect: Dialect, cache: MessageCache | None = None) 
     return body if cache is None else cache.intern(body, dialect.key)
 
 
-def _unchanged(request: ModelRequest, *, strips: bool = False, reason: str = REFUSED) -> MemoryResult:
+def _as_it_came(request: ModelRequest, *, strips: bool = False, reason: str = REFUSED) -> MemoryResult:
     """The result for a request that is sent as it came; ``strips``: without its thinking."""
     stripped = request.dialect.without_thinking(request.value) if strips else None
     arrays = {} if stripped is None else {request.dialect.key: stripped}
@@ -390,7 +367,7 @@ def _unchanged(request: ModelRequest, *, strips: bool = False, reason: str = REF
         request.memory,
         status="unchanged",
         reason=reason,
-        data=render_body(request.body, arrays) if arrays and request.body else None,
+        data=render_body(request.body, arrays) if arrays else None,
         arrays=arrays,
         tokens=request.memory.full_tokens,
         tools=None,
@@ -406,67 +383,3 @@ async def _read_error(answer: UpstreamAnswer) -> str:
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
         names = []
     return "/".join(names) or "no type"
-
-
-class ReportedUsage(NamedTuple):
-    """Tokens in an answer's usage; None where it does not say. ``input`` includes ``cached`` and ``written``."""
-
-    input: int | None
-    output: int | None
-    cached: int | None = None
-    written: int | None = None
-
-
-NO_USAGE = ReportedUsage(None, None)
-
-
-class UsageReader:
-    """Finds the token usage in an answer; ``feed`` keeps only the first and the last bytes."""
-
-    KEPT = 16_384
-
-    def __init__(self) -> None:
-        self._head = self._tail = b""
-
-    def feed(self, chunk: bytes) -> None:
-        """Take the next bytes of the answer."""
-        self._head += chunk[: max(0, self.KEPT - len(self._head))]
-        self._tail = (self._tail + chunk)[-self.KEPT :]
-
-    def tokens(self) -> ReportedUsage:
-        """The tokens of the last usage in the answer.
-
-        A stream of the Messages API begins with the usage of the input and ends with that of the output.
-        """
-        last = next(_usages(self._tail, last_first=True), NO_USAGE)
-        if last.input is None and last.output is not None:
-            return next(_usages(self._head), NO_USAGE)._replace(output=last.output)
-        return last
-
-
-def _usages(text: bytes, *, last_first: bool = False) -> Iterator[ReportedUsage]:
-    """The usages in a text that name tokens."""
-
-    def count(values: object, *names: str) -> int | None:
-        if not isinstance(values, dict):
-            return None
-        return next((v for n in names if type(v := values.get(n)) is int), None)
-
-    ends = [match.end() for match in re.finditer(b'"usage":', text)]
-    for at in reversed(ends) if last_first else ends:
-        try:
-            usage, _ = json.JSONDecoder().raw_decode(text[at:].decode("utf-8", "replace").lstrip())
-        except (ValueError, RecursionError):
-            continue
-        if not isinstance(usage, dict):
-            continue
-        into = count(usage, "prompt_tokens", "input_tokens")
-        read, written = (count(usage, f"cache_{kind}_input_tokens") for kind in ("read", "creation"))
-        # the Messages API does not count these as input
-        if into is not None and "prompt_tokens" not in usage:
-            into += (read or 0) + (written or 0)
-        details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
-        cached = count(details, "cached_tokens") if read is None else read
-        output = count(usage, "completion_tokens", "output_tokens")
-        if (found := ReportedUsage(into, output, cached, written)) != NO_USAGE:
-            yield found

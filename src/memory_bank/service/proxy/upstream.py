@@ -1,11 +1,13 @@
-"""The connection to the model's API: which headers are forwarded in each direction, and answers as streams."""
+"""The connection to the model's API: headers in each direction, answers as streams, the usage that they report."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import urllib.request
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from anyio import CancelScope
 
@@ -284,3 +286,70 @@ def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     lowered = [(name.lower(), value) for name, value in headers]
     connection = {token.strip().lower() for n, v in lowered if n == b"connection" for token in v.split(b",")}
     return [(n, v) for n, v in lowered if n not in _HOP_BY_HOP and n not in connection]
+
+
+# usage
+
+
+class ReportedUsage(NamedTuple):
+    """Tokens in an answer's usage; None where it does not say. ``input`` includes ``cached`` and ``written``."""
+
+    input: int | None
+    output: int | None
+    cached: int | None = None
+    written: int | None = None
+
+
+NO_USAGE = ReportedUsage(None, None)
+
+
+class UsageReader:
+    """Finds the token usage in an answer; ``feed`` keeps only the first and the last bytes."""
+
+    KEPT = 16_384
+
+    def __init__(self) -> None:
+        self._head = self._tail = b""
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next bytes of the answer."""
+        self._head += chunk[: max(0, self.KEPT - len(self._head))]
+        self._tail = (self._tail + chunk)[-self.KEPT :]
+
+    def tokens(self) -> ReportedUsage:
+        """The tokens of the last usage in the answer.
+
+        A stream of the Messages API begins with the usage of the input and ends with that of the output.
+        """
+        last = next(_usages(self._tail, last_first=True), NO_USAGE)
+        if last.input is None and last.output is not None:
+            return next(_usages(self._head), NO_USAGE)._replace(output=last.output)
+        return last
+
+
+def _usages(text: bytes, *, last_first: bool = False) -> Iterator[ReportedUsage]:
+    """The usages in a text that name tokens."""
+
+    def count(values: object, *names: str) -> int | None:
+        if not isinstance(values, dict):
+            return None
+        return next((v for n in names if type(v := values.get(n)) is int), None)
+
+    ends = [match.end() for match in re.finditer(b'"usage":', text)]
+    for at in reversed(ends) if last_first else ends:
+        try:
+            usage, _ = json.JSONDecoder().raw_decode(text[at:].decode("utf-8", "replace").lstrip())
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(usage, dict):
+            continue
+        into = count(usage, "prompt_tokens", "input_tokens")
+        read, written = (count(usage, f"cache_{kind}_input_tokens") for kind in ("read", "creation"))
+        # the Messages API does not count these as input
+        if into is not None and "prompt_tokens" not in usage:
+            into += (read or 0) + (written or 0)
+        details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+        cached = count(details, "cached_tokens") if read is None else read
+        output = count(usage, "completion_tokens", "output_tokens")
+        if (found := ReportedUsage(into, output, cached, written)) != NO_USAGE:
+            yield found

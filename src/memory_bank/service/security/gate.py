@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -27,33 +29,33 @@ from memory_bank.errors import (
 )
 from memory_bank.service import failures
 from memory_bank.service.security.access import LOCAL, NO_KEY, NOBODY, Caller, Keyring, RateLimits, own_key
-from memory_bank.service.security.hosts import AllowedHosts, address_of, check_loopback
+from memory_bank.service.security.hosts import AllowedHosts, address_of, is_loopback
 
 log = logging.getLogger("memory_bank.Service")
 
 _OPEN_PATHS = ("/", "/health", "/openapi.json")  # and /static/…: readable without a key
-_NO_KEYS = (
-    "without keys the service answers on loopback addresses only: create one with  memory-bank keys create "
-    "NAME , or bind 127.0.0.1."
-)
-_TWO_LENGTHS = "a request has either Content-Length or Transfer-Encoding: send one of them, once."
 _EXPOSED = b", ".join(  # headers that an allowed page of another origin may read
     (
         b"x-request-id", b"x-memory-request-id", b"x-memory-status", b"x-memory-reason", b"x-memory-session",
         b"x-memory-tokens", b"x-memory-fetched", b"retry-after",
     )
 )  # fmt: skip
-_CORS = frozenset(
-    {b"access-control-allow-origin", b"access-control-allow-credentials", b"access-control-expose-headers"}
-)
+_CORS = frozenset(b"access-control-" + n for n in (b"allow-origin", b"allow-credentials", b"expose-headers"))
 
 
 def check_binding(settings: ServiceSettings, database: Database) -> None:
-    """Raise ConfigError if a service without keys would listen on an address that is not loopback."""
-    if not check_loopback(settings.host) and not Keys(database).all():
+    """Raise ConfigError if a service without keys would listen beyond this machine, and for an unknown host."""
+    host = settings.host
+    try:
+        if "\0" in host:  # the C library would read it up to there
+            raise ValueError
+        own = [host] if address_of(host) else [str(i[4][0]) for i in socket.getaddrinfo(host, None)]
+    except (OSError, ValueError):
+        raise ConfigError(f"the host {host!r} is unknown: give an address such as 127.0.0.1.") from None
+    if not all(is_loopback(address.partition("%")[0]) for address in own) and not Keys(database).all():
         raise ConfigError(
-            f"without keys the service listens on loopback only, and {settings.host} is not: create a key "
-            "with  memory-bank keys create NAME , or bind 127.0.0.1."
+            f"without keys the service listens on loopback only, and {host} is not: create a key with  "
+            "memory-bank keys create NAME , or bind 127.0.0.1."
         )
 
 
@@ -77,54 +79,45 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers: dict[str, list[str]] = {}
-        for name, value in scope["headers"]:
-            headers.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
+        headers = Headers(scope=scope)
         scope.setdefault("state", {})["key_header"] = None
         guarded = _Guarded(receive, send)
-        lengths = headers.get("content-length", [])
+        lengths = headers.getlist("content-length")
         try:
-            if len(lengths) + len(headers.get("transfer-encoding", ())) > 1:
-                body = failures.body(_TWO_LENGTHS, "invalid_request", 400)
+            if len(lengths) + len(headers.getlist("transfer-encoding")) > 1:
+                message = "a request has either Content-Length or Transfer-Encoding: send one of them, once."
+                body = failures.body(message, "invalid_request", 400)
                 await guarded.send_error(400, body, {"connection": "close"})
                 return
-            if await self._admitted(scope, headers, guarded):
-                own = scope["state"]["caller"].max_body_bytes
-                guarded.limit(self.settings.max_body_bytes if own is None else own, lengths)
-                await self.app(scope, guarded.receive, guarded.send)
-                if guarded.too_large is not None:
-                    raise guarded.too_large
+            guarded.page = self._hosts.check(scope, headers)
+            is_preflight = scope["method"] == "OPTIONS" and "access-control-request-method" in headers
+            if guarded.page is not None and is_preflight:
+                await guarded.send_preflight(headers)
+                return
+            caller = scope["state"]["caller"] = await self._caller(scope, headers)
+            own = caller.max_body_bytes
+            guarded.limit(self.settings.max_body_bytes if own is None else own, lengths)
+            await self.app(scope, guarded.receive, guarded.send)
+            if guarded.too_large is not None:
+                raise guarded.too_large
         except MemoryBankError as e:
-            status, content, added = failures.failure(e, scope["path"])
-            await guarded.send_error(status, content, added)
+            await guarded.send_error(*failures.failure(e, scope["path"]))
         except (asyncio.CancelledError, ResponseAborted):
             raise
-        except Exception as e:
-            log.error("unexpected %s at %s", type(e).__name__, _locations(e))  # its text may have content
+        except Exception as e:  # its text may have content
+            frames = reversed(traceback.extract_tb(e.__traceback__)[-6:])
+            where = " < ".join(f"{f.filename.rsplit('/', 1)[-1]}:{f.lineno}" for f in frames)
+            log.error("unexpected %s at %s", type(e).__name__, where)
             message = f"unexpected {type(e).__name__}: see the log."
             await guarded.send_error(500, failures.body(message, "unforeseen", 500))
 
-    async def _admitted(self, scope: Scope, headers: dict[str, list[str]], guarded: _Guarded) -> bool:
-        """Whether the request goes on; if not, it has been answered. Raises ServiceError."""
-        local = scope["server"][0] if scope.get("server") else None
-        host = self._hosts.check_host(headers.get("host", []), local)
-        fetch = {n[10:]: v[-1].lower() for n, v in headers.items() if n.startswith("sec-fetch-")}
-        fetch |= {"method": scope["method"], "path": scope["path"]}
-        page = self._hosts.check_page(headers.get("origin", []), host, scope["scheme"], fetch)
-        if page is not None:
-            guarded.page = page.encode("latin-1")
-            if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
-                await guarded.send_preflight(headers.get("access-control-request-headers", [""])[-1])
-                return False
-        scope["state"]["caller"] = await self._caller(scope, headers, local)
-        return True
-
-    async def _caller(self, scope: Scope, headers: dict[str, list[str]], local: str | None) -> Caller:
+    async def _caller(self, scope: Scope, headers: Headers) -> Caller:
+        """Who makes the request, counted against the rate limit. Raises NotAuthorizedError and others."""
         keyring: Keyring = scope["app"].state.service.keyring
         await keyring.refresh()
         keys: list[str] = []
         for name in ("x-memory-key", "authorization", "x-api-key"):
-            keys = [k for v in headers.get(name, ()) if (k := own_key(name.encode(), v.encode("latin-1")))]
+            keys = [k for v in headers.getlist(name) if (k := own_key(name.encode(), v.encode("latin-1")))]
             if keys:
                 scope["state"]["key_header"] = name
                 break
@@ -136,9 +129,12 @@ class Gate:
             return NOBODY
         caller = keyring.caller(keys[0] if keys else None)
         if caller is LOCAL:
-            address = address_of(local or "")
+            address = address_of(scope["server"][0] or "") if scope.get("server") else None
             if address is not None and not address.is_loopback:
-                raise OriginError(_NO_KEYS)
+                raise OriginError(
+                    "without keys the service answers on loopback addresses only: create one with  memory-bank "
+                    "keys create NAME , or bind 127.0.0.1."
+                )
         if not is_open:
             own = caller.requests_per_minute
             self._limits.take(caller.key_id, self.settings.requests_per_minute if own is None else own)
@@ -157,14 +153,14 @@ class _Guarded:
     """
 
     def __init__(self, receive: Receive, send: Send) -> None:
-        self.page: bytes | None = None
+        self.page: str | None = None
         self.too_large: TooLargeError | None = None
         self._receive = receive
         self._send = send
         self._max = self._left = 0
         self._begun = False
 
-    def limit(self, most: int, lengths: Sequence[str]) -> None:
+    def limit(self, most: int, lengths: list[str]) -> None:
         """Set the maximum of the body. Raises TooLargeError for a length above it."""
         self._max = self._left = most
         if lengths and lengths[0].isdigit() and len(lengths[0]) < 20 and int(lengths[0]) > most:
@@ -191,7 +187,20 @@ class _Guarded:
             return
         if message["type"] == "http.response.start":
             self._begun = True
-            message = {**message, "headers": self._headers(message.get("headers", ()))}
+            headers = list(message.get("headers", ()))
+            names = {name.lower() for name, _ in headers}
+            if b"x-content-type-options" not in names:
+                headers.append((b"x-content-type-options", b"nosniff"))
+            if b"cache-control" not in names and b"x-memory-status" not in names:
+                headers.append((b"cache-control", b"no-store"))
+            if self.page is not None:
+                headers = [(name, value) for name, value in headers if name.lower() not in _CORS]
+                headers += [
+                    (b"access-control-allow-origin", self.page.encode("latin-1")),
+                    (b"access-control-expose-headers", _EXPOSED),
+                    (b"vary", b"origin"),
+                ]
+            message = {**message, "headers": headers}
         await self._send(message)
 
     async def send_error(
@@ -203,34 +212,14 @@ class _Guarded:
             raise ResponseAborted(f"a response was aborted with status {status}") from None
         await JSONResponse(content, status, headers)({"type": "http"}, self.receive, self.send)
 
-    async def send_preflight(self, wanted: str) -> None:
+    async def send_preflight(self, asked: Headers) -> None:
         """Allow a browser to send the request that it asks for."""
         headers = {
             "access-control-allow-methods": "GET, POST, PUT, PATCH, DELETE, HEAD",
-            "access-control-allow-headers": wanted or "authorization, content-type",
+            "access-control-allow-headers": "authorization, content-type",
             "access-control-allow-private-network": "true",
             "access-control-max-age": "600",
         }
+        if wanted := asked.getlist("access-control-request-headers")[-1:]:
+            headers["access-control-allow-headers"] = wanted[0] or headers["access-control-allow-headers"]
         await Response(None, 204, headers)({"type": "http"}, self.receive, self.send)
-
-    def _headers(self, headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        out = list(headers)
-        names = {name.lower() for name, _ in out}
-        if b"x-content-type-options" not in names:
-            out.append((b"x-content-type-options", b"nosniff"))
-        if b"cache-control" not in names and b"x-memory-status" not in names:
-            out.append((b"cache-control", b"no-store"))
-        if self.page is not None:
-            out = [(k, v) for k, v in out if k.lower() not in _CORS]
-            out += [
-                (b"access-control-allow-origin", self.page),
-                (b"access-control-expose-headers", _EXPOSED),
-                (b"vary", b"origin"),
-            ]
-        return out
-
-
-def _locations(error: Exception) -> str:
-    """The innermost frames of an error, without its text."""
-    frames = traceback.extract_tb(error.__traceback__)[-6:]
-    return " < ".join(f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}" for frame in reversed(frames))

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
-import socket
-from collections.abc import Sequence
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
 
 from memory_bank.config import ServiceSettings
 from memory_bank.errors import ConfigError, OriginError
@@ -19,10 +20,7 @@ _PORT = {"http": 80, "https": 443}
 _HOST = re.compile(r"(?:\[([0-9a-f:.]{2,45})\]|([a-z0-9_](?:[a-z0-9._-]{0,253})))(?::(\d{0,5}))?")
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]{0,40})://([^/\s@]{1,260})")
 
-HOST_REFUSED = (
-    "this host name is not allowed: use the service's address or localhost, or add the name to allowed_hosts."
-)
-PAGE_REFUSED = "this web page may not call the service: add its origin to allowed_origins."
+_Origin = tuple[str, str, int | None]  # scheme, host, port
 
 
 def host_and_port(text: str) -> tuple[str, int | None] | None:
@@ -35,9 +33,9 @@ def host_and_port(text: str) -> tuple[str, int | None] | None:
     if found is None:
         return None
     address, name, port = found.groups()
-    if port and int(port) > 65_535:
-        return None
     number = int(port) if port else None
+    if number is not None and number > 65_535:
+        return None
     if address is not None:
         known = address_of(address)
         return None if known is None or ":" not in address else (str(known), number)
@@ -64,8 +62,8 @@ def is_loopback(host: str) -> bool:
     return host == "localhost" if known is None else known.is_loopback
 
 
-def origin_of(text: str) -> tuple[str, str, int | None] | None:
-    """Parse an ``Origin`` into (scheme, host, port); None for ``null`` and invalid ones."""
+def _origin_of(text: str) -> _Origin | None:
+    """Parse an ``Origin``; None for ``null`` and invalid ones."""
     found = _ORIGIN.fullmatch(text.lower())
     where = host_and_port(found[2]) if found else None
     if found is None or where is None:
@@ -77,6 +75,7 @@ class AllowedHosts:
     """The host names and origins that the settings allow. Raises ConfigError for invalid ones."""
 
     def __init__(self, settings: ServiceSettings) -> None:
+        self._bound = str(address_of(settings.host) or settings.host.lower().removesuffix("."))
         self._hosts: set[tuple[str, int | None]] = set()
         for name in settings.allowed_hosts:
             try:
@@ -86,71 +85,49 @@ class AllowedHosts:
             if known is None:
                 raise ConfigError(f"allowed_hosts: {name!r} is no host name such as bank.example .")
             self._hosts.add(known)
-        bound = address_of(settings.host) or settings.host.lower().removesuffix(".")
-        self._bound = str(bound)
-        self._origins = {}
+        self._origins: set[_Origin] = set()
         for origin in settings.allowed_origins:
-            page = origin_of(origin.removesuffix("/"))
+            page = _origin_of(origin.removesuffix("/"))
             if page is None:
                 raise ConfigError(
                     f"allowed_origins: {origin!r} is no origin: write it like  https://tools.example ."
                 )
-            self._origins[page] = origin.removesuffix("/")
+            self._origins.add(page)
 
-    def check_host(self, hosts: Sequence[str], server: str | None) -> str:
-        """The ``Host`` of a request that arrived at the address ``server``. Raises OriginError."""
-        if len(hosts) != 1:
-            raise OriginError("a request must have exactly one Host header.")
-        if not self._is_allowed(hosts[0], server):
-            raise OriginError(HOST_REFUSED)
-        return hosts[0]
-
-    def _is_allowed(self, host: str, server: str | None) -> bool:
-        known = host_and_port(host)
-        if known is None:
-            return False
-        name, _ = known
-        if is_loopback(name) or name == self._bound or known in self._hosts or (name, None) in self._hosts:
-            return True
-        return server is not None and name == str(address_of(server) or server)
-
-    def check_page(self, origins: Sequence[str], host: str, scheme: str, fetch: dict[str, str]) -> str | None:
+    def check(self, scope: Scope, headers: Headers) -> str | None:
         """The origin of an allowed page of another site; None if no such page makes the request.
 
-        ``fetch`` has the request's ``Sec-Fetch-`` headers, its ``method`` and its ``path``. A link of another
-        site leads to the page alone. Raises OriginError.
+        A link of another site leads to the page at ``/`` alone. Raises OriginError for other pages and for hosts that
+        are not allowed.
         """
+        hosts, origins = headers.getlist("host"), headers.getlist("origin")
+        if len(hosts) != 1:
+            raise OriginError("a request must have exactly one Host header.")
+        host = host_and_port(hosts[0])
+        if host is None or not self._is_allowed(host, scope):
+            raise OriginError(
+                "this host name is not allowed: use the service's address or localhost, or add the name to "
+                "allowed_hosts."
+            )
         if origins:
-            page = origin_of(origins[0]) if len(origins) == 1 else None
-            if page is not None and page in self._origins:
+            page = _origin_of(origins[0]) if len(origins) == 1 else None
+            if page in self._origins:
                 return origins[0]
-            if page is None or not _is_same(page, host, scheme):
-                raise OriginError(PAGE_REFUSED)
-            return None
-        if fetch.get("site") in ("cross-site", "same-site"):  # another port of localhost is the same site
-            followed = fetch.get("mode") == "navigate" and fetch.get("dest") == "document"
-            if not followed or fetch.get("method") not in ("GET", "HEAD") or fetch.get("path") != "/":
-                raise OriginError(PAGE_REFUSED)
+            # the service's own page; a proxy may terminate TLS, so https is accepted for http
+            refused = page not in [(s, host[0], host[1] or _PORT.get(s)) for s in (scope["scheme"], "https")]
+        else:
+            fetch = {name[10:]: v.lower() for name, v in headers.items() if name.startswith("sec-fetch-")}
+            is_link = fetch.get("mode") == "navigate" and fetch.get("dest") == "document"
+            is_link = is_link and scope["method"] in ("GET", "HEAD") and scope["path"] == "/"
+            # another port of localhost is the same site
+            refused = fetch.get("site") in ("cross-site", "same-site") and not is_link
+        if refused:
+            raise OriginError("this web page may not call the service: add its origin to allowed_origins.")
         return None
 
-
-def _is_same(page: tuple[str, str, int | None], host: str, scheme: str) -> bool:
-    """Whether a page is the service's own. A proxy may terminate TLS, so https is accepted for http."""
-    known = host_and_port(host)
-    if known is None or page[0] not in (scheme, "https"):
-        return False
-    return (known[0], known[1] or _PORT[page[0]]) == page[1:]
-
-
-def check_loopback(host: str) -> bool:
-    """Whether ``host`` is only reachable from this machine. Raises ConfigError for an unknown name."""
-    known = address_of(host)
-    if known is not None:
-        return known.is_loopback
-    try:
-        if "\0" in host:  # the C library would read it up to there
-            raise ValueError
-        found = {str(info[4][0]).partition("%")[0] for info in socket.getaddrinfo(host, None)}
-    except (OSError, ValueError):
-        raise ConfigError(f"the host {host!r} is unknown: give an address such as 127.0.0.1.") from None
-    return all(is_loopback(address) for address in found)
+    def _is_allowed(self, host: tuple[str, int | None], scope: Scope) -> bool:
+        name = host[0]
+        if is_loopback(name) or name == self._bound or host in self._hosts or (name, None) in self._hosts:
+            return True
+        server = scope["server"][0] if scope.get("server") else None
+        return server is not None and name == str(address_of(server) or server)

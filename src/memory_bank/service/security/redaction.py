@@ -27,11 +27,8 @@ from memory_bank.transcript.jsontext import flat_text, is_deep, plain
 log = logging.getLogger("memory_bank.Service")
 
 _MARK = re.compile(r"\[redacted: [a-z0-9_ ]{1,40}\]")
-_UNCHECKED = "[redacted: not checked in time]"
-_UNSETTLED = "[redacted: not settled]"
-_KEPT = frozenset(
-    {"role", "id", "tool_call_id", "call_id", "type", "index"}
-)  # they link the messages of a conversation
+# members that link the messages of a conversation
+_KEPT = frozenset({"role", "id", "tool_call_id", "call_id", "type", "index"})
 _PARTS = frozenset(  # types of message parts, which must stay readable
     {
         "text", "input_text", "output_text", "refusal", "image_url", "input_image", "file", "input_file",
@@ -58,9 +55,8 @@ class Redaction:
         self.secrets = secrets
         self._seconds = seconds
         self._rules = [(f"rule {number}", _rule(number, e)) for number, e in enumerate(expressions, 1)]
-        self._known: LRUCache[int, str | None] = LRUCache(  # None: nothing to hide
-            _CACHED_CHARS, lambda shown: 80 + len(shown or "")
-        )
+        # by a text's hash and length: what it is shown as, None for itself
+        self._known: LRUCache[int, str | None] = LRUCache(_CACHED_CHARS, lambda s: 80 + len(s or ""))
         self._warned: set[str] = set()
         self._lock = threading.Lock()
 
@@ -101,12 +97,11 @@ class Redaction:
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, (str, int, float)):
-            kind = named_secret(name, value) if name and self.secrets else None
-            if kind is not None:
-                return _mark(kind)
-            if isinstance(value, str):
-                return self._settled(value, depth) if inner else self.text(value)
-            return value
+            if name and self.secrets and (kind := named_secret(name, value)) is not None:
+                return f"[redacted: {kind}]"
+            if not isinstance(value, str):
+                return value
+            return self._settled(value, depth) if inner else self.text(value)
         if depth >= _DEPTH:
             text = flat_text(value)
             shown = self._settled(text, depth)
@@ -121,38 +116,34 @@ class Redaction:
             safe = self._value(made, name, depth, inner=inner, links=links)
             return value if safe is made else safe
         out: dict[Any, Any] = {}
-        same = True
         for key, field in value.items():
-            if (key == "type" and isinstance(field, str) and field in _PARTS) or (
-                links and key in _KEPT and isinstance(field, (str, int, type(None)))
-            ):
+            is_id = links and key in _KEPT and isinstance(field, (str, int, type(None)))
+            if is_id or (key == "type" and isinstance(field, str) and field in _PARTS):
                 out[key] = field
                 continue
-            shown_key = key
-            if isinstance(key, str) and not links:
-                shown_key = self._value(key, "", depth, inner=inner)
+            shown_key = (
+                self._value(key, "", depth, inner=inner) if isinstance(key, str) and not links else key
+            )
             is_calls = links and key == "tool_calls" and isinstance(field, list)
             safe = self._value(field, str(shown_key), depth + 1, inner=inner, links=is_calls)
-            same = same and shown_key is key and safe is field
             while shown_key is not key and (shown_key in out or shown_key in value):
                 shown_key += "+"  # two redacted names stay different
             out[shown_key] = safe
+        same = all(map(operator.is_, out, value)) and all(map(operator.is_, out.values(), value.values()))
         return value if same else out
 
     def _settled(self, text: str, depth: int) -> str:
         """Redact a text until nothing more is found."""
         shown = text
         for _ in range(_ROUNDS):
-            before = shown
-            shown = self._once(before, depth)
+            before, shown = shown, self._once(shown, depth)
             if shown == before:
                 return text if shown == text else shown
-        return _UNSETTLED
+        return "[redacted: not settled]"
 
     def _once(self, text: str, depth: int) -> str:
         """One pass. In JSON with escapes the values come first, because they are what the text means."""
-        begins = text[:1] if text[:1] in _JSON else text.lstrip()[:1]
-        is_json = depth < _DEPTH and begins != "" and begins in _JSON
+        is_json = depth < _DEPTH and (text[:1] in _JSON or text.lstrip()[:1] in _JSON)
         if is_json and (self._rules or "\\" in text):
             safe = self._in_values(text, depth)
             if safe is not text:
@@ -160,7 +151,7 @@ class Redaction:
         try:
             asked = self._matches(text)
         except TimeoutError:
-            return _UNCHECKED
+            return "[redacted: not checked in time]"
         secrets = secrets_in(text) if self.secrets else []
         shown = _hidden(text, [*secrets, *asked])
         if secrets and is_json and _read(shown) is None and _read(text) is not None:
@@ -174,9 +165,8 @@ class Redaction:
         read = _read(text)
         if read is None or not (self._rules or _may_hide(*read)):
             return text
-        (value,) = read
-        safe = self._value(value, "", depth + 1, inner=True)
-        return text if safe is value else json.dumps(safe, ensure_ascii=False)
+        safe = self._value(read[0], "", depth + 1, inner=True)
+        return text if safe is read[0] else json.dumps(safe, ensure_ascii=False)
 
     def _matches(self, text: str) -> list[Span]:
         """The matches of the user's expressions. Raises TimeoutError."""
@@ -184,9 +174,8 @@ class Redaction:
         limit = self._seconds * (1 + len(text) / 1_000_000)
         for kind, rule in self._rules:
             try:
-                spans += [
-                    (*m.span(), kind) for m in rule.finditer(text, timeout=limit, concurrent=True) if m[0]
-                ]
+                found = rule.finditer(text, timeout=limit, concurrent=True)
+                spans += [(*m.span(), kind) for m in found if m[0]]
             except TimeoutError:
                 if kind not in self._warned:
                     self._warned.add(kind)
@@ -204,8 +193,23 @@ def _rule(number: int, expression: str) -> Any:
         raise ConfigError(f"redact: rule {number} is no regular expression ({e}).") from None
 
 
-def _mark(kind: str) -> str:
-    return f"[redacted: {kind}]"
+def _hidden(text: str, spans: Iterable[Span]) -> str:
+    """Replace spans by marks. Overlapping spans get one mark, that of the first and longest; marks stay."""
+    if "[redacted: " in text:
+        marks = [m.span() for m in _MARK.finditer(text)]
+        spans = [found for span in spans if (found := _around(span, marks))]
+    merged: list[Span] = []
+    for start, end, kind in sorted(spans, key=lambda s: (s[0], -s[1], s[2])):
+        if merged and start < merged[-1][1]:
+            first, last, known = merged[-1]
+            merged[-1] = first, max(end, last), known
+        else:
+            merged.append((start, end, kind))
+    out, at = [], 0
+    for start, end, kind in merged:
+        out += [text[at:start], f"[redacted: {kind}]"]
+        at = end
+    return "".join([*out, text[at:]])
 
 
 def _around(span: Span, marks: list[tuple[int, int]]) -> Span | None:
@@ -218,27 +222,6 @@ def _around(span: Span, marks: list[tuple[int, int]]) -> Span | None:
     if last == first + 1 and marks[first][0] <= start and end <= marks[first][1]:
         return None
     return min(start, marks[first][0]), max(end, marks[last - 1][1]), kind
-
-
-def _hidden(text: str, spans: Iterable[Span]) -> str:
-    """Replace spans by marks. Overlapping spans get one mark, that of the first and longest; marks stay."""
-    if "[redacted: " in text:
-        marks = [m.span() for m in _MARK.finditer(text)]
-        spans = [found for span in spans if (found := _around(span, marks))]
-    out: list[str] = []
-    at, last = 0, (0, 0, "")
-    for start, end, kind in sorted(spans, key=lambda s: (s[0], -s[1], s[2])):
-        if start < last[1]:
-            last = (last[0], max(end, last[1]), last[2])
-            continue
-        if last[2]:
-            out += [text[at : last[0]], _mark(last[2])]
-            at = last[1]
-        last = (start, end, kind)
-    if last[2]:
-        out += [text[at : last[0]], _mark(last[2])]
-        at = last[1]
-    return "".join([*out, text[at:]])
 
 
 def _may_hide(value: Any) -> bool:

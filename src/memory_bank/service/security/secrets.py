@@ -11,209 +11,161 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 
 Span = tuple[int, int, str]  # from, to, kind
 
 _LONGEST = 4_000  # characters of a value that follows its name
 _PIECE = 250_000  # characters searched at once: Python runs no other thread during a search
+_ANYWHERE = frozenset((  # words that begin a secret also inside other words
+    "://", ":5432:", "Q~", ".atlasv1.", ":AA", "?key=", "&key=", "_pat", "password", "passwort", "passwd", "secret",
+    "token", "api_key", "apikey",
+))  # fmt: skip
+_Search = tuple[str, str, re.Pattern[str]]  # a word, the kind of secret that begins there, its expression
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """A form of secret: begins with one of ``words``, not inside another word, and matches ``pattern``.
+def _searches(*forms: tuple[str, str, str]) -> list[_Search]:
+    """Searches for forms of secrets: kind, first words, and the expression.
 
-    The group ``secret`` is redacted, or the whole match without such a group.
+    The group that matches is redacted, or the whole match of an expression without groups.
     """
-
-    kind: str
-    words: tuple[str, ...]
-    pattern: re.Pattern[str]
-    parts: tuple[str | int, ...]
+    compiled = [(kind, words.split(), re.compile(pattern, re.ASCII)) for kind, words, pattern in forms]
+    return [(word, kind, pattern) for kind, words, pattern in compiled for word in words]
 
 
-def _form(kind: str, words: str, pattern: str, flags: int = re.ASCII) -> _Form:
-    compiled = re.compile(pattern, flags)
-    return _Form(kind, tuple(words.split()), compiled, tuple(sorted(compiled.groupindex)) or (0,))
-
-
-_FORMS = (
-    _form("memory_bank key", "mb_", r"mb_[0-9a-f]{8,32}_[\w-]{20,200}"),
-    _form("anthropic key", "sk-ant-", r"sk-ant-[\w-]{16,500}"),
-    _form("openai key", "sk-proj- sk-svcacct- sk-admin-", r"sk-[a-z]{4,8}-[\w-]{20,500}"),
-    _form(
-        "openai key", "sk-", r"sk-(?:or-v\d-)?(?=[A-Za-z]{0,60}\d)[A-Za-z0-9]{20,500}"
-    ),  # also of other providers
-    _form("aws key", "AKIA ASIA", r"A[KS]IA[A-Z0-9]{16}(?![A-Za-z0-9])"),
-    _form(
+_SEARCHES = _searches(
+    ("memory_bank key", "mb_", r"mb_[0-9a-f]{8,32}_[\w-]{20,200}"),
+    ("anthropic key", "sk-ant-", r"sk-ant-[\w-]{16,500}"),
+    ("openai key", "sk-proj- sk-svcacct- sk-admin-", r"sk-[a-z]{4,8}-[\w-]{20,500}"),
+    # also of other providers
+    ("openai key", "sk-", r"sk-(?:or-v\d-)?(?=[A-Za-z]{0,60}\d)[A-Za-z0-9]{20,500}"),
+    ("aws key", "AKIA ASIA", r"A[KS]IA[A-Z0-9]{16}(?![A-Za-z0-9])"),
+    (
         "aws key",  # the secret in the cell after the id
         "AKIA ASIA",
-        r"A[KS]IA[A-Z0-9]{16}[\"']?[ \t]{0,4}[,;|\t:][ \t]{0,4}[\"']?(?P<secret>[A-Za-z0-9+/]{40})(?![A-Za-z0-9+/])",
+        r"A[KS]IA[A-Z0-9]{16}[\"']?[ \t]{0,4}[,;|\t:][ \t]{0,4}[\"']?([A-Za-z0-9+/]{40})(?![A-Za-z0-9+/])",
     ),
-    _form(
-        "password",
-        ":5432:",
-        r":5432:[^\s:]{1,64}:[^\s:]{1,64}:(?P<secret>(?=[^\s:\d]{0,100}\d)[^\s:]{6,200})(?!\S)",
-    ),  # .pgpass
-    _form("github token", "ghp_ gho_ ghu_ ghs_ ghr_", r"gh[pousr]_[A-Za-z0-9]{30,500}"),
-    _form("github token", "github_pat_", r"github_pat_\w{22,500}"),
-    _form(
+    # .pgpass
+    ("password", ":5432:", r":5432:[^\s:]{1,64}:[^\s:]{1,64}:((?=[^\s:\d]{0,100}\d)[^\s:]{6,200})(?!\S)"),
+    ("github token", "ghp_ gho_ ghu_ ghs_ ghr_", r"gh[pousr]_[A-Za-z0-9]{30,500}"),
+    ("github token", "github_pat_", r"github_pat_\w{22,500}"),
+    (
         "gitlab token",
         "glpat- glrt- gldt- glcbt- glptt- glft- glsoat- glagent-",
         r"gl[a-z]{2,5}-[\w.-]{20,300}",
     ),
-    _form("openai key", "sess-", r"sess-[A-Za-z0-9]{40,60}"),
-    _form("model api key", "gsk_", r"gsk_[A-Za-z0-9]{40,80}"),
-    _form("model api key", "xai-", r"xai-[A-Za-z0-9]{60,120}"),
-    _form("model api key", "pplx-", r"pplx-[A-Za-z0-9]{40,80}"),
-    _form("model api key", "r8_", r"r8_[A-Za-z0-9]{30,60}"),
-    _form("model api key", "fw_", r"fw_(?=[A-Za-z]{0,30}\d)[A-Za-z0-9]{20,60}(?![A-Za-z0-9_])"),
-    _form("model api key", "nvapi-", r"nvapi-[\w-]{40,100}"),
-    _form("tavily key", "tvly-", r"tvly-[\w-]{20,100}"),
-    _form("google key", "1//0", r"1//0[\w-]{40,200}"),
-    _form("azure key", "sig=", r"sig=(?P<secret>[A-Za-z0-9%+/]{30,200}(?:%3D|=){0,2})"),
-    _form("azure key", "Q~", r"(?<=\d)Q~[\w.~-]{31,34}(?![\w.~-])"),
-    _form("azure key", "AccountKey=", r"AccountKey=(?P<secret>[A-Za-z0-9+/]{40,120}={0,2})"),
-    _form("digitalocean token", "dop_v1_ doo_v1_ dor_v1_", r"do[opr]_v1_[0-9a-f]{40,100}"),
-    _form("vault token", "hvs. hvb. hvr.", r"hv[sbr]\.[\w-]{20,300}"),
-    _form("terraform token", ".atlasv1.", r"\.atlasv1\.[\w-]{40,100}"),
-    _form("databricks token", "dapi", r"dapi[0-9a-f]{32}(?:-\d)?(?![0-9a-z])"),
-    _form("linear key", "lin_api_", r"lin_api_[A-Za-z0-9]{30,60}"),
-    _form("notion token", "ntn_", r"ntn_[A-Za-z0-9]{40,60}"),
-    _form("notion token", "secret_", r"secret_(?=[A-Za-z]{0,40}\d)[A-Za-z0-9]{43}(?![A-Za-z0-9])"),
-    _form("airtable token", "pat", r"pat[A-Za-z0-9]{14}\.[0-9a-f]{64}"),
-    _form("sendgrid key", "SG.", r"SG\.[\w-]{16,32}\.[\w-]{30,60}"),
-    _form("mailgun key", "key-", r"key-[0-9a-f]{32}(?![0-9a-z])"),
-    _form("twilio key", "SK", r"SK[0-9a-f]{32}(?![0-9a-z])"),
-    _form("telegram token", ":AA", r"(?<=\d):(?P<secret>AA[\w-]{32,34})(?![\w-])"),
-    _form(
-        "discord token",
-        "MD MT Mj Mz ND NT Nj Nz OD OT",
-        r"[MNO][\w-]{23,27}\.[\w-]{6}\.[\w-]{27,40}(?![\w-])",
-    ),
-    _form("shopify token", "shpat_ shpss_ shppa_ shpca_", r"shp[a-z]{2}_[0-9a-fA-F]{32}"),
-    _form("square token", "EAAA", r"EAAA[\w-]{56,64}(?![\w-])"),
-    _form("docker token", "dckr_pat_", r"dckr_pat_[\w-]{20,60}"),
-    _form("rubygems key", "rubygems_", r"rubygems_[0-9a-f]{48}"),
-    _form("figma token", "figd_", r"figd_[\w-]{30,80}"),
-    _form("grafana token", "glsa_", r"glsa_[A-Za-z0-9]{32}_[A-Za-z0-9]{8}"),
-    _form("new relic key", "NRAK-", r"NRAK-[A-Z0-9]{27}"),
-    _form("postman key", "PMAK-", r"PMAK-[0-9a-f]{24}-[0-9a-f]{34}"),
-    _form("sentry token", "sntrys_ sntryu_", r"sntry[su]_[\w+/=-]{40,500}"),
-    _form(
-        "doppler token", "dp.pt. dp.st. dp.ct. dp.sa.", r"dp\.[a-z]{2}\.(?:[\w-]{2,35}\.)?[A-Za-z0-9]{40,44}"
-    ),
-    _form("planetscale token", "pscale_tkn_ pscale_pw_ pscale_oauth_", r"pscale_[a-z]{2,5}_[\w.-]{32,64}"),
-    _form("supabase token", "sbp_", r"sbp_[0-9a-f]{40}"),
-    _form("atlassian token", "ATATT3", r"ATATT3[\w=-]{100,400}"),
-    _form("age key", "AGE-SECRET-KEY-1", r"AGE-SECRET-KEY-1[A-Z0-9]{58}"),
-    _form("password hash", "$2a$ $2b$ $2y$", r"\$2[aby]\$\d\d\$[./A-Za-z0-9]{53}"),
-    _form(
+    ("openai key", "sess-", r"sess-[A-Za-z0-9]{40,60}"),
+    ("model api key", "gsk_", r"gsk_[A-Za-z0-9]{40,80}"),
+    ("model api key", "xai-", r"xai-[A-Za-z0-9]{60,120}"),
+    ("model api key", "pplx-", r"pplx-[A-Za-z0-9]{40,80}"),
+    ("model api key", "r8_", r"r8_[A-Za-z0-9]{30,60}"),
+    ("model api key", "fw_", r"fw_(?=[A-Za-z]{0,30}\d)[A-Za-z0-9]{20,60}(?![A-Za-z0-9_])"),
+    ("model api key", "nvapi-", r"nvapi-[\w-]{40,100}"),
+    ("tavily key", "tvly-", r"tvly-[\w-]{20,100}"),
+    ("google key", "1//0", r"1//0[\w-]{40,200}"),
+    ("azure key", "sig=", r"sig=([A-Za-z0-9%+/]{30,200}(?:%3D|=){0,2})"),
+    ("azure key", "Q~", r"(?<=\d)Q~[\w.~-]{31,34}(?![\w.~-])"),
+    ("azure key", "AccountKey=", r"AccountKey=([A-Za-z0-9+/]{40,120}={0,2})"),
+    ("digitalocean token", "dop_v1_ doo_v1_ dor_v1_", r"do[opr]_v1_[0-9a-f]{40,100}"),
+    ("vault token", "hvs. hvb. hvr.", r"hv[sbr]\.[\w-]{20,300}"),
+    ("terraform token", ".atlasv1.", r"\.atlasv1\.[\w-]{40,100}"),
+    ("databricks token", "dapi", r"dapi[0-9a-f]{32}(?:-\d)?(?![0-9a-z])"),
+    ("linear key", "lin_api_", r"lin_api_[A-Za-z0-9]{30,60}"),
+    ("notion token", "ntn_", r"ntn_[A-Za-z0-9]{40,60}"),
+    ("notion token", "secret_", r"secret_(?=[A-Za-z]{0,40}\d)[A-Za-z0-9]{43}(?![A-Za-z0-9])"),
+    ("airtable token", "pat", r"pat[A-Za-z0-9]{14}\.[0-9a-f]{64}"),
+    ("sendgrid key", "SG.", r"SG\.[\w-]{16,32}\.[\w-]{30,60}"),
+    ("mailgun key", "key-", r"key-[0-9a-f]{32}(?![0-9a-z])"),
+    ("twilio key", "SK", r"SK[0-9a-f]{32}(?![0-9a-z])"),
+    ("telegram token", ":AA", r"(?<=\d):(AA[\w-]{32,34})(?![\w-])"),
+    ("discord token", "MD MT Mj Mz ND NT Nj Nz OD OT", r"[MNO][\w-]{23,27}\.[\w-]{6}\.[\w-]{27,40}(?![\w-])"),
+    ("shopify token", "shpat_ shpss_ shppa_ shpca_", r"shp[a-z]{2}_[0-9a-fA-F]{32}"),
+    ("square token", "EAAA", r"EAAA[\w-]{56,64}(?![\w-])"),
+    ("docker token", "dckr_pat_", r"dckr_pat_[\w-]{20,60}"),
+    ("rubygems key", "rubygems_", r"rubygems_[0-9a-f]{48}"),
+    ("figma token", "figd_", r"figd_[\w-]{30,80}"),
+    ("grafana token", "glsa_", r"glsa_[A-Za-z0-9]{32}_[A-Za-z0-9]{8}"),
+    ("new relic key", "NRAK-", r"NRAK-[A-Z0-9]{27}"),
+    ("postman key", "PMAK-", r"PMAK-[0-9a-f]{24}-[0-9a-f]{34}"),
+    ("sentry token", "sntrys_ sntryu_", r"sntry[su]_[\w+/=-]{40,500}"),
+    ("doppler token", "dp.pt. dp.st. dp.ct. dp.sa.", r"dp\.[a-z]{2}\.(?:[\w-]{2,35}\.)?[A-Za-z0-9]{40,44}"),
+    ("planetscale token", "pscale_tkn_ pscale_pw_ pscale_oauth_", r"pscale_[a-z]{2,5}_[\w.-]{32,64}"),
+    ("supabase token", "sbp_", r"sbp_[0-9a-f]{40}"),
+    ("atlassian token", "ATATT3", r"ATATT3[\w=-]{100,400}"),
+    ("age key", "AGE-SECRET-KEY-1", r"AGE-SECRET-KEY-1[A-Z0-9]{58}"),
+    ("password hash", "$2a$ $2b$ $2y$", r"\$2[aby]\$\d\d\$[./A-Za-z0-9]{53}"),
+    (
         "password hash",
         "$1$ $5$ $6$",
         r"\$[156]\$(?:rounds=\d{1,9}\$)?[./A-Za-z0-9]{1,16}\$[./A-Za-z0-9]{22,86}",
     ),
-    _form(
-        "private key",
-        "Private-Lines:",
-        r"Private-Lines: \d{1,4}\r?\n(?P<secret>[A-Za-z0-9+/=\r\n]{20,20000})",
-    ),
-    _form("slack token", "xox", r"xox[abceoprs](?:\.xox[a-z])?-[\w-]{10,500}"),
-    _form("slack token", "xapp-", r"xapp-\d-[\w-]{10,500}"),
-    _form("slack webhook", "hooks.slack.com/", r"hooks\.slack\.com/(?P<secret>[a-z]{2,20}/[\w/]{20,200})"),
-    _form("stripe key", "sk_live_ sk_test_ rk_live_ rk_test_", r"[sr]k_(?:live|test)_[A-Za-z0-9]{10,300}"),
-    _form("stripe key", "whsec_", r"whsec_[A-Za-z0-9+/=]{20,300}"),
-    _form("google key", "AIza", r"AIza[\w-]{35}(?![\w-])"),
-    _form("google key", "ya29.", r"ya29\.[\w.-]{20,2000}"),
-    _form("google key", "GOCSPX-", r"GOCSPX-[\w-]{20,100}"),
-    _form("npm token", "npm_", r"npm_[A-Za-z0-9]{36}(?![A-Za-z0-9])"),
-    _form("pypi token", "pypi-AgE", r"pypi-AgE[\w-]{50,1000}"),
-    _form("hugging face token", "hf_", r"hf_[A-Za-z0-9]{30,100}(?![A-Za-z0-9])"),
-    _form(
+    ("private key", "Private-Lines:", r"Private-Lines: \d{1,4}\r?\n([A-Za-z0-9+/=\r\n]{20,20000})"),
+    ("slack token", "xox", r"xox[abceoprs](?:\.xox[a-z])?-[\w-]{10,500}"),
+    ("slack token", "xapp-", r"xapp-\d-[\w-]{10,500}"),
+    ("slack webhook", "hooks.slack.com/", r"hooks\.slack\.com/([a-z]{2,20}/[\w/]{20,200})"),
+    ("stripe key", "sk_live_ sk_test_ rk_live_ rk_test_", r"[sr]k_(?:live|test)_[A-Za-z0-9]{10,300}"),
+    ("stripe key", "whsec_", r"whsec_[A-Za-z0-9+/=]{20,300}"),
+    ("google key", "AIza", r"AIza[\w-]{35}(?![\w-])"),
+    ("google key", "ya29.", r"ya29\.[\w.-]{20,2000}"),
+    ("google key", "GOCSPX-", r"GOCSPX-[\w-]{20,100}"),
+    ("npm token", "npm_", r"npm_[A-Za-z0-9]{36}(?![A-Za-z0-9])"),
+    ("pypi token", "pypi-AgE", r"pypi-AgE[\w-]{50,1000}"),
+    ("hugging face token", "hf_", r"hf_[A-Za-z0-9]{30,100}(?![A-Za-z0-9])"),
+    (
         "jwt",
         "eyJ",
         r"(?<![\w-])eyJ[\w-]{8,20000}\.(?:eyJ[\w-]{4,20000}(?:\.[\w-]{6,20000})?|(?:[\w-]{0,20000}\.){3}[\w-]{6,200})",
     ),
-    _form(
+    (
         "private key",
         "-----BEGIN",
         r"-----BEGIN(?: [A-Z0-9]{1,20}){0,4} PRIVATE KEY(?: BLOCK)?-----"
         r"(?:(?!-----END)(?:\\{1,8}[nrt]|[A-Za-z0-9+/=\s:,.>|-])){0,20000}(?:-----END[A-Z0-9 ]{1,80}-----)?",
     ),
 )
-_IN_ANY_CASE = (
-    _form("bearer token", "bearer", r"(?i:bearer)[ \t]{1,4}(?=\S{0,60}\d)(?P<secret>[\w.~+/=-]{16,4000})"),
-    _form("credentials", "basic", r"(?i:basic)[ \t]{1,4}(?P<secret>[\w+/-]{4,1000}={0,2})(?![\w+/=-])"),
-    _form("password", "://", r"://[^\s/:@\"'<>\\]{0,200}:(?P<secret>[^\s/\"'<>?#\\]{1,200})@"),  # in a URL
-    _form(
-        "password",
-        "://",
-        r"://[^\s/:@\"'<>\\]{1,200}:(?!\d{1,5}[/?#])(?P<secret>[^\s\"'<>?\\@]{1,200})@(?=[\w\[])",
-    ),
-    _form("secret", "://", r"://(?P<secret>(?=[A-Za-z_-]{0,60}\d)[\w-]{20,200})@"),
-    _form(
-        "secret", "?key= &key=", r"[?&](?i:key)=(?P<secret>(?=[A-Za-z-]{0,60}\d)[A-Za-z0-9-]{24,200})(?![\w])"
-    ),
-    _form(
-        "secret",
-        "_pat",
-        r"(?i:_pat)[\"']?[ \t]{0,4}[=:][ \t]{0,4}[\"']?(?P<secret>[A-Za-z0-9]{40,90})(?![A-Za-z0-9])",
-    ),
-    _form(
+_SEARCHES_IN_ANY_CASE = _searches(
+    ("bearer token", "bearer", r"(?i:bearer)[ \t]{1,4}(?=\S{0,60}\d)([\w.~+/=-]{16,4000})"),
+    ("credentials", "basic", r"(?i:basic)[ \t]{1,4}([\w+/-]{4,1000}={0,2})(?![\w+/=-])"),
+    ("password", "://", r"://[^\s/:@\"'<>\\]{0,200}:([^\s/\"'<>?#\\]{1,200})@"),  # in a URL
+    ("password", "://", r"://[^\s/:@\"'<>\\]{1,200}:(?!\d{1,5}[/?#])([^\s\"'<>?\\@]{1,200})@(?=[\w\[])"),
+    ("secret", "://", r"://((?=[A-Za-z_-]{0,60}\d)[\w-]{20,200})@"),
+    ("secret", "?key= &key=", r"[?&](?i:key)=((?=[A-Za-z-]{0,60}\d)[A-Za-z0-9-]{24,200})(?![\w])"),
+    ("secret", "_pat", r"(?i:_pat)[\"']?[ \t]{0,4}[=:][ \t]{0,4}[\"']?([A-Za-z0-9]{40,90})(?![A-Za-z0-9])"),
+    (
         "authorization",
         "authorization",
         r"(?i:authorization)[\"']?[ \t]{0,4}[:=][ \t]{0,4}[\"']?(?i:token[ \t]{1,4}|apikey[ \t]{1,4})?"
-        r"(?P<secret>(?=[A-Za-z_-]{0,60}\d)[\w.~+/=-]{16,4000})",
+        r"((?=[A-Za-z_-]{0,60}\d)[\w.~+/=-]{16,4000})",
     ),
-    _form("cookie", "cookie:", r"(?i:cookie):[ \t]{0,4}(?P<secret>[\w.-]{1,100}=[^\r\n\"'<>]{8,4000})"),
-    _form(
+    ("cookie", "cookie:", r"(?i:cookie):[ \t]{0,4}([\w.-]{1,100}=[^\r\n\"'<>]{8,4000})"),
+    (
         "password",
         "curl",
-        r"(?i:curl)[ \t][^\n|;]{0,300}?-(?:u|-user)[ \t=]{1,4}[\"']?[\w.@-]{1,100}:(?P<secret>[^\s\"']{3,200})",
+        r"(?i:curl)[ \t][^\n|;]{0,300}?-(?:u|-user)[ \t=]{1,4}[\"']?[\w.@-]{1,100}:([^\s\"']{3,200})",
     ),
-    _form(
-        "password",
-        "mysql",
-        r"(?i:mysql)[a-z]{0,8}[ \t][^\n|;&]{0,200}?[ \t]?-p(?P<secret>[^\s\"'-][^\s\"']{3,100})",
-    ),
-    _form(
+    ("password", "mysql", r"(?i:mysql)[a-z]{0,8}[ \t][^\n|;&]{0,200}?[ \t]?-p([^\s\"'-][^\s\"']{3,100})"),
+    (
         "password",
         "--password --passwd --token --api-key --secret --client-secret --access-token --auth-token",
-        r"--[A-Za-z-]{5,14}[ =]{1,2}[\"']?(?P<secret>(?=[^\s\"']{0,100}\d)[^\s\"'<>$&|-][^\s\"']{5,400})",
+        r"--[A-Za-z-]{5,14}[ =]{1,2}[\"']?((?=[^\s\"']{0,100}\d)[^\s\"'<>$&|-][^\s\"']{5,400})",
     ),
-    _form(
-        "password",
-        "login",
-        r"(?i:login)[ \t]{1,4}\S{1,100}\s{1,4}(?i:password)[ \t]{1,4}(?P<secret>\S{3,200})",
-    ),
-    _form("secret", "token", r"(?i:token)[ \t]{1,4}(?P<secret>[0-9a-f]{40})(?![0-9A-Za-z])"),
-    _form(
+    ("password", "login", r"(?i:login)[ \t]{1,4}\S{1,100}\s{1,4}(?i:password)[ \t]{1,4}(\S{3,200})"),
+    ("secret", "token", r"(?i:token)[ \t]{1,4}([0-9a-f]{40})(?![0-9A-Za-z])"),
+    (
         "password",
         "password passwort",
         r"[A-Za-z]{8}[ \t]{1,2}(?i:is|ist):?[ \t]{1,2}[\"'`]?"
-        r"(?P<secret>(?=[^\s\d]{0,100}\d)(?=[^\sA-Za-z]{0,100}[A-Za-z])[^\s\"'`<>,;()]{6,200})",
+        r"((?=[^\s\d]{0,100}\d)(?=[^\sA-Za-z]{0,100}[A-Za-z])[^\s\"'`<>,;()]{6,200})",
     ),
-    _form("password", "pass=", r"(?i:pass)=(?P<secret>(?=[^\s\"'&;]{0,100}\d)[^\s\"'&;<>(){}\[\]]{6,200})"),
-    _form(
+    ("password", "pass=", r"(?i:pass)=((?=[^\s\"'&;]{0,100}\d)[^\s\"'&;<>(){}\[\]]{6,200})"),
+    (
         "password",
         "password passwort passwd secret token api_key apikey",
-        r"[A-Za-z_]{5,8}(?:>(?P<secret>[^<>\s]{3,400})</|[*_]{0,3}:[*_]{0,3}[ \t]{0,4}`(?P<secret2>[^`\s]{3,200})`"
-        r"|[ \t]{0,20}\|[ \t]{0,20}(?P<secret3>(?=[^\s|]{0,100}\d)[^\s|]{6,200})[ \t]{0,20}\|"
-        r"|=&quot;(?P<secret4>[^&\s]{1,200})&quot;"
-        r"|\"[ \t]{0,4},\s{0,40}\"value\"[ \t]{0,4}:[ \t]{0,4}\"(?P<secret5>[^\"\\]{3,400})\")",
+        r"[A-Za-z_]{5,8}(?:>([^<>\s]{3,400})</|[*_]{0,3}:[*_]{0,3}[ \t]{0,4}`([^`\s]{3,200})`"
+        r"|[ \t]{0,20}\|[ \t]{0,20}((?=[^\s|]{0,100}\d)[^\s|]{6,200})[ \t]{0,20}\|"
+        r"|=&quot;([^&\s]{1,200})&quot;"
+        r"|\"[ \t]{0,4},\s{0,40}\"value\"[ \t]{0,4}:[ \t]{0,4}\"([^\"\\]{3,400})\")",
     ),
 )
-
-_ANYWHERE = (  # also inside words
-    "://", ":5432:", "Q~", ".atlasv1.", ":AA", "?key=", "&key=", "_pat", "password", "passwort", "passwd", "secret",
-    "token", "api_key", "apikey",
-)  # fmt: skip
-
-_Search = tuple[str, bool, _Form]  # a word, whether it may stand inside a word, its form
-
-
-def _searches(forms: Sequence[_Form]) -> list[_Search]:
-    return [(word, word in _ANYWHERE, form) for form in forms for word in form.words]
 
 
 def _one_of(words: Collection[str]) -> str:
@@ -227,9 +179,6 @@ def _one_of(words: Collection[str]) -> str:
     return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
 
 
-_SEARCHES, _SEARCHES_IN_ANY_CASE = _searches(_FORMS), _searches(_IN_ANY_CASE)
-_ANY_WORD = re.compile(_one_of({word for word, _, _ in _SEARCHES}))  # most texts have none
-
 # Names of fields in lower case, without separators.
 _PASSWORDS = ("password", "passwd", "passphrase", "passcode", "pwd", "passwort", "kennwort")
 _SECRETS = (
@@ -237,22 +186,15 @@ _SECRETS = (
     "encryptionkey", "accesstoken", "authtoken", "refreshtoken", "idtoken", "sessiontoken", "apitoken",
     "bearertoken", "securitytoken", "secrettoken",
 )  # fmt: skip
-_KEYS = ("api", "access", "private", "signing", "encryption")
-_WORDS = (
-    *_PASSWORDS,
-    "secret",
-    "token",
-    *(f"{word}{between}key" for word in _KEYS for between in ("", "_", "-", " ")),
-)
-_BEFORE = tuple(
-    f"{word} " for word in ("access", "auth", "refresh", "id", "session", "bearer", "client", "secret")
-)
-_ASSIGNED = re.compile(  # after such a word: the end of its name, a sign, and a quote or a value
+_KEYS = [f"{of}{s}key" for of in ("api", "access", "private", "signing", "encryption") for s in ("", *"_- ")]
+_NAMES = (*_PASSWORDS, "secret", "token", *_KEYS)
+_BEFORE = ("access ", "auth ", "refresh ", "id ", "session ", "bearer ", "client ", "secret ")
+_ASSIGNED = re.compile(  # after such a name: its end, a sign, and a quote or a value
     r"(?P<rest>(?:[ _-]?access)?[ _-]?key)?(?:\\{0,8}[\"'])?[ \t]{0,8}(?P<sign>:=|=>|={1,3}|:)[ \t]{0,8}"
     r"(?:(?P<quote>\\{0,8}[\"'])|(?P<value>[^\s\"'`,;&<>(){}\[\]\\|]{1,400})(?P<after>[(\[]?))",
     re.ASCII | re.I,
 )
-_QUOTED = {q: re.compile(rf"(?P<value>(?:[^{q}\\\n]|\\.){{0,{_LONGEST}}}){q}") for q in "\"'"}
+_QUOTED = {q: re.compile(rf"(?:[^{q}\\\n]|\\.){{0,{_LONGEST}}}(?={q})") for q in "\"'"}
 _LINE_ENDS = re.compile(r"[ \t]{0,8}(?:[\r\n]|\Z)")
 _CODE = re.compile(r"[A-Za-z_]+(?:\.[A-Za-z_]+)+\Z")
 _NO_VALUES = frozenset(
@@ -268,9 +210,11 @@ _TEMPLATE = re.compile(
     re.S,
 )
 
-
-_ANY_NAME = re.compile(_one_of({*_WORDS, *(word for word, _, _ in _SEARCHES_IN_ANY_CASE)}))
-_LONGEST_WORD = max(map(len, (*_WORDS, *(word for word, _, _ in (*_SEARCHES, *_SEARCHES_IN_ANY_CASE)))))
+_WORDS = {word for word, _, _ in _SEARCHES}
+_WORDS_IN_ANY_CASE = {*_NAMES, *(word for word, _, _ in _SEARCHES_IN_ANY_CASE)}
+_LONGEST_WORD = max(map(len, _WORDS | _WORDS_IN_ANY_CASE))
+_ANY_WORD = re.compile(_one_of(_WORDS))  # most texts have none
+_ANY_WORD_IN_ANY_CASE = re.compile(_one_of(_WORDS_IN_ANY_CASE))
 
 
 def secrets_in(text: str) -> list[Span]:
@@ -279,7 +223,7 @@ def secrets_in(text: str) -> list[Span]:
     if len(lowered) != len(text):  # no other letter changes its length
         lowered = text
     found = list(_formed(text, text, _SEARCHES)) if _has(text, _ANY_WORD) else []
-    if _has(lowered, _ANY_NAME):
+    if _has(lowered, _ANY_WORD_IN_ANY_CASE):
         found += _formed(text, lowered, _SEARCHES_IN_ANY_CASE)
         found += _named(text, lowered)
     return found
@@ -287,9 +231,8 @@ def secrets_in(text: str) -> list[Span]:
 
 def known_form(text: str) -> str | None:
     """The kind of the first secret with a fixed beginning (a provider's key or token) in a text, or None."""
-    return (
-        next((kind for _, _, kind in _formed(text, text, _SEARCHES)), None) if _has(text, _ANY_WORD) else None
-    )
+    found = _formed(text, text, _SEARCHES) if _has(text, _ANY_WORD) else ()
+    return next((kind for _, _, kind in found), None)
 
 
 def named_secret(name: str, value: object, *, sure: bool = True) -> str | None:
@@ -298,17 +241,20 @@ def named_secret(name: str, value: object, *, sure: bool = True) -> str | None:
     ``sure`` is False if the value may be a word of a program or a sentence.
     """
     plain = re.sub(r"[^a-z0-9]", "", name[-60:].lower())
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return "password" if plain.endswith(_PASSWORDS) else None
+    if not isinstance(value, str) or not _is_value(value):
+        return None
     if plain.endswith(_PASSWORDS):
-        if isinstance(value, str):
-            return "password" if _is_value(value) else None
-        return "password" if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-    if not isinstance(value, str) or not _is_value(value) or any(c.isspace() for c in value):
+        return "password"
+    if any(c.isspace() for c in value):
         return None
     if plain.endswith(_SECRETS):
-        return "secret" if len(value) >= 8 and (sure or _is_random(value)) else None
-    if plain.endswith("secret") or plain == "token" or name.endswith("TOKEN"):
-        return "secret" if len(value) >= 20 and _is_random(value) else None
-    return None
+        is_secret = len(value) >= 8 and (sure or _is_random(value))
+    else:
+        is_named = plain.endswith("secret") or plain == "token" or name.endswith("TOKEN")
+        is_secret = is_named and len(value) >= 20 and _is_random(value)
+    return "secret" if is_secret else None
 
 
 def _has(text: str, words: re.Pattern[str]) -> bool:
@@ -317,15 +263,12 @@ def _has(text: str, words: re.Pattern[str]) -> bool:
 
 
 def _formed(text: str, where: str, searches: Sequence[_Search]) -> Iterator[Span]:
-    for word, anywhere, form in searches:
-        if word not in where:
-            continue
+    for word, kind, pattern in searches:
         at = where.find(word)
         while at >= 0:
-            found = form.pattern.match(text, at) if anywhere or _begins(text, at) else None
-            part = next((p for p in form.parts if found[p] is not None), 0) if found is not None else 0
-            if found is not None and _is_meant(form.kind, found[part]):
-                yield *found.span(part), form.kind
+            found = pattern.match(text, at) if word in _ANYWHERE or _begins(text, at) else None
+            if found is not None and _is_meant(kind, found[found.lastindex or 0]):
+                yield *found.span(found.lastindex or 0), kind
             at = where.find(word, max(at + len(word), found.end() if found else 0))
 
 
@@ -347,35 +290,31 @@ def _begins(text: str, at: int) -> bool:
 
 
 def _named(text: str, lowered: str) -> Iterator[Span]:
-    for word in _WORDS:
+    """Values after a name: ``password=…``, ``"api_key": "…"``."""
+    for word in _NAMES:
         at = lowered.find(word)
         while at >= 0:
             end = at + len(word)
-            found = _ASSIGNED.match(text, end)
-            if found is not None:
-                yield from _assigned(text, at, end, found)
-                end = max(end, found.end("quote" if found["quote"] else "value"))
+            if found := _ASSIGNED.match(text, end):
+                start, stop = _value_of(text, found)
+                name = _name_before(text, at) + text[at:end] + (found["rest"] or "")
+                sure = found["quote"] is not None
+                kind = named_secret(name, text[start:stop], sure=sure) if stop >= 0 else None
+                if kind is not None:
+                    yield start, stop, kind
+                end = max(end, found.end("quote" if sure else "value"))
             at = lowered.find(word, end)
 
 
-def _assigned(text: str, at: int, end: int, found: re.Match[str]) -> Iterator[Span]:
-    name = _name_before(text, at) + text[at:end] + (found["rest"] or "")
-    quote = found["quote"]
+def _value_of(text: str, found: re.Match[str]) -> tuple[int, int]:
+    """The span of an assigned value; its end is -1 where there is none, or a word of a program or a sentence."""
+    quote, start = found["quote"], found.end()
     if quote is None:
-        span = found.span("value")
-        sure = False
-        if not _is_loose(text, found):
-            return
-    elif len(quote) > 1:  # escaped: the value ends at the next quote that is escaped alike
-        span = found.end(), text.find(quote, found.end(), found.end() + _LONGEST)
-        sure = True
-    else:
-        quoted = _QUOTED[quote].match(text, found.end())
-        span = quoted.span("value") if quoted else (0, -1)
-        sure = True
-    kind = named_secret(name, text[span[0] : span[1]], sure=sure) if span[1] >= 0 else None
-    if kind is not None:
-        yield *span, kind
+        return found.start("value"), found.end("value") if _is_loose(text, found) else -1
+    if len(quote) > 1:  # escaped: the value ends at the next quote that is escaped alike
+        return start, text.find(quote, start, start + _LONGEST)
+    quoted = _QUOTED[quote].match(text, start)
+    return start, quoted.end() if quoted else -1
 
 
 def _name_before(text: str, at: int) -> str:
@@ -394,9 +333,8 @@ def _is_loose(text: str, found: re.Match[str]) -> bool:
         return False
     if re.sub(r"[^a-z0-9]", "", value.lower()).endswith(_PASSWORDS):  # password=new_password
         return False
-    if found["sign"] == ":" and value.isalpha():
-        return _LINE_ENDS.match(text, found.end("value")) is not None
-    return True
+    is_sentence = found["sign"] == ":" and value.isalpha()
+    return not is_sentence or _LINE_ENDS.match(text, found.end("value")) is not None
 
 
 def _is_value(value: str) -> bool:

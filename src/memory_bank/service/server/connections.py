@@ -12,17 +12,11 @@ from typing import Any, cast
 
 import h11
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from memory_bank.service import failures
 
-HEAD_SECONDS = 20.0
-"""Seconds in which the head of a request must arrive, from the connection or from its first byte."""
-BODY_PAUSE = 30.0
-"""Seconds without a byte after which an incomplete body is given up."""
-BODY_SECONDS = 600.0
-"""Seconds in which a body must arrive."""
 RESERVE = 32
 """Connections above the limit on which ``/health`` alone is answered."""
 _LEAST, _MOST = 64, 8_192
@@ -50,6 +44,14 @@ def most_connections(handles: int) -> int:
     return max(_LEAST, min(_MOST, (handles - _OTHER_HANDLES - RESERVE) // 2))
 
 
+def protocol(most: int) -> type[BoundedProtocol]:
+    """The protocol for a server with at most so many connections.
+
+    It parses with h11: httptools, which uvicorn prefers where it is installed, takes headers of any length.
+    """
+    return type("BoundedProtocol", (BoundedProtocol,), {"most": most})
+
+
 class BoundedProtocol(H11Protocol):
     """A connection with deadlines for what must arrive, one of at most ``most``.
 
@@ -58,9 +60,12 @@ class BoundedProtocol(H11Protocol):
     """
 
     most = _MOST
-    head_seconds = HEAD_SECONDS
-    body_pause = BODY_PAUSE
-    body_seconds = BODY_SECONDS
+    head_seconds = 20.0
+    """Seconds in which the head of a request must arrive, from the connection or from its first byte."""
+    body_pause = 30.0
+    """Seconds without a byte after which an incomplete body is given up."""
+    body_seconds = 600.0
+    """Seconds in which a body must arrive."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -72,22 +77,23 @@ class BoundedProtocol(H11Protocol):
         """Take the connection if there is room, or room can be made."""
         connections = cast("set[BoundedProtocol]", self.connections)
         if len(connections) >= self.most:
-            idle = [c for c in connections if isinstance(c, BoundedProtocol) and c.is_idle]
+            idle = [c for c in connections if isinstance(c, BoundedProtocol) and c._is_idle()]
             if idle:
-                min(idle, key=lambda c: c._since).give_up()
+                min(idle, key=lambda c: c._since)._give_up()
             elif len(connections) >= self.most + RESERVE:
                 self.transport = transport
                 transport.abort()
                 return
             else:
-                self.app = cast("Any", HealthOnly(cast("ASGIApp", self.app)))
+                self.app = cast("Any", _health_only(self.app))
         super().connection_made(transport)
         self._note()
         self._look()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """As the base class."""
-        self._cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         if self.flow is not None:  # else it was never taken
             super().connection_lost(exc)
 
@@ -102,14 +108,14 @@ class BoundedProtocol(H11Protocol):
         self._waits_for, self._since = "", self.loop.time()
         self._note()
 
-    @property
-    def is_idle(self) -> bool:
+    def _is_idle(self) -> bool:
         """Whether no request is being received or answered."""
         return self.conn.their_state is h11.IDLE and (self.cycle is None or self.cycle.response_complete)
 
-    def give_up(self) -> None:
+    def _give_up(self) -> None:
         """Close the connection at once."""
-        self._cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         self.connections.discard(self)
         self.transport.abort()
 
@@ -119,7 +125,7 @@ class BoundedProtocol(H11Protocol):
         waits_for = ""
         if self.conn.their_state is h11.SEND_BODY:
             waits_for = "body"
-        elif self.is_idle and self.timeout_keep_alive_task is None:
+        elif self._is_idle() and self.timeout_keep_alive_task is None:
             waits_for = "head"
         if waits_for != self._waits_for:
             self._waits_for, self._since = waits_for, self._last_byte
@@ -135,32 +141,20 @@ class BoundedProtocol(H11Protocol):
                 self._last_byte = now
             left = min(self._last_byte + self.body_pause, self._since + self.body_seconds) - now
         if left <= 0 and not self.transport.is_closing():
-            self.give_up()
+            self._give_up()
         else:
             self._timer = self.loop.call_later(min(max(left, 0.01), soon), self._look)
 
-    def _cancel(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
 
+def _health_only(app: Any) -> Any:
+    """An application that answers ``/health`` as ``app`` does, and everything else with 503."""
 
-def protocol(most: int) -> type[BoundedProtocol]:
-    """The protocol for a server with at most so many connections.
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] == "/health":
+            await app(scope, receive, send)
+            return
+        body = failures.body("the service has too many connections: try again later.", "busy", 503)
+        headers = {"retry-after": "5", "connection": "close"}
+        await JSONResponse(body, 503, headers)(scope, receive, send)
 
-    It parses with h11: httptools, which uvicorn prefers where it is installed, takes headers of any length.
-    """
-    return type("BoundedProtocol", (BoundedProtocol,), {"most": most})
-
-
-class HealthOnly:
-    """ASGI application that answers ``/health``, and everything else with 503."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = self.app
-        if scope["type"] != "http" or scope["path"] != "/health":
-            body = failures.body("the service has too many connections: try again later.", "busy", 503)
-            answer = JSONResponse(body, 503, {"retry-after": "5", "connection": "close"})
-        await answer(scope, receive, send)
+    return answer

@@ -9,8 +9,9 @@ import socket
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 from urllib.parse import urlsplit
 
 from pydantic import ValidationError
@@ -22,12 +23,12 @@ from memory_bank.context.policies import policy_of
 from memory_bank.errors import ConfigError, EmbeddingError, ServiceError
 from memory_bank.models.chat import OpenAIChat
 from memory_bank.models.embedding import load_embedder
-from memory_bank.models.observer import Observer
+from memory_bank.models.observer import EXTRACTIVE, Observer
 from memory_bank.records import InteractionRecord
 from memory_bank.selection.model import load_model
 from memory_bank.service.app import upstreams_of
 from memory_bank.service.operations import logs
-from memory_bank.service.operations.observer import chat_of, model_of
+from memory_bank.service.operations.background import chat_of, model_of
 from memory_bank.service.security.gate import check_binding
 from memory_bank.service.server.database import open_database
 from memory_bank.service.server.process import serve_here
@@ -60,14 +61,15 @@ def serve(config: Config, *, verbose: bool = False) -> int:
         service = config.service.model_copy(update={"port": sock.getsockname()[1]})
         config = config.model_copy(update={"service": service})
         serving = checked(config)
+        started = partial(announce, serving, service.log_format)
         try:
             sock.listen(2048)
         except OSError as e:  # the address has been taken meanwhile
             raise _unbound(config, e) from None
         logs.set_up(service.log_format, verbose=verbose)
         if service.workers == 1:
-            return serve_here(config, sock, lambda: announce(serving, config))
-        return Workers(config, sock, verbose=verbose).run(lambda: announce(serving, config))
+            return serve_here(config, sock, started)
+        return Workers(config, sock, verbose=verbose).run(started)
 
 
 def listening(config: Config) -> socket.socket:
@@ -99,14 +101,6 @@ def _unbound(config: Config, error: OSError) -> ServiceError:
     return ServiceError(f"{what} cannot be used ({error.strerror}): choose another --host or --port.")
 
 
-def address_of(config: Config) -> str:
-    """The base URL for clients; that of this machine if the service listens on all addresses."""
-    host = config.service.host
-    if host in ("0.0.0.0", "::", ""):
-        host = "127.0.0.1" if host != "::" else "::1"
-    return f"http://{_bracketed(host)}:{config.service.port}"
-
-
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
@@ -114,7 +108,8 @@ def _bracketed(host: str) -> str:
 def checked(config: Config) -> dict[str, Any]:
     """Check what a service and its strategy need, and the evidence models of all, as a request may name each.
 
-    Returns the address and the settings that a service announces once it has started.
+    Returns the address for clients (that of this machine if the service listens on all addresses) and the settings
+    that a service announces once it has started.
 
     Creates the database if there is none. Raises ConfigError, StorageError, EmbeddingError.
     """
@@ -122,10 +117,9 @@ def checked(config: Config) -> dict[str, Any]:
     name = settings.strategy or config.default_strategy
     strategy = config.strategy(name)
     upstreams = upstreams_of(settings)
-    upstream, anthropic = upstreams["openai"], upstreams["anthropic"]
-    _check_upstream(config, upstream, "OPENAI_BASE_URL")
-    _check_upstream(config, anthropic, "ANTHROPIC_BASE_URL")
-    chat = chat_of(config, upstream)
+    _check_upstream(config, upstreams["openai"], "--upstream", "OPENAI_BASE_URL")
+    _check_upstream(config, upstreams["anthropic"], "--upstream-anthropic", "ANTHROPIC_BASE_URL")
+    chat = chat_of(config, upstreams["openai"])
     for each in config.memory_strategies.values():
         if isinstance(each, MemoryBankSettings) and each.evidence_model is not None:
             load_model(Path(each.evidence_model))
@@ -143,12 +137,13 @@ def checked(config: Config) -> dict[str, Any]:
     observer = "by extraction"
     if chat is not None and isinstance(strategy, MemoryBankSettings) and strategy.observer_mode != "off":
         model = strategy.observer_model
-        observer = observer if model == "extractive" else f"by {model}"
+        observer = observer if model == EXTRACTIVE else f"by {model}"
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
     return {
-        "address": address_of(config),
+        "address": f"http://{_bracketed(host)}:{settings.port}",
         "database": where,
-        "upstream": upstream,
-        "upstream_anthropic": anthropic,
+        "upstream": upstreams["openai"],
+        "upstream_anthropic": upstreams["anthropic"],
         "strategy": name,
         "observer": observer,
         "workers": settings.workers,
@@ -175,30 +170,27 @@ def _check_strategy(config: Config, name: str, chat: OpenAIChat | None) -> str |
     return embedder if policy.reads_insights else None
 
 
-def _check_upstream(config: Config, upstream: str, variable: str) -> None:
+def _check_upstream(config: Config, upstream: str, option: str, variable: str) -> None:
     """Raise ConfigError if the service would forward to itself, as with its clients' environment variable."""
     parts = urlsplit(upstream)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    if port != config.service.port:
-        return
-    own = {config.service.host, "localhost", "127.0.0.1", "::1"}
-    if parts.hostname in own or parts.hostname in (socket.gethostname(), socket.getfqdn()):
-        option = "--upstream" if variable == "OPENAI_BASE_URL" else "--upstream-anthropic"
+    own = {config.service.host, "localhost", "127.0.0.1", "::1", socket.gethostname()}
+    same_port = (parts.port or (443 if parts.scheme == "https" else 80)) == config.service.port
+    if same_port and (parts.hostname in own or parts.hostname == socket.getfqdn()):
         raise ConfigError(
             f"the upstream {upstream} is this service itself: name the model's API with {option}, or unset "
             f"{variable} for the service."
         )
 
 
-def announce(serving: dict[str, Any], config: Config) -> None:
+def announce(serving: dict[str, Any], log_format: str) -> None:
     """Announce that requests are answered, and at which address."""
-    address: str = serving["address"]
-    if config.service.log_format == "json":
+    lines = [(sys.stdout, serving["address"])]
+    if log_format == "json":
         log.info("serving", extra={"version": __version__, **serving})
     else:
         workers = f", {serving['workers']} workers" if serving["workers"] > 1 else ""
         text = (
-            f"memory-bank {__version__} serves at {address}{workers}\n"
+            f"memory-bank {__version__} serves at {{address}}{workers}\n"
             "  database  {database}\n"
             "  upstream  {upstream}\n"
             "  messages  {upstream_anthropic}\n"
@@ -207,10 +199,7 @@ def announce(serving: dict[str, Any], config: Config) -> None:
             "            ANTHROPIC_BASE_URL={address}\n"
             "  page      {address}/"
         )
-        _write(sys.stderr, text.format(**serving))
-    _write(sys.stdout, address)
-
-
-def _write(stream: TextIO, text: str) -> None:
-    with suppress(OSError, ValueError, AttributeError):  # the stream is closed
-        print(text, file=stream, flush=True)
+        lines.insert(0, (sys.stderr, text.format(**serving)))
+    for stream, line in lines:
+        with suppress(OSError, ValueError, AttributeError):  # the stream is closed
+            print(line, file=stream, flush=True)

@@ -62,9 +62,7 @@ class Workers:
     """
 
     def __init__(self, config: Config, sock: socket.socket, *, verbose: bool = False) -> None:
-        self._config = config
-        self._sock = sock
-        self._verbose = verbose
+        self._given = config, sock, verbose
         self._workers: list[_Worker] = []
         self._signals: list[int] = []
         self._pause = _FIRST_PAUSE
@@ -72,11 +70,12 @@ class Workers:
 
     def run(self, started: Callable[[], None]) -> int:
         """Serve until a signal; returns 0, or 130 after Ctrl-C. Raises ServiceError if no worker starts."""
+        config, sock, _ = self._given
         self._folder = os.environ[SHARED] = tempfile.mkdtemp(prefix="memory-bank-figures-")
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
         try:
-            self._workers = [self._new() for _ in range(self._config.service.workers)]
+            self._workers = [_Worker(*self._given) for _ in range(config.service.workers)]
             while not all(w.serves for w in self._workers) and not self._signals:
                 self._wait()
                 for worker in self._workers:
@@ -92,7 +91,16 @@ class Workers:
                 for i, worker in enumerate(self._workers):
                     if not worker.process.is_alive():
                         self._replace(i, worker)
-            return self._end()
+            seconds = config.service.shutdown_timeout
+            log.info("shutting down: open requests have %g s", seconds)
+            sock.close()
+            for worker in self._workers:
+                worker.process.terminate()
+            until = time.monotonic() + seconds + 2 * GRACE
+            for worker in self._workers:
+                worker.process.join(max(0.0, until - time.monotonic()))
+            log.info("stopped")
+            return STOPPED if self._signals[0] == signal.SIGINT else 0
         finally:
             self._kill()
 
@@ -106,9 +114,6 @@ class Workers:
         for worker in self._workers:
             worker.process.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _new(self) -> _Worker:
-        return _Worker(self._config, self._sock, self._verbose)
 
     def _wait(self) -> None:
         """Wait until a worker dies or a moment has passed, and read the messages."""
@@ -131,20 +136,7 @@ class Workers:
         else:
             self._pause = _FIRST_PAUSE
         if not self._signals:
-            self._workers[i] = self._new()
-
-    def _end(self) -> int:
-        """Shut all workers down gracefully; ``run`` kills those that do not stop."""
-        seconds = self._config.service.shutdown_timeout
-        log.info("shutting down: open requests have %g s", seconds)
-        self._sock.close()
-        for worker in self._workers:
-            worker.process.terminate()
-        until = time.monotonic() + seconds + 2 * GRACE
-        for worker in self._workers:
-            worker.process.join(max(0.0, until - time.monotonic()))
-        log.info("stopped")
-        return STOPPED if self._signals[0] == signal.SIGINT else 0
+            self._workers[i] = _Worker(*self._given)
 
 
 def work(config: Config, sock: socket.socket, pipe: Connection, verbose: bool) -> None:

@@ -1,0 +1,468 @@
+"""A model's answers: the turns in them, and the events of streamed turns joined into one stream."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from memory_bank.service.proxy.body import JsonObject
+from memory_bank.tools import GET_RECORD, LIST_RECORDS, SEARCH_MEMORY
+from memory_bank.transcript.anthropic import THINKING
+from memory_bank.transcript.responses import OUTPUT_OF, item_type
+
+MEMORY_TOOLS = frozenset({SEARCH_MEMORY, GET_RECORD, LIST_RECORDS})
+
+
+@dataclass(frozen=True, slots=True)
+class ModelToolCall:
+    """A tool call in a model's answer; ``item`` is the call as it goes into the next request.
+
+    ``name`` is "" for a call that is no call of a function.
+    """
+
+    name: object
+    arguments: object = field(repr=False)
+    item: JsonObject = field(repr=False)
+
+    @property
+    def is_memory(self) -> bool:
+        """Whether it calls a memory tool, which the proxy answers; the client answers all others."""
+        return isinstance(self.name, str) and self.name in MEMORY_TOOLS
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTurn:
+    """One answer of the model; ``messages`` represent it in the next request, without tool results."""
+
+    calls: Sequence[ModelToolCall] = ()
+    messages: Sequence[object] = field(default=(), repr=False)
+    usage: JsonObject = field(default_factory=dict)
+
+    @property
+    def calls_memory(self) -> bool:
+        """Whether it calls a memory tool."""
+        return any(call.is_memory for call in self.calls)
+
+
+def add_usage(one: Mapping[str, Any], other: Mapping[str, Any]) -> JsonObject:
+    """The sum of two usages, including that of their details."""
+    added = dict(one)
+    for key, value in other.items():
+        old = added.get(key)
+        if isinstance(old, dict) and isinstance(value, dict):
+            added[key] = add_usage(old, value)
+        elif type(old) in (int, float) and type(value) in (int, float):
+            added[key] = old + value
+        elif value is not None or key not in added:
+            added[key] = value
+    return added
+
+
+def as_object(value: object) -> JsonObject:
+    """The value if it is a JSON object, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+# Server-sent events as bytes
+
+_EOL = rb"(?:\r\n|\n|\r(?!\n))"
+_END = re.compile(_EOL + _EOL)
+_LINES = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r|\Z)")
+_DATA = re.compile(rb"data(?::[ ]?|(?=[\r\n]|\Z))")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event: its bytes, its data (None for a comment), and the JSON object in the data, if any."""
+
+    raw: bytes = field(repr=False)
+    data: str | None
+    value: JsonObject | None
+
+
+class EventSplitter:
+    """Splits a stream into events, wherever its chunks begin and end; no byte is lost."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+        self._searched = 0
+
+    def feed(self, chunk: bytes) -> list[Event]:
+        """The events that end with this chunk."""
+        self._rest += chunk
+        found: list[Event] = []
+        start = 0
+        while (match := _END.search(self._rest, max(start, self._searched - 3))) is not None:
+            if match.end() == len(self._rest) and self._rest.endswith(b"\r"):
+                break  # a line feed may follow
+            found.append(read_event(bytes(self._rest[start : match.end()])))
+            start = match.end()
+        del self._rest[:start]
+        self._searched = len(self._rest)
+        return found
+
+    def close(self) -> list[Event]:
+        """The incomplete event at the end of the stream, if any."""
+        rest, self._rest = bytes(self._rest), bytearray()
+        return [read_event(rest)] if rest else []
+
+
+def read_event(raw: bytes) -> Event:
+    """Read the bytes of one event. Never raises."""
+    matches = ((line, _DATA.match(line)) for line in _LINES.findall(raw))
+    data = [line[match.end() :].rstrip(b"\r\n") for line, match in matches if match]
+    if not data:
+        return Event(raw, None, None)
+    text = b"\n".join(data).decode("utf-8", "replace")
+    try:
+        value = json.loads(text) if text.lstrip()[:1] == "{" else None
+    except (ValueError, RecursionError):
+        value = None
+    return Event(raw, text, value if isinstance(value, dict) else None)
+
+
+def rewrite_event(event: Event, value: JsonObject) -> bytes:
+    """The event's bytes with another object as its data; its other lines stay."""
+    text: bytes | None = json.dumps(value, separators=(",", ":")).encode()
+    lines: list[bytes] = []
+    for line in _LINES.findall(event.raw):
+        if not _DATA.match(line):
+            lines.append(line)
+        elif text is not None:
+            lines.append(b"data: " + text + line[len(line.rstrip(b"\r\n")) :])
+            text = None
+    return b"".join(lines)
+
+
+# Streamed turns
+
+
+class EventKind(Enum):
+    """How an event is treated while its turn may still have to be hidden."""
+
+    SHOWN = "sent at once"
+    SILENT = "sent with the next event that is shown, once something was sent"
+    TIED = "held until the next event, which it belongs to"
+    CALL = "held, with all that follows, until the turn ends"
+
+
+class TurnStream:
+    """Joins the streamed turns of one request into one stream without the turns that call memory tools.
+
+    ``feed`` returns the bytes that go to the client now. From the first tool call on everything is held until
+    the turn ends; then it is sent as it came, or, if a memory tool is called, dropped. A turn that failed is
+    never dropped. As long as nothing of an earlier turn was sent (``is_raw``), the bytes are those of
+    upstream, except for the usage, which is that of all turns; after that, events are rewritten to continue
+    the earlier turn. Each API implements ``read``, ``write`` and ``answer``; ``read_turn`` reads a complete answer.
+    """
+
+    def __init__(self, read_turn: Callable[[JsonObject], ModelTurn]) -> None:
+        self.usage: JsonObject = {}
+        """The usage of the hidden turns."""
+        self.has_sent = False
+        self.is_raw = True
+        self._read_turn = read_turn
+        self._held: list[Event] = []
+        self._has_call = False
+        self._next_index = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin another turn, whose indices follow those that were sent."""
+        self._first_index = self._next_index
+        self._turn_usage: JsonObject = {}
+        self._has_failed = False
+
+    def feed(self, event: Event) -> bytes:
+        """Take the next event of a turn; returns the bytes to send."""
+        if event.value is None:
+            kind = EventKind.SILENT if event.data is None else EventKind.SHOWN
+        else:
+            kind = self.read(event.value)
+        self._has_call = self._has_call or kind is EventKind.CALL
+        waits = kind is EventKind.TIED or (kind is EventKind.SILENT and (self._held or not self.has_sent))
+        self._held.append(event)
+        return b"" if self._has_call or waits else self._release()
+
+    def end(self, may_hide: bool) -> tuple[bytes, ModelTurn | None]:
+        """End a turn: the bytes to send, and the turn if it is hidden and another has to follow."""
+        turn = self._turn()
+        if not (may_hide and self._has_call and turn.calls_memory):
+            return self._release(), None
+        self.usage = add_usage(self.usage, turn.usage)
+        self._held.clear()
+        self._has_call = False
+        self.is_raw = not self.has_sent
+        self.begin()
+        return b"", turn
+
+    def break_off(self) -> bytes:
+        """The bytes to send when the stream breaks off within a turn."""
+        return b"" if self._turn().calls_memory else self._release()
+
+    def _turn(self) -> ModelTurn:
+        return ModelTurn() if self._has_failed else self._read_turn(self.answer())
+
+    def _release(self) -> bytes:
+        sent = []
+        for event in self._held:
+            value = None if event.value is None else self.write(event.value)
+            if event.value == value:
+                sent.append(event.raw)
+            elif value is not None:
+                sent.append(rewrite_event(event, value))
+        self._held.clear()
+        out = b"".join(sent)
+        self.has_sent = self.has_sent or bool(out)
+        return out
+
+    def _index(self, index: int) -> int:
+        """The index in the joined stream of what has this index in its turn."""
+        self._next_index = max(self._next_index, self._first_index + index + 1)
+        return self._first_index + index
+
+    def read(self, value: JsonObject) -> EventKind:
+        """Take in the object of an event of the present turn."""
+        raise NotImplementedError
+
+    def write(self, value: JsonObject) -> JsonObject | None:
+        """The object of an event for the client; None for an event that it does not get."""
+        raise NotImplementedError
+
+    def answer(self) -> JsonObject:
+        """The present turn as far as it was read, as a complete answer."""
+        raise NotImplementedError
+
+
+class ChatStream(TurnStream):
+    """The events are chunks of a chat completion, with the id of the first turn that was sent."""
+
+    def __init__(self, read_turn: Callable[[JsonObject], ModelTurn]) -> None:
+        self._head: JsonObject = {}
+        self._has_text = False
+        super().__init__(read_turn)
+
+    def begin(self) -> None:
+        super().begin()
+        self._message: JsonObject = {}
+        self._calls: list[JsonObject] = []
+        self._needs_gap = self._has_text
+
+    def read(self, value: JsonObject) -> EventKind:
+        self._turn_usage = as_object(value.get("usage")) or self._turn_usage
+        choices = value.get("choices")
+        if not isinstance(choices, list):
+            self._has_failed = self._has_failed or "error" in value
+            return EventKind.SHOWN
+        for delta in map(_delta, choices):
+            self._add(delta)
+            if delta.get("tool_calls") or delta.get("function_call"):
+                return EventKind.CALL
+        return EventKind.SHOWN if any(map(_shows, choices)) else EventKind.SILENT
+
+    def write(self, value: JsonObject) -> JsonObject | None:
+        choices = value.get("choices")
+        if not isinstance(choices, list):
+            return value
+        self._head = self._head or {k: value[k] for k in ("id", "created", "model") if k in value}
+        usage = as_object(value.get("usage"))
+        if usage and self.usage:
+            value = {**value, "usage": add_usage(self.usage, usage)}
+        if self.is_raw:
+            self._has_text = self._has_text or any(_delta(c).get("content") for c in choices)
+            return value
+        choices = [self._continued(c) for c in choices]
+        return {**value, **self._head, "choices": choices} if usage or any(map(_shows, choices)) else None
+
+    def answer(self) -> JsonObject:
+        calls = [{k: v for k, v in call.items() if k != "index"} for call in self._calls]
+        return {"choices": [{"message": {**self._message, "tool_calls": calls}}], "usage": self._turn_usage}
+
+    def _continued(self, choice: object) -> object:
+        """A stream choice of a later turn: its role is removed, and a blank line precedes its first text."""
+        delta = {k: v for k, v in _delta(choice).items() if k != "role"}
+        text = delta.get("content")
+        if isinstance(text, str) and text:
+            delta["content"] = f"\n\n{text}" if self._needs_gap else text
+            self._needs_gap, self._has_text = False, True
+        return {**choice, "delta": delta} if isinstance(choice, dict) else choice
+
+    def _add(self, delta: JsonObject) -> None:
+        """Add the next delta to the message."""
+        pieces = delta.get("tool_calls")
+        for piece in pieces if isinstance(pieces, list) else ():
+            if not isinstance(piece, dict):
+                continue
+            call = self._call_for(piece.get("index"), piece.get("id"))
+            for name, part in piece.items():
+                if name in ("function", "custom") and isinstance(part, dict):
+                    for inner, text in part.items():
+                        _append(call.setdefault(name, {}), inner, text)
+                elif part not in (None, ""):
+                    call[name] = part
+        for key, value in delta.items():
+            if key != "tool_calls":
+                _append(self._message, key, value)
+
+    def _call_for(self, index: object, call_id: object) -> JsonObject:
+        """The call that a piece belongs to. Where all calls have the same index, the id tells them apart."""
+        if isinstance(index, int):
+            call = next((c for c in reversed(self._calls) if c.get("index") == index), None)
+        else:
+            call = self._calls[-1] if self._calls and not call_id else None
+        if call is None or (call_id and call.get("id", call_id) != call_id):
+            self._calls.append(call := {})
+        return call
+
+
+def _delta(choice: object) -> JsonObject:
+    return as_object(as_object(choice).get("delta"))
+
+
+def _shows(choice: object) -> bool:
+    """Whether a choice holds anything besides the role."""
+    said = any(v for k, v in _delta(choice).items() if k != "role")
+    return said or bool(as_object(choice).get("finish_reason"))
+
+
+def _append(members: JsonObject, key: str, value: Any) -> None:
+    """Append text or a list to a member; any other value replaces it."""
+    old: Any = members.get(key)
+    if type(value) is type(old) and isinstance(value, (str, list)) and key != "role":
+        members[key] = old + value
+    elif value is not None:
+        members[key] = value
+
+
+class MessageStream(TurnStream):
+    """The events are those of a message; the message is the one that was begun first."""
+
+    def begin(self) -> None:
+        super().begin()
+        self._blocks: dict[int, JsonObject] = {}
+
+    def read(self, value: JsonObject) -> EventKind:
+        """See TurnStream. Thinking belongs to what follows it."""
+        kind, index = value.get("type"), value.get("index")
+        if kind == "message_start":
+            self._turn_usage = as_object(as_object(value.get("message")).get("usage"))
+        if kind in ("message_start", "ping"):
+            return EventKind.SILENT
+        self._has_failed = self._has_failed or kind == "error"
+        if kind == "message_delta":
+            self._turn_usage = {**self._turn_usage, **as_object(value.get("usage"))}
+        if not isinstance(index, int):
+            return EventKind.SHOWN
+        block = self._blocks.get(index, {})
+        if kind == "content_block_start":
+            block = self._blocks[index] = dict(as_object(value.get("content_block")))
+            if block.get("type") == "tool_use":
+                block["input"] = ""
+        elif kind == "content_block_delta":
+            delta = as_object(value.get("delta"))
+            into, piece = _DELTAS.get(str(delta.get("type")), ("", ""))
+            if isinstance(text := delta.get(piece), str):
+                old = block.get(into)
+                block[into] = old + text if isinstance(old, str) else text
+        if block.get("type") == "tool_use":
+            return EventKind.CALL
+        return EventKind.TIED if str(block.get("type")) in THINKING else EventKind.SHOWN
+
+    def write(self, value: JsonObject) -> JsonObject | None:
+        kind, index = value.get("type"), value.get("index")
+        if kind == "message_start" and not self.is_raw:
+            return None
+        changed = dict(value)
+        if isinstance(index, int):
+            changed["index"] = self._index(index)
+        if self.usage and kind == "message_delta":
+            changed["usage"] = add_usage(self.usage, self._turn_usage)
+        return changed
+
+    def answer(self) -> JsonObject:
+        return {"content": [b for _, b in sorted(self._blocks.items())], "usage": self._turn_usage}
+
+
+_DELTAS = {  # by type: the member of the block, and that of the delta
+    "text_delta": ("text", "text"),
+    "thinking_delta": ("thinking", "thinking"),
+    "signature_delta": ("signature", "signature"),
+    "input_json_delta": ("input", "partial_json"),
+}
+
+
+class ResponseStream(TurnStream):
+    """The events are those of a response.
+
+    Reasoning is held until the item that it led to: reasoning of a hidden call is hidden too, because a
+    request must not have one without the other. The stream is one response, whose id is that of the first
+    turn that was sent. So ``previous_response_id`` can name it if only the last turn was sent; otherwise the
+    provider knows that id as a response whose calls were not answered.
+    """
+
+    def __init__(self, read_turn: Callable[[JsonObject], ModelTurn]) -> None:
+        self._identity: JsonObject = {}  # id and created_at of the response
+        self._earlier: list[object] = []  # items of hidden turns that were sent
+        self._sent: list[object] = []  # items of the present turn that were sent
+        self._sequence = 0
+        super().__init__(read_turn)
+
+    def begin(self) -> None:
+        super().begin()
+        self._earlier += self._sent
+        self._items: dict[int, object] = {}
+        self._sent = []
+        self._response: JsonObject = {}
+
+    def read(self, value: JsonObject) -> EventKind:
+        kind, index = value.get("type"), value.get("output_index")
+        if kind in _STARTED:
+            return EventKind.SILENT
+        if kind in _ENDED:
+            self._response = as_object(value.get("response"))
+            self._has_failed = self._response.get("status") == "failed"
+            return EventKind.SHOWN
+        self._has_failed = self._has_failed or kind == "error"
+        if not isinstance(index, int):
+            return EventKind.SHOWN
+        if kind in ("response.output_item.added", "response.output_item.done"):
+            self._items[index] = value.get("item")
+        item = item_type(self._items.get(index))
+        if item in OUTPUT_OF:
+            return EventKind.CALL
+        return EventKind.TIED if item == "reasoning" else EventKind.SHOWN
+
+    def write(self, value: JsonObject) -> JsonObject | None:
+        kind, index, number = value.get("type"), value.get("output_index"), value.get("sequence_number")
+        if kind in _STARTED and not self.is_raw:
+            return None
+        if kind == "response.output_item.done":
+            self._sent.append(value.get("item"))
+        changed = dict(value)
+        if isinstance(index, int):
+            changed["output_index"] = self._index(index)
+        if isinstance(number, int):
+            changed["sequence_number"] = number if self.is_raw else self._sequence
+            self._sequence = changed["sequence_number"] + 1
+        response = as_object(value.get("response"))
+        self._identity = self._identity or {k: response[k] for k in ("id", "created_at") if k in response}
+        if response and kind in _ENDED:
+            joined = changed["response"] = {**response, **self._identity}
+            if self._earlier and isinstance(response.get("output"), list):
+                joined["output"] = [*self._earlier, *response["output"]]
+            if self.usage:
+                joined["usage"] = add_usage(self.usage, as_object(response.get("usage")))
+        return changed
+
+    def answer(self) -> JsonObject:
+        output = self._response.get("output")
+        items = output if isinstance(output, list) and output else [i for _, i in sorted(self._items.items())]
+        return {**self._response, "output": items}
+
+
+_STARTED = ("response.created", "response.queued", "response.in_progress")
+_ENDED = ("response.completed", "response.incomplete", "response.failed")

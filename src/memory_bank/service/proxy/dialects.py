@@ -1,0 +1,370 @@
+"""The model APIs: how the proxy reads and edits their requests, and reads a turn of the model in their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from memory_bank.errors import HistoryError
+from memory_bank.plan import Context
+from memory_bank.service.proxy.answers import (
+    ChatStream,
+    MessageStream,
+    ModelToolCall,
+    ModelTurn,
+    ResponseStream,
+    TurnStream,
+    as_object,
+)
+from memory_bank.service.proxy.body import Body, JsonObject
+from memory_bank.tools import TOOL_SCHEMAS, ToolAnswer
+from memory_bank.transcript.anthropic import (
+    THINKING,
+    Thinking,
+    answered_turn,
+    drops_blocks,
+    from_anthropic,
+    thinking_rule,
+    with_cache_marks,
+    without_thinking,
+)
+from memory_bank.transcript.jsontext import parse_arguments
+from memory_bank.transcript.messages import is_memory_tool
+from memory_bank.transcript.responses import OUTPUT_OF, from_items, item_type, stands_alone
+from memory_bank.transcript.textcalls import read_text_calls
+from memory_bank.transcript.turns import Conversation
+
+Provider = Literal["openai", "anthropic"]
+TurnPlace = Literal["begins", "goes on"]
+
+
+class NotRebuiltError(Exception):
+    """A request for which memory has nothing to do, with the reason. The request passes unchanged."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHistory:
+    """The conversation in a request as chat ``messages``.
+
+    ``chat`` writes a context rebuilt from them as the array for the request's member ``Dialect.key``; None where the
+    context is that array. ``read`` gives the chat messages of such an array.
+    """
+
+    messages: list[Any]
+    chat: Conversation[Any] | None
+    read: Callable[[Sequence[object]], Sequence[object]]
+
+    def to_request(self, context: Context) -> Sequence[object]:
+        """The array for the request. Raises NotRebuiltError where a context cannot be written."""
+        try:
+            return context if self.chat is None else self.chat.write(context.entries)
+        except HistoryError as e:
+            raise NotRebuiltError(str(e).partition(":")[0]) from None
+
+
+class Dialect:
+    """A model API: where its requests hold the conversation and the tools, how its answers call tools."""
+
+    route: str
+    """Its name in metrics and traces."""
+    path: str
+    """The path after ``/v1``; requests with POST are rebuilt."""
+    key = "messages"
+    """The member of a request that holds the conversation as an array."""
+    provider: Provider = "openai"
+    """Whose API it is: requests go to the upstream of that provider."""
+    counts_only = False
+    """Whether a request only counts tokens: its context is rebuilt, and nothing is recorded."""
+    stream: type[TurnStream]
+    """Reads its streamed answers."""
+
+    def history(self, body: Body) -> RequestHistory:
+        """Return the conversation in a request's body. Raises NotRebuiltError for one that cannot be rebuilt."""
+        raise NotImplementedError
+
+    def conversation(self, request: JsonObject) -> list[object]:
+        """The array that holds the conversation. Raises NotRebuiltError where it is missing or empty."""
+        messages = request.get(self.key)
+        if not isinstance(messages, list) or not messages:
+            raise NotRebuiltError("no list of items" if self.key == "input" else "no messages")
+        return messages
+
+    def is_compaction(self, request: JsonObject) -> bool:  # noqa: ARG002
+        """Whether a member of the request asks the provider for a summary of the conversation."""
+        return False
+
+    def thinking_turn(self, request: JsonObject) -> TurnPlace | None:  # noqa: ARG002
+        """The place of a request in a turn whose thinking is bound to its context; None without such thinking.
+
+        A request that begins a turn is accepted with any context, but a provider may bind the thinking of its answer
+        to it. The later requests of the turn have to send the thinking back and could have no other context then.
+        """
+        return None
+
+    def without_thinking(self, request: JsonObject) -> list[object] | None:  # noqa: ARG002
+        """The conversation of a request without what an API binds to the messages before it; None without any.
+
+        That is thinking whose signature no longer fits because an earlier request was rebuilt.
+        """
+        return None
+
+    def mark_cache(self, request: JsonObject, conversation: Sequence[object]) -> list[object] | None:  # noqa: ARG002
+        """The conversation to be sent with marks for the provider's prefix cache; None where it needs none."""
+        return None
+
+    def offer_tools(self, request: JsonObject) -> list[object] | None:
+        """The tools of a request followed by the memory tools; None where these cannot be offered."""
+        raise NotImplementedError
+
+    def read_answer(self, answer: JsonObject, request: JsonObject) -> ModelTurn:
+        """The turn in a complete answer to a request."""
+        raise NotImplementedError
+
+    def result(self, call: ModelToolCall, answer: ToolAnswer) -> JsonObject | None:
+        """The message that answers a call, with the parts that it can carry; None where text cannot answer."""
+        raise NotImplementedError
+
+    def open_stream(self, request: JsonObject) -> TurnStream:
+        """A reader of the streamed answers to a request."""
+        return self.stream(lambda answer: self.read_answer(answer, request))
+
+
+class ChatDialect(Dialect):
+    """The Chat Completions API."""
+
+    route = "chat"
+    path = "/chat/completions"
+    stream = ChatStream
+
+    def history(self, body: Body) -> RequestHistory:
+        """See Dialect. Calls that an agent writes as text count as calls."""
+        messages = self.conversation(body.value)
+        chat = read_text_calls(messages)
+        if chat is None:
+            return RequestHistory(messages, None, lambda written: written)
+
+        def read(written: Sequence[object]) -> Sequence[object]:
+            again = read_text_calls(written)
+            return written if again is None else again.messages
+
+        return RequestHistory(chat.messages, chat, read)
+
+    def offer_tools(self, request: JsonObject) -> list[object] | None:
+        """See Dialect. Not with several answers, nor with ``functions``, the older form of tools."""
+        if request.get("n") not in (None, 1) or request.get("functions") or request.get("function_call"):
+            return None
+        return _with_memory_tools(request, request.get("tool_choice"), TOOL_SCHEMAS)
+
+    def read_answer(self, answer: JsonObject, request: JsonObject) -> ModelTurn:  # noqa: ARG002
+        choices = answer.get("choices")
+        choice = as_object(choices[0]) if isinstance(choices, list) and len(choices) == 1 else {}
+        message = as_object(choice.get("message"))
+        calls: list[ModelToolCall] = []
+        made = message.get("tool_calls")
+        for i, call in enumerate(made if isinstance(made, list) else ()):
+            if isinstance(call, dict):
+                function, item = as_object(call.get("function")), {**call}
+                item["id"] = call.get("id") or f"call_memory_{i}"
+                if function:
+                    item["function"] = {**function, "arguments": valid_arguments(function.get("arguments"))}
+                calls.append(ModelToolCall(function.get("name"), function.get("arguments"), item))
+        said = {k: v for k, v in message.items() if v is not None} | {
+            "role": "assistant",
+            "content": message.get("content"),
+            "tool_calls": [c.item for c in calls],
+        }
+        return ModelTurn(calls, [said], as_object(answer.get("usage")))
+
+    def result(self, call: ModelToolCall, answer: ToolAnswer) -> JsonObject | None:
+        """See Dialect. Results of this API are text."""
+        return {"role": "tool", "tool_call_id": call.item["id"], "content": answer.text}
+
+
+class ResponsesDialect(Dialect):
+    """The Responses API."""
+
+    route = "responses"
+    path = "/responses"
+    key = "input"
+    stream = ResponseStream
+
+    def history(self, body: Body) -> RequestHistory:
+        """See Dialect. Not where the provider holds a part of the conversation."""
+        if (held := stands_alone(body.value)) is not None:
+            raise NotRebuiltError(held)
+        instructions = body.value.get("instructions")
+        chat = from_items(self.conversation(body.value), instructions)
+        return RequestHistory(chat.messages, chat, lambda written: from_items(written, instructions).messages)
+
+    def is_compaction(self, request: JsonObject) -> bool:
+        items = request.get(self.key)
+        return isinstance(items, list) and any(item_type(i) == "compaction_trigger" for i in items[-1:])
+
+    def offer_tools(self, request: JsonObject) -> list[object] | None:
+        """See Dialect. Not for a response in the background, nor for a stored prompt, which has tools."""
+        if request.get("background") or (request.get("prompt") is not None and not request.get("tools")):
+            return None
+        schemas = [{"type": "function", **s["function"]} for s in TOOL_SCHEMAS]
+        return _with_memory_tools(request, request.get("tool_choice"), schemas)
+
+    def read_answer(self, answer: JsonObject, request: JsonObject) -> ModelTurn:
+        """See Dialect. A call that text cannot answer is left out: the model makes it again."""
+        output = answer.get("output")
+        calls: list[ModelToolCall] = []
+        kept: list[object] = []
+        for item in output if isinstance(output, list) and answer.get("status") != "failed" else ():
+            if not isinstance(item, dict):
+                continue
+            kind = item_type(item)
+            if request.get("store") is False:  # the provider knows none of its own ids
+                if kind == "reasoning" and not item.get("encrypted_content"):
+                    continue
+                if kind != "reasoning":
+                    item = {k: v for k, v in item.items() if k != "id"}
+            if kind == "function_call":
+                arguments = item.get("arguments")
+                item = {**item, "arguments": valid_arguments(arguments)}
+                calls.append(ModelToolCall(item.get("name"), arguments, item))
+            elif kind in OUTPUT_OF:
+                calls.append(ModelToolCall("", None, item))
+            if kind in _TEXT_ANSWERED or kind not in OUTPUT_OF:
+                kept.append(item)
+        return ModelTurn(calls, kept, as_object(answer.get("usage")))
+
+    def result(self, call: ModelToolCall, answer: ToolAnswer) -> JsonObject | None:
+        kind = item_type(call.item)
+        if kind not in _TEXT_ANSWERED:
+            return None
+        own = [p for p in answer.parts if p.get("type") in ("input_image", "input_file")]
+        output: object = [{"type": "input_text", "text": answer.text}, *own] if own else answer.text
+        return {"type": OUTPUT_OF[kind], "call_id": call.item.get("call_id"), "output": output}
+
+
+_TEXT_ANSWERED = ("function_call", "custom_tool_call")
+
+
+class MessagesDialect(Dialect):
+    """The Messages API of Anthropic."""
+
+    route = "messages"
+    path = "/messages"
+    provider: Provider = "anthropic"
+    stream = MessageStream
+
+    def history(self, body: Body) -> RequestHistory:
+        """See Dialect. Not where the provider holds a part of the conversation (``thread``)."""
+        request = body.value
+        if request.get("thread"):
+            raise NotRebuiltError("thread")
+        rule, prompt = thinking_rule(request.get("thinking")), request.get("system")
+        chat = from_anthropic(self.conversation(request), prompt, body.derive, rule)
+        return RequestHistory(
+            chat.messages, chat, lambda written: from_anthropic(written, prompt, body.derive).messages
+        )
+
+    def is_compaction(self, request: JsonObject) -> bool:
+        return bool(request.get("compaction"))
+
+    def thinking_turn(self, request: JsonObject) -> TurnPlace | None:
+        """See Dialect. It is that of a request with ``thinking.type: enabled``."""
+        messages = request.get(self.key)
+        if thinking_rule(request.get("thinking")) is not Thinking.KEEP_LAST or not isinstance(messages, list):
+            return None
+        return "begins" if answered_turn(messages) is None else "goes on"
+
+    def without_thinking(self, request: JsonObject) -> list[object] | None:
+        messages = request.get(self.key)
+        if not isinstance(messages, list):
+            return None
+        stripped = without_thinking(messages, thinking_rule(request.get("thinking")))
+        return None if all(a is b for a, b in zip(stripped, messages, strict=False)) else stripped
+
+    def mark_cache(self, request: JsonObject, conversation: Sequence[object]) -> list[object] | None:
+        return with_cache_marks(request, conversation)
+
+    def offer_tools(self, request: JsonObject) -> list[object] | None:
+        """See Dialect. Not where the model thinks: a signature may be bound to the tools and to hidden turns."""
+        thinking = as_object(request.get("thinking"))
+        if thinking and thinking.get("type") != "disabled" and not drops_blocks(thinking):
+            return None
+        for message in map(as_object, request.get(self.key) or ()):
+            content = message.get("content")
+            if isinstance(content, list) and any(str(as_object(b).get("type")) in THINKING for b in content):
+                return None
+        # its choices in the words of the other APIs
+        choices = {"None": None, "auto": "auto", "any": "required"}
+        choice = choices.get(str(as_object(request.get("tool_choice")).get("type")), "none")
+        functions = [schema["function"] for schema in TOOL_SCHEMAS]
+        schemas = [
+            {"name": f["name"], "description": f["description"], "input_schema": f["parameters"]}
+            for f in functions
+        ]
+        return _with_memory_tools(request, choice, schemas)
+
+    def read_answer(self, answer: JsonObject, request: JsonObject) -> ModelTurn:  # noqa: ARG002
+        content = answer.get("content")
+        calls: list[ModelToolCall] = []
+        kept: list[JsonObject] = []
+        for block in content if isinstance(content, list) and answer.get("type") != "error" else ():
+            if not isinstance(block, dict) or (block.get("type") == "text" and not block.get("text")):
+                continue
+            if block.get("type") == "tool_use":
+                arguments = block.get("input")
+                if isinstance(arguments, str):  # a stream's arguments are text
+                    parsed = as_object(parse_arguments(arguments or "{}"))
+                    block = {**block, "input": {} if "_raw" in parsed else parsed}
+                calls.append(ModelToolCall(block.get("name"), arguments, block))
+            kept.append(block)
+        said = [{"role": "assistant", "content": kept}] if kept else []
+        return ModelTurn(calls, said, as_object(answer.get("usage")))
+
+    def result(self, call: ModelToolCall, answer: ToolAnswer) -> JsonObject | None:
+        """See Dialect. User messages in a row count as one."""
+        own = [p for p in answer.parts if p.get("type") in ("image", "document") and "source" in p]
+        content: object = [{"type": "text", "text": answer.text}, *own] if own else answer.text
+        block = {"type": "tool_result", "tool_use_id": call.item.get("id"), "content": content}
+        return {"role": "user", "content": [block]}
+
+
+class CountTokensDialect(MessagesDialect):
+    """The counting of a request's tokens: what is counted is the rebuilt context, and nothing is recorded."""
+
+    route = "count_tokens"
+    path = "/messages/count_tokens"
+    counts_only = True
+
+
+DIALECTS: tuple[Dialect, ...] = (
+    ChatDialect(), ResponsesDialect(), MessagesDialect(), CountTokensDialect(),
+)  # fmt: skip
+
+
+def _with_memory_tools(
+    request: JsonObject, choice: object, schemas: Sequence[JsonObject]
+) -> list[object] | None:
+    """A request's tools and these; None where it has tools of these names or the model must not choose."""
+    tools = request.get("tools")
+    if tools is not None and not isinstance(tools, list):
+        return None
+    if choice not in (None, "auto") and not (choice == "required" and tools):
+        return None
+    for tool in map(as_object, tools or ()):
+        name = (as_object(tool.get("function") or tool.get("custom")) or tool).get("name")
+        if isinstance(name, str) and is_memory_tool(name):
+            return None
+    return [*(tools or ()), *schemas]
+
+
+def own_tools(request: JsonObject) -> list[object]:
+    """What holds the tools that a request brings, also functions of a chat and items of the Responses API."""
+    items = request.get("input")
+    added = [i for i in items if item_type(i) == "additional_tools"] if isinstance(items, list) else []
+    return [{"tools": request.get("tools")}, {"tools": request.get("functions")}, *added]
+
+
+def valid_arguments(arguments: object) -> str:
+    """A call's arguments for the next request; ``{}`` for invalid JSON, which some providers refuse."""
+    if not isinstance(arguments, str) or not arguments.strip() or "_raw" in parse_arguments(arguments):
+        return "{}"
+    return arguments
