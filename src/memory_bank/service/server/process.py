@@ -66,8 +66,8 @@ def serve_here(
         timeout_graceful_shutdown=config.service.shutdown_timeout,  # type: ignore[arg-type]
     )
     server = _Server(settings)
-    server.ends_on, server.started_callback = ends_on, started
-    server.ending = lambda seconds: app.state.service.end(seconds)
+    server.ends_on, server.on_started = ends_on, started
+    server.on_shutdown = lambda seconds: app.state.service.end(seconds)
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # a failed start is reported once, by us
     try:
         server.run([sock])
@@ -83,8 +83,8 @@ class _Server(uvicorn.Server):
     """uvicorn's server with the service's own shutdown."""
 
     ends_on: tuple[signal.Signals, ...]
-    started_callback: Callable[[], None]
-    ending: Callable[[float], None]
+    on_started: Callable[[], None]
+    on_shutdown: Callable[[float], None]
     code = 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -94,7 +94,7 @@ class _Server(uvicorn.Server):
             gc.collect()
             gc.freeze()  # what is loaded so far is never collected, and collections are rarer than by default
             gc.set_threshold(20_000, 20, 50)
-            self.started_callback()
+            self.on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         seconds = float(self.config.timeout_graceful_shutdown or 0.0)
@@ -102,7 +102,7 @@ class _Server(uvicorn.Server):
         timer = threading.Timer(seconds + GRACE, self._kill)
         timer.daemon = True
         timer.start()
-        self.ending(seconds)
+        self.on_shutdown(seconds)
         await super().shutdown(sockets)
         log.info("stopped")
 
@@ -110,10 +110,10 @@ class _Server(uvicorn.Server):
         """The first signal shuts down gracefully; Ctrl-C after it stops at once."""
         if sig not in self.ends_on:
             return
-        if self.should_exit and sig == signal.SIGINT:
-            at_once(STOPPED)
         if not self.should_exit:
             self.code = STOPPED if sig == signal.SIGINT else 0
+        elif sig == signal.SIGINT:
+            at_once(STOPPED)
         self.should_exit = True
 
     def _kill(self) -> None:
