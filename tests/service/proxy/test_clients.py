@@ -10,10 +10,10 @@ import threading
 
 import openai
 import pytest
-from tests.service.proxied import proxied
+from tests.service.proxied import scripted
 from tests.service.tasks import HANDLERS, STEPS, SYSTEM, TASK, TOOLS, check_budget, script
 
-from memory_bank.testing import ScriptedServer, run_agent, say
+from memory_bank.testing import run_agent, say
 from memory_bank.transcript.responses import from_items
 
 ITEM_TOOLS = [{"type": "function", **tool["function"]} for tool in TOOLS]
@@ -25,10 +25,7 @@ MEMORY = {"x-memory-session": "task"}
 @pytest.fixture
 def long_task(tmp_path):
     """A proxy before the strict upstream with the long script."""
-    with (
-        ScriptedServer(script()) as server,
-        proxied(server.base_url, tmp_path / "bank.db", strategy="folding") as p,
-    ):
+    with scripted(script(), tmp_path) as (server, p):
         yield server, p
         assert server.refused == []
         assert p.lines == []
@@ -162,10 +159,7 @@ def test_responses(long_task, stream):
 
 
 def test_what_the_provider_holds_passes_and_is_flagged(tmp_path):
-    with (
-        ScriptedServer([say("a"), say("b"), say("c")]) as server,
-        proxied(server.base_url, tmp_path / "bank.db", strategy="folding") as p,
-    ):
+    with scripted([say("a"), say("b"), say("c")], tmp_path) as (_, p):
         client = openai.OpenAI(base_url=p.base_url, api_key="k", default_headers=MEMORY)
         ask = client.responses.with_raw_response.create
         first = ask(model="scripted", input="hello")
@@ -197,10 +191,9 @@ def rounds_of(mark, count, random_ids=False):
 @pytest.mark.long
 def test_a_hundred_streams_at_once(tmp_path):
     """Each has its own session, its own answer, and its own memory."""
-    with (
-        ScriptedServer(lambda body: say(body["messages"][-1]["content"].split()[0])) as server,
-        proxied(server.base_url, tmp_path / "bank.db", strategy="folding", memory_timeout=60) as p,
-    ):
+    with scripted(
+        lambda body: say(body["messages"][-1]["content"].split()[0]), tmp_path, memory_timeout=60
+    ) as (server, p):
         answers = {}
         client = openai.OpenAI(base_url=p.base_url, api_key="k")
 
@@ -225,10 +218,7 @@ def test_a_hundred_streams_at_once(tmp_path):
 @pytest.mark.long
 def test_agents_without_a_name_that_say_the_same(tmp_path):
     """Interleaved and retried, with one prompt and one key: each finds its own session by what it holds."""
-    with (
-        ScriptedServer(lambda body: say("go on")) as server,
-        proxied(server.base_url, tmp_path / "bank.db", strategy="folding") as p,
-    ):
+    with scripted(lambda body: say("go on"), tmp_path) as (server, p):
         client = openai.OpenAI(base_url=p.base_url, api_key="k")
         found = {}
         for count in (1, 2, 9, 9, 12):

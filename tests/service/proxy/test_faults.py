@@ -15,11 +15,13 @@ import pytest
 import sqlalchemy as sa
 from tests.service.proxied import (
     RawUpstream,
+    before,
     chunked,
     head_of,
     post,
     proxied,
     request,
+    scripted,
     whole,
 )
 from tests.service.proxy.test_routes import CHAT, LONG, OK
@@ -29,19 +31,11 @@ from memory_bank.bank.maintenance import verify
 from memory_bank.bank.stores import FactStore
 from memory_bank.service.proxy.identity import Identity
 from memory_bank.service.proxy.rebuild import Rebuilder
-from memory_bank.testing import ScriptedServer, fail, say
+from memory_bank.testing import fail, say
 
 SHORT = json.dumps({"model": "m", "messages": LONG[:2]}).encode()
 LONGER = json.dumps({"model": "m", "messages": LONG}).encode()
 NAMED = b"x-memory-session: s"
-
-
-@contextlib.contextmanager
-def before(answer, tmp_path, **service):
-    """A proxy before an upstream that answers so; it folds at every step."""
-    service = {"strategy": "folding", **service}
-    with RawUpstream(answer) as upstream, proxied(upstream.base_url, tmp_path / "bank.db", **service) as p:
-        yield upstream, p
 
 
 def quiet(p):
@@ -189,10 +183,7 @@ def test_a_slow_upstream_may_take_its_time(tmp_path):
 
 def test_who_is_to_wait_is_told_by_upstream(tmp_path):
     replies = [fail(429, "slow down", retry_after=0.2), say("now")]
-    with (
-        ScriptedServer(replies) as server,
-        proxied(server.base_url, tmp_path / "bank.db", strategy="folding") as p,
-    ):
+    with scripted(replies, tmp_path) as (server, p):
         client = openai.OpenAI(base_url=p.base_url, api_key="k", max_retries=1)
         began = time.monotonic()
         answer = client.chat.completions.create(model="m", messages=LONG[:2])
