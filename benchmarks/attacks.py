@@ -2,14 +2,15 @@
 
     python benchmarks/attacks.py
     python benchmarks/attacks.py --only arguments,bodies --scale 0.2
+    python benchmarks/attacks.py --only odd --scale 0.4              # some sixty odd tool outputs
 
 Starts ``memory-bank serve`` on a fresh database with a hostile upstream, all on loopback, and makes each attack
 at 1, 2, 4 and 8 times a size: hostile arguments of the memory tools, odd queries, heads, request bodies and tool
 outputs, answers of upstream, and connections that never send a request. For each it prints the CPU time of the
 service, the growth of its memory, the slowest ``/health?live`` meanwhile, and the answer. Exit code 1 where 8
 times the size takes more than 24 times the CPU time of one (quadratic growth is 64; less than 50 ms counts as
-50 ms), where the service answers an attack with 5xx, or where it does not answer afterwards. How the library
-itself copes with odd outputs is measured by odd_outputs.py, and random requests are sent by fuzz_service.py.
+50 ms), where the service answers an attack with 5xx, or where it does not answer afterwards. Random requests are
+sent by fuzz.py.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ import functools
 import http.client
 import json
 import os
+import random
 import socket
 import socketserver
+import string
 import sys
 import tempfile
 import threading
@@ -29,8 +32,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness import command_line
-from proxy_ends import PATHS, Service, service
+from harness import Service, command_line, words
 
 SIZES = (1, 2, 4, 8)
 LIMIT = 24.0
@@ -79,7 +81,10 @@ def model_call(body: Callable[[int], object]) -> Attack:
     def made(size: int) -> Request:
         value = body(size)
         return Request(
-            "POST", PATHS["chat"], value if isinstance(value, bytes) else json.dumps(value).encode(), JSON
+            "POST",
+            "/v1/chat/completions",
+            value if isinstance(value, bytes) else json.dumps(value).encode(),
+            JSON,
         )
 
     return made
@@ -102,6 +107,70 @@ def output(make: Callable[[int], str]) -> Attack:
     """A model call that brings an odd tool output, in a session of its own."""
     return model_call(lambda n: conversation(turn((os.urandom(12).hex(), make(n)))))
 
+
+ALPHABET = string.ascii_letters + string.digits + "-_/."
+rng = random.Random(0)
+
+
+def word(chars: int) -> str:
+    """A random word."""
+    return "".join(rng.choices(ALPHABET, k=chars))
+
+
+def nested_string(size: int) -> str:
+    """JSON in a string in JSON, so often that its escapes have about `size` characters."""
+    text = word(200)
+    while len(text) * 2 < size:
+        text = json.dumps({"a": text})
+    return json.dumps([text] * (size // len(text)))
+
+
+def nested_keys(size: int) -> str:
+    """Long keys in one another."""
+    value: object = {"a": 1}
+    for _ in range(40):
+        value = {"k" * (size // 40): value, "z": 1}
+    return json.dumps(value)
+
+
+REPEATED = {
+    "one letter": "a", "lines of one letter": "a\n", "empty lines": "\n", "spaces": " ", "tabs": "\t",
+    "quotes": '"', "backslashes": "\\", "escaped quotes": '\\"', "brackets": "[", "braces": "{",
+    "opened objects": '{"a":', "opened printed objects": "{'a': ", "opened calls": "f(",
+    "opened strings": '{"a": "', "bars": "|", "commas": ",", "dashes": "-", "dots": "a.", "at signs": "a@",
+    "hyphens": "a-", "slashes": "a/", "version numbers": "1.1.", "times": "2026-01-01T00:00:00",
+    "assignments": "k=v ", "lines with labels": "key: value\n", "tags": "<div class='a'>",
+    "angle brackets": "<", "capital names": "Ab ", "apostrophes": "a'", "stars": "**a ", "joiners": "\u200d",
+    "combining accents": "e\u0301\u0301\u0301", "emoji": "\U0001f469\u200d\U0001f467", "Chinese": "\u6f22",
+    "zero characters": "\0", "half surrogates": "\ud800", "passwords": "password: x1 ", "tokens": "sk-",
+    "key blocks": "-----BEGIN PRIVATE KEY-----", "addresses with passwords": "://a:",
+    "call lines": "#12 tool {}\n", "gap marks": "…\n",
+    "tracebacks": "Traceback (most recent call last):\n  f\n",
+}  # fmt: skip
+"""Odd outputs: a piece again and again."""
+MADE: dict[str, Callable[[int], str]] = {
+    "one random word": word,
+    "one address": lambda n: "https://a.example/" + "a/" * (n // 2),
+    "nested lists": lambda n: "[" * (n // 2) + "]" * (n // 2),
+    "nested strings": nested_string,
+    "different words": lambda n: " ".join(word(12) for _ in range(n // 13)),
+    "different numbers": lambda n: " ".join(str(rng.random()) for _ in range(n // 19)),
+    "JSON integers": lambda n: json.dumps([rng.randrange(10**9) for _ in range(n // 11)]),
+    "JSON keys": lambda n: json.dumps({word(10): i for i in range(n // 20)}),
+    "JSON rows of different keys": lambda n: json.dumps([{word(8): 1} for _ in range(n // 17)]),
+    "JSON lines": lambda n: "\n".join(json.dumps({"a": i, "b": word(5)}) for i in range(n // 27)),
+    "a long key over many values": lambda n: json.dumps({"k" * (n // 2): [word(8) for _ in range(n // 24)]}),
+    "long keys in one another": nested_keys,
+    "long integers": lambda n: json.dumps([int("9" * 4000)] * (n // 4000 + 1)),
+    "huge exponents": lambda n: "[" + ",".join(["1e999999"] * (n // 9)) + "]",
+    "a printed object": lambda n: str({word(8): word(8) for _ in range(n // 24)}),
+    "JSON in JSON strings": lambda n: json.dumps([json.dumps({"password": word(10)}) for _ in range(n // 37)]),
+    "a table": lambda n: "\n".join("| " + " | ".join(word(6) for _ in range(8)) + " |" for _ in range(n // 75)),
+    "comma separated values": lambda n: "\n".join(",".join(word(5) for _ in range(10)) for _ in range(n // 60)),
+    "one wide row": lambda n: "a,b\n" + ",".join(word(5) for _ in range(n // 6)),
+    "secrets": lambda n: " ".join(f"password={word(9)}1" for _ in range(n // 20)),
+}  # fmt: skip
+MADE |= {name: lambda n, part=part: part * (n // len(part)) for name, part in REPEATED.items()}  # type: ignore[misc]
 
 ATTACKS: dict[str, dict[str, tuple[int, Attack]]] = {
     "arguments": {
@@ -142,6 +211,7 @@ ATTACKS: dict[str, dict[str, tuple[int, Attack]]] = {
         "a body to HEAD": (1_000, lambda n: Request("HEAD", f"/v1/body/{n}")),
         "bytes behind the answer": (1_000, lambda n: Request("GET", f"/v1/behind/{n}")),
     },
+    "odd": {name: (10_000, output(make)) for name, make in MADE.items()},
 }  # fmt: skip
 
 
@@ -273,10 +343,15 @@ def measured(running: Service, kind: str, name: str, size: int, run: Callable[[i
 def main() -> int:
     """Print the table; 1 where something grew too fast or failed."""
     parser = command_line(__doc__)
-    parser.add_argument("--only", default=",".join([*ATTACKS, "connections"]), help="kinds, with commas")
+    parser.add_argument(
+        "--only",
+        type=words,
+        default="arguments,queries,bodies,outputs,upstream,connections",
+        help="kinds, with commas",
+    )
     parser.add_argument("--scale", type=float, default=1.0, help="of all sizes")
     args = parser.parse_args()
-    kinds = args.only.split(",")
+    kinds = args.only
     bad = 0
     times = " | ".join(f"{n} × (CPU ms)" for n in SIZES)
     print(f"| kind | attack | size at 1 × | {times} | growth | MB | slowest health (ms) | answer |")
@@ -285,7 +360,7 @@ def main() -> int:
     upstream.daemon_threads = True
     threading.Thread(target=upstream.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{upstream.server_address[1]}/v1"
-    with tempfile.TemporaryDirectory() as folder, service(url, folder) as running:
+    with tempfile.TemporaryDirectory() as folder, Service(f"{folder}/bank.db", url) as running:
         stored(running.port)
         for kind in [k for k in ATTACKS if k in kinds]:
             for name, (size, attack) in ATTACKS[kind].items():

@@ -1,158 +1,355 @@
 """Measures what the proxy adds to a model's answer: to its first byte and its last, with streams and history.
 
     python benchmarks/proxy.py [--part streams,history,rss] [--rounds 5]
-    python benchmarks/proxy.py --part fuzz [--requests 20000] [--seed 1] [FILE.jsonl …]
 
 An upstream that streams, `memory-bank serve` in front of it and those who ask are a process each; agents ask
 the upstream itself and through the proxy by turns, in the same run, with the same requests. An agent has made
 so many calls (outputs of about 1.5 kB) and brings one more with each request; `none` are questions without
 any call, which memory leaves alone. Times are those from the request's first byte to the answer's first and
-last, medians.
+last, medians. Both ends speak HTTP over plain asyncio protocols, so that they take little time themselves.
 
 ``streams``: 1, 10 and 100 at once. ``history``: one stream after n calls, of the Chat Completions API and of the
 Messages API. ``rss``: resident memory of the service over 10,000 requests whose sessions come and go, five
-requests each, found by what their messages hold. ``fuzz``: requests of recorded runs, changed at random, against
-the strict scripted server: whatever comes, the service answers in time, with no status of its own, and breaks no
-pair that was whole.
+requests each, found by what their messages hold.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
+import json
+import multiprocessing
+import random
+import socket
 import statistics
-import sys
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from typing import Any
 
-from harness import command_line
-from proxy_ends import PATHS, Ends, Load, Service, Timed, both_ends, service
+from harness import Service, command_line, print_head, print_row, words
+from workload import beginning, interaction, request_of
 
-STREAMS = (1, 10, 100)
-HISTORY = (10, 30, 100, 300, 1000)
+PATHS = {"chat": "/v1/chat/completions", "messages": "/v1/messages"}
+CHUNK = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 0, "model": "m"}
+WORD = CHUNK | {"choices": [{"index": 0, "delta": {"content": " word"}, "finish_reason": None}]}
+USED = CHUNK | {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 9, "total_tokens": 18}}
+
+
+def event(*values: object) -> bytes:
+    """Server-sent events as one chunk of a body."""
+    data = "".join(f"data: {v if isinstance(v, str) else json.dumps(v)}\n\n" for v in values).encode()
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def header(head: bytes, name: bytes) -> bytes:
+    """The value of a header in a head in lower case."""
+    return head.partition(b"\r\n" + name + b":")[2].partition(b"\r\n")[0].strip()
+
+
+class End(asyncio.Protocol):
+    """One end of a connection."""
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport, self.received = transport, bytearray()
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+class Upstream(End):
+    """Streams as many events as the header ``x-events`` says, so many seconds apart as ``x-pause`` says."""
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+        end = self.received.find(b"\r\n\r\n")
+        if end < 0:
+            return
+        head = bytes(self.received[:end]).lower()
+        size = end + 4 + int(header(head, b"content-length") or 0)
+        if len(self.received) >= size:
+            del self.received[:size]
+            asyncio.get_running_loop().create_task(self.answer(head))
+
+    async def answer(self, head: bytes) -> None:
+        """Send the events."""
+        begun = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        self.transport.write(begun + event(WORD))
+        for _ in range(int(header(head, b"x-events") or 1) - 1):
+            await asyncio.sleep(float(header(head, b"x-pause") or 0))
+            if self.transport.is_closing():
+                return
+            self.transport.write(event(WORD))
+        self.transport.write(event(USED, "[DONE]") + b"0\r\n\r\n")
+
+
+def serve_upstream(told: Any) -> None:
+    """The upstream's process; it tells its port."""
+
+    async def run() -> None:
+        server = await asyncio.get_running_loop().create_server(Upstream, "127.0.0.1", 0, backlog=1024)
+        told.send(server.sockets[0].getsockname()[1])
+        await server.serve_forever()
+
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(run())
+
+
+@dataclasses.dataclass
+class Timed:
+    """One request: seconds to the first byte of the answer's body and to its last; what memory said."""
+
+    first: float
+    total: float
+    status: int
+    memory: str
+    events: int
+
+
+class Client(End):
+    """One connection; one request at a time."""
+
+    done: asyncio.Future[Timed] | None = None
+
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
+        if self.done is not None and not self.done.done():
+            self.done.set_exception(ConnectionError("the connection broke"))
+
+    async def ask(self, request: bytes) -> Timed:
+        """Send a request; its times."""
+        self.done = asyncio.get_running_loop().create_future()
+        self.received.clear()
+        self.first = 0.0
+        self.began = time.perf_counter()
+        self.transport.write(request)
+        return await self.done
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+        body = self.received.find(b"\r\n\r\n") + 4
+        if not self.first and body > 3 and len(self.received) > body:
+            self.first = time.perf_counter() - self.began
+        if self.done is None or self.done.done() or not self.first:
+            return
+        head = bytes(self.received[:body]).lower()
+        if b"transfer-encoding: chunked" in head:
+            if not self.received.endswith(b"0\r\n\r\n"):
+                return
+        elif len(self.received) - body < int(header(head, b"content-length")):
+            return
+        total, status = time.perf_counter() - self.began, int(self.received[9:12])
+        memory, events = header(head, b"x-memory-status").decode(), self.received.count(b"data: {")
+        self.done.set_result(Timed(self.first, total, status, memory, events))
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """What to ask: ``streams`` agents at once, each ``requests`` times, after ``past`` calls, at ``port``.
+
+    With ``calls`` false nothing is called: each request is a question. ``route``: chat or messages. ``seed``
+    names the sessions; the first request of each, which brings the past, is not timed.
+    """
+
+    port: int
+    streams: int
+    requests: int
+    past: int
+    seed: str
+    events: int = 10
+    pause: float = 0.01
+    calls: bool = True
+    route: str = "chat"
+    named: bool = True
+
+
+class Agent:
+    """An agent in the middle of its task: each request brings one more call and its result."""
+
+    def __init__(self, session: str, load: Load) -> None:
+        self.session, self.load = session, load
+        self.rng = random.Random(session)
+        self.messages = beginning(session)
+        self.calls = 0
+        self.grow(load.past)
+
+    def grow(self, calls: int = 1) -> None:
+        """So many more calls, whose ids are as random as those of providers."""
+        for _ in range(calls):
+            made = interaction(self.calls, self.rng)
+            call_id = f"call_{self.rng.randbytes(12).hex()}"
+            made[0]["tool_calls"][0]["id"] = made[1]["tool_call_id"] = call_id
+            self.messages += made
+            self.calls += 1
+
+    def request(self, events: int, pause: float) -> bytes:
+        """The request that asks what to do next."""
+        route = self.load.route
+        body = json.dumps({"model": "m", "stream": True, **request_of(route, self.messages)}).encode()
+        head = (
+            f"POST {PATHS[route]} HTTP/1.1\r\nhost: 127.0.0.1:{self.load.port}\r\n"
+            f"content-type: application/json\r\nauthorization: Bearer sk-bench\r\nx-events: {events}\r\n"
+            f"x-pause: {pause}\r\ncontent-length: {len(body)}\r\n"
+            + (f"x-memory-session: {self.session}\r\n" if self.load.named else "")
+        )
+        return head.encode() + b"\r\n" + body
+
+
+async def ask_all(load: Load) -> list[Timed]:
+    """Run a load."""
+    loop = asyncio.get_running_loop()
+
+    async def one(number: int) -> list[Timed]:
+        agent = Agent(f"{load.seed}-{number}", load)
+        _, client = await loop.create_connection(Client, "127.0.0.1", load.port)
+        for _ in range(100):  # until memory has the past
+            if (await client.ask(agent.request(1, 0))).memory != "failed":
+                break
+            await asyncio.sleep(0.2)
+        else:
+            raise RuntimeError("memory does not take the past of an agent")
+        await asyncio.sleep(number * load.pause * load.events / load.streams)
+        times = []
+        for _ in range(load.requests):
+            if load.calls:
+                agent.grow()
+            times.append(await client.ask(agent.request(load.events, load.pause)))
+        client.transport.close()
+        return times
+
+    found = await asyncio.gather(*(one(i) for i in range(load.streams)))
+    return [t for times in found for t in times]
+
+
+def serve_load(jobs: Any) -> None:
+    """The process of those who ask: takes loads, gives times."""
+    with contextlib.suppress(EOFError, KeyboardInterrupt):
+        while True:
+            jobs.send(asyncio.run(ask_all(jobs.recv())))
+
+
+class Ends:
+    """An upstream, the service between, on a database of its own, and those who ask; a process each."""
+
+    def __init__(self, upstream: int, jobs: Any, served: Service) -> None:
+        self.upstream, self._jobs, self.served = upstream, jobs, served
+
+    def run(self, load: Load) -> list[Timed]:
+        """The times of a load."""
+        self._jobs.send(load)
+        found: list[Timed] = self._jobs.recv()
+        return found
+
+    def by_turns(self, load: Load, rounds: int) -> tuple[list[Timed], list[Timed]]:
+        """The same load on both ways, one after the other, several times."""
+        bare: list[Timed] = []
+        ours: list[Timed] = []
+        for i in range(rounds):
+            turns = [(bare, self.upstream), (ours, self.served.port)]
+            for times, port in turns if i % 2 else reversed(turns):
+                times += self.run(dataclasses.replace(load, port=port, seed=f"{load.seed}-{i}"))
+        wrong = [t for t in bare + ours if t.status != 200 or t.events != load.events + 1]
+        if wrong:
+            raise RuntimeError(f"{len(wrong)} answers are not whole: {wrong[0]}")
+        return bare, ours
+
+
+@contextlib.contextmanager
+def both_ends() -> Iterator[Ends]:
+    """Both ends, and the service between them."""
+    context = multiprocessing.get_context("spawn")
+    told, tell = context.Pipe()
+    ours, theirs = context.Pipe()
+    started = [
+        context.Process(target=serve_upstream, args=(tell,), daemon=True),
+        context.Process(target=serve_load, args=(theirs,), daemon=True),
+    ]
+    for process in started:
+        process.start()
+    try:
+        upstream = told.recv()
+        url = f"http://127.0.0.1:{upstream}/v1"
+        with tempfile.TemporaryDirectory() as folder, Service(f"{folder}/bank.db", url) as served:
+            yield Ends(upstream, ours, served)
+    finally:
+        for process in started:
+            process.terminate()
+            process.join()
+
+
+COLUMNS = (
+    "requests", "first byte, bare (ms)", "through the proxy", "later by", "p95 bare", "p95 proxy", "whole, bare (ms)",
+    "through the proxy", "later by", "memory",
+)  # fmt: skip
+
+
+def cells(bare: list[Timed], ours: list[Timed]) -> list[str]:
+    """First byte and whole, bare and through the proxy."""
+
+    def median(times: list[Timed], what: str) -> float:
+        return 1000 * statistics.median(getattr(t, what) for t in times)
+
+    def p95(times: list[Timed]) -> float:
+        return 1000 * statistics.quantiles([t.first for t in times], n=20)[-1]
+
+    (first, our_first), (total, our_total) = (
+        [median(t, w) for t in (bare, ours)] for w in ("first", "total")
+    )
+    kinds = sorted({t.memory for t in ours})
+    share = ", ".join(f"{sum(t.memory == k for t in ours) / len(ours):.0%} {k}" for k in kinds)
+    return [
+        f"{len(ours):,}", f"{first:.2f}", f"{our_first:.2f}", f"**{our_first - first:+.2f}**", f"{p95(bare):.2f}",
+        f"{p95(ours):.2f}", f"{total:.1f}", f"{our_total:.1f}", f"{our_total - total:+.1f}", share,
+    ]  # fmt: skip
+
+
+def streams_part(ends: Ends, rounds: int) -> None:
+    """Streams at once."""
+    print_head("streams", "past calls", *COLUMNS)
+    for n, pause in ((1, 0.005), (10, 0.02), (100, 0.1)):
+        for past, shown in ((0, "none"), (10, "10 to 30" if n == 1 else "10 to 14")):
+            load = Load(0, n, max(4, 20 // n), past, f"streams-{n}-{past}", pause=pause, calls=past > 0)
+            print_row(n, shown, *cells(*ends.by_turns(load, rounds)))
+
+
+def history_part(ends: Ends, rounds: int, points: list[int]) -> None:
+    """One stream after more and more calls, of both APIs."""
+    print_head("past calls", "route", *COLUMNS)
+    for past in points:
+        for route in PATHS:
+            load = Load(0, 1, 20, past, f"history-{route}-{past}", pause=0.005, route=route)
+            print_row(past, route, *cells(*ends.by_turns(load, rounds)))
+
+
+def rss_part(ends: Ends, requests: int) -> None:
+    """Resident memory while sessions come and go."""
+    print_head("requests", "resident memory (MB)")
+    print_row(0, f"{ends.served.rss():.0f}")
+    each, streams, done = 5, 10, 0
+    while done < requests:
+        for i in range(max(1, requests // 10 // (each * streams))):
+            seed, port = f"rss-{done}-{i}", ends.served.port
+            load = Load(port, streams, each - 1, 4, seed, events=2, pause=0.0, named=False)
+            if any(t.status != 200 for t in ends.run(load)):
+                raise RuntimeError("an answer is not whole")
+            done += each * streams
+        print_row(done, f"{ends.served.rss():.0f}")
 
 
 def main() -> None:
     """Run and print the tables."""
     parser = command_line(__doc__)
-    parser.add_argument("files", nargs="*", type=Path, help="traces for the part fuzz")
-    parser.add_argument("--part", default="streams,history,rss", help="streams, history, rss, fuzz")
-    parser.add_argument("--history", default=",".join(map(str, HISTORY)), help="calls, in that part")
+    parser.add_argument("--part", type=words, default="streams,history,rss")
+    parser.add_argument("--history", type=words, default="10,30,100,300,1000", help="calls, in that part")
     parser.add_argument("--rounds", type=int, default=5, help="of bare and proxy, in turns")
-    parser.add_argument(
-        "--requests", type=int, default=0, help="of rss (10,000), of each route in fuzz (20,000)"
-    )
-    parser.add_argument("--routes", default="chat,responses,messages", help="of the part fuzz")
-    parser.add_argument("--seed", type=int, default=1, help="of the part fuzz")
+    parser.add_argument("--requests", type=int, default=10_000, help="of the part rss")
     args = parser.parse_args()
-    chosen = args.part.split(",")
-    if "streams" in chosen:
-        with serving() as (ends, served):
-            streams_part(ends, served, args.rounds)
-    if "history" in chosen:
-        with serving() as (ends, served):
-            history_part(ends, served, args.rounds, [int(n) for n in args.history.split(",")])
-    if "rss" in chosen:
-        with serving() as (ends, served):
-            rss_part(ends, served, args.requests or 10_000)
-    if "fuzz" in chosen:
-        from proxy_fuzz import fuzz_part
-
-        sys.exit(fuzz_part(args.files, args.requests or 20_000, args.seed, args.routes.split(",")))
-
-
-@contextmanager
-def serving() -> Iterator[tuple[Ends, Service]]:
-    """Both ends, and the service between them on a database of its own."""
-    with (
-        both_ends() as ends,
-        tempfile.TemporaryDirectory() as folder,
-        service(f"http://127.0.0.1:{ends.upstream}/v1", folder) as served,
-    ):
-        yield ends, served
-
-
-def by_turns(ends: Ends, served: Service, load: Load, rounds: int) -> tuple[list[Timed], list[Timed]]:
-    """The same load on both ways, one after the other, several times."""
-    bare: list[Timed] = []
-    ours: list[Timed] = []
-    for i in range(rounds):
-        turns = [(bare, ends.upstream), (ours, served.port)]
-        for times, port in turns if i % 2 else reversed(turns):
-            times += ends.run(dataclasses.replace(load, port=port, seed=f"{load.seed}-{i}"))
-    wrong = [t for t in bare + ours if t.status != 200 or t.events != load.events + 1]
-    if wrong:
-        raise RuntimeError(f"{len(wrong)} answers are not whole: {wrong[0]}")
-    return bare, ours
-
-
-def median(times: list[Timed], what: str) -> float:
-    """In ms."""
-    return 1000 * statistics.median(getattr(t, what) for t in times)
-
-
-def p95(times: list[Timed], what: str) -> float:
-    """In ms."""
-    return 1000 * statistics.quantiles([getattr(t, what) for t in times], n=20)[-1]
-
-
-def row(bare: list[Timed], ours: list[Timed]) -> str:
-    """First byte and whole, bare and through the proxy."""
-    kinds = sorted({t.memory for t in ours})
-    share = ", ".join(f"{sum(t.memory == k for t in ours) / len(ours):.0%} {k}" for k in kinds)
-    first, total = (median(ours, w) - median(bare, w) for w in ("first", "total"))
-    return (
-        f"{len(ours):,} | {median(bare, 'first'):.2f} | {median(ours, 'first'):.2f} | **{first:+.2f}** | "
-        f"{p95(bare, 'first'):.2f} | {p95(ours, 'first'):.2f} | {median(bare, 'total'):.1f} | "
-        f"{median(ours, 'total'):.1f} | {total:+.1f} | {share} |"
-    )
-
-
-COLUMNS = (
-    "requests | first byte, bare (ms) | through the proxy | later by | p95 bare | p95 proxy | "
-    "whole, bare (ms) | through the proxy | later by | memory |"
-)
-RULE = "---|" * 10
-
-
-def streams_part(ends: Ends, served: Service, rounds: int) -> None:
-    """Streams at once."""
-    print(f"| streams | past calls | {COLUMNS}\n|---|---|{RULE}")
-    for n in STREAMS:
-        pause = {1: 0.005, 10: 0.02}.get(n, 0.1)
-        for past, calls in ((0, False), (10, True)):
-            load = Load(0, n, max(4, 20 // n), past, f"streams-{n}-{past}", pause=pause, calls=calls)
-            done = row(*by_turns(ends, served, load, rounds))
-            print(
-                f"| {n} | {'10 to 30' if calls and n == 1 else 'none' if not calls else '10 to 14'} | {done}",
-                flush=True,
-            )
-
-
-def history_part(ends: Ends, served: Service, rounds: int, points: list[int]) -> None:
-    """One stream after more and more calls, of both APIs."""
-    print(f"| past calls | route | {COLUMNS}\n|---|---|{RULE}")
-    for past in points:
-        for route in PATHS:
-            load = Load(0, 1, 20, past, f"history-{route}-{past}", pause=0.005, route=route)
-            print(f"| {past:,} | {route} | {row(*by_turns(ends, served, load, rounds))}", flush=True)
-
-
-def rss_part(ends: Ends, served: Service, requests: int) -> None:
-    """Resident memory while sessions come and go."""
-    print("| requests | resident memory (MB) |\n|---|---|")
-    print(f"| 0 | {served.rss():.0f} |")
-    each, streams, done = 5, 10, 0
-    while done < requests:
-        for i in range(max(1, requests // 10 // (each * streams))):
-            load = Load(
-                served.port, streams, each - 1, 4, f"rss-{done}-{i}", events=2, pause=0.0, named=False
-            )
-            if any(t.status != 200 for t in ends.run(load)):
-                raise RuntimeError("an answer is not whole")
-            done += each * streams
-        print(f"| {done:,} | {served.rss():.0f} |", flush=True)
+    parts = {
+        "streams": lambda ends: streams_part(ends, args.rounds),
+        "history": lambda ends: history_part(ends, args.rounds, list(map(int, args.history))),
+        "rss": lambda ends: rss_part(ends, args.requests),
+    }
+    for part in (part for part in parts if part in args.part):
+        with both_ends() as ends:
+            parts[part](ends)
 
 
 if __name__ == "__main__":

@@ -121,6 +121,55 @@ def interaction(i: int, rng: random.Random) -> list[Message]:
     ]
 
 
+def request_of(route: str, messages: list[Message], signed: bool = False) -> Message:
+    """Chat messages as members of a request by a route: chat, responses or messages.
+
+    ``signed``: calls follow thinking (messages); of responses every third turn has a reasoning item.
+    """
+    if route == "chat":
+        return {"messages": messages}
+    system = messages[:1] if messages[0].get("role") == "system" and route == "messages" else []
+    said: list[Message] = []  # items, or messages of blocks
+    for i, m in enumerate(messages[len(system) :]):
+        made: list[Message] = []
+        text, call_id, calls = m.get("content"), m.get("tool_call_id"), m.get("tool_calls") or []
+        if m.get("role") == "tool" and route == "responses":
+            made.append({"type": "function_call_output", "call_id": call_id, "output": text})
+        elif m.get("role") == "tool":
+            made.append({"type": "tool_result", "tool_use_id": call_id, "content": text})
+        elif text:
+            made.append(
+                {"role": m["role"], "content": text}
+                if route == "responses"
+                else {"type": "text", "text": text}
+            )
+        if calls and route == "responses" and i % 3 == 0:
+            made.append({"type": "reasoning", "id": f"rs_{i}", "summary": []})
+        if calls and route == "messages" and signed:
+            made.insert(0, {"type": "thinking", "thinking": "so", "signature": f"sig{i}"})
+        for c in calls:
+            called, given = c.get("function", {}), c.get("function", {}).get("arguments")
+            if route == "responses":
+                call = {"call_id": c.get("id"), "name": called.get("name"), "arguments": given}
+                made.append({"type": "function_call", **call})
+                continue
+            try:
+                given = json.loads(given or "{}")
+            except ValueError:
+                given = {}
+            made.append({"type": "tool_use", "id": c.get("id"), "name": called.get("name"), "input": given})
+        role = "assistant" if m.get("role") == "assistant" else "user"
+        if route == "responses":
+            said += made
+        elif said and said[-1]["role"] == role:
+            said[-1]["content"] += made
+        else:
+            said.append({"role": role, "content": made})
+    if route == "responses":
+        return {"input": said}
+    return {"messages": said, "max_tokens": 1024, **({"system": system[0]["content"]} if system else {})}
+
+
 @dataclasses.dataclass
 class Found:
     """What is wrong with a bank; nothing is, where every number is 0."""

@@ -7,7 +7,7 @@ import sys
 import pytest
 from tests.cli.conftest import ODD, line, run_of, write
 
-from memory_bank.cli.output import one_line, visible
+from memory_bank.cli.shared import one_line, visible
 from memory_bank.testing import ScriptedServer, fail, say
 
 

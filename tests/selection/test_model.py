@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from memory_bank.errors import ConfigError
-from memory_bank.selection.copying import COPY_FEATURES
-from memory_bank.selection.features import FEATURE_NAMES, FEATURES
+from memory_bank.selection.features import COPY_FEATURES, FEATURE_NAMES, FEATURES
 from memory_bank.selection.model import MODEL_FILE, load_model, save_model
 
 

@@ -13,7 +13,7 @@ from tests.service import serving
 pytestmark = pytest.mark.long
 
 
-FUZZ = Path(__file__).parents[2] / "benchmarks" / "fuzz_service.py"
+FUZZ = Path(__file__).parents[2] / "benchmarks" / "fuzz.py"
 REQUESTS = 300
 
 

@@ -11,67 +11,57 @@ from typing import Any
 import typer
 
 from memory_bank import __version__
-from memory_bank.cli import bank, lab, service
-from memory_bank.cli.configuration import config
-from memory_bank.cli.connect import connect
+from memory_bank.cli import bank, lab, service, setup
 from memory_bank.cli.demo import demo
 from memory_bank.cli.observe import observe
-from memory_bank.cli.output import Stopped, one_line, tell
+from memory_bank.cli.shared import Stopped, one_line, tell
 from memory_bank.errors import ConfigError, MemoryBankError
 
 # typer has its own copy of click since 0.2x and exports only this subclass of its usage errors
 _UsageError: Any = typer.BadParameter.__bases__[0]
 
+_GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
+    "": (
+        "Memory for tool-calling agents: prompts stay small, and every tool output can be fetched by its id.",
+        {
+            "serve": service.serve, "connect": setup.connect, "demo": demo, "audit": lab.audit,
+            "config": setup.config, "mcp": service.mcp,
+        },
+    ),
+    "keys": (
+        "Create, list and revoke API keys of the service.",
+        {"create": service.create_key, "list": service.list_keys, "revoke": service.revoke_key},
+    ),
+    "bank": (
+        "Look into a bank, copy it and maintain it.",
+        {
+            "sessions": bank.sessions, "show": bank.show, "search": bank.search, "export": bank.export,
+            "import": bank.import_, "purge": bank.purge, "verify": bank.verify, "observe": observe,
+            "re-embed": bank.re_embed,
+        },
+    ),
+    "lab": (
+        "Replay, explain and compare recorded runs; train on them.",
+        {"replay": lab.replay, "explain": lab.explain, "bench": lab.bench, "train": lab.train},
+    ),
+}  # fmt: skip
 
-def _group(about: str, verbs: dict[str, Callable[..., None]], **options: Any) -> typer.Typer:
-    group = typer.Typer(
-        help=about, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, **options
-    )
-    for name, verb in verbs.items():
-        group.command(name)(verb)
-    return group
+
+def _groups() -> typer.Typer:
+    groups = {}
+    for group, (about, verbs) in _GROUPS.items():
+        groups[group] = typer.Typer(
+            help=about, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+            invoke_without_command=not group,
+        )  # fmt: skip
+        for name, verb in verbs.items():
+            groups[group].command(name)(verb)
+        if group:
+            groups[""].add_typer(groups[group], name=group)
+    return groups[""]
 
 
-app = _group(
-    "Memory for tool-calling agents: prompts stay small, and every tool output can be fetched by its id.",
-    {
-        "serve": service.serve,
-        "connect": connect,
-        "demo": demo,
-        "audit": lab.audit,
-        "config": config,
-        "mcp": service.mcp,
-    },
-    invoke_without_command=True,
-)
-_KEYS: dict[str, Callable[..., None]] = {
-    "create": service.create_key,
-    "list": service.list_keys,
-    "revoke": service.revoke_key,
-}
-_BANK: dict[str, Callable[..., None]] = {
-    "sessions": bank.sessions,
-    "show": bank.show,
-    "search": bank.search,
-    "export": bank.export,
-    "import": bank.import_,
-    "purge": bank.purge,
-    "verify": bank.verify,
-    "observe": observe,
-    "re-embed": bank.re_embed,
-}
-_LAB: dict[str, Callable[..., None]] = {
-    "replay": lab.replay,
-    "explain": lab.explain,
-    "bench": lab.bench,
-    "train": lab.train,
-}
-for name, about, verbs in (
-    ("keys", "Create, list and revoke API keys of the service.", _KEYS),
-    ("bank", "Look into a bank, copy it and maintain it.", _BANK),
-    ("lab", "Replay, explain and compare recorded runs; train on them.", _LAB),
-):
-    app.add_typer(_group(about, verbs), name=name)
+app = _groups()
 
 
 def _version(wanted: bool) -> None:
@@ -134,11 +124,8 @@ def _run() -> int:
     except MemoryBankError as e:
         tell(str(e))
         return 2 if isinstance(e, ConfigError) else 1
-    except Stopped as e:
-        tell(str(e))
-        return 130
-    except (KeyboardInterrupt, typer.Abort):
-        tell("stopped.")
+    except (KeyboardInterrupt, typer.Abort, Stopped) as e:
+        tell(str(e) if isinstance(e, Stopped) else "stopped.")
         return 130
     except SystemExit as e:  # how typer answers a broken pipe
         return _stopped_by(e.__context__) if isinstance(e.__context__, OSError) else int(e.code or 0)
@@ -154,20 +141,17 @@ def _run() -> int:
 
 
 def _stopped_by(error: OSError) -> int:
-    """The exit code after an operating system's error; drops further output."""
-    if isinstance(error, BrokenPipeError):  # the reader of the output exited, as `head` does
-        _drop_output()
-        return 0
-    file = f" ({error.filename})" if error.filename else ""
-    what = error.strerror or type(error).__name__
-    tell(f"{what}{file}: what was written so far is kept; make room or name another file.")
-    _drop_output()
-    return 1
+    """The exit code after an operating system's error: 0 where the reader of the output exited, as `head` does.
 
-
-def _drop_output() -> None:
-    """Discard what is still buffered for standard output, which Python would try to write at its end."""
+    What is still buffered is discarded: Python would try to write it at its end.
+    """
+    is_pipe = isinstance(error, BrokenPipeError)
+    if not is_pipe:
+        file = f" ({error.filename})" if error.filename else ""
+        what = error.strerror or type(error).__name__
+        tell(f"{what}{file}: what was written so far is kept; make room or name another file.")
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError):  # no file descriptor, as under a test's capture
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    return 0 if is_pipe else 1

@@ -7,27 +7,25 @@ import sys
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from memory_bank.cli.options import (
+from memory_bank.cli.shared import (
     DB,
     EMBEDDER,
     JSON,
     ONE_SESSION,
     SESSION,
-    bank_embedder_of,
-    new_bank,
-    open_bank,
-)
-from memory_bank.cli.output import (
     answer,
+    bank_embedder_of,
     json_line,
+    new_bank,
     one_line,
+    open_bank,
     output_file,
     print_json,
     progress,
@@ -35,7 +33,7 @@ from memory_bank.cli.output import (
     tell,
     visible,
     when,
-)
+)  # fmt: skip
 from memory_bank.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
@@ -97,15 +95,18 @@ def show(
             values[name] = getattr(insight, field, None)
         print_json(values)
         return
-    print(f"session    {visible(session_id)}")
-    print(f"trace_id   {record.trace_id}")
-    print(f"step       {record.step_id}, {when(record.timestamp)}")
-    print(f"tool       {visible(record.tool_name)}")
-    print(f"arguments  {visible(record.input_text or compact(record.raw_input))}")
+    lines = [
+        ("session", visible(session_id)),
+        ("trace_id", record.trace_id),
+        ("step", f"{record.step_id}, {when(record.timestamp)}"),
+        ("tool", visible(record.tool_name)),
+        ("arguments", visible(record.input_text or compact(record.raw_input))),
+    ]
     if insight is not None:
-        mark = f", to be made again: {insight.redo}" if insight.redo else ""
-        print(f"summary    {visible(insight.summary)}\n           ({insight.source}{mark})")
-    print(f"output     {len(output):,} characters\n{visible(output)}")
+        redo = f", to be made again: {insight.redo}" if insight.redo else ""
+        lines += [("summary", visible(insight.summary)), ("", f"({insight.source}{redo})")]
+    lines.append(("output", f"{len(output):,} characters\n{visible(output)}"))
+    print("\n".join(f"{title:<10} {text}" for title, text in lines))
 
 
 def search(
@@ -135,20 +136,19 @@ def search(
     store = InsightStore(bank_embedder_of(database, embedding_model), database, session)
     hits = list(store.rank(query, limit=top_k))
     facts = {r.trace_id: r for r in FactStore(database, session).get_many([h.trace_id for h in hits])}
-    found = [
-        {"trace_id": h.trace_id, "score": round(h.score, 6), "step": r.step_id, "tool": r.tool_name,
-         "summary": store.get_summary(h.trace_id)}
-        for h in hits
-        if (r := facts.get(h.trace_id))
-    ]  # fmt: skip
+    found = [(h, r, store.get_summary(h.trace_id)) for h in hits if (r := facts.get(h.trace_id))]
     if as_json:
-        print_json({"session_id": session, "embedder": store.embedder_name, "hits": found})
+        told = [
+            {"trace_id": h.trace_id, "score": round(h.score, 6), "step": r.step_id, "tool": r.tool_name,
+             "summary": text}
+            for h, r, text in found
+        ]  # fmt: skip
+        print_json({"session_id": session, "embedder": store.embedder_name, "hits": told})
         return
     rows = [
-        [f"{f['score']:.3f}", f["step"], one_line(str(f["tool"]), 30), f["trace_id"],
-         one_line(str(f["summary"]), 100)]
-        for f in found
-    ]  # fmt: skip
+        [f"{h.score:.3f}", r.step_id, one_line(r.tool_name, 30), h.trace_id, one_line(text or "", 100)]
+        for h, r, text in found
+    ]
     table(["score", "step", "tool", "trace_id", "summary"], rows, whole=(0, 1, 3))
 
 
@@ -210,19 +210,22 @@ def purge(
         database.close()  # removes deleted data from SQLite's write-ahead log, too
         complete = True
     finally:  # after Ctrl-C or at a locked database earlier sessions are deleted all the same
-        head = ["records", "insights", "jobs", "bytes", "emptied"]
-        total = {name: sum(getattr(p, name) for p in gone) for name in head}
-        total["sessions_emptied"] = total.pop("emptied")
+        total = _sums(gone, "records", "insights", "jobs", "bytes", "emptied")
         if gone and not as_json:
-            table(["session", *head], [[p.session_id, *(getattr(p, name) for name in head)] for p in gone])
+            table(["session", *total], [[p.session_id, *(getattr(p, name) for name in total)] for p in gone])
         if complete or gone or not as_json:
             answer(
-                {"dry_run": dry_run, "complete": complete, **total, "sessions": [asdict(p) for p in gone]},
+                {"dry_run": dry_run, "complete": complete, "sessions_emptied": total.pop("emptied"), **total,
+                 "sessions": [asdict(p) for p in gone]},
                 f"{'would remove' if dry_run else 'removed'} {total['records']:,} records, "
                 f"{total['insights']:,} insights and {total['jobs']:,} jobs ({total['bytes']:,} bytes) "
                 f"of {len(gone):,} sessions{'' if complete else ', then it was stopped'}.",
                 as_json,
-            )
+            )  # fmt: skip
+
+
+def _sums(items: Sequence[object], *names: str) -> dict[str, int]:
+    return {name: sum(getattr(item, name) for item in items) for name in names}
 
 
 def verify(
@@ -335,9 +338,7 @@ def import_(
         complete = True
     finally:
         if complete or imported:
-            total = {
-                n: sum(getattr(s, n) for s in imported) for n in ("records", "known", "insights", "jobs")
-            }
+            total = _sums(imported, "records", "known", "insights", "jobs")
             answer(
                 {"complete": complete, **total, "sessions": list(map(asdict, imported)), "refused": refused},
                 f"imported {total['records']:,} records with {total['insights']:,} insights of "

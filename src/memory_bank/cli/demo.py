@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from memory_bank.cli.output import one_line
+from memory_bank.cli.shared import one_line
 from memory_bank.errors import EmbeddingError
 from memory_bank.shipped import shipped_trace
 

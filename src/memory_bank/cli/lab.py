@@ -10,18 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from memory_bank.cli.options import CONFIG, JSON, open_bank
-from memory_bank.cli.output import (
+from memory_bank.cli.shared import (
+    CONFIG,
+    JSON,
     Stopped,
     answer,
     json_line,
     one_line,
+    open_bank,
     output_file,
     print_json,
     progress,
     table,
     tell,
-)
+)  # fmt: skip
 from memory_bank.errors import ConfigError, StorageError, TraceFileError
 
 if TYPE_CHECKING:

@@ -11,8 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from memory_bank.cli.options import CONFIG, DB, EMBEDDER, JSON, ONE_SESSION, bank_embedder_of, open_bank
-from memory_bank.cli.output import answer, progress, tell
+from memory_bank.cli.shared import (
+    CONFIG,
+    DB,
+    EMBEDDER,
+    JSON,
+    ONE_SESSION,
+    answer,
+    bank_embedder_of,
+    open_bank,
+    progress,
+    tell,
+)  # fmt: skip
 from memory_bank.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -13,8 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from memory_bank.cli.options import CONFIG, DB, JSON, new_bank, open_bank
-from memory_bank.cli.output import answer, one_line, print_json, table, tell, when
+from memory_bank.cli.shared import (
+    CONFIG,
+    DB,
+    JSON,
+    answer,
+    embedder_name_of,
+    new_bank,
+    one_line,
+    open_bank,
+    print_json,
+    table,
+    tell,
+    when,
+)  # fmt: skip
 from memory_bank.errors import MissingExtraError
 
 if TYPE_CHECKING:
@@ -105,13 +117,11 @@ def mcp(
 
 def with_embedder_of(config: Config, database: Database) -> Config:
     """The configuration with the embedder that the bank was built with in the service's strategy."""
-    from memory_bank.bank.embedder import bank_embedder
     from memory_bank.service.sessions import Sessions
 
-    known = bank_embedder(database)
-    if known is None:
+    model = embedder_name_of(database)
+    if model is None:
         return config
-    model = "lexical" if known[0].startswith("lexical") else known[0]
     sessions = Sessions(database, config)
     settings = sessions.bank_settings().model_copy(update={"embedding_model": model})
     strategies = {**config.memory_strategies, sessions.strategy: settings}

@@ -9,9 +9,14 @@ import numpy as np
 
 from memory_bank.selection.calltext import ARGUMENT_CHARS, call_line, shown_arguments
 from memory_bank.selection.candidates import RecordKind, fold, parse_record
-from memory_bank.selection.copying import describe_segments
 from memory_bank.selection.cutting import WIDTH
-from memory_bank.selection.features import FEATURE_NAMES, CurrentStep, LinearScores, describe
+from memory_bank.selection.features import (
+    FEATURE_NAMES,
+    CurrentStep,
+    LinearScores,
+    describe,
+    describe_segments,
+)
 from memory_bank.selection.model import Model, load_model
 from memory_bank.selection.packing import ShortForm, pack
 from memory_bank.selection.tables import OWN, Array, EvidenceTables, stands_in
@@ -202,22 +207,17 @@ class EvidenceIndex:
                 shown_by = {r: self._values_in(r, headers[r][0]) for r in records}
         prices = {r: headers[r][1] + END_GAP if opening is None else opening(r) for r in records}
         room = budget - (self.count(head) if head else 0)
-        packing = pack(t, top, worth, prices, self._head_tokens, room, shown_by, short)
-        selection = Selection(edge=tuple(packing.edge), short=frozenset(short))
-        selection = self._of(selection, packing.gains)
-        while (
-            opening is None
-        ):  # the tokens of a text may be more than those of its parts: leave out the last then
-            excerpts = [
-                f"{headers[r][0]}\n{self.quote(r, places, selection)}\n"
-                for r, places in selection.shown.items()
-            ]
+        gains, edge = pack(t, top, worth, prices, self._head_tokens, room, shown_by, short)
+        selection = self._of(Selection(edge=tuple(edge), short=frozenset(short)), gains)
+        # the tokens of a text may be more than those of its parts: the last ones are left out then
+        while opening is None:
+            shown = selection.shown.items()
+            excerpts = [f"{headers[r][0]}\n{self.quote(r, places, selection)}\n" for r, places in shown]
             text = "".join([head, *excerpts]) if excerpts else ""
             tokens = self.count(text) if text else 0
-            over = tokens - budget
-            if over <= 0:
+            if tokens <= budget:
                 return replace(selection, text=text, tokens=tokens)
-            selection = self.without_last(selection, over)
+            selection = self.without_last(selection, tokens - budget)
         return selection
 
     def _short_forms(self, segments: Array, worth: Array) -> dict[int, ShortForm]:
@@ -313,13 +313,9 @@ class EvidenceIndex:
         numbers, columns = np.unique(np.concatenate(likeliest), return_inverse=True)
         parts = self.model.weights[:, None] * (describe(step, ids[numbers]) - mean[:, None])
         best = np.argsort(-np.abs(parts), axis=0, kind="stable")[:top]
-        reasons: list[tuple[Reason, ...]] = []
+        found: list[Reason] = []
+        for column, number in enumerate(numbers):
+            why = [(FEATURE_NAMES[f], round(float(parts[f, column]), 3)) for f in best[:, column]]
+            found.append((t.forms[int(ids[number])], float(chance[number]), tuple(why)))
         by_segment = np.split(columns, np.cumsum([len(inside) for inside in likeliest])[:-1])
-        for places in by_segment:
-            found: list[Reason] = []
-            for column in places:
-                number = numbers[column]
-                why = [(FEATURE_NAMES[f], round(float(parts[f, column]), 3)) for f in best[:, column]]
-                found.append((t.forms[int(ids[number])], float(chance[number]), tuple(why)))
-            reasons.append(tuple(found))
-        return reasons
+        return [tuple(found[column] for column in places) for places in by_segment]

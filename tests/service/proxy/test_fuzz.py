@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform != "linux", reas
 
 @pytest.mark.parametrize("route", ["chat", "responses", "messages"])
 def test_whatever_comes(route: str) -> None:
-    done = bench("proxy.py", "--part", "fuzz", "--requests", "60", "--routes", route)
+    done = bench("fuzz.py", "--part", "proxy", "--requests", "60", "--routes", route)
     assert done.returncode == 0, done.stdout + done.stderr
     row = cells(done)
     assert row[0] == "60"

@@ -1,0 +1,243 @@
+"""The verbs connect and config: what a client needs to use the proxy, and the configuration, checked and printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import typer
+
+from memory_bank.cli.shared import JSON, one_line, print_json, tell
+from memory_bank.errors import ConfigError
+from memory_bank.shipped import shipped_file
+
+URL = "http://127.0.0.1:8767"
+_BEGIN, _END = "# memory-bank connect: begin", "# memory-bank connect: end"
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else _toml(name)
+
+
+def _toml(value: Any) -> str:
+    """A value in TOML, on one line."""
+    if isinstance(value, Mapping):
+        pairs = ", ".join(f"{_key(k)} = {_toml(v)}" for k, v in value.items())
+        return f"{{ {pairs} }}" if pairs else "{}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+# -- connect
+
+
+class Client(NamedTuple):
+    """A client: the variable that it reads, or the values in its configuration file that ``--write`` sets.
+
+    ``file`` is the variable that names a folder, that folder below the user's, and the path in it. ``place`` says
+    where what is printed belongs.
+    """
+
+    place: str = "set it in the shell that starts the program, not in that of the service"
+    variable: str = ""
+    file: tuple[str, ...] = ()
+    values: Callable[[str], dict[str, Any]] | None = None
+
+    def path(self) -> Path:
+        variable, default, *rest = self.file
+        given = os.environ.get(variable)
+        return (Path(given) if given else Path.home() / default).joinpath(*rest)
+
+
+def _opencode(url: str) -> dict[str, Any]:
+    options = {"options": {"baseURL": f"{url}/v1"}}
+    return {"provider": {"openai": options, "anthropic": options}}
+
+
+def _codex(url: str) -> dict[str, Any]:
+    provider = {
+        "name": "memory_bank", "base_url": f"{url}/v1", "env_key": "OPENAI_API_KEY", "wire_api": "responses",
+    }  # fmt: skip
+    return {"model_provider": "memory_bank", "model_providers": {"memory_bank": provider}}
+
+
+CLIENTS = {
+    "claude-code": Client(
+        "set it in the shell that starts `claude`, not in that of the service, or put this into {file}: {values}",
+        "ANTHROPIC_BASE_URL={url}",
+        ("CLAUDE_CONFIG_DIR", ".claude", "settings.json"),
+        lambda url: {"env": {"ANTHROPIC_BASE_URL": url}},
+    ),
+    "codex": Client(
+        "put these lines at the top of {file}, above its first [table] and in place of a model_provider that it has, "
+        "and set OPENAI_API_KEY, from which Codex takes the key",
+        file=("CODEX_HOME", ".codex", "config.toml"),
+        values=_codex,
+    ),
+    "opencode": Client(
+        "put these members into {file}, beside those that it has",
+        file=("XDG_CONFIG_HOME", ".config", "opencode", "opencode.json"),
+        values=_opencode,
+    ),
+    "openai": Client(variable="OPENAI_BASE_URL={url}/v1"),
+    "anthropic": Client(variable="ANTHROPIC_BASE_URL={url}"),
+}
+"""The clients by name. ``openai`` and ``anthropic`` are programs that use the SDKs of these names."""
+
+
+def connect(
+    client: str = typer.Argument(..., help=f"One of {', '.join(CLIENTS)}."),
+    url: str = typer.Option(URL, help="Address of the service, without /v1."),
+    write: bool = typer.Option(False, "--write", help="Write it to the client's configuration."),
+    undo: bool = typer.Option(False, "--undo", help="Remove what --write has written."),
+) -> None:
+    """Print what a client needs to send its requests through the proxy, and how to see that it works.
+
+    A setting that the client's configuration has already is never changed.
+    """
+    known = CLIENTS.get(client)
+    if known is None:
+        raise ConfigError(f"no client is called {client!r}: choose one of {', '.join(CLIENTS)}.")
+    if write and undo:
+        raise ConfigError("give --write or --undo, not both.")
+    url = url.strip().rstrip("/").removesuffix("/v1")
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"{url!r} is no address of the service: give one such as {URL}.")
+    if (write or undo) and known.values is None:
+        raise ConfigError(
+            f"{client} has no configuration file: set the variable that is printed without --write."
+        )
+    values = known.values(url) if known.values else {}
+    if write or undo:
+        path = known.path()
+        old = path.read_text(encoding="utf-8") if path.exists() else ""
+        new = (_edited_toml if path.suffix == ".toml" else _edited_json)(path, old, values, undo)
+        if new == old:
+            tell(f"{path} needs no change.")
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(new, encoding="utf-8")
+            tell(f"{'removed from' if undo else 'written to'} {path}.")
+    elif known.values is None:
+        print(f"export {known.variable.format(url=url)}")
+        tell(f"{known.place}.")
+    else:
+        shown = _toml_lines(values) if client == "codex" else json.dumps(values, indent=2)
+        print(f"export {known.variable.format(url=url)}" if known.variable else shown)
+        place = known.place.format(file=known.path(), values=json.dumps(values))
+        tell(f"{place} (--write changes the file).")
+    if not undo:
+        tell(
+            f"start `memory-bank serve`, let the client make some calls of tools, and look at {url}/ or at "
+            "`memory-bank bank sessions`: the session is there, and answers have the header x-memory-status."
+        )
+
+
+def _edited_json(path: Path, old: str, values: dict[str, Any], undo: bool) -> str:
+    """The text of a JSON file with the values added or removed."""
+    try:
+        config = json.loads(old) if old.strip() else {}
+    except ValueError:
+        config = None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path} is not plain JSON: make the change by hand.")
+    before = json.dumps(config)
+    (_remove if undo else _add)(path, config, values)
+    return old if json.dumps(config) == before else json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+
+
+def _add(path: Path, config: dict[str, Any], values: dict[str, Any]) -> None:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            inner = config.setdefault(key, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(f"{key} in {path} is no object: make the change by hand.")
+            _add(path, inner, value)
+        elif config.setdefault(key, value) != value:
+            raise ConfigError(f"{path} sets {key} already: remove it, or make the change by hand.")
+
+
+def _remove(path: Path, config: dict[str, Any], values: dict[str, Any]) -> None:
+    for key, value in values.items():
+        inner = config.get(key)
+        if isinstance(value, dict) and isinstance(inner, dict):
+            _remove(path, inner, value)
+            if not inner:
+                del config[key]
+        elif inner == value and key in config:
+            del config[key]
+
+
+def _edited_toml(path: Path, old: str, values: dict[str, Any], undo: bool) -> str:
+    """The text of a TOML file with the values added at its beginning, between marks, or removed."""
+    rest = re.sub(rf"^{_BEGIN}.*?(^{_END}.*?$\n?|\Z)", "", old, flags=re.MULTILINE | re.DOTALL)
+    if undo:
+        return rest
+    new = f"{_BEGIN}\n{_toml_lines(values)}\n{_END}\n{rest}"
+    try:
+        tomllib.loads(new)
+    except tomllib.TOMLDecodeError:
+        keys = ", ".join(values)
+        raise ConfigError(
+            f"{path} is no valid TOML or sets {keys} already: make the change by hand."
+        ) from None
+    return new
+
+
+def _toml_lines(values: dict[str, Any]) -> str:
+    """The values as TOML without a heading, so that lines that follow stay outside of any table."""
+    lines = [f"{key} = {_toml(value)}" for key, value in values.items() if not isinstance(value, dict)]
+    for key, tables in values.items():
+        if isinstance(tables, dict):
+            lines += [f"{key}.{name} = {_toml(table)}" for name, table in tables.items()]
+    return "\n".join(lines)
+
+
+# -- config
+
+
+def config(
+    file: Path | None = typer.Argument(
+        None, help="A configuration file; default: the shipped configuration."
+    ),
+    every: bool = typer.Option(False, "--all", help="Print every setting."),
+    as_json: bool = JSON,
+) -> None:
+    """Check a configuration and print it as TOML: what people set, and what the file and the environment change.
+
+    Each setting has a sentence, and the file or the variable that sets it. What is printed is a configuration file,
+    without a password in the database's URL. Each mistake is one sentence on standard error, with exit code 2.
+    """
+    from memory_bank.config import effective_settings, has
+
+    try:
+        settings = [*effective_settings(file)]
+    except ConfigError as e:
+        for mistake in e.mistakes:
+            tell(mistake)
+        raise typer.Exit(2) from None
+    usual = tomllib.loads(shipped_file("config.toml").read_text(encoding="utf-8"))
+    shown = [s for s in settings if every or s.source or has(usual, s.place)]
+    for i, s in enumerate(shown):
+        if s.place == ("service", "database"):
+            password = r"(://[^:/@]*:|[?&]password=)[^@&]*(@|&|$)"
+            shown[i] = s._replace(value=re.sub(password, r"\1***\2", s.value))
+    if as_json:
+        print_json([{"setting": s.place, "value": s.value, "source": s.source or "default"} for s in shown])
+        return
+    shown.sort(key=lambda s: len(s.place))  # tables come last
+    for table, members in groupby(shown, lambda s: s.place[:-1]):
+        if table:
+            print(f"\n[{'.'.join(map(_key, table))}]")
+        for s in members:
+            source = f"Set by {one_line(s.source, 500)}." if s.source else ""
+            if about := " ".join(filter(None, (s.meaning, source))):
+                print(f"# {about}")
+            print(f"# {s.place[-1]} =" if s.value is None else f"{_key(s.place[-1])} = {_toml(s.value)}")

@@ -1,0 +1,225 @@
+"""What the verbs share: options and the bank they name, JSON for programs, tables and plain lines for people."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+import time
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+import typer
+
+from memory_bank.errors import ConfigError, EmbedderMismatchError, StorageError
+
+if TYPE_CHECKING:
+    from memory_bank.bank.database import Database
+    from memory_bank.config import ServiceSettings
+    from memory_bank.ports import NamedEmbedder
+
+DB = typer.Option(None, "--db", help="The bank: a file name or URL; default: the one that `serve` uses.")
+CONFIG = typer.Option(None, "--config", help="Configuration file; default: the shipped one.")
+JSON = typer.Option(False, "--json", help="Print JSON.")
+SESSION = typer.Option(None, "--session", help="The session; may be left out when there is only one.")
+ONE_SESSION = typer.Option(None, "--session", help="Only this session; default: all.")
+EMBEDDER = typer.Option(None, "--embedding-model", help="Default: the embedder the bank was built with.")
+
+
+class Stopped(Exception):
+    """Ctrl-C, with one sentence that says what is kept."""
+
+
+# -- the bank
+
+
+def service_settings(db: str | None, config: Path | None = None) -> ServiceSettings:
+    """The service's settings, with the bank that --db names in the place of their own."""
+    from memory_bank.config import load_config
+
+    settings = load_config(config).service
+    return settings if db is None else settings.model_copy(update={"database": db})
+
+
+def open_bank(db: str | None, config: Path | None = None, session: str | None = None) -> Database:
+    """The existing bank that --db names, else the one that `serve` uses.
+
+    Raises ConfigError when there is none, StorageError when it has no such session.
+    """
+    from memory_bank.bank.database import Database, database_url
+    from memory_bank.bank.listing import has_session
+    from memory_bank.service.server.database import database_of
+
+    name = database_of(service_settings(db, config))
+    url = database_url(name)
+    if url.get_backend_name() == "sqlite":
+        if url.database in (None, "", ":memory:"):
+            raise ConfigError("a bank in memory holds nothing yet: give --db the file of one.")
+        if not Path(url.database).is_file():
+            raise ConfigError(f"there is no bank {url.database}: give the path of yours with --db.")
+    database = Database(name, must_exist=True)
+    if session is not None and not has_session(database, session):
+        raise StorageError(
+            f"{database.name} has no session {one_line(session, 80)!r}: `memory-bank bank sessions` lists them."
+        )
+    return database
+
+
+def new_bank(db: str | None, config: Path | None, what: str) -> Database:
+    """The bank, made when there is none. Raises ConfigError for one in memory, where ``what`` would be lost."""
+    from memory_bank.service.server.database import open_database
+
+    database = open_database(service_settings(db, config))
+    if database.in_memory:
+        raise ConfigError(f"{what} in memory would be lost at once: give --db the file of a bank.")
+    return database
+
+
+def embedder_name_of(database: Database) -> str | None:
+    """The name that loads the embedder that a bank was built with; None for a bank without vectors."""
+    from memory_bank.bank.embedder import bank_embedder
+
+    name = (bank_embedder(database) or [None])[0]
+    return "lexical" if name is not None and name.startswith("lexical") else name
+
+
+def bank_embedder_of(database: Database, wanted: str | None) -> NamedEmbedder:
+    """The named embedder, else the one that the bank was built with."""
+    from memory_bank.bank.embedder import bank_embedder
+    from memory_bank.models.embedding import load_embedder
+
+    known = None if wanted else bank_embedder(database)
+    model = load_embedder(wanted or embedder_name_of(database) or "lexical")
+    if known is not None and model.name != known[0]:
+        raise EmbedderMismatchError(
+            f"the bank was built with {known[0]}: name that model or its folder with --embedding-model."
+        )
+    return model
+
+
+# -- output
+
+
+def tell(sentence: str) -> None:
+    """Write one sentence to standard error; nothing happens where that is closed."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            print(f"memory-bank: {one_line(sentence, 2_000)}", file=sys.stderr, flush=True)
+
+
+def json_line(value: object) -> str:
+    """A JSON line in ASCII: lone surrogates and control characters are escaped, SDK objects become dicts."""
+
+    def plain(value: object) -> object:
+        dump = getattr(value, "model_dump", None)
+        return dump(exclude_none=True) if callable(dump) else str(value)
+
+    return json.dumps(value, default=plain) + "\n"
+
+
+def print_json(value: object) -> None:
+    """Write one JSON value on one line."""
+    sys.stdout.write(json_line(value))
+
+
+def answer(value: object, text: str, as_json: bool) -> None:
+    """Print what a verb has to say: the value as JSON, or the text."""
+    sys.stdout.write(json_line(value) if as_json else f"{text}\n")
+
+
+@contextlib.contextmanager
+def output_file(path: Path | None, *inputs: Path) -> Iterator[TextIO | None]:
+    """A text file for results, or None without a path.
+
+    Raises ConfigError when it cannot be written, or is one of the ``inputs``.
+    """
+    if path is None:
+        yield None
+        return
+    if path.exists() and any(i.exists() and path.samefile(i) for i in inputs):
+        raise ConfigError(f"{path} is read from: write the results to another file.")
+    try:
+        file = open(path, "w", encoding="utf-8")  # noqa: SIM115
+    except OSError as e:
+        raise ConfigError(f"{path} cannot be written ({e.strerror}): give another file with --out.") from e
+    with file:
+        yield file
+
+
+def _escaped(match: re.Match[str]) -> str:
+    c = match[0]
+    return c if c.isprintable() or unicodedata.category(c) == "Zs" else c.encode("unicode_escape").decode()
+
+
+def visible(text: str, limit: int | None = None) -> str:
+    """Text for a terminal: control characters and lone surrogates shown as escapes, cut at ``limit``."""
+    shown = re.sub(r"[^\n\t\x20-\x7e]", _escaped, text if limit is None else text[: limit + 1])
+    return shown if limit is None or len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def one_line(text: str, limit: int) -> str:
+    """Text on one line for a table cell or a message."""
+    head = text[: 4 * limit]
+    line = visible(" ".join(head.split()), limit)
+    return line if len(head) == len(text) or line.endswith("…") else f"{line[: limit - 1]}…"
+
+
+def when(timestamp: float | None) -> str:
+    """A Unix time as local date and time."""
+    try:
+        return "–" if timestamp is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(timestamp))
+    except (OverflowError, ValueError, OSError):  # an earlier memory_bank stored any number
+        return f"{timestamp:g} s"
+
+
+def table(
+    header: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    right: Iterable[int] = (),
+    whole: Iterable[int] = (),
+) -> None:
+    """Print a table; numbers and the columns ``right`` are aligned right, markup in cells is shown as text.
+
+    Columns ``whole`` never wrap; in a file or pipe none does. True is "yes", False and None are empty.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    def cell(value: object) -> str:
+        if isinstance(value, bool) or value is None:
+            return "yes" if value else ""
+        return f"{value:,}" if isinstance(value, (int, float)) else one_line(str(value), 255)
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=100_000)
+    cells = [list(row) for row in rows]
+    t = Table(box=None, pad_edge=False, header_style="bold")
+    for i, title in enumerate(header):
+        numbers = i in right or (bool(cells) and all(isinstance(row[i], (int, float)) for row in cells))
+        t.add_column(title, justify="right" if numbers else "left", overflow="fold", no_wrap=i in whole)
+    for row in cells:
+        t.add_row(*(Text(cell(value)) for value in row))
+    console.print(t)
+
+
+@contextlib.contextmanager
+def progress(done: str, units: str) -> Iterator[Callable[..., None]]:
+    """A progress bar on a terminal, nothing elsewhere: ``done`` before it, ``units`` behind the numbers.
+
+    Yields a function of what is done, and of how much there is where that is known.
+    """
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield lambda *_: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn(done), BarColumn(), MofNCompleteColumn(), TextColumn(units), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(done, total=None)
+        yield lambda done, total=None: bar.update(task, completed=done, total=total)
