@@ -14,8 +14,7 @@ A name is part of all digests. The first conversation with it has the name itsel
 Under a name, a list may also be what a compaction made of the messages: it continues the session that was asked for a
 summary after its last step, else the one with the newest record, if the list holds a known client's summary (and the
 name has one session) or if a person chose the name. A list whose messages before the first call are known is a fork
-instead. Where nothing but the name joined two conversations and the first goes on, it takes its records into a session
-of its own.
+instead. Where nothing but the name joined two conversations and the first goes on, it parts with its own records.
 
 All of this is in the database, where a head moves by compare-and-swap.
 """
