@@ -44,8 +44,7 @@ def test_every_file_is_served_and_known_again_by_its_content(service, name):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["nothing.js", "..%2Fpage.py", "%2e%2e/page.py", "..%5Cpage.py", "%00", "__init__.py"],
+    "name", ["nothing.js", "..%2Fpage.py", "%2e%2e/page.py", "..%5Cpage.py", "%00", "__init__.py"]
 )
 def test_nothing_else_is_served(service, name):
     answer = service.ask(f"/static/{name}")
