@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.selection.texts import ANY_TEXT
 
-from memory_bank.selection.candidates import find_candidates, fold, words_of
 from memory_bank.selection.cutting import GAP, CutText, cut_text
 from memory_bank.selection.parsing import MAX_DEPTH, Node, find_structure, unescape
+from memory_bank.selection.values import find_candidates, fold, words_of
 from memory_bank.transcript.quoting import unquote_lines
 
 FRAME_LIKE = st.lists(

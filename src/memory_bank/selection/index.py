@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from memory_bank.selection.calltext import ARGUMENT_CHARS, call_line, shown_arguments
-from memory_bank.selection.candidates import RecordKind, fold, parse_record
 from memory_bank.selection.cutting import WIDTH
 from memory_bank.selection.features import (
     FEATURE_NAMES,
@@ -19,7 +18,8 @@ from memory_bank.selection.features import (
 )
 from memory_bank.selection.model import Model, load_model
 from memory_bank.selection.packing import ShortForm, pack
-from memory_bank.selection.tables import OWN, Array, EvidenceTables, stands_in
+from memory_bank.selection.tables import OWN, Array, EvidenceTables
+from memory_bank.selection.values import RecordKind, fold, parse_record, stands_in
 
 EXCERPT_HEAD, SHORT_HEAD = "Excerpts (…: parts left out):\n", "Excerpts:\n"
 
