@@ -34,11 +34,10 @@ from memory_bank.integrations.bridge import (
     MAX_SESSIONS,
     NO_SESSION,
     Bridge,
-    FrameworkWire,
-    Part,
 )
 from memory_bank.testing import pairing_errors
 from memory_bank.transcript.messages import MessageKind
+from memory_bank.transcript.turns import Part, PartWire
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "memory_bank" / "integrations"
@@ -57,8 +56,8 @@ class Native:
     results: tuple[tuple[str, str], ...] = ()
 
 
-class NativeWire(FrameworkWire[Native]):
-    """See FrameworkWire. The parts of a message are its results or its calls, then its words."""
+class NativeWire(PartWire[Native]):
+    """See PartWire. The parts of a message are its results or its calls, then its words."""
 
     def read(self, native: Native) -> dict[int, Part]:
         if not isinstance(native, Native):

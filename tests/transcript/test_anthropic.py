@@ -137,7 +137,8 @@ def test_a_turn_with_blocks_of_the_provider_is_never_left_out(block):
     assert turns[0].fault  # kept by every strategy
     assert shown(chat)[1] is messages[1]
     alone = from_anthropic([user("Find it"), turn("I search.", block), user("Go on"), *rounds(1)])
-    assert [m["role"] for m in alone.messages][:2] == ["user", "item"]
+    assert [m["role"] for m in alone.messages][:3] == ["user", "assistant", "item"]
+    assert shown(alone, drop=(0,))[:2] == alone.source[:2]
 
 
 def test_a_turn_in_several_messages_is_one_turn():
