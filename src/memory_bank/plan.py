@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, Literal
 
 from memory_bank.transcript.messages import Interaction
@@ -92,30 +93,29 @@ class Reasons:
         return []
 
 
-class Shown(Reasons):
-    """Reasons of a policy that scores nothing: interactions kept whole, shown in part, listed or left out."""
-
-    def __init__(
-        self,
-        whole: Collection[Interaction] = (),
-        part: Collection[Interaction] = (),
-        listed: Collection[Interaction] = (),
-    ) -> None:
-        self._fates = {e.start: Fate.LISTED for e in listed}
-        self._fates |= {e.start: Fate.PART for e in part}
-        self._fates |= {e.start: Fate.KEPT for e in whole}
-
-    def decide(self, interaction: Interaction) -> tuple[Fate, float | None, str]:
-        fate = self._fates.get(interaction.start, Fate.LEFT_OUT)
-        return fate, None, _REASONS[fate]
-
-
 _REASONS = {
     Fate.KEPT: "kept whole",
     Fate.PART: "its outputs are shortened",
     Fate.LISTED: "summarised in the memory message",
     Fate.LEFT_OUT: "older than what the strategy keeps",
 }
+
+
+class Shown(Reasons):
+    """Reasons of a policy that scores nothing: interactions kept whole, shown in part, listed or left out."""
+
+    def __init__(
+        self,
+        whole: Iterable[Interaction] = (),
+        part: Iterable[Interaction] = (),
+        listed: Iterable[Interaction] = (),
+    ) -> None:
+        fates = ((Fate.LISTED, listed), (Fate.PART, part), (Fate.KEPT, whole))
+        self._fates = {interaction.start: fate for fate, group in fates for interaction in group}
+
+    def decide(self, interaction: Interaction) -> tuple[Fate, float | None, str]:
+        fate = self._fates.get(interaction.start, Fate.LEFT_OUT)
+        return fate, None, _REASONS[fate]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,25 +183,10 @@ class Plan:
             {p: e for p, e in self.choice.edits.items() if p >= tail} if self.unchanged else self.choice.edits
         )
 
-    @property
-    def query(self) -> str:
-        """What was searched for; "" where nothing was."""
-        return self.choice.query
-
-    @property
-    def budget(self) -> int | None:
-        """The most tokens that the context should have; None where there is no limit."""
-        return self.choice.budget
-
-    @property
-    def chosen(self) -> str:
-        """The strategy that an adaptive one took, else ""."""
-        return self.choice.chosen
-
-    @property
-    def model_calls(self) -> int:
-        """Calls of a model that the choice made."""
-        return self.choice.model_calls
+    query = property(attrgetter("choice.query"), doc='What was searched for; "" where nothing was.')
+    budget = property(attrgetter("choice.budget"), doc="The most tokens of the context; None: no limit.")
+    chosen = property(attrgetter("choice.chosen"), doc='The strategy that an adaptive one took, else "".')
+    model_calls = property(attrgetter("choice.model_calls"), doc="Calls of a model that the choice made.")
 
     @property
     def over(self) -> int:

@@ -19,10 +19,9 @@ from tests.examples import examples
 
 from memory_bank import InteractionRecord, LexicalEmbedder, MemoryBankState
 from memory_bank.bank.database import Database
-from memory_bank.bank.jobs import JobQueue
+from memory_bank.bank.jobs import JobQueue, Spending
 from memory_bank.bank.listing import list_sessions
 from memory_bank.bank.schema import records
-from memory_bank.bank.spending import Spending
 from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.bank.transfer import (
     ImportedSession,

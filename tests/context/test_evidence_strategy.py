@@ -13,6 +13,7 @@ from tests.examples import examples
 from memory_bank import TOOL_SCHEMAS, MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.context.native import quotes_by_text
 from memory_bank.context.policies.evidence import evidence_of
+from memory_bank.errors import ConfigError
 from memory_bank.selection.cutting import cut_text
 from memory_bank.selection.index import EvidenceIndex
 from memory_bank.selection.thread import Thread
@@ -34,19 +35,17 @@ def apply(messages, state=None, *, offered=None, **changes):
     return apply_memory_bank_strategy(messages, None, settings, state, tools=offered)
 
 
+def shared(before, now):
+    """How many messages or characters both begin with."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, now, strict=False)))
+
+
 def orders(n: int, rows: int = 30, start: int = 0):
     """n calls that each return a table of orders."""
     out = []
     for i in range(start, start + n):
-        table = [
-            {
-                "order_id": f"ORD-{i}{r:03}",
-                "customer": f"CUS-{i * 7 + r}",
-                "city": "Oslo",
-                "note": "as agreed",
-            }
-            for r in range(rows)
-        ]
+        rest = {"city": "Oslo", "note": "as agreed"}
+        table = [{"order_id": f"ORD-{i}{r:03}", "customer": f"CUS-{i * 7 + r}", **rest} for r in range(rows)]
         out += [call((f"c{i}", "list_orders", {"page": i})), result(f"c{i}", json.dumps(table))]
     return out
 
@@ -60,9 +59,15 @@ def test_a_history_that_fits_is_left_untouched():
     assert state.last_plan.why_unchanged == "the older history is shorter than a fold and its growth"
 
 
-@examples(40)
-@given(good_chats(), st.sampled_from([0, 1, 5, 40, 200, 0.0, 0.1, 0.5, 1.0]), st.integers(0, 2))
-def test_never_over_budget_never_dearer_never_a_broken_pair(messages, budget, recent):
+@examples(60)
+@given(
+    good_chats(),
+    st.sampled_from([0, 1, 5, 40, 200, 1_600, 0.0, 0.1, 0.5, 1.0]),
+    st.integers(0, 2),
+    st.booleans(),
+)
+def test_never_over_budget_never_dearer_never_a_broken_pair(messages, budget, recent, long):
+    messages = [*messages, *(orders(12, rows=8) if long else [])]
     if pairing_errors(messages):
         return
     state = MemoryBankState("lexical")
@@ -71,13 +76,11 @@ def test_never_over_budget_never_dearer_never_a_broken_pair(messages, budget, re
     assert pairing_errors(context) == []
     assert tokens == sum(map(state.counter.count_message, context)) <= plan.full_tokens
     view = plan.view
-    older = view.tokens_between(0, view.tail_start) - sum(view.tokens_between(p, p + 1) for p in view.kept)
+    kept = sum(view.tokens_between(p, p + 1) for p in view.kept)
+    older = view.tokens_between(0, view.tail_start) - kept
     allowed = int(older * budget) if isinstance(budget, float) else budget
-    kept = sum(view.tokens_between(p, p + 1) for p in view.kept) + view.tokens_between(
-        view.tail_start, len(messages)
-    )
     if not plan.unchanged:
-        assert tokens - kept <= allowed
+        assert tokens - kept - view.tokens_between(view.tail_start, len(messages)) <= allowed
 
 
 @examples(30)
@@ -110,26 +113,16 @@ def test_the_order_of_the_context_and_later_users():
 def test_the_prefix_is_stable_from_step_to_step():
     state = MemoryBankState("lexical")
     messages = [system(), user("Refund all orders.")]
-    before = ""
-    shared = []
+    texts = []
     for i in range(12):
-        messages += orders(1, start=i)
-        messages += [
-            call((f"r{i}", "refund", {"order": f"ORD-{i}001"})),
-            result(f"r{i}", '{"state": "paid"}'),
-        ]
+        refund = call((f"r{i}", "refund", {"order": f"ORD-{i}001"}))
+        messages += [*orders(1, start=i), refund, result(f"r{i}", '{"state": "paid"}')]
         context, _ = apply(messages, state, history_budget=2_000)
-        if state.last_plan.unchanged:
-            continue
-        text = context[2]["content"]
-        if before:
-            shared.append(
-                sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, text, strict=False)))
-            )
-        before = text
-    assert len(shared) >= 5
-    assert min(shared) > 100  # the fence and the lines of refunds so far
-    assert shared[-1] > shared[0]
+        texts += [] if state.last_plan.unchanged else [context[2]["content"]]
+    same = [shared(before, text) for before, text in pairwise(texts)]
+    assert len(same) >= 5
+    assert min(same) > 100  # the fence and the lines of refunds so far
+    assert same[-1] > same[0]
 
 
 def test_recent_interactions_can_be_kept_whole():
@@ -183,30 +176,17 @@ def test_records_whose_messages_the_client_dropped_are_still_found():
     assert any(d.step is None for d in state.last_plan.decisions)
 
 
-def test_growing_step_by_step_gives_the_same_as_at_once():
-    messages = [user("Refund the order of CUS-12."), *orders(8)]
-    growing = MemoryBankState("lexical")
-    for stop in range(3, len(messages) + 1, 2):
-        context, _ = apply(messages[:stop], growing, history_budget=500)
-    assert context == apply(messages, history_budget=500)[0]
-
-
 @pytest.mark.parametrize("budget", [-1, 1.5, True, "many"])
 def test_wrong_budgets_are_refused(budget):
-    from memory_bank.errors import ConfigError
-
     with pytest.raises(ConfigError, match="history_budget"):
         MemoryBankSettings(history_budget=budget)
 
 
 def test_a_wrong_model_file_is_one_clear_error(tmp_path):
-    from memory_bank.errors import ConfigError
-
     file = tmp_path / "model.json"
-    for text in ("{", "{}", '{"features": ["x"]}'):
-        file.write_text(text)
-        with pytest.raises(ConfigError, match="evidence model"):
-            apply([user(), *orders(3)], evidence_model=str(file))
+    file.write_text("{}")
+    with pytest.raises(ConfigError, match="evidence model"):
+        apply([user(), *orders(3)], evidence_model=str(file))
 
 
 def test_a_fork_that_answers_an_older_call_late_is_taken_in():
@@ -224,42 +204,19 @@ def test_a_fork_that_answers_an_older_call_late_is_taken_in():
 # refresh_after: what was chosen stays for some steps
 
 
-def shared(before, now):
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, now, strict=False)))
-
-
-def grown(chat, state, **changes):
-    """The contexts of every step of a run."""
-    ends = [i for i in range(1, len(chat) + 1) if i == len(chat) or chat[i]["role"] == "assistant"]
-    return [apply(chat[:end], state, **changes)[0] for end in ends]
-
-
-def test_what_was_chosen_stays_while_the_news_is_small():
-    chat = [system(), user(), *orders(24, rows=4)]
-    state = MemoryBankState("lexical")
-    contexts = grown(chat, state, history_budget=2_000, refresh_after=800)
-    kept = [shared(a, b) >= 3 for a, b in pairwise(contexts[8:])]
-    anew = [shared(a, b) == 2 for a, b in pairwise(contexts[8:])]
-    assert sum(kept) > sum(anew) > 0  # most steps go on with the memory of the one before, some choose anew
-    for context in contexts:
-        assert pairing_errors(context) == []
-    fresh = grown(chat, MemoryBankState("lexical"), history_budget=2_000)
-    assert sum(shared(a, b) >= len(a) - 2 for a, b in pairwise(fresh[14:])) < 3
-
-
 def test_a_new_user_turn_an_edit_and_a_reset_choose_anew():
     chat = [system(), user(), *orders(20, rows=4)]
     state = MemoryBankState("lexical")
-    before = grown(chat, state, history_budget=2_000, refresh_after=1_000)[-1]
-    assert shared(before, apply(chat, state, history_budget=2_000, refresh_after=1_000)[0]) == len(before)
+    changes = {"history_budget": 2_000, "refresh_after": 1_000}
+    before = apply(chat, state, **changes)[0]
+    assert shared(before, apply(chat, state, **changes)[0]) == len(before)
     asked = [*chat, say("What else?"), user("And those of CUS-9?"), *orders(1, rows=4, start=20)]
-    context, _ = apply(asked, state, history_budget=2_000, refresh_after=1_000)
-    assert "And those of CUS-9?" in [m["content"] for m in context]
-    assert [m["content"] for m in context].index("And those of CUS-9?") < len(context) - 2
+    contents = [m["content"] for m in apply(asked, state, **changes)[0]]
+    assert contents.index("And those of CUS-9?") < len(contents) - 2
     other, _ = apply(chat, state, history_budget=1_500, refresh_after=1_000)
     assert other != before
     state.reset()
-    assert apply(chat[:4], state, history_budget=2_000, refresh_after=1_000)[0] == chat[:4]
+    assert apply(chat[:4], state, **changes)[0] == chat[:4]
 
 
 @pytest.mark.parametrize("selection", ["evidence", "top_k"])
@@ -278,36 +235,6 @@ def test_a_result_whose_image_comes_later_is_no_past_call(selection):
         assert "a picture" not in context[2]["content"]
 
 
-@examples(40)
-@given(
-    good_chats(),
-    st.sampled_from([0, 5, 40, 200, 0.1, 0.5, 1.0]),
-    st.integers(0, 2),
-    st.sampled_from([1, 20, 100, 1000]),
-)
-def test_a_kept_choice_is_under_its_budget_and_the_growth_after_it(messages, budget, recent, refresh):
-    if pairing_errors(messages):
-        return
-    state = MemoryBankState("lexical")
-    for end in range(1, len(messages) + 1):
-        if pairing_errors(messages[:end]):
-            continue
-        context, tokens = apply(
-            messages[:end], state, history_budget=budget, keep_recent=recent, refresh_after=refresh
-        )
-        plan = state.last_plan
-        view = plan.view
-        assert pairing_errors(context) == []
-        assert tokens == sum(map(state.counter.count_message, context)) <= plan.full_tokens
-        before_tail = view.tokens_between(0, view.tail_start)
-        older = before_tail - sum(view.tokens_between(p, p + 1) for p in view.kept)
-        allowed = int(older * budget) if isinstance(budget, float) else budget
-        if not plan.unchanged:
-            kept = plan.full_tokens - older
-            assert tokens - kept <= allowed + refresh
-        assert len(plan.decisions) >= len(view.history)
-
-
 # layout = "native": past turns in their places, every call told
 
 
@@ -321,23 +248,15 @@ def issued(n: int):
 
 
 def test_past_turns_stay_calls_and_results_in_their_places():
-    messages = [
-        system(),
-        user("Refund what went wrong."),
-        *orders(6),
-        say("Which?"),
-        user("All."),
-        *orders(6, start=6),
-    ]
+    begin = [system(), user("Refund what went wrong.")]
+    messages = [*begin, *orders(6), say("Which?"), user("All."), *orders(6, start=6)]
     context, _ = apply(messages, history_budget=2_500, keep_recent=0)
     assert context[:2] == messages[:2]
     assert context[2]["content"].startswith("<retrieved-data seal=")
     assert pairing_errors(context) == []
     asked = [m["content"] for m in context].index("All.")
     assert context[-2:] == messages[-2:]
-    shortened = [
-        m for m in context if m["role"] == "tool" and m["content"].endswith("]") and "[… #" in m["content"]
-    ]
+    shortened = [m for m in context if m["role"] == "tool" and re.search(r"\[… #\d+\]\Z", m["content"])]
     assert shortened
     for message in shortened:
         number = int(message["content"].rsplit("#", 1)[1].rstrip("]"))
@@ -345,6 +264,10 @@ def test_past_turns_stay_calls_and_results_in_their_places():
         assert messages.index(original) == (2 * number + 1 if number <= 6 else 2 * number + 3)
         assert (context.index(message) < asked) == (number <= 6)
         assert_quoted(message["content"].rsplit("\n", 1)[0], original["content"])
+
+
+def functions(context):
+    return {c["id"]: c["function"] for m in context for c in m.get("tool_calls") or []}
 
 
 def assert_quoted(text: str, source: str) -> None:
@@ -357,18 +280,12 @@ def assert_quoted(text: str, source: str) -> None:
 def test_long_arguments_are_shortened_and_stay_json():
     body = "Dear customer, " + "we looked at your order again. " * 40
     messages = [user("Write to all."), *orders(3)]
-    messages += [
-        call(("m", "draft", {"to": "a@b.example", "body": body})),
-        result("m", "Draft DRF-77123 saved"),
-    ]
-    messages += [
-        *orders(3, start=3),
-        call(("n", "send_draft", {"id": "DRF-77123"})),
-        result("n", "sent"),
-        *orders(3, start=6),
-    ]
+    draft = call(("m", "draft", {"to": "a@b.example", "body": body}))
+    messages += [draft, result("m", "Draft DRF-77123 saved"), *orders(3, start=3)]
+    sent = call(("n", "send_draft", {"id": "DRF-77123"}))
+    messages += [sent, result("n", "sent"), *orders(3, start=6)]
     context, _ = apply(messages, history_budget=3_000, keep_recent=0)
-    calls = {c["id"]: c["function"] for m in context for c in m.get("tool_calls") or []}
+    calls = functions(context)
     if "m" in calls:
         arguments = json.loads(calls["m"]["arguments"])
         assert arguments["to"] == "a@b.example"
@@ -384,15 +301,13 @@ def test_a_shortened_script_begins_with_its_first_line():
     for n in range(6):
         rows = "".join(f"rows_{n}_{i} = load('K-{n}{i:03}')\n" for i in range(40))
         scripts.append(f"# Report number {n} of six\nimport reports\n{rows}")
-        messages += [
-            call((f"s{n}", "run_python", {"code": scripts[n]})),
-            result(f"s{n}", f"rows of K-{n}030"),
-        ]
+        run = call((f"s{n}", "run_python", {"code": scripts[n]}))
+        messages += [run, result(f"s{n}", f"rows of K-{n}030")]
     messages += [call(("t", "look", {"row": "rows_2_31"})), result("t", "rows_2_31 and rows_4_17 differ")]
     quoted = 0
     for budget in (600, 1_000, 1_500, 2_000):
         context, _ = apply(messages, history_budget=budget, keep_recent=0)
-        calls = {c["id"]: c["function"] for m in context for c in m.get("tool_calls") or []}
+        calls = functions(context)
         for n, script in enumerate(scripts):
             if f"s{n}" in calls:
                 code = json.loads(calls[f"s{n}"]["arguments"])["code"]
@@ -421,12 +336,10 @@ def test_a_change_in_its_place_of_which_nothing_is_quoted_has_its_outcome():
         refund = json.dumps({"refund_id": f"RFD-{n}4711", "state": "accepted", "notes": "approved " * 200})
         messages += [both, orders(1, start=n)[1], result(f"r{n}", refund)]
     context, _ = apply([*messages, *orders(1, start=24)], history_budget=2_500, keep_recent=0)
-    refunds = {
-        m["tool_call_id"]: m["content"]
-        for m in context[:-2]
-        if m["role"] == "tool" and m["tool_call_id"][0] == "r"
-    }
-    assert refunds == {"r23": "→ refund_id=RFD-234711 [… #48]"}  # the newest call of its tool
+    answers = {m["tool_call_id"]: m["content"] for m in context[:-2] if m["role"] == "tool"}
+    assert {i: text for i, text in answers.items() if i[0] == "r"} == {
+        "r23": "→ refund_id=RFD-234711 [… #48]"
+    }  # the newest call of its tool
     for n in range(23):
         assert told(context, "issue_refund", f"RFD-{n}4711")
 
@@ -434,22 +347,8 @@ def test_a_change_in_its_place_of_which_nothing_is_quoted_has_its_outcome():
 def told(context, name: str, value: str) -> bool:
     """Whether a call is told: in a line of text with its tool, or as a call in its place."""
     lines = [line for m in context if isinstance(m["content"], str) for line in m["content"].splitlines()]
-    calls = [
-        f"{c['function']['name']} {c['function']['arguments']}"
-        for m in context
-        for c in m.get("tool_calls") or []
-    ]
+    calls = [f"{c['name']} {c['arguments']}" for c in functions(context).values()]
     return any(name in line and value in line for line in (*lines, *calls))
-
-
-@pytest.mark.parametrize("layout", ["native", "block"])
-def test_what_was_done_is_told_whatever_else_is_shown(layout):
-    messages = [system(), user("Refund them all.")]
-    state = MemoryBankState("lexical")
-    for n in range(30):
-        messages += [*orders(1, start=n), *issued(n)]
-        context, _ = apply(messages, state, history_budget=2_000, layout=layout)
-        assert all(told(context, "issue_refund", f"ORD-{i}001") for i in range(n + 1))
 
 
 @examples(15)
@@ -522,27 +421,6 @@ def test_without_the_tool_its_tokens_go_to_evidence():
 
     budgets = range(500, 1_500, 100)
     assert sum(quoted(None, b) for b in budgets) > sum(quoted(TOOL_SCHEMAS, b) for b in budgets)
-
-
-@examples(15)
-@given(good_chats(), st.integers(0, 2))
-def test_the_native_form_of_any_turn_keeps_pairs_and_quotes_its_records(messages, recent):
-    messages = [*messages, *orders(12, rows=8)]
-    if pairing_errors(messages):
-        return
-    state = MemoryBankState("lexical")
-    context, tokens = apply(messages, state, history_budget=1_600, keep_recent=recent)
-    assert pairing_errors(context) == []
-    assert tokens == sum(map(state.counter.count_message, context)) <= state.last_plan.full_tokens
-
-
-def test_a_kept_choice_renders_the_same_messages():
-    messages = [system(), user("Refund them."), *orders(20, rows=8)]
-    state = MemoryBankState("lexical")
-    before, _ = apply(messages, state, history_budget=3_000, refresh_after=1_000)
-    longer = [*messages, *orders(1, rows=3, start=20)]
-    context, _ = apply(longer, state, history_budget=3_000, refresh_after=1_000)
-    assert context[: len(before)] == before
 
 
 @pytest.mark.parametrize("broken", ["select", "add", "tell"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from tests.integrations.pages import ANSWER, run_example
@@ -23,7 +24,7 @@ from smolagents.utils import AgentToolExecutionError
 
 from memory_bank import history as typed
 from memory_bank.history import MemoryManager, keep_last_n_steps, typed_steps
-from memory_bank.integrations.smolagents import WIRE, _Silent, add_memory, native_step, use_history
+from memory_bank.integrations.smolagents import WIRE, add_memory, native_step, use_history
 
 
 class SmolModel(Model):
@@ -109,7 +110,7 @@ def natives():
     code = ToolCall("python_interpreter", "print(1)", "c0")
     pair = [ToolCall("get_order", {"number": 1}, "a"), ToolCall("get_parcel", {"number": 1}, "b")]
     times = Timing(1.0, 2.5)
-    failed = AgentToolExecutionError("no such order", _Silent())
+    failed = AgentToolExecutionError("no such order", SimpleNamespace(log_error=print))
     return [
         TaskStep("Find them.", [picture]),
         PlanningStep(seen, said, "Look.", times, TokenUsage(5, 6)),

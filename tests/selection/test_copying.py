@@ -9,35 +9,19 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.examples import examples
-from tests.selection.texts import ANY_TEXT
+from tests.selection.texts import ANY_TEXT, filled
 
 from memory_bank.lab.training.fitting import Samples, fit_copied
 from memory_bank.lab.training.train import CopiedText
-from memory_bank.selection.copying import COPY_FEATURES, describe_segments
-from memory_bank.selection.features import CurrentStep
-from memory_bank.selection.index import EvidenceIndex
+from memory_bank.selection.features import COPY_FEATURES, CurrentStep, describe_segments
 
 LINE = "total = sum(row.amount for row in rows if row.paid)"
-
-
-def filled(*outputs: str, arguments: str = "{}") -> EvidenceIndex:
-    index = EvidenceIndex()
-    for number, output in enumerate(outputs):
-        index.add_call(
-            trace_id=f"t{number}", interaction=number, tool="read", arguments=arguments, output=output
-        )
-    return index
 
 
 @examples(80)
 @given(st.lists(st.tuples(ANY_TEXT, ANY_TEXT), min_size=1, max_size=4))
 def test_every_segment_has_finite_features_and_a_chance(calls):
-    index = EvidenceIndex()
-    for number, (arguments, output) in enumerate(calls):
-        index.add_note(interaction=number, text=arguments[:200])
-        index.add_call(
-            trace_id=f"t{number}", interaction=number, tool="t", arguments=arguments * 3, output=output
-        )
+    index = filled(*[("t", arguments * 3, output, arguments[:200]) for arguments, output in calls])
     index.tables.set_anchor(["x"])
     for tail in range(len(calls) + 1):
         last = index.tables.segments_before(tail)
@@ -95,10 +79,8 @@ def test_text_that_is_likely_to_be_copied_is_shown_first():
 
 
 def test_of_equal_texts_one_is_shown():
-    text = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron."
-    index = filled(text, text, text, "the last")
-    weights = np.zeros(len(COPY_FEATURES) + 1, np.float32)
-    weights[-1] = 30
-    index.model = replace(index.model, copied=weights)
-    chosen = index.select(anchor=["x"], tail_interaction=3, budget=300)
-    assert len(chosen.shown) == 1
+    index = filled(
+        *["alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi."] * 3, "the last"
+    )
+    index.model = replace(index.model, copied=np.array([0.0] * len(COPY_FEATURES) + [30], np.float32))
+    assert len(index.select(anchor=["x"], tail_interaction=3, budget=300).shown) == 1

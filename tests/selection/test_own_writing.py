@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.selection.texts import filled
 
-from memory_bank.selection.files import FileAccess, file_access
+from memory_bank.selection.effects import FileAccess, file_access
 from memory_bank.selection.index import LONG_ARGUMENTS, EvidenceIndex
 
 SCRIPT = "".join(
@@ -14,19 +15,16 @@ SCRIPT = "".join(
 )
 
 
-def add(index: EvidenceIndex, number: int, tool: str, arguments: object, output: str) -> None:
-    index.add_call(
-        trace_id=f"t{number}", interaction=number, tool=tool, arguments=json.dumps(arguments), output=output
-    )
-
-
 def written() -> EvidenceIndex:
-    index = EvidenceIndex()
-    index.add_note(interaction=0, text="I write a script that filters the rows first.")
-    add(index, 0, "write_file", {"path": "a.py", "content": SCRIPT}, "ok")
-    add(index, 1, "run", {"path": "a.py"}, "12 rows of K-477 were found")
-    add(index, 2, "look", {"x": 1}, "nothing")
-    return index
+    wrote = (
+        "write_file",
+        {"path": "a.py", "content": SCRIPT},
+        "ok",
+        "I write a script that filters the rows first.",
+    )
+    return filled(
+        wrote, ("run", {"path": "a.py"}, "12 rows of K-477 were found"), ("look", {"x": 1}, "nothing")
+    )
 
 
 def test_long_arguments_are_a_record_after_their_output():
@@ -49,13 +47,9 @@ def test_a_long_argument_is_a_source_of_its_own():
 
 
 def test_values_of_outputs_are_not_counted_in_arguments():
-    index = EvidenceIndex()
-    add(index, 0, "find", {}, "order A-1042 of ann@example.org")
-    add(
-        index, 1, "mail", {"to": "ann@example.org", "body": "About the order A-1042 and B-2077. " * 8}, "sent"
-    )
-    t = index.tables
-    own = {t.forms[v] for s in range(t.first_segment[2], t.segments.size) for v in t.values_of(s).tolist()}
+    mail = {"to": "ann@example.org", "body": "About the order A-1042 and B-2077. " * 8}
+    t = filled("order A-1042 of ann@example.org", ("mail", mail, "sent")).tables
+    own = {t.forms[v] for s in range(t.first_segment[2], t.segments.size) for v in t.values_of(s)}
     assert "b-2077" in own and not own & {"a-1042", "ann@example.org"}
 
 
@@ -72,19 +66,14 @@ def test_values_of_outputs_are_not_counted_in_arguments():
     ],
 )
 def test_a_later_copy_of_a_file_makes_earlier_ones_stale(later, stale):
-    index = EvidenceIndex()
-    add(index, 0, "read_file", {"path": "a.py"}, SCRIPT)
-    add(index, 1, *later)
+    index = filled(("read_file", {"path": "a.py"}, SCRIPT), later)
     assert index.tables.records["stale"][0] == stale
     assert not index.tables.records["stale"][1:].any()
 
 
 def test_of_a_file_the_latest_copy_is_quoted():
-    index = EvidenceIndex()
-    add(index, 0, "read_file", {"path": "a.py"}, SCRIPT)
-    add(index, 1, "read_file", {"path": "a.py"}, SCRIPT)
-    add(index, 2, "run", {"name": "step_4"}, "K-477")
-    add(index, 3, "look", {}, "nothing")
+    again = ("read_file", {"path": "a.py"}, SCRIPT)
+    index = filled(again, again, ("run", {"name": "step_4"}, "K-477"), "nothing")
     chosen = index.select(anchor=["x"], tail_interaction=3, budget=300)
     assert 1 in chosen.shown and 0 not in chosen.shown
 

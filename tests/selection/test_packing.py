@@ -9,25 +9,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.examples import examples
-from tests.selection.texts import ANY_TEXT
+from tests.selection.texts import ANY_TEXT, filled, words
 
-from memory_bank.selection.candidates import fold
 from memory_bank.selection.index import EvidenceIndex, Selection
-from memory_bank.selection.tables import stands_in
-
-
-def words(text: str) -> int:
-    return (len(text.encode("utf-8", "replace")) + 3) // 4
-
-
-def filled(*calls: tuple[str, str]) -> EvidenceIndex:
-    """An index of calls with their arguments and outputs."""
-    index = EvidenceIndex(count_tokens=words)
-    for number, (arguments, output) in enumerate(calls):
-        index.add_call(
-            trace_id=f"t{number}", interaction=number, tool="get", arguments=arguments, output=output
-        )
-    return index
+from memory_bank.selection.values import fold, stands_in
 
 
 def chosen(
@@ -68,7 +53,7 @@ LINE = "and nothing else that could be of any use to anyone who reads it later o
 )
 def test_a_value_that_was_chosen_stands_in_the_quote(outputs, data):
     """Short forms never cut it off."""
-    index = filled(*[("{}", output) for output in outputs])
+    index = filled(*outputs)
     if not index.tables.forms:
         return
     value = data.draw(st.sampled_from(list(index.tables.forms)))
@@ -79,7 +64,7 @@ def test_a_value_that_was_chosen_stands_in_the_quote(outputs, data):
 @examples(100)
 @given(st.lists(ANY_TEXT | ROWS.map(json.dumps), min_size=1, max_size=4), st.randoms(), st.integers(10, 600))
 def test_short_forms_show_the_values_that_they_are_said_to_show(outputs, random, budget):
-    index = filled(*[("{}", output) for output in outputs])
+    index = filled(*outputs)
     t = index.tables
     for segment in range(t.segments.size):
         form = index.short_form(segment)
@@ -97,15 +82,9 @@ def test_short_forms_show_the_values_that_they_are_said_to_show(outputs, random,
 
 
 def test_a_value_that_is_cut_off_is_not_shown_by_a_longer_one():
-    rows = [
-        {
-            "id": f"C-{n}03",
-            "note": f"please look at this one again, and then at the older C-{n}0",
-            "state": "late",
-        }
-        for n in range(3, 9)
-    ]
-    index = filled(("{}", json.dumps(rows)))
+    note = "please look at this one again, and then at the older C-{}0"
+    rows = [{"id": f"C-{n}03", "note": note.format(n), "state": "late"} for n in range(3, 9)]
+    index = filled(json.dumps(rows))
     for value in ("c-30", "c-303"):
         assert stands_in(value, quotes(index, chosen(index, {value: 1.0})))
     assert chosen(index, {"c-303": 1.0}).short
@@ -119,15 +98,13 @@ def test_what_its_arguments_show_is_not_quoted_again_from_an_output(number, key,
     output = (
         json.dumps({"id": form, "note": LINE * 4}) if as_json else f"found: {form} {LINE * 3}\n{LINE * 4}"
     )
-    calls = [(json.dumps({"page": 1}), output), (json.dumps({key: form}), output)]
-    assert chosen(filled(calls[0]), {form: 1.0}).gains
-    assert not chosen(filled(calls[1]), {form: 1.0}).gains
+    assert chosen(filled(("get", {"page": 1}, output)), {form: 1.0}).gains
+    assert not chosen(filled(("get", {key: form}, output)), {form: 1.0}).gains
 
 
 def test_a_value_that_an_opened_call_shows_is_worth_nothing_elsewhere():
     """Choosing another piece of the call shows its arguments."""
-    about = json.dumps({"order_id": "ORD-1"})
-    index = filled((about, f"payment: PAY-77 {LINE}"), ("{}", f"late: ORD-1 {LINE * 4}"))
+    index = filled(("get", {"order_id": "ORD-1"}, f"payment: PAY-77 {LINE}"), f"late: ORD-1 {LINE * 4}")
     both = chosen(index, {"ord-1": 1.0, "pay-77": 1.0})
     assert list(both.shown) == [0]
     assert list(chosen(index, {"ord-1": 1.0}).shown) == [1]
@@ -135,13 +112,12 @@ def test_a_value_that_an_opened_call_shows_is_worth_nothing_elsewhere():
 
 def test_a_long_argument_that_is_cut_off_shows_nothing():
     script = f"{'print(1)  ' * 20} look at ORD-4711 {'print(2)  ' * 20}"
-    index = filled((json.dumps({"code": script}), f"found: ORD-4711 {LINE}"))
+    index = filled(("get", {"code": script}, f"found: ORD-4711 {LINE}"))
     assert chosen(index, {"ord-4711": 1.0}).gains
 
 
 def test_what_the_list_of_calls_shows_is_worth_nothing():
-    outputs = [("{}", f"ticket: TCK-{n}99 {LINE * 2}") for n in range(9)]
-    index = filled(*outputs)
+    index = filled(*[f"ticket: TCK-{n}99 {LINE * 2}" for n in range(9)])
     anchor = ["Close the tickets."]
 
     def gain(listed: str) -> dict[int, float]:
@@ -156,7 +132,7 @@ def test_what_the_list_of_calls_shows_is_worth_nothing():
 
 
 def test_a_value_in_several_segments_is_chosen_once():
-    index = filled(*[("{}", f"paid: PAY-5 {LINE * (n + 1)}") for n in range(4)])
+    index = filled(*[f"paid: PAY-5 {LINE * (n + 1)}" for n in range(4)])
     selection = chosen(index, {"pay-5": 1.0})
     assert len(selection.gains) == 1
     assert list(selection.shown) == [0]  # the shortest

@@ -9,15 +9,15 @@ from functools import partial
 import pytest
 from tests.chats import call, result, user
 from tests.growth import LINEAR, growth
+from tests.selection.texts import filled
 
 from memory_bank import MemoryProcessor
 from memory_bank.context import evidence
 from memory_bank.provenance.index import SourceIndex
 from memory_bank.selection import thread
-from memory_bank.selection.candidates import fold, forms_in, parse_record
-from memory_bank.selection.index import EvidenceIndex
 from memory_bank.selection.parsing import LONGEST_KEY
-from memory_bank.selection.tables import EvidenceTables, stands_in
+from memory_bank.selection.tables import EvidenceTables
+from memory_bank.selection.values import fold, forms_in, parse_record, stands_in
 
 ODD = {
     "rows": lambda n: json.dumps([{"id": f"A-{i}", "name": "Ann Lee"} for i in range(n // 33)]),
@@ -28,15 +28,15 @@ ODD = {
     "escapes": lambda n: '\\"' * (n // 2),
     "calls": lambda n: "f(" * (n // 2),
 }
+UNITS = ("'", '="\\"', "{", "/", "a.b-", "word A-1 ", "x", "\\n", "[1,", "a/b-c.d ")
 
 
-@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("kind", [*ODD, *UNITS])
 def test_parsing_and_indexing_an_output_is_linear_in_its_size(kind):
     def work(size: int) -> None:
-        index = EvidenceIndex(count_tokens=len)
-        index.add_call(trace_id="t", interaction=1, tool="get", arguments="{}", output=ODD[kind](size))
-        sources = SourceIndex("s")
-        sources.add_record(ODD[kind](size), "t", "get", 1)
+        text = ODD[kind](size) if kind in ODD else kind * (size // len(kind))
+        filled(("get", text[:3_000], text, text[:3_000]), count=len)
+        SourceIndex("s").add_record(text, "t", "get", 1)
 
     assert growth(work, 192_000) < LINEAR
 

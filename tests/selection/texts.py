@@ -1,10 +1,32 @@
-"""Hypothesis strategies for texts that tools return: prose, code, logs, tables, JSON, broken JSON, printed objects."""
+"""Texts that tools return, for hypothesis: prose, code, logs, tables, JSON, broken JSON, objects; an index of calls."""
 
 from __future__ import annotations
 
 import json
 
 from hypothesis import strategies as st
+
+from memory_bank.selection.index import EvidenceIndex
+
+
+def words(text: str) -> int:
+    return (len(text.encode("utf-8", "replace")) + 3) // 4
+
+
+def add(index: EvidenceIndex, number: int, tool: str, arguments: object, output: str, note: str = "") -> None:
+    """Add a call of one interaction, with what the agent said before it."""
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    index.add_note(interaction=number, text=note)
+    index.add_call(trace_id=f"t{number}", interaction=number, tool=tool, arguments=text, output=output)
+
+
+def filled(*calls, count=words) -> EvidenceIndex:
+    """An index of calls: outputs, or (tool, arguments, output[, note])."""
+    index = EvidenceIndex(count_tokens=count)
+    for number, call in enumerate(calls):
+        add(index, number, *(("get", "{}", call) if isinstance(call, str) else call))
+    return index
+
 
 # Texts of any kind: lone surrogates, control characters, code, logs, JSON and broken JSON, addresses, paths.
 CHARACTERS = st.text(st.characters(codec=None, categories=["L", "N", "P", "S", "Z", "C"]), max_size=60)

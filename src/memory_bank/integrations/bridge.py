@@ -1,6 +1,6 @@
 """Bridge: a framework's message list, rebuilt before a model call; messages that stay are the very objects.
 
-An adapter says how one message of its framework is read and changed (``FrameworkWire``), and asks ``rebuild`` or
+An adapter says how one message of its framework is read and changed (``PartWire``), and asks ``rebuild`` or
 ``arebuild`` for the list to send. The framework's own history stays complete.
 """
 
@@ -15,10 +15,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack
+from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.session import MemoryBankState, Session
@@ -28,8 +28,8 @@ from memory_bank.plan import Context
 from memory_bank.processor import MemoryProcessor, Tools
 from memory_bank.tools import TOOL_SCHEMAS, handle_tool_call, memory_tools
 from memory_bank.transcript.anthropic import Thinking, without_thinking
-from memory_bank.transcript.messages import MessageKind, call_entry, same_objects
-from memory_bank.transcript.turns import KEPT_ROLE, WHOLE, ChatMessage, Conversation, PartPlace, Wire
+from memory_bank.transcript.messages import same_objects
+from memory_bank.transcript.turns import ChatMessage, Conversation, PartWire
 
 log = logging.getLogger("memory_bank.Integrations")
 
@@ -39,101 +39,15 @@ MAX_SESSIONS = 256
 NO_SESSION = "No tool output is stored in this session yet."
 
 
-class Part(NamedTuple):
-    """What a part of a native is to a chat: a text or a content, a call with its arguments as text, a result.
-
-    ``signed``: thinking that Anthropic has signed.
-    """
-
-    kind: MessageKind
-    value: Any = ""
-    call_id: str | None = None
-    name: str | None = None
-    signed: bool = False
-
-
-class FrameworkWire(Wire[N]):
-    """How the messages of a framework are read and written, one at a time. ``joint``: stands between two texts."""
-
-    joint = "\n"
-
-    def read(self, native: N) -> Mapping[int, Part]:
-        """The parts of a message in their order, by number. Raises MessagesError for a foreign object."""
-        raise NotImplementedError
-
-    def read_all(self, natives: Sequence[N], system: str | None = None) -> Conversation[N]:
-        """A list of natives as chat messages; ``system`` is a prompt that the framework sends apart from them."""
-        chat: Conversation[N] = Conversation(natives, self)
-        if system:
-            chat.add({"role": "system", "content": system}, [], -1)
-        for at, native in enumerate(natives):
-            parts = self.read(native) or {WHOLE: Part(MessageKind.OTHER)}
-            for message, places in _chat_messages(at, parts, self.joint):
-                chat.add(message, places, at)
-        return chat
-
-
-def strip_natives(
-    rebuilt: Sequence[N], natives: Sequence[N], wire: FrameworkWire[N], rule: Thinking
-) -> list[N]:
+def strip_natives(rebuilt: Sequence[N], natives: Sequence[N], wire: PartWire[N], rule: Thinking) -> list[N]:
     """A rebuilt list without the thinking blocks that the rule leaves out from the first difference on.
 
     Where the turn that is being answered must begin with its thinking and does not, the natives themselves.
     """
-
-    def without(native: N) -> N | None:
-        signed = {n: None for n, part in wire.read(native).items() if part.signed}
-        return wire.write(native, signed) if signed else native
-
-    def kinds(native: N) -> set[str]:
-        return {_KINDS.get(part.kind, "") for part in wire.read(native).values()}
-
     try:
-        return without_thinking(rebuilt, rule, natives, kinds, without)
+        return without_thinking(rebuilt, rule, natives, wire)
     except HistoryError:
         return list(natives)
-
-
-_KINDS = dict.fromkeys((MessageKind.SAY, MessageKind.CALL, MessageKind.REASONING), "assistant")
-_KINDS |= {MessageKind.USER: "user", MessageKind.RESULT: "result"}
-
-
-def _chat_messages(
-    at: int, parts: Mapping[int, Part], joint: str
-) -> Iterator[tuple[ChatMessage, list[PartPlace]]]:
-    """The chat messages of a native: what the assistant said and called is one, what is kept whole another."""
-    calls: list[ChatMessage] = []
-    texts: list[Any] = []
-    made: list[PartPlace] = []
-    kept = [n for n, part in parts.items() if part.kind is MessageKind.OTHER]
-    for number, part in parts.items():
-        if part.kind is MessageKind.SAY:
-            texts.append(part.value)
-            made.append(PartPlace(at, number, WHOLE))
-        elif part.kind is MessageKind.CALL:
-            made.append(PartPlace(at, number, len(calls)))
-            calls.append(call_entry(part.call_id, part.name, part.value))
-        elif part.kind is MessageKind.REASONING:
-            made.append(PartPlace(at, number))
-    if made:
-        content: Any = [{"type": "text", "text": t} if isinstance(t, str) else t for t in texts]
-        if all(isinstance(t, str) for t in texts):
-            content = joint.join(texts)
-        said: ChatMessage = {"role": "assistant", "content": content or (None if calls else "")}
-        yield (said | {"tool_calls": calls} if calls else said), made
-    for number, part in parts.items():
-        if part.kind is MessageKind.RESULT:
-            message: ChatMessage = {
-                "role": "tool" if part.call_id is not None or not part.name else "function"
-            }
-            message |= {} if part.call_id is None else {"tool_call_id": part.call_id}
-            message |= {"name": part.name} if part.name else {}
-            yield message | {"content": part.value}, [PartPlace(at, number, WHOLE)]
-        elif part.kind in (MessageKind.USER, MessageKind.SYSTEM):
-            yield {"role": part.kind.value, "content": part.value}, [PartPlace(at, number, WHOLE)]
-    if kept:
-        text = "\n".join(str(parts[n].value) for n in kept)
-        yield {"role": KEPT_ROLE, "content": text}, [PartPlace(at, n) for n in kept]
 
 
 @dataclass(slots=True, eq=False)
@@ -141,8 +55,7 @@ class _HeldSession:
     """A session of a bridge: its last list where it has no name of its own, and how many calls use it."""
 
     name: str
-    named: bool
-    last: list[ChatMessage] = field(default_factory=list)
+    last: list[ChatMessage] | None = None
     users: int = 0
 
 
@@ -226,11 +139,7 @@ class Bridge(Generic[N]):
         return rebuilt
 
     def answer(
-        self,
-        name: str,
-        arguments: Any,
-        session_id: str | None = None,
-        natives: Sequence[N] | None = None,
+        self, name: str, arguments: Any, session_id: str | None = None, natives: Sequence[N] | None = None
     ) -> str:
         """The answer to a call of a memory tool, as text; never raises for a wrong call.
 
@@ -240,11 +149,7 @@ class Bridge(Generic[N]):
         return NO_SESSION if state is None else handle_tool_call(state, name, arguments)
 
     async def aanswer(
-        self,
-        name: str,
-        arguments: Any,
-        session_id: str | None = None,
-        natives: Sequence[N] | None = None,
+        self, name: str, arguments: Any, session_id: str | None = None, natives: Sequence[N] | None = None
     ) -> str:
         """As ``answer``, in a thread."""
         return await asyncio.to_thread(self.answer, name, arguments, session_id, natives)
@@ -267,12 +172,12 @@ class Bridge(Generic[N]):
         """The state of a session, found as in ``answer``; a MemoryBankState where the strategy has a memory."""
         if session_id is None and natives is not None:
             try:
-                messages = _told(self._read(natives, None).messages)
+                messages = self._read(natives, None).messages
             except MemoryBankError as e:
                 log.warning("the session of a memory tool's call is not known: %s", e)
                 return None
             with self._lock:
-                held = self._continued(messages)
+                held = self._continued(_spoken(messages))
             session_id = None if held is None else held.name
         elif session_id is None:
             session_id = self._current.get()
@@ -286,28 +191,25 @@ class Bridge(Generic[N]):
         if self._database is not None:
             self._database.close()
 
-    # ------------------------------------------------------------------
-
     def _rebuild(
         self, natives: Sequence[N], session_id: str | None, system: str | None = None, tools: Tools = None
     ) -> tuple[list[N], str | None]:
         """The natives to send, and the name of their session; None where there is nothing to remember."""
         try:
             chat = self._read(natives, system)
-            if session_id is None and not any(m.get("role") == "tool" for m in chat.messages):
+            if session_id is None and not any(m["role"] == "tool" for m in chat.messages):
                 return list(natives), None
             offered = self.offered if tools is None else tools
-            with self._used(session_id, chat.messages) as held:
+            with self._used(session_id, chat.messages) as name:
                 context, _ = self.processor.apply_strategy(
-                    chat.messages, self.strategy, None, self._llm_client, session_id=held.name, tools=offered
+                    chat.messages, self.strategy, None, self._llm_client, session_id=name, tools=offered
                 )
                 if not isinstance(context, Context) or same_objects(context, chat.messages):
-                    return list(natives), held.name
+                    return list(natives), name
                 rebuilt = chat.write(context.entries)
-                session = self.processor.state(self.strategy, held.name)
-                if session is not None:
+                if (session := self.processor.state(self.strategy, name)) is not None:
                     session.recount(context, self._read(rebuilt, system).messages)
-                return rebuilt, held.name
+                return rebuilt, name
         except (ConfigError, LoopDetectedError):  # for the caller to change
             raise
         except MemoryBankError as e:
@@ -321,40 +223,35 @@ class Bridge(Generic[N]):
         return list(natives), session_id
 
     @contextmanager
-    def _used(self, session_id: str | None, messages: list[ChatMessage]) -> Iterator[_HeldSession]:
-        """The session of a list, which is not closed meanwhile."""
-        told = [] if session_id is not None else _told(messages)
+    def _used(self, session_id: str | None, messages: list[ChatMessage]) -> Iterator[str]:
+        """The name of the session of a list, which is not closed meanwhile."""
+        spoken = None if session_id is not None else _spoken(messages)
         with self._lock:
-            held = self._continued(told) if session_id is None else self._sessions.get(session_id)
+            held = self._sessions.get(session_id or "") if spoken is None else self._continued(spoken)
             if held is None:
-                held = _HeldSession(session_id or f"session-{uuid.uuid4().hex}", session_id is not None)
+                held = _HeldSession(session_id or f"session-{uuid.uuid4().hex}")
                 self._sessions[held.name] = held
             self._sessions.move_to_end(held.name)
             held.users += 1
-            held.last = told
+            held.last = spoken
         try:
-            yield held
+            yield held.name
         finally:
             with self._lock:
                 held.users -= 1
-                unused = [h for h in self._sessions.values() if not h.users]
+                unused = [h.name for h in self._sessions.values() if not h.users]
                 closed = unused[: max(0, len(self._sessions) - self._max_sessions)]
-                for old in closed:
-                    del self._sessions[old.name]
-            for old in closed:
-                self.processor.close(old.name)
+                for name in closed:
+                    del self._sessions[name]
+            for name in closed:
+                self.processor.close(name)
 
-    def _continued(self, told: list[ChatMessage]) -> _HeldSession | None:
-        """The session without a name whose last list is the longest beginning of this one."""
-        best: _HeldSession | None = None
-        for held in self._sessions.values():
-            count = len(held.last)
-            if held.named or count > len(told) or (best is not None and count <= len(best.last)):
-                continue
-            if all(a == b for a, b in zip(held.last, told, strict=False)):
-                best = held
-        return best
+    def _continued(self, spoken: list[ChatMessage]) -> _HeldSession | None:
+        """The session without a name of its own whose last list is the longest beginning of this one."""
+        begun = [h for h in self._sessions.values() if h.last is not None and h.last == spoken[: len(h.last)]]
+        return max(begun, key=lambda held: len(held.last or ()), default=None)
 
 
-def _told(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    return [m for m in messages if m.get("role") not in ("system", "developer")]
+def _spoken(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """The messages without those of the system, which clients change."""
+    return [m for m in messages if m["role"] not in ("system", "developer")]

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any, Unpack
 
 from memory_bank.errors import MissingExtraError
-from memory_bank.integrations.bridge import Bridge, BridgeOptions, FrameworkWire, Part
+from memory_bank.integrations.bridge import Bridge, BridgeOptions
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.jsontext import compact, parse_arguments, plain
 from memory_bank.transcript.messages import MessageKind
-from memory_bank.transcript.turns import WHOLE, Change, ChatMessage, Conversation
+from memory_bank.transcript.turns import WHOLE, Change, ChatMessage, Conversation, Part, PartWire
 
 try:
     from google.adk.plugins.base_plugin import BasePlugin
@@ -23,8 +23,8 @@ except ImportError as e:
 _TEXT_RESULT = "result"  # the key under which ADK puts what is no object
 
 
-class ADKWire(FrameworkWire[Any]):
-    """See FrameworkWire. What the user says in a content is one part, WHOLE.
+class ADKWire(PartWire[Any]):
+    """See PartWire. What the user says in a content is one part, WHOLE.
 
     ``ids`` gives the id of each call and response by the identity of its part, because ADK leaves out those
     that it made itself.
@@ -55,7 +55,7 @@ class ADKWire(FrameworkWire[Any]):
         return found | ({WHOLE: Part(MessageKind.USER, _user_content(said))} if said else {})
 
     def write(self, native: Any, change: Change) -> Any | None:
-        """See FrameworkWire. A call that is signed keeps its arguments."""
+        """See PartWire. A call that is signed keeps its arguments."""
         parts = []
         for number, part in enumerate(native.parts):
             call, response = part.function_call, part.function_response

@@ -6,19 +6,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Unpack
 
 from memory_bank.errors import MessagesError, MissingExtraError
-from memory_bank.integrations.bridge import (
-    Bridge,
-    BridgeOptions,
-    FrameworkWire,
-    Part,
-    strip_natives,
-)
+from memory_bank.integrations.bridge import Bridge, BridgeOptions, strip_natives
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.anthropic import thinking_rule
 from memory_bank.transcript.chat import content_like
 from memory_bank.transcript.jsontext import compact, parse_arguments
 from memory_bank.transcript.messages import MessageKind, kind_of
-from memory_bank.transcript.turns import Change, ChatMessage
+from memory_bank.transcript.turns import Change, ChatMessage, Part, PartWire
 
 try:
     from langchain.agents.middleware import AgentMiddleware, ModelRequest
@@ -42,8 +36,8 @@ _CALL_BLOCKS = frozenset({"function_call", "tool_call", "tool_use", "custom_tool
 _HIDDEN_BLOCKS = frozenset({"reasoning", "thinking", "redacted_thinking", "invalid_tool_call"})
 
 
-class LangChainWire(FrameworkWire[BaseMessage]):
-    """See FrameworkWire. The parts are the blocks of a content, or the content as a whole; then the calls."""
+class LangChainWire(PartWire[BaseMessage]):
+    """See PartWire. The parts are the blocks of a content, or the content as a whole; then the calls."""
 
     def read(self, native: BaseMessage) -> dict[int, Part]:
         content: Any = native.content
@@ -79,35 +73,30 @@ class LangChainWire(FrameworkWire[BaseMessage]):
         if not isinstance(native, AIMessage):
             return native.model_copy(update={"content": content_like(native.content, change[0])})
         given: list[Any] = native.content if isinstance(native.content, list) else [native.content]
-        has_blocks = any(_type(b) in _CALL_BLOCKS for b in given)
-        calls: list[Any] = []
-        bad: list[Any] = []
-        kept: list[Any] = []
-        gone: set[str | None] = set()
         made: list[Any] = [*native.tool_calls, *native.invalid_tool_calls]
-        for number, call in enumerate(made, len(given)):
-            text = change.get(number, "")
-            if text is None:
-                gone.add(call["id"])
-                continue
-            if text and not has_blocks and not native.invalid_tool_calls:
-                call = {**call, "args": parse_arguments(text)}
-            (calls if number < len(given) + len(native.tool_calls) else bad).append(call)
+        calls = {n: c for n, c in enumerate(made, len(given)) if change.get(n, "") is not None}
+        gone = {call["id"] for number, call in enumerate(made, len(given)) if number not in calls}
+        if not native.invalid_tool_calls and not any(_type(b) in _CALL_BLOCKS for b in given):
+            new = {
+                n: {**call, "args": parse_arguments(change[n])} for n, call in calls.items() if change.get(n)
+            }
+            calls |= new
+        kept: list[Any] = []
         for number, block in enumerate(given):
             text = change.get(number, "")
-            is_gone = _type(block) in _CALL_BLOCKS and (
-                block.get("id") in gone or block.get("call_id") in gone
-            )
-            if text is not None and not is_gone:
-                as_block = isinstance(native.content, list)
-                new = {"type": "text", "text": text} if as_block else text
-                kept.append(new if text else block)
+            is_call = _type(block) in _CALL_BLOCKS
+            if text is None or (is_call and (block.get("id") in gone or block.get("call_id") in gone)):
+                continue
+            as_block = isinstance(native.content, list)
+            kept.append(({"type": "text", "text": text} if as_block else text) if text else block)
         changes: dict[str, Any] = {"content": kept if isinstance(native.content, list) else "".join(kept)}
-        if calls != native.tool_calls or bad != native.invalid_tool_calls:
+        if list(calls.values()) != made:
+            first_bad = len(given) + len(native.tool_calls)
+            changes["tool_calls"] = [call for number, call in calls.items() if number < first_bad]
+            changes["invalid_tool_calls"] = [call for number, call in calls.items() if number >= first_bad]
             extra = native.additional_kwargs.items()
-            changes |= {"tool_calls": calls, "invalid_tool_calls": bad}
             changes["additional_kwargs"] = {k: v for k, v in extra if k != "tool_calls"}
-        return native.model_copy(update=changes) if kept or calls or bad else None
+        return native.model_copy(update=changes) if kept or calls else None
 
     def say(self, message: ChatMessage) -> BaseMessage:
         kind = HumanMessage if message["role"] == "user" else SystemMessage
@@ -133,7 +122,9 @@ class MemoryBankMiddleware(AgentMiddleware):
     def __init__(self, *, offer_tools: bool = True, **options: Unpack[BridgeOptions]) -> None:
         super().__init__()
         self.bridge: Bridge[BaseMessage] = Bridge(WIRE.read_all, **options)
-        self.tools: Sequence[BaseTool] = self._tools() if offer_tools else []
+        self.tools: Sequence[BaseTool] = (
+            [self._tool(s["function"]) for s in TOOL_SCHEMAS] if offer_tools else []
+        )
         self.bridge.offered = TOOL_SCHEMAS if offer_tools else ()
 
     def wrap_model_call(self, request: ModelRequest, handler: Callable[[ModelRequest], Any]) -> Any:
@@ -149,9 +140,6 @@ class MemoryBankMiddleware(AgentMiddleware):
             request.messages, _thread(request.runtime), system=_system(request)
         )
         return await handler(request.override(messages=_stripped(messages, request)))
-
-    def _tools(self) -> list[BaseTool]:
-        return [self._tool(schema["function"]) for schema in TOOL_SCHEMAS]
 
     def _tool(self, schema: dict[str, Any]) -> BaseTool:
         name = schema["name"]

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any, Unpack
 
 from memory_bank.errors import MessagesError, MissingExtraError
-from memory_bank.integrations.bridge import Bridge, BridgeOptions, FrameworkWire, Part
+from memory_bank.integrations.bridge import Bridge, BridgeOptions
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.messages import MessageKind, calls_of, kind_of
-from memory_bank.transcript.turns import WHOLE, Change, ChatMessage
+from memory_bank.transcript.turns import WHOLE, Change, ChatMessage, Part, PartWire
 
 try:
     from litellm.integrations.custom_logger import CustomLogger
@@ -31,8 +31,8 @@ BY_POSITION = (
 )
 
 
-class LiteLLMWire(FrameworkWire[Any]):
-    """See FrameworkWire. Messages are dicts, or LiteLLM's own objects as an answer holds them.
+class LiteLLMWire(PartWire[Any]):
+    """See PartWire. Messages are dicts, or LiteLLM's own objects as an answer holds them.
 
     Only what every form has is read, because LiteLLM gives a hook other forms than the caller's.
     """

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any, TypeVar, Unpack
 
 from memory_bank.errors import MessagesError, MissingExtraError
-from memory_bank.integrations.bridge import Bridge, BridgeOptions, FrameworkWire, Part
+from memory_bank.integrations.bridge import Bridge, BridgeOptions
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.jsontext import parse_arguments, plain
 from memory_bank.transcript.messages import Call, MessageKind, calls_of
-from memory_bank.transcript.turns import WHOLE, Change, ChatMessage
+from memory_bank.transcript.turns import WHOLE, Change, ChatMessage, Part, PartWire
 
 try:
     from llama_index.core.base.llms.types import (
@@ -30,8 +30,8 @@ except ImportError as e:
 Model = TypeVar("Model", bound="LLM")
 
 
-class LlamaIndexWire(FrameworkWire[Any]):
-    """See FrameworkWire. The parts are blocks, and the calls in ``additional_kwargs`` where OpenAI's stand there."""
+class LlamaIndexWire(PartWire[Any]):
+    """See PartWire. The parts are blocks, and the calls in ``additional_kwargs`` where OpenAI's stand there."""
 
     def read(self, native: Any) -> dict[int, Part]:
         if not isinstance(native, LlamaMessage):

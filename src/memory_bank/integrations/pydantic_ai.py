@@ -6,17 +6,11 @@ import dataclasses
 from typing import Any, Unpack
 
 from memory_bank.errors import MessagesError, MissingExtraError
-from memory_bank.integrations.bridge import (
-    Bridge,
-    BridgeOptions,
-    FrameworkWire,
-    Part,
-    strip_natives,
-)
+from memory_bank.integrations.bridge import Bridge, BridgeOptions, strip_natives
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.anthropic import Thinking, thinking_rule
 from memory_bank.transcript.messages import MessageKind
-from memory_bank.transcript.turns import Change, ChatMessage
+from memory_bank.transcript.turns import Change, ChatMessage, Part, PartWire
 
 try:
     from pydantic_ai import RunContext, Tool
@@ -39,8 +33,8 @@ except ImportError as e:
     raise MissingExtraError("Pydantic AI", "pydantic-ai") from e
 
 
-class PydanticAIWire(FrameworkWire[ModelMessage]):
-    """See FrameworkWire."""
+class PydanticAIWire(PartWire[ModelMessage]):
+    """See PartWire."""
 
     def read(self, native: ModelMessage) -> dict[int, Part]:
         if isinstance(native, ModelRequest | ModelResponse):

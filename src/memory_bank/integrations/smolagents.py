@@ -7,17 +7,18 @@ import copy
 import dataclasses
 import importlib
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any, Unpack
 
 from memory_bank import history as typed
 from memory_bank.errors import MessagesError, MissingExtraError
-from memory_bank.integrations.bridge import Bridge, BridgeOptions, FrameworkWire, Part
+from memory_bank.integrations.bridge import Bridge, BridgeOptions
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.jsontext import parse_arguments
 from memory_bank.transcript.messages import MessageKind, content_text
 from memory_bank.transcript.textcalls import joined_calls, parted_calls
-from memory_bank.transcript.turns import Change, ChatMessage
+from memory_bank.transcript.turns import Change, ChatMessage, Part, PartWire
 
 try:
     from smolagents import ChatMessage as SmolMessage
@@ -53,8 +54,8 @@ class RetrievedStep(MemoryStep):
 _SAID, _CALLED, _OBSERVED = range(3)
 
 
-class SmolagentsWire(FrameworkWire[MemoryStep]):
-    """See FrameworkWire. A step with calls is one call and one result, because its outputs are one text."""
+class SmolagentsWire(PartWire[MemoryStep]):
+    """See PartWire. A step with calls is one call and one result, because its outputs are one text."""
 
     def read(self, native: MemoryStep) -> dict[int, Part]:
         if isinstance(native, ActionStep):
@@ -81,9 +82,8 @@ class SmolagentsWire(FrameworkWire[MemoryStep]):
         if _CALLED in change:
             calls = getattr(native, "tool_calls", None) or []
             given = parted_calls(parse_arguments(change[_CALLED]), [call.arguments for call in calls])
-            changes["tool_calls"] = [
-                dataclasses.replace(call, arguments=new) for call, new in zip(calls, given, strict=True)
-            ]
+            pairs = zip(calls, given, strict=True)
+            changes["tool_calls"] = [dataclasses.replace(call, arguments=new) for call, new in pairs]
         if _OBSERVED in change:
             changes |= {"observations": change[_OBSERVED], "error": None, "observations_images": None}
         return dataclasses.replace(native, **changes)
@@ -105,9 +105,9 @@ def _read_action(step: ActionStep) -> dict[int, Part]:
     if not step.tool_calls:
         return {_SAID: said, _OBSERVED: Part(MessageKind.OTHER, text)}
     images = [{"type": "image"} for _ in step.observations_images or ()]
+    content: Any = [{"type": "text", "text": text}, *images] if images else text
     call_id = step.tool_calls[0].id
     name, arguments = joined_calls([(call.name, call.arguments) for call in step.tool_calls])
-    content: Any = [{"type": "text", "text": text}, *images] if images else text
     return {
         _SAID: said,
         _CALLED: Part(MessageKind.CALL, arguments, call_id, name),
@@ -133,18 +133,16 @@ def add_memory(
     def write_memory_to_messages(summary_mode: bool = False) -> list[SmolMessage]:
         system = agent.memory.system_prompt
         steps = bridge.rebuild(agent.memory.steps, session_id, system=system.system_prompt)
-        messages: list[SmolMessage] = system.to_messages(summary_mode=summary_mode)
-        for step in steps:
-            messages.extend(step.to_messages(summary_mode=summary_mode))
-        return messages
+        return [m for step in (system, *steps) for m in step.to_messages(summary_mode=summary_mode)]
+
+    def answer(name: str, arguments: dict[str, Any]) -> str:
+        return bridge.answer(name, arguments, session_id, agent.memory.steps)
 
     agent.write_memory_to_messages = write_memory_to_messages
     if offer_tools:
         bridge.offered = TOOL_SCHEMAS
-        agent.tools |= {
-            schema["function"]["name"]: _MemoryTool(agent, bridge, session_id, schema["function"])
-            for schema in TOOL_SCHEMAS
-        }
+        functions = [schema["function"] for schema in TOOL_SCHEMAS]
+        agent.tools |= {function["name"]: _MemoryTool(answer, function) for function in functions}
     return bridge
 
 
@@ -154,24 +152,16 @@ class _MemoryTool(Tool):
     skip_forward_signature_validation = True
     output_type = "string"
 
-    def __init__(
-        self,
-        agent: MultiStepAgent,
-        bridge: Bridge[MemoryStep],
-        session_id: str | None,
-        schema: dict[str, Any],
-    ) -> None:
+    def __init__(self, answer: Callable[..., str], schema: dict[str, Any]) -> None:
         self.name = schema["name"]
         self.description = schema["description"]
         self.inputs = {name: _input(given) for name, given in schema["parameters"]["properties"].items()}
-        self._agent = agent
-        self._bridge = bridge
-        self._session_id = session_id
+        self._answer = answer
         super().__init__()
 
     def forward(self, **arguments: Any) -> str:
         """The tool's answer."""
-        return self._bridge.answer(self.name, arguments, self._session_id, self._agent.memory.steps)
+        return self._answer(self.name, arguments)
 
 
 def _input(given: dict[str, Any]) -> dict[str, Any]:
@@ -296,59 +286,43 @@ def native_step(step: typed.Step) -> MemoryStep:
     if isinstance(step, typed.TaskStep):
         return TaskStep(step.task, [_picture(url) for url in step.images] or None)
     if isinstance(step, typed.FinalAnswerStep):
-        return FinalAnswerStep(_plain(step.output))
+        return FinalAnswerStep(copy.deepcopy(step.output))
     if isinstance(step, typed.ScratchpadStep):
         return RetrievedStep(step.to_messages()[0]["content"])
     if isinstance(step, typed.PlanningStep):
         return PlanningStep(plan=step.plan, **_seen_by_model(step))
     if not isinstance(step, typed.ActionStep):
         raise MessagesError(f"a {type(step).__name__} has no counterpart in smolagents: leave it out.")
-    calls = [ToolCall(c["name"], _plain(c["arguments"]), c["id"]) for c in _calls(step)]
-    parts = [p for o in step.observations for p in _parts(o.content)]
+    given = [call.dict() for call in step.tool_calls]
+    if len(given) == 1 and isinstance(joined := given[0]["arguments"], dict) and list(joined) == ["calls"]:
+        given = list(joined["calls"])  # those that typed_steps joined
+    calls = [ToolCall(c["name"], copy.deepcopy(c["arguments"]), c["id"]) for c in given]
+    contents: list[Any] = [o.content for o in step.observations]
+    parts: list[Any] = [
+        p for c in contents for p in ([{"type": "text", "text": c}] if isinstance(c, str) else c)
+    ]
     texts = [p["text"] for p in parts if p.get("type") == "text"]
-    pictures = [_picture(p["image_url"]["url"]) for p in parts if p.get("type") == "image_url"]
     said = step.model_output_message["content"] if step.model_output_message is not None else None
-    code = calls[0].arguments if len(calls) == 1 and isinstance(calls[0].arguments, str) else None
+    error = None
+    if step.error is not None:
+        kind: Any = getattr(utils, step.error_type or "", None)
+        is_known = isinstance(kind, type) and issubclass(kind, utils.AgentError)
+        error = (kind if is_known else utils.AgentError)(step.error, _SILENT)
     return ActionStep(
         step_number=step.step_number,
         tool_calls=calls or None,
-        error=None if step.error is None else _error(step),
-        model_output=_plain(said) if isinstance(said, list) else step.thought,
-        code_action=code,
+        error=error,
+        model_output=copy.deepcopy(said) if isinstance(said, list) else step.thought,
+        code_action=calls[0].arguments if len(calls) == 1 and isinstance(calls[0].arguments, str) else None,
         observations="\n".join(texts) if texts else None,
-        observations_images=pictures or None,
-        action_output=_plain(step.action_output),
+        observations_images=[_picture(p["image_url"]["url"]) for p in parts if _is_picture(p)] or None,
+        action_output=copy.deepcopy(step.action_output),
         is_final_answer=step.is_final,
         **_seen_by_model(step),
     )
 
 
-def _calls(step: typed.ActionStep) -> list[dict[str, Any]]:
-    """The calls of a step, those apart that ``typed_steps`` joined."""
-    calls = [c.dict() for c in step.tool_calls]
-    if len(calls) == 1 and isinstance(given := calls[0]["arguments"], dict) and list(given) == ["calls"]:
-        return list(given["calls"])
-    return calls
-
-
-def _parts(content: Any) -> list[dict[str, Any]]:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
-
-
-def _error(step: typed.ActionStep) -> utils.AgentError:
-    kind = getattr(utils, step.error_type or "", utils.AgentError)
-    known = isinstance(kind, type) and issubclass(kind, utils.AgentError)
-    return (kind if known else utils.AgentError)(step.error, _SILENT)
-
-
-class _Silent:
-    """A logger for errors that were logged when they were raised."""
-
-    def log_error(self, message: str) -> None:
-        """Nothing."""
-
-
-_SILENT = _Silent()
+_SILENT = SimpleNamespace(log_error=str)  # the errors were logged when they were raised
 
 
 def _seen_by_model(step: typed.ActionStep | typed.PlanningStep) -> dict[str, Any]:
@@ -362,15 +336,19 @@ def _seen_by_model(step: typed.ActionStep | typed.PlanningStep) -> dict[str, Any
 
 
 def _chat_message(message: Any) -> SmolMessage:
-    given = _plain(message)
+    given = copy.deepcopy(message)  # of a frozen value a plain one
     content, usage = given.get("content"), given.get("token_usage")
     if isinstance(content, list):
         given["content"] = [
-            {"type": "image", "image": _picture(p["image_url"]["url"])} if p.get("type") == "image_url" else p
+            {"type": "image", "image": _picture(p["image_url"]["url"])} if _is_picture(p) else p
             for p in content
         ]
     tokens = None if usage is None else TokenUsage(usage["input_tokens"], usage["output_tokens"])
     return SmolMessage.from_dict(given, token_usage=tokens)
+
+
+def _is_picture(part: Any) -> bool:
+    return bool(part.get("type") == "image_url")
 
 
 def _picture(url: str) -> Any:
@@ -379,7 +357,3 @@ def _picture(url: str) -> Any:
         return url
     images: Any = importlib.import_module("PIL.Image")
     return images.open(io.BytesIO(base64.b64decode(url.partition(",")[2])))
-
-
-def _plain(value: Any) -> Any:
-    return copy.deepcopy(value)  # of a frozen value a plain one

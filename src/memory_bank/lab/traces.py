@@ -128,11 +128,13 @@ def _parse(line: str, name: str) -> Trace | str:
 class TraceFiles:
     """Iterates over the traces of several files; collects and reports what cannot be used.
 
-    ``skipped`` lists the lines that hold no trace, ``unreadable`` the files that cannot be read (to the end).
+    ``skipped`` lists the lines that hold no trace, ``unreadable`` the files that cannot be read (to the end); these
+    are errors when it is ``strict``.
     """
 
     paths: Sequence[str | Path]
     tell: Callable[[str], None]
+    strict: bool = False
     skipped: list[str] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
 
@@ -146,6 +148,8 @@ class TraceFiles:
                     self.skipped.append(str(trace))
                     self.tell(f"skipped {trace}.")
             except TraceFileError as e:  # the other files can still be read
+                if self.strict:
+                    raise
                 self.unreadable.append(str(path))
                 self.tell(str(e))
 

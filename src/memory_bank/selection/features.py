@@ -1,4 +1,4 @@
-"""The features of a value, numbers that say whether the next call may need it, and their linear score."""
+"""The features of values and of segments: numbers that say whether the next call may need or copy them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from memory_bank.selection.candidates import KINDS, key_words, words_of
-from memory_bank.selection.tables import NEVER, Array, EvidenceTables, Table
+from memory_bank.selection.tables import NEVER, OWN, Array, EvidenceTables, Table
+from memory_bank.selection.values import KINDS, key_words, words_of
 
 Owner = Literal["kind", "key", "source", "shape", "like", "record", "segment"]
 OWNERS: tuple[Owner, ...] = get_args(Owner)
@@ -70,17 +70,9 @@ class Rows:
     def __getitem__(self, column: str) -> Array:
         return self.table[column][self.ids]
 
-    @property
-    def tail(self) -> int:
-        return self.step.tail
-
-    @property
-    def tables(self) -> EvidenceTables:
-        return self.step.tables
-
     def of_list(self, name: Literal["column", "like"], column: str) -> Array:
         """Return a column of the lists in which these values stand."""
-        lists = self.tables.columns if name == "column" else self.tables.likes
+        lists = self.step.tables.columns if name == "column" else self.step.tables.likes
         return np.asarray(lists.table[column][self[name]])
 
 
@@ -131,7 +123,7 @@ def _owner_features(name: Literal["key", "source", "shape"]) -> list[Feature]:
     return [
         Feature(f"{name}_rate", name, lambda r: (r["used"] + 0.1) / (r["total"] + 5)),
         Feature(f"{name}_odds", name, lambda r: np.log((r["used"] + 0.2) / (r["total"] + 5))),
-        Feature(f"{name}_recent", name, lambda r: recency(r["used_at"], r.tail)),
+        Feature(f"{name}_recent", name, lambda r: recency(r["used_at"], r.step.tail)),
         Feature(f"{name}_expected", name, lambda r: r.step.expected[name]),
     ]
 
@@ -158,7 +150,7 @@ def _list_features(name: Literal["column", "like"]) -> list[Feature]:
 
 def _key_like(r: Rows) -> Array:
     """By key: the share of its words that stand in names of arguments, or in keys whose values were used."""
-    t = r.tables
+    t = r.step.tables
     names = [key_words(str(name)) for name in t.keys.ids]
     known = t.argument_words.union(*(names[n] for n in np.flatnonzero(r["used"] > 0).tolist()))
     return np.array([len(known.intersection(words)) / max(1, len(words)) for words in names], np.float32)
@@ -185,20 +177,22 @@ FEATURES: tuple[Feature, ...] = (
     Feature("was_used", "value", lambda r: r["uses"] > 0),
     Feature("uses", "value", lambda r: _log(r["uses"])),
     Feature("leaf_uses", "value", lambda r: _log(r["leaf_uses"])),
-    Feature("age_used", "event", lambda r: recency(r["used"], r.tail)),
-    Feature("used_1", "event", lambda r: r["used"] >= r.tail - 1),
-    Feature("used_3", "event", lambda r: r["used"] >= r.tail - 3),
-    Feature("use_rate", "event", lambda r: r["uses"] / (r.tail - np.maximum(r["first_use"], -1) + 2).clip(1)),
+    Feature("age_used", "event", lambda r: recency(r["used"], r.step.tail)),
+    Feature("used_1", "event", lambda r: r["used"] >= r.step.tail - 1),
+    Feature("used_3", "event", lambda r: r["used"] >= r.step.tail - 3),
+    Feature(
+        "use_rate", "event", lambda r: r["uses"] / (r.step.tail - np.maximum(r["first_use"], -1) + 2).clip(1)
+    ),
     # What happened to its neighbours
     Feature("row_uses", "value", lambda r: _log(r["row_uses"])),
-    Feature("row_used", "event", lambda r: recency(r["row_used"], r.tail)),
-    Feature("successor", "event", lambda r: recency(r["successor"], r.tail, 1.0) * r["successor_by"]),
-    Feature("like_successor", "event", lambda r: recency(r["like_successor"], r.tail, 1.0)),
+    Feature("row_used", "event", lambda r: recency(r["row_used"], r.step.tail)),
+    Feature("successor", "event", lambda r: recency(r["successor"], r.step.tail, 1.0) * r["successor_by"]),
+    Feature("like_successor", "event", lambda r: recency(r["like_successor"], r.step.tail, 1.0)),
     *_list_features("column"),
     *_list_features("like"),
     Feature("like_used", "value", lambda r: _log(r.of_list("like", "used"))),
     Feature("like_rate", "value", _like_rate),
-    Feature("like_recent", "like", lambda r: recency(r["used_at"], r.tail)),
+    Feature("like_recent", "like", lambda r: recency(r["used_at"], r.step.tail)),
     # What has the same key, tool and key, or shape
     *_owner_features("key"),
     Feature("key_like", "key", _key_like),
@@ -207,16 +201,18 @@ FEATURES: tuple[Feature, ...] = (
     *_owner_features("shape"),
     # The record and the segment that showed it last
     Feature("rank", "value", lambda r: _log(r["rank"])),
-    Feature("rank_share", "value", lambda r: r["rank"] / r.tables.records["values"][r["record"]].clip(1)),
-    Feature("age_shown", "record", lambda r: recency(_shown(r), r.tail)),
-    Feature("shown_1", "record", lambda r: _shown(r) >= r.tail - 1),
-    Feature("shown_3", "record", lambda r: _shown(r) >= r.tail - 3),
-    Feature("shown_8", "record", lambda r: _shown(r) >= r.tail - 8),
+    Feature(
+        "rank_share", "value", lambda r: r["rank"] / r.step.tables.records["values"][r["record"]].clip(1)
+    ),
+    Feature("age_shown", "record", lambda r: recency(_shown(r), r.step.tail)),
+    Feature("shown_1", "record", lambda r: _shown(r) >= r.step.tail - 1),
+    Feature("shown_3", "record", lambda r: _shown(r) >= r.step.tail - 3),
+    Feature("shown_8", "record", lambda r: _shown(r) >= r.step.tail - 8),
     Feature("record_values", "record", lambda r: _log(r["values"])),
     Feature(
         "record_latest",
         "record",
-        lambda r: r.tables.tools.table["last"][r["tool"]] == np.arange(r.table.size),
+        lambda r: r.step.tables.tools.table["last"][r["tool"]] == np.arange(r.table.size),
     ),
     Feature("segment_density", "segment", lambda r: r["count"] / r["tokens"].clip(1).astype(np.float32)),
 )
@@ -229,12 +225,12 @@ _PLACES = {
 }
 
 
-def _owner_column(feature: Feature, rows: Rows) -> Array:
-    """Return a feature by owner; computed once a step."""
-    column = rows.step.columns.get(feature.name)
-    if column is None:
-        column = rows.step.columns[feature.name] = np.asarray(feature.compute(rows), dtype=np.float32)
-    return column
+def _computed(feature: Feature, rows: Rows) -> Array:
+    """A feature of some rows; what many values have in common is computed once a step."""
+    known = rows.step.columns if feature.depends_on in OWNERS else {}
+    if feature.name not in known:
+        known[feature.name] = np.asarray(feature.compute(rows), dtype=np.float32)
+    return known[feature.name]
 
 
 def describe(step: CurrentStep, ids: Array) -> Array:
@@ -244,9 +240,9 @@ def describe(step: CurrentStep, ids: Array) -> Array:
     for n, feature in enumerate(FEATURES):
         owner = feature.depends_on
         if owner in t.owners:
-            x[n] = _owner_column(feature, Rows(step, t.owners[owner], slice(None)))[t.values[owner][ids]]
+            x[n] = _computed(feature, Rows(step, t.owners[owner], slice(None)))[t.values[owner][ids]]
         else:
-            x[n] = feature.compute(Rows(step, t.values, ids))
+            x[n] = _computed(feature, Rows(step, t.values, ids))
     return x
 
 
@@ -282,10 +278,52 @@ class LinearScores:
         """Return the weighted sum of the features of a scope."""
         total: Array = np.zeros(1, dtype=np.float32)
         for n in _PLACES[scope]:
-            feature = FEATURES[n]
-            if scope in OWNERS:
-                column = _owner_column(feature, rows)
-            else:
-                column = np.asarray(feature.compute(rows), dtype=np.float32)
-            total = total + self._weights[n] * column
+            total = total + self._weights[n] * _computed(FEATURES[n], rows)
         return total
+
+
+# What is known of a segment, for the chance that the next call copies text from it.
+COPY_FEATURES = (
+    "recent", "age", "arguments", "arguments_recent", "note", "stale", "edited", "latest_copy", "file_recent",
+    "used_recently", "used", "named", "length", "lines", "structure", "table", "record_size", "error", "same_tool",
+)  # fmt: skip
+RECENT = 2
+"""Interactions before the tail whose uses count as recent."""
+
+
+def describe_segments(step: CurrentStep, last: int) -> Array:
+    """Return the features of the first `last` segments: float32, shape (features, segments)."""
+    t = step.tables
+    s, r = t.segments, t.records
+    record = s["record"][:last]
+    own = r["own"][record]
+    recent = recency(r["interaction"], step.tail)[record]
+    stale, file = r["stale"][record], r["file"][record]
+    arguments = own == OWN["arguments"]
+    v = t.values
+    used = v["uses"] - v["agent"] > 0
+    lately = used & (v["used"] >= step.tail - RECENT)
+    last_tool = step.last_tool
+    return np.stack(
+        [
+            recent,
+            np.log1p(np.maximum(step.tail - r["interaction"], 0))[record],
+            arguments,
+            arguments * recent,
+            own == OWN["note"],
+            stale == 1,
+            (stale > 0) & (stale < 1),
+            (file > 0) & (stale < 1),
+            np.where(file > 0, recency(t.files.table["last"], step.tail)[file], 0),
+            np.log1p(t.sum_by_segment(lately.astype(np.float32), last)),
+            np.log1p(t.sum_by_segment(used.astype(np.float32), last)),
+            np.log1p(t.sum_by_segment(step.named_words, last)),
+            np.log1p(s["chars"][:last]),
+            np.log1p(s["lines"][:last]),
+            s["structure"][:last],
+            s["block"][:last] > 0,
+            np.log1p(r["segments"])[record],
+            r["error"][record],
+            (r["tool"] == last_tool)[record] if last_tool else np.zeros(last),
+        ]
+    ).astype(np.float32)

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from memory_bank.errors import ConfigError
-from memory_bank.selection.copying import COPY_FEATURES
-from memory_bank.selection.features import FEATURE_NAMES, FEATURES_VERSION
+from memory_bank.selection.features import COPY_FEATURES, FEATURE_NAMES, FEATURES_VERSION
 from memory_bank.selection.tables import Array
 
 MODEL_FILE = Path(__file__).with_name("model.json")
@@ -96,11 +95,12 @@ def save_model(model: Model, path: Path, notes: Mapping[str, object]) -> None:
 
 def load_model(path: Path = MODEL_FILE) -> Model:
     """Read a model file; ConfigError if it is unreadable or was trained on other features."""
+    name = f"the evidence model {path}"
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as e:
-        raise ConfigError(_unreadable(f"the evidence model {path}", e)) from e
-    return parse_model(text, f"the evidence model {path}")
+        raise ConfigError(f"{name} cannot be read ({type(e).__name__}): train it again.") from e
+    return parse_model(text, name)
 
 
 def parse_model(text: str, name: str) -> Model:
@@ -111,30 +111,23 @@ def parse_model(text: str, name: str) -> Model:
     try:
         data = json.loads(text)
         names, copied = list(data["features"]), data.get("copied", {"features": [], "weights": []})
-        known = sorted(names) == sorted(FEATURE_NAMES) and list(copied["features"]) in (
-            [],
-            list(COPY_FEATURES),
+        is_known = sorted(names) == sorted(FEATURE_NAMES) and data.get("version", 1) == FEATURES_VERSION
+        if not is_known or tuple(copied["features"]) not in ((), COPY_FEATURES):
+            raise ConfigError(f"{name} was trained on other features: train it again.")
+        place = np.array([FEATURE_NAMES.index(n) for n in names], np.int32)  # a file may order them freely
+        weights = np.zeros(len(names), np.float32)
+        weights[place] = data["weights"]
+        return Model(
+            weights,
+            float(data["bias"]),
+            place[np.array(data["feature"], np.int32).reshape(len(data["feature"]), -1)],
+            np.array(data["threshold"], np.float32),
+            np.array(data["leaf"], np.float32),
+            float(data["base"]),
+            float(data["mix"]),
+            np.array(copied["weights"], np.float32),
         )
-        if known and data.get("version", 1) == FEATURES_VERSION:
-            place = np.array(
-                [FEATURE_NAMES.index(name) for name in names], np.int32
-            )  # a file may order them freely
-            weights = np.zeros(len(names), np.float32)
-            weights[place] = data["weights"]
-            return Model(
-                weights,
-                float(data["bias"]),
-                place[np.array(data["feature"], np.int32).reshape(len(data["feature"]), -1)],
-                np.array(data["threshold"], np.float32),
-                np.array(data["leaf"], np.float32),
-                float(data["base"]),
-                float(data["mix"]),
-                np.array(copied["weights"], np.float32),
-            )
+    except ConfigError:
+        raise
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as e:
-        raise ConfigError(_unreadable(name, e)) from e
-    raise ConfigError(f"{name} was trained on other features: train it again.")
-
-
-def _unreadable(name: str, error: Exception) -> str:
-    return f"{name} cannot be read ({type(error).__name__}): train it again."
+        raise ConfigError(f"{name} cannot be read ({type(e).__name__}): train it again.") from e

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from memory_bank.selection.candidates import (
+from memory_bank.selection.effects import FileAccess
+from memory_bank.selection.values import (
     KIND,
     KINDS,
     Candidate,
@@ -22,9 +23,9 @@ from memory_bank.selection.candidates import (
     key_words,
     kind_of,
     shape_of,
+    stands_in,
     words_of,
 )
-from memory_bank.selection.files import FileAccess
 
 Array = NDArray[Any]
 _RUN = re.compile(r"[^\W_]+")  # what str.isalnum takes: a form stands in a text only with its whole runs
@@ -72,10 +73,7 @@ class Interner:
         self.ids: defaultdict[Hashable, int] = defaultdict(count().__next__)
         self.table = Table(**columns)
 
-    def __call__(self, key: Hashable) -> int:
-        return self.all([key])[0]
-
-    def all(self, keys: Iterable[Hashable]) -> list[int]:
+    def __call__(self, keys: Iterable[Hashable]) -> list[int]:
         """Return the numbers of some keys."""
         numbers = list(map(self.ids.__getitem__, keys))
         self.table.grow(len(self.ids) - self.table.size)
@@ -175,7 +173,7 @@ class EvidenceTables:
         }
         self.argument_words: set[str] = set()  # of the names of arguments
         self.files = Interner(last=_TIME)  # with the last interaction that read or changed each; 0: no file
-        self.files("")
+        self.files([""])
         self.parsed: list[ParsedRecord] = []
         self.copies: dict[str, list[tuple[str, int]]] = {}  # by file: (part, record) that show its text
         self.first_segment: list[int] = []  # of each record
@@ -183,17 +181,17 @@ class EvidenceTables:
         self.anchor: list[str] = []
         self._new: list[tuple[int, str]] = []  # kind and spelling of values whose rows are not filled yet
         self._anchor_texts: dict[str, _AnchorText] = {}
-        self._shown = _AnchorText.of("")
+        self._shown = _NO_TEXT
         self._anchored = 0, 0, 0  # values, words and runs that were compared with the anchor
-        self.tools("")
-        self.keys("")
+        self.tools([""])
+        self.keys([""])
 
     # -- adding ----------------------------------------------------------------
     def add(self, item: ParsedRecord) -> int:
         """Add one output, note or arguments; return the number of its record."""
         record = self.records.grow(1)
         self.parsed.append(item)
-        tool = self.tools(item.tool)
+        (tool,) = self.tools([item.tool])
         if item.kind == "output":
             self._add_uses(item, tool)
             self.last_tool = tool
@@ -220,16 +218,16 @@ class EvidenceTables:
         np.add.at(self.kinds["total"], kinds, 1)
         v["kind"][first:] = kinds
         v["length"][first:] = [len(form) for form in forms]
-        v["shape"][first:] = [
-            self.shapes(KINDS[kind] if kind in (KIND["phrase"], KIND["name"]) else shape_of(form))
+        v["shape"][first:] = self.shapes(
+            KINDS[kind] if kind in (KIND["phrase"], KIND["name"]) else shape_of(form)
             for form, kind in zip(forms, kinds, strict=True)
-        ]
+        )
         v["words"][first:] = [min(6, form.count(" ") + 1) for form in forms]
         v["digits"][first:] = [sum(map(str.isdigit, form)) / len(form) for form in forms]
         runs = [_RUN.search(form) for form in forms]
-        v["run"][first:] = self.runs.all([run[0] if run else "" for run in runs])
+        v["run"][first:] = self.runs([run[0] if run else "" for run in runs])
         parts = [dict.fromkeys(words_of(text)) for _, text in new]
-        words = self.words.all(part for of_value in parts for part in of_value)
+        words = self.words(part for of_value in parts for part in of_value)
         weights = 1 / np.sqrt(1 + self.words.table["count"][words])
         values = np.repeat(np.arange(first, v.size), [len(of_value) for of_value in parts])
         self.value_terms.append(value=values, word=words, weight=weights)
@@ -252,9 +250,9 @@ class EvidenceTables:
             self.argument_words |= key_words(use.key)
             value = self.ids.get(use.form)
             if value is None:
-                if use.leaf or kind_of(use.form) != KIND["word"]:
-                    kind = KIND["phrase"] if " " in use.form else kind_of(use.form)
-                    value = self._new_value(use.form, kind)
+                kind = kind_of(use.form)
+                if use.leaf or kind != KIND["word"]:
+                    value = self._new_value(use.form, KIND["phrase"] if " " in use.form else kind)
                     v["agent"][value] = v["uses"][value] = 1
                     v["used"][value] = v["seen"][value] = v["first_use"][value] = now
                     touched.append(value)
@@ -307,7 +305,8 @@ class EvidenceTables:
 
         An edit makes them half stale, as most of their text still stands in the file.
         """
-        number = self.records["file"][record] = self.files(file.path)
+        (number,) = self.files([file.path])
+        self.records["file"][record] = number
         self.files.table["last"][number] = item.interaction
         copies = self.copies.setdefault(file.path, [])
         stale = self.records["stale"]
@@ -322,17 +321,13 @@ class EvidenceTables:
 
     def _add_text(self, item: ParsedRecord, record: int, tool: int) -> None:
         now, v, r = item.interaction, self.values, self.records
-        texts = self.texts.all(s.text for s in item.cut.segments)
+        texts = self.texts(s.text for s in item.cut.segments)
+        cut = item.cut.segments
         first = self.segments.append(
-            tokens=item.tokens,
-            gap=item.gaps,
-            block=[s.block for s in item.cut.segments],
-            place=np.arange(len(item.tokens)),
-            chars=[len(s.text) for s in item.cut.segments],
-            lines=[s.text.count("\n") for s in item.cut.segments],
-            structure=[s.structured for s in item.cut.segments],
-            text=texts,
-        )
+            tokens=item.tokens, gap=item.gaps, block=[s.block for s in cut], place=np.arange(len(cut)),
+            chars=[len(s.text) for s in cut], lines=[s.text.count("\n") for s in cut],
+            structure=[s.structured for s in cut], text=texts,
+        )  # fmt: skip
         self.texts.table["last"][texts] = np.arange(first, first + len(texts))
         self.segments["record"][first:] = record
         self.first_segment.append(first)
@@ -353,7 +348,7 @@ class EvidenceTables:
         start = self.pairs.append(value=pairs)
         self.segments["count"][first:] = counts
         self.segments["start"][first:] = start + np.cumsum(counts) - counts
-        words = self.words.all(text for of_segment in item.words for text in of_segment)
+        words = self.words(text for of_segment in item.words for text in of_segment)
         np.add.at(self.words.table["count"], np.array(words, np.int32), 1)
         r["interaction"][record] = now
         r["tool"][record] = tool
@@ -375,8 +370,8 @@ class EvidenceTables:
         if not len(ids):
             return
         places = [shown[value] for value in ids.tolist()]
-        keys = self.keys.all([c.key for _, c in places])
-        sources = self.sources.all([(tool, key) for key in keys])
+        keys = self.keys([c.key for _, c in places])
+        sources = self.sources([(tool, key) for key in keys])
         shapes = v["shape"][ids].tolist()
         self.columns.add(ids, keys, v)
         self.likes.add(ids, shapes, v)
@@ -394,15 +389,10 @@ class EvidenceTables:
         """Compare the values with the texts of the anchor: those that it shows are `visible`."""
         if list(texts) != self.anchor:
             self.anchor = list(texts)
-            known = self._anchor_texts
-            self._anchor_texts = {t: known.get(t) or _AnchorText.of(t) for t in texts}
-            read = self._anchor_texts.values()
-            self._shown = _AnchorText(
-                " ".join(filter(None, [self._anchor_texts[t].folded for t in texts])),
-                set().union(*(k.forms for k in read)),
-                {""}.union(*(k.runs for k in read)),
-                set().union(*(k.words for k in read)),
-            )
+            self._anchor_texts = {t: self._anchor_texts.get(t) or _AnchorText.of(t) for t in texts}
+            folded = " ".join(filter(None, [self._anchor_texts[t].folded for t in texts]))
+            found = zip(*(known[1:] for known in [_NO_TEXT, *self._anchor_texts.values()]), strict=True)
+            self._shown = _AnchorText(folded, *(set().union(*sets) for sets in found))
             self._anchored = 0, 0, 0
         v, words, runs = self.values, self.words.table, self.runs.table
         first, first_word, first_run = self._anchored
@@ -495,15 +485,7 @@ class _AnchorText(NamedTuple):
     @classmethod
     def of(cls, text: str) -> _AnchorText:
         folded = fold(text)
-        return cls(folded, set(forms_in(text)), set(_RUN.findall(folded)), set(words_of(folded)))
+        return cls(folded, set(forms_in(text)), {"", *_RUN.findall(folded)}, set(words_of(folded)))
 
 
-def stands_in(form: str, text: str) -> bool:
-    """Whether `form` stands in `text` as whole words."""
-    at = text.find(form)
-    while at >= 0:
-        before, after = text[max(0, at - 1) : at], text[at + len(form) : at + len(form) + 1]
-        if not (before.isalnum() and form[0].isalnum()) and not (after.isalnum() and form[-1].isalnum()):
-            return True
-        at = text.find(form, at + 1)
-    return False
+_NO_TEXT = _AnchorText.of("")

@@ -7,8 +7,7 @@
 - ``run_agent``: a reference agent loop.
 """
 
-from memory_bank.testing.agent import run_agent
-from memory_bank.testing.model import Request, ScriptedModel
+from memory_bank.testing.model import Request, ScriptedModel, run_agent
 from memory_bank.testing.replies import Reply, call, calls, fail, say
 from memory_bank.testing.server import LoggedRequest, ScriptedServer
 from memory_bank.transcript.pairing import pairing_errors

@@ -88,16 +88,3 @@ def cut(after: int = 0) -> Reply:
 def as_json(body: object) -> Reply:
     """A JSON body."""
     return Reply(raw=json.dumps(body))
-
-
-def in_pieces(text: str) -> list[str]:
-    """Split a text into at most 64 pieces of at least 8 characters."""
-    size = max(8, -(-len(text) // 64))
-    return [text[i : i + size] for i in range(0, len(text), size)]
-
-
-def as_events(events: Sequence[tuple[str, JsonObject]]) -> list[bytes]:
-    """Server-sent events with their names, one piece each."""
-    return [
-        f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode() for kind, fields in events
-    ]

@@ -3,28 +3,42 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import itertools
 import json
 import math
 import re
+import socket
 import struct
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from memory_bank.testing.loopback import Answer, LoopbackServer
-from memory_bank.testing.replies import JsonObject, Reply, as_json, fail, in_pieces, say
-from memory_bank.testing.server_messages import COUNT, MESSAGES, ScriptedMessages, error_of
-from memory_bank.testing.server_responses import RESPONSES, ScriptedResponses
-from memory_bank.transcript.messages import call_entry
-from memory_bank.transcript.pairing import pairing_errors
+from memory_bank.testing.apis import (
+    CHAT,
+    COUNT,
+    MESSAGES,
+    RESPONSES,
+    ScriptedChat,
+    ScriptedMessages,
+    ScriptedResponses,
+)
+from memory_bank.testing.replies import JsonObject, Reply, as_json, fail, say
 
-CHAT = "/v1/chat/completions"
 EMBEDDINGS = "/v1/embeddings"
 SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "api-key", "x-api-key", "cookie"})
+
+
+LOOK = 0.02
+"""Seconds between two checks whether a waiting client is still connected."""
+
+_Sent = tuple[Reply, str, Sequence[bytes]]
+"""A reply, its content type, and its body in pieces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +88,11 @@ class ScriptedServer:
         self._taken = 0
         self._lock = threading.Lock()
         self._numbers: Counter[str] = Counter()
-        self._responses = ScriptedResponses(self._number)
-        self._messages = ScriptedMessages(self._number)
-        self._listener: LoopbackServer | None = None
+        self._responses, messages = ScriptedResponses(self._number), ScriptedMessages(self._number)
+        self._apis: dict[str, ScriptedChat | ScriptedResponses | ScriptedMessages] = {
+            CHAT: ScriptedChat(self._number), RESPONSES: self._responses, MESSAGES: messages, COUNT: messages,
+        }  # fmt: skip
+        self._listener: _Listener | None = None
         self._hangups = 0
 
     @property
@@ -93,7 +109,7 @@ class ScriptedServer:
 
     def start(self) -> ScriptedServer:
         """Listen on a free loopback port."""
-        self._listener = self._listener or LoopbackServer(self._respond)
+        self._listener = self._listener or _Listener(self._respond)
         return self
 
     def close(self) -> None:
@@ -109,7 +125,7 @@ class ScriptedServer:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _respond(self, method: str, path: str, headers: dict[str, str], data: bytes) -> Answer:
+    def _respond(self, method: str, path: str, headers: dict[str, str], data: bytes) -> _Sent:
         """Log a request and make its answer."""
         try:
             body = json.loads(data)
@@ -123,15 +139,15 @@ class ScriptedServer:
         keys = (headers.get("authorization"), headers.get("x-api-key"))
         reply = fail(401, "Incorrect API key provided.", code="invalid_api_key")
         if self.api_key is None or f"Bearer {self.api_key}" in keys or self.api_key in keys:
-            reply = self.answer(method, path, body)
+            reply = self._answer(method, path, body)
         try:
-            kind, pieces = self.render(reply, path, body, len(data))
+            kind, pieces = self._render(reply, path, body, len(data))
         except Exception as error:
             reply = _broken("the reply cannot be sent", error)
-            kind, pieces = self.render(reply, path, body, len(data))
+            kind, pieces = self._render(reply, path, body, len(data))
         return replace(reply, headers={"x-request-id": f"req_{number}", **reply.headers}), kind, pieces
 
-    def answer(self, method: str, path: str, body: Any) -> Reply:
+    def _answer(self, method: str, path: str, body: Any) -> Reply:
         """The reply to a request."""
         try:
             if (method, path) == ("GET", "/v1/models"):
@@ -139,38 +155,25 @@ class ScriptedServer:
                 return as_json({"object": "list", "data": data})
             if (reply := self._responses.answer(method, path)) is not None:
                 return reply
-            if method != "POST" or path not in (CHAT, RESPONSES, MESSAGES, COUNT, EMBEDDINGS):
+            api = self._apis.get(path)
+            if method != "POST" or (api is None and path != EMBEDDINGS):
                 return fail(404, f"Unknown request URL: {method} {path}")
             if not isinstance(body, dict):
                 return fail(400, "We could not parse the JSON body of your request.")
             if not isinstance(body.get("model"), str) or not body["model"]:
                 return fail(400, "you must provide a model parameter")
-            if path == EMBEDDINGS:
+            if api is None:
                 return self._embeddings(body)
-            refusal = self._refusal(body, path)
-            if path == COUNT:
-                return refusal or as_json({"input_tokens": len(json.dumps(body)) // 4})
-            return refusal or self._scripted(body)
-        except BaseException as error:  # a failing script is answered too
-            return _broken("the script failed", error)
-
-    def _refusal(self, body: JsonObject, path: str) -> Reply | None:
-        """The error for a request that is not valid; None for a valid one."""
-        param, prefix = "messages", ""
-        if path == CHAT:
-            messages = body.get("messages")
-            if not isinstance(messages, list) or not messages:
-                return fail(400, "Invalid 'messages': expected an array with minimum length 1", param=param)
-            errors, prefix = pairing_errors(messages), "Invalid 'messages': "
-        else:
-            api = self._responses if path == RESPONSES else self._messages
             if (refusal := api.refusal(body, path)) is not None:
                 return refusal
-            errors, param = api.errors(body), "input" if path == RESPONSES else ""
-        if not self.strict or not errors:
-            return None
-        self.refused.extend(errors)
-        return fail(400, prefix + "; ".join(errors[: 5 if prefix else 1]), param=param or None)
+            if self.strict and (errors := api.errors(body)):
+                self.refused.extend(errors)
+                return fail(400, api.prefix + "; ".join(errors[: api.most]), param=api.param)
+            if path == COUNT:
+                return as_json({"input_tokens": len(json.dumps(body)) // 4})
+            return self._scripted(body)
+        except BaseException as error:  # a failing script is answered too
+            return _broken("the script failed", error)
 
     def _scripted(self, body: JsonObject) -> Reply:
         """The next reply of the script."""
@@ -211,47 +214,17 @@ class ScriptedServer:
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return as_json({"object": "list", "data": data, "model": body["model"], "usage": usage})
 
-    def render(self, reply: Reply, path: str, body: Any, size: int) -> tuple[str, list[bytes]]:
+    def _render(self, reply: Reply, path: str, body: Any, size: int) -> tuple[str, list[bytes]]:
         """The content type and the body of a reply, in several pieces when it is streamed."""
         streamed = isinstance(body, dict) and bool(body.get("stream")) and reply.status < 400
         kind = "text/event-stream" if streamed else "application/json"
         if reply.raw is not None:
             given = [reply.raw] if isinstance(reply.raw, (str, bytes)) else reply.raw
             return kind, [p if isinstance(p, bytes) else p.encode("utf-8", "surrogatepass") for p in given]
-        if reply.status >= 400:
-            return "application/json", [error_of(reply) if path in (MESSAGES, COUNT) else _error_body(reply)]
-        if path in (MESSAGES, RESPONSES):
-            api = self._messages if path == MESSAGES else self._responses
-            return kind, api.render(reply, body, size, streamed)
-        head = {"id": self._number("chatcmpl-"), "created": 0, "model": body["model"]}
-        tool_calls = [self._tool_call(*given) for given in reply.tool_calls]
-        said = len(reply.content or "") + sum(len(c["function"]["arguments"]) for c in tool_calls)
-        into, out = reply.usage or (size // 4, said // 4)
-        usage: JsonObject = {"prompt_tokens": into, "completion_tokens": out, "total_tokens": into + out}
-        if reply.cached is not None:
-            usage["prompt_tokens_details"] = {"cached_tokens": reply.cached[0]}
-        reason = "tool_calls" if tool_calls else "stop"
-        if not streamed:
-            message: JsonObject = {"role": "assistant", "content": reply.content, "refusal": None}
-            if reply.reasoning is not None:
-                message["reasoning_content"] = reply.reasoning
-            if tool_calls:
-                message["tool_calls"] = tool_calls
-            choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
-            whole = {**head, "object": "chat.completion", "choices": [choice], "usage": usage}
-            return kind, [json.dumps(whole).encode()]
-        head["object"] = "chat.completion.chunk"
-        deltas: list[tuple[Any, Any]] = [*((d, None) for d in _deltas(reply, tool_calls)), ({}, reason)]
-        chunks = [{**head, "choices": [{"index": 0, "delta": d, "finish_reason": r}]} for d, r in deltas]
-        options = body.get("stream_options")
-        if isinstance(options, dict) and options.get("include_usage"):
-            chunks = [{**chunk, "usage": None} for chunk in chunks]
-            chunks.append({**head, "choices": [], "usage": usage})
-        return kind, [f"data: {c}\n\n".encode() for c in [*map(json.dumps, chunks), "[DONE]"]]
-
-    def _tool_call(self, name: str, arguments: Any, call_id: str | None = None) -> JsonObject:
-        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-        return call_entry(self._number("call_") if call_id is None else call_id, name, text)
+        api = self._apis.get(path, self._apis[CHAT])
+        return kind, [api.error_body(reply)] if reply.status >= 400 else api.render(
+            reply, body, size, streamed
+        )
 
     def _number(self, prefix: str) -> str:
         """The next id with a prefix: ``call_0001``."""
@@ -273,31 +246,162 @@ def hashed_embedding(texts: list[str], dimension: int = 64) -> list[list[float]]
     return vectors
 
 
-def _deltas(reply: Reply, tool_calls: list[JsonObject]) -> Iterator[JsonObject]:
-    yield {"role": "assistant", "content": None if reply.content is None else ""}
-    for piece in in_pieces(reply.reasoning or ""):
-        yield {"reasoning_content": piece}
-    for piece in in_pieces(reply.content or ""):
-        yield {"content": piece}
-    for i, made in enumerate(tool_calls):
-        first = {**made, "function": {"name": made["function"]["name"], "arguments": ""}}
-        yield {"tool_calls": [{"index": i, **first}]}
-        for piece in in_pieces(made["function"]["arguments"]):
-            yield {"tool_calls": [{"index": i, "function": {"arguments": piece}}]}
-
-
 def _broken(what: str, error: BaseException) -> Reply:
     """The answer to a failing script: a 500 that the openai client does not retry."""
     return Reply(f"{what}: {type(error).__name__}: {error}", status=500, headers={"x-should-retry": "false"})
 
 
-def _error_body(reply: Reply) -> bytes:
-    """The JSON of an error in OpenAI's shape."""
-    kind = "server_error" if reply.status >= 500 else "invalid_request_error"
-    kind, code = ("requests", "rate_limit_exceeded") if reply.status == 429 else (kind, None)
-    error = {"message": reply.content or "", "type": kind, "param": reply.param, "code": reply.code or code}
-    return json.dumps({"error": error}).encode()
-
-
 def _is_tokens(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(t) is int for t in value)
+
+
+class _Listener(ThreadingHTTPServer):
+    """A server on a free port; ``stop`` closes all its connections.
+
+    ``respond`` gets the method, the path with the query, the headers (names in lower case) and the body of a request.
+    ``hangups`` counts the clients that disconnected before their answer was complete.
+    """
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, respond: Callable[[str, str, dict[str, str], bytes], _Sent]) -> None:
+        self.respond = respond
+        self.closing = threading.Event()
+        self.open: set[socket.socket] = set()
+        self.hangups = 0
+        self._lock = threading.Lock()
+        super().__init__(("127.0.0.1", 0), _Handler)
+        threading.Thread(target=self.serve_forever, args=(LOOK,), daemon=True).start()
+
+    def stop(self) -> None:
+        """Close everything at once; unfinished answers are dropped."""
+        self.closing.set()
+        self.shutdown()
+        self.server_close()
+        for connection in list(self.open):
+            _hang_up(connection)
+
+    def server_bind(self) -> None:
+        """As the base class, without its DNS lookup of the host name."""
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = "localhost", self.server_address[1]
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        connection, address = super().get_request()
+        self.open.add(connection)
+        return connection, address
+
+    def shutdown_request(self, request: Any) -> None:
+        self.open.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore clients that disconnect."""
+
+    def count_hangup(self) -> None:
+        """Count a client that disconnected, unless this server is closing."""
+        if not self.closing.is_set():
+            with self._lock:
+                self.hangups += 1
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One connection, whose requests are answered one after the other."""
+
+    server: _Listener
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Write nothing to stderr."""
+
+    def do_POST(self) -> None:
+        body = self._read_body()
+        if body is None:
+            self.close_connection = True
+            return
+        headers = {k.lower(): v for k, v in self.headers.items()}
+        reply, kind, pieces = self.server.respond(self.command, self.path, headers, body)
+        whole = False
+        try:
+            whole = self._wait(reply.delay) and reply.cut != 0 and self._send(reply, kind, pieces)
+        except OSError:
+            self.server.count_hangup()
+        if not whole:
+            _hang_up(self.connection)
+            self.close_connection = True
+
+    do_GET = do_DELETE = do_PUT = do_PATCH = do_POST  # noqa: N815 (names of the base class)
+
+    def _read_body(self) -> bytes | None:
+        """The request's body, also if it is chunked; None when the client disconnected before its end."""
+        if "chunked" not in self.headers.get("transfer-encoding", "").lower():
+            size = int(self.headers.get("content-length") or 0)
+            body = self.rfile.read(size)
+            return body if len(body) == size else None
+        parts: list[bytes] = []
+        while line := self.rfile.readline():
+            size = int(line.partition(b";")[0], 16)
+            parts.append(self.rfile.read(size))
+            self.rfile.readline()
+            if not size:
+                return b"".join(parts)
+        return None
+
+    def _send(self, reply: Reply, kind: str, pieces: Sequence[bytes]) -> bool:
+        """Send a reply: a stream of events as one chunk for each piece, other replies as one body.
+
+        False if the client has gone, or if the reply was cut short on purpose (``Reply.cut``).
+        """
+        chunked = kind == "text/event-stream"
+        framing = {"transfer-encoding": "chunked"} if chunked else {"content-length": sum(map(len, pieces))}
+        self.send_response(reply.status)
+        own = {name.lower(): value for name, value in reply.headers.items()}
+        for name, value in ({"content-type": kind} | framing | own).items():
+            self.send_header(name, str(value))
+        self.end_headers()
+        sent = 0
+        for i, piece in enumerate(pieces):
+            if not self._wait(reply.pause if i else 0):
+                return False
+            part = piece if reply.cut is None else piece[: max(0, reply.cut - sent)]
+            sent += len(part)
+            if part:
+                self.wfile.write(b"%x\r\n%b\r\n" % (len(part), part) if chunked else part)
+        if reply.cut is None and chunked:
+            self.wfile.write(b"0\r\n\r\n")
+        return reply.cut is None
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait; returns whether the client is still connected and the server running."""
+        until = time.monotonic() + seconds
+        while not self.server.closing.is_set():
+            if self._is_gone():
+                self.server.count_hangup()
+                return False
+            left = until - time.monotonic()
+            if left <= 0:
+                return True
+            self.server.closing.wait(min(left, LOOK))
+        return False
+
+    def _is_gone(self) -> bool:
+        """Whether the client has closed the connection."""
+        self.connection.setblocking(False)
+        try:
+            return not self.connection.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        finally:
+            with contextlib.suppress(OSError):
+                self.connection.setblocking(True)
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)

@@ -1,32 +1,40 @@
-"""The Messages API of Anthropic: its blocks, the check of their pairs, and its messages as a Conversation."""
+"""The Messages API of Anthropic: its messages as a Conversation, thinking, the check of pairs, cache marks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, takewhile
 from typing import Any
 
 from memory_bank.errors import HistoryError
 from memory_bank.transcript.jsontext import compact, parse_arguments, plain
-from memory_bank.transcript.messages import call_entry, content_text
-from memory_bank.transcript.turns import KEPT_ROLE, WHOLE, Change, ChatMessage, Conversation, PartPlace, Wire
+from memory_bank.transcript.messages import MessageKind, content_text
+from memory_bank.transcript.turns import (
+    WHOLE,
+    Change,
+    ChatMessage,
+    Conversation,
+    Part,
+    PartPlace,
+    PartWire,
+    Placed,
+)
 
 AnthropicMessage = dict[str, Any]
 Block = dict[str, Any]
-Part = tuple[ChatMessage, list[PartPlace]]
-"""A chat message and its blocks, whose messages are numbered from the first of their turn."""
-Make = Callable[[Any], list[Part]]
-Derive = Callable[[Any, Make], list[Part]]
+Make = Callable[[Any], list[Placed]]
+Derive = Callable[[Any, Make], list[Placed]]
 """Returns what a function makes of a message. It may return what it made of the same object before."""
 
 THINKING = frozenset({"thinking", "redacted_thinking"})
 CACHE_MARK = "cache_control"
 MOST_CACHE_MARKS = 4
 
+_ROLES = ("user", "assistant", "system")
 _USER_BLOCKS = frozenset({"text", "image", "document", "search_result"})
+_MARKABLE = _USER_BLOCKS | {"tool_use", "tool_result"}
 _HIDDEN = frozenset({"type", "id", "signature", "data", "encrypted_content", CACHE_MARK})
-_NOTHING = PartPlace(0, WHOLE)  # the message as a whole, which is never changed
 
 
 class Thinking(Enum):
@@ -53,31 +61,51 @@ def drops_blocks(thinking: Mapping[str, Any]) -> bool:
 
 def is_anthropic(messages: object) -> bool:
     """Whether a list has blocks of the Messages API, ``tool_use`` or ``tool_result``, and no calls of a chat."""
-    if not isinstance(messages, (list, tuple)):
+    dicts = [m for m in messages if isinstance(m, dict)] if isinstance(messages, (list, tuple)) else []
+    if any(m.get("tool_calls") or m.get("role") in ("tool", "function") for m in dicts):
         return False
-    if any(
-        isinstance(m, dict) and (m.get("tool_calls") or m.get("role") in ("tool", "function"))
-        for m in messages
-    ):
-        return False
-    return any(
-        block.get("type") in ("tool_use", "tool_result")
-        for message in messages
-        if isinstance(message, dict) and message.get("role") in ("user", "assistant")
-        for block in _blocks(message)
-    )
+    said = (m for m in dicts if m.get("role") in ("user", "assistant"))
+    return any(_type(b) in ("tool_use", "tool_result") for m in said for _, b in _numbered(m))
 
 
-def _blocks(message: object) -> list[Block]:
-    """The blocks of a message that are objects; none for a text."""
-    content = message.get("content") if isinstance(message, dict) else None
-    return [b for b in content if isinstance(b, dict)] if isinstance(content, list) else []
+def _role(message: object) -> object:
+    return message.get("role") if isinstance(message, dict) else None
 
 
-# Messages to a chat
+def _type(block: object) -> str | None:
+    kind = block.get("type") if isinstance(block, dict) else None
+    return kind if isinstance(kind, str) else None
 
 
-def derive_anew(message: Any, make: Make) -> list[Part]:
+def _numbered(message: Any) -> list[tuple[int, Any]]:
+    """The blocks of a message by number; a text is one block."""
+    content = message.get("content")
+    return list(enumerate(content)) if isinstance(content, list) else [(WHOLE, _text_block(content))]
+
+
+def _text_block(text: object) -> Block:
+    return {"type": "text", "text": text}
+
+
+def _unmarked(block: Any) -> Any:
+    """A block without its cache mark, which clients move from message to message."""
+    if isinstance(block, dict) and CACHE_MARK in block:
+        return {k: v for k, v in block.items() if k != CACHE_MARK}
+    return block
+
+
+def _readable(block: object) -> str:
+    """The members of a block as JSON, without those that only the provider reads."""
+    if not isinstance(block, dict):
+        return compact(plain(block))
+    rest = {k: v for k, v in block.items() if k not in _HIDDEN}
+    return compact(plain(rest)) if rest else ""
+
+
+# Messages to a chat, and back
+
+
+def derive_anew(message: Any, make: Make) -> list[Placed]:
     """Call ``make``: the Derive that keeps nothing."""
     return make(message)
 
@@ -104,170 +132,78 @@ def from_anthropic(
     """
     if not isinstance(messages, (list, tuple)):
         raise HistoryError(f"messages must be a list of messages, not {type(messages).__name__}.")
-    chat: Conversation[AnthropicMessage] = Conversation(messages, AnthropicWire(thinking))
-    unit = 0
-
-    def put(part: Part, start: int) -> None:
-        message, places = part
-        chat.add(message, [PartPlace(start + i, j, number) for i, j, number in places], unit)
-
-    text = content_text(system).strip() if system else ""
-    if text:
-        put(({"role": "system", "content": text}, []), 0)
-    at = 0
+    wire = AnthropicWire(thinking)
+    chat: Conversation[AnthropicMessage] = Conversation(messages, wire)
+    if text := content_text(system).strip() if system else "":
+        chat.add({"role": "system", "content": text}, [], -1)
+    unit, start = 0, 0
     joins = False  # the unit is a turn with calls, which results join
-    while at < len(messages):
-        role, start = _role(messages[at]), at
-        at += 1
-        while role == "assistant" and at < len(messages) and _role(messages[at]) == "assistant":
-            at += 1
-        if role == "user":
-            for part in derive(messages[start], _said_by_user):
-                unit += part[0]["role"] != "tool" or not joins
-                joins = True
-                put(part, start)
-            joins = False
-            continue
-        unit += 1
-        if role == "assistant":
-            run = messages[start:at]
-            parts = derive(run[0], lambda m: _turn([m])) if len(run) == 1 else _turn(run)
-        else:
-            message = messages[start]
-            said = content_text(message.get("content")) if role == "system" else _readable(message)
-            parts = [({"role": "system" if role == "system" else KEPT_ROLE, "content": said}, [_NOTHING])]
-        joins = "tool_calls" in parts[0][0]
-        for part in parts:
-            put(part, start)
+    while start < len(messages):
+        role, stop = _role(messages[start]), start + 1
+        while role == "assistant" and stop < len(messages) and _role(messages[stop]) == "assistant":
+            stop += 1
+        is_one = stop == start + 1
+        made = (
+            derive(messages[start], lambda m: _WIRE.chat_messages([m]))
+            if is_one
+            else wire.chat_messages(messages[start:stop])
+        )
+        for n, (message, places) in enumerate(made):
+            unit += n == 0 if role == "assistant" else message["role"] != "tool" or not joins
+            joins = True
+            chat.add(message, [place._replace(message=start + place.message) for place in places], unit)
+        joins = role == "assistant" and "tool_calls" in made[0][0]
+        start = stop
     return chat
 
 
-def _turn(run: Sequence[Any]) -> list[Part]:
-    """Make one message of an assistant turn, with its text and calls, and an item for blocks of other kinds."""
-    texts: list[str] = []
-    calls: list[dict[str, Any]] = []
-    made: list[PartPlace] = []
-    opaque: list[PartPlace] = []
-    for i, message in enumerate(run):
-        content = message.get("content")
-        if not isinstance(content, list):
-            texts.append(content_text(content))
-            made.append(PartPlace(i, WHOLE, WHOLE))
-            continue
-        if not content:
-            made.append(PartPlace(i, WHOLE))
-        for j, block in enumerate(content):
-            kind = _type(block)
-            if kind == "tool_use":
-                made.append(PartPlace(i, j, len(calls)))
-                calls.append(_tool_call(block))
-            elif kind == "text":
-                made.append(PartPlace(i, j, WHOLE))
-                texts.append(content_text(block.get("text")))
-            else:
-                (made if kind in THINKING else opaque).append(PartPlace(i, j))
-    text = "\n".join(t for t in texts if t)
-    kept = _item([run[place.message]["content"][place.number] for place in opaque])
-    if calls:
-        turn = {"role": "assistant", "content": text or None, "tool_calls": calls}
-        # between a call and its result, an item keeps the turn from being left out
-        return [(turn, made), (kept, opaque)] if opaque else [(turn, made)]
-    if opaque:  # a turn of the provider's own tools
-        return [({"role": KEPT_ROLE, "content": "\n".join((text, kept["content"]))}, made + opaque)]
-    return [({"role": "assistant", "content": text}, made)]
+class AnthropicWire(PartWire[AnthropicMessage]):
+    """See PartWire. The parts of a message are its blocks; a content that is a text is the part WHOLE."""
 
-
-def _said_by_user(message: Any) -> list[Part]:
-    """Divide a user message: each result becomes a tool message, texts and images become one user message.
-
-    Blocks of other kinds become one item.
-    """
-    content = message.get("content")
-    if not isinstance(content, list):
-        return [({"role": "user", "content": content_text(content)}, [_NOTHING])]
-    results = [j for j, b in enumerate(content) if _type(b) == "tool_result"]
-    said = [j for j, b in enumerate(content) if isinstance(b, str) or _type(b) in _USER_BLOCKS]
-    other = [j for j in range(len(content)) if j not in {*results, *said}]
-    parts: list[Part] = [(_tool_message(content[j]), [PartPlace(0, j, WHOLE)]) for j in results]
-    if said or not content:
-        texts = [_unmarked(content[j]) for j in said]
-        is_text = len(texts) == 1 and _type(texts[0]) == "text" and isinstance(texts[0].get("text"), str)
-        places = [PartPlace(0, j) for j in said] or [_NOTHING]
-        parts.append(({"role": "user", "content": texts[0]["text"] if is_text else texts}, places))
-    if other:
-        parts.append((_item([content[j] for j in other]), [PartPlace(0, j) for j in other]))
-    return parts
-
-
-def _item(blocks: Sequence[Any]) -> ChatMessage:
-    """A message that no strategy leaves out, for blocks that are kept as they are."""
-    return {"role": KEPT_ROLE, "content": "\n".join(map(_readable, blocks))}
-
-
-def _role(message: object) -> object:
-    return message.get("role") if isinstance(message, dict) else None
-
-
-def _type(block: object) -> str | None:
-    kind = block.get("type") if isinstance(block, dict) else None
-    return kind if isinstance(kind, str) else None
-
-
-def _tool_call(block: Block) -> dict[str, Any]:
-    arguments = block.get("input")
-    name = block.get("name")
-    text = arguments if isinstance(arguments, str) else compact(plain(arguments or {}))
-    return call_entry(block.get("id"), name if isinstance(name, str) else "unknown", text)
-
-
-def _tool_message(block: Block) -> ChatMessage:
-    content = block.get("content")
-    if isinstance(content, list):
-        content = [_unmarked(part) for part in content]
-    return {
-        "role": "tool",
-        "tool_call_id": block.get("tool_use_id"),
-        "content": "" if content is None else content,
-    }
-
-
-def _unmarked(block: Any) -> Any:
-    """A block without its cache mark, which clients move from message to message."""
-    if isinstance(block, dict) and CACHE_MARK in block:
-        return {k: v for k, v in block.items() if k != CACHE_MARK}
-    return block
-
-
-def _readable(block: object) -> str:
-    """The members of a block as JSON, without those that only the provider reads."""
-    if not isinstance(block, dict):
-        return compact(plain(block))
-    rest = {k: v for k, v in block.items() if k not in _HIDDEN}
-    return compact(plain(rest)) if rest else ""
-
-
-# A chat to messages
-
-
-class AnthropicWire(Wire[AnthropicMessage]):
-    """See Wire. The parts of a message are its blocks; a content that is a text is the part WHOLE."""
-
-    def __init__(self, thinking: Thinking) -> None:
+    def __init__(self, thinking: Thinking = Thinking.DROP) -> None:
         self._thinking = thinking
 
+    def read(self, native: AnthropicMessage) -> dict[int, Part]:
+        """See PartWire. Never raises. What the user says in a message is one part, its results stand before it."""
+        role = _role(native)
+        if role not in ("user", "assistant"):
+            is_system = role == "system"
+            text = content_text(native.get("content")) if is_system else _readable(native)
+            return {WHOLE: Part(MessageKind.SYSTEM if is_system else MessageKind.OTHER, text)}
+        content, is_user = native.get("content"), role == "user"
+        if not isinstance(content, list):
+            return {WHOLE: Part(MessageKind.USER if is_user else MessageKind.SAY, content_text(content))}
+        if not content:
+            return {WHOLE: Part(MessageKind.USER, []) if is_user else Part(MessageKind.REASONING)}
+        found = {
+            j: (_read_by_user if is_user else _read_by_assistant)(block) for j, block in enumerate(content)
+        }
+        if said := [j for j, part in found.items() if part.kind is MessageKind.USER]:
+            texts = [_unmarked(content[j]) for j in said]
+            only = texts[0].get("text") if len(texts) == 1 and _type(texts[0]) == "text" else None
+            found[said[0]] = Part(MessageKind.USER, only if isinstance(only, str) else texts)
+        return (
+            dict(sorted(found.items(), key=lambda part: part[1].kind is not MessageKind.RESULT))
+            if is_user
+            else found
+        )
+
+    def speakers(self, native: AnthropicMessage) -> set[str]:
+        """See PartWire."""
+        role = _role(native)
+        found = {role} if isinstance(role, str) and role in ("user", "assistant") else set()
+        has_result = isinstance(native, dict) and any(_type(b) == "tool_result" for _, b in _numbered(native))
+        return found | ({"result"} if has_result else set())
+
     def write(self, native: AnthropicMessage, change: Change) -> AnthropicMessage | None:
-        content = native["content"] if isinstance(native["content"], list) else [{"type": "text"}]
-        whole = change.get(WHOLE, "")
-        changed = change if isinstance(native["content"], list) else {0: whole}
+        given = _numbered(native)
         blocks = [
-            _with_text(block, changed[j]) if j in changed else block
-            for j, block in enumerate(content)
-            if changed.get(j, "") is not None
+            _with_text(b, change[j]) if j in change else b for j, b in given if change.get(j, "") is not None
         ]
         return {**native, "content": blocks} if blocks else None
 
     def say(self, message: ChatMessage) -> AnthropicMessage:
-        return {"role": "user", "content": [{"type": "text", "text": content_text(message["content"])}]}
+        return {"role": "user", "content": [_text_block(content_text(message["content"]))]}
 
     def repair(self, message: ChatMessage, source: Sequence[Any]) -> AnthropicMessage:  # noqa: ARG002
         if message["role"] == "tool":
@@ -295,14 +231,40 @@ class AnthropicWire(Wire[AnthropicMessage]):
         return messages
 
 
+_WIRE = AnthropicWire()
+
+
+def _read_by_user(block: Any) -> Part:
+    kind = _type(block)
+    if kind == "tool_result":
+        content = block.get("content")
+        content = [_unmarked(part) for part in content] if isinstance(content, list) else content
+        return Part(MessageKind.RESULT, "" if content is None else content, block.get("tool_use_id"))
+    if isinstance(block, str) or kind in _USER_BLOCKS:
+        return Part(MessageKind.USER, None)
+    return Part(MessageKind.OTHER, _readable(block))
+
+
+def _read_by_assistant(block: Any) -> Part:
+    kind = _type(block)
+    if kind == "tool_use":
+        given, name = block.get("input"), block.get("name")
+        text = given if isinstance(given, str) else compact(plain(given or {}))
+        return Part(MessageKind.CALL, text, block.get("id"), name if isinstance(name, str) else "unknown")
+    if kind == "text":
+        return Part(MessageKind.SAY, content_text(block.get("text")))
+    if kind in THINKING:
+        return Part(MessageKind.REASONING, signed=True)
+    return Part(MessageKind.OTHER, _readable(block))
+
+
 def _with_text(block: Block, text: Any) -> Block:
     """The block with other arguments, another result or another text."""
     kind = _type(block)
     if kind == "tool_use":
         return {**block, "input": parse_arguments(text)}
     if kind == "tool_result":
-        is_list = isinstance(block.get("content"), list)
-        return {**block, "content": [{"type": "text", "text": text}] if is_list else text}
+        return {**block, "content": [_text_block(text)] if isinstance(block.get("content"), list) else text}
     return {**{k: v for k, v in block.items() if k != "citations"}, "text": text}
 
 
@@ -314,30 +276,24 @@ def _arranged(messages: Sequence[Any], source: Sequence[Any]) -> list[AnthropicM
     """
     after = {id(a): b for a, b in pairwise(source)}
     out: list[AnthropicMessage] = []
-    run: list[Any] = []
-
-    def close() -> None:
-        stood_so = all(after.get(id(a)) is b for a, b in pairwise(run))
-        roles = [_role(m) for m in run]
-        late_result = any(_type(b) == "tool_result" for m in run[1:] for b in _blocks(m))
-        if stood_so or late_result or any(r not in ("user", "system") for r in roles):
-            out.extend(run)
-        else:
-            for role in ("user", "system"):
-                same = [m for m in run if _role(m) == role]
-                if len(same) == 1:
-                    out.append(same[0])
-                elif same:
-                    out.append({"role": role, "content": [b for m in same for b in _as_blocks(m)]})
-        run.clear()
-
-    for message in messages:
-        if _role(message) == "assistant":
-            close()
-            out.append(message)
-        else:
-            run.append(message)
-    close()
+    for is_assistant, group in groupby(messages, lambda m: _role(m) == "assistant"):
+        run = list(group)
+        late_result = any(
+            _type(b) == "tool_result" for m in run[1:] if isinstance(m, dict) for _, b in _numbered(m)
+        )
+        if (
+            is_assistant
+            or late_result
+            or all(after.get(id(a)) is b for a, b in pairwise(run))
+            or any(_role(m) not in ("user", "system") for m in run)
+        ):
+            out += run
+            continue
+        for role in ("user", "system"):
+            same = [m for m in run if _role(m) == role]
+            if len(same) > 1:
+                same = [{"role": role, "content": [b for m in same for b in _as_blocks(m)]}]
+            out += same
     return out
 
 
@@ -346,41 +302,26 @@ def _as_blocks(message: AnthropicMessage) -> list[Any]:
     if isinstance(content, list):
         return content
     text = content_text(content)
-    return [{"type": "text", "text": text}] if text else []
-
-
-def _kinds(message: Any) -> set[str]:
-    kinds = {role for role in ("user", "assistant") if _role(message) == role}
-    return kinds | {"result" for b in _blocks(message) if b.get("type") == "tool_result"}
-
-
-def _without(message: Any) -> Any | None:
-    blocks = _blocks(message)
-    if _role(message) != "assistant" or not any(_type(b) in THINKING for b in blocks):
-        return message
-    rest = [b for b in message["content"] if _type(b) not in THINKING]
-    return {**message, "content": rest} if rest else None
+    return [_text_block(text)] if text else []
 
 
 def without_thinking(
-    messages: Sequence[Any],
-    rule: Thinking,
-    source: Sequence[Any] = (),
-    kinds: Callable[[Any], set[str]] = _kinds,
-    without: Callable[[Any], Any | None] = _without,
+    messages: Sequence[Any], rule: Thinking, source: Sequence[Any] = (), wire: PartWire[Any] = _WIRE
 ) -> list[Any]:
     """The messages without the thinking blocks that the rule leaves out from the first that differs from ``source``.
 
-    ``kinds`` says of a message whether it is of the "user", of the "assistant", or has a "result"; ``without`` gives
-    it without its thinking, itself where it has none, None where nothing is left.
-
     Raises HistoryError where the turn that is being answered must have thinking and has none.
     """
+
+    def without(message: Any) -> Any | None:
+        signed = {number: None for number, part in wire.read(message).items() if part.signed}
+        return wire.write(message, signed) if signed else message
+
     pairs = enumerate(zip(messages, source, strict=False))
     first = next((i for i, (a, b) in pairs if a is not b), min(len(messages), len(source)))
     if rule is Thinking.KEEP or first >= len(messages):
         return [*messages]
-    keeps = answered_turn(messages, kinds) if rule is Thinking.KEEP_LAST else None
+    keeps = answered_turn(messages, wire) if rule is Thinking.KEEP_LAST else None
     if keeps is not None and without(messages[keeps]) is messages[keeps]:
         for message in reversed(source):
             if without(message) is not message:
@@ -388,19 +329,19 @@ def without_thinking(
                     "the tool turn that is being answered has no thinking block of its own: send the messages "
                     "as they are."
                 )
-            if "user" in kinds(message) and "result" not in kinds(message):
+            if "user" in (speakers := wire.speakers(message)) and "result" not in speakers:
                 break
     out = [m if i < first or i == keeps else without(m) for i, m in enumerate(messages)]
     return [new for new, old in zip(out, messages, strict=True) if new is not None or old is None]
 
 
-def answered_turn(messages: Sequence[Any], kinds: Callable[[Any], set[str]] = _kinds) -> int | None:
+def answered_turn(messages: Sequence[Any], wire: PartWire[Any] = _WIRE) -> int | None:
     """The position of the assistant message whose results end the list; None where something else does."""
     answers = False
     for at in range(len(messages) - 1, -1, -1):
-        found = kinds(messages[at])
-        answers = answers or "result" in found
-        if "assistant" in found:
+        speakers = wire.speakers(messages[at])
+        answers = answers or "result" in speakers
+        if "assistant" in speakers:
             return at if answers else None
     return None
 
@@ -425,10 +366,10 @@ def message_errors(messages: object) -> list[str]:
     ids: set[str] = set()
     open_calls: dict[str, None] = {}
     last_role: object = None
-    for role, run in groupby(range(len(messages)), lambda i: _role(messages[i])):
-        positions = list(run)
-        first = positions[0]
-        if role not in ("user", "assistant", "system"):
+    for role, group in groupby(enumerate(messages), lambda numbered: _role(numbered[1])):
+        run = list(group)
+        first = run[0][0]
+        if role not in _ROLES:
             errors.append(f"messages.{first}: Input should have the role user, assistant or system")
             continue
         if last_role is None and role == "assistant":
@@ -436,58 +377,53 @@ def message_errors(messages: object) -> list[str]:
         if role == "system" and last_role != "user":
             errors.append(f"messages.{first}: a system message must follow a user message")
         blocks: list[tuple[str, object]] = []
-        for i in positions:
-            content = messages[i].get("content")
+        for i, message in run:
+            content = message.get("content")
             may_be_empty = role == "assistant" and i + 1 == len(messages)
             if not isinstance(content, (str, list)) or (not content and not may_be_empty):
                 errors.append(f"messages.{i}: all messages must have non-empty content")
-            whole = content if isinstance(content, list) else [{"type": "text", "text": content or "-"}]
+            whole = content if isinstance(content, list) else [_text_block(content or "-")]
             blocks += [(f"messages.{i}.content.{j}", block) for j, block in enumerate(whole)]
         errors += _block_errors(blocks, role, open_calls, ids)
         if open_calls and role != "assistant":
             errors.append(_unanswered(first, open_calls))
             open_calls.clear()
         last_role = role
-    if open_calls:
-        errors.append(_unanswered(len(messages) - 1, open_calls))
-    return errors
+    return [*errors, _unanswered(len(messages) - 1, open_calls)] if open_calls else errors
 
 
 def _block_errors(
     blocks: Sequence[tuple[str, object]], role: object, open_calls: dict[str, None], ids: set[str]
-) -> list[str]:
+) -> Iterator[str]:
     """The errors of one role's blocks; takes answered calls out of ``open_calls`` and adds new ones."""
-    errors: list[str] = []
     had_other = False
     for where, block in blocks:
         kind = _type(block)
-        if not isinstance(block, dict) or not isinstance(kind, str):
-            errors.append(f"{where}: Input should be an object with a type")
+        if not isinstance(block, dict) or kind is None:
+            yield f"{where}: Input should be an object with a type"
         elif kind == "text" and not block.get("text"):
-            errors.append(f"{where}: text content blocks must be non-empty")
+            yield f"{where}: text content blocks must be non-empty"
         elif kind == "tool_use":
             call_id = str(block.get("id"))
             if role != "assistant":
-                errors.append(f"{where}: `tool_use` blocks can only be in `assistant` messages")
+                yield f"{where}: `tool_use` blocks can only be in `assistant` messages"
             elif call_id in ids:
-                errors.append(f"{where}: `tool_use` ids must be unique")
+                yield f"{where}: `tool_use` ids must be unique"
             else:
                 ids.add(call_id)
                 open_calls[call_id] = None
         elif kind == "tool_result":
             call_id = str(block.get("tool_use_id"))
             if role != "user":
-                errors.append(f"{where}: `tool_result` blocks can only be in `user` messages")
+                yield f"{where}: `tool_result` blocks can only be in `user` messages"
             elif call_id not in open_calls or had_other:
-                errors.append(
+                yield (
                     f"{where}: unexpected `tool_use_id` found in `tool_result` blocks: {call_id}. Each "
                     "`tool_result` block must have a corresponding `tool_use` block in the previous message."
                 )
             else:
                 del open_calls[call_id]
-            continue
-        had_other = True
-    return errors
+        had_other = had_other or kind != "tool_result"
 
 
 def _unanswered(i: int, open_calls: dict[str, None]) -> str:
@@ -498,19 +434,18 @@ def _unanswered(i: int, open_calls: dict[str, None]) -> str:
     )
 
 
+# Cache marks
+
+
 def cache_marks(*values: object) -> int:
     """How many cache marks the blocks of these contents, tools or lists of messages have."""
     count = 0
     for value in values:
         if isinstance(value, dict):
-            count += value.get(CACHE_MARK) is not None
-            count += cache_marks(value.get("content"))
+            count += (value.get(CACHE_MARK) is not None) + cache_marks(value.get("content"))
         elif isinstance(value, (list, tuple)):
             count += cache_marks(*value)
     return count
-
-
-_MARKABLE = frozenset({"text", "image", "document", "search_result", "tool_use", "tool_result"})
 
 
 def with_cache_marks(request: Mapping[str, Any], messages: Sequence[Any]) -> list[Any] | None:
@@ -522,66 +457,46 @@ def with_cache_marks(request: Mapping[str, Any], messages: Sequence[Any]) -> lis
     """
     source = request["messages"]
     around = cache_marks(request.get("system"), request.get("tools")) + (request.get(CACHE_MARK) is not None)
-    own, left = cache_marks(source), cache_marks(messages)
-    if (own or around) and left >= own:
+    own = cache_marks(source)
+    if (own or around) and cache_marks(messages) >= own:
         return None
     out = list(messages)
-    for place in (_last_markable(_places(out, len(out) - 1)), _end_of_fold(out, source)):
+    now, before = _up_to_last_turn(messages), _up_to_last_turn(source)
+    both = zip(reversed(now), reversed(before), strict=False)
+    same = sum(1 for _ in takewhile(lambda pair: pair[0][1] is pair[1][1] or pair[0][1] == pair[1][1], both))
+    last_message = [
+        (place, block) for place, block in _places(messages) if place.message == len(messages) - 1
+    ]
+    for blocks in (last_message, now[: len(now) - same]):
+        place = next((place for place, block in reversed(blocks) if _may_be_marked(block)), None)
         if place is not None and around + cache_marks(out) < MOST_CACHE_MARKS:
             _mark(out, place)
     return out
 
 
-def _end_of_fold(messages: Sequence[Any], source: Sequence[Any]) -> PartPlace | None:
-    """The last block before those that stand as in the request, up to the last turn; None where all do."""
-    now, before = _up_to_last_turn(messages), _up_to_last_turn(source)
-    same = 0
-    for (_, a), (_, b) in zip(reversed(now), reversed(before), strict=False):
-        if a is not b and a != b:
-            break
-        same += 1
-    return _last_markable(now[: len(now) - same])
-
-
 def _up_to_last_turn(messages: Sequence[Any]) -> list[tuple[PartPlace, Any]]:
     """The blocks up to the last message of the assistant, without its thinking."""
-    stop = next((i for i in reversed(range(len(messages))) if _role(messages[i]) == "assistant"), -1) + 1
-    return [(p, b) for p, b in _places(messages[:stop]) if _type(b) not in THINKING]
+    last = max((i for i, message in enumerate(messages) if _role(message) == "assistant"), default=-1)
+    return [(p, b) for p, b in _places(messages) if p.message <= last and _type(b) not in THINKING]
 
 
-def _places(messages: Sequence[Any], start: int = 0) -> list[tuple[PartPlace, Any]]:
-    """The blocks from a message on with their places; a text is one block."""
-    out: list[tuple[PartPlace, Any]] = []
-    for i in range(start, len(messages)):
-        if _role(messages[i]) not in ("user", "assistant", "system"):
-            continue
-        content = messages[i].get("content")
-        if isinstance(content, list):
-            out += [(PartPlace(i, j), block) for j, block in enumerate(content)]
-        else:
-            out.append((PartPlace(i, WHOLE), {"type": "text", "text": content}))
-    return out
+def _places(messages: Sequence[Any]) -> list[tuple[PartPlace, Any]]:
+    """The blocks of messages with their places."""
+    known = ((i, m) for i, m in enumerate(messages) if _role(m) in _ROLES)
+    return [(PartPlace(i, j), block) for i, message in known for j, block in _numbered(message)]
 
 
-def _last_markable(blocks: Sequence[tuple[PartPlace, Any]]) -> PartPlace | None:
-    """The place of the last block that may have a mark; an empty text may have none."""
-
-    def may(block: Any) -> bool:
-        text = block.get("text") if _type(block) == "text" else "-"
-        return _type(block) in _MARKABLE and isinstance(text, str) and bool(text.strip())
-
-    return next((place for place, block in reversed(blocks) if may(block)), None)
+def _may_be_marked(block: Any) -> bool:
+    text = block.get("text") if _type(block) == "text" else "-"
+    return _type(block) in _MARKABLE and isinstance(text, str) and bool(text.strip())  # an empty text may not
 
 
 def _mark(messages: list[Any], place: PartPlace) -> None:
     """Put a copy of a message with a mark at one of its blocks in its place; a marked block stays."""
-    message = messages[place.message]
-    blocks = _as_blocks(message) if place.number == WHOLE else [*message["content"]]
-    at = max(place.number, 0)
+    message, at = messages[place.message], max(place.number, 0)
+    blocks = [*_as_blocks(message)]
     if blocks[at].get(CACHE_MARK) is None:
-        after = _places([{**message, "content": blocks[at + 1 :]}, *messages[place.message + 1 :]])
-        given = (
-            b[CACHE_MARK] for _, b in after if isinstance(b, dict) and isinstance(b.get(CACHE_MARK), dict)
-        )
+        after = (b for p, b in _places(messages) if p > place and isinstance(b, dict))
+        given = (b[CACHE_MARK] for b in after if isinstance(b.get(CACHE_MARK), dict))
         blocks[at] = {**blocks[at], CACHE_MARK: next(given, {"type": "ephemeral"})}
         messages[place.message] = {**message, "content": blocks}

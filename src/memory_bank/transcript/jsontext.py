@@ -113,31 +113,25 @@ def leaves(
     """
     pending = deque([iter([Leaf(value, "", 0, None)])])
     while pending:
-        for node in pending[-1]:
-            inner = node.value
-            if opened is not None and isinstance(inner, str) and (found := opened(inner)) is not None:
-                inner = found
-            if isinstance(inner, (dict, list, tuple)) and (inner or not with_empty):
-                children = _children(inner, node)
-                if breadth_first:
-                    pending.appendleft(children)
-                else:
-                    pending.append(children)
-                    break
-            else:
-                yield node if inner is node.value else node._replace(value=inner)
-        else:
+        node = next(pending[-1], None)
+        if node is None:
             pending.pop()
+            continue
+        if opened is not None and isinstance(node.value, str) and (found := opened(node.value)) is not None:
+            node = node._replace(value=found)
+        if not isinstance(node.value, (dict, list, tuple)) or (with_empty and not node.value):
+            yield node
+        elif breadth_first:
+            pending.appendleft(_children(node))
+        else:
+            pending.append(_children(node))
 
 
-def _children(container: Any, node: Leaf) -> Iterator[Leaf]:
-    trail, depth = node.trail, node.depth + 1
+def _children(node: Leaf) -> Iterator[Leaf]:
+    container, key, depth, trail = node.value, node.key, node.depth + 1, node.trail
     if isinstance(container, dict):
-        for key, child in container.items():
-            yield Leaf(child, str(key), depth, (trail, str(key)))
-    else:
-        for i, child in enumerate(container):
-            yield Leaf(child, node.key, depth, (trail, i))
+        return (Leaf(child, str(k), depth, (trail, str(k))) for k, child in container.items())
+    return (Leaf(child, key, depth, (trail, i)) for i, child in enumerate(container))
 
 
 def join_key(path: str, key: str | int) -> str:
@@ -146,15 +140,11 @@ def join_key(path: str, key: str | int) -> str:
     Long keys and paths are cut, so that the paths of an output's values need no more than its size.
     """
     if isinstance(key, int):
-        return _cut_path(f"{path}[{key}]")
-    if len(key) > _KEY_CHARS:
-        return _cut_path(f"{path}[{compact(key[:_KEY_CHARS] + '…')}]")
-    if _PLAIN_KEY.match(key):
-        return _cut_path(f"{path}.{key}" if path else key)
-    return _cut_path(f"{path}[{compact(key)}]")
-
-
-def _cut_path(path: str) -> str:
+        path = f"{path}[{key}]"
+    elif len(key) <= _KEY_CHARS and _PLAIN_KEY.match(key):
+        path = f"{path}.{key}" if path else key
+    else:
+        path = f"{path}[{compact(key if len(key) <= _KEY_CHARS else key[:_KEY_CHARS] + '…')}]"
     return path if len(path) <= PATH_CHARS else f"…{path[-PATH_CHARS + 1 :]}"
 
 
@@ -180,30 +170,30 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
+class _Written(str):
+    """Text that is JSON already."""
+
+
 def flat_text(value: Any) -> str:
     """JSON text of a value of any depth, written without recursion."""
     out: list[str] = []
-    stack: list[tuple[bool, Any]] = [(False, value)]  # whether it is text that goes out as it is
+    stack: list[Any] = [value]
     while stack:
-        is_text, node = stack.pop()
-        if is_text:
+        node = stack.pop()
+        if isinstance(node, _Written):
             out.append(node)
-            continue
-        parts: list[tuple[bool, Any]]
-        if isinstance(node, Mapping):
-            keys = [json.dumps(str(key), ensure_ascii=False) for key in node]
-            heads = [f"{'{' if n == 0 else ','}{key}:" for n, key in enumerate(keys)]
-            parts = [
-                p for head, v in zip(heads, node.values(), strict=True) for p in ((True, head), (False, v))
-            ]
-            parts = [*(parts or [(True, "{")]), (True, "}")]
-        elif isinstance(node, (list, tuple)):
-            parts = [p for n, v in enumerate(node) for p in ((True, "[" if n == 0 else ","), (False, v))]
-            parts = [*(parts or [(True, "[")]), (True, "]")]
+        elif isinstance(node, (Mapping, list, tuple)):
+            is_object = isinstance(node, Mapping)
+            start, end = "{}" if is_object else "[]"
+            parts: list[Any] = []
+            for key in node if is_object else range(len(node)):
+                name = f"{json.dumps(str(key), ensure_ascii=False)}:" if is_object else ""
+                parts += [_Written(f"{',' if parts else start}{name}"), node[key]]
+            stack.append(_Written(end if parts else start + end))
+            stack.extend(reversed(parts))
         else:
             scalar = node if isinstance(node, (str, int, float, bool, type(None))) else str(node)
-            parts = [(True, json.dumps(scalar, ensure_ascii=False))]
-        stack.extend(reversed(parts))
+            out.append(json.dumps(scalar, ensure_ascii=False))
     return "".join(out)
 
 
@@ -230,7 +220,7 @@ def dump_value(value: Any, what: str = "the value") -> str:
             stack.extend(node.values())
         elif isinstance(node, (list, tuple)):
             stack.extend(node)
-        elif not (node is None or isinstance(node, (str, int, float, bool))):
+        elif not (node is None or isinstance(node, (str, int, float))):
             raise RecordError(
                 f"{what} holds a {type(node).__name__}: pass JSON values only "
                 "(dict, list, str, int, float, bool, None)."

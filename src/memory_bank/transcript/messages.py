@@ -81,17 +81,16 @@ def part_text(part: object) -> str:
 
 def readable_output(record: InteractionRecord) -> tuple[Any, str]:
     """A record's output for reading, as a value and as text: images and other data are named, not quoted."""
-    value = record.raw_output
-    given = text = compact(value) if record.output_text is None else record.output_text
-    if record.output_text is None and isinstance(value, (dict, list)):
-        parts = parts_of(value)
+    value, text = record.raw_output, record.output_text
+    if text is None:
+        given = text = compact(value)
+        parts = parts_of(value) if isinstance(value, (dict, list)) else []
         known = [not isinstance(p, str) and (is_text_part(p) or media_of(p) is not None) for p in parts]
         if any(known):
-            shown = (
-                part_text(p) if k or isinstance(p, str) else compact(p)
-                for p, k in zip(parts, known, strict=True)
-            )
-            text = "\n".join(shown)
+            named = zip(parts, known, strict=True)
+            text = "\n".join(part_text(p) if k or isinstance(p, str) else compact(p) for p, k in named)
+    else:
+        given = text
     text = without_base64(text)
     return value if text == given else parse_output(text), text
 
@@ -183,32 +182,32 @@ class MessageKind(StrEnum):
     OTHER = "other"  # of an unknown kind; kept as it came
 
 
+_KINDS = {
+    "user": MessageKind.USER, "system": MessageKind.SYSTEM, "developer": MessageKind.SYSTEM,
+    "tool": MessageKind.RESULT, "function": MessageKind.RESULT,
+}  # fmt: skip
+
+
 def kind_of(message: object) -> MessageKind:
     """Classify a chat message or a Responses item by role, calls and type."""
     role = read(message, "role")
     if role == "assistant":
-        has_calls = bool(read(message, "tool_calls")) or _is_legacy_call(read(message, "function_call"))
+        has_calls = bool(read(message, "tool_calls")) or _legacy_call(message) is not None
         return MessageKind.CALL if has_calls else MessageKind.SAY
-    if role in ("tool", "function"):
+    item = read(message, "type") if role is None else None
+    if not isinstance(item, str):
+        return _KINDS.get(role, MessageKind.OTHER) if isinstance(role, str) else MessageKind.OTHER
+    if item.endswith("_call_output"):
         return MessageKind.RESULT
-    if role == "user":
-        return MessageKind.USER
-    if role in ("system", "developer"):
-        return MessageKind.SYSTEM
-    if role is None:
-        item = read(message, "type")
-        if item == "reasoning":
-            return MessageKind.REASONING
-        if isinstance(item, str):
-            if item == "function_call" or item.endswith("_call"):
-                return MessageKind.CALL
-            if item.endswith("_call_output"):
-                return MessageKind.RESULT
-    return MessageKind.OTHER
+    if item.endswith("_call"):
+        return MessageKind.CALL
+    return MessageKind.REASONING if item == "reasoning" else MessageKind.OTHER
 
 
-def _is_legacy_call(value: object) -> bool:
-    return value is not None and isinstance(read(value, "name"), str)
+def _legacy_call(message: object) -> Any:
+    """The ``function_call`` of a message, where it has a name; None else."""
+    legacy = read(message, "function_call")
+    return legacy if legacy is not None and isinstance(read(legacy, "name"), str) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,19 +275,17 @@ def calls_of(message: object) -> list[Call]:
     """The calls of an assistant message or a Responses item, in order."""
     item = read(message, "type")
     if read(message, "role") is None and isinstance(item, str):
-        name = read(message, "name") or item
         arguments = _first_given(message, "arguments", "input", "action")
-        return [Call(_id(read(message, "call_id") or read(message, "id")), str(name), arguments)]
+        call_id = read(message, "call_id") or read(message, "id")
+        return [Call(_id(call_id), str(read(message, "name") or item), arguments)]
     calls = []
     tool_calls = read(message, "tool_calls")
     for call in tool_calls if isinstance(tool_calls, (list, tuple)) else ():
         body = _first_given(call, "function", "custom")
-        if body is None:
-            body = call
+        body = call if body is None else body
         arguments = _first_given(body, "arguments", "input")
         calls.append(Call(_id(read(call, "id")), str(read(body, "name") or "unknown"), arguments))
-    legacy = read(message, "function_call")
-    if _is_legacy_call(legacy):
+    if (legacy := _legacy_call(message)) is not None:
         calls.append(Call(None, str(read(legacy, "name")), read(legacy, "arguments")))
     return calls
 
@@ -544,21 +541,20 @@ class Parser:
 
     def feed(self, message: object) -> None:
         """Parse the next message."""
-        position, self.position = self.position, self.position + 1
         kind = kind_of(message)
-        utterance = Utterance(position, message, kind)
+        utterance = Utterance(self.position, message, kind)
+        self.position += 1
         turn = None if self._lead else self._open
         if kind is MessageKind.CALL:
-            self._feed_call(position, message)
+            self._feed_call(utterance)
         elif kind is MessageKind.RESULT:
-            waits = turn is not None and turn.match(result_of(message)) is not None
-            if turn is not None and waits and self._between:
+            if turn is not None and self._between and turn.match(result_of(message)) is not None:
                 turn.messages.extend(between.message for between in self._between)
                 turn.faults["a message stands between a call and its result"] = None
                 self._between = []
             if turn is None or self._between:  # a result without a call stays with the turn that it follows
                 self._close()
-                self._open = turn = _OpenInteraction(position, read(message, "role") is None)
+                self._open = turn = _OpenInteraction(utterance.start, read(message, "role") is None)
             turn.add_result(message)
         elif kind in (MessageKind.SAY, MessageKind.REASONING):
             if kind is MessageKind.SAY and self._lead and self._lead[-1].kind is MessageKind.SAY:
@@ -566,8 +562,8 @@ class Parser:
             self._lead.append(utterance)
         elif (
             turn is not None
-            and not self._between
             and turn.has_results
+            and not self._between
             and kind is MessageKind.USER
             and carries_only_media(message)
         ):
@@ -587,8 +583,8 @@ class Parser:
         built: list[Segment] = [] if self._open is None else [self._open.build()]
         return [*built, *self._between, *self._lead]
 
-    def _feed_call(self, position: int, message: object) -> None:
-        is_item, lead = read(message, "role") is None, self._lead
+    def _feed_call(self, call: Utterance) -> None:
+        is_item, lead = read(call.message, "role") is None, self._lead
         self._lead = []
         if (
             self._open is None
@@ -598,15 +594,13 @@ class Parser:
             or any(utterance.kind is not MessageKind.REASONING for utterance in lead)
         ):
             self._close()
-            self._open = _OpenInteraction(lead[0].start if lead else position, is_item)
+            self._open = _OpenInteraction(lead[0].start if lead else call.start, is_item)
         self._open.messages.extend(utterance.message for utterance in lead)
-        self._open.add_call(message)
+        self._open.add_call(call.message)
 
     def _close(self) -> None:
         self.closed.extend(self.pending())
-        self._open = None
-        self._between = []
-        self._lead = []
+        self._open, self._between, self._lead = None, [], []
 
 
 @dataclass(slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
@@ -34,15 +33,16 @@ def pairing_errors(messages: object) -> list[str]:
     if not isinstance(messages, (list, tuple)):
         return [f"messages: not a list but {type(messages).__name__}"]
     errors: list[str] = []
-    turn: _AnsweredTurn | None = None
+    is_open: dict[tuple[str, str], bool] = {}  # the calls of the present turn by role of the answer and key
+    turn = -1
     for i, given in enumerate([*messages, None]):
         message = _as_dict(given)
         role = None if message is None else message.get("role")
         if message is not None and role in ("tool", "function"):
-            errors += [f"messages[{i}]: {wrong}" for wrong in _answered(turn, role, message)]
+            errors += [f"messages[{i}]: {wrong}" for wrong in _answered(is_open, role, message)]
             continue
-        errors += [] if turn is None else turn.unanswered()
-        turn = None
+        errors += [f"messages[{turn}]: {wrong}" for wrong in _unanswered(is_open)]
+        is_open = {}
         if i == len(messages):
             break
         if message is None:
@@ -50,66 +50,57 @@ def pairing_errors(messages: object) -> list[str]:
         elif not isinstance(role, str):
             errors.append(f"messages[{i}]: has no role")
         elif role == "assistant":
-            turn = _AnsweredTurn(i)
-            errors += [f"messages[{i}]: {wrong}" for wrong in turn.open(message)]
+            turn = i
+            errors += [f"messages[{i}]: {wrong}" for wrong in _opened(is_open, message)]
     return errors
 
 
-@dataclass
-class _AnsweredTurn:
-    """An assistant turn whose calls are being answered: for each id and its function, whether it is still open."""
-
-    index: int
-    calls: dict[str, bool] = field(default_factory=dict)
-    function: dict[str, bool] = field(default_factory=dict)
-
-    def open(self, message: Mapping[str, Any]) -> Iterator[str]:
-        """Take the calls of the assistant's message; what is wrong with them."""
-        calls, legacy = message.get("tool_calls"), message.get("function_call")
-        if calls is not None and not isinstance(calls, (list, tuple)):
-            yield f"tool_calls is not a list but {type(calls).__name__}"
-            calls = None
-        for n, given in enumerate(calls or ()):
-            call_id = (_as_dict(given) or {}).get("id")
-            if not isinstance(call_id, str) or not call_id:
-                yield f"tool_calls[{n}] has no id"
-            elif call_id in self.calls:
-                yield f"tool_calls[{n}] repeats the id {_quoted(call_id)}"
-            else:
-                self.calls[call_id] = True
-        if legacy is not None:
-            name = (_as_dict(legacy) or {}).get("name")
-            if isinstance(name, str) and name:
-                self.function[name] = True
-            else:
-                yield "function_call has no name"
-
-    def unanswered(self) -> Iterator[str]:
-        """What is wrong where another message, or the end of the list, closes the turn."""
-        if ids := [call_id for call_id, is_open in self.calls.items() if is_open]:
-            shown = ", ".join(map(_quoted, ids[:SHOWN]))
-            more = f" and {len(ids) - SHOWN} more" if len(ids) > SHOWN else ""
-            yield f"messages[{self.index}]: no tool message directly after it answers {shown}{more}"
-        for name in (name for name, is_open in self.function.items() if is_open):
-            yield f"messages[{self.index}]: no function message answers {_quoted(name)}"
+def _opened(is_open: dict[tuple[str, str], bool], message: Mapping[str, Any]) -> Iterator[str]:
+    """Take the calls of an assistant's message; what is wrong with them."""
+    calls, legacy = message.get("tool_calls"), message.get("function_call")
+    if calls is not None and not isinstance(calls, (list, tuple)):
+        yield f"tool_calls is not a list but {type(calls).__name__}"
+        calls = None
+    for n, given in enumerate(calls or ()):
+        call_id = (_as_dict(given) or {}).get("id")
+        if not isinstance(call_id, str) or not call_id:
+            yield f"tool_calls[{n}] has no id"
+        elif ("tool", call_id) in is_open:
+            yield f"tool_calls[{n}] repeats the id {_quoted(call_id)}"
+        else:
+            is_open["tool", call_id] = True
+    name = None if legacy is None else (_as_dict(legacy) or {}).get("name")
+    if isinstance(name, str) and name:
+        is_open["function", name] = True
+    elif legacy is not None:
+        yield "function_call has no name"
 
 
-def _answered(turn: _AnsweredTurn | None, role: object, message: Mapping[str, Any]) -> Iterator[str]:
+def _unanswered(is_open: Mapping[tuple[str, str], bool]) -> Iterator[str]:
+    """What is wrong where another message, or the end of the list, closes a turn."""
+    left = [key for key, still in is_open.items() if still]
+    if ids := [call_id for role, call_id in left if role == "tool"]:
+        more = f" and {len(ids) - SHOWN} more" if len(ids) > SHOWN else ""
+        yield f"no tool message directly after it answers {', '.join(map(_quoted, ids[:SHOWN]))}{more}"
+    for name in (name for role, name in left if role == "function"):
+        yield f"no function message answers {_quoted(name)}"
+
+
+def _answered(is_open: dict[tuple[str, str], bool], role: str, message: Mapping[str, Any]) -> Iterator[str]:
     """Note the answer to a call; what is wrong with it."""
     is_tool = role == "tool"
     key = message.get("tool_call_id" if is_tool else "name")
-    calls: dict[str, bool] = {} if turn is None else turn.calls if is_tool else turn.function
     if not isinstance(key, str) or not key:
         yield f"a {'tool result without a tool_call_id' if is_tool else 'function result without a name'}"
-    elif key not in calls:
+    elif (role, key) not in is_open:
         one, of = (
             ("tool_call_id", "call of the turn") if is_tool else ("the function result", "function_call")
         )
         yield f"{one} {_quoted(key)} answers no {of} before it"
-    elif not calls[key]:
+    elif not is_open[role, key]:
         yield f"{'tool_call_id' if is_tool else 'the function_call'} {_quoted(key)} is answered a second time"
     else:
-        calls[key] = False
+        is_open[role, key] = False
 
 
 def _as_dict(value: object) -> dict[str, Any] | None:
@@ -162,8 +153,14 @@ def repeated_calls(
 def _run(messages: Sequence[object], interactions: Sequence[Interaction], threshold: int) -> list[Pair]:
     """The pairs of the equal calls at the end, or else of the equal turns; [] below the threshold."""
     turns: list[list[tuple[tuple[str, str, str], Pair]]] = []
-    for pairs in _answered_turns(messages, interactions):
-        turns.append([(_same_call_key(p), p) for p in pairs])
+    stop = len(messages)
+    for interaction in reversed(interactions[-_LOOKED_AT:]):
+        between = messages[interaction.start : stop]
+        if any(kind_of(m) is MessageKind.USER and isinstance(read(m, "content"), str) for m in between):
+            break  # the user's latest text
+        stop = interaction.start
+        answered = (p for p in interaction.pairs if p.call is not None and p.result is not None)
+        turns.append([(_same_call_key(p), p) for p in answered])
         keys, latest = [key for key, _ in turns[-1]], next((t[-1][0] for t in turns if t), None)
         if keys != [key for key, _ in turns[0]] and any(key != latest for key in keys):
             break  # neither run goes on before this turn
@@ -174,17 +171,6 @@ def _run(messages: Sequence[object], interactions: Sequence[Interaction], thresh
     first = [key for key, _ in turns[0]] if turns else []
     alike = list(takewhile(lambda turn: [key for key, _ in turn] == first, turns))
     return [pair for turn in reversed(alike) for _, pair in turn] if len(alike) >= threshold else []
-
-
-def _answered_turns(messages: Sequence[object], interactions: Sequence[Interaction]) -> Iterator[list[Pair]]:
-    """The answered calls of each interaction since the user's last text, the latest first."""
-    stop = len(messages)
-    for interaction in reversed(interactions[-_LOOKED_AT:]):
-        between = messages[interaction.start : stop]
-        if any(kind_of(m) is MessageKind.USER and isinstance(read(m, "content"), str) for m in between):
-            return
-        stop = interaction.start
-        yield [p for p in interaction.pairs if p.call is not None and p.result is not None]
 
 
 def _same_call_key(pair: Pair) -> tuple[str, str, str]:

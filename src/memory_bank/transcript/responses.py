@@ -10,7 +10,16 @@ from typing import Any
 from memory_bank.errors import HistoryError
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import HOSTED, call_entry, content_text
-from memory_bank.transcript.turns import KEPT_ROLE, WHOLE, Change, ChatMessage, Conversation, PartPlace, Wire
+from memory_bank.transcript.turns import (
+    KEPT_ROLE,
+    WHOLE,
+    Change,
+    ChatMessage,
+    Conversation,
+    PartPlace,
+    Placed,
+    Wire,
+)
 
 Item = dict[str, Any]
 
@@ -130,24 +139,23 @@ def tool_message(item: Item) -> ChatMessage:
 
 def _output(item: Item) -> object:
     kind = item_type(item)
+    output: object = item.get("output")
     if kind == "computer_call_output":
-        return [item.get("output")]
-    if kind == "apply_patch_call_output" and item.get("output") is None:
-        return compact({"status": item.get("status")})
+        return [output]
     if kind == "program_output":
         return item.get("result")
+    if kind == "apply_patch_call_output" and output is None:
+        return compact({"status": item.get("status")})
     if kind == "image_generation_call":
         image = item.get("result")
         return [{"type": "input_image", "image_url": image}] if image else _failure(item)
     if kind == "code_interpreter_call":
         return [_code_output(o) for o in item.get("outputs") or ()] or ""
-    if kind == "file_search_call":
-        return compact(item["results"]) if item.get("results") else ""
-    if kind == "web_search_call":
-        action = item.get("action")
-        sources = action.get("sources") if isinstance(action, dict) else None
-        return compact(sources) if sources else ""
-    output: object = item.get("output")
+    if kind in ("file_search_call", "web_search_call"):
+        action = item.get("action") if kind == "web_search_call" else None
+        found = item.get("results") if kind == "file_search_call" else None
+        found = action.get("sources") if isinstance(action, dict) else found
+        return compact(found) if found else ""
     return _failure(item) if output is None and kind in HOSTED else output
 
 
@@ -167,10 +175,9 @@ def _code_output(output: object) -> object:
 def _with_text(item: Item, text: str) -> Item:
     """The item with another text or output; unchanged where its output cannot be a text."""
     kind = item_type(item)
-    if kind == "message" and not isinstance(item.get("content"), str):
-        return {**item, "content": [{"type": "output_text", "text": text, "annotations": []}]}
     if kind == "message":
-        return {**item, "content": text}
+        part = {"type": "output_text", "text": text, "annotations": []}
+        return {**item, "content": text if isinstance(item.get("content"), str) else [part]}
     if kind in ("function_call_output", "custom_tool_call_output"):
         is_list = isinstance(item.get("output"), list)
         return {**item, "output": [{"type": "input_text", "text": text}] if is_list else text}
@@ -182,9 +189,7 @@ def _with_text(item: Item, text: str) -> Item:
         outcome = first.get("outcome") if isinstance(first, dict) else None
         chunk = {"stdout": text, "stderr": "", "outcome": outcome or {"type": "exit", "exit_code": 0}}
         return {**item, "output": [chunk]}
-    if kind == "code_interpreter_call":
-        return {**item, "outputs": [{"type": "logs", "logs": text}]}
-    return item
+    return {**item, "outputs": [{"type": "logs", "logs": text}]} if kind == "code_interpreter_call" else item
 
 
 # The check of pairs
@@ -337,7 +342,7 @@ class _Turn:
     calls: list[dict[str, Any]] = field(default_factory=list)
     texts: list[object] = field(default_factory=list)
     bonds: list[int] = field(default_factory=list)
-    answers: list[tuple[ChatMessage, list[PartPlace]]] = field(default_factory=list)
+    answers: list[Placed] = field(default_factory=list)
     unanswered: Counter[str | None] = field(default_factory=Counter)
     programs: set[str | None] = field(default_factory=set)  # still running
     has_outputs: bool = False
@@ -360,39 +365,49 @@ class _Reader:
     def __init__(self, chat: Conversation[Item]) -> None:
         self.chat = chat
         self._turn: _Turn | None = None
-        self._lead: list[int] = []  # belongs to what follows
+        self._lead: list[
+            tuple[int, Item, str]
+        ] = []  # belongs to what follows: positions, items and their types
 
     def feed(self, position: int, item: Any, kind: str) -> None:
         """Read the next item."""
-        turn = self._turn
-        if kind == "message" and item["role"] in ROLES:
-            if item["role"] != "assistant":
-                self.close()
-                message = {"role": item["role"], "content": item.get("content")}
-                self.put((message, [PartPlace(position, WHOLE, WHOLE)]))
-                return
-            spoken = next((n for n, p in enumerate(self._lead) if self._is_message(p)), None)
-            if spoken is not None:  # that text stood alone; the items after it lead to this one
-                after = self._lead[spoken + 1 :]
-                del self._lead[spoken + 1 :]
+        turn, call_id = self._turn, call_id_of(item) if kind else None
+        if kind == "message" and item["role"] in ROLES - {"assistant"}:
+            self.close()
+            self.put(
+                ({"role": item["role"], "content": item.get("content")}, [PartPlace(position, WHOLE, WHOLE)])
+            )
+        elif kind == "message" and item["role"] == "assistant":
+            spoken = next((n for n, (_, _, led) in enumerate(self._lead, 1) if led == "message"), 0)
+            if spoken:  # that text stood alone; the items after it lead to this one
+                after, self._lead = self._lead[spoken:], self._lead[:spoken]
                 self.close()
                 self._lead = after
-            self._lead.append(position)
+            self._lead.append((position, item, kind))
         elif kind in OUTPUT_OF or (kind in HOSTED and item.get("approval_request_id") is None):
             # an approved call stays apart: without it the provider would take the approval for open
-            self._feed_call(position, item, kind)
+            if turn is None or not turn.takes(item, bool(self._lead)):
+                self._close_turn()
+                turn = self._turn = _Turn()
+            self._absorb_lead(turn)
+            turn.made.append(PartPlace(position, 0, len(turn.calls)))
+            turn.calls.append(tool_call(item))
+            if kind in HOSTED:
+                turn.answers.append((tool_message(item), [PartPlace(position, WHOLE, WHOLE)]))
+            else:
+                turn.unanswered[call_id] += 1
+                turn.programs |= {call_id} if kind == "program" else set()
         elif kind in CALL_OF:
             answer = tool_message(item), [PartPlace(position, WHOLE, WHOLE)]
-            if turn is None or turn.unanswered[call_id_of(item)] <= 0:
+            if turn is None or turn.unanswered[call_id] <= 0:
                 self.close()
                 self.put(answer)
                 return
             self._absorb_lead(turn)
             turn.answers.append(answer)
-            turn.unanswered[call_id_of(item)] -= 1
+            turn.unanswered[call_id] -= 1
             turn.has_outputs = True
-            if kind == "program_output":
-                turn.programs.discard(call_id_of(item))
+            turn.programs -= {call_id} if kind == "program_output" else set()
         elif kind in _POSITION_FREE and (turn is None or not (+turn.unanswered or turn.programs)):
             self.close()
             self.put(self._bound([position]))
@@ -403,75 +418,55 @@ class _Reader:
             self._absorb_lead(turn)
             turn.bonds.append(position)
         else:
-            self._lead.append(position)
+            self._lead.append((position, item, kind))
 
     def close(self) -> None:
         """End all units that are open."""
         self._close_turn()
         lead, self._lead = self._lead, []
-        said = next((p for p in lead if self._is_message(p)), None)
-        bonds = [p for p in lead if not self._is_message(p) and (said is None or not self._leads(p))]
-        messages: list[tuple[ChatMessage, list[PartPlace]]] = []
+        said = next((item for _, item, kind in lead if kind == "message"), None)
+        goes_along = {"message"} if said is None else _LEADS | {"message"}
+        bonds = [at for at, _, kind in lead if kind not in goes_along]
+        unit: list[Placed] = []
         if said is not None:
-            message = {"role": "assistant", "content": self.chat.source[said].get("content")}
-            messages.append((message, [self._place(p) for p in lead if p not in bonds]))
+            places = [_place(at, kind) for at, _, kind in lead if at not in bonds]
+            unit.append(({"role": "assistant", "content": said.get("content")}, places))
         # after the text, so that it is not taken for that of a call that follows
-        self.put(*messages, *([self._bound(bonds)] if bonds else []))
+        self.put(*unit, *([self._bound(bonds)] if bonds else []))
 
-    def put(self, *messages: tuple[ChatMessage, list[PartPlace]]) -> None:
+    def put(self, *unit: Placed) -> None:
         """Add a unit: its messages, each with the parts of items that it stands for."""
-        unit = len(self.chat.units)  # any number that no other unit has
-        for message, places in messages:
-            self.chat.add(message, places, unit)
-
-    def _feed_call(self, position: int, item: Item, kind: str) -> None:
-        if self._turn is None or not self._turn.takes(item, bool(self._lead)):
-            self._close_turn()
-            self._turn = _Turn()
-        turn, call_id = self._turn, call_id_of(item)
-        self._absorb_lead(turn)
-        turn.made.append(PartPlace(position, 0, len(turn.calls)))
-        turn.calls.append(tool_call(item))
-        if kind in HOSTED:
-            turn.answers.append((tool_message(item), [PartPlace(position, WHOLE, WHOLE)]))
-            return
-        turn.unanswered[call_id] += 1
-        if kind == "program":
-            turn.programs.add(call_id)
+        number = len(self.chat.units)  # any number that no other unit has
+        for message, places in unit:
+            self.chat.add(message, places, number)
 
     def _absorb_lead(self, turn: _Turn) -> None:
-        for position in self._lead:
-            if self._is_message(position):
-                turn.texts.append(self.chat.source[position].get("content"))
-            elif not self._leads(position):
-                turn.bonds.append(position)
-                continue
-            turn.made.append(self._place(position))
+        for at, item, kind in self._lead:
+            if kind == "message":
+                turn.texts.append(item.get("content"))
+            if kind == "message" or kind in _LEADS:
+                turn.made.append(_place(at, kind))
+            else:
+                turn.bonds.append(at)
         self._lead = []
 
     def _close_turn(self) -> None:
         turn, self._turn = self._turn, None
-        if turn is None:
-            return
-        content = turn.texts[0] if len(turn.texts) == 1 else "\n".join(map(content_text, turn.texts)) or None
-        said = {"role": "assistant", "content": content, "tool_calls": turn.calls}
-        # between a call and its result, a message of another role keeps the turn from being left out
-        bonds = [self._bound(turn.bonds)] if turn.bonds else []
-        self.put((said, turn.made), *bonds, *turn.answers)
+        if turn is not None:
+            texts = turn.texts
+            content = texts[0] if len(texts) == 1 else "\n".join(map(content_text, texts)) or None
+            said = {"role": "assistant", "content": content, "tool_calls": turn.calls}
+            # between a call and its result, a message of another role keeps the turn from being left out
+            self.put((said, turn.made), *([self._bound(turn.bonds)] if turn.bonds else []), *turn.answers)
 
-    def _is_message(self, position: int) -> bool:
-        return item_type(self.chat.source[position]) == "message"
-
-    def _leads(self, position: int) -> bool:
-        return item_type(self.chat.source[position]) in _LEADS
-
-    def _place(self, position: int) -> PartPlace:
-        return PartPlace(position, WHOLE, WHOLE if self._is_message(position) else None)
-
-    def _bound(self, positions: Sequence[int]) -> tuple[ChatMessage, list[PartPlace]]:
+    def _bound(self, positions: Sequence[int]) -> Placed:
         """A message that no strategy leaves out, for items that are kept as they are."""
         text = "\n".join(_readable_text(self.chat.source[p]) for p in positions)
         return {"role": KEPT_ROLE, "content": text}, [PartPlace(p, WHOLE) for p in positions]
+
+
+def _place(at: int, kind: str) -> PartPlace:
+    return PartPlace(at, WHOLE, WHOLE if kind == "message" else None)
 
 
 def _readable_text(item: object) -> str:

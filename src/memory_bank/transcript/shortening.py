@@ -36,10 +36,9 @@ def shorten(value: Any, max_chars: int, *, text: str | None = None, trace_id: st
     is left out where ``max_chars`` is too small for it. Linear in the input.
     """
     is_text = text is not None and (value is None or is_raw(value))
-    source = text if text is not None else compact(value)
+    source = dense = text if text is not None else compact(value)
     if len(source) <= max_chars:
         return Shortened(source, len(source), False)
-    dense = source
     if not is_text:
         with suppress(RecursionError):
             value = unfold(value)
@@ -50,13 +49,12 @@ def shorten(value: Any, max_chars: int, *, text: str | None = None, trace_id: st
         return Shortened("", len(source), True)
     where = f"; the whole has trace_id {trace_id}" if trace_id else ""
     note = f"\n[shortened from {len(source):,} characters{where}]"
-    room = max_chars - len(note)
-    if room < 2 * _MIN_ROOM:
-        note, room = "", max_chars
-    body = ""
+    if max_chars - len(note) < 2 * _MIN_ROOM:
+        note = ""
+    room, body = max_chars - len(note), ""
     if not is_text and isinstance(value, (dict, list)):
         with suppress(RecursionError):
-            body = _Packer(value).pack(value, room)
+            body = _pack(value, room, _sizes(value))
     if not body or len(body) > room:
         body = shorten_text(dense, room)
     return Shortened(body + note, len(source), True)
@@ -67,25 +65,28 @@ def shorten_text(text: str, room: int) -> str:
     if len(text) <= room:
         return text
     lines = text.count("\n") + 1
-    if lines >= 4 and room >= 80:
-        gap_room = len(f"\n[… {lines:,} more lines …]\n")
-        head = _whole_lines(text, (room - gap_room) * 2 // 3)
-        tail = _whole_lines_back(text, room - gap_room - len(head))
-        if head or tail:
-            gap = text[len(head) : len(text) - len(tail)].strip("\n")
-            missing = gap.count("\n") + 1
-            left = room - gap_room - len(head) - len(tail) - 1
-            if left >= _LONG_LINE_ROOM:  # a line that is longer than all of this is shown in part
-                first, last = gap.split("\n", 1)[0], gap.rsplit("\n", 1)[-1]
-                if len(first) > room // 2:
-                    head = f"{head}\n{cut_at_edge(first, left, marked=True)}".lstrip("\n")
-                    missing -= 1
-                elif len(last) > room // 2:
-                    tail = f"{cut_at_edge(last, left, marked=True)}\n{tail}"
-                    missing -= 1
-            mark = f"\n[… {missing:,} more lines …]\n" if missing else "\n"
-            return f"{head}{mark}{tail}".strip("\n")[:room]
-    return cut_at_edge(text, room, marked=True)
+    if lines < 4 or room < 80:
+        return cut_at_edge(text, room, marked=True)
+    space = room - len(f"\n[… {lines:,} more lines …]\n")
+    head = text[: max(0, text.rfind("\n", 0, max(0, space * 2 // 3) + 1))]
+    left = space - len(head)
+    start = text.find("\n", len(text) - left - 1) if left > 0 else -1
+    tail = text[start + 1 :] if start >= 0 else ""
+    if not head and not tail:
+        return cut_at_edge(text, room, marked=True)
+    gap = text[len(head) : len(text) - len(tail)].strip("\n")
+    missing = gap.count("\n") + 1
+    left -= len(tail) + 1
+    if left >= _LONG_LINE_ROOM:  # a line that is longer than all of this is shown in part
+        first, last = gap.split("\n", 1)[0], gap.rsplit("\n", 1)[-1]
+        if len(first) > room // 2:
+            head = f"{head}\n{cut_at_edge(first, left, marked=True)}".lstrip("\n")
+            missing -= 1
+        elif len(last) > room // 2:
+            tail = f"{cut_at_edge(last, left, marked=True)}\n{tail}"
+            missing -= 1
+    mark = f"\n[… {missing:,} more lines …]\n" if missing else "\n"
+    return f"{head}{mark}{tail}".strip("\n")[:room]
 
 
 def fit_text(text: str, budget: int, count: Callable[[str], int]) -> str:
@@ -115,18 +116,6 @@ def fit_text(text: str, budget: int, count: Callable[[str], int]) -> str:
     return best
 
 
-def _whole_lines(text: str, room: int) -> str:
-    end = text.rfind("\n", 0, max(0, room) + 1)
-    return text[:end] if end > 0 else ""
-
-
-def _whole_lines_back(text: str, room: int) -> str:
-    if room <= 0:
-        return ""
-    start = text.find("\n", len(text) - room - 1)
-    return text[start + 1 :] if 0 <= start < len(text) - 1 else ""
-
-
 def cut_at_edge(text: str, room: int, *, marked: bool = False) -> str:
     """The beginning of a text that fits, cut between words; never inside an identifier or a number.
 
@@ -137,12 +126,18 @@ def cut_at_edge(text: str, room: int, *, marked: bool = False) -> str:
     mark = f" …(+{len(text) - max(0, room - 16):,})" if marked else ""
     if len(mark) >= room:
         mark = ""
-    end = room - len(mark)
-    start = end
+    start = end = room - len(mark)
     while end > 0 and start - end < _LONG_WORD and joins(text, end):
         end -= 1
-    if joins(text, end) or (end == 0 and _is_long_word(text, start)):
-        end = start - 1 if "\udc00" <= text[start] <= "\udfff" else start
+    if not joins(text, end) and end == 0:  # nothing but one word: is it a long one?
+        reach = start
+        while reach < min(len(text), _LONG_WORD) and joins(text, reach):
+            reach += 1
+        is_long = reach >= _LONG_WORD
+    else:
+        is_long = joins(text, end)
+    if is_long:
+        end = start - ("\udc00" <= text[start] <= "\udfff")
     return text[:end].rstrip() + mark
 
 
@@ -152,14 +147,6 @@ def joins(text: str, i: int) -> bool:
         return False
     a, b = text[i - 1], text[i]
     return ((a.isalnum() or a in "_-.@/") and (b.isalnum() or b in "_-.@/")) or "\udc00" <= b <= "\udfff"
-
-
-def _is_long_word(text: str, i: int) -> bool:
-    """Whether the text begins with a word of more than a hundred characters that reaches over ``i``."""
-    end = i
-    while end < len(text) and end < _LONG_WORD and joins(text, end):
-        end += 1
-    return end >= _LONG_WORD
 
 
 def unfold(value: Any) -> Any:
@@ -176,73 +163,61 @@ def unfold(value: Any) -> Any:
     return value
 
 
-class _Packer:
-    """Writes a JSON value in a number of characters: measures every node once, then divides the room."""
+def _sizes(value: Any) -> dict[int, int]:
+    """The characters of objects and lists as compact JSON, by identity."""
+    sizes: dict[int, int] = {}
 
-    def __init__(self, value: Any) -> None:
-        self.sizes: dict[int, int] = {}  # of objects and lists, by identity
-        self._measure(value)
-
-    def _measure(self, node: Any) -> int:
+    def measure(node: Any) -> int:
         if isinstance(node, dict):
-            size = 2 + sum(_len(k) + 2 + self._measure(v) for k, v in node.items())
+            size = 2 + sum(_len(k) + 2 + measure(v) for k, v in node.items())
         elif isinstance(node, list):
-            size = 2 + sum(1 + self._measure(v) for v in node)
+            size = 2 + sum(1 + measure(v) for v in node)
         else:
             return _len(node)
-        self.sizes[id(node)] = size
+        sizes[id(node)] = size
         return size
 
-    def _size(self, node: Any) -> int:
-        return self.sizes.get(id(node), 0) if isinstance(node, (dict, list)) else _len(node)
+    measure(value)
+    return sizes
 
-    def pack(self, node: Any, room: int) -> str:
-        """The value, or one within it, in at most so many characters."""
-        if not node or self._size(node) <= room:
-            return compact(node)
-        if isinstance(node, dict):
-            return self._pack_dict(node, room)
-        if isinstance(node, list):
-            return self._pack_list(node, room)
-        if isinstance(node, str):
-            return _pack_string(node, room)
+
+def _pack(node: Any, room: int, sizes: dict[int, int]) -> str:
+    """A JSON value in at most so many characters: the room is divided among its parts."""
+
+    def size_of(inner: Any) -> int:
+        return sizes[id(inner)] if isinstance(inner, (dict, list)) else _len(inner)
+
+    if not node or size_of(node) <= room or not isinstance(node, (dict, list, str)):
         return compact(node)
-
-    def _pack_dict(self, node: dict[str, Any], room: int) -> str:
-        free = room - 2 - (_MARK if len(node) > 1 else 0)
-        shown: list[str] = []
-        least = 0
+    if isinstance(node, str):
+        return _pack_string(node, room)
+    free = room - 2 - (_MARK if len(node) > 1 else 0)
+    used, count = 0, 0
+    if isinstance(node, dict):
         for key, value in node.items():  # as many keys as have room for something
-            least += _len(key) + 2 + min(self._size(value), _MIN_ROOM)
-            if least > free:
+            used += _len(key) + 2 + min(size_of(value), _MIN_ROOM)
+            if used > free:
                 break
-            shown.append(key)
-        shares = _share([self._size(node[k]) for k in shown], free - sum(_len(k) + 2 for k in shown))
-        parts = [f"{compact(k)}:{self.pack(node[k], s)}" for k, s in zip(shown, shares, strict=True)]
-        if len(shown) < len(node):
-            parts.append(f'"…":"{len(node) - len(shown):,} more keys"')
-        return "{" + ",".join(parts) + "}"
-
-    def _pack_list(self, node: list[Any], room: int) -> str:
-        free = room - 2 - (_MARK if len(node) > 1 else 0)
-        mean = self._size(node) // max(1, len(node))
-        # Each item takes one more for its comma.
-        fair = max(_MIN_ROOM, free // min(len(node), _SHOWN_ITEMS) - 1, min(mean * 3 // 2, free // 3 - 1))
-        sizes: list[int] = []
-        used = 0
-        for item in node:
-            size = min(self._size(item), fair) + 1
-            if used + size > free:
-                break
-            used += size
-            sizes.append(self._size(item))
-        if not sizes:
-            return f'["… {len(node):,} items"]'
-        shares = _share(sizes, free - len(sizes))
-        parts = [self.pack(item, s) for item, s in zip(node, shares, strict=False)]
-        if len(parts) < len(node):
-            parts.append(f'"… {len(node) - len(parts):,} more items"')
-        return "[" + ",".join(parts) + "]"
+            count += 1
+        shown = list(node)[:count]
+        shares = _share([size_of(node[k]) for k in shown], free - sum(_len(k) + 2 for k in shown))
+        parts = [f"{compact(k)}:{_pack(node[k], s, sizes)}" for k, s in zip(shown, shares, strict=True)]
+        more = [f'"…":"{len(node) - count:,} more keys"'] if count < len(node) else []
+        return f"{{{','.join(parts + more)}}}"
+    # each item takes one more for its comma
+    most = free // min(len(node), _SHOWN_ITEMS) - 1
+    fair = max(_MIN_ROOM, most, min(size_of(node) // len(node) * 3 // 2, free // 3 - 1))
+    for item in node:
+        used += min(size_of(item), fair) + 1
+        if used > free:
+            break
+        count += 1
+    if not count:
+        return f'["… {len(node):,} items"]'
+    shares = _share([size_of(item) for item in node[:count]], free - count)
+    parts = [_pack(item, s, sizes) for item, s in zip(node, shares, strict=False)]
+    more = [f'"… {len(node) - count:,} more items"'] if count < len(node) else []
+    return f"[{','.join(parts + more)}]"
 
 
 def _len(value: Any) -> int:

@@ -166,9 +166,9 @@ class Transcript:
         self, interaction: Interaction, *, may_be_masked: bool = False
     ) -> tuple[Interaction, tuple[bytes, ...]]:
         """The interaction with its trace_ids and tokens, and the content keys of its answered pairs."""
-        keys: list[bytes] = []
         ids: list[str | None] = []
         earlier: list[str] = []
+        keys: list[bytes] = []
         here: Counter[bytes] = Counter()
 
         def trace_id_of(key: bytes) -> str:
@@ -186,8 +186,8 @@ class Transcript:
             trace_id = trace_id_of(key)
             masks = may_be_masked and self._is_mask is not None and self._is_mask(pair, trace_id)
             ids.append(None if masks else trace_id)
-            here[key] += 1
             keys.append(key)
+            here[key] += 1
         tokens = self._tokens_before[interaction.stop] - self._tokens_before[interaction.start]
         known = replace(interaction, trace_ids=tuple(ids), earlier_ids=tuple(earlier), tokens=tokens)
         return known, tuple(keys)
@@ -214,12 +214,9 @@ class Transcript:
         n = min(len(self._snapshot), len(messages))
         changed = self._changed(messages, n)
         stop = next((i for i in changed if not self._is_patchable(i, messages[i])), n)
-        patches = [i for i in changed if i < stop]
         if stop < len(self._snapshot):
             stop = self._rewind(stop)
-        patches = [i for i in patches if i < stop]
-        if patches:
-            self._patch(patches, messages)
+        self._patch([i for i in changed if i < stop], messages)
         self._objects[:stop] = messages[:stop]
         return stop
 
@@ -243,9 +240,8 @@ class Transcript:
 
     def _is_patchable(self, position: int, message: object) -> bool:
         """Whether a changed message is a text of system or user, so that its neighbours stay as parsed."""
-        closed = self._parser.closed
         at = self._closed_at(position)
-        segment = closed[at] if at >= 0 else None
+        segment = self._parser.closed[at] if at >= 0 else None
         return (
             isinstance(segment, Utterance)
             and segment.stop > position
@@ -259,6 +255,8 @@ class Transcript:
         return bisect_right(self._parser.closed, position, key=lambda s: s.start) - 1
 
     def _patch(self, positions: Sequence[int], messages: Sequence[object]) -> None:
+        if not positions:
+            return
         counts = [b - a for a, b in pairwise(self._tokens_before)]
         for i in positions:
             counts[i] = self.counter.count_message(messages[i])

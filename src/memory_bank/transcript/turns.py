@@ -5,12 +5,14 @@ Each API and each framework has a Wire, which reads its messages and writes chan
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from memory_bank.errors import HistoryError
+from memory_bank.transcript.messages import MessageKind, call_entry
 
 N = TypeVar("N")
 ChatMessage = dict[str, Any]
@@ -23,8 +25,6 @@ Change = Mapping[int, Any]
 """Other texts for some parts of a message, by number: a content, or the arguments of a call; None: left out."""
 Entry = tuple[int | None, Any]
 """A message of a context: the position of the one that it is made of and its Change, or None and a new message."""
-
-
 _SAME: Any = object()
 
 
@@ -48,6 +48,23 @@ class PartPlace(NamedTuple):
     part: int | None = None
 
 
+class Part(NamedTuple):
+    """What a part of a native is to a chat: a text or a content, a call with its arguments as text, a result.
+
+    A ``value`` None of the user belongs to the user's part before it. ``signed``: thinking that Anthropic has signed.
+    """
+
+    kind: MessageKind
+    value: Any = ""
+    call_id: str | None = None
+    name: str | None = None
+    signed: bool = False
+
+
+Placed = tuple[ChatMessage, list[PartPlace]]
+"""A chat message and the parts of the source that it stands for."""
+
+
 class Wire(Generic[N]):
     """How the messages of an API or a framework are written; each numbers the parts of a message in its own way."""
 
@@ -66,6 +83,82 @@ class Wire(Generic[N]):
     def finish(self, written: list[tuple[int | None, N]], source: Sequence[N]) -> list[N]:  # noqa: ARG002
         """The messages to be sent, each given with the position of the one that it is made of; None for a new one."""
         return [native for _, native in written]
+
+
+class PartWire(Wire[N]):
+    """A Wire that reads one message at a time. ``joint``: stands between two texts of a message."""
+
+    joint = "\n"
+
+    def read(self, native: N) -> Mapping[int, Part]:
+        """The parts of a message in their order, by number. Raises MessagesError for a foreign object."""
+        raise NotImplementedError
+
+    def speakers(self, native: N) -> set[str]:
+        """Who speaks in a message: the "user", the "assistant", a "result"."""
+        return {_SPEAKERS.get(part.kind, "") for part in self.read(native).values()}
+
+    def read_all(self, natives: Sequence[N], system: str | None = None) -> Conversation[N]:
+        """A list of natives as chat messages; ``system`` is a prompt that the framework sends apart from them."""
+        chat: Conversation[N] = Conversation(natives, self)
+        if system:
+            chat.add({"role": "system", "content": system}, [], -1)
+        for at, native in enumerate(natives):
+            for message, places in self.chat_messages([native]):
+                chat.add(message, [place._replace(message=at) for place in places], at)
+        return chat
+
+    def chat_messages(self, natives: Iterable[N]) -> list[Placed]:
+        """The chat messages of a turn's natives, which are numbered from 0.
+
+        What the assistant said and called is one message, each result one, and what is kept whole one.
+        """
+        calls: list[ChatMessage] = []
+        texts: list[Any] = []
+        made: list[PartPlace] = []
+        heard: list[Placed] = []
+        kept: list[PartPlace] = []
+        kept_texts: list[str] = []
+        parts = (
+            (PartPlace(at, number), part)
+            for at, native in enumerate(natives)
+            for number, part in (self.read(native) or {WHOLE: Part(MessageKind.OTHER)}).items()
+        )
+        for place, (kind, value, call_id, name, _) in parts:
+            if kind is MessageKind.SAY:
+                texts.append(value)
+                made.append(place._replace(part=WHOLE))
+            elif kind is MessageKind.CALL:
+                made.append(place._replace(part=len(calls)))
+                calls.append(call_entry(call_id, name, value))
+            elif kind is MessageKind.REASONING:
+                made.append(place)
+            elif kind is MessageKind.OTHER:
+                kept.append(place)
+                kept_texts.append(str(value))
+            elif value is None and kind is MessageKind.USER and heard:
+                heard[-1][1].append(place)
+            else:
+                message: ChatMessage = {"role": kind.value}
+                if kind is MessageKind.RESULT:
+                    message["role"] = "function" if call_id is None and name else "tool"
+                    message |= {} if call_id is None else {"tool_call_id": call_id}
+                    message |= {"name": name} if name else {}
+                heard.append((message | {"content": value}, [place._replace(part=WHOLE)]))
+        out: list[Placed] = []
+        if made:
+            content: Any = [{"type": "text", "text": t} if isinstance(t, str) else t for t in texts]
+            if all(isinstance(t, str) for t in texts):
+                content = self.joint.join(filter(None, texts))
+            said: ChatMessage = {"role": "assistant", "content": content or (None if calls else "")}
+            out.append((said | {"tool_calls": calls} if calls else said, made))
+        # between a call and its result, what is kept keeps the turn from being left out
+        kept_message = ({"role": KEPT_ROLE, "content": "\n".join(kept_texts)}, kept)
+        return [*out, *heard, kept_message] if kept else [*out, *heard]
+
+
+_SPEAKERS = dict.fromkeys((MessageKind.SAY, MessageKind.CALL, MessageKind.REASONING), "assistant")
+_SPEAKERS |= {MessageKind.USER: "user", MessageKind.RESULT: "result"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,51 +186,50 @@ class Conversation(Generic[N]):
 
         Raises HistoryError where they cannot be written: the conversation is better sent as it came.
         """
-        return self.wire.finish(self._edited(entries), self.source)
-
-    def _edited(self, entries: Sequence[Entry]) -> list[tuple[int | None, N]]:
-        pieces: list[
-            tuple[int | None, Any]
-        ] = []  # a message and its parts that stay, or None and a new message
+        pieces: list[tuple[int | None, Any]] = []  # of a message the parts that stay, or a new message
         turn: dict[tuple[int, int], Any] = {}
-        added: list[Any] = []
+        added: list[tuple[None, Any]] = []
         unit = -1
 
-        def flush() -> None:
+        def end_turn() -> None:
             for (at, number), text in sorted(turn.items(), key=lambda part: part[0]):
                 if not pieces or pieces[-1][0] != at:
                     pieces.append((at, {}))
                 pieces[-1][1][number] = text
-            pieces.extend((None, native) for native in added)
+            pieces.extend(added)
             turn.clear()
             added.clear()
 
         for position, change in entries:
+            if position is None and change["role"] in ("tool", "function"):  # it answers a call of the turn
+                added.append((None, self.wire.repair(change, self.source)))
+                continue
+            own = -1 if position is None else self.units[position]
+            if position is None or own != unit:
+                end_turn()
+                unit = own
             if position is not None:
-                if self.units[position] != unit:
-                    flush()
-                    unit = self.units[position]
                 turn.update(self._parts(position, change))
-            elif change["role"] in ("tool", "function"):  # it answers a call of the turn
-                added.append(self.wire.repair(change, self.source))
+            elif change.get("tool_calls") or change.get("function_call"):
+                pieces.append((None, self.wire.repair(change, self.source)))
             else:
-                flush()
-                unit = -1
-                has_calls = change.get("tool_calls") or change.get("function_call")
-                made = self.wire.repair(change, self.source) if has_calls else self.wire.say(change)
-                pieces.append((None, made))
-        flush()
-        numbers: dict[int, set[int]] = {}
+                pieces.append((None, self.wire.say(change)))
+        end_turn()
+        numbers: defaultdict[int, set[int]] = defaultdict(set)
         for place in chain.from_iterable(self.places):
-            numbers.setdefault(place.message, set()).add(place.number)
+            numbers[place.message].add(place.number)
         out: list[tuple[int | None, N]] = []
-        for at, parts in pieces:
-            new = {} if at is None else {n: parts.get(n) for n in numbers[at] if parts.get(n) is not _SAME}
-            native: Any = parts if at is None else self.source[at]
-            native = self.wire.write(native, new) if new else native
-            if native is not None or (at is not None and not new):
-                out.append((at, native))
-        return out
+        for at, piece in pieces:
+            if at is None:
+                new = piece
+            else:
+                new = self.source[at]
+                changed = {n: piece.get(n) for n in numbers[at] if piece.get(n) is not _SAME}
+                if changed and (new := self.wire.write(new, changed)) is None:
+                    continue
+            if at is not None or new is not None:
+                out.append((at, new))
+        return self.wire.finish(out, self.source)
 
     def _parts(self, position: int, change: Change) -> dict[tuple[int, int], Any]:
         """The places of a chat message that stay, with what each becomes."""

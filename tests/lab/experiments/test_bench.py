@@ -219,7 +219,7 @@ def test_several_suites_have_a_table_over_all(cli, experiment, tmp_path):
 def test_samples_seeds_and_selection(experiment):
     seeded = REPLAY.replace('name = "small"', 'name = "small"\nbenchmark_sample_size = 2\nseeds = [1, 2, 3]')
     plan = plan_of(experiment(seeded, runs=9))
-    drawn = {s: {u.case.id for u in plan.units if u.seed == s} for s in (1, 2, 3)}
+    drawn = {s: {u.case.id for u in plan.units if u.place["seed"] == s} for s in (1, 2, 3)}
     assert {len(cases) for cases in drawn.values()} == {2}
     assert len(set(map(frozenset, drawn.values()))) > 1
     assert plan.hash == plan_of(experiment(seeded, runs=9)).hash
@@ -227,7 +227,7 @@ def test_samples_seeds_and_selection(experiment):
         'name = "small"', 'name = "small"\nselected_test_cases = ["run-1"]\nseeds = [1, 2]'
     )
     plan = plan_of(experiment(chosen))
-    assert {(u.case.id, u.seed) for u in plan.units} == {
+    assert {(u.case.id, u.place["seed"]) for u in plan.units} == {
         ("run-1", 1)
     }  # nothing in a replay depends on the seed
 

@@ -33,7 +33,7 @@ from memory_bank.lab.experiments.plan import (
     page_code,
 )
 from memory_bank.lab.meter.text import parsed_arguments
-from memory_bank.lab.replay import Build, copied
+from memory_bank.lab.replay import copied
 from memory_bank.lab.traces import Trace, is_turn
 from memory_bank.transcript import content_text, read
 
@@ -146,20 +146,49 @@ def live_unit(unit: Unit) -> dict[str, Any]:
     calls``, ``max_steps``, or ``error: TYPE`` for what the strategy raised. Raises ModelError when the
     endpoint cannot be used, which says nothing about the case.
     """
-    settings, costs = unit.settings, Costs(named_counter(unit.counter))
-    world = Book(unit.case.id, settings) if settings.kind == "overflow" else RecordedTools(unit.case)
+    suite, costs = unit.suite, Costs(named_counter(unit.experiment.counter))
+    world = Book(unit.case.id, suite) if suite.kind == "overflow" else RecordedTools(unit.case)
     turns: list[dict[str, Any]] = []
-    outputs: list[str] = []
+    messages, ended, answer = opening(unit.case), "", ""
+    wrong_in_a_row, most = 0, max(suite.max_steps, suite.pages + 2 if isinstance(world, Book) else 0)
     with gated(unit, costs) as (build, contexts):
-        ended, answer = _work(unit, world, build, costs, turns, outputs)
+        while not ended and len(turns) < most:
+            begun = time.perf_counter()
+            try:
+                context = build(copied(messages), ())
+            except Exception as e:  # only this case fails, not the experiment
+                ended = f"error: {type(e).__name__}"
+                break
+            ms = round(1000 * (time.perf_counter() - begun), 3)
+            tokens, full = costs.total(context), costs.total(messages)
+            made: list[dict[str, str]] = []
+            turns.append({"tokens": tokens, "full": full, "cached": 0, "ms": ms, "calls": made})
+            too_long = suite.context_limit is not None and tokens > suite.context_limit
+            said = None if too_long else _ask(unit, context)
+            if said is None:
+                ended = "overflow"
+                break
+            messages.append(said)
+            if not said.get("tool_calls"):
+                ended, answer = "answered", str(said.get("content") or "")
+                break
+            for call in said["tool_calls"]:
+                function, wrong = call.get("function") or {}, world.wrong
+                name = str(function.get("name", ""))
+                output = world.call(name, parsed_arguments(function.get("arguments") or "{}"))
+                made.append({"call": name[:80], "verdict": "wrong" if world.wrong > wrong else "right"})
+                messages.append({"role": "tool", "tool_call_id": call.get("id"), "content": output})
+            wrong_in_a_row = wrong_in_a_row + 1 if any(c["verdict"] == "wrong" for c in made) else 0
+            ended = "wrong calls" if wrong_in_a_row >= 5 else ""
     paid, cached = bill(unit, contexts, costs)
     for turn, known in zip(turns, cached, strict=False):  # a context that failed has no turn
         turn["cached"] = known
     completeness = None
-    if settings.judge is not None and settings.kind == "complex_func":
-        completeness = _judge(settings.judge, unit, answer, outputs) if answer.strip() else 0
+    if suite.judge is not None and suite.kind == "complex_func":
+        outputs = [m["content"] for m in messages if read(m, "role") == "tool"]
+        completeness = _judge(suite.judge, unit, answer, outputs) if answer.strip() else 0
     return {
-        "ended": ended,
+        "ended": ended or "max_steps",
         "steps": len(turns),
         "largest": max((t["tokens"] for t in turns), default=0),
         "ms": sum(t["ms"] for t in turns) / max(1, len(turns)),
@@ -176,55 +205,11 @@ def live_unit(unit: Unit) -> dict[str, Any]:
     }
 
 
-def _work(
-    unit: Unit,
-    world: Book | RecordedTools,
-    build: Build,
-    costs: Costs,
-    turns: list[dict[str, Any]],
-    outputs: list[str],
-) -> tuple[str, str]:
-    """Ask the model and call the tools until it answers or fails: how the case ended, and the answer.
-
-    What was done is added to ``turns`` and ``outputs``.
-    """
-    settings, messages = unit.settings, opening(unit.case)
-    wrong_in_a_row = 0
-    for _ in range(max(settings.max_steps, settings.pages + 2 if isinstance(world, Book) else 0)):
-        begun = time.perf_counter()
-        try:
-            context = build(copied(messages), ())
-        except Exception as e:  # only this case fails, not the experiment
-            return f"error: {type(e).__name__}", ""
-        ms = round(1000 * (time.perf_counter() - begun), 3)
-        tokens, full = costs.total(context), costs.total(messages)
-        made: list[dict[str, str]] = []
-        turns.append({"tokens": tokens, "full": full, "cached": 0, "ms": ms, "calls": made})
-        limit = settings.context_limit
-        said = None if limit is not None and tokens > limit else _ask(unit, context)
-        if said is None:
-            return "overflow", ""
-        messages.append(said)
-        if not said.get("tool_calls"):
-            return "answered", str(said.get("content") or "")
-        for call in said["tool_calls"]:
-            function, wrong = call.get("function") or {}, world.wrong
-            name = str(function.get("name", ""))
-            output = world.call(name, parsed_arguments(function.get("arguments") or "{}"))
-            outputs.append(output)
-            made.append({"call": name[:80], "verdict": "wrong" if world.wrong > wrong else "right"})
-            messages.append({"role": "tool", "tool_call_id": call.get("id"), "content": output})
-        wrong_in_a_row = wrong_in_a_row + 1 if any(c["verdict"] == "wrong" for c in made) else 0
-        if wrong_in_a_row >= 5:
-            return "wrong calls", ""
-    return "max_steps", ""
-
-
 def _ask(unit: Unit, context: list[Any]) -> dict[str, Any] | None:
     """The model's message; None when the endpoint refused the request for its length."""
     model = unit.model
     assert model is not None
-    options: dict[str, Any] = {"seed": unit.seed, "user": unit.id}
+    options: dict[str, Any] = {"seed": unit.place["seed"], "user": unit.id}
     if unit.case.tools:
         options["tools"] = unit.case.tools
     if model.temperature is not None:

@@ -24,7 +24,7 @@ from memory_bank.errors import ConfigError
 from memory_bank.lab.costs import Costs, ScriptedCache
 from memory_bank.lab.meter.needs import Need, environment_constants
 from memory_bank.lab.replay import Build, Strategy, configured, parse_strategy
-from memory_bank.lab.traces import Trace, read_traces
+from memory_bank.lab.traces import Trace, TraceFiles
 from memory_bank.pricing import Price, Usage, cost
 from memory_bank.transcript import ENCODING
 
@@ -128,35 +128,20 @@ def load_experiment(path: str | Path) -> Experiment:
 class Unit:
     """One run of one case: one line of results.
 
-    ``id`` is a hash of everything that defines it, ``case`` its trace under a name that no other has. Contexts of up
-    to ``gate`` tokens pass unchanged. ``constants`` are values of the environment, which need no memory.
+    ``id`` is a hash of everything that defines it, ``place`` its place in the matrix as JSON values, ``case`` its
+    trace under a name that no other has. Contexts of up to ``gate`` tokens pass unchanged. ``constants`` are values
+    of the environment, which need no memory.
     """
 
     id: str
-    suite: str
-    settings: SuiteSettings
+    place: dict[str, Any]
+    suite: SuiteSettings
     case: Trace
     strategy: Strategy
-    threshold: int | None
     gate: int
-    seed: int
     model: ModelSettings | None
     constants: frozenset[str]
-    counter: str
-    cost: CostSettings
-
-    @property
-    def place(self) -> dict[str, Any]:
-        """The unit's place in the matrix, as JSON values."""
-        return {
-            "suite": self.suite,
-            "kind": self.settings.kind,
-            "case": self.case.id,
-            "strategy": self.strategy.name,
-            "threshold": self.threshold,
-            "seed": self.seed,
-            "model": self.model.name if self.model else None,
-        }
+    experiment: Experiment
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +162,14 @@ def plan_experiment(experiment: Experiment, tell: Callable[[str], None]) -> Expe
     file = experiment.strategy_config
     config = load_config(None if file is None else experiment.path(file))
     strategies = [parse_strategy(text, config) for text in experiment.strategies]
-    suites = {s: _cases(experiment, s, tell) for s in experiment.suites}
+    suites: dict[SuiteSettings, list[Trace]] = {}
+    for suite in experiment.suites:
+        found = suites[suite] = book_cases(suite) if suite.kind == "overflow" else []
+        for path in (str(experiment.path(pattern)) for pattern in suite.files if suite.kind != "overflow"):
+            files = TraceFiles(sorted(glob.glob(path)) if glob.has_magic(path) else [path], tell, strict=True)
+            found += files
+        if not found:
+            raise ConfigError(f"the suite {suite.title} has no cases: its files hold no trace.")
     known = {trace.id for traces in suites.values() for trace in traces}
     for wanted in experiment.selected_test_cases:
         if wanted not in known:
@@ -194,22 +186,6 @@ def _settings_of(strategy: Strategy) -> Any:
     if strategy.config is not None:
         return strategy.settings().model_dump(mode="json")
     return {"type": strategy.kind, "target": strategy.target, **dict(strategy.options)}
-
-
-def _cases(experiment: Experiment, suite: SuiteSettings, tell: Callable[[str], None]) -> list[Trace]:
-    if suite.kind == "overflow":
-        return book_cases(suite)
-    found: list[Trace] = []
-    for path in (str(experiment.path(pattern)) for pattern in suite.files):
-        for file in sorted(glob.glob(path)) if glob.has_magic(path) else [path]:
-            for trace in read_traces(file):
-                if isinstance(trace, Trace):
-                    found.append(trace)
-                else:
-                    tell(f"skipped {trace}.")
-    if not found:
-        raise ConfigError(f"the suite {suite.title} has no cases: its files hold no trace.")
-    return found
 
 
 def book_cases(settings: SuiteSettings) -> list[Trace]:
@@ -265,24 +241,21 @@ def _units(
         thresholds = experiment.thresholds or (None,)
         for name, model, strategy, threshold in product(drawn, models, strategies, thresholds):
             case, content = cases[name]
-            acting, gate = _with_threshold(strategy, threshold)
+            acting, gate = strategy, threshold or 0
+            if threshold is not None and hasattr(strategy.settings(), "compact_threshold"):
+                assert strategy.config is not None
+                changes, gate = {"compact_threshold": max(1, threshold)}, 0
+                acting = replace(configured(strategy.config, strategy.target, changes), name=strategy.name)
             defined = [
                 suite.title, suite.model_dump(exclude={"files"}), [name, content],
                 model and model.model_dump(exclude={"timeout"}), [strategy.name, _settings_of(acting)], threshold,
                 seed, experiment.counter, experiment.cost.model_dump(), sorted(constants),
             ]  # fmt: skip
-            yield Unit(
-                _digest(defined), suite.title, suite, case, acting, threshold, gate, seed, model, constants,
-                experiment.counter, experiment.cost,
-            )  # fmt: skip
-
-
-def _with_threshold(strategy: Strategy, threshold: int | None) -> tuple[Strategy, int]:
-    """The strategy with its ``compact_threshold`` set, or the threshold of a gate where it has no such setting."""
-    if threshold is None or strategy.config is None or not hasattr(strategy.settings(), "compact_threshold"):
-        return strategy, threshold or 0
-    changed = configured(strategy.config, strategy.target, {"compact_threshold": max(1, threshold)})
-    return replace(changed, name=strategy.name), 0
+            place = {
+                "suite": suite.title, "kind": suite.kind, "case": name, "strategy": strategy.name,
+                "threshold": threshold, "seed": seed, "model": model.name if model else None,
+            }  # fmt: skip
+            yield Unit(_digest(defined), place, suite, case, acting, gate, model, constants, experiment)
 
 
 def _digest(value: Any) -> str:
@@ -307,10 +280,10 @@ def gated(unit: Unit, costs: Costs) -> Iterator[tuple[Build, list[list[Any]]]]:
 
 def bill(unit: Unit, contexts: Sequence[Sequence[Any]], costs: Costs) -> tuple[dict[str, Any], list[int]]:
     """Input tokens, those of them that a prefix cache holds, the plain and the cached cost; cached by request."""
-    price, discount = unit.cost.price_per_million, unit.cost.cached_discount
-    cache = ScriptedCache(costs.counter, unit.cost.cache_minimum)
+    prices = unit.experiment.cost
+    price, cache = prices.price_per_million, ScriptedCache(costs.counter, prices.cache_minimum)
     used = [cache.add(costs.parts(context)) for context in contexts]
     tokens, cached = sum(u.input for u in used), [u.cached for u in used]
-    paid = Price(prompt=price, completion=0, cached=price * (1 - discount))
+    paid = Price(prompt=price, completion=0, cached=price * (1 - prices.cached_discount))
     plain, priced = cost(Usage(tokens), paid), cost(Usage(tokens, sum(cached)), paid)
     return {"tokens": tokens, "cached": sum(cached), "plain": plain, "priced": priced}, cached

@@ -104,12 +104,11 @@ LIVE: tuple[Column[ReportLine], ...] = (
 
 def report_lines(plan: ExperimentPlan, done: Mapping[str, dict[str, Any]]) -> list[ReportLine]:
     """The lines of an experiment in the order of its matrix; units that are not done are left out."""
-    groups: dict[tuple[str, str, str | None, str, int | None], list[dict[str, Any]]] = {}
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for unit in plan.units:
-        place = unit.place
-        key = (unit.suite, unit.settings.kind, place["model"], unit.strategy.name, unit.threshold)
+        key = tuple(unit.place[k] for k in ("suite", "kind", "model", "strategy", "threshold"))
         groups.setdefault(key, []).extend([done[unit.id]] if unit.id in done else [])
-    return [ReportLine(*key, tuple(found)) for key, found in groups.items() if found]
+    return [ReportLine(*(*key, tuple(found))) for key, found in groups.items() if found]
 
 
 def by_suite(lines: Iterable[ReportLine]) -> dict[str, list[ReportLine]]:

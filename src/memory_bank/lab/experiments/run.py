@@ -49,13 +49,15 @@ def run_experiment(
 
 def do_unit(unit: Unit) -> dict[str, Any]:
     """The results line of a unit. Raises ModelError when an endpoint fails."""
-    if unit.settings.kind != "replay":
+    if unit.suite.kind != "replay":
         from memory_bank.lab.experiments.live import live_unit
 
         return {"unit": unit.id, **unit.place, **live_unit(unit)}
-    key = (unit.case, unit.constants, unit.counter)
+    key = (unit.case, unit.constants, unit.experiment.counter)
     if not _latest or _latest[0][0] != key:
-        _latest[:] = [(key, Costs(named_counter(unit.counter)), needs_of(unit.case, unit.constants))]
+        _latest[:] = [
+            (key, Costs(named_counter(unit.experiment.counter)), needs_of(unit.case, unit.constants))
+        ]
     _, costs, turns = _latest[0]
     with gated(unit, costs) as (build, contexts):
         rows = measure_trace(unit.case, turns, build, costs)
@@ -94,19 +96,18 @@ class Results:
                 f"{path} cannot be written ({e.strerror}): give another folder with --out."
             ) from e
         try:
-            try:
-                if fcntl is not None:
-                    fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise ConfigError(
-                    f"{path} is being written by another run: wait for it, or give another --out."
-                ) from None
+            if fcntl is not None:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             kept = self._read(header["experiment"])
             self._file.truncate(kept)
             self._write(header if kept == 0 else {"run": header["about"]})
             self.runs.append(header["about"])
-        except BaseException:
+        except BaseException as e:
             self._file.close()
+            if isinstance(e, BlockingIOError):
+                raise ConfigError(
+                    f"{path} is being written by another run: wait for it, or give another --out."
+                ) from None
             raise
 
     def add(self, line: dict[str, Any]) -> None:

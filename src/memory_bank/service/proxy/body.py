@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar, cast
 
 from memory_bank.errors import BodyError
-from memory_bank.transcript.anthropic import Derive, Make, Part, derive_anew
+from memory_bank.transcript.anthropic import Derive, Make, derive_anew
 from memory_bank.transcript.messages import same_objects
+from memory_bank.transcript.turns import Placed
 
 JsonObject: TypeAlias = dict[str, Any]
 """A JSON object of a request or an answer, as some client or server wrote it."""
@@ -186,7 +187,7 @@ class _CachedMessage:
     message: object
     chars: int = 0  # that count for it
     results: dict[str, object] = field(default_factory=dict)
-    derived: list[Part] | None = None
+    derived: list[Placed] | None = None
 
 
 class MessageCache:
@@ -239,7 +240,7 @@ class MessageCache:
             entry.results[kind] = compute(message)
         return cast("T", entry.results[kind])
 
-    def derive(self, message: Any, make: Make) -> list[Part]:
+    def derive(self, message: Any, make: Make) -> list[Placed]:
         """Return ``make(message)``; while the message is cached, ``make`` is called once.
 
         The chat messages that it makes are kept with the message. They must not be modified, and ``result`` keeps

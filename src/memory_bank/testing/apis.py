@@ -1,0 +1,510 @@
+"""The APIs of the scripted server: what each refuses, and how it writes a reply, complete or as events."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from memory_bank.testing.replies import JsonObject, Reply, as_json, fail
+from memory_bank.transcript.anthropic import MOST_CACHE_MARKS, THINKING, cache_marks, message_errors
+from memory_bank.transcript.messages import call_entry
+from memory_bank.transcript.pairing import pairing_errors
+from memory_bank.transcript.responses import ROLES, item_errors, item_type
+
+CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
+CONVERSATIONS = "/v1/conversations"
+MESSAGES = "/v1/messages"
+COUNT = "/v1/messages/count_tokens"
+
+Event = tuple[str, JsonObject]
+
+
+class Api:
+    """What the APIs share; ``number`` makes the next id with a prefix. Each has three methods more:
+
+    ``refusal``: the error for a request that is not valid, or None; ``errors``: what a provider would refuse in a
+    valid one, told with ``prefix``, ``param`` and at ``most`` so many; ``render``: the body of a reply to a request
+    of so many bytes, one piece or one for each event.
+    """
+
+    prefix, most = "", 1
+    param: str | None = "input"
+
+    def __init__(self, number: Callable[[str], str]) -> None:
+        self.number = number
+
+    def error_body(self, reply: Reply) -> bytes:
+        """The JSON of an error."""
+        kind, code = "server_error" if reply.status >= 500 else "invalid_request_error", None
+        if reply.status == 429:
+            kind, code = "requests", "rate_limit_exceeded"
+        error = {
+            "message": reply.content or "",
+            "type": kind,
+            "param": reply.param,
+            "code": reply.code or code,
+        }
+        return json.dumps({"error": error}).encode()
+
+
+def in_pieces(text: str) -> list[str]:
+    """Split a text into at most 64 pieces of at least 8 characters."""
+    size = max(8, -(-len(text) // 64))
+    return [text[i : i + size] for i in range(0, len(text), size)]
+
+
+def _as_events(events: Iterator[Event]) -> list[bytes]:
+    """Server-sent events with their names, one piece each."""
+    return [
+        f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode() for kind, fields in events
+    ]
+
+
+# Chat completions
+
+
+class ScriptedChat(Api):
+    """Answers of the Chat Completions API."""
+
+    prefix, most, param = "Invalid 'messages': ", 5, "messages"
+
+    def refusal(self, body: JsonObject, path: str) -> Reply | None:  # noqa: ARG002
+        if isinstance(body.get("messages"), list) and body["messages"]:
+            return None
+        return fail(400, f"{self.prefix}expected an array with minimum length 1", param=self.param)
+
+    def errors(self, body: JsonObject) -> list[str]:
+        return pairing_errors(body["messages"])
+
+    def render(self, reply: Reply, body: JsonObject, size: int, streamed: bool) -> list[bytes]:
+        head = {"id": self.number("chatcmpl-"), "created": 0, "model": body["model"]}
+        made = []
+        for name, arguments, *given in reply.tool_calls:
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+            made.append(call_entry(given[0] if given else self.number("call_"), name, text))
+        said = len(reply.content or "") + sum(len(c["function"]["arguments"]) for c in made)
+        into, out = reply.usage or (size // 4, said // 4)
+        usage: JsonObject = {"prompt_tokens": into, "completion_tokens": out, "total_tokens": into + out}
+        if reply.cached is not None:
+            usage["prompt_tokens_details"] = {"cached_tokens": reply.cached[0]}
+        reason = "tool_calls" if made else "stop"
+        if not streamed:
+            message: JsonObject = {"role": "assistant", "content": reply.content, "refusal": None}
+            if reply.reasoning is not None:
+                message["reasoning_content"] = reply.reasoning
+            if made:
+                message["tool_calls"] = made
+            choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
+            return [
+                json.dumps(
+                    {**head, "object": "chat.completion", "choices": [choice], "usage": usage}
+                ).encode()
+            ]
+        head["object"] = "chat.completion.chunk"
+        deltas: list[tuple[Any, Any]] = [*((d, None) for d in _deltas(reply, made)), ({}, reason)]
+        chunks = [{**head, "choices": [{"index": 0, "delta": d, "finish_reason": r}]} for d, r in deltas]
+        options = body.get("stream_options")
+        if isinstance(options, dict) and options.get("include_usage"):
+            chunks = [{**chunk, "usage": None} for chunk in chunks]
+            chunks.append({**head, "choices": [], "usage": usage})
+        return [f"data: {c}\n\n".encode() for c in [*map(json.dumps, chunks), "[DONE]"]]
+
+
+def _deltas(reply: Reply, tool_calls: list[JsonObject]) -> Iterator[JsonObject]:
+    yield {"role": "assistant", "content": None if reply.content is None else ""}
+    for piece in in_pieces(reply.reasoning or ""):
+        yield {"reasoning_content": piece}
+    for piece in in_pieces(reply.content or ""):
+        yield {"content": piece}
+    for i, made in enumerate(tool_calls):
+        first = {**made, "function": {"name": made["function"]["name"], "arguments": ""}}
+        yield {"tool_calls": [{"index": i, **first}]}
+        for piece in in_pieces(made["function"]["arguments"]):
+            yield {"tool_calls": [{"index": i, "function": {"arguments": piece}}]}
+
+
+# Responses
+
+_PARTS = {
+    True: ("output_text", "refusal"),  # of the assistant
+    False: ("input_text", "input_image", "input_file", "input_audio"),
+}
+
+_DEFAULTS: JsonObject = {
+    "object": "response", "created_at": 0, "status": "completed", "error": None, "incomplete_details": None,
+    "instructions": None, "max_output_tokens": None, "metadata": {}, "model": "", "parallel_tool_calls": True,
+    "previous_response_id": None, "reasoning": {"effort": None, "summary": None}, "temperature": 1.0,
+    "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [], "top_p": 1.0, "truncation": "disabled",
+    "user": None,
+}  # fmt: skip
+"""Members of a response; those of the request replace them."""
+
+
+class ScriptedResponses(Api):
+    """Answers of the Responses API; they are kept, and continued by id or in conversations."""
+
+    def __init__(self, number: Callable[[str], str]) -> None:
+        super().__init__(number)
+        self._lock = threading.Lock()
+        self._made: dict[str, JsonObject] = {}  # responses by id
+        self._after: dict[str, list[JsonObject]] = {}  # all items up to the end of a response
+        self._conversations: dict[str, list[JsonObject]] = {}
+        self._items: dict[str, JsonObject] = {}
+        self._needs: dict[str, str] = {}  # the reasoning item that must precede an item
+
+    def answer(self, method: str, path: str) -> Reply | None:
+        """The answer to a request for stored responses or conversations; None for any other path."""
+        if (method, path) == ("POST", CONVERSATIONS):
+            made = self.number("conv_")
+            self._conversations[made] = []
+            return as_json({"id": made, "object": "conversation", "created_at": 0, "metadata": {}})
+        head, _, response_id = path.rpartition("/")
+        if head != RESPONSES or method not in ("GET", "DELETE"):
+            return None
+        if response_id not in self._made:
+            return fail(404, f"Response with id '{response_id}' not found.", param="response_id")
+        if method == "GET":
+            return as_json(self._made[response_id])
+        del self._made[response_id], self._after[response_id]
+        return as_json({"id": response_id, "object": "response", "deleted": True})
+
+    def refusal(self, body: JsonObject, path: str) -> Reply | None:  # noqa: ARG002
+        previous, conversation = body.get("previous_response_id"), _conversation(body)
+        given = body.get("input")
+
+        def wrong_type(name: str, wanted: str, value: Any) -> Reply:
+            told = f"Invalid type for '{name}': expected {wanted}, but got {type(value).__name__}."
+            return fail(400, told, param=name, code="invalid_type")
+
+        for name, named in (("previous_response_id", previous), ("conversation", conversation)):
+            if not isinstance(named, (str, type(None))):
+                return wrong_type(name, "a string", named)
+        if previous is not None and conversation is not None:
+            both = "'previous_response_id' or 'conversation'"
+            return fail(400, f"Mutually exclusive parameters. Ensure you are only providing one of: {both}.")
+        if previous is not None and previous not in self._after:
+            told = f"Previous response with id '{previous}' not found."
+            return fail(400, told, param="previous_response_id", code="previous_response_not_found")
+        if conversation is not None and conversation not in self._conversations:
+            return fail(404, f"Conversation with id '{conversation}' not found.", param="conversation")
+        if given is None and not (previous or conversation or body.get("prompt")):
+            told = "Missing required parameter: 'input'."
+            return fail(400, told, param="input", code="missing_required_parameter")
+        if not isinstance(given, (str, list, type(None))):
+            return wrong_type("input", "a string or an array", given)
+        for item in _items(given):
+            if item_type(item) == "item_reference" and self._items.get(str(item.get("id"))) is None:
+                return fail(404, f"Item with id '{item.get('id')}' not found.", param="input")
+        return None
+
+    def errors(self, body: JsonObject) -> list[str]:
+        wrong = [e for i, item in enumerate(_items(body.get("input"))) if (e := _wrong_message(i, item))]
+        items = self._said(body)
+        seen, lacking = set(), []  # items that were made with reasoning and are sent back without it
+        for item in items:
+            if isinstance(item, dict) and isinstance(own := item.get("id"), str):
+                seen.add(own)
+                if (needed := self._needs.get(own, own)) not in seen:
+                    lacking.append(
+                        f"Item '{own}' of type '{item_type(item)}' was provided "
+                        f"without its required 'reasoning' item: '{needed}'."
+                    )
+        return wrong + item_errors(items) + lacking
+
+    def render(self, reply: Reply, body: JsonObject, size: int, streamed: bool) -> list[bytes]:
+        response = self._response(reply, body, size)
+        if not streamed:
+            return [json.dumps(response).encode()]
+        numbered = enumerate(_response_events(response))
+        return _as_events((kind, {"sequence_number": n, **fields}) for n, (kind, fields) in numbered)
+
+    def _said(self, body: JsonObject) -> list[JsonObject]:
+        """All items of a request: the stored ones, then its own with references resolved."""
+        before = self._after.get(body.get("previous_response_id") or "", [])
+        before = before or self._conversations.get(_conversation(body) or "", [])
+        own = _items(body.get("input"))
+        return before + [self._items.get(i["id"], i) if item_type(i) == "item_reference" else i for i in own]
+
+    def _response(self, reply: Reply, body: JsonObject, size: int) -> JsonObject:
+        """The response that a reply makes, kept unless the request says otherwise."""
+        output = self._output(reply, body)
+        said = sum(len(str(i.get("arguments") or i.get("input") or "")) for i in output)
+        thought = len(reply.reasoning or "") // 4
+        into, out = reply.usage or (size // 4, (said + len(reply.content or "")) // 4 + thought)
+        cached, written = reply.cached or (0, 0)
+        response = {
+            **_DEFAULTS,
+            **{k: v for k, v in body.items() if k in _DEFAULTS and v is not None},
+            "id": self.number("resp_"),
+            "output": output,
+            "store": body.get("store") is not False,
+            "usage": {
+                "input_tokens": into,
+                "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written},
+                "output_tokens": out,
+                "output_tokens_details": {"reasoning_tokens": thought},
+                "total_tokens": into + out,
+            },
+        }
+        if response["store"]:
+            with self._lock:
+                items = [*self._said(body), *output]
+                self._made[response["id"]] = response
+                self._after[response["id"]] = items
+                if (conversation := _conversation(body)) is not None:
+                    self._conversations[conversation] = items
+                self._items.update((item["id"], item) for item in output)
+                if output and output[0]["type"] == "reasoning":
+                    self._needs.update((item["id"], output[0]["id"]) for item in output[1:])
+        return response
+
+    def _output(self, reply: Reply, body: JsonObject) -> list[JsonObject]:
+        """A reply as items: reasoning, message, calls."""
+        output: list[JsonObject] = []
+        if reply.reasoning is not None:
+            summary = [{"type": "summary_text", "text": reply.reasoning}] if reply.reasoning else []
+            hidden = base64.b64encode(hashlib.sha512(reply.reasoning.encode("utf-8", "replace")).digest())
+            item = {"type": "reasoning", "summary": summary, "encrypted_content": hidden.decode()}
+            output.append({"id": self.number("rs_"), **item})
+        if reply.content is not None:
+            part = {"type": "output_text", "annotations": [], "logprobs": [], "text": reply.content}
+            item = {"type": "message", "status": "completed", "role": "assistant", "content": [part]}
+            output.append({"id": self.number("msg_"), **item})
+        free = {t.get("name") for t in _tools(body) if t.get("type") == "custom"}
+        for name, arguments, *given in reply.tool_calls:
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+            call_id = given[0] if given else self.number("call_")
+            made = {"status": "completed", "call_id": call_id, "name": name}
+            if name in free:
+                output.append({"id": self.number("ctc_"), "type": "custom_tool_call", **made, "input": text})
+            else:
+                output.append({"id": self.number("fc_"), "type": "function_call", **made, "arguments": text})
+        return output
+
+
+def _response_events(response: JsonObject) -> Iterator[Event]:
+    start = {**response, "status": "in_progress", "output": [], "usage": None}
+    yield "response.created", {"response": start}
+    yield "response.in_progress", {"response": start}
+    for i, item in enumerate(response["output"]):
+        where = {"item_id": item["id"], "output_index": i}
+        if item["type"] == "reasoning":
+            begun = {**item, "summary": []}
+            events = _part_events(item["summary"], where, "summary_index", "reasoning_summary")
+        elif item["type"] == "message":
+            begun = {**item, "status": "in_progress", "content": []}
+            events = _part_events(item["content"], {**where, "logprobs": []}, "content_index", "content")
+        else:
+            field = "input" if "input" in item else "arguments"
+            name = "custom_tool_call_input" if field == "input" else "function_call_arguments"
+            begun = {**item, "status": "in_progress", field: ""}
+            events = _piecewise(f"response.{name}", where, field, item[field])
+        yield "response.output_item.added", {"output_index": i, "item": begun}
+        yield from events
+        yield "response.output_item.done", {"output_index": i, "item": item}
+    yield "response.completed", {"response": response}
+
+
+def _piecewise(name: str, where: JsonObject, field: str, text: str) -> Iterator[Event]:
+    for piece in in_pieces(text):
+        yield f"{name}.delta", {**where, "delta": piece}
+    yield f"{name}.done", {**where, field: text}
+
+
+def _part_events(parts: list[JsonObject], where: JsonObject, index: str, name: str) -> Iterator[Event]:
+    """The events of an item's parts, each of them added, written and done."""
+    text = "output_text" if name == "content" else f"{name}_text"
+    for i, part in enumerate(parts):
+        here = {**where, index: i}
+        yield f"response.{name}_part.added", {**here, "part": {**part, "text": ""}}
+        yield from _piecewise(f"response.{text}", here, "text", part["text"])
+        yield f"response.{name}_part.done", {**here, "part": part}
+
+
+def _items(given: Any) -> list[Any]:
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    return given if isinstance(given, list) else []
+
+
+def _tools(body: JsonObject) -> Iterator[JsonObject]:
+    """The tools of a request: its member ``tools``, those of ``additional_tools`` items, and what namespaces hold."""
+    items = (i for i in _items(body.get("input")) if item_type(i) == "additional_tools")
+    holders: list[Any] = [body, *items]
+    while holders:
+        for tool in holders.pop().get("tools") or ():
+            if isinstance(tool, dict):
+                yield tool
+                holders.append(tool)
+
+
+def _conversation(body: JsonObject) -> Any:
+    given = body.get("conversation")
+    return given.get("id") if isinstance(given, dict) else given
+
+
+def _wrong_message(i: int, item: Any) -> str | None:
+    """What is wrong with a message item; None for a valid one, and for other items."""
+    if item_type(item) != "message":
+        return None
+    role = item.get("role")
+    if role not in ROLES:
+        supported = "'assistant', 'system', 'developer', and 'user'"
+        return f"Invalid value: '{role}'. Supported values are: {supported}."
+    for key in ("tool_calls", "tool_call_id", "function_call", "name"):
+        if key in item:
+            return f"Unknown parameter: 'input[{i}].{key}'."
+    content = item.get("content")
+    if not isinstance(content, (str, list)):
+        return f"Invalid type for 'input[{i}].content': expected a string or an array of parts."
+    allowed = _PARTS[role == "assistant"]
+    for part in content if isinstance(content, list) else ():
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in allowed:
+            return f"Invalid value: '{kind}'. Supported values are: {', '.join(map(repr, allowed))}."
+    return None
+
+
+# Messages
+
+_KINDS = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
+    429: "rate_limit_error", 529: "overloaded_error",
+}  # fmt: skip
+
+
+class ScriptedMessages(Api):
+    """Answers of the Messages API.
+
+    Thinking blocks are signed over the ``system``, ``tools`` and messages before them; a block that comes back
+    after anything else is refused, unless the request says ``drop_block``.
+    """
+
+    param = None
+
+    def refusal(self, body: JsonObject, path: str) -> Reply | None:
+        if path == MESSAGES and not isinstance(body.get("max_tokens"), int):
+            return fail(400, "max_tokens: Field required")
+        if not isinstance(body.get("messages"), list) or not body["messages"]:
+            return fail(400, "messages: at least one message is required")
+        return None
+
+    def errors(self, body: JsonObject) -> list[str]:
+        messages, thinking = body["messages"], body.get("thinking") or {}
+        errors = message_errors(messages)
+        marks = cache_marks(body.get("system"), body.get("tools"), messages)
+        if marks > MOST_CACHE_MARKS:
+            errors.append(
+                f"A maximum of {MOST_CACHE_MARKS} blocks with cache_control may be provided. Found {marks}."
+            )
+        if errors:
+            return errors
+        if not isinstance(thinking, dict):
+            return ["thinking: Input should be an object"]
+        binding = thinking.get("block_binding")
+        if not isinstance(binding, dict) or binding.get("prefix_mismatch_behavior") != "drop_block":
+            errors = [
+                f"messages.{i}.content.{j}: `thinking` or `redacted_thinking` blocks cannot be used "
+                "after a different prefix"
+                for i, message in enumerate(messages)
+                for j, block in enumerate(_blocks(message))
+                if block.get("type") in THINKING
+                and block.get("signature", block.get("data")) != _signature(body, i)
+            ]
+        last = messages[-1] if isinstance(messages[-1], dict) else {}
+        if thinking.get("type") == "enabled" and any(b.get("type") == "tool_result" for b in _blocks(last)):
+            turn: JsonObject = next((m for m in reversed(messages) if m.get("role") == "assistant"), {})
+            first = next(iter(_blocks(turn)), {})
+            if first.get("type") not in THINKING:
+                errors.append(
+                    f"messages.{messages.index(turn)}.content.0.type: Expected `thinking` or `redacted_thinking`, "
+                    f"but found `{first.get('type')}`. When `thinking` is enabled, a final `assistant` message must "
+                    "start with a thinking block."
+                )
+        return errors
+
+    def render(self, reply: Reply, body: JsonObject, size: int, streamed: bool) -> list[bytes]:
+        content: list[JsonObject] = []
+        if reply.reasoning is not None:
+            signature = _signature(body, len(body["messages"]))
+            content.append({"type": "thinking", "thinking": reply.reasoning, "signature": signature})
+        if reply.content is not None:
+            content.append({"type": "text", "text": reply.content})
+        for name, arguments, *given in reply.tool_calls:
+            parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
+            made = given[0] if given else self.number("toolu_")
+            content.append({"type": "tool_use", "id": made, "name": name, "input": parsed})
+        into, out = reply.usage or (size // 4, len(json.dumps(content)) // 4)
+        read, written = reply.cached or (0, 0)
+        message = {
+            "id": self.number("msg_"),
+            "type": "message",
+            "role": "assistant",
+            "model": body["model"],
+            "content": content,
+            "stop_reason": "tool_use" if reply.tool_calls else "end_turn",
+            "stop_sequence": None,
+            "usage": {
+                "input_tokens": into - read - written,
+                "cache_creation_input_tokens": written,
+                "cache_read_input_tokens": read,
+                "output_tokens": out,
+            },
+        }
+        return _as_events(_message_events(message)) if streamed else [json.dumps(message).encode()]
+
+    def error_body(self, reply: Reply) -> bytes:
+        kind = _KINDS.get(reply.status) or ("api_error" if reply.status >= 500 else "invalid_request_error")
+        error = {"type": kind, "message": reply.content or ""}
+        return json.dumps({"type": "error", "error": error}).encode()
+
+
+def _signature(body: JsonObject, position: int) -> str:
+    """The signature of thinking at a position: over what stands before it, without cache marks."""
+    before = _unmarked([body.get("system") or None, body.get("tools") or None, body["messages"][:position]])
+    return hashlib.sha256(json.dumps(before, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _unmarked(value: Any) -> Any:
+    """A value without cache marks, contents that are text as blocks."""
+    if isinstance(value, dict):
+        kept = {k: v for k, v in value.items() if k != "cache_control"}
+        if isinstance(kept.get("content"), str):
+            kept["content"] = [{"type": "text", "text": kept["content"]}]
+        return {k: _unmarked(v) for k, v in kept.items()}
+    return [_unmarked(v) for v in value] if isinstance(value, list) else value
+
+
+def _blocks(message: Any) -> list[JsonObject]:
+    content = message.get("content") if isinstance(message, dict) else None
+    return [b for b in content if isinstance(b, dict)] if isinstance(content, list) else []
+
+
+def _message_events(message: JsonObject) -> Iterator[Event]:
+    usage = message["usage"]
+    begun = {**message, "content": [], "stop_reason": None, "usage": {**usage, "output_tokens": 1}}
+    yield "message_start", {"message": begun}
+    yield "ping", {}
+    for index, block in enumerate(message["content"]):
+        kind = block["type"]
+        if kind == "tool_use":
+            empty: JsonObject = {"input": {}}
+            text, delta, member = json.dumps(block["input"]), "input_json_delta", "partial_json"
+        else:
+            empty = {"text": ""} if kind == "text" else {"thinking": "", "signature": ""}
+            text, delta, member = block[kind], f"{kind}_delta", kind
+        yield "content_block_start", {"index": index, "content_block": {**block, **empty}}
+        for piece in in_pieces(text):
+            yield "content_block_delta", {"index": index, "delta": {"type": delta, member: piece}}
+        if kind == "thinking":
+            signed = {"type": "signature_delta", "signature": block["signature"]}
+            yield "content_block_delta", {"index": index, "delta": signed}
+        yield "content_block_stop", {"index": index}
+    ended = {"stop_reason": message["stop_reason"], "stop_sequence": None}
+    yield "message_delta", {"delta": ended, "usage": {"output_tokens": usage["output_tokens"]}}
+    yield "message_stop", {}
