@@ -46,8 +46,7 @@ __all__ += [  # single steps and their values, the parts of a plan, the guard ag
 ]
 
 _HOMES = {
-    "bank.ingestion": ("ingest_tool_outputs",),
-    "bank.retrieval": ("format_retrieved_memory", "retrieve_and_format"),
+    "bank.retrieval": ("format_retrieved_memory", "ingest_tool_outputs", "retrieve_and_format"),
     "bank.session": ("MemoryBankState",),
     "bank.stores": ("FactStore", "InsightStore"),
     "config": ("Config", "MemoryBankSettings", "load_config"),
@@ -77,8 +76,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from memory_bank.bank.ingestion import ingest_tool_outputs
-    from memory_bank.bank.retrieval import format_retrieved_memory, retrieve_and_format
+    from memory_bank.bank.retrieval import format_retrieved_memory, ingest_tool_outputs, retrieve_and_format
     from memory_bank.bank.session import MemoryBankState
     from memory_bank.bank.stores import FactStore, InsightStore
     from memory_bank.config import Config, MemoryBankSettings, load_config

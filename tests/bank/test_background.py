@@ -11,7 +11,7 @@ import pytest
 from tests.contracts.stores import together
 
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
-from memory_bank.bank.spending import Spending
+from memory_bank.bank.jobs import Spending
 from memory_bank.bank.worker import Worker
 from memory_bank.config import ObserverBudget, Price
 from memory_bank.models.lexical import LexicalEmbedder

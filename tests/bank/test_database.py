@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.contracts.stores import a_record, together
+from tests.postgres import python
 
 from memory_bank.bank import sqlite as module
 from memory_bank.bank.database import Database
@@ -131,7 +132,7 @@ def test_a_newer_schema(tmp_path: Path) -> None:
     "url",
     [
         "://", "sqlite//:x://", "nonsense://u:secret@host/db", "postgresql+psycopg2://u:secret@host/db",
-        "mysql://u:secret@h/d", "sqlite+nodriver:///x", "sqlite+aiosqlite:///x", "sqlite://u:secret@host/x", 
+        "mysql://u:secret@h/d", "postgresql+asyncpg://u:secret@h/d", "postgresql://u:sec@secret@h/d", "sqlite+nodriver:///x", "sqlite+aiosqlite:///x", "sqlite://u:secret@host/x", 
         "sqlite:///x?password=secret", "sqlite:///file:x?mode=ro&uri=true", 
         "postgresql://u:secret@host:port/db", "a\0b", "sqlite:///" + "x" * 5000,
         "\ud800/x",
@@ -188,16 +189,9 @@ def test_session_ids_that_no_database_takes(session_id: str) -> None:
 # others at work
 
 
-def python(script: str, *args: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", script, *map(str, args)], stdout=subprocess.PIPE, text=True
-    )
-
-
 OPEN = """
 import sys
 from memory_bank.bank.database import Database
-from memory_bank.bank.embedder import bank_embedder
 from memory_bank.bank.stores import FactStore
 from tests.contracts.stores import a_record
 print("ready", flush=True)
@@ -242,7 +236,6 @@ def test_a_kill_while_the_tables_are_created_leaves_nothing(tmp_path: Path) -> N
 STORE = """
 import itertools, sys
 from memory_bank.bank.database import Database
-from memory_bank.bank.embedder import bank_embedder
 from memory_bank.bank.stores import FactStore
 from tests.contracts.stores import a_record
 store = FactStore(Database(sys.argv[1]))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.bank.conftest import Bank
 from tests.contracts.insights import NumbersEmbedder
 
 from memory_bank.bank.database import Database
@@ -30,14 +29,9 @@ class Turned(NumbersEmbedder):
         return [[*row[::-1], 0.0] for row in super().encode(texts)]
 
 
-@pytest.fixture(params=["memory", "file", "postgres"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
-    if request.param == "postgres":
-        database = Database(request.getfixturevalue("postgres_url"))
-    else:
-        database = Database("" if request.param == "memory" else tmp_path / "bank.db")
-    yield database
-    database.close()
+@pytest.fixture
+def database(bank: Bank) -> Database:
+    return bank.database()
 
 
 def fill(database: Database, n: int = 600) -> list[InsightStore]:

@@ -6,7 +6,7 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -172,40 +172,27 @@ def test_ctrl_c_in_a_waiting_thread_lets_the_others_go_on(database: Database, pl
     assert line.writer.run(put("later"), "s") == "later"
 
 
-def test_whose_session_is_another_transactions_goes_by_itself(database: Database) -> None:
-    def hold(_c: Connection, ids: Collection[str]) -> Collection[str]:
-        return [i for i in ids if i != "busy"]
-
-    writer = GroupWriter(database.write, hold)
-    line = Line(writer)
-    line.start("a", put("a"))
-    result: list[str] = []
-    other = threading.Thread(target=lambda: result.append(writer.run(put("alone"), "busy")))
-    other.start()
-    while len(writer.waiting) < 2:
-        time.sleep(0.001)
-    line.open()
-    other.join(30)
-    assert result == ["alone"]
-    assert sorted(keys(database)) == ["a", "alone"]
-
-
-def test_the_failure_of_another_is_not_that_of_a_write_that_goes_by_itself(database: Database) -> None:
+def test_a_write_whose_session_another_transaction_holds_runs_alone_whatever_becomes_of_others(
+    database: Database,
+) -> None:
     def fail(_c: Connection) -> None:
         raise RecordConflictError("another record has this trace_id.")
 
-    writer = GroupWriter(database.write, lambda _c, ids: [i for i in ids if i != "busy"])
-    line = Line(writer)
-    line.start("a", fail)
-    result: list[str] = []
-    other = threading.Thread(target=lambda: result.append(writer.run(put("alone"), "busy")))
-    other.start()
-    while len(writer.waiting) < 2:
-        time.sleep(0.001)
-    line.open()
-    other.join(30)
-    assert isinstance(line.outcomes["a"], RecordConflictError)
-    assert result == keys(database) == ["alone"]
+    for name, operation in (("a", put("a")), ("fails", fail)):
+        writer = GroupWriter(database.write, lambda _c, ids: [i for i in ids if i != "busy"])
+        line, result = Line(writer), []
+        line.start(name, operation)
+        alone = threading.Thread(
+            target=lambda w=writer, r=result, n=name: r.append(w.run(put(f"{n} alone"), "busy"))
+        )
+        alone.start()
+        while len(writer.waiting) < 2:
+            time.sleep(0.001)
+        outcome = line.open()[name]
+        alone.join(30)
+        assert result == [f"{name} alone"]
+    assert isinstance(outcome, RecordConflictError)
+    assert sorted(keys(database)) == ["a", "a alone", "fails alone"]
 
 
 def test_several_leaders_run_every_write_once(tmp_path: Path) -> None:

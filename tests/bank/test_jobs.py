@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
+from tests.bank.conftest import Clock
 from tests.contracts.insights import NumbersEmbedder
 from tests.contracts.stores import a_record, together
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.jobs import LONGEST_WAIT, JobQueue
+from memory_bank.bank.listing import outlines
 from memory_bank.bank.maintenance import verify
 from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.records import Insight
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 4_000_000_000.0  # ahead of any real one
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def database(bank_url: str) -> Iterator[Database]:
-    database = Database(bank_url)
-    yield database
-    database.close()
 
 
 @pytest.fixture
@@ -94,7 +79,8 @@ def test_what_failed_waits_and_says_why(queue: JobQueue, clock: Clock) -> None:
     assert queue.take("a", 3, 10) == []
     assert queue.wait() == pytest.approx(60, abs=0.01)
     clock.now += 60
-    assert [(j.attempts, j.error) for j in queue.take("a", 3, 10)] == [(2, "it is asleep")] * 3
+    assert [j.attempts for j in queue.take("a", 3, 10)] == [2, 2, 2]
+    assert [o.error for o in outlines(queue.database, "default", ids(held))] == ["it is asleep"] * 3
 
 
 @pytest.mark.parametrize("back", [6, 1800, 86_400, 3_000_000_000])

@@ -45,13 +45,6 @@ class Plain:
         return [[len(t) + 1.0, 1.0] for t in texts]
 
 
-@pytest.fixture
-def database(bank_url):
-    database = Database(bank_url)
-    yield database
-    database.close()
-
-
 def opened(database, *names, namespace=None, created=None):
     """Sessions in the order of their creation."""
     for i, name in enumerate(names):

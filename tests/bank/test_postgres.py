@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import sqlalchemy as sa
-from tests.contracts.insights import InsightStoreContract, NumbersEmbedder
-from tests.contracts.stores import FactStoreContract, a_record, together
+from tests.contracts.insights import NumbersEmbedder
+from tests.contracts.stores import a_record, together
 from tests.postgres import Server, python
 
 from memory_bank.bank.database import Database
@@ -26,50 +26,6 @@ from memory_bank.errors import (
     StorageError,
 )
 from memory_bank.records import Insight
-
-
-class Banks:
-    """Databases that are closed after the test."""
-
-    @pytest.fixture(autouse=True)
-    def _bank(self, postgres_url: str) -> Iterator[None]:
-        self.url = postgres_url
-        self.open = [Database(postgres_url)]
-        yield
-        for database in self.open:
-            database.close()
-
-    def another(self) -> Database:
-        self.open.append(Database(self.url))
-        return self.open[-1]
-
-
-class TestFactsInPostgres(Banks, FactStoreContract):
-    durable = shared = True
-
-    def make_store(self, session_id: str = "default") -> FactStore:
-        return FactStore(self.open[0], session_id)
-
-    def second(self, store: FactStore) -> FactStore:
-        return FactStore(self.another(), store.session_id)
-
-    def reopen(self, store: FactStore) -> FactStore:
-        store.database.close()
-        return self.second(store)
-
-
-class TestInsightsInPostgres(Banks, InsightStoreContract):
-    durable = shared = True
-
-    def make_store(self, embedder: Any, session_id: str = "default") -> InsightStore:
-        return InsightStore(embedder, self.open[0], session_id)
-
-    def second(self, store: InsightStore) -> InsightStore:
-        return InsightStore(NumbersEmbedder(), self.another(), store.session_id)
-
-    def reopen(self, store: InsightStore) -> InsightStore:
-        store.database.close()
-        return self.second(store)
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Iterator
 
 import pytest
+from tests.bank.test_database import STORE, refused
 from tests.contracts.insights import NumbersEmbedder
 from tests.contracts.stores import a_record, together
 from tests.postgres import Server, python
@@ -19,7 +19,6 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.listing import list_sessions
 from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.errors import (
-    DatabaseOpenError,
     DatabaseVersionError,
     StorageError,
 )
@@ -35,18 +34,6 @@ def database(postgres_url: str) -> Iterator[Database]:
 
 
 # what cannot be opened
-
-
-def refused(url: str, kind: type[StorageError] = DatabaseOpenError, *, must_exist: bool = False) -> str:
-    """The error's sentence."""
-    with pytest.raises(kind) as caught:
-        Database(url, must_exist=must_exist)
-    assert type(caught.value) is kind
-    sentence = str(caught.value)
-    assert sentence.endswith(".")
-    assert "\n" not in sentence
-    assert "secret" not in "".join(traceback.format_exception(caught.value))
-    return sentence
 
 
 @pytest.fixture(scope="module")
@@ -108,15 +95,6 @@ def test_options_that_no_server_takes(postgres_url: str, options: str) -> None:
 
 def empty_name(url: str) -> str:
     return url.partition("@/")[2].partition("?")[0]
-
-
-@pytest.mark.short
-@pytest.mark.parametrize("url", [
-    "postgresql+psycopg2://u:secret@h/d", "postgresql+asyncpg://u:secret@h/d", "postgresql://u:secret@h:port/d",
-    "postgresql://u:sec@secret@h/d", "mysql://u:secret@h/d",
-])  # fmt: skip
-def test_urls_that_name_no_database(url: str) -> None:
-    assert "secret" not in refused(url)
 
 
 @pytest.mark.short
@@ -255,18 +233,6 @@ def test_a_kill_while_the_tables_are_created_leaves_nothing(postgres: Server) ->
     database = Database(postgres.url(name))
     FactStore(database).store(a_record(1))
     database.close()
-
-
-STORE = """
-import itertools, sys
-from memory_bank.bank.database import Database
-from memory_bank.bank.stores import FactStore
-from tests.contracts.stores import a_record
-store = FactStore(Database(sys.argv[1]))
-for n in itertools.count(int(sys.argv[2])):
-    store.store_many([a_record(2 * n), a_record(2 * n + 1)])
-    print(n, flush=True)
-"""
 
 
 @pytest.mark.parametrize("who", ["the process", "the server"])

@@ -42,41 +42,6 @@ def settings(scope="session", **changes):
     return MemoryBankSettings(**values | changes)
 
 
-class Bank:
-    """Opens states on one bank; on a durable one each has a Database of its own, as in another process."""
-
-    def __init__(self, url):
-        self.url = url
-        self.shared = None if url else Database()
-        self.open = []
-
-    def database(self):
-        if self.shared:
-            return self.shared
-        self.open.append(Database(self.url))
-        return self.open[-1]
-
-    def state(self, session_id, agent_id=None):
-        return MemoryBankState("lexical", database=self.database(), session_id=session_id, agent_id=agent_id)
-
-    def store(self, session_id, agent_id=None):
-        database = self.database()
-        database.open_session(session_id, agent_id)
-        return InsightStore(NumbersEmbedder(), database, session_id)
-
-    def close(self):
-        for database in [*self.open, *([self.shared] if self.shared else [])]:
-            database.close()
-
-
-@pytest.fixture(params=["memory", "SQLite", "PostgreSQL"])
-def bank(request, tmp_path):
-    url = {"memory": "", "SQLite": f"sqlite:///{tmp_path / 'bank.db'}"}.get(request.param)
-    bank = Bank(request.getfixturevalue("postgres_url") if url is None else url)
-    yield bank
-    bank.close()
-
-
 def run(state, secret, scope="session", n=3, **changes):
     """A task whose outputs hold a word of its own; returns the last context as text."""
     messages = [system(), user("Find the late order")]

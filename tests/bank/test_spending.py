@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from tests.contracts.stores import together
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.spending import Spending
+from memory_bank.bank.jobs import Spending
 from memory_bank.config import ObserverBudget
 from memory_bank.records import Spent
 
 DAY = 86_400.0
 CALL = Spent(1, 60, 40, 0.25)
-
-
-@pytest.fixture
-def database(bank_url: str) -> Iterator[Database]:
-    database = Database(bank_url)
-    yield database
-    database.close()
 
 
 @pytest.mark.parametrize(("kind", "limit", "calls"), [("calls", 5, 5), ("tokens", 799, 7), ("cost", 1.5, 6)])

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+import time
 from typing import Any
 
 import openai
 import pytest
+import sqlalchemy as sa
+from tests.bank.conftest import Clock
 from tests.contracts.stores import a_record, together
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.jobs import JobQueue
+from memory_bank.bank.schema import jobs
 from memory_bank.bank.stores import FactStore, InsightStore, clear_insights
 from memory_bank.bank.worker import Worker
 from memory_bank.config import MemoryBankSettings
@@ -22,21 +25,6 @@ from memory_bank.models.lexical import LexicalEmbedder
 from memory_bank.models.observer import Observer
 from memory_bank.testing import Reply, ScriptedModel, ScriptedServer, fail, say
 from memory_bank.testing.replies import cut, half, raw
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 4_000_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def database(bank_url: str) -> Iterator[Database]:
-    database = Database(bank_url)
-    yield database
-    database.close()
 
 
 def stored(database: Database, n: int = 1, session: str = "default") -> InsightStore:
@@ -231,3 +219,39 @@ def test_small_outputs_are_never_sent(database: Database) -> None:
     insight = insights.get_insight("trace-00001")
     assert insight is not None
     assert (insight.source, insight.redo) == ("extractive", None)
+
+
+class UntilRenewed:
+    """A model that answers when the leases of all jobs have been renewed, and counts its calls."""
+
+    def __init__(self, database):
+        self.calls = 0
+        self.database = database
+
+    def leases(self):
+        with self.database.read() as c:
+            return dict(c.execute(sa.select(jobs.c.seq, jobs.c.expires)).all())
+
+    def generate_plain(self, *, input_messages, model):
+        self.calls += 1
+        before = self.leases()
+        while any(expires <= before[seq] for seq, expires in self.leases().items()):
+            time.sleep(0.02)
+        return "a summary"
+
+
+def test_jobs_of_other_sessions_are_not_taken_meanwhile(bank_url):
+    for session in ("a", "b", "c"):
+        FactStore(Database(bank_url), session).store_many([a_record(1)], ["trace-00001"])
+    model = UntilRenewed(Database(bank_url))
+    worker = Worker(Database(bank_url), observer_of(model), LexicalEmbedder(), lease=2.5)
+    thread = threading.Thread(target=worker.step)
+    other, taken = JobQueue(Database(bank_url)), []
+    thread.start()
+    while not model.calls:
+        time.sleep(0.01)
+    while thread.is_alive():
+        taken += other.take("another", 8, 60)
+        time.sleep(0.1)
+    assert taken == []
+    assert (model.calls, worker.progress.observed, other.open_count()) == (3, 3, 0)

@@ -192,16 +192,8 @@ def test_truncated_steps_are_short_and_their_pairs_whole(steps, n):
         assert short.truncate(n).to_messages() == short.to_messages()
 
 
-@given(good_chats())
-def test_messages_to_steps_and_back_are_the_same_messages(messages):
-    before = copy.deepcopy(messages)
-    steps = steps_from_messages(messages)
-    assert [m for s in steps for m in s.to_messages()] == before == messages
-    assert [s.step_number for s in steps] == sorted(s.step_number for s in steps)
-
-
 @examples(60)
-@given(any_chats(), st.sampled_from(["tools", "text"]))
+@given(any_chats() | good_chats(), st.sampled_from(["tools", "text"]))
 def test_any_list_at_all_becomes_steps_and_is_given_back(messages, wire):
     before = repr(messages)
     steps = steps_from_messages(messages, wire=wire)

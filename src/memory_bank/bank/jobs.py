@@ -1,9 +1,14 @@
-"""The queue of records that wait for a summary by a model: leases and retries, in the bank's own database."""
+"""The Observer's tables: the queue of records that wait for a summary by a model, and what its calls cost.
+
+Whatever uses the database may raise StorageError.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -20,7 +25,11 @@ from memory_bank.bank.schema import (
     jobs,
     of_session,
     records,
+    spending,
+    sum_of,
 )
+from memory_bank.config import ObserverBudget
+from memory_bank.records import Spent
 from memory_bank.transcript.messages import MARKS, is_memory_tool
 
 AHEAD = 5.0
@@ -28,9 +37,8 @@ AHEAD = 5.0
 LONGEST_WAIT = 3600.0
 """Seconds; no retry waits longer, so a later due time comes from a clock that has jumped back."""
 
-_t, _r, _i = jobs.c, records.c, insights.c
-_OPEN = count_of(jobs)
-_not_held: dict[str, Any] = {"owner": None, "leased": None, "expires": None}
+_t, _r, _i, _p = jobs.c, records.c, insights.c, spending.c
+_free: dict[str, Any] = {"owner": None, "leased": None, "expires": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +49,6 @@ class Job:
     session_id: str
     trace_id: str
     attempts: int
-    error: str | None = None
 
 
 class JobQueue:
@@ -49,15 +56,11 @@ class JobQueue:
 
     Times are Unix seconds by the clock of the database server if there is one, or by ``clock``. A job is
     taken under a lease; when it expires, or was taken by a clock that has jumped back since, the job is free
-    again. Every method may raise StorageError.
+    again.
     """
 
     def __init__(
-        self,
-        database: Database,
-        session_id: str | None = None,
-        *,
-        clock: Callable[[], float] | None = None,
+        self, database: Database, session_id: str | None = None, *, clock: Callable[[], float] | None = None
     ) -> None:
         self.database = database
         self.session_id = session_id
@@ -82,29 +85,25 @@ class JobQueue:
             found = c.execute(free.limit(limit).with_for_update(skip_locked=True)).all()
             leased = {"owner": owner, "leased": now, "expires": now + lease, "attempts": _t.attempts + 1}
             c.execute(sa.update(jobs).where(_t.seq.in_([r.seq for r in found])).values(leased))
-        return [Job(r.seq, r.session_id, r.trace_id, r.attempts + 1, r.error) for r in found]
+        return [Job(r.seq, r.session_id, r.trace_id, r.attempts + 1) for r in found]
 
     def renew(self, owner: str, held: Collection[Job], lease: float) -> None:
         """Extend the leases of jobs to ``lease`` seconds from now."""
-        with self.database.write() as c:
-            now = self._now(c)
-            _change(c, owner, held, {"leased": now, "expires": now + lease})
+        self._change(owner, held, lambda now: {"leased": now, "expires": now + lease})
 
     def give_back(self, owner: str, job: Job, error: str, delay: float) -> None:
         """End an attempt that failed: the job is due again after ``delay`` seconds, at most an hour."""
-        with self.database.write() as c:
-            due = self._now(c) + min(delay, LONGEST_WAIT)
-            _change(c, owner, [job], {**_not_held, "due": due, "error": error})
+        delay = min(delay, LONGEST_WAIT)
+        self._change(owner, [job], lambda now: {**_free, "due": now + delay, "error": error})
 
     def release(self, owner: str, held: Collection[Job]) -> None:
         """End the leases of jobs that were not tried; the attempt does not count."""
-        with self.database.write() as c:
-            attempts = sa.case((_t.attempts > 0, _t.attempts - 1), else_=0)
-            _change(c, owner, held, {**_not_held, "attempts": attempts})
+        attempts = sa.case((_t.attempts > 0, _t.attempts - 1), else_=0)
+        self._change(owner, held, lambda _: {**_free, "attempts": attempts})
 
     def open_count(self) -> int:
         """The number of jobs, leased ones included."""
-        return self.database.value(_OPEN.where(self._mine)) or 0
+        return self.database.value(count_of(jobs).where(self._mine)) or 0
 
     def wait(self) -> float | None:
         """Seconds until the next job may be taken, 0 if one may now, None without jobs."""
@@ -114,6 +113,12 @@ class JobQueue:
             next_ = sa.func.min(sa.case((free & _is_due(now), at), (free, _t.due), else_=_t.expires))
             due = c.execute(sa.select(next_).where(self._mine)).scalar()
         return None if due is None else min(max(0.0, due - now), LONGEST_WAIT)
+
+    def _change(self, owner: str, held: Collection[Job], values: Callable[[float], dict[str, Any]]) -> None:
+        """Change jobs that are still held; ``values`` gets the present time."""
+        mine = _t.seq.in_([job.seq for job in held]), _t.owner == owner
+        with self.database.write() as c:
+            c.execute(sa.update(jobs).where(*mine).values(values(self._now(c))))
 
     def _now(self, c: Connection) -> float:
         return self.database.now(c) if self._clock is None else self._clock()
@@ -132,12 +137,6 @@ def _is_due(now: float) -> sa.ColumnElement[bool]:
     )
 
 
-def _change(c: Connection, owner: str, held: Collection[Job], values: dict[str, Any]) -> None:
-    """Within a write, change jobs that are still held."""
-    mine = _t.seq.in_([job.seq for job in held]), _t.owner == owner
-    c.execute(sa.update(jobs).where(*mine).values(values))
-
-
 def add_jobs(
     c: Connection, database: Database, session_id: str, trace_ids: Sequence[str], now: float | None = None
 ) -> None:
@@ -152,10 +151,36 @@ def finish_job(c: Connection, owner: str, job: Job) -> bool:
     return c.execute(sa.delete(jobs).where(_t.seq == job.seq, _t.owner == owner)).rowcount == 1
 
 
+def oldest_job(database: Database) -> tuple[int, float]:
+    """The number of jobs, leased ones included, and the age of the oldest in seconds."""
+    with database.read() as c:
+        count, created = c.execute(sa.select(sa.func.count(), sa.func.min(_t.created))).one()
+        return int(count), max(0.0, database.now(c) - created) if count else 0.0
+
+
+_WITH_INSIGHT = (
+    sa.select(
+        _r.seq, _r.session_id, _r.trace_id, _r.tool_name, _r.output_verbatim,
+        first_bytes(_r.output, max(map(len, MARKS))).label("head"),
+    )
+    .outerjoin(insights, INSIGHT_OF_RECORD)
+    .where(HAS_CONTENT)
+    .order_by(_r.seq)
+)  # fmt: skip
+
+
+def without_insight(database: Database, session_id: str) -> list[str]:
+    """The trace_ids of a session's records that need an insight and have none, oldest first."""
+    bare = _WITH_INSIGHT.where(of_session(records), _i.seq.is_(None))
+    with database.read() as c:
+        rows = c.execute(bare, {"session": session_id})
+        return [r.trace_id for r in rows if not is_own_answer(r.tool_name, r.output_verbatim, r.head)]
+
+
 def queue_unmade(database: Database, session_id: str | None = None, at_once: int = 500) -> int:
     """Add jobs for all records without an insight or with one to be made again; returns how many were added.
 
-    Answers of our own tools are left out: they are never summarised. May raise StorageError.
+    Answers of our own tools are left out: they are never summarised.
     """
     unmade = _WITH_INSIGHT.outerjoin(jobs, JOB_OF_RECORD).limit(at_once)
     unmade = unmade.where(_i.seq.is_(None) | _i.redo.is_not(None), _t.seq.is_(None))
@@ -167,7 +192,7 @@ def queue_unmade(database: Database, session_id: str | None = None, at_once: int
             rows = c.execute(unmade.where(_r.seq > last)).all()
         wanted: dict[str, list[str]] = {}
         for row in rows:
-            if not _is_own(row):
+            if not is_own_answer(row.tool_name, row.output_verbatim, row.head):
                 wanted.setdefault(row.session_id, []).append(row.trace_id)
         for session, trace_ids in wanted.items():
             JobQueue(database, session).add(trace_ids)
@@ -177,30 +202,76 @@ def queue_unmade(database: Database, session_id: str | None = None, at_once: int
         last = rows[-1].seq
 
 
-def without_insight(database: Database, session_id: str) -> list[str]:
-    """The trace_ids of a session's records that need an insight and have none, oldest first."""
-    bare = _WITH_INSIGHT.where(of_session(records), _i.seq.is_(None))
-    with database.read() as c:
-        return [row.trace_id for row in c.execute(bare, {"session": session_id}) if not _is_own(row)]
-
-
-_head = first_bytes(_r.output, max(map(len, MARKS))).label("head")
-_WITH_INSIGHT = (
-    sa.select(_r.seq, _r.session_id, _r.trace_id, _r.tool_name, _r.output_verbatim, _head)
-    .outerjoin(insights, INSIGHT_OF_RECORD)
-    .where(HAS_CONTENT)
-    .order_by(_r.seq)
-)
-
-
-def _is_own(row: sa.Row[Any]) -> bool:
+def is_own_answer(tool_name: str, verbatim: bool, head: bytes | None) -> bool:
     """Whether a record is an answer of our own tools, by the beginning of its output."""
-    text = bytes(row.head or b"").decode("ascii", "replace") if row.output_verbatim else None
-    return is_memory_tool(row.tool_name, text)
+    return is_memory_tool(tool_name, bytes(head or b"").decode("utf-8", "replace") if verbatim else None)
 
 
-def oldest_job(database: Database) -> tuple[int, float]:
-    """The number of jobs, leased ones included, and the age of the oldest in seconds."""
-    with database.read() as c:
-        count, created = c.execute(sa.select(sa.func.count(), sa.func.min(_t.created))).one()
-        return int(count), max(0.0, database.now(c) - created) if count else 0.0
+# What the Observer's model costs, by session, day and model, within the configured limits
+
+_COLUMNS = (_p.calls, _p.prompt_tokens, _p.completion_tokens, _p.cost)  # the fields of Spent
+SPENT_SUMS = tuple(map(sum_of, _COLUMNS))
+
+
+class Spending:
+    """The account of one session's Observer."""
+
+    def __init__(
+        self, database: Database, session_id: str, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.database = database
+        self.session_id = session_id
+        self.clock = clock
+        self._reserved = threading.local()  # the day of this thread's call, which may end on the next day
+
+    def reserve(self, model: str, expected: Spent, limits: ObserverBudget) -> str | None:
+        """Book a call before it is made. Returns why a limit forbids it, or None; then nothing is booked.
+
+        ``expected`` is the most that the call can cost: concurrent callers never exceed a limit together.
+        """
+        day = self._reserved.day = self._today()
+        with self.database.write() as c:
+            if any(limit is not None for _, limit in limits):
+                self.database.lock_bank(c, exclusive=True)
+                for period, mine in (("session", _p.session_id == self.session_id), ("day", _p.day == day)):
+                    spent = _spent(c, mine)
+                    for name in ("calls", "tokens", "cost"):
+                        limit = getattr(limits, f"{name}_per_{period}")
+                        if limit is not None and getattr(spent, name) + getattr(expected, name) > limit:
+                            return f"the Observer's budget is used up ({limit:,g} {name} a {period})"
+            self._add(c, day, model, expected)
+        return None
+
+    def settle(self, model: str, expected: Spent, actual: Spent) -> None:
+        """Correct a call that was booked with its expected cost to what it did cost."""
+        with self.database.write() as c:
+            self._add(c, getattr(self._reserved, "day", None) or self._today(), model, actual.less(expected))
+
+    def of_session(self) -> Spent:
+        """What the session's model calls have cost so far."""
+        with self.database.read() as c:
+            return _spent(c, _p.session_id == self.session_id)
+
+    def of_day(self) -> Spent:
+        """What the model calls of all sessions have cost today (UTC)."""
+        with self.database.read() as c:
+            return _spent(c, _p.day == self._today())
+
+    def _today(self) -> str:
+        return time.strftime("%Y-%m-%d", time.gmtime(self.clock()))
+
+    def _add(self, c: Connection, day: str, model: str, more: Spent) -> None:
+        key = {"session_id": self.session_id, "day": day, "model": model[:255]}
+        self.database.insert_new(c, spending, [{**key, **asdict(Spent())}])
+        added = {column: column + asdict(more)[column.name] for column in _COLUMNS}
+        c.execute(sa.update(spending).filter_by(**key).values(added))
+
+
+def _spent(c: Connection, which: sa.ColumnElement[bool]) -> Spent:
+    return spent_of(c.execute(sa.select(*SPENT_SUMS).where(which)).one())
+
+
+def spent_of(sums: Iterable[Any]) -> Spent:
+    """The values of ``SPENT_SUMS``."""
+    calls, prompt, completion, cost = sums
+    return Spent(int(calls), int(prompt), int(completion), float(cost))

@@ -15,6 +15,7 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.rows import from_row
 from memory_bank.bank.schema import (
     HAS_CONTENT,
+    NEXT_GENERATION,
     count_of,
     in_parts,
     models,
@@ -56,17 +57,14 @@ class OwnSession:
 
 def learned_of(database: Database, namespace: str | None) -> Learned | None:
     """What is known of a namespace's own model; None before the first time it was fitted."""
-    for row in database.rows(
-        sa.select(_m.fitted, _m.sessions, _m.model).where(_m.namespace == (namespace or ""))
-    ):
-        return Learned(**row)
-    return None
+    known = sa.select(_m.fitted, _m.sessions, _m.model).where(_m.namespace == (namespace or ""))
+    return next((Learned(**row) for row in database.rows(known)), None)
 
 
 def model_of_session(database: Database, session_id: str) -> str | None:
     """The model of the namespace that a session belongs to, JSON; None where there is none."""
-    of = sa.select(_key).where(_s.session_id == session_id).scalar_subquery()
-    return database.value(sa.select(_m.model).where(_m.namespace == of))
+    of = sa.select(_key).where(of_session(sessions)).scalar_subquery()
+    return database.value(sa.select(_m.model).where(_m.namespace == of), session=session_id)
 
 
 def newest_sessions(database: Database, namespace: str | None) -> list[OwnSession]:
@@ -109,10 +107,7 @@ def namespaces_due(database: Database, new_sessions: int) -> Iterator[str | None
         if count - known < new_sessions:
             continue
         with database.write() as c:
-            database.insert_new(c, models, [{"namespace": key, "fitted": 0.0, "sessions": 0}])
-            unclaimed = _m.namespace == key, _m.sessions == known
-            claim = sa.update(models).where(*unclaimed).values(sessions=count, fitted=time.time())
-            claimed = c.execute(claim).rowcount == 1
+            claimed = _keep(c, database, key, _m.sessions == known, sessions=count)
         if claimed:
             yield key or None
 
@@ -127,7 +122,7 @@ def keep_model(
     """
     key = namespace or ""
     with database.erase() as c:
-        _lock(database, c, key)
+        database.lock_name(c, f"model {key}")
         now: dict[str, int] = {}
         for part in in_parts(list(fitted_to)):
             there = _s.session_id.in_(part), _s.deleted.is_(None)
@@ -135,36 +130,36 @@ def keep_model(
         if now != dict(fitted_to):
             return False
         count = c.execute(count_of(sessions).where(_key == key)).scalar() or 0
-        database.insert_new(c, models, [{"namespace": key, "fitted": 0.0, "sessions": 0}])
-        values = {"model": model, "fitted": time.time(), "sessions": count}
-        c.execute(sa.update(models).where(_m.namespace == key).values(values))
-    return True
+        return _keep(c, database, key, sa.true(), sessions=count, model=model)
+
+
+def _keep(c: Connection, database: Database, key: str, if_: sa.ColumnElement[bool], **values: object) -> bool:
+    database.insert_new(c, models, [{"namespace": key, "fitted": 0.0, "sessions": 0}])
+    change = sa.update(models).where(_m.namespace == key, if_).values(**values, fitted=time.time())
+    return c.execute(change).rowcount == 1
 
 
 def delete_model(database: Database, namespace: str | None) -> bool:
     """Delete a namespace's model, so that the shipped one is used; False if it has none."""
     key = namespace or ""
     with database.erase() as c:
-        _lock(database, c, key)
-        had = c.execute(sa.select(_m.model).where(_m.namespace == key)).scalar()
-        forget_model(c, key)
-    return had is not None
+        database.lock_name(c, f"model {key}")
+        change = sa.update(models).where(_m.namespace == key, _m.model.is_not(None)).values(model=None)
+        return c.execute(change).rowcount == 1
 
 
-def lock_model(database: Database, c: Connection, session_id: str) -> str:
-    """Within a write, and before its other locks: lock the model of a session's namespace; returns its key."""
-    key = str(c.execute(sa.select(_key).where(_s.session_id == session_id)).scalar() or "")
-    _lock(database, c, key)
-    return key
+def lock_content(c: Connection, database: Database, session_id: str) -> None:
+    """Before other locks of a write that deletes content of a session: lock it and its namespace's model."""
+    key = c.execute(sa.select(_key).where(of_session(sessions)), {"session": session_id}).scalar()
+    database.lock_name(c, f"model {key or ''}")
+    database.lock_session(c, session_id)
 
 
-def forget_model(c: Connection, key: str) -> None:
-    """Within a write that deletes content of a session, delete the model that may have been fitted to it."""
-    c.execute(sa.update(models).where(_m.namespace == key).values(model=None))
-
-
-def _lock(database: Database, c: Connection, key: str) -> None:
-    database.lock_name(c, f"model {key}")
+def content_deleted(c: Connection, session_id: str) -> None:
+    """Within a write that has deleted content: delete the model that may have been fitted to it; others notice."""
+    key = sa.select(_key).where(of_session(sessions)).scalar_subquery()
+    c.execute(sa.update(models).where(_m.namespace == key).values(model=None), {"session": session_id})
+    c.execute(NEXT_GENERATION, {"session": session_id})
 
 
 def is_model_text(text: bytes) -> bool:

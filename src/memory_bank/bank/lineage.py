@@ -160,20 +160,19 @@ class Lineage:
     def _add(self, c: Connection, session_id: str, entry: LineageEntry) -> None:
         """Within a write that holds the session, insert the digests of a request and delete the oldest."""
         mine = {"session": session_id}
-        number = 1 + (
-            c.execute(sa.select(sa.func.max(_l.number)).where(of_session(lineage)), mine).scalar() or 0
-        )
+        newest = c.execute(sa.select(sa.func.max(_l.number)).where(of_session(lineage)), mine).scalar()
+        number = 1 + (newest or 0)
         before = c.execute(_NEWEST, mine).scalar() or 0
-        rows = [
-            {"digest": d, "session_id": session_id, "number": number + i, "before": before}
-            for i, d in enumerate(dict.fromkeys([*entry.calls, entry.whole]))
-        ]
         since = 0 if entry.begins else before
-        kept = [{"digest": d, "session_id": session_id, "number": 0, "before": since} for d in entry.kept]
-        self.database.insert_new(c, lineage, rows + kept)
+        new = [(d, number + i, before) for i, d in enumerate(dict.fromkeys([*entry.calls, entry.whole]))]
+        last = new[-1][1]
+        rows = [
+            {"digest": digest, "session_id": session_id, "number": n, "before": seq}
+            for digest, n, seq in [*new, *((digest, 0, since) for digest in entry.kept)]
+        ]
+        self.database.insert_new(c, lineage, rows)
         if number > KEPT:
-            old = _l.number.between(1, number + len(rows) - KEPT - 1)
-            c.execute(sa.delete(lineage).where(of_session(lineage), old), mine)
+            c.execute(sa.delete(lineage).where(of_session(lineage), _l.number.between(1, last - KEPT)), mine)
 
 
 def _copy_beginning(c: Connection, database: Database, fork: ForkPoint, other: str) -> None:
@@ -182,27 +181,29 @@ def _copy_beginning(c: Connection, database: Database, fork: ForkPoint, other: s
     The copies keep their order and get the trace_ids that the new session derives from the same messages.
     """
     session = {"session": fork.session_id}
-    ids = dict(rederived(_pages(c, records, session, _r.seq <= fork.upto), fork.session_id, other))
+
+    def rows_of(table: sa.Table, *which: sa.ColumnElement[bool]) -> Iterator[RowMapping]:
+        last = 0
+        query = sa.select(table).where(of_session(table), *which).order_by(table.c.seq).limit(_AT_ONCE)
+        while rows := c.execute(query.where(table.c.seq > last), session).mappings().all():
+            yield from rows
+            last = rows[-1]["seq"]
+
+    ids = dict(rederived(rows_of(records, _r.seq <= fork.upto), fork.session_id, other))
     for table in (records, insights):
-        rows = (row for row in _pages(c, table, session) if row["trace_id"] in ids)
-        while copies := [_copied(row, other, ids[row["trace_id"]]) for row in islice(rows, _AT_ONCE)]:
-            c.execute(sa.insert(table), copies)
-    waiting = c.execute(
-        sa.select(jobs.c.trace_id).where(of_session(jobs)).order_by(jobs.c.seq), session
-    ).scalars()
-    if copied := [ids[t] for t in waiting if t in ids]:
-        add_jobs(c, database, other, copied)
-
-
-def _pages(
-    c: Connection, table: sa.Table, session: dict[str, str], *which: sa.ColumnElement[bool]
-) -> Iterator[RowMapping]:
-    """The rows of a session, oldest first, a batch at a time."""
-    last = 0
-    query = sa.select(table).where(of_session(table), *which).order_by(table.c.seq).limit(_AT_ONCE)
-    while rows := c.execute(query.where(table.c.seq > last), session).mappings().all():
-        yield from rows
-        last = rows[-1]["seq"]
+        copies = (
+            {
+                **{str(k): v for k, v in row.items() if k != "seq"},
+                "session_id": other,
+                "trace_id": ids[trace_id],
+            }
+            for row in rows_of(table)
+            if (trace_id := row["trace_id"]) in ids
+        )
+        while batch := list(islice(copies, _AT_ONCE)):
+            c.execute(sa.insert(table), batch)
+    if waiting := [ids[row["trace_id"]] for row in rows_of(jobs) if row["trace_id"] in ids]:
+        add_jobs(c, database, other, waiting)
 
 
 def _leave(c: Connection, fork: ForkPoint) -> None:
@@ -218,7 +219,3 @@ def _leave(c: Connection, fork: ForkPoint) -> None:
         c.execute(sa.delete(table).where(of_session(table), which), session)
     c.execute(sa.update(sessions).where(_MINE).values(task=None), session)
     c.execute(NEXT_GENERATION, session)
-
-
-def _copied(row: RowMapping, other: str, trace_id: str) -> dict[str, object]:
-    return {**{str(k): v for k, v in row.items() if k != "seq"}, "session_id": other, "trace_id": trace_id}

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from memory_bank.bank.database import Database
+from memory_bank.bank.jobs import SPENT_SUMS, is_own_answer, spent_of
 from memory_bank.bank.rows import from_row, insight_of, is_session_id, is_trace_id
 from memory_bank.bank.schema import (
     HAS_CONTENT,
@@ -37,7 +38,6 @@ from memory_bank.bank.schema import (
     steps,
     sum_of,
 )
-from memory_bank.bank.spending import SPENT_SUMS, spent_of
 from memory_bank.records import Insight, InteractionRecord, Spent
 from memory_bank.transcript.messages import MARKS, is_memory_tool
 
@@ -270,6 +270,11 @@ class Outline:
         """The beginning of the arguments as text."""
         return self.input_head.decode("utf-8", "replace")
 
+    @property
+    def is_own_answer(self) -> bool:
+        """Whether it is an answer of our own tools."""
+        return is_own_answer(self.tool_name, self.output_verbatim, self.output_head)
+
 
 def _head(column: sa.Column[Any]) -> sa.ColumnElement[bytes | None]:
     """The first bytes; NULL for a long value, which SQLite would read as a whole for them."""
@@ -309,12 +314,19 @@ def list_outlines(
 
 def outlines(database: Database, session_id: str, trace_ids: Sequence[str]) -> list[Outline]:
     """The records with these ids, in their order; missing ones are skipped."""
+    found = stored_rows(database, _BY_IDS, session_id, trace_ids)
+    return [_outline_of(database, found[t]) for t in dict.fromkeys(trace_ids) if t in found]
+
+
+def stored_rows(
+    database: Database, query: sa.Select[Any], session_id: str, trace_ids: Sequence[str]
+) -> dict[str, RowMapping]:
+    """As ``rows_by_id``, over a connection of its own, for ids that may be anything."""
     wanted = [t for t in dict.fromkeys(trace_ids) if is_trace_id(t)]
     if not wanted:
-        return []
+        return {}
     with database.read() as c:
-        found = rows_by_id(c, _BY_IDS, session_id, wanted)
-    return [_outline_of(database, found[t]) for t in wanted if t in found]
+        return rows_by_id(c, query, session_id, wanted)
 
 
 def holding(

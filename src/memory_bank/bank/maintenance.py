@@ -16,9 +16,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.embedder import embedder_of
+from memory_bank.bank.embedder import bank_embedder
 from memory_bank.bank.jobs import add_jobs
-from memory_bank.bank.learned import forget_model, is_model_text, lock_model
+from memory_bank.bank.learned import content_deleted, delete_model, is_model_text, lock_content
 from memory_bank.bank.rows import derivation, from_row, is_derived, is_session_id, what_is_wrong
 from memory_bank.bank.schema import (
     INSIGHT_OF_RECORD,
@@ -75,20 +75,16 @@ def purge(
     else:
         raise ValueError("name a session, a time, or both")
     for name in names:
-        if dry_run:
-            with database.read() as c:
-                found = _purge(c, name, before)
-        else:
-            with database.erase() as c:
-                model = lock_model(database, c, name)
-                database.lock_session(c, name)
-                found = _purge(c, name, before, model)
+        with database.read() if dry_run else database.erase() as c:
+            if not dry_run:
+                lock_content(c, database, name)
+            found = _purge(c, name, before, dry_run)
         if found is not None:
             yield found
 
 
-def _purge(c: Connection, name: str, before: float | None, model: str | None = None) -> Purged | None:
-    """Count the rows of a session, None for none, and delete them if ``model``, that of its namespace, is locked.
+def _purge(c: Connection, name: str, before: float | None, dry_run: bool) -> Purged | None:
+    """Count the rows of a session, None for none, and delete them unless it is a ``dry_run``.
 
     Steps go by age, too: a manifest has parts of records in it.
     """
@@ -117,7 +113,7 @@ def _purge(c: Connection, name: str, before: float | None, model: str | None = N
         task = c.execute(sa.select(_s.task).where(of_session(sessions)), session).scalar()
         if before is not None or not (task or any(present(steps, lineage))):
             return None
-    if model is not None:
+    if not dry_run:
         for table, which in doomed.items():
             c.execute(sa.delete(table).where(which), session)
         fault_point("purge.executed")
@@ -125,8 +121,7 @@ def _purge(c: Connection, name: str, before: float | None, model: str | None = N
             c.execute(sa.delete(lineage).where(of_session(lineage)), session)
             nothing = {"task": None, "head": None, "head_calls": None}
             c.execute(sa.update(sessions).where(of_session(sessions)).values(nothing), session)
-        c.execute(NEXT_GENERATION, session)
-        forget_model(c, model)
+        content_deleted(c, name)
     return Purged(name, facts, summaries, waiting, raw + short, emptied)
 
 
@@ -216,8 +211,7 @@ class _Verification:
 
     def embedder(self) -> Iterator[Defect]:
         """A bank with insights has an embedder."""
-        with self.database.read() as c:
-            embedder = embedder_of(c)
+        embedder = bank_embedder(self.database)
         self.dimension = None if embedder is None else embedder[1]
         if embedder is None and self.database.value(sa.select(_i.seq).limit(1)) is not None:
             yield Defect("embedder", "the bank does not know its embedder: run  memory-bank bank re-embed")
@@ -300,8 +294,7 @@ class _Verification:
             unused = "it has an evidence model and no session"
             what = "its evidence model cannot be read" if row["used"] else unused
             if self.repair:
-                with self.database.erase() as c:
-                    forget_model(c, row["namespace"])
+                delete_model(self.database, row["namespace"])
             yield Defect("model", f"namespace {row['namespace'] or 'default'}: {what}", mended=self.repair)
 
     def _pages(self, table: sa.Table, query: sa.Select[Any]) -> Iterator[RowMapping]:

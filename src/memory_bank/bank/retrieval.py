@@ -1,26 +1,85 @@
-"""Ranked records with their summaries and their raw data, shortened; the documented text of them."""
+"""The documented functions that store tool outputs and retrieve them: as records, as values, as text."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from memory_bank.bank.stores import FactStore, InsightStore, WiderScope
+from memory_bank.config import MemoryBankSettings
 from memory_bank.errors import ConfigError
+from memory_bank.models.observer import Observer
 from memory_bank.records import NAMESPACE_END, Hit, InteractionRecord
-from memory_bank.transcript.messages import content_text, read, readable_output
+from memory_bank.transcript.messages import Interaction, content_text, read, readable_output
 from memory_bank.transcript.quoting import quote_lines
 from memory_bank.transcript.shortening import Shortened, shorten
 from memory_bank.transcript.transcript import View
 
 log = logging.getLogger("memory_bank.Retrieval")
+ingestion_log = logging.getLogger("memory_bank.Ingestion")
 
 HEADING = "## Retrieved Context from Previous Steps"
 _RULE = "-------------------"
 _TASK_CHARS = 1_500
 _ACTION_CHARS = 900
+
+
+def ingest_tool_outputs(
+    tool_outputs: Sequence[tuple[str, Any, Any]],
+    user_query: str,
+    fact_store: FactStore,
+    insight_store: InsightStore,
+    llm_client: Any,
+    observer_model: str,
+    step_id: int,
+) -> list[str]:
+    """Store the tool outputs ``(tool_name, raw_input, raw_output)`` of one step; return their trace_ids.
+
+    Each output becomes a record and gets one Observer call; the calls run concurrently, after the records are
+    committed. A model that fails leaves an extractive summary. Raises RecordError, StorageError,
+    EmbeddingError, and ConfigError for a client or a store that cannot be used.
+    """
+    check_stores(fact_store, insight_store)
+    records = [
+        InteractionRecord.create(step_id=step_id, tool_name=name, raw_input=raw_input, raw_output=raw_output)
+        for name, raw_input, raw_output in tool_outputs
+    ]
+    observer = Observer.create(llm_client, MemoryBankSettings(observer_model=observer_model))
+    fact_store.store_many(records)
+    insight_store.add_many(observer.observe_all(records, user_query))
+    log_ingested(records)
+    return [r.trace_id for r in records]
+
+
+def log_ingested(records: Iterable[InteractionRecord]) -> None:
+    """Log each record that was stored, for debugging."""
+    for record in records:
+        ingestion_log.debug("Ingested tool %r -> trace_id=%s", record.tool_name, record.trace_id)
+
+
+def records_of(
+    interactions: Iterable[Interaction], stored: Mapping[str, int], last_step: int
+) -> tuple[list[InteractionRecord], int]:
+    """The records of interactions that are not among those ``stored``, and the step of the latest.
+
+    Each new interaction is a step; a late result belongs to the step of its interaction.
+    """
+    records: list[InteractionRecord] = []
+    for interaction in interactions:
+        ids = (*interaction.trace_ids, *interaction.earlier_ids)
+        known = next((stored[t] for t in ids if t is not None and t in stored), None)
+        step = last_step + 1 if known is None else known
+        new = [
+            pair.record(trace_id, step)
+            for pair, trace_id in zip(interaction.pairs, interaction.trace_ids, strict=True)
+            if pair.result is not None and trace_id is not None and trace_id not in stored
+        ]
+        if new and known is None:
+            last_step += 1
+        records += new
+    return records, last_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,25 +147,25 @@ def retrieve(
 
     ``wider`` is the scope that made a ranking over several sessions; other sessions' records are not cached.
     """
-    hits = list(ranking[: max(0, top_k)])
+    hits = ranking[: max(0, top_k)]
     cache = {} if cache is None else cache
     own = [h.trace_id for h in hits if h.session_id is None]
     for record in fact_store.get_many([t for t in own if (t, max_chars) not in cache]):
         cache[record.trace_id, max_chars] = raw_data(record, max_chars)
     insights = insight_store.get_insights(own)
-    elsewhere = [(h.session_id, h.trace_id) for h in hits if h.session_id is not None]
-    others = wider.entries(elsewhere) if wider is not None and elsewhere else {}
+    others = {}
+    if wider is not None:
+        others = wider.entries([(h.session_id, h.trace_id) for h in hits if h.session_id is not None])
     found = []
-    for hit in hits:
-        if hit.session_id is not None:
-            other, insight = others.get((hit.session_id, hit.trace_id), (None, None))
+    for trace_id, score, session_id in hits:
+        other, insight = None, insights.get(trace_id)
+        shown = cache.get((trace_id, max_chars))
+        if session_id is not None:
+            other, insight = others.get((session_id, trace_id), (None, None))
             shown = None if other is None else raw_data(other, max_chars)
-        else:
-            other, insight = None, insights.get(hit.trace_id)
-            shown = cache.get((hit.trace_id, max_chars))
         if shown is not None and insight is not None:  # else its fact is gone
-            of = (hit.trace_id, insight.summary, shown.text, hit.score, shown.cut, shown.whole)
-            found.append(Retrieved(*of, hit.session_id, other))
+            text = shown.text, score, shown.cut, shown.whole
+            found.append(Retrieved(trace_id, insight.summary, *text, session_id, other))
     log.debug("retrieved %d records", len(found))
     return found
 

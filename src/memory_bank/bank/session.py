@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from memory_bank.bank.database import ANY, Database, as_database
-from memory_bank.bank.ingestion import log_ingested, records_of
 from memory_bank.bank.learned import model_of_session
+from memory_bank.bank.retrieval import log_ingested, records_of
 from memory_bank.bank.stores import FactStore, InsightStore, WiderScope, clear_insights
 from memory_bank.bank.worker import InsightWriter
 from memory_bank.config import MemoryBankSettings

@@ -28,6 +28,7 @@ _USED = (
     _t.input_tokens, _t.cached_tokens, _t.written_tokens, _t.output_tokens,
     _t.full_input_tokens, _t.full_cached_tokens, _t.full_written_tokens,
 )  # fmt: skip
+_OUTCOME = ("tokens", "full_tokens", "status", "model", *(c.name for c in _USED))
 _LISTED = (*(c for c in _t if c.name != "manifest"), _t.manifest.is_not(None).label("detailed"))
 
 
@@ -131,19 +132,14 @@ def add_steps(database: Database, new: Sequence[StepToStore], kept: int) -> None
     session revives the session, an older one is dropped; a manifest is dropped if the session was emptied
     since.
     """
-    by_session: dict[str, list[StepToStore]] = {}
-    for step in new:
-        by_session.setdefault(step.figures.session_id, []).append(step)
     with database.write() as c:
-        for session_id in sorted(by_session):  # one order, so that two processes cannot deadlock
+        for session_id in sorted({s.figures.session_id for s in new}):  # one order: no deadlock
             database.lock_session(c, session_id)
-            _add(database, c, session_id, [s for s in by_session[session_id] if not s.outcome], kept)
-            for outcome in (s.figures for s in by_session[session_id] if s.outcome):
-                row = _row(outcome)
-                same = of_session(steps), _t.created == outcome.created
-                values = {
-                    k: row[k] for k in ("tokens", "full_tokens", "status", "model", *(u.name for u in _USED))
-                }
+            mine = [s for s in new if s.figures.session_id == session_id]
+            _add(database, c, session_id, [s for s in mine if not s.outcome], kept)
+            for row in (_row(s.figures) for s in mine if s.outcome):
+                same = of_session(steps), _t.created == row["created"]
+                values = {k: row[k] for k in _OUTCOME}
                 c.execute(sa.update(steps).where(*same).values(values), {"session": session_id})
 
 
@@ -169,15 +165,14 @@ def _add(database: Database, c: Connection, session_id: str, new: list[StepToSto
 
 
 def _row(step: StepFigures) -> dict[str, Any]:
-    sent, full = step.sent, step.full
-    counts: Sequence[int | None] = [None] * len(_USED)
-    if sent is not None and full is not None:
-        counts = (sent.input, sent.cached, sent.written, sent.output, full.input, full.cached, full.written)
-    row: dict[str, Any] = {c.name: getattr(step, c.name) for c in _t if hasattr(step, c.name)}
+    row: dict[str, Any] = {c.name: getattr(step, c.name, None) for c in _t}
     for name, length in (("status", 32), ("strategy", 255), ("changed", 16), ("model", 255)):
         if row[name]:  # without NUL and lone surrogates, which databases refuse
             row[name] = row[name][:length].replace("\0", "?").encode("utf-8", "replace").decode("utf-8")
-    return row | {c.name: n for c, n in zip(_USED, counts, strict=True)}
+    if (sent := step.sent) is not None and (full := step.full) is not None:
+        counts = sent.input, sent.cached, sent.written, sent.output, full.input, full.cached, full.written
+        row |= {c.name: n for c, n in zip(_USED, counts, strict=True)}
+    return row
 
 
 def _figures(row: RowMapping) -> StepFigures:

@@ -15,8 +15,8 @@ from sqlalchemy.engine import Connection
 from memory_bank.bank.database import GENERATION, Database, as_database
 from memory_bank.bank.embedder import bind, check_embedder
 from memory_bank.bank.jobs import Job, add_jobs, finish_job
-from memory_bank.bank.learned import forget_model, lock_model
-from memory_bank.bank.listing import Outline, count_records, list_outlines
+from memory_bank.bank.learned import content_deleted, lock_content
+from memory_bank.bank.listing import Outline, count_records, list_outlines, stored_rows
 from memory_bank.bank.rows import (
     FORGOTTEN,
     check_same,
@@ -104,11 +104,7 @@ class FactStore:
 
     def get_many(self, trace_ids: Sequence[str]) -> list[InteractionRecord]:
         """The records with these ids, in their order; missing ones are skipped."""
-        wanted = [t for t in dict.fromkeys(trace_ids) if is_trace_id(t)]
-        if not wanted:
-            return []
-        with self.database.read() as c:
-            found = rows_by_id(c, _BY_IDS, self.session_id, wanted)
+        found = stored_rows(self.database, _BY_IDS, self.session_id, trace_ids)
         return [from_row(found[t]) for t in trace_ids if t in found]
 
     def steps(self) -> dict[str, int]:
@@ -138,13 +134,12 @@ class FactStore:
 
     def mark(self, trace_id: str, mark: Literal["pinned", "excluded"] | None) -> bool:
         """Pin a record, exclude it from contexts, or take its mark away; False: it is not there, or forgotten."""
-        known = of_session(records), _r.trace_id == trace_id, HAS_CONTENT
         with self.database.write() as c:
             self.database.lock_session(c, self.session_id)
-            found = c.execute(sa.update(records).where(*known).values(mark=mark), self._mine).rowcount
+            found = self._change(c, trace_id, HAS_CONTENT, mark=mark)
             if found:
                 c.execute(NEXT_GENERATION, self._mine)
-        return found == 1
+        return found
 
     def forget(self, trace_id: str) -> bool:
         """Delete the content of a record for good: arguments, output, summary, and recorded contexts with it.
@@ -152,21 +147,22 @@ class FactStore:
         Its row stays without them, so that the numbers of other records stay, and the record is not stored again
         from messages that still have it. False: there is no such record.
         """
-        emptied = {"mark": FORGOTTEN, "call_id": None, "input": "{}", "input_verbatim": False}
-        emptied |= {"output": "[forgotten]", "output_verbatim": True}
+        emptied = {"input": "{}", "input_verbatim": False, "output": "[forgotten]", "output_verbatim": True}
         with self.database.erase() as c:
-            model = lock_model(self.database, c, self.session_id)
-            self.database.lock_session(c, self.session_id)
-            record = of_session(records), _r.trace_id == trace_id
-            found = c.execute(sa.update(records).where(*record).values(emptied), self._mine).rowcount
+            lock_content(c, self.database, self.session_id)
+            found = self._change(c, trace_id, sa.true(), mark=FORGOTTEN, call_id=None, **emptied)
             if found:
                 for table in (insights, jobs):
-                    of = of_session(table), table.c.trace_id == trace_id
-                    c.execute(sa.delete(table).where(*of), self._mine)
+                    c.execute(
+                        sa.delete(table).where(of_session(table), table.c.trace_id == trace_id), self._mine
+                    )
                 c.execute(sa.update(steps).where(of_session(steps)).values(manifest=None), self._mine)
-                forget_model(c, model)
-                c.execute(NEXT_GENERATION, self._mine)
-        return found == 1
+                content_deleted(c, self.session_id)
+        return found
+
+    def _change(self, c: Connection, trace_id: str, if_: sa.ColumnElement[bool], **values: object) -> bool:
+        change = sa.update(records).where(of_session(records), _r.trace_id == trace_id, if_).values(values)
+        return c.execute(change, self._mine).rowcount == 1
 
     def page(self, after: int = 0, limit: int = 50, tool: str | None = None) -> list[Outline]:
         """The records with a number above ``after``, oldest first; of one tool, if given."""
@@ -175,12 +171,10 @@ class FactStore:
     def clear(self) -> None:
         """Delete every record of the session and its jobs."""
         with self.database.erase() as c:
-            model = lock_model(self.database, c, self.session_id)
-            self.database.lock_session(c, self.session_id)
-            c.execute(sa.delete(records).where(of_session(records)), self._mine)
-            c.execute(sa.delete(jobs).where(of_session(jobs)), self._mine)  # nobody can finish them now
-            forget_model(c, model)
-            c.execute(NEXT_GENERATION, self._mine)
+            lock_content(c, self.database, self.session_id)
+            for table in (records, jobs):  # nobody can finish them now
+                c.execute(sa.delete(table).where(of_session(table)), self._mine)
+            content_deleted(c, self.session_id)
 
     def size(self) -> int:
         """The number of records."""
@@ -295,9 +289,8 @@ class InsightStore:
             if scope not in self._searches:
                 kind = DatabaseSearch if self.database.ranks else InsightSearch
                 self._searches[scope] = kind(self.database, self.session_id, self.embedder_name, scope)
-            vector = (
-                self._vector if len(query) <= 8_000 else self._vector.__wrapped__
-            )  # long ones are not cached
+            # the vectors of long queries are not cached
+            vector = self._vector if len(query) <= 8_000 else self._vector.__wrapped__
             return self._searches[scope].rank(lambda: vector(query), exclude, limit)
 
     def get_summary(self, trace_id: str) -> str | None:
@@ -311,12 +304,8 @@ class InsightStore:
 
     def get_insights(self, trace_ids: Sequence[str]) -> dict[str, Insight]:
         """The insights of these trace_ids, in their order; missing ones are left out."""
-        wanted = [t for t in dict.fromkeys(trace_ids) if is_trace_id(t)]
-        if not wanted:
-            return {}
-        with self.database.read() as c:
-            found = rows_by_id(c, _SUMMARIES, self.session_id, wanted)
-        return {t: Insight(**found[t]) for t in wanted if t in found}
+        found = stored_rows(self.database, _SUMMARIES, self.session_id, trace_ids)
+        return {t: Insight(**found[t]) for t in dict.fromkeys(trace_ids) if t in found}
 
     def trace_ids(self) -> list[str]:
         """All ids that have an insight, oldest first."""
@@ -379,8 +368,9 @@ class WiderScope:
             return []
         fits = _r.trace_id.like(like_prefix(trace_id), escape="/") if beginning else _r.trace_id == trace_id
         others = sa.select(_r.session_id, _r.trace_id).where(self._within, _r.session_id != SESSION, fits)
-        rows = self.database.rows(others.order_by(_r.seq.desc()).limit(20), session=self.session_id)
-        return [(row["session_id"], row["trace_id"]) for row in rows]
+        with self.database.read() as c:
+            found = c.execute(others.order_by(_r.seq.desc()).limit(20), {"session": self.session_id})
+            return [(session_id, known) for session_id, known in found]
 
     def size(self) -> int:
         """The number of records in the scope, those of the own session included."""

@@ -81,19 +81,16 @@ def _header(c: Connection, session: dict[str, Any]) -> Line:
     row = c.execute(sa.select(*columns).where(of_session(sessions)), session).first() or (None, None, None)
     counts = {k: c.execute(count_of(t).where(of_session(t)), session).scalar() for k, t in _TABLES.items()}
     embedder = embedder_of(c) if counts["insight"] else None
-    named = {"name": embedder[0], "dimension": embedder[1]} if embedder else None
+    named = dict(zip(("name", "dimension"), embedder, strict=True)) if embedder else None
     return {"format": FORMAT, **_written(columns, row), "embedder": named, "rows": counts}
 
 
 def _written(columns: Iterable[sa.Column[Any]], row: Iterable[Any]) -> Line:
-    line: Line = {}
-    for column, value in zip(columns, row, strict=True):
-        if isinstance(column.type, ExactText):
-            value = encode_text(value)
-        elif isinstance(column.type, Embedding):
-            value = base64.b64encode(value).decode()
-        line[column.name] = value
-    return line
+    written: dict[type, Callable[[Any], Any]] = {
+        ExactText: encode_text, Embedding: lambda vector: base64.b64encode(vector).decode()
+    }  # fmt: skip
+    pairs = zip(columns, row, strict=True)
+    return {c.name: written.get(type(c.type), lambda value: value)(v) for c, v in pairs}
 
 
 def encode_text(text: str | None) -> str | Mapping[str, str] | None:
@@ -162,6 +159,18 @@ class _ReadSession:
     rows: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {kind: [] for kind in _TABLES})
     seen: set[tuple[object, ...]] = field(default_factory=set)
 
+    @classmethod
+    def begin(cls, name: str, number: int, value: Any) -> _ReadSession:
+        """Read the first line of a session. Raises RecordError."""
+        try:
+            header = _Header.model_validate(value)
+        except ValidationError as e:
+            where = e.errors()[0]["loc"]
+            raise RecordError(f"its {where[0] if where else 'beginning'} is not valid") from None
+        if header.format > FORMAT:
+            raise RecordError(f"it was written by a newer memory_bank (format {header.format}): upgrade")
+        return cls(name, number, header)
+
     def missing(self) -> str:
         """Which of the announced rows are missing, or ""."""
         for kind, rows in self.rows.items():
@@ -211,6 +220,15 @@ def import_lines(
     """
     session: _ReadSession | None = None
     refused: set[str | None] = set()
+
+    def ended(session: _ReadSession) -> ImportedSession | RefusedSession:
+        try:
+            if missing := session.missing():
+                raise RecordError(missing)
+            return _write_session(database, session, model)
+        except RecordError as e:
+            return RefusedSession(session.session_id, session.line, str(e).rstrip("."))
+
     for number, text in lines:
         if text is not None and not text.strip():
             continue
@@ -221,10 +239,10 @@ def import_lines(
                 raise RecordError("it has no session_id")
             name = str(line["session_id"])
             if session is not None and ("session" in line or name != session.session_id):
-                ended, session = session, None
-                yield _import_session(database, ended, model)
+                before, session = session, None
+                yield ended(before)
             if "session" in line:
-                session = _ReadSession(name, number, _read_header(line["session"]))
+                session = _ReadSession.begin(name, number, line["session"])
                 refused.discard(name)
             elif session is not None:
                 session.add(line)
@@ -235,13 +253,13 @@ def import_lines(
                 if session.missing():
                     name = session.session_id
                 else:  # the session is complete: the broken line belongs to none
-                    yield _import_session(database, session, model)
+                    yield ended(session)
             if name is not None or None not in refused:
                 yield RefusedSession(name, number, str(e))
             refused.add(name)
             session = None
     if session is not None:
-        yield _import_session(database, session, model)
+        yield ended(session)
 
 
 def _parse_line(text: str | None) -> Line:
@@ -258,33 +276,18 @@ def _parse_line(text: str | None) -> Line:
     return value
 
 
-def _read_header(value: Any) -> _Header:
-    try:
-        header = _Header.model_validate(value)
-    except ValidationError as e:
-        where = e.errors()[0]["loc"]
-        raise RecordError(f"its {where[0] if where else 'beginning'} is not valid") from None
-    if header.format > FORMAT:
-        raise RecordError(f"it was written by a newer memory_bank (format {header.format}): upgrade")
-    return header
-
-
-def _import_session(
-    database: Database, session: _ReadSession, model: Embedder | None
-) -> ImportedSession | RefusedSession:
-    try:
-        if missing := session.missing():
-            raise RecordError(missing)
-        return _write_session(database, session, model)
-    except RecordError as e:
-        return RefusedSession(session.session_id, session.line, str(e).rstrip("."))
-
-
 def _write_session(database: Database, session: _ReadSession, model: Embedder | None) -> ImportedSession:
-    name, header, rows = {"session": session.session_id}, session.header, session.rows
+    name, header, rows = session.session_id, session.header, session.rows
+    mine = {"session": name}
+
+    def known(c: Connection, table: sa.Table, new: Sequence[Line]) -> dict[str, RowMapping]:
+        """The rows that the bank has of the same trace_ids."""
+        query = sa.select(table).where(of_session(table), table.c.trace_id.in_(IDS))
+        return rows_by_id(c, query, name, [row["trace_id"] for row in new])
+
     with database.read() as c:
-        known = _known(c, insights, rows["insight"], session.session_id)
-    summaries = [row for row in rows["insight"] if row["trace_id"] not in known]
+        there = known(c, insights, rows["insight"])
+    summaries = [row for row in rows["insight"] if row["trace_id"] not in there]
     embedder = header.embedder and (header.embedder.name, header.embedder.dimension)
     if summaries and model is not None and embedder and embedder_name(model) != embedder[0]:
         vectors, dimension = embed_all(model, [row["summary"] for row in summaries])
@@ -293,44 +296,40 @@ def _write_session(database: Database, session: _ReadSession, model: Embedder | 
         embedder = embedder_name(model), dimension
     with database.write() as c:
         if summaries and embedder:
-            _bind(c, database, embedder, session.session_id)
+            _bind(c, database, embedder, name)
         created = time.time() if header.created is None else header.created
-        new = {"session_id": session.session_id, "created": created, "generation": 0}
+        new = {"session_id": name, "created": created, "generation": 0}
         new |= {"task": header.task, "agent_id": header.agent_id}
         is_new = database.insert_new(c, sessions, [new]) == 1
-        database.lock_session(c, session.session_id)
-        mine = of_session(sessions)
-        task, agent = c.execute(sa.select(sessions.c.task, sessions.c.agent_id).where(mine), name).one()
+        database.lock_session(c, name)
+        owner = sa.select(sessions.c.task, sessions.c.agent_id).where(of_session(sessions))
+        task, agent = c.execute(owner, mine).one()
         if None not in (agent, header.agent_id) and agent != header.agent_id:
             raise RecordError(
                 "the session belongs to another agent in this bank: import it into another bank"
             )
-        owner = {"agent_id": agent or header.agent_id, "task": task or header.task}
-        c.execute(sa.update(sessions).where(mine).values(owner), name)
-        stored = _known(c, records, rows["record"], session.session_id)
+        values = {"agent_id": agent or header.agent_id, "task": task or header.task}
+        c.execute(sa.update(sessions).where(of_session(sessions)).values(values), mine)
+        stored, there = known(c, records, rows["record"]), known(c, insights, summaries)
         for row in rows["record"]:
             old = stored.get(row["trace_id"])
             if old is not None and old["mark"] != FORGOTTEN:
                 check_same(row, old)
-        known = _known(c, insights, summaries, session.session_id)
-        facts = [row for row in rows["record"] if row["trace_id"] not in stored]
-        summaries = [row for row in summaries if row["trace_id"] not in known]
-        waiting = [row for row in rows["job"] if row["trace_id"] not in stored]
-        for table, inserted in ((records, facts), (insights, summaries), (jobs, waiting)):
-            for part in in_parts(inserted, _BATCH):
+        inserted = []
+        for table, given, old_rows in (
+            (records, rows["record"], stored), (insights, summaries, there), (jobs, rows["job"], stored)
+        ):  # fmt: skip
+            fresh = [row for row in given if row["trace_id"] not in old_rows]
+            inserted.append(len(fresh))
+            for part in in_parts(fresh, _BATCH):
                 c.execute(sa.insert(table), part)
         if rows["spending"]:
             database.insert_new(c, spending, rows["spending"])
-        if not is_new and (facts or summaries):
-            c.execute(NEXT_GENERATION, name)
+        if not is_new and any(inserted[:2]):
+            c.execute(NEXT_GENERATION, mine)
         fault_point("import.executed")
-    return ImportedSession(session.session_id, len(facts), len(stored), len(summaries), len(waiting))
-
-
-def _known(c: Connection, table: sa.Table, rows: Sequence[Line], session_id: str) -> dict[str, RowMapping]:
-    """The rows that the bank has of the same trace_ids."""
-    query = sa.select(table).where(of_session(table), table.c.trace_id.in_(IDS))
-    return rows_by_id(c, query, session_id, [row["trace_id"] for row in rows])
+    facts, made, waiting = inserted
+    return ImportedSession(name, facts, len(stored), made, waiting)
 
 
 def _bind(c: Connection, database: Database, embedder: tuple[str, int], session_id: str) -> None:

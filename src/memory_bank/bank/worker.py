@@ -16,9 +16,8 @@ from functools import lru_cache
 from sqlalchemy.engine import Connection
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.jobs import Job, JobQueue, without_insight
+from memory_bank.bank.jobs import Job, JobQueue, Spending, without_insight
 from memory_bank.bank.rows import to_rows
-from memory_bank.bank.spending import Spending
 from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.config import MemoryBankSettings
 from memory_bank.errors import EmbeddingError, MemoryBankError, StorageError

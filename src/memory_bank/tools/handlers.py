@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -129,13 +129,14 @@ def answer_tool_call(state: Any, name: str, arguments: Any, *, max_chars: int = 
         )
     ours = is_memory_tool(name)
     known = next((k for k in _HANDLERS if k == name or (ours and name.casefold().endswith(k))), None)
+    given = parse_arguments(arguments)
     if known is None:
         text = f"There is no memory tool {compact(name[:80])}: there are {', '.join(_HANDLERS)}."
-        return ToolAnswer(text, refused=True)
-    given = parse_arguments(arguments)
-    if not isinstance(given, dict) or RAW in given:
-        return ToolAnswer(f"The arguments of {name} are no JSON object.", refused=True)
-    return _answer(known, state, given, max(0, max_chars))
+    elif not isinstance(given, dict) or RAW in given:
+        text = f"The arguments of {name} are no JSON object."
+    else:
+        return _answer(known, state, given, max(0, max_chars))
+    return ToolAnswer(text, refused=True)
 
 
 def memory_tools(state: Any, *, max_chars: int = MAX_CHARS) -> dict[str, Callable[..., str]]:
@@ -203,7 +204,7 @@ def _search(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
     except (TypeError, ValueError, OverflowError):
         raise RefusedCall("top_k is a whole number from 1 to 20.") from None
     wider = state.wider
-    size: int = state.fact_store.size() if wider is None else wider.size()
+    size: int = (state.fact_store if wider is None else wider).size()
     if not size:
         raise NothingFound(_NOTHING_STORED)
     result = search_session(state, query, top_k)
@@ -213,11 +214,10 @@ def _search(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
     elif result.trouble is not None:
         trouble = "; the embedder failed, so only exact words were looked for"
     places = [(m.session_id, m.outline.trace_id) for m in result.matches]
-    records: dict[tuple[str | None, str], InteractionRecord] = {
-        (None, r.trace_id): r for r in state.fact_store.get_many([t for s, t in places if s is None])
-    }
-    if wider is not None and (others := [p for p in places if p[0] is not None]):
-        records.update((place, record) for place, (record, _) in wider.entries(others).items())
+    records = {(None, r.trace_id): r for r in state.fact_store.get_many([t for s, t in places if s is None])}
+    if wider is not None:
+        others = wider.entries([place for place in places if place[0] is not None])
+        records.update((place, record) for place, (record, _) in others.items())
     found = [(m, records[at]) for m, at in zip(result.matches, places, strict=True) if at in records]
     if not found:
         raise NothingFound(f"Nothing was found for {compact(query[:80])}{trouble}.")
@@ -228,13 +228,14 @@ def _search(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
         if m.holds is not None:
             why = f'holds "{normal(m.holds)}"' + (f" at {m.place}" if m.place else "")
         where = f"step {o.step_id}{_of_session(m.session_id)}"
-        block = (
-            f"[{number}] trace_id {o.trace_id}, {one_line(o.tool_name)}, {where}, {why}\n"
-            f"arguments: {quote_lines(shorten(record.raw_input, 200).text)}\n"
-        )
+        lines = [
+            f"[{number}] trace_id {o.trace_id}, {one_line(o.tool_name)}, {where}, {why}",
+            f"arguments: {quote_lines(shorten(record.raw_input, 200).text)}",
+            f"output: {quote_lines(raw_data(record, excerpt).text)}",
+        ]
         if o.summary is not None:
-            block += f"summary: {quote_lines(cut_at_edge(o.summary, excerpt, marked=True))}\n"
-        blocks.append(f"{block}output: {quote_lines(raw_data(record, excerpt).text)}")
+            lines.insert(2, f"summary: {quote_lines(cut_at_edge(o.summary, excerpt, marked=True))}")
+        blocks.append("\n".join(lines))
         score = None if m.score is None else round(m.score, 4)
         described.append(_described(o, m.session_id, score=score))
     count = f"{len(found)} of {result.candidates if wider is None else size:,} records{trouble}"
@@ -261,11 +262,11 @@ def _get(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
     else:
         shown, note, what = _some_lines(chosen, lines, None if pattern is None else str(pattern), room, what)
     arguments = record.input_text if record.input_text is not None else compact(record.raw_input)
-    arguments = shorten(record.raw_input, 2_000, text=arguments).text
     answer = fence(
         f"tool: {one_line(record.tool_name)}\nstep: {record.step_id}{_of_session(session_id)}\n"
         f"trace_id: {record.trace_id}\n"
-        f"arguments: {quote_lines(arguments)}\noutput ({what}):\n{quote_lines(shown)}"
+        f"arguments: {quote_lines(shorten(record.raw_input, 2_000, text=arguments).text)}\n"
+        f"output ({what}):\n{quote_lines(shown)}"
     )
     described = (_described(record, session_id),)
     return ToolAnswer(f"{answer}\n{note}" if note else answer, records=described, parts=parts)
@@ -279,19 +280,19 @@ def _record(state: Any, asked: Any) -> tuple[InteractionRecord, str | None]:
             "get_record needs a trace_id: it stands beside every record, or is found by search_memory."
         )
     facts, wider = state.fact_store, state.wider
-    if (record := facts.get(wanted)) is not None:
-        return record, None
-    known = list(facts.steps())
-    if re.fullmatch(r"\d{1,5}", wanted):  # contexts name records by number: #12
-        number = int(wanted)
-        if 0 < number <= len(known) and (record := facts.get(known[number - 1])) is not None:
-            return record, None
-        raise RefusedCall(f"There is no record #{number}: this session has #1 to #{len(known)}.")
+    known = [] if (record := facts.get(wanted)) is not None else list(facts.steps())
     folded = wanted.casefold().rstrip("….")
     enough = len(folded) >= PREFIX
     fitting = [t for t in known if t.casefold().startswith(folded)]
-    if enough and len(fitting) == 1 and (record := facts.get(fitting[0])) is not None:
+    is_number = re.fullmatch(r"\d{1,5}", wanted) is not None  # contexts name records by number: #12
+    if record is None and is_number and 0 < int(wanted) <= len(known):
+        record = facts.get(known[int(wanted) - 1])
+    elif record is None and enough and len(fitting) == 1:
+        record = facts.get(fitting[0])
+    if record is not None:
         return record, None
+    if is_number:
+        raise RefusedCall(f"There is no record #{int(wanted)}: this session has #1 to #{len(known)}.")
     if wider is not None and not fitting:
         places = wider.elsewhere(wanted)[:1] or (wider.elsewhere(folded, beginning=True) if enough else [])
         if len(places) > 1:
@@ -322,14 +323,23 @@ def _ambiguous(wanted: str, count: int, named: str) -> str:
 
 def _named(state: Any, ids: Sequence[str]) -> str:
     found = state.fact_store.get_many(list(ids[:_IDS_SHOWN]))
-    return _and_more(
-        [f"{r.trace_id} ({cut_at_edge(one_line(r.tool_name), 80)}, step {r.step_id})" for r in found],
-        len(ids),
-    )
+    named = [f"{r.trace_id} ({cut_at_edge(one_line(r.tool_name), 80)}, step {r.step_id})" for r in found]
+    return _and_more(named, len(ids))
 
 
 def _and_more(named: Sequence[str], count: int) -> str:
     return ", ".join(named) + (f" and {count - _IDS_SHOWN} more" if count > _IDS_SHOWN else "")
+
+
+def _fitting(rows: Iterable[str], room: int) -> list[str]:
+    """As many rows as fit into the room with their ends of line; the first one always, cut if it is too long."""
+    fitting: list[str] = []
+    for row in rows:
+        room -= len(row) + 1
+        if room < 0 and fitting:
+            break
+        fitting.append(row if room >= 0 else cut_at_edge(row, room + len(row) + 1, marked=True))
+    return fitting
 
 
 def _beginning(trace_id: str, chosen: PathSelection, room: int, what: str) -> tuple[str, str, str]:
@@ -370,20 +380,21 @@ def _some_lines(
             )
         more = " or more" if len(selected.hits) == MAX_HITS else ""
         what = f"{len(selected.hits):,}{more} matching line{'s' if len(selected.hits) > 1 else ''} in {what}"
-    rows: list[str] = []
-    used, last, note = 0, None, ""
-    for n, line, matches in selected:
-        row = f"{n}{':' if matches else '-'} {line}"
-        if pattern is not None and last is not None and n != last + 1:
-            row = f"--\n{row}"
-        used += len(row) + 1
-        if used > room and rows:
-            note = f'[Shown up to line {last}; go on with lines="{n}-{selected.last}".]'
-            break
-        rows.append(row if used <= room else cut_at_edge(row, room, marked=True))
-        last = n
-    told = (what, where if chosen.single else "", layout.note)
-    return "\n".join(rows), note, ", ".join(t for t in told if t)
+    numbers: list[int] = []
+
+    def rows() -> Iterator[str]:
+        for n, line, matches in selected:
+            apart = pattern is not None and bool(numbers) and n != numbers[-1] + 1
+            numbers.append(n)
+            yield f"{'--' + chr(10) if apart else ''}{n}{':' if matches else '-'} {line}"
+
+    shown = _fitting(rows(), room)
+    note = ""
+    if len(numbers) > len(shown):
+        last, next_ = numbers[-2:]
+        note = f'[Shown up to line {last}; go on with lines="{next_}-{selected.last}".]'
+    described = (what, where if chosen.single else "", layout.note)
+    return "\n".join(shown), note, ", ".join(d for d in described if d)
 
 
 def _list(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
@@ -396,38 +407,34 @@ def _list(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
     if tool is not None and not isinstance(tool, str):
         raise RefusedCall("tool is the name of a tool, or null for all.")
     tool, after = tool or None, min(int(number[:12]), 10**9)
-    lines: list[Outline] = state.fact_store.page(after, PAGE + 1, tool)
+    found: list[Outline] = state.fact_store.page(after, PAGE + 1, tool)
     total: int = state.fact_store.size()
     if not total:
         raise NothingFound(_NOTHING_STORED)
-    if not lines and tool is not None:
+    if not found and tool is not None:
         where = f" after #{after}" if after else ""
         raise NothingFound(
             f"No record{where} is of a tool {compact(tool[:80])}; {LIST_RECORDS} without tool lists all."
         )
-    if not lines:
+    if not found:
         raise NothingFound(f"There is no record after #{after}: this session has #1 to #{total}.")
-    rows: list[str] = []
-    used = 0
-    for line in lines[:PAGE]:
-        arguments = cut_at_edge(one_line(line.arguments), 160, marked=True)
-        row = (
-            f"#{line.number} trace_id {line.trace_id}, {one_line(line.tool_name)}, step {line.step_id}, "
-            f"{line.output_bytes:,} bytes, arguments: {arguments}"
-        )
-        used += len(row) + 1
-        if used > room and rows:
-            break
-        rows.append(row)
-    shown = lines[: len(rows)]
+    rows = _fitting(
+        (
+            f"#{o.number} trace_id {o.trace_id}, {one_line(o.tool_name)}, step {o.step_id}, "
+            f"{o.output_bytes:,} bytes, arguments: {cut_at_edge(one_line(o.arguments), 160, marked=True)}"
+            for o in found[:PAGE]
+        ),
+        room,
+    )
+    shown = found[: len(rows)]
     last = shown[-1].number
     of = f" of {compact(tool[:80])}" if tool else ""
-    more = f" More: {LIST_RECORDS} with after={last}." if len(lines) > len(shown) else ""
+    more = f" More: {LIST_RECORDS} with after={last}." if len(found) > len(shown) else ""
     note = (
         f"[{len(shown)} record{'s' if len(shown) > 1 else ''}{of}, up to #{last} of #{total}.{more} "
         f"An output exactly: {GET_RECORD} with its trace_id.]"
     )
-    described = tuple({"number": x.number, **_described(x, output_bytes=x.output_bytes)} for x in shown)
+    described = tuple({"number": o.number, **_described(o, output_bytes=o.output_bytes)} for o in shown)
     return ToolAnswer(fence("\n".join(rows)) + f"\n{note}", records=described)
 
 

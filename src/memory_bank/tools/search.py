@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 from memory_bank.bank.listing import Outline, holding, outlines, whole
+from memory_bank.bank.schema import in_parts
 from memory_bank.errors import EmbeddingError
 from memory_bank.provenance.identifiers import find, identifiers_in, normal, runs
 from memory_bank.provenance.index import place_of
 from memory_bank.records import Hit
-from memory_bank.transcript.messages import is_memory_tool
 
 _MAX_EXACT_CHARS = 200  # longer texts are not searched for exactly
 _RUNS = 4  # runs of letters and digits, the longest, that the database filters by
@@ -62,12 +62,12 @@ def search_session(state: Any, query: str, top_k: int) -> SearchResult:
     """
     tokens = dict.fromkeys(token for token, _, _ in identifiers_in(query))
     wanted = [w for w in (query, *islice(tokens, _MAX_WANTED)) if len(w) <= _MAX_EXACT_CHARS]
-    exact: dict[str, tuple[Outline, str, str]] = {}
+    exact: dict[str, SearchMatch] = {}
     for form, text in reversed({normal(w): w for w in reversed(wanted)}.items()):
         for outline, place in _holders(state, form):
             if len(exact) >= top_k:
                 break
-            exact.setdefault(outline.trace_id, (outline, text, place))
+            exact.setdefault(outline.trace_id, SearchMatch(outline, None, None, text, place))
     trouble, embedded = None, state.insight_store is not None
     ranking: list[Hit] = []
     try:
@@ -77,22 +77,18 @@ def search_session(state: Any, query: str, top_k: int) -> SearchResult:
     except EmbeddingError as e:
         trouble = e
     scores = {(hit.session_id, hit.trace_id): hit.score for hit in ranking}
-    found = [
-        SearchMatch(outline, scores.get((None, trace_id)), None, text, place)
-        for trace_id, (outline, text, place) in exact.items()
-    ]
+    found = [replace(m, score=scores.get((None, trace_id))) for trace_id, m in exact.items()]
     similar = [at for at in scores if at[0] is not None or at[1] not in exact]
-    for start in range(0, len(similar), _BATCH):
+    for batch in in_parts(similar, _BATCH):
         if len(found) >= top_k:
             break
-        batch = similar[start : start + _BATCH]
         loaded = {
             (where, outline.trace_id): outline
             for where in dict.fromkeys(session for session, _ in batch)
             for outline in outlines(
                 state.database, where or state.session_id, [t for s, t in batch if s == where]
             )
-            if not _is_own_answer(outline)
+            if not outline.is_own_answer
         }
         found += [SearchMatch(loaded[at], scores[at], at[0]) for at in batch if at in loaded]
     return SearchResult(found[:top_k], len(exact) + len(similar), embedded, trouble)
@@ -106,7 +102,7 @@ def _holders(state: Any, text: str) -> Iterator[tuple[Outline, str]]:
     while longest and examined < _MAX_EXAMINED:
         batch = holding(state.database, state.session_id, groups, _BATCH, before)
         for outline in batch:
-            if _is_own_answer(outline):
+            if outline.is_own_answer:
                 continue
             if outline.output_bytes > _MAX_READ:
                 yield outline, ""
@@ -130,9 +126,3 @@ def _stored_forms(run: str) -> list[str]:
         units = [escaped[i : i + 4] for i in range(0, len(escaped), 4)]
         forms.append("".join(chr(int(u, 16)) if u < "0080" else f"\\u{u}" for u in units))
     return list(dict.fromkeys(forms))
-
-
-def _is_own_answer(outline: Outline) -> bool:
-    """Whether a record is an answer of our own tools."""
-    head = outline.output_head.decode("utf-8", "replace") if outline.output_verbatim else None
-    return is_memory_tool(outline.tool_name, head)

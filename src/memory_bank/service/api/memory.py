@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query
 from pydantic import AfterValidator, ConfigDict, Field, StrictBool, WithJsonSchema
 
-from memory_bank.bank.ingestion import records_of
+from memory_bank.bank.retrieval import records_of
 from memory_bank.errors import BodyError, InvalidRequestError, MessagesError
 from memory_bank.records import InteractionRecord, content_key, derive_trace_id
 from memory_bank.service.api.openapi import TRACE_ID, Count, Json, RequestModel, ResponseModel
