@@ -11,7 +11,7 @@ from tests.service.serving import running
 
 from memory_bank.service.app import create_app
 from memory_bank.service.operations.logs import RepeatLimit
-from memory_bank.service.server.connections import RESERVE, most_connections, protocol
+from memory_bank.service.server.process import RESERVE, most_connections, protocol
 
 HEALTH = b"GET /health?live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
