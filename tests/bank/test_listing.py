@@ -1,7 +1,5 @@
 """Lists of sessions and records, on every database: paged, counted, found, and read in pieces."""
 
-from __future__ import annotations
-
 import pytest
 import sqlalchemy as sa
 from hypothesis import given

@@ -1,11 +1,8 @@
 """Two processes that feed one conversation at the same moment: everything once, in one order."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 from tests.chats import rounds, system, user
 
@@ -41,7 +38,7 @@ with MemoryBankState.open(url, "s") as state:
 """
 
 
-def test_two_processes_feed_the_same_conversation_at_once(bank_url, tmp_path: Path) -> None:
+def test_two_processes_feed_the_same_conversation_at_once(bank_url, tmp_path):
     gate = tmp_path / "go"
     feeders = [
         subprocess.Popen(
@@ -50,8 +47,6 @@ def test_two_processes_feed_the_same_conversation_at_once(bank_url, tmp_path: Pa
         for _ in range(2)
     ]
     for feeder in feeders:
-        assert feeder.stdin is not None
-        assert feeder.stdout is not None
         feeder.stdin.write(json.dumps([bank_url, str(gate), SETTINGS, MESSAGES]) + "\n")
         feeder.stdin.flush()
         assert feeder.stdout.readline() == "ready\n"
@@ -64,7 +59,7 @@ def test_two_processes_feed_the_same_conversation_at_once(bank_url, tmp_path: Pa
         assert state.insight_store.size() == state.fact_store.size() == 20
 
 
-def test_a_warm_state_knows_what_another_has_stored_since(bank_url) -> None:
+def test_a_warm_state_knows_what_another_has_stored_since(bank_url):
     settings = MemoryBankSettings(**{**SETTINGS, "history_budget": 600})
     with MemoryBankState.open(bank_url, "s") as one, MemoryBankState.open(bank_url, "s") as two:
         apply_memory_bank_strategy(MESSAGES[:12], None, settings, one)
@@ -84,7 +79,7 @@ def test_a_warm_state_knows_what_another_has_stored_since(bank_url) -> None:
         assert one.step_count == max(one.fact_store.steps().values())
 
 
-def test_records_of_others_in_between_are_numbered_as_they_were_stored(bank_url) -> None:
+def test_records_of_others_in_between_are_numbered_as_they_were_stored(bank_url):
     settings = MemoryBankSettings(**{**SETTINGS, "refresh_after": 200})
     with MemoryBankState.open(bank_url, "s") as one, MemoryBankState.open(bank_url, "s") as two:
         for n in range(8, 44, 6):
