@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import pytest
+from tests.chats import call, result, user
 from tests.contracts.stores import together
 
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
@@ -24,19 +25,9 @@ SETTINGS = MemoryBankSettings(
 
 def messages(n, size=300):
     """A conversation of ``n`` calls, each with a word of its own in its output."""
-    said = [{"role": "user", "content": "find the parts"}]
+    said = [user("find the parts")]
     for i in range(n):
-        function = {"name": "find", "arguments": f'{{"i": {i}}}'}
-        said.append(
-            {
-                "role": "assistant",
-                "content": None,
-                "tool_calls": [{"id": f"c{i}", "type": "function", "function": function}],
-            }
-        )
-        said.append(
-            {"role": "tool", "tool_call_id": f"c{i}", "content": f"zebra{i} " + "part " * (size // 5)}
-        )
+        said += [call((f"c{i}", "find", {"i": i})), result(f"c{i}", f"zebra{i} " + "part " * (size // 5))]
     return said
 
 

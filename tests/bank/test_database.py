@@ -5,7 +5,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 import traceback
 
 import pytest
@@ -308,25 +307,6 @@ def test_tasks_and_generations_are_kept_by_session(tmp_path):
     one.clear()
     assert (database.generation("one"), database.generation("two"), database.generation("no")) == (1, 0, 0)
     assert bank_embedder(database) is None
-
-
-def test_many_threads_read_while_one_writes(tmp_path):
-    store = FactStore(Database(tmp_path / "bank.db"))
-    done = threading.Event()
-
-    def read():
-        while not done.is_set():
-            sizes = [store.size() for _ in range(3)]
-            assert sizes == sorted(sizes)
-
-    def write():
-        try:
-            for n in range(40):
-                store.store(a_record(n))
-        finally:
-            done.set()
-
-    together(*[read] * 8, write)
 
 
 def test_syncing_is_full_unless_the_url_says_otherwise(tmp_path):

@@ -292,14 +292,6 @@ def test_any_json_value_survives_the_row(raw_input, raw_output):
     assert repr(from_row(to_row(record, "s"))) == repr(record)
 
 
-@given(any_text, any_text)
-def test_any_text_survives_the_database(arguments, output):
-    store = FactStore()
-    store.store(a_record(1, tool_name=output, input_text=arguments, output_text=output))
-    found = store.get("trace-00001")
-    assert (found.tool_name, found.input_text, found.output_text) == (output, arguments, output)
-
-
 def test_values_nested_too_deep_for_the_parser_come_back_as_text():
     deep = []
     for _ in range(10_000):

@@ -79,13 +79,6 @@ def test_adding_again_replaces(store):
     assert store.trace_ids() == ["north", "northeast", "west", "east"]
 
 
-def test_replacing_the_newest_is_noticed(store):
-    fill(store)
-    assert store.search("1 0", top_k=1) == ["east"]
-    store.add("west", "1 0")
-    assert store.search("1 0", top_k=1) == ["west"]
-
-
 def test_in_a_batch_the_last_of_an_id_counts(store):
     store.add_many([Insight("a", "1 0 old"), Insight("b", "1 0"), Insight("a", "1 0 new")])
     assert store.size() == 2
@@ -335,17 +328,6 @@ def test_a_query_is_embedded_once():
 NUMBER = st.sampled_from(["-1", "0", "1", "2", "0.9999999"])
 VECTOR = st.lists(NUMBER, min_size=3, max_size=3).map(" ".join)
 BATCH = st.lists(st.tuples(st.integers(0, 12), VECTOR), max_size=25)
-
-
-def test_a_replaced_summary_ranks_by_its_new_text():
-    store = InsightStore(NumbersEmbedder())
-    store.add_many([Insight("draft", "1 0 0"), Insight("other", "0 1 0")])
-    assert store.search("1 0 0") == ["draft", "other"]
-    store.add("draft", "0 -1 0")
-    assert store.search("1 0 0") == ["draft", "other"]  # a tie: both are at a right angle, the newer first
-    assert store.search("0 -1 0") == ["draft", "other"]
-    assert store.search("0 1 0") == ["other", "draft"]
-    assert [round(h.score) for h in store.rank("1 0 0")] == [0, 0]
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])

@@ -12,11 +12,9 @@ from tests.postgres import python
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder, re_embed
-from memory_bank.bank.listing import find_record, has_session, list_sessions
 from memory_bank.bank.schema import insights
 from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.errors import (
-    ConfigError,
     EmbedderMismatchError,
     StorageError,
 )
@@ -28,16 +26,6 @@ def database(postgres_url):
     database = Database(postgres_url)
     yield database
     database.close()
-
-
-def test_a_closed_database_opens_again(database):
-    store = FactStore(database)
-    store.store(a_record(1))
-    database.close()
-    assert store.get("trace-00001") == a_record(1)
-    database.close()
-    store.store(a_record(2))
-    assert store.size() == 2
 
 
 def test_texts_are_bytes_and_numbers_long(database):
@@ -89,14 +77,6 @@ def test_a_session_is_found_by_its_b_tree(database):
     assert "ix_insights_session_id_seq" in plan
 
 
-@pytest.mark.parametrize("wanted", ["\udcff", "a\0b", "", "x" * 300])
-def test_ids_that_no_database_takes_are_nowhere(database, wanted):
-    assert not has_session(database, wanted)
-    assert find_record(database, wanted) is None
-    with pytest.raises(ConfigError, match="session_id"):
-        FactStore(database, wanted)
-
-
 # many at once
 
 
@@ -144,20 +124,6 @@ def test_processes_fill_one_session_of_an_empty_database(postgres):
     assert facts.get_many(ids) == [a_record(n) for n in range(301)]
     assert bank_embedder(database) == ("numbers", 2)
     assert len(summaries.rank("1 1")) == 301
-    database.close()
-
-
-def test_threads_open_an_empty_database_at_once(postgres):
-    url = postgres.url(postgres.new("template0"))
-
-    def store(n):
-        database = Database(url)
-        FactStore(database, f"s{n % 2}").store(a_record(n))
-        database.close()
-
-    together(*[lambda n=n: store(n) for n in range(4)])
-    database = Database(url)
-    assert [s.records for s in list_sessions(database)] == [2, 2]
     database.close()
 
 

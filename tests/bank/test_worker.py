@@ -202,16 +202,6 @@ def test_an_embedder_that_fails_gives_the_jobs_back_and_the_summary_is_not_paid_
     assert insights.get_summary("trace-00000") == "a"
 
 
-def test_small_outputs_are_never_sent(database):
-    insights = stored(database, 2)
-    model = ScriptedModel([])
-    observer = observer_of(model, min_chars=1_000)
-    Worker(database, observer, LexicalEmbedder()).run(threading.Event(), once=True)
-    assert model.calls == []
-    insight = insights.get_insight("trace-00001")
-    assert (insight.source, insight.redo) == ("extractive", None)
-
-
 class UntilRenewed:
     """A model that answers when the leases of all jobs have been renewed, and counts its calls."""
 
