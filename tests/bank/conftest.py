@@ -3,9 +3,15 @@
 import pytest
 from tests.contracts.insights import NumbersEmbedder
 
-from memory_bank import MemoryBankState
+from memory_bank import MemoryBankSettings, MemoryBankState
 from memory_bank.bank.database import Database
 from memory_bank.bank.stores import FactStore, InsightStore
+
+
+def local(**more):
+    """Settings of a memory that asks no model."""
+    plain = {"embedding_model": "lexical", "observer_model": "extractive", "token_encoding": "approximate"}
+    return MemoryBankSettings(**{**plain, **more})
 
 
 class Bank:

@@ -5,10 +5,11 @@ import subprocess
 import sys
 
 import pytest
+from tests.bank.conftest import local
 from tests.chats import rounds, system, user
 from tests.examples import first_short
 
-from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
+from memory_bank import MemoryBankState, apply_memory_bank_strategy
 from memory_bank.bank.database import Database
 from memory_bank.bank.maintenance import verify
 from memory_bank.errors import StorageError
@@ -16,15 +17,7 @@ from memory_bank.tools import handle_tool_call
 
 
 def settings(**more):
-    return MemoryBankSettings(
-        **{
-            "embedding_model": "lexical",
-            "observer_model": "extractive",
-            "token_encoding": "approximate",
-            "on_storage_error": "pass_through",
-            **more,
-        }
-    )
+    return local(**{"on_storage_error": "pass_through", **more})
 
 
 EVIDENCE = {"selection": "evidence", "history_budget": 300, "refresh_after": 0}
