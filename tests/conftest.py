@@ -23,6 +23,7 @@ settings.register_profile(
 )  # fmt: skip
 settings.register_profile("short", parent=settings.get_profile("long"), max_examples=15)
 settings.load_profile("short")
+gc.set_threshold(50_000, 20, 50)  # as the command does
 signal.signal(
     signal.SIGINT, signal.default_int_handler
 )  # a suite started in the background inherits that it is ignored

@@ -94,11 +94,7 @@ APART: list[Item] = [
     },
     {"type": "mcp_approval_response", "approve": True, "approval_request_id": "r"},
 ]
-BONDS: list[Item] = [
-    {"type": "item_reference"},
-    {},
-    {"type": "thinking_of_tomorrow", "blob": "x"},
-]
+BONDS: list[Item] = [{"type": "item_reference"}, {}, {"type": "thinking_of_tomorrow", "blob": "x"}]
 
 
 def rounds(n: int, size: int = 300, reasoning: bool = True) -> list[Item]:

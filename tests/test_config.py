@@ -91,42 +91,102 @@ def test_a_configuration_of_values_stands_for_itself():
     assert list(Config(memory_strategies={"mine": {"type": "truncation"}}).memory_strategies) == ["mine"]
 
 
-STRATEGY = '[memory_strategies.a]\ntype = "memory_bank"\n'
+BANK = "memory_strategies.memory_bank."
+IN_BANK = f"{ENV}MEMORY_BANK__"
+WRONG: dict[str, tuple[str | bytes, dict[str, str], list[str]]] = {
+    # text, environment, what each sentence says ("FILE": the file)
+    "a typo": ("prizes = {}", {}, ["FILE: prizes is no setting: did you mean prices?"]),
+    "a typo in a strategy": (
+        "[memory_strategies.memory_bank]\nkeep_recnt = 1", {},
+        [f"FILE: {BANK}keep_recnt is no setting: did you mean keep_recent?"],
+    ),
+    "a typo in the service": ("[service]\nprot = 1", {}, ["FILE: service.prot is no setting: did you mean port?"]),
+    "a typo in a key": (
+        "[memory_strategies.memory_bnk]\ntop_k = 1", {},
+        ["FILE: memory_strategies.memory_bnk: there is no strategy 'memory_bnk' to change: did you mean memory_bank?"],
+    ),
+    "a setting of a strategy at the top": ("top_k = 3", {}, ["FILE: top_k is no setting: it belongs to a strategy"]),
+    "a setting of another type": (
+        "[memory_strategies.semantic]\ntop_k = 3", {}, ["FILE: memory_strategies.semantic.top_k is no setting"]
+    ),
+    "a type missing": (
+        "[memory_strategies.zzz]\ntop_k = 3", {}, ["FILE: memory_strategies.zzz: there is no strategy 'zzz' to change"]
+    ),
+    "an unknown type": (
+        '[memory_strategies.zzz]\ntype = "memry_bank"', {}, ["FILE: memory_strategies.zzz: its type must be one of"]
+    ),
+    "a wrong type": ('loop_threshold = "many"', {}, ["FILE: loop_threshold: input should be a valid integer"]),
+    "a table that is none": ("service = 3", {}, ["FILE: service: "]),
+    "several mistakes": (
+        'loop_detection = "maybe"\n[service]\nport = "x"\nhots = 1\n'
+        '[memory_strategies.semantic]\ndiversity = 2\nhistory_budget = "no"\n', {},
+        ["loop_detection: ", "memory_strategies.semantic.history_budget: ", "memory_strategies.semantic.diversity: ",
+         "service.port: ", "service.hots is no setting: did you mean host?"],
+    ),
+    "a default that does not exist": (
+        'default_strategy = "semantc"', {},
+        ["FILE: default_strategy: the configuration has no strategy 'semantc': did you mean 'semantic'?"],
+    ),
+    "a service's strategy that does not exist": (
+        '[service]\nstrategy = "semantc"', {}, ["FILE: service.strategy: the configuration has no strategy 'semantc'"]
+    ),
+    "rungs that do not exist": (
+        '[memory_strategies.adaptive]\nstrategies = ["truncatoin"]', {},
+        ["FILE: memory_strategies.adaptive.strategies: the configuration has no strategy 'truncatoin'"],
+    ),
+    "a rung that is adaptive": (
+        '[memory_strategies.adaptive]\nstrategies = ["adaptive"]', {}, ["'adaptive' is adaptive itself"]
+    ),
+    "a broken expression": ("[service]\nredact = ['(']", {}, ["FILE: service.redact: '(' is no regular expression"]),
+    "a model file that is not there": (
+        '[memory_strategies.memory_bank]\nevidence_model = "none.json"', {},
+        [f"FILE: {BANK}evidence_model: there is no file none.json"],
+    ),
+    "a wrong value of the environment": (
+        "", {f"{IN_BANK}TOP_K": "five"}, [f"the environment variable {IN_BANK}TOP_K: input should be a valid integer"]
+    ),
+    "a typo in the environment": (
+        "", {f"{ENV}SEMANTC__DIVERSITY": "0"},
+        [f"the environment variable {ENV}SEMANTC__DIVERSITY: there is no strategy 'semantc'"],
+    ),
+    "a boolean for a number": (
+        "[memory_strategies.memory_bank]\ntop_k = true", {}, [f"FILE: {BANK}top_k: true and false are no values"]
+    ),
+    "a value too low": ("[memory_strategies.memory_bank]\ntop_k = -1", {}, [f"FILE: {BANK}top_k: "]),
+    "no choice": (
+        '[memory_strategies.memory_bank]\nretrieval_query = "any"', {}, ["'fixed', 'task' or 'adaptive'"]
+    ),
+    "strategies that are no tables": ("[memory_strategies]\na = 3", {}, ["FILE: memory_strategies.a: "]),
+    "a typo in a setting of the environment": ("", {f"{IN_BANK}TOPK": "5"}, ["did you mean top_k?"]),
+    "a typo in a name of the environment": (
+        "", {"MEMORY_BANK_DEFAULT_STRATEGI": "x"},
+        ["the environment variable MEMORY_BANK_DEFAULT_STRATEGI is no setting: did you mean default_strategy?"],
+    ),
+    "a default of the environment": (
+        "", {"MEMORY_BANK_DEFAULT_STRATEGY": "no_strateg"},
+        ["the environment variable MEMORY_BANK_DEFAULT_STRATEGY: the configuration has no strategy 'no_strateg': did"],
+    ),
+    "no JSON": ("", {"MEMORY_BANK_MEMORY_STRATEGIES": "{"}, ["MEMORY_BANK_MEMORY_STRATEGIES: its value is no JSON"]),
+    "JSON that is no table": ("", {"MEMORY_BANK_MEMORY_STRATEGIES": "[1]"}, ["should be a valid dictionary"]),
+    "not TOML": ("a = = 1", {}, ["the configuration FILE is no TOML: "]),
+    "not UTF-8": (b'default_strategy = "\xff"', {}, ["the configuration FILE is no TOML: "]),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("x =", "is no TOML"),
-        ("top_k = 1", "top_k is no setting: it belongs to a strategy"),
-        ('defalt_strategy = "x"', "did you mean default_strategy?"),
-        ("default_strategy = 3", "default_strategy: "),
-        ('default_strategy = "x"', "no strategy 'x': it has adaptive, "),
-        (
-            "[memory_strategies.a]\ntop_k = 3",
-            "memory_strategies.a: there is no strategy 'a' to change: its type must",
-        ),
-        ('[memory_strategies.a]\ntype = "memry"', "memory_strategies.a: its type must be one of"),
-        ('[memory_strategies.a]\ntype = "no_strategy"\ntop_k = 3', "memory_strategies.a.top_k is no setting"),
-        (STRATEGY + "topk = 3", "memory_strategies.a.topk is no setting: did you mean top_k?"),
-        (STRATEGY + 'top_k = "three"', "memory_strategies.a.top_k: input should be a valid integer"),
-        (STRATEGY + "top_k = true", "memory_strategies.a.top_k: true and false are no values"),
-        (STRATEGY + "top_k = -1", "memory_strategies.a.top_k: "),
-        (STRATEGY + 'retrieval_query = "any"', "'fixed', 'task' or 'adaptive'"),
-        ("memory_strategies = 3", "memory_strategies: "),
-        ("[memory_strategies]\na = 3", "memory_strategies.a: "),
-    ],
-)
-def test_a_wrong_file_is_one_sentence_that_names_it(tmp_path, text, says):
-    file = toml(tmp_path, text)
+@pytest.mark.parametrize(("text", "env", "says"), WRONG.values(), ids=WRONG.keys())
+def test_each_mistake_is_one_sentence_with_its_place(tmp_path, monkeypatch, text, env, says):
+    file = tmp_path / "config.toml"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError) as e:
         load_config(file)
-    told = str(e.value)
-    assert says in told
-    assert str(file) in told
-    assert "\n" not in told
-    assert ".." not in told
-    assert told[-1] in ".?"
+    sentences = [m.replace(str(file), "FILE") for m in e.value.mistakes]
+    assert str(e.value) == e.value.mistakes[0]
+    for sentence, said in zip(sentences, says, strict=True):
+        assert said in sentence and "\n" not in sentence
+        assert sentence[-1] in ".?" and ".." not in sentence.replace("...", "")
+        assert env == {} or "FILE" not in sentence
 
 
 def test_files_that_cannot_be_read(tmp_path):
@@ -190,27 +250,6 @@ def test_the_environment_names_the_default_and_adds_a_strategy(monkeypatch):
     assert load_config().default_strategy == "plain"
     monkeypatch.setenv("MEMORY_BANK_DEFAULT_STRATEGY", "")
     assert load_config().default_strategy == "memory_bank"
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "says"),
-    [
-        (f"{ENV}memory_bank__TOPK", "5", "did you mean top_k?"),
-        (f"{ENV}memory_bank__TOP_K", "five", "input should be a valid integer"),
-        (f"{ENV}memory_bnk__TOP_K", "5", "did you mean memory_bank?"),
-        ("MEMORY_BANK_DEFAULT_STRATEGI", "x", "did you mean default_strategy?"),
-        ("MEMORY_BANK_DEFAULT_STRATEGY", "no_strateg", "did you mean 'no_strategy'?"),
-        ("MEMORY_BANK_MEMORY_STRATEGIES", "{", "no JSON"),
-        ("MEMORY_BANK_MEMORY_STRATEGIES", "[1]", "should be a valid dictionary"),
-    ],
-)
-def test_a_wrong_environment_is_told(monkeypatch, variable, value, says):
-    monkeypatch.setenv(variable, value)
-    with pytest.raises(ConfigError) as e:
-        load_config()
-    assert says in str(e.value)
-    assert "MEMORY_BANK_" in str(e.value)
-    assert "config.toml" not in str(e.value)
 
 
 # settings of any make

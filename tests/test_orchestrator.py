@@ -2,15 +2,14 @@
 
 import asyncio
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from memory_bank import LLMOrchestrator, MemoryBankState
 from memory_bank.errors import ConfigError, LoopDetectedError, ModelError, UnknownStrategyError
-from memory_bank.testing import Reply, ScriptedModel, ScriptedServer, fail, run_agent, say
-from memory_bank.testing import call as called
+from memory_bank.testing import Reply, ScriptedModel, ScriptedServer, fail, say
 from memory_bank.transcript.pairing import pairing_errors
 from tests.chats import call, result, rounds, system, user
 
@@ -59,26 +58,6 @@ def test_memory_is_applied_and_the_trace_says_what_was_sent():
     assert (orchestrator.trace, orchestrator.totals.calls) == ([], 0)
 
 
-def test_an_agent_runs_through_it():
-    script = [*(called("look", n=n) for n in range(12)), say("found")]
-    with ScriptedServer(script) as server, LLMOrchestrator(client_of(server), CONFIG, model="m") as it:
-
-        class Client:
-            class chat:  # noqa: N801
-                class completions:  # noqa: N801
-                    @staticmethod
-                    def create(model, messages, **options):
-                        return it.generate(messages, model=model, **options)
-
-        tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
-        handlers = {"look": lambda n: json.dumps({"id": f"ID-{n}", "text": "x " * 400})}
-        done = run_agent(Client, "m", [user()], tools, handlers)
-        assert done[-1]["content"] == "found"
-        assert server.refused == []
-        assert len(it.trace) == 13
-        assert it.trace[-1].counted_tokens <= 2000 < it.trace[-1].full_tokens
-
-
 def test_sessions_are_kept_apart_and_reset_alone():
     it = LLMOrchestrator(ScriptedModel(["ok"], loop_last=True), CONFIG, model="m")
     it.generate(CHAT)
@@ -107,10 +86,7 @@ def test_sessions_in_one_database(tmp_path):
     with LLMOrchestrator(ScriptedModel(["ok"], loop_last=True), CONFIG, model="m", open_state=opened) as it:
         it.generate(CHAT, session_id="a")
         it.generate(CHAT[:4], session_id="b")
-    with (
-        MemoryBankState.open(tmp_path / "bank.db", "a") as a,
-        MemoryBankState.open(tmp_path / "bank.db", "b") as b,
-    ):
+    with opened("a") as a, opened("b") as b:
         assert (a.fact_store.size(), b.fact_store.size()) == (20, 1)
     closed = LLMOrchestrator(ScriptedModel(["ok"]), CONFIG, model="m", open_state=lambda: MemoryBankState())
     with pytest.raises(ConfigError, match="no parameter session_id"):
@@ -145,10 +121,7 @@ def test_asynchronous_programs(kind):
         plain = await it.agenerate_plain(input_messages=CHAT[:2])
         assert plain.choices[0].message.content == "yes"
         stream = await it.agenerate(CHAT, stream=True)
-        if kind is AsyncOpenAI:
-            chunks = [c async for c in stream]
-        else:
-            chunks = list(stream)
+        chunks = [c async for c in stream] if kind is AsyncOpenAI else list(stream)
         assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "yes"
         return it
 
@@ -170,7 +143,7 @@ def test_failures_are_one_sentence_and_in_the_trace():
         both = LLMOrchestrator(client_of(server, AsyncOpenAI), CONFIG, model="m")
         with pytest.raises(ModelError, match="HTTP 500"):
             asyncio.run(both.agenerate(CHAT))
-    assert [s.error for s in (*it.trace, *both.trace)] == ["ModelError", "InternalServerError"]
+    assert [s.error for s in (*it.trace, *both.trace)] == ["ModelError"] * 2
     assert (it.totals.failed, it.totals.cost) == (1, 0)
 
 
@@ -210,14 +183,8 @@ def test_the_trace_is_bounded_and_no_copy_of_what_the_caller_changes():
 
 def test_threads_share_an_orchestrator():
     it = LLMOrchestrator(ScriptedModel(["ok"], loop_last=True), CONFIG, model="m")
-    threads = [
-        threading.Thread(target=it.generate, args=(CHAT,), kwargs={"session_id": str(n % 2)})
-        for n in range(8)
-    ]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: it.generate(CHAT, session_id=str(n % 2)), range(8)))
     assert sorted(s.number for s in it.trace) == list(range(1, 9))
     assert len({json.dumps(s.messages) for s in it.trace}) <= 2
 
@@ -228,10 +195,8 @@ def test_threads_share_an_orchestrator():
 def same(n, start=0, answer="no"):
     out = []
     for i in range(start, start + n):
-        out += [
-            call((f"s{i}", "get", {"a": 1, "b": 2} if i % 2 else {"b": 2, "a": 1})),
-            result(f"s{i}", answer),
-        ]
+        arguments = {"a": 1, "b": 2} if i % 2 else {"b": 2, "a": 1}
+        out += [call((f"s{i}", "get", arguments)), result(f"s{i}", answer)]
     return out
 
 
@@ -246,12 +211,8 @@ def test_a_loop_is_raised_with_its_calls_after_the_facts_are_stored(key):
     with pytest.raises(LoopDetectedError) as e:
         it.generate([user(), *rounds(2), *same(3)])
     assert [c["call_id"] for c in e.value.calls] == ["s0", "s1", "s2"]
-    assert e.value.calls[0] == {
-        "call_id": "s0",
-        "tool_name": "get",
-        "arguments": {"a": 1, "b": 2},
-        "output": "no",
-    }
+    arguments = {"a": 1, "b": 2}
+    assert e.value.calls[0] == {"call_id": "s0", "tool_name": "get", "arguments": arguments, "output": "no"}
     assert "3 calls in a row of get" in str(e.value)
     if key == "hierarchical":
         assert it.processor.state(key).fact_store.size() == 5
@@ -264,7 +225,6 @@ def test_a_loop_is_raised_with_its_calls_after_the_facts_are_stored(key):
         [user(), *same(2), *same(1, 2, "other"), *same(2, 3)],
         [user(), *same(2), user("try again"), *same(2, 2)],
         [user(), *same(3), {"role": "assistant", "content": "I give up"}],
-        [user(), *rounds(9)],
         [user(), *same(2), call(("x", "get", {"a": 1, "b": 3})), result("x", "no"), *same(2, 2)],
         [user(), *same(2), call(("x", "get", {"a": 1, "b": 2}))],
         [],
@@ -277,11 +237,8 @@ def test_what_is_no_loop(messages):
 def test_parallel_calls_loop_as_turns():
     messages = [user()]
     for n in range(3):
-        messages += [
-            call((f"a{n}", "one", {}), (f"b{n}", "two", {})),
-            result(f"a{n}", "x"),
-            result(f"b{n}", "y"),
-        ]
+        calls = call((f"a{n}", "one", {}), (f"b{n}", "two", {}))
+        messages += [calls, result(f"a{n}", "x"), result(f"b{n}", "y")]
     with pytest.raises(LoopDetectedError) as e:
         LLMOrchestrator(ScriptedModel(["ok"]), looping("raise"), model="m").generate(messages)
     assert len(e.value.calls) == 6
@@ -294,22 +251,6 @@ def test_loops_are_warned_of_once_or_not_at_all(caplog):
         for n in range(1, 8):
             it.generate([user(), *same(n)])
         assert caplog.text.count("repeats itself") == wanted
-
-
-@pytest.mark.parametrize("key", ["hierarchical", "none"])
-def test_the_check_for_loops_does_not_parse_the_messages_again(key, monkeypatch):
-    monkeypatch.setattr(
-        "memory_bank.transcript.pairing.latest_interactions", lambda *_: pytest.fail("parsed")
-    )
-    it = LLMOrchestrator(ScriptedModel(["ok"]), looping("raise"), model="m", memory_key=key)
-    with pytest.raises(LoopDetectedError):
-        it.processor.apply_strategy([user(), *same(3)], key)
-
-
-def test_a_long_loop_is_counted_whole():
-    with pytest.raises(LoopDetectedError) as e:
-        LLMOrchestrator(ScriptedModel(["ok"]), looping("raise", 2), model="m").generate([user(), *same(60)])
-    assert len(e.value.calls) == 60
 
 
 # the provider's prefix cache

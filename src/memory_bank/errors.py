@@ -1,37 +1,20 @@
 """Every error that memory_bank raises, in one tree.
 
 MemoryBankError
-├ ConfigError (ValueError)        settings or configuration: unknown key, wrong value, missing file
-│ ├ PromptError                   a prompt file is missing or lacks a placeholder
-│ └ UnknownStrategyError          no strategy under that key
-├ MessagesError (TypeError)       the messages are not a list of chat messages
-├ HistoryError (ValueError)       a step, a limit or a call on a typed history cannot be used
-│ ├ StepOrderError                a step's number is lower than that of the step before it
-│ ├ StepFileError                 a file of steps is damaged; ``steps`` are those before the damage
-│ ├ ImageError                    a value given as an image is not one
-│ └ TokenBudgetError              no pruning meets the budget; ``smallest`` is the smallest that can be met
-├ TraceFileError (ValueError)     a trace file cannot be read
-├ RecordError (ValueError)        a record cannot be stored as it is
-│ └ RecordConflictError           another record already has this trace_id
-├ StorageError                    the database refused an operation or cannot be reached
-│ ├ DatabaseOpenError             it cannot be opened at all
-│ └ DatabaseVersionError          it was written by another memory_bank
-├ EmbeddingError                  an embedder failed or returned no array of finite numbers
-│ ├ EmbedderLoadError             the model cannot be loaded
-│ └ EmbedderMismatchError         the bank was built with another embedder
-├ ModelError                      a chat model failed or returned no usable answer
-├ LoopDetectedError (RuntimeError) an agent repeats the same call with the same answer
-├ ProvenanceError (ValueError)    a tool call was blocked: a value in it has no source
-├ BodyError (ValueError)          a request's JSON cannot be edited to the byte; its text is one short reason
-├ ServiceError                    the service refuses a request
-│ ├ InvalidRequestError (ValueError) a body or a parameter is not what the route takes
-│ ├ NotFoundError (LookupError)   there is no such session, record or route for this caller
-│ ├ NotAuthorizedError            the key is missing, invalid, or does not allow this
-│ ├ OriginError                   the host name or the origin of a request is not allowed
-│ ├ TooLargeError                 the request's body is too long
-│ ├ TooManyRequestsError          a key's limit is reached; ``retry_after`` is in seconds
-│ └ UpstreamError                 the model's API cannot be reached
-└ MissingExtraError (ImportError) an optional dependency is not installed
+├ ConfigError (ValueError): PromptError, UnknownStrategyError
+├ MessagesError (TypeError)
+├ HistoryError (ValueError): StepOrderError, StepFileError, ImageError, TokenBudgetError
+├ TraceFileError (ValueError)
+├ RecordError (ValueError): RecordConflictError
+├ StorageError: DatabaseOpenError, DatabaseVersionError
+├ EmbeddingError: EmbedderLoadError, EmbedderMismatchError
+├ ModelError
+├ LoopDetectedError (RuntimeError)
+├ ProvenanceError (ValueError)
+├ BodyError (ValueError)
+├ ServiceError: InvalidRequestError (ValueError), NotFoundError (LookupError), NotAuthorizedError, OriginError,
+│               TooLargeError, TooManyRequestsError, UpstreamError
+└ MissingExtraError (ImportError)
 
 Messages are one sentence that says what to do. They name tools, ids, sizes and files, never contents.
 Errors of other libraries are translated where that library is called.

@@ -52,13 +52,8 @@ def cost(usage: Usage, price: Price) -> float:
     """What tokens cost, in the currency of the price."""
     cached = price.prompt if price.cached is None else price.cached
     written = price.prompt if price.cache_write is None else price.cache_write
-    plain = usage.input - usage.cached - usage.written
-    return (
-        plain * price.prompt
-        + usage.cached * cached
-        + usage.written * written
-        + usage.output * price.completion
-    ) / 1e6
+    read = (usage.input - usage.cached - usage.written) * price.prompt + usage.cached * cached
+    return (read + usage.written * written + usage.output * price.completion) / 1e6
 
 
 def price_of(prices: Mapping[str, Price], model: str) -> Price | None:
@@ -88,9 +83,8 @@ def full_usage(sent: Usage, tokens: int, full_tokens: int, known_tokens: int, *,
         known_tokens: of its messages that the request before had too.
         caches: whether the provider has a prefix cache in use for these requests.
 
-    The provider is taken to count the full history as it counted the context, in proportion to memory's tokens. The
-    cache is taken to hold everything that the request before had, and the output to be the same, so that savings are
-    not overstated.
+    The provider is assumed to count both in proportion to memory's tokens, its cache to hold everything that the
+    request before had, and the output to be the same, so that savings are not overstated.
     """
     if tokens == full_tokens:
         return sent
@@ -126,9 +120,9 @@ def growth_that_pays(budget: int, interaction: float, read: float, write: float)
 class SentContext:
     """The context of a request, and what of it the provider should have in its cache.
 
-    ``standing``: tokens of the messages that the request before had too, not counted further than LEAST_STANDING;
-    0 where that was of another model, was not answered, or is older than the provider's retention. ``is_longer``:
-    it begins with the whole context before. ``is_answered``: see ``PrefixCache.answered``.
+    ``standing``: tokens of the messages that the request before had too, counted up to LEAST_STANDING; 0 where that
+    was of another model, was not answered, or is older than the provider's retention. ``is_longer``: it begins with
+    the whole context before.
     """
 
     messages: Sequence[object]
@@ -140,12 +134,11 @@ class SentContext:
 
 
 class PrefixCache:
-    """What a provider charges for a prefix that it has seen, and what it was sent last.
+    """What a provider charges for a prefix that it has seen, and what it was sent last. Thread-safe.
 
-    ``read`` and ``write`` are shares of the input price: 0.1 and 1 until ``take_price`` tells them. ``read`` is 1
+    ``read`` and ``write`` are shares of the input price: 0.1 and 1 until ``take_price`` is called. ``read`` is 1
     while the provider reports that nothing is cached. As no prefix stands in a session that folds at every step, a
-    cache is assumed again after RETRY_AFTER answers, or at the first answer with cached tokens. Thread-safe; its
-    lock is never held for long.
+    cache is assumed again after RETRY_AFTER answers, or at the first answer with cached tokens.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -153,10 +146,13 @@ class PrefixCache:
         self._lock = threading.Lock()
         self._model = ""
         self._read, self.write = _USUAL
-        self._misses = 0
-        self._pause, self._paused = RETRY_AFTER, 0
         self._since: float | None = None
         self._last: SentContext | None = None
+        self._forget()
+
+    def _forget(self, pause: int = RETRY_AFTER) -> None:
+        """Assume a cache. Once answers have shown that there is none, ``pause`` others pass until the next time."""
+        self._misses, self._pause, self._paused = 0, pause, 0
 
     @property
     def read(self) -> float:
@@ -176,7 +172,8 @@ class PrefixCache:
         with self._lock:
             self._read, self.write = read, write
             if model != self._model:
-                self._model, self._misses, self._pause, self._paused = model, 0, RETRY_AFTER, 0
+                self._model = model
+                self._forget()
 
     def send(
         self, messages: Sequence[object], model: str, count: Callable[[object], int], retention: float
@@ -188,16 +185,18 @@ class PrefixCache:
         sent = SentContext(messages, model, self._clock())
         with self._lock:
             before, self._last = self._last, sent
-        if before is None or not before.is_answered or before.model != model:
-            return sent
-        if sent.at - before.at > retention:
-            return sent
-        length = common_length(before.messages, messages)
-        sent.is_longer = length == len(before.messages)
-        for message in messages[:length]:
-            sent.standing += count(message)
-            if sent.standing >= LEAST_STANDING:
-                break
+        if (
+            before is not None
+            and before.is_answered
+            and before.model == model
+            and sent.at - before.at <= retention
+        ):
+            length = common_length(before.messages, messages)
+            sent.is_longer = length == len(before.messages)
+            for message in messages[:length]:
+                sent.standing += count(message)
+                if sent.standing >= LEAST_STANDING:
+                    break
         return sent
 
     def answered(self, sent: SentContext, cached: int | None, *, by_marks: bool = False) -> None:
@@ -210,27 +209,24 @@ class PrefixCache:
         self.report(sent.standing if sent.is_longer or not by_marks else 0, cached)
 
     def report(self, standing: int, cached: int | None) -> None:
-        """Take the cached tokens that an answer reports, None for unknown, of ``standing`` tokens of prefix.
+        """Take an answer's cached tokens, None for unknown; the request had ``standing`` tokens of the one before.
 
-        ``standing``: tokens that the request had in common with the one before. Shorter ones than providers keep,
-        and answers to a prefix that was not sent recently, say nothing: report 0 for those.
+        Prefixes shorter than LEAST_STANDING say nothing; report 0 for one that was not sent recently.
         """
         with self._lock:
             if cached:
-                self._misses, self._pause, self._paused = 0, RETRY_AFTER, 0
+                self._forget()
             elif self._misses >= MISSES:
                 self._paused += 1
                 if self._paused >= self._pause:
-                    self._misses, self._pause, self._paused = 0, 2 * self._pause, 0
+                    self._forget(2 * self._pause)
             elif cached is not None and standing >= LEAST_STANDING:
                 self._misses += 1
 
     def sent(self) -> float:
         """Return the seconds since the last call, 0 at the first, and note the present time."""
-        now = self._clock()
-        since = 0.0 if self._since is None else now - self._since
-        self._since = now
-        return since
+        before, self._since = self._since, self._clock()
+        return 0.0 if before is None else self._since - before
 
 
 def common_length(before: Sequence[object], now: Sequence[object]) -> int:

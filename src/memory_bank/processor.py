@@ -20,6 +20,7 @@ from memory_bank.pricing import price_of
 from memory_bank.transcript.anthropic import from_anthropic, is_anthropic
 from memory_bank.transcript.messages import Interaction, check_messages, check_shape, same_objects
 from memory_bank.transcript.pairing import repeated_calls
+from memory_bank.transcript.turns import Conversation
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
@@ -59,12 +60,12 @@ def apply_memory_bank_strategy(
 
         context, tokens = apply_memory_bank_strategy(messages, None, load_config(), state)
     """
-    order = "the arguments are (messages, llm_client, settings, state)"
-    if not isinstance(state, MemoryBankState):
+    if isinstance(settings, MemoryBankState) or not isinstance(state, MemoryBankState):
         kind = "None" if state is None else f"a {type(state).__name__}"
-        raise ConfigError(f"{order}: the fourth is {kind}, not a MemoryBankState.")
-    if isinstance(settings, MemoryBankState):
-        raise ConfigError(f"{order}: the third is a MemoryBankState, not settings.")
+        raise ConfigError(
+            "the arguments are (messages, llm_client, settings, state): the fourth is "
+            f"{kind}, which must be a MemoryBankState, and the third no MemoryBankState."
+        )
     if isinstance(settings, Config):
         chosen = settings.strategy(settings.default_strategy)
         if not isinstance(chosen, MemoryBankSettings):
@@ -75,20 +76,20 @@ def apply_memory_bank_strategy(
     else:
         chosen = as_settings(settings)
     check_shape(messages)
-    policy = policy_of(chosen, llm_client)
-    return _in_form(messages, lambda chat: (_apply(chat, state, policy, tools), state))
+    source = from_anthropic(messages) if is_anthropic(messages) else None
+    chat = messages if source is None else [*source.messages]
+    return _in_form(source, _apply(chat, state, policy_of(chosen, llm_client), tools), state)
 
 
-def _in_form(messages: Any, apply: Callable[[Any], tuple[Applied, Session | None]]) -> Applied:
-    """The context that ``apply`` makes of chat messages, in the form of the API that the messages are of."""
-    if not is_anthropic(messages):
-        return apply(messages)[0]
-    chat = from_anthropic(messages)
-    (context, tokens), session = apply([*chat.messages])
+def _in_form(source: Conversation[Any] | None, applied: Applied, session: Session | None) -> Applied:
+    """A context in the form of the API that the messages came in."""
+    context, tokens = applied
+    if source is None:
+        return applied
     if session is None or not isinstance(context, Context):  # it went through
-        return list(chat.source), tokens
-    written = chat.write(context.entries)
-    if not same_objects(written, chat.source):
+        return list(source.source), tokens
+    written = source.write(context.entries)
+    if not same_objects(written, source.source):
         tokens = session.recount(context, from_anthropic(written).messages)
     return written, tokens
 
@@ -127,15 +128,14 @@ class MemoryProcessor:
         config: Config | Mapping[str, Any] | str | Path | None = None,
         open_state: OpenState | None = None,
     ) -> None:
-        if isinstance(config, Config):
-            self.config = config
-        elif isinstance(config, Mapping):
-            self.config = Config(**{str(key): value for key, value in config.items()})
+        if isinstance(config, Mapping):
+            config = Config(**{str(key): value for key, value in config.items()})
         elif config is None or isinstance(config, (str, Path)):
-            self.config = load_config(config)
-        else:
+            config = load_config(config)
+        if not isinstance(config, Config):
             kind = type(config).__name__
             raise ConfigError(f"a configuration is a Config, a dict or a path, not {kind}.")
+        self.config = config
         self._open_state = open_state
         self._states: dict[tuple[str | None, str], Session] = {}
         self._opening: dict[tuple[str | None, str], threading.RLock] = {}
@@ -164,27 +164,25 @@ class MemoryProcessor:
         check_shape(messages)
         key = memory_key or self.config.default_strategy
         settings = self.config.strategy(key)
-
-        def apply(chat: Any) -> tuple[Applied, Session | None]:
-            parsed = None
-            if settings.type == "no_strategy" and input_token_count is not None:
-                applied, session = (list(chat), input_token_count), self.state(key, session_id)
-            else:
-                policy = policy_of(settings, llm_client, self.config.rung)
-                session = self._session(key, session_id, stored=policy.bank is not None)
-                if model:
-                    session.prefix_cache.take_price(price_of(self.config.prices, model), model)
-                applied = _apply(chat, session, policy, tools)
-                plan = session.last_plan
-                if plan is not None and plan.view.messages is chat:  # no other thread's step
-                    parsed = plan.view.interactions
-            if self.config.loop_detection == "warn" and session is not None:
-                session.run_later("loops", partial(self._check_loops, chat, parsed))
-            elif self.config.loop_detection != "off":
-                self._check_loops(chat, parsed)
-            return applied, session
-
-        return _in_form(messages, apply)
+        source = from_anthropic(messages) if is_anthropic(messages) else None
+        chat = messages if source is None else [*source.messages]
+        parsed = None
+        if settings.type == "no_strategy" and input_token_count is not None:
+            applied, session = (list(chat), input_token_count), self.state(key, session_id)
+        else:
+            policy = policy_of(settings, llm_client, self.config.rung)
+            session = self._session(key, session_id, stored=policy.bank is not None)
+            if model:
+                session.prefix_cache.take_price(price_of(self.config.prices, model), model)
+            applied = _apply(chat, session, policy, tools)
+            plan = session.last_plan
+            if plan is not None and plan.view.messages is chat:  # no other thread's step
+                parsed = plan.view.interactions
+        if self.config.loop_detection == "warn" and session is not None:
+            session.run_later("loops", partial(self._check_loops, chat, parsed))
+        elif self.config.loop_detection != "off":
+            self._check_loops(chat, parsed)
+        return _in_form(source, applied, session)
 
     def _check_loops(self, messages: list[Any], parsed: Sequence[Interaction] | None) -> None:
         threshold = self.config.loop_threshold
@@ -220,18 +218,18 @@ class MemoryProcessor:
 
     def _session(self, key: str, session_id: str | None, *, stored: bool) -> Session:
         place = (session_id, key)
+        if (known := self._states.get(place)) is not None:
+            return known
         with self._lock:
-            if place in self._states:
-                return self._states[place]
             opening = self._opening.setdefault(place, threading.RLock())
         with opening:  # a slow database does not block other sessions
-            with self._lock:
-                if place in self._states:
-                    return self._states[place]
-            made = self._open(session_id) if stored else Session()
-            with self._lock:
-                self._opening.pop(place, None)
-                return self._states.setdefault(place, made)
+            made = self._states.get(place)
+            if made is None:
+                made = self._open(session_id) if stored else Session()
+                with self._lock:
+                    self._states[place] = made
+            self._opening.pop(place, None)
+            return made
 
     def _open(self, session_id: str | None) -> MemoryBankState:
         if session_id is None:

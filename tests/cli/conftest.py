@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,23 +35,30 @@ class Result:
         return lines[0].removeprefix("memory-bank: ")
 
 
-@pytest.fixture
-def cli(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Callable[..., Result]:
-    """``cli("lab", "replay", path)`` in this process, with a data directory of the test's own."""
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+class Cli:
+    """``cli("lab", "replay", path)`` and ``cli.bank(db, "sessions")`` run a verb in this process."""
 
-    def run(*args: Any) -> Result:
-        capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["memory-bank", *map(str, args)])
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+
+    def __call__(self, *args: Any) -> Result:
+        self._capsys.readouterr()
+        self._monkeypatch.setattr(sys, "argv", ["memory-bank", *map(str, args)])
         with pytest.raises(SystemExit) as ended:
             main()
-        out, err = capsys.readouterr()
+        out, err = self._capsys.readouterr()
         assert "Traceback" not in err
         return Result(int(ended.value.code or 0), out, err)
 
-    return run
+    def bank(self, db: Any, verb: str, *args: Any) -> Result:
+        return self("bank", verb, "--db", db, *args)
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
+    """The command line, with a data directory of the test's own."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    return Cli(monkeypatch, capsys)
 
 
 # Loopback has no TLS. Clients would load all of the system's certificates, which takes 30 ms for each of them.
@@ -114,7 +120,7 @@ def two(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def bank(cli: Callable[..., Result], two: Path, tmp_path: Path) -> Path:
+def bank(cli: Cli, two: Path, tmp_path: Path) -> Path:
     """A bank with the sessions one and two."""
     db = tmp_path / "bank.db"
     assert cli("lab", "replay", two, "--db", db).code == 0

@@ -29,7 +29,7 @@ def odd(cli, tmp_path):
 
 def test_without_db_it_is_the_bank_that_serve_uses(cli, bank, tmp_path, monkeypatch):
     exported = tmp_path / "all.jsonl"
-    assert cli("bank", "export", "--db", bank, "--out", exported).code == 0
+    assert cli.bank(bank, "export", "--out", exported).code == 0
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
     own = tmp_path / "home" / "memory-bank" / "bank.db"
     done = cli("bank", "sessions")
@@ -53,10 +53,10 @@ def test_without_db_it_is_the_bank_that_serve_uses(cli, bank, tmp_path, monkeypa
 
 
 def test_sessions(cli, bank):
-    done = cli("bank", "sessions", "--db", bank)
+    done = cli.bank(bank, "sessions")
     assert done.code == 0
     assert [row.split()[0] for row in done.out.splitlines()] == ["session", "two", "one"]
-    listed = cli("bank", "sessions", "--db", f"sqlite:///{bank}", "--json").json()
+    listed = cli.bank(f"sqlite:///{bank}", "sessions", "--json").json()
     assert listed["embedder"] == "lexical-v1"
     assert {s["session_id"]: (s["records"], s["task"]) for s in listed["sessions"]} == {
         "one": (4, "alpha"),
@@ -87,17 +87,17 @@ def test_a_bank_that_is_missing_is_wrong_use_and_is_not_made(cli, tmp_path, verb
 
 
 def test_what_is_no_bank(cli, two):
-    done = cli("bank", "sessions", "--db", two)
+    done = cli.bank(two, "sessions")
     assert done.code == 1
     assert done.sentence()
-    assert "secret" not in cli("bank", "sessions", "--db", "mysql://me:secret@host/x").sentence()
+    assert "secret" not in cli.bank("mysql://me:secret@host/x", "sessions").sentence()
 
 
 def test_show_raw_is_the_output_byte_for_byte(cli, odd, monkeypatch):
     db, trace_id = odd
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written))
-    assert cli("bank", "show", trace_id, "--db", db, "--raw").code == 0
+    assert cli.bank(db, "show", trace_id, "--raw").code == 0
     assert written.getvalue() == ODD.encode("utf-8", "surrogatepass")
 
 
@@ -107,7 +107,7 @@ def test_nothing_reaches_the_terminal_raw(cli, odd):
         done = cli(*args, "--db", db)
         assert done.code == 0
         assert not set(done.out) & set("\x1b\x07\x00\ud800\u202e\r"), args
-    shown = cli("bank", "show", trace_id, "--db", db).out
+    shown = cli.bank(db, "show", trace_id).out
     assert "[bold]markup[/bold]" in shown
     assert "\\x1b[31mred" in shown
     assert "t\\x1b[31m[red]" in shown
@@ -115,7 +115,7 @@ def test_nothing_reaches_the_terminal_raw(cli, odd):
 
 def test_show_as_json_is_exact(cli, odd):
     db, trace_id = odd
-    record = cli("bank", "show", trace_id, "--db", db, "--json").json()
+    record = cli.bank(db, "show", trace_id, "--json").json()
     assert record["output_text"] == ODD
     assert record["tool_name"] == "t\x1b[31m[red]"
     assert record["summary_source"] == "extractive"
@@ -128,30 +128,30 @@ def test_deep_outputs_are_shown_and_exported(cli, tmp_path, depth):
     cli("lab", "replay", write(tmp_path / "deep.jsonl", line("d", run_of("deep", 1, deep))), "--db", db)
     [record] = exported_records(cli, "--db", db)
     assert record["output"] == deep
-    assert cli("bank", "show", record["trace_id"], "--db", db, "--json").json()["output_text"] == deep
-    assert deep[:100] in cli("bank", "show", record["trace_id"], "--db", db).out
+    assert cli.bank(db, "show", record["trace_id"], "--json").json()["output_text"] == deep
+    assert deep[:100] in cli.bank(db, "show", record["trace_id"]).out
 
 
 def test_show_of_an_unknown_id(cli, bank):
-    done = cli("bank", "show", "nope\x1b[31m", "--db", bank)
+    done = cli.bank(bank, "show", "nope\x1b[31m")
     assert done.code == 1
     assert "no record has the trace_id nope\\x1b[31m" in done.sentence()
 
 
 def test_search(cli, bank):
-    done = cli("bank", "search", "order alpha-2", "--db", bank, "--session", "one", "--json", "--top-k", "2")
+    done = cli.bank(bank, "search", "order alpha-2", "--session", "one", "--json", "--top-k", "2")
     hits = done.json()["hits"]
     assert hits[0]["step"] == 3
     assert len(hits) == 2
-    table = cli("bank", "search", "order", "--db", bank, "--session", "one").out
+    table = cli.bank(bank, "search", "order", "--session", "one").out
     assert hits[0]["trace_id"] in table  # in a file no cell is folded
 
 
 def test_search_wants_to_know_the_session_where_there_are_several(cli, bank):
-    done = cli("bank", "search", "x", "--db", bank)
+    done = cli.bank(bank, "search", "x")
     assert done.code == 2
     assert "--session" in done.sentence()
-    done = cli("bank", "search", "x", "--db", bank, "--session", "three")
+    done = cli.bank(bank, "search", "x", "--session", "three")
     assert done.code == 1
     assert "'three'" in done.sentence()
 
@@ -159,10 +159,10 @@ def test_search_wants_to_know_the_session_where_there_are_several(cli, bank):
 def test_search_of_a_bank_without_anything(cli, tmp_path):
     db = tmp_path / "empty.db"
     cli("lab", "replay", write(tmp_path / "empty.jsonl"), "--db", db)
-    assert cli("bank", "search", "x", "--db", db).code == 0
-    assert cli("bank", "search", "x", "--db", db, "--json").json()["hits"] == []
+    assert cli.bank(db, "search", "x").code == 0
+    assert cli.bank(db, "search", "x", "--json").json()["hits"] == []
     cli("lab", "replay", write(tmp_path / "talk.jsonl", line("t", run_of("talk", 0))), "--db", db)
-    assert cli("bank", "search", "x", "--db", db, "--json").json()["hits"] == []
+    assert cli.bank(db, "search", "x", "--json").json()["hits"] == []
 
 
 def test_search_with_another_embedder_and_re_embed(cli, bank, monkeypatch):
@@ -170,22 +170,22 @@ def test_search_with_another_embedder_and_re_embed(cli, bank, monkeypatch):
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
         monkeypatch.setenv("OPENAI_API_KEY", "k")
         other = ["--embedding-model", "openai:scripted-embedding"]
-        done = cli("bank", "search", "x", "--db", bank, "--session", "one", *other)
+        done = cli.bank(bank, "search", "x", "--session", "one", *other)
         assert done.code == 1
         assert "re-embed" in done.sentence()
-        done = cli("bank", "re-embed", "--db", bank, *other, "--json")
+        done = cli.bank(bank, "re-embed", *other, "--json")
         assert done.json()["insights"] == 8
-        found = cli("bank", "search", "x", "--db", bank, "--session", "one", "--json").json()
+        found = cli.bank(bank, "search", "x", "--session", "one", "--json").json()
         assert found["embedder"] == done.json()["embedder"] == "openai:scripted-embedding"
         assert len(found["hits"]) == 4
 
 
 def test_a_session_is_emptied(cli, bank):
-    assert cli("bank", "purge", "--session", "one", "--db", bank, "--json").json()["records"] == 4
-    left = {s["session_id"]: s for s in cli("bank", "sessions", "--db", bank, "--json").json()["sessions"]}
+    assert cli.bank(bank, "purge", "--session", "one", "--json").json()["records"] == 4
+    left = {s["session_id"]: s for s in cli.bank(bank, "sessions", "--json").json()["sessions"]}
     assert (left["one"]["records"], left["one"]["insights"], left["one"]["task"]) == (0, 0, "")
     assert left["two"]["records"] == 4
-    done = cli("bank", "purge", "--session", "three", "--db", bank)
+    done = cli.bank(bank, "purge", "--session", "three")
     assert done.code == 1
     assert "memory-bank bank sessions" in done.sentence()
 
@@ -194,16 +194,16 @@ def test_export(cli, bank, tmp_path):
     records = exported_records(cli, "--db", bank, "--session", "two")
     assert [json.loads(each["input"])["i"] for each in records] == [0, 1, 2, 3]
     out = tmp_path / "all.json"
-    done = cli("bank", "export", "--db", bank, "--json", "--out", out)
+    done = cli.bank(bank, "export", "--json", "--out", out)
     assert "wrote 8 records" in done.sentence()
     assert sum("record" in value for value in json.loads(out.read_text())) == 8
 
 
 def test_export_never_writes_over_the_bank(cli, bank):
     before = bank.read_bytes()
-    assert cli("bank", "export", "--db", bank, "--out", bank).code == 2
+    assert cli.bank(bank, "export", "--out", bank).code == 2
     assert bank.read_bytes() == before
-    assert cli("bank", "export", "--db", bank, "--session", "nope").code == 1
+    assert cli.bank(bank, "export", "--session", "nope").code == 1
 
 
 def test_observe_makes_marked_insights_again(cli, tmp_path, monkeypatch):
@@ -215,11 +215,11 @@ def test_observe_makes_marked_insights_again(cli, tmp_path, monkeypatch):
     with ScriptedServer(lambda body: fail(400)) as server, MemoryBankState.open(db, "s") as state:
         chat = OpenAIChat(base_url=server.base_url, api_key="k", max_retries=0)
         apply_memory_bank_strategy(run_of("alpha", 2), chat, settings, state)
-    assert cli("bank", "sessions", "--db", db, "--json").json()["sessions"][0]["to_redo"] == 2
+    assert cli.bank(db, "sessions", "--json").json()["sessions"][0]["to_redo"] == 2
 
-    waiting = cli("bank", "observe", "--db", db, "--once")  # no model named: the marks stay
+    waiting = cli.bank(db, "observe", "--once")  # no model named: the marks stay
     assert (waiting.code, "2 insights are still" in waiting.out) == (0, True)
-    no_key = cli("bank", "observe", "--db", db, "--observer-model", "gpt-4-1-mini")
+    no_key = cli.bank(db, "observe", "--observer-model", "gpt-4-1-mini")
     assert no_key.code == 1
     assert "OPENAI_API_KEY" in no_key.sentence()
 
@@ -230,14 +230,12 @@ def test_observe_makes_marked_insights_again(cli, tmp_path, monkeypatch):
         config.write_text(
             'default_strategy = "mine"\n[memory_strategies.mine]\ntype = "memory_bank"\nobserver_attempts = 1\n'
         )
-        done = cli(
-            "bank", "observe", "--db", db, "--once", "--config", config, "--observer-model", "m", "--json"
-        )
+        done = cli.bank(db, "observe", "--once", "--config", config, "--observer-model", "m", "--json")
         assert (done.code, done.json()["still_marked"], done.json()["extracted"]) == (1, 2, 2)
         assert done.json()["pending"] == 0
     with ScriptedServer(lambda body: say("The order is open, says the model.")) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
-        done = cli("bank", "observe", "--db", db, "--once", "--observer-model", "gpt-4-1-mini", "--json")
+        done = cli.bank(db, "observe", "--once", "--observer-model", "gpt-4-1-mini", "--json")
         assert done.code == 0
         assert done.json() == {
             "queued": 2, "made": 2, "observed": 2, "extracted": 0, "retried": 0, "still_marked": 0, "pending": 0,
@@ -245,7 +243,7 @@ def test_observe_makes_marked_insights_again(cli, tmp_path, monkeypatch):
         }  # fmt: skip
         assert len(server.requests) == 2
         assert "alpha" in json.dumps(server.requests[0].body)  # the task was written down
-    hits = cli("bank", "search", "what does the model say", "--db", db, "--json").json()["hits"]
+    hits = cli.bank(db, "search", "what does the model say", "--json").json()["hits"]
     assert {h["summary"] for h in hits} == {"The order is open, says the model."}
 
 

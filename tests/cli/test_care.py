@@ -103,17 +103,17 @@ def test_what_is_no_duration(text: str) -> None:
 
 
 def test_the_verb(cli: Any, database: Database, bank_url: str) -> None:
-    assert cli("bank", "purge", "--db", bank_url).code == 2
-    assert cli("bank", "purge", "--db", bank_url, "--older-than", "soon").code == 2
-    assert cli("bank", "purge", "--db", bank_url, "--session", "nope").code == 1
-    told = cli("bank", "purge", "--db", bank_url, "--older-than", "30d", "--dry-run")
+    assert cli.bank(bank_url, "purge").code == 2
+    assert cli.bank(bank_url, "purge", "--older-than", "soon").code == 2
+    assert cli.bank(bank_url, "purge", "--session", "nope").code == 1
+    told = cli.bank(bank_url, "purge", "--older-than", "30d", "--dry-run")
     assert "would remove 9 records, 9 insights and 9 jobs" in told.out
-    would = cli("bank", "purge", "--db", bank_url, "--older-than", "30d", "--dry-run", "--json").json()
-    did = cli("bank", "purge", "--db", bank_url, "--older-than", "30d", "--json").json()
+    would = cli.bank(bank_url, "purge", "--older-than", "30d", "--dry-run", "--json").json()
+    did = cli.bank(bank_url, "purge", "--older-than", "30d", "--json").json()
     assert did == {**would, "dry_run": False}
     assert (did["records"], did["sessions_emptied"], did["complete"]) == (9, 1, True)
-    assert cli("bank", "purge", "--db", bank_url, "--session", "new").out.startswith("session")
-    assert "removed 0 records" in cli("bank", "purge", "--db", bank_url, "--older-than", "400w").out
+    assert cli.bank(bank_url, "purge", "--session", "new").out.startswith("session")
+    assert "removed 0 records" in cli.bank(bank_url, "purge", "--older-than", "400w").out
 
 
 def test_nothing_of_it_is_left_in_the_file(cli: Any, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_nothing_of_it_is_left_in_the_file(cli: Any, tmp_path: Path) -> None:
     facts.store_many([a_record(n, output_text=f"the secret {n} " * 700) for n in range(20)])
     facts.database.close()
     assert b"the secret" in db.read_bytes()
-    assert cli("bank", "purge", "--db", db, "--session", "s").code == 0
+    assert cli.bank(db, "purge", "--session", "s").code == 0
     assert not any(b"the secret" in file.read_bytes() for file in tmp_path.iterdir())
 
 
@@ -204,11 +204,11 @@ def test_records_that_cannot_be_read_are_named_and_kept(tmp_path: Path, cli: Any
         c.execute("UPDATE records SET tool_name = 'text' WHERE seq = 3")
         c.execute("UPDATE records SET timestamp = 'yesterday' WHERE seq = 4")
     for args in (["--json"], ["--json", "--repair"]):
-        done = cli("bank", "verify", "--db", db, *args)
+        done = cli.bank(db, "verify", *args)
         told = done.json()
         assert (done.code, told["left"], told["records"]) == (1, 4, 5)
         assert [f["trace_id"][-1] for f in told["found"]] == ["1", "2", "3", "4"]
-    shown = cli("bank", "verify", "--db", db)
+    shown = cli.bank(db, "verify")
     assert "4 are left" in shown.out
     assert "5 records have no insight" in shown.out
 
@@ -230,22 +230,22 @@ def test_embeddings_that_are_no_numbers_and_a_forgotten_embedder(tmp_path: Path)
 
 
 def test_the_verb_verify(cli: Any, bank: Path) -> None:
-    done = cli("bank", "verify", "--db", bank)
+    done = cli.bank(bank, "verify")
     assert (done.code, done.err) == (0, "")
     assert "8 records (8 ids are their content's hash)" in done.out
     with sqlite3.connect(bank) as c:
         c.execute("DELETE FROM records WHERE seq < 3")
-    done = cli("bank", "verify", "--db", bank)
+    done = cli.bank(bank, "verify")
     assert (done.code, "--repair" in done.sentence()) == (1, True)
-    assert cli("bank", "verify", "--db", bank, "--repair").code == 0
-    assert cli("bank", "verify", "--db", bank).code == 0
+    assert cli.bank(bank, "verify", "--repair").code == 0
+    assert cli.bank(bank, "verify").code == 0
 
 
 def test_many_problems_need_no_memory_and_no_endless_list(cli: Any, tmp_path: Path) -> None:
     database = Database(tmp_path / "bank.db")
     InsightStore(LexicalEmbedder(), database, "s").add_many([Insight(f"t{n}", "x") for n in range(1_200)])
-    told = cli("bank", "verify", "--db", tmp_path / "bank.db", "--json").json()
+    told = cli.bank(tmp_path / "bank.db", "verify", "--json").json()
     assert (told["left"], len(told["found"])) == (1_200, 1_000)
-    assert "… and 200 more." in cli("bank", "verify", "--db", tmp_path / "bank.db").out
-    assert cli("bank", "verify", "--db", tmp_path / "bank.db", "--repair").code == 0
+    assert "… and 200 more." in cli.bank(tmp_path / "bank.db", "verify").out
+    assert cli.bank(tmp_path / "bank.db", "verify", "--repair").code == 0
     assert InsightStore(LexicalEmbedder(), database, "s").is_empty()

@@ -174,8 +174,8 @@ def test_a_database_that_another_process_keeps_locked(cli: Any, bank: Path, tmp_
     assert held.stdout is not None
     assert held.stdout.readline() == "held\n"
     try:
-        assert cli("bank", "sessions", "--db", bank).code == 0  # reading goes on
-        assert cli("bank", "verify", "--db", bank).code == 0
+        assert cli.bank(bank, "sessions").code == 0  # reading goes on
+        assert cli.bank(bank, "verify").code == 0
         verbs = [
             ["bank", "purge", "--db", bank, "--session", "one", "--json"],
             ["bank", "import", tmp_path / "out.jsonl", "--db", bank, "--json"],
@@ -194,7 +194,7 @@ def test_a_database_that_another_process_keeps_locked(cli: Any, bank: Path, tmp_
         held.kill()
         held.wait()
     assert content(str(bank)) == before
-    assert cli("bank", "purge", "--db", bank, "--session", "one").code == 0
+    assert cli.bank(bank, "purge", "--session", "one").code == 0
 
 
 # a broken file
@@ -242,13 +242,13 @@ def test_what_is_no_bank_or_a_newer_one(cli: Any, tmp_path: Path, bank: Path, ve
     assert (done.code, "no database" in done.sentence() or "not a database" in done.sentence()) == (1, True)
     assert text.read_text() == "secret notes\n" * 500
     (tmp_path / "empty.jsonl").touch()
-    done = cli("bank", "import", tmp_path / "empty.jsonl", "--db", text)
+    done = cli.bank(text, "import", tmp_path / "empty.jsonl")
     assert (done.code, bool(done.sentence())) == (1, True)
     with sqlite3.connect(bank) as c:
         c.execute("UPDATE schema_version SET version_num = '9999'")
     done = cli(*verb, "--db", bank)
     assert (done.code, "open it with that version" in done.sentence()) == (1, True)
-    assert cli("bank", "import", tmp_path / "empty.jsonl", "--db", bank).code == 1
+    assert cli.bank(bank, "import", tmp_path / "empty.jsonl").code == 1
 
 
 # no room

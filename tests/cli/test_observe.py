@@ -44,33 +44,29 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_once_until_no_job_is_left(cli: Any, bank_url: str, server: Any) -> None:
     fill(bank_url, "one")
     fill(bank_url, "two", 3)
-    done = cli(
-        "bank", "observe", "--db", bank_url, "--once", "--observer-model", "m", "--session", "two", "--json"
+    done = cli.bank(
+        bank_url, "observe", "--once", "--observer-model", "m", "--session", "two", "--json"
     ).json()
     assert (done["queued"], done["observed"], done["pending"]) == (3, 3, 0)
-    done = cli("bank", "observe", "--db", bank_url, "--once", "--observer-model", "m", "--json").json()
+    done = cli.bank(bank_url, "observe", "--once", "--observer-model", "m", "--json").json()
     assert (done["queued"], done["observed"], done["still_marked"]) == (6, 6, 0)
     assert len(server.requests) == 9
     assert "task of two" in json.dumps(server.requests[0].body)
-    listed = cli("bank", "sessions", "--db", bank_url, "--json").json()["sessions"]
+    listed = cli.bank(bank_url, "sessions", "--json").json()["sessions"]
     assert {s["session_id"]: (s["jobs"], s["unobserved"], s["spent"]["calls"]) for s in listed} == {
         "one": (0, 0, 6),
         "two": (0, 0, 3),
     }
-    assert cli("bank", "observe", "--db", bank_url, "--once", "--observer-model", "m").out.startswith(
-        "made 0 insights"
-    )
+    assert cli.bank(bank_url, "observe", "--once", "--observer-model", "m").out.startswith("made 0 insights")
 
 
 def test_what_waits_in_the_queue_needs_a_model(cli: Any, bank_url: str) -> None:
     fill(bank_url)
     JobQueue(Database(bank_url), "s").add([f"t{n}" for n in range(3)])
-    done = cli("bank", "observe", "--db", bank_url)
+    done = cli.bank(bank_url, "observe")
     assert (done.code, "made 6 insights (extractive); 3 jobs are left" in done.out) == (0, True)
     assert "--observer-model" in done.out
-    extractive = cli(
-        "bank", "observe", "--db", bank_url, "--once", "--observer-model", "extractive", "--json"
-    ).json()
+    extractive = cli.bank(bank_url, "observe", "--once", "--observer-model", "extractive", "--json").json()
     assert extractive["pending"] == 0
 
 
@@ -84,22 +80,22 @@ def test_limits_of_a_strategy_hold(cli: Any, bank_url: str, server: Any, tmp_pat
     )
     fill(bank_url)
     chosen = ["--config", config, "--strategy", "mine"]
-    done = cli("bank", "observe", "--db", bank_url, "--once", *chosen, "--json")
+    done = cli.bank(bank_url, "observe", "--once", *chosen, "--json")
     assert done.code == 1
     assert (done.json()["observed"], done.json()["extracted"], done.json()["still_marked"]) == (2, 4, 4)
     assert len(server.requests) == 2
-    (session,) = cli("bank", "sessions", "--db", bank_url, "--json").json()["sessions"]
+    (session,) = cli.bank(bank_url, "sessions", "--json").json()["sessions"]
     assert session["spent"]["calls"] == 2
     assert session["spent"]["cost"] > 0
     assert session["to_redo"] == 4
-    refused = cli("bank", "observe", "--db", bank_url, "--config", config, "--strategy", "none")
+    refused = cli.bank(bank_url, "observe", "--config", config, "--strategy", "none")
     assert (refused.code, "has no Observer" in refused.sentence()) == (2, True)
-    assert cli("bank", "observe", "--db", bank_url, "--config", config, "--strategy", "mien").code == 2
+    assert cli.bank(bank_url, "observe", "--config", config, "--strategy", "mien").code == 2
 
 
 def test_another_embedder_is_refused_at_once(cli: Any, bank_url: str, server: Any) -> None:
     InsightStore(NumbersEmbedder(), Database(bank_url), "s").add("a", "1 0")
-    done = cli("bank", "observe", "--db", bank_url, "--observer-model", "m", "--embedding-model", "lexical")
+    done = cli.bank(bank_url, "observe", "--observer-model", "m", "--embedding-model", "lexical")
     assert (done.code, "numbers" in done.sentence()) == (1, True)
 
 
@@ -180,9 +176,9 @@ def test_sessions_show_the_queue(cli: Any, bank_url: str) -> None:
     for _ in range(2):
         (job, *_) = queue.take("me", 1, 60)
         queue.give_back("me", job, "the model failed", -10)
-    (session,) = cli("bank", "sessions", "--db", bank_url, "--json").json()["sessions"]
+    (session,) = cli.bank(bank_url, "sessions", "--json").json()["sessions"]
     assert (session["jobs"], session["failing"], session["attempts"]) in ((3, 1, 2), (3, 2, 1))
-    table = cli("bank", "sessions", "--db", bank_url).out
+    table = cli.bank(bank_url, "sessions").out
     assert "failing" in table.splitlines()[0]
     assert "(×" in table.splitlines()[1]
 
@@ -195,12 +191,12 @@ def test_answers_of_our_own_tools_are_not_to_be_observed(cli: Any, bank_url: str
         messages += [call(("x", "memory_bank__get_record", {"trace_id": "#1"})), result("x", told)]
         messages += [call(("y", "get_record", {"id": 5})), result("y", "an application's own")]
         apply_memory_bank_strategy(messages, None, OFF, state)
-    (session,) = cli("bank", "sessions", "--db", bank_url, "--json").json()["sessions"]
+    (session,) = cli.bank(bank_url, "sessions", "--json").json()["sessions"]
     assert (session["records"], session["insights"], session["unobserved"]) == (4, 2, 1)
-    done = cli("bank", "observe", "--db", bank_url, "--once", "--observer-model", "m", "--json").json()
+    done = cli.bank(bank_url, "observe", "--once", "--observer-model", "m", "--json").json()
     assert (done["queued"], done["observed"]) == (1, 1)
-    assert cli("bank", "observe", "--db", bank_url, "--json").json()["made"] == 0
-    assert cli("bank", "sessions", "--db", bank_url, "--json").json()["sessions"][0]["unobserved"] == 0
+    assert cli.bank(bank_url, "observe", "--json").json()["made"] == 0
+    assert cli.bank(bank_url, "sessions", "--json").json()["sessions"][0]["unobserved"] == 0
     with MemoryBankState.open(bank_url, "s") as state:
         state.prepare(SETTINGS)
         assert (state.pending, state.flush(0)) == (0, 0)
@@ -214,5 +210,5 @@ def test_a_failing_model_is_tried_again_later(
     with ScriptedServer(lambda body: next(answers)) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
         monkeypatch.setenv("OPENAI_API_KEY", "k")
-        done = cli("bank", "observe", "--db", bank_url, "--once", "--observer-model", "m", "--json")
+        done = cli.bank(bank_url, "observe", "--once", "--observer-model", "m", "--json")
     assert (done.code, done.json()["observed"], done.json()["retried"]) == (0, 1, 1)

@@ -10,7 +10,7 @@ from tests.cli.conftest import COMMAND, ODD, environment, line, run_of, write
 
 
 def records(cli, db):
-    return [json.loads(entry) for entry in cli("bank", "export", "--db", db).out.splitlines()]
+    return [json.loads(entry) for entry in cli.bank(db, "export").out.splitlines()]
 
 
 def test_summary_as_json(cli, two):
@@ -140,7 +140,7 @@ def test_ids_that_repeat_in_a_bank_are_sessions_of_their_own(cli, tmp_path):
     db = tmp_path / "bank.db"
     out = tmp_path / "out.jsonl"
     cli("lab", "replay", file, "--db", db, "--out", out)
-    sessions = cli("bank", "sessions", "--db", db, "--json").json()["sessions"]
+    sessions = cli.bank(db, "sessions", "--json").json()["sessions"]
     assert {s["session_id"]: s["records"] for s in sessions} == {"x": 4, "x#2": 4}
     steps = [json.loads(each) for each in out.read_text().splitlines()]
     assert not any("alpha" in json.dumps(s["messages"]) for s in steps[5:10])
@@ -159,7 +159,7 @@ def test_long_and_odd_ids_are_sessions_of_their_own(cli, tmp_path):
     file = write(tmp_path / "ids.jsonl", *(line(i, run_of(f"n{n}", 1)) for n, i in enumerate(ids)))
     db = tmp_path / "bank.db"
     assert cli("lab", "replay", file, "--db", db).code == 0
-    sessions = cli("bank", "sessions", "--db", db, "--json").json()["sessions"]
+    sessions = cli.bank(db, "sessions", "--json").json()["sessions"]
     assert len(sessions) == 6
     assert "ids.jsonl:5" in {s["session_id"] for s in sessions}
 

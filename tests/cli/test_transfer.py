@@ -199,23 +199,23 @@ def test_the_session_of_another_agent_is_refused(tmp_path: Path) -> None:
 @pytest.fixture
 def exported(cli: Any, bank: Path, tmp_path: Path) -> Path:
     out = tmp_path / "out.jsonl"
-    assert cli("bank", "export", "--db", bank, "--out", out).code == 0
+    assert cli.bank(bank, "export", "--out", out).code == 0
     return out
 
 
 def test_import_makes_a_bank_and_is_exact(cli: Any, exported: Path, tmp_path: Path, bank_url: str) -> None:
     bank_url = bank_url.replace("bank.db", "new.db")
-    done = cli("bank", "import", exported, "--db", bank_url, "--json").json()
+    done = cli.bank(bank_url, "import", exported, "--json").json()
     assert (done["complete"], done["records"], done["known"], done["insights"]) == (True, 8, 0, 8)
-    assert cli("bank", "import", exported, "--db", bank_url).out.startswith(
+    assert cli.bank(bank_url, "import", exported).out.startswith(
         "imported 0 records with 0 insights of 2 sessions; 8"
     )
     again = tmp_path / "again.jsonl"
-    cli("bank", "export", "--db", bank_url, "--out", again)
+    cli.bank(bank_url, "export", "--out", again)
     assert again.read_bytes() == exported.read_bytes()
     packed = tmp_path / "out.jsonl.gz"
     packed.write_bytes(gzip.compress(exported.read_bytes()))
-    assert cli("bank", "import", packed, "--db", tmp_path / "packed.db", "--json").json()["records"] == 8
+    assert cli.bank(tmp_path / "packed.db", "import", packed, "--json").json()["records"] == 8
     with MemoryBankState.open(bank_url, "one", "lexical") as state:
         assert (state.fact_store.size(), state.pending) == (4, 0)
 
@@ -292,16 +292,14 @@ def test_broken_lines_cost_their_session(
     file, db = tmp_path / "broken.jsonl", tmp_path / "new.db"
     lines, line = change(exported.read_text().splitlines())
     file.write_text("\n".join(lines) + "\n")
-    done = cli("bank", "import", file, "--db", db, "--json")
+    done = cli.bank(db, "import", file, "--json")
     assert done.code == 1
     told = done.sentence()
     assert says in told
     assert f"line {line}" in told
     assert [s["session_id"] for s in done.json()["sessions"]] == ["one"]
     assert len(done.json()["refused"]) == 1
-    assert [s["session_id"] for s in cli("bank", "sessions", "--db", db, "--json").json()["sessions"]] == [
-        "one"
-    ]
+    assert [s["session_id"] for s in cli.bank(db, "sessions", "--json").json()["sessions"]] == ["one"]
 
 
 def test_times_of_earlier_versions_are_shown(cli: Any, bank: Path) -> None:
@@ -309,7 +307,7 @@ def test_times_of_earlier_versions_are_shown(cli: Any, bank: Path) -> None:
     with database.write() as c:
         c.execute(sa.update(records).values(timestamp=1e308))
     database.close()
-    assert cli("bank", "sessions", "--db", bank).code == 0
+    assert cli.bank(bank, "sessions").code == 0
 
 
 def test_a_packed_file_that_grows_too_much_is_refused(cli: Any, tmp_path: Path, monkeypatch: Any) -> None:
@@ -333,17 +331,17 @@ def test_a_packed_file_that_grows_too_much_is_refused(cli: Any, tmp_path: Path, 
 
 def test_what_is_no_export(cli: Any, bank: Path, two: Path, tmp_path: Path) -> None:
     db = tmp_path / "new.db"
-    assert cli("bank", "import", tmp_path / "missing", "--db", db).code == 2
-    assert cli("bank", "import", tmp_path, "--db", db).code == 2
+    assert cli.bank(db, "import", tmp_path / "missing").code == 2
+    assert cli.bank(db, "import", tmp_path).code == 2
     assert not db.exists()
-    assert cli("bank", "import", two, "--db", ":memory:").code == 2
-    assert "no session_id" in cli("bank", "import", two, "--db", db).sentence()
+    assert cli.bank(":memory:", "import", two).code == 2
+    assert "no session_id" in cli.bank(db, "import", two).sentence()
     array = tmp_path / "array.json"
-    cli("bank", "export", "--db", bank, "--json", "--out", array)
-    assert "without --json" in cli("bank", "import", array, "--db", db).sentence()
-    assert cli("bank", "import", bank, "--db", db).code == 1  # a database
+    cli.bank(bank, "export", "--json", "--out", array)
+    assert "without --json" in cli.bank(db, "import", array).sentence()
+    assert cli.bank(db, "import", bank).code == 1  # a database
     (tmp_path / "cut.gz").write_bytes(gzip.compress(two.read_bytes() * 50)[:-20])
-    cut = cli("bank", "import", tmp_path / "cut.gz", "--db", db)
+    cut = cli.bank(db, "import", tmp_path / "cut.gz")
     assert (cut.code, "cannot be read" in cut.err) == (1, True)
 
 
@@ -354,21 +352,19 @@ def test_embeddings_of_another_model(cli: Any, exported: Path, tmp_path: Path, m
         monkeypatch.setenv("OPENAI_API_KEY", "k")
         with MemoryBankState.open(db, "mine", "openai:scripted-embedding") as state:
             state.insight_store.add("a", "a summary")
-        done = cli("bank", "import", exported, "--db", db)
+        done = cli.bank(db, "import", exported)
         assert done.code == 1
         assert "--embedding-model openai:scripted-embedding" in done.sentence()
-        assert cli("bank", "import", exported, "--db", db, "--embedding-model", "lexical").code == 1
-        assert len(cli("bank", "sessions", "--db", db, "--json").json()["sessions"]) == 1
+        assert cli.bank(db, "import", exported, "--embedding-model", "lexical").code == 1
+        assert len(cli.bank(db, "sessions", "--json").json()["sessions"]) == 1
         model = ["--embedding-model", "openai:scripted-embedding"]
-        assert cli("bank", "import", exported, "--db", db, *model, "--json").json()["insights"] == 8
-        assert cli("bank", "import", exported, "--db", db).code == 0  # all is there: nothing to embed
-        assert cli("bank", "search", "order", "--db", db, "--session", "one", "--json").json()["hits"]
+        assert cli.bank(db, "import", exported, *model, "--json").json()["insights"] == 8
+        assert cli.bank(db, "import", exported).code == 0  # all is there: nothing to embed
+        assert cli.bank(db, "search", "order", "--session", "one", "--json").json()["hits"]
 
 
 def test_a_session_named_is_exported_alone(cli: Any, bank: Path) -> None:
-    lines = [
-        json.loads(line) for line in cli("bank", "export", "--db", bank, "--session", "two").out.splitlines()
-    ]
+    lines = [json.loads(line) for line in cli.bank(bank, "export", "--session", "two").out.splitlines()]
     assert {line["session_id"] for line in lines} == {"two"}
     assert lines[0]["session"]["embedder"] == {"name": "lexical-v1", "dimension": LexicalEmbedder().dimension}
     assert "session" not in lines[1]

@@ -184,10 +184,9 @@ def test_wrong_budgets_are_refused(budget):
 
 def test_a_wrong_model_file_is_one_clear_error(tmp_path):
     file = tmp_path / "model.json"
-    for text in ("{", "{}", '{"features": ["x"]}'):
-        file.write_text(text)
-        with pytest.raises(ConfigError, match="evidence model"):
-            apply([user(), *orders(3)], evidence_model=str(file))
+    file.write_text("{}")
+    with pytest.raises(ConfigError, match="evidence model"):
+        apply([user(), *orders(3)], evidence_model=str(file))
 
 
 def test_a_fork_that_answers_an_older_call_late_is_taken_in():
@@ -350,16 +349,6 @@ def told(context, name: str, value: str) -> bool:
     lines = [line for m in context if isinstance(m["content"], str) for line in m["content"].splitlines()]
     calls = [f"{c['name']} {c['arguments']}" for c in functions(context).values()]
     return any(name in line and value in line for line in (*lines, *calls))
-
-
-@pytest.mark.parametrize("layout", ["native", "block"])
-def test_what_was_done_is_told_whatever_else_is_shown(layout):
-    messages = [system(), user("Refund them all.")]
-    state = MemoryBankState("lexical")
-    for n in range(30):
-        messages += [*orders(1, start=n), *issued(n)]
-        context, _ = apply(messages, state, history_budget=2_000, layout=layout)
-        assert all(told(context, "issue_refund", f"ORD-{i}001") for i in range(n + 1))
 
 
 @examples(15)

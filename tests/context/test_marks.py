@@ -13,7 +13,7 @@ from memory_bank.bank.maintenance import verify
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.bank.stores import FactStore
 from memory_bank.bank.transfer import export_lines, import_lines
-from memory_bank.config import load_config
+from memory_bank.config import MemoryBankSettings, load_config
 from memory_bank.context.build import build_context
 from memory_bank.context.policies import policy_of
 
@@ -103,7 +103,7 @@ def test_tools_are_retained_by_configuration(database, selection, retain, there)
     calls = [c for m in messages for c in m.get("tool_calls") or ()]
     calls[5]["function"]["name"] = "special"
     config = {"special": {"retain": retain}}
-    settings = type(settings_of("memory_bank"))(
+    settings = MemoryBankSettings(
         selection=selection,
         observer_model="extractive",
         embedding_model="lexical",

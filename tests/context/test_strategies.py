@@ -7,17 +7,18 @@ import logging
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.chats import any_chats, call, good_chats, result, rounds, system, user
-from tests.contracts.strategy import StrategyContract, recorded_run
+from tests.chats import any_chats, call, good_chats, result, rounds, say, system, user
+from tests.contracts.strategy import StrategyContract
 from tests.examples import examples
 
 from memory_bank import TOOL_SCHEMAS, MemoryBankState, MemoryProcessor, handle_tool_call, load_config
-from memory_bank.config import STRATEGY_TYPES, Config
+from memory_bank.config import Config
 from memory_bank.testing import ScriptedModel
 from memory_bank.transcript.pairing import pairing_errors
 from memory_bank.transcript.tokens import open_counter
 
 SHIPPED = sorted(load_config().memory_strategies)
+PLAIN = ["no_strategy", "truncation", "keep_last_n", "observation_masking"]
 TIGHT = {
     "observation_masking": {"max_length": 0, "keep_last": 1},
     "progressive_summarization": {"compact_threshold": 1500, "summary_tokens": 400},
@@ -76,23 +77,38 @@ for _type, _changes in TIGHT.items():
 del Base
 
 
-def test_the_shipped_file_has_every_type_under_its_name():
-    config = load_config()
-    for type_ in STRATEGY_TYPES:
-        assert config.strategy(type_).type == type_
-
-
-@examples(60)
-@given(st.one_of(any_chats(), good_chats()), st.sampled_from(sorted(TIGHT)))
+@examples(100)
+@given(st.one_of(any_chats(), good_chats()), st.sampled_from([*PLAIN, *TIGHT]))
 def test_any_list_goes_through(messages, type_):
-    tight = {k: 1 for k in ("max_tokens", "compact_threshold", "keep_last") if k in TIGHT[type_]}
-    processor = MemoryProcessor(config_of(type_, **{**TIGHT[type_], **tight}))
+    tight = {k: 1 for k in ("max_tokens", "compact_threshold", "keep_last") if k in TIGHT.get(type_, ())}
+    processor = MemoryProcessor(config_of(type_, **{**TIGHT.get(type_, {}), **tight}))
     before = copy.deepcopy(messages)
-    context, _ = processor.apply_strategy(messages)
+    context, tokens = processor.apply_strategy(messages)
     assert json.dumps(messages, default=str) == json.dumps(before, default=str)
+    assert tokens == sum(map(open_counter().count_message, context))
     if not pairing_errors(messages):
         assert pairing_errors(context) == []
     processor.close()
+
+
+def test_what_the_plain_strategies_keep():
+    processor = MemoryProcessor()
+    messages = [system(), user(), *rounds(4), say("hm"), user("go on"), *rounds(4, size=400, start=4)]
+    kept = {key: processor.apply_strategy(messages, key)[0] for key in PLAIN}
+    assert kept["no_strategy"] == messages
+    said = [*messages[:2], say("hm"), user("go on")]
+    assert kept["truncation"] == [*said, *messages[-2:]]
+    assert kept["keep_last_n"] == [*said, *messages[8:10], *messages[-8:]]
+    masked = kept["observation_masking"]
+    assert (len(masked), masked[-6:]) == (len(messages), messages[-6:])
+    text = messages[13]["content"]
+    head, place = masked[13]["content"].rsplit("\n", 1)
+    assert text.startswith(head) and len(head) <= 100
+    assert place.startswith(f"[masked: {len(text)} characters")
+    trace_id = place.removesuffix("]").split()[-1]
+    state = processor.state("observation_masking")
+    assert state.fact_store.get(trace_id).output_text == text
+    assert json.loads(text)["note"] in handle_tool_call(state, "get_record", {"trace_id": trace_id})
 
 
 # what each promises beside the contract
@@ -265,16 +281,10 @@ def test_semantic_takes_what_is_relevant_and_not_the_same_twice():
     outputs = ["weather in Oslo is rainy today"] * 3 + ["invoice INV-77 of Baker unpaid"] * 3 + ["noise"] * 6
     past = []
     for n, output in enumerate(outputs):
-        past += [
-            call((f"c{n}", "look", {"n": n})),
-            result(f"c{n}", f"{output} " * (40 if output != "noise" else 400)),
-        ]
-    messages = [
-        system(),
-        user("Is the invoice INV-77 of Baker unpaid? And is the weather in Oslo rainy?"),
-        *past,
-        *rounds(1),
-    ]
+        text = f"{output} " * (40 if output != "noise" else 400)
+        past += [call((f"c{n}", "look", {"n": n})), result(f"c{n}", text)]
+    task = user("Is the invoice INV-77 of Baker unpaid? And is the weather in Oslo rainy?")
+    messages = [system(), task, *past, *rounds(1)]
     one = sum(map(open_counter().count_message, past[6:8]))
     for diversity, wanted in ((0.0, {"invoice"}), (0.4, {"invoice", "weather"})):
         config = config_of(
@@ -290,11 +300,8 @@ def test_semantic_takes_what_is_relevant_and_not_the_same_twice():
 def test_the_scratchpad_holds_observations_failures_and_values():
     past = []
     for n in range(12):
-        output = (
-            json.dumps({"error": f"denied {n}"})
-            if n % 3 == 0
-            else json.dumps({"order_id": f"ORD-{n}", "note": "late again " * 99})
-        )
+        good = {"order_id": f"ORD-{n}", "note": "late again " * 99}
+        output = json.dumps(good if n % 3 else {"error": f"denied {n}"})
         past += [call((f"c{n}", "get_order", {"n": n})), result(f"c{n}", output)]
     processor = MemoryProcessor(config_of("scratchpad"))
     context, _ = processor.apply_strategy([system(), user(), *past, *rounds(1)])
@@ -341,9 +348,3 @@ def test_reset_empties_what_a_strategy_noted():
     state = processor.state("it")
     assert (state.last_plan, state.steps, state.fact_store.size()) == (None, {}, 0)
     assert processor.apply_strategy(CHAT[:4])[0] == CHAT[:4]
-
-
-def test_a_run_with_parallel_calls_and_user_turns_in_every_strategy():
-    for key in SHIPPED:
-        context, _ = MemoryProcessor(load_config(), local_state).apply_strategy(recorded_run(3), key)
-        assert pairing_errors(context) == []

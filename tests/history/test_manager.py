@@ -13,7 +13,7 @@ from rich.console import Console
 from tests.chats import good_chats
 from tests.history.test_steps import PNG, STEPS
 
-from memory_bank.errors import HistoryError, ImageError, MessagesError, StepFileError, StepOrderError
+from memory_bank.errors import HistoryError, ImageError, StepFileError, StepOrderError
 from memory_bank.history import (
     ActionStep,
     AgentMemory,
@@ -103,14 +103,13 @@ def test_messages_handed_out_change_nothing():
 
 def test_pruning_runs_when_due_and_where_it_raises_nothing_changes():
     manager = MemoryManager("s", keep_last_n_steps(4), max_steps_before_prune=10)
-    for i in range(50):
-        manager.add(action(i))
-        assert len(manager) <= 11
-    assert manager.steps[-1].tool_calls[0].id == "c49"
     runs = []
-    manager = MemoryManager("s", lambda steps: runs.append(1) or no_pruning(steps), 10)
+    other = MemoryManager("s", lambda steps: runs.append(1) or no_pruning(steps), 10)
     for i in range(100):
         manager.add(action(i))
+        other.add(action(i))
+        assert len(manager) <= 11
+    assert manager.steps[-1].tool_calls[0].id == "c99"
     assert len(runs) <= 10
     before = manager.steps
     with pytest.raises(HistoryError, match="list of steps"):
@@ -124,31 +123,25 @@ def test_a_limit_that_is_none_is_refused(n):
         MemoryManager(max_steps_before_prune=n)
 
 
-def test_callbacks_hear_the_steps_of_their_class():
-    heard = []
-    manager = MemoryManager("s", callbacks={ActionStep: heard.append})
-    manager.on(Step, lambda step: heard.append(step.step_number))
-    manager.add(TaskStep("t"))
-    step = manager.add(action())
-    assert heard == [0, step, 1]
-
-
 def test_step_callbacks_are_those_of_smolagents():
     heard = []
 
     def with_agent(step, agent):
         heard.append((step.step_number, agent))
 
-    manager = MemoryManager("s", step_callbacks=[heard.append, with_agent], agent="the agent")
+    manager = MemoryManager(
+        "s", callbacks={ActionStep: heard.append}, step_callbacks=[with_agent], agent="the agent"
+    )
+    manager.on(Step, lambda step: heard.append(step.step_number))
     manager.add(TaskStep("t"))
     step = manager.add(action())
-    assert heard == [step, (1, "the agent")]
+    assert heard == [0, step, (1, "the agent"), 1]
     by_class = MemoryManager(
         step_callbacks={TaskStep: [with_agent], Step: lambda step, agent=None: heard.append(agent)}
     )
     by_class.agent = by_class
     by_class.add(TaskStep("t"))
-    assert heard[2:] == [(0, by_class), by_class]
+    assert heard[4:] == [(0, by_class), by_class]
     for wrong in (7, [7], {ActionStep: [7]}, {"action": print}):
         with pytest.raises(HistoryError, match=r"on\(ActionStep, function\)"):
             MemoryManager(step_callbacks=wrong)
@@ -157,29 +150,20 @@ def test_step_callbacks_are_those_of_smolagents():
 
 
 @given(STEPS)
-def test_save_and_load_are_an_identity(steps):
-    import tempfile
-    from pathlib import Path
-
-    with tempfile.TemporaryDirectory() as folder:
-        manager = MemoryManager("s\ud800", wire="text")
-        manager.extend(steps)
-        path = Path(folder) / "run.jsonl"
-        manager.save(path)
-        loaded = MemoryManager.load(path)
-        assert json.dumps(loaded.full_steps()) == json.dumps(manager.full_steps())
-        assert loaded.wire == "text"
+def test_save_and_load_are_an_identity(tmp_path_factory, steps):
+    manager = MemoryManager("s\ud800", wire="text")
+    manager.extend(steps)
+    path = tmp_path_factory.getbasetemp() / "run.jsonl"
+    manager.save(path)
+    loaded = MemoryManager.load(path)
+    assert json.dumps(loaded.full_steps()) == json.dumps(manager.full_steps())
+    assert loaded.wire == "text"
 
 
 @given(good_chats())
 def test_a_conversation_is_read_and_given_back(messages):
     manager = MemoryManager.from_messages(messages)
     assert manager.to_messages() == messages
-
-
-def test_no_list_is_no_conversation():
-    with pytest.raises(MessagesError):
-        MemoryManager.from_messages("hello")
 
 
 def test_a_damaged_file_is_one_error_with_the_steps_before_it(tmp_path):
@@ -216,13 +200,8 @@ def test_steps_as_dicts_full_and_succinct():
 
 def test_a_replay_shows_every_step_and_steers_no_terminal():
     manager = history(2)
-    manager.add(
-        ActionStep(
-            "red [bold]\x1b[31m",
-            error="it broke \ud800",
-            model_input_messages=[{"role": "user", "content": "seen by it"}],
-        )
-    )
+    seen = [{"role": "user", "content": "seen by it"}]
+    manager.add(ActionStep("red [bold]\x1b[31m", error="it broke \ud800", model_input_messages=seen))
     manager.add(ScratchpadStep("y" * 3_000))
     for detailed in (False, True):
         out = io.StringIO()
@@ -277,9 +256,7 @@ def test_the_scratchpad_is_bounded_and_comes_back_from_json():
         lambda: AgentMemory(max_items=0),
         lambda: AgentMemory(max_failures=-1),
         lambda: AgentMemory().store("", 1),
-        lambda: AgentMemory().store("x", {1: object()}),
         lambda: AgentMemory().store("x", AgentMemory()),
-        lambda: AgentMemory(max_chars=5).store("x", "123456"),
         lambda: AgentMemory.from_json("[]"),
         lambda: AgentMemory.from_json("{"),
         lambda: AgentMemory().inject({"memory": 7}),
@@ -288,6 +265,20 @@ def test_the_scratchpad_is_bounded_and_comes_back_from_json():
 def test_what_the_scratchpad_cannot_take_is_one_clear_error(bad):
     with pytest.raises(HistoryError):
         bad()
+
+
+def test_what_the_pad_does_not_keep_is_said():
+    pad = AgentMemory(max_chars=30)
+    knot = []
+    knot.append(knot)
+    for value, said in (
+        ({"a": [re.compile("a")]}, r"'x' cannot be stored: it holds a re\.Pattern"),
+        ("y" * 31, r"at most 30 \(max_chars\)"),
+        (knot, "contains itself"),
+    ):
+        with pytest.raises(HistoryError, match=said):
+            pad.store("x", value)
+    assert pad.keys == []
 
 
 VALUES = {
@@ -319,19 +310,3 @@ def test_the_pad_gives_back_what_json_cannot_write(name):
     assert "$type" not in pad.to_context() or name == "tagged"
     if isinstance(value, dict):
         assert {type(k) for k in again.recall("v")} == {type(k) for k in value}
-
-
-def test_what_the_pad_does_not_keep_is_said():
-    pad = AgentMemory(max_chars=30)
-    with pytest.raises(HistoryError, match=r"'x' cannot be stored: it holds a re\.Pattern"):
-        pad.store("x", {"a": [re.compile("a")]})
-    with pytest.raises(HistoryError, match=r"at most 30 \(max_chars\)"):
-        pad.store("x", "y" * 31)
-    knot = []
-    knot.append(knot)
-    with pytest.raises(HistoryError, match="contains itself"):
-        pad.store("x", knot)
-    assert pad.keys == []
-    large = AgentMemory(max_chars=10_000)
-    large.store("x", "y" * 9_000)
-    assert len(AgentMemory.from_json(large.to_json()).recall("x")) == 9_000

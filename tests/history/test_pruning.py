@@ -4,22 +4,28 @@ import json
 import logging
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.chats import any_chats, good_chats
+from tests.chats import any_chats, call, good_chats, result, user
 from tests.examples import examples
 from tests.history.test_steps import STEPS, text_pairs
 
-from memory_bank import LexicalEmbedder, MemoryBankState, handle_tool_call
+from memory_bank import (
+    LexicalEmbedder,
+    MemoryBankSettings,
+    MemoryBankState,
+    apply_memory_bank_strategy,
+    handle_tool_call,
+)
 from memory_bank.errors import HistoryError, MessagesError, StorageError, TokenBudgetError
 from memory_bank.history import (
     ActionStep,
     AdaptiveMemoryManager,
     HierarchicalMemory,
     MemoryManager,
-    Observation,
     PlanningStep,
     ScratchpadStep,
     SystemPromptStep,
@@ -69,31 +75,21 @@ class Rows(dict):
         return len(self) - before
 
 
-class Refusing(Rows):
-    def add(self, records):
-        raise StorageError("the disk is full")
-
-
-def numbers():
-    return st.integers(1, 6)
-
-
 def simple_prunings():
+    numbers = st.integers(1, 6)
     return st.one_of(
         st.just(no_pruning),
-        numbers().map(keep_last_n_steps),
-        numbers().map(keep_system_and_recent),
+        numbers.map(keep_last_n_steps),
+        numbers.map(keep_system_and_recent),
         st.builds(
             lambda n, age, length: prune_old_observations(n, age, length, now=9.0),
-            st.none() | numbers(),
+            st.none() | numbers,
             st.none() | st.floats(0.1, 9),
-            numbers(),
+            numbers,
         ),
-        st.builds(
-            lambda k, d: semantic_pruning(LexicalEmbedder(), k, diversity=d), numbers(), st.floats(0, 1)
-        ),
-        st.builds(summarize_old_steps, numbers()),
-        st.builds(lambda n: summarize_old_steps(n, lambda text: text[:50]), numbers()),
+        st.builds(lambda k, d: semantic_pruning(LexicalEmbedder(), k, diversity=d), numbers, st.floats(0, 1)),
+        numbers.map(summarize_old_steps),
+        numbers.map(lambda n: summarize_old_steps(n, lambda text: text[:50])),
     )
 
 
@@ -162,11 +158,8 @@ def test_what_each_pruning_keeps():
     assert no_pruning(steps) == steps
     assert [s.step_number for s in keep_last_n_steps(2)(steps)] == [0, 0, 5, 6]
     assert [s.step_number for s in keep_system_and_recent(4)(steps)] == [0, 0, 3, 3, 4, 5, 6]
-    cut = prune_old_observations(2, max_length=50)(steps)
-    assert [len(s.observations[0].text) > 50 for s in cut if isinstance(s, ActionStep)] == [False] * 4 + [
-        True
-    ] * 2
-    assert chain()(steps) == steps
+    assert wholes(prune_old_observations(2, max_length=50)(steps)) == [False] * 4 + [True] * 2
+    assert chain()(steps) == chain(no_pruning, no_pruning())(steps) == no_pruning()(steps) == steps
 
 
 def wholes(steps):
@@ -181,26 +174,15 @@ def test_an_age_alone_cuts_by_age_alone_and_counts_from_now():
     assert wholes(prune_old_observations(max_age_seconds=3600)(steps)) == [False] * 7 + [True]  # of 1970
     fresh = [replace(s, timestamp=time.time()) for s in steps]
     assert wholes(prune_old_observations(max_age_seconds=3600)(fresh)) == [True] * 8
-    old = [replace(s, timestamp=time.time() - 7200) for s in steps]
-    assert wholes(prune_old_observations(max_age_seconds=3600)([*old, fresh[-1]])) == [False] * 8 + [True]
     assert wholes(prune_old_observations()(steps)) == [False] * 3 + [True] * 5
 
 
 def test_tasks_do_not_use_up_the_count_of_the_last_steps():
     steps = run(6)
-    steps += [TaskStep("and now this", step_number=6), TaskStep("and that", step_number=6)]
+    steps += [TaskStep(text, step_number=6) for text in ("and now this", "and that")]
     assert [s.step_number for s in keep_last_n_steps(2)(steps)] == [0, 0, 5, 6, 6, 6]
     assert keep_last_n_steps(99)(steps) == steps
     assert keep_last_n_steps(1)(steps[:2]) == steps[:2]
-
-
-def test_no_pruning_is_a_pruning_and_makes_one():
-    steps = run(3)
-    assert no_pruning(steps) == no_pruning()(steps) == steps
-    manager = MemoryManager("s", no_pruning(), 2)
-    manager.extend(steps[1:])
-    assert manager.steps[1:] == tuple(steps[1:])
-    assert chain(no_pruning, no_pruning())(steps) == steps
 
 
 def test_tokens_of_steps_and_of_messages():
@@ -219,7 +201,6 @@ def test_tokens_of_steps_and_of_messages():
         lambda: keep_system_and_recent(-1),
         lambda: prune_old_observations(0),
         lambda: prune_old_observations(1, max_length=0),
-        lambda: prune_old_observations(1, max_age_seconds=-1),
         lambda: prune_old_observations(1, max_age_seconds=0),
         lambda: fit_token_budget(0),
         lambda: semantic_pruning(LexicalEmbedder(), 0),
@@ -240,17 +221,9 @@ def test_limits_that_are_none_are_one_clear_error(bad):
 
 
 def test_relevance_with_diversity():
-    texts = [
-        "refund of order 7 approved",
-        "refund of order 7 approved",
-        "weather in Paris",
-        "order 7 shipped late",
-    ]
-    steps = [
-        TaskStep("refund order 7"),
-        *(ActionStep(t, step_number=i) for i, t in enumerate(texts, 1)),
-        ActionStep("end", step_number=9),
-    ]
+    texts = [*["refund of order 7 approved"] * 2, "weather in Paris", "order 7 shipped late"]
+    actions = [ActionStep(t, step_number=i) for i, t in enumerate(texts, 1)]
+    steps = [TaskStep("refund order 7"), *actions, ActionStep("end", step_number=9)]
     relevant = semantic_pruning(LexicalEmbedder(), 2, diversity=0.0)(steps)
     assert [s.step_number for s in relevant] == [0, 1, 2, 9]
     diverse = semantic_pruning(LexicalEmbedder(), 2, diversity=0.5)(steps)
@@ -302,18 +275,7 @@ def test_what_is_pruned_into_the_bank_comes_back_exactly_by_its_id():
 
 
 def test_equal_calls_are_two_records_and_ids_are_those_of_the_strategy():
-    from memory_bank import MemoryBankSettings, apply_memory_bank_strategy
-
-    messages = [{"role": "user", "content": "find"}]
-    for _ in range(3):
-        messages += [
-            {
-                "role": "assistant",
-                "content": None,
-                "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
-            },
-            {"role": "tool", "tool_call_id": "a", "content": "same " * 50},
-        ]
+    messages = [user("find"), *[call(("a", "f", {})), result("a", "same " * 50)] * 3]
     with MemoryBankState("lexical") as state:
         steps = steps_from_messages(messages)
         to_memory_bank(state, keep_last_n=1)(steps)
@@ -326,7 +288,11 @@ def test_equal_calls_are_two_records_and_ids_are_those_of_the_strategy():
 
 
 def test_a_bank_that_refuses_loses_nothing():
-    manager = MemoryManager("s", to_memory_bank(Refusing(), keep_last_n_steps(1)))
+    def refuse(records):
+        raise StorageError("the disk is full")
+
+    bank = SimpleNamespace(session_id="s", add=refuse)
+    manager = MemoryManager("s", to_memory_bank(bank, keep_last_n_steps(1)))
     manager.extend(run(4)[1:])
     before = manager.steps
     with pytest.raises(StorageError):
@@ -387,29 +353,19 @@ def test_a_hierarchy_keeps_the_invariants(first, second):
     assert [s.step_number for s in memory] == sorted(s.step_number for s in memory)
 
 
-def test_an_observation_that_names_its_record_is_never_cut():
-    seen = Observation("short [trace_id x]", None, False, "x")
-    assert seen.truncate(3) is seen
-
-
-class Failing(LexicalEmbedder):
-    """An embedder that fails while it is told to, and takes its time otherwise."""
-
-    instant = False
-    fails = True
-
-    def encode(self, texts):
-        if self.fails:
-            raise RuntimeError("out of memory")
-        return super().encode(texts)
-
-
 def test_an_embedder_that_fails_costs_no_fact_and_its_summaries_wait():
+    class Failing(LexicalEmbedder):
+        instant = False
+        fails = True
+
+        def encode(self, texts):
+            if self.fails:
+                raise RuntimeError("out of memory")
+            return super().encode(texts)
+
     model = Failing()
     with MemoryBankState(model) as state:
         to_memory_bank(state, keep_last_n=1)(run(4))
-        assert state.fact_store.size() == 3
-        assert state.insight_store.size() == 0
+        assert (state.fact_store.size(), state.insight_store.size()) == (3, 0)
         model.fails = False
-        assert state.flush(5) == 0
-        assert state.insight_store.size() == 3
+        assert (state.flush(5), state.insight_store.size()) == (0, 3)

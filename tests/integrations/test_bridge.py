@@ -17,12 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from tests.chats import FOLDING
-from tests.examples import examples
 
-from memory_bank.config import load_config
 from memory_bank.errors import (
     ConfigError,
     LoopDetectedError,
@@ -116,32 +111,6 @@ def chat(natives: list[Native]) -> list[dict[str, Any]]:
     return NativeWire().read_all(natives).messages
 
 
-def test_kept_messages_are_the_very_objects_and_the_input_is_not_changed():
-    bridge, natives = bridge_of(), history(60)
-    before = list(natives)
-    rebuilt = bridge.rebuild(natives)
-    assert len(str(rebuilt)) < 0.6 * len(str(natives))
-    assert natives == before
-    assert rebuilt[0] is natives[0] and rebuilt[-1] is natives[-1] and rebuilt[-2] is natives[-2]
-    by_call = {n.calls: n for n in natives if n.calls}
-    assert all(n in natives for n in rebuilt if n.calls and by_call.get(n.calls) is not None)
-    assert pairing_errors(chat(rebuilt)) == []
-
-
-def test_a_shortened_result_is_a_copy_with_its_neighbours():
-    bridge = bridge_of(config={"memory_strategies": {"m": {"type": "observation_masking"}}}, strategy="m")
-    natives = history(9)
-    rebuilt = bridge.rebuild(natives)
-    assert [n.role for n in rebuilt] == [n.role for n in natives]
-    changed = [(a, b) for a, b in zip(natives, rebuilt, strict=True) if a is not b]
-    assert changed
-    for old, new in changed:
-        assert [i for i, _ in new.results] == [i for i, _ in old.results]
-        assert all(
-            len(short) < len(long) for (_, short), (_, long) in zip(new.results, old.results, strict=True)
-        )
-
-
 def test_words_beside_results_stay_when_the_results_go():
     natives = history(25)
     natives[2] = dataclasses.replace(natives[2], text="And the parcels, please.")
@@ -155,24 +124,6 @@ def test_a_short_history_goes_through_as_it_is():
     bridge, natives = bridge_of(), history(1)
     assert all(a is b for a, b in zip(bridge.rebuild(natives[:1]), natives[:1], strict=True))
     assert all(a is b for a, b in zip(bridge.rebuild(natives), natives, strict=True))
-
-
-@examples(30)
-@given(
-    st.integers(1, 12),
-    st.integers(1, 5),
-    st.sampled_from(["memory_bank", "folding", "keep_last_n", "observation_masking", "truncation"]),
-)
-def test_pairs_stay_whole_and_no_native_is_repeated(steps, parallel, strategy):
-    strategies = {**load_config().memory_strategies, "folding": FOLDING}
-    bridge = bridge_of(config={"memory_strategies": strategies}, strategy=strategy)
-    natives = history(steps, parallel=parallel)
-    for stop in range(1, len(natives) + 1, 2):
-        rebuilt = bridge.rebuild(natives[:stop], "s")
-        assert pairing_errors(chat(rebuilt)) == []
-        originals = [id(n) for n in rebuilt if any(n is m for m in natives)]
-        assert len(originals) == len(set(originals))
-    bridge.close()
 
 
 # -- sessions

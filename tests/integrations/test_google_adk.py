@@ -24,6 +24,7 @@ from google.adk.runners import InMemoryRunner
 from google.genai import types
 
 from memory_bank.integrations.google_adk import MemoryBankPlugin, read_contents
+from memory_bank.transcript.turns import WHOLE
 
 CALLS = STEPS + 5 + 1
 
@@ -91,9 +92,9 @@ def test_calls_without_ids_are_paired_by_name_and_order():
     chat = read_contents(contents, "Be brief.")
     assert [c["id"] for c in chat.messages[2]["tool_calls"]] == ["a-1", "b-1", "a-2"]
     assert [m.get("tool_call_id") for m in chat.messages[3:]] == ["a-1", "b-1", "a-2", None]
-    assert chat.write(chat.messages) == contents
-    shortened = [{**m, "content": "t …"} if m["content"] == "three" else m for m in chat.messages]
-    *same, changed = chat.write(shortened)
+    assert chat.write([(p, {}) for p in range(len(chat.messages))]) == contents
+    edits = [(p, {WHOLE: "t …"} if m["content"] == "three" else {}) for p, m in enumerate(chat.messages)]
+    *same, changed = chat.write(edits)
     assert all(a is b for a, b in zip(same, contents, strict=False))
     assert changed.parts[2].function_response.response == {"result": "t …"}
     assert changed.parts[3] is contents[2].parts[3]

@@ -19,12 +19,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.examples import examples, first_short
+from tests.integrations.test_bridge import Native, NativeWire
 
 from memory_bank import MemoryBankState, MemoryProcessor, Plan
 from memory_bank.context.render import render
 from memory_bank.integrations.bridge import Bridge
 from memory_bank.transcript.anthropic import from_anthropic
 from memory_bank.transcript.messages import Interaction, calls_of, message_text, parse_messages
+from memory_bank.transcript.pairing import pairing_errors
 from memory_bank.transcript.responses import from_items
 from memory_bank.transcript.textcalls import read_text_calls
 from memory_bank.transcript.tokens import open_counter
@@ -420,6 +422,20 @@ def llama_index() -> Form:
     return Form(write, dump=lambda natives: "".join(n.model_dump_json() for n in natives), **read)
 
 
+def natives() -> Form:
+    """The framework of test_bridge, in which the results of a turn are one message."""
+
+    def write(turns: Sequence[Turn]) -> list[Any]:
+        out = [Native("user", "Check the orders.")]
+        for turn in turns:
+            made = tuple((c.call_id, c.name, json.dumps(c.arguments)) for c in turn.calls)
+            results = tuple((c.call_id, c.result) for c in turn.calls)
+            out += [Native("assistant", turn.words, made), Native("tool", turn.after, results=results)]
+        return out
+
+    return Form(write, dump=str, **by_bridge(NativeWire().read_all))
+
+
 def litellm() -> Form:
     wire = importlib.import_module("memory_bank.integrations.litellm").WIRE
     return Form(chat, **by_bridge(wire.read_all))
@@ -434,6 +450,7 @@ def _service(write: Any, dialect: str, read: Any, *, parallel: bool = True) -> C
 
 
 CHEAP: dict[str, Callable[[], Form]] = {
+    "bridge": natives,
     "chat": lambda: Form(chat, by_processor, lambda natives: natives),
     "messages": lambda: Form(messages, by_processor, lambda natives: from_anthropic(natives).messages),
     "proxy-chat": _service(chat, "ChatDialect", lambda natives: natives),
@@ -483,7 +500,7 @@ def check(form: Form, turns: list[Turn], key: str) -> None:
         assert form.dump(natives) == before
         again = form.read(sent)
         planned = render(plan)
-
+        assert not pairing_errors(again)
         assert plan.tokens == sum(map(COUNT, again))
         assert set(MARK.findall(form.dump(sent))) <= set(MARK.findall(str(planned)))
         budget = STRATEGIES[key].get("history_budget")

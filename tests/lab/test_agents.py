@@ -103,9 +103,8 @@ def test_the_command_prints_tables_and_writes_what_was_run(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "| 11 | native | chat | none | 11 | 100% | 0.0 |" in done.stdout
-    assert re.search(
-        r"^\| SDKs \| 11 \| \*\*memory_bank, by the proxy\*\* \| \d+% \| 0\.0 ", done.stdout, re.M
-    )
+    row = r"^\| SDKs \| 11 \| \*\*memory_bank, by the proxy\*\* \| \d+% \| 0\.0 "
+    assert re.search(row, done.stdout, re.M)
     written = json.loads((tmp_path / "rows.json").read_text())
     assert {"commit", "settings", "seeds", "machine", "counter", "prices"} <= set(written)
     assert [r["strategy"] for r in written["rows"]] == ["none", "memory"]

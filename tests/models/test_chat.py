@@ -12,8 +12,6 @@ from unittest.mock import AsyncMock, MagicMock, Mock
 
 import openai
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.contracts.chat import ChatModelContract
 
 from memory_bank.errors import ConfigError, ModelError
@@ -68,14 +66,9 @@ PARTS = [
         (completion(None), ""),
         (completion(PARTS), "abc"),
         (completion(7), ""),
-        ({"choices": [{"message": {"content": "x"}}]}, "x"),
         ({"choices": [{"message": {"content": PARTS}}]}, "abc"),
         ({"choices": [{"message": None}]}, ""),
-        ({"choices": []}, ""),
-        ({"choices": None}, ""),
-        ({"choices": {}}, ""),
-        ({"choices": 3}, ""),
-        ({"choices": [None]}, ""),
+        *(({"choices": odd}, "") for odd in ([], None, {}, 3, [None])),
         ({"content": "message"}, "message"),
         (SimpleNamespace(content=["m"]), "m"),
         (None, ""),
@@ -100,20 +93,6 @@ def test_reply_text_and_usage_of_bear_objects_that_raise() -> None:
         assert usage_of(odd) == (0, 0)
 
 
-KEYS = st.sampled_from(["choices", "message", "content", "text", "usage", "prompt_tokens"])
-ANY_JSON = st.recursive(
-    st.none() | st.text("ab \ud800", max_size=3) | st.integers(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
-    max_leaves=8,
-)
-
-
-@given(ANY_JSON)
-def test_any_json_has_a_text_and_a_usage(answer: Any) -> None:
-    assert isinstance(reply_text(answer), str)
-    assert all(isinstance(n, int) and n >= 0 for n in usage_of(answer))
-
-
 @pytest.mark.parametrize(
     ("answer", "usage"),
     [
@@ -121,7 +100,6 @@ def test_any_json_has_a_text_and_a_usage(answer: Any) -> None:
         ({"usage": {"input_tokens": 5, "output_tokens": 2}}, (5, 2)),
         ({"usage": {"prompt_tokens": None, "completion_tokens": "2"}}, (0, 0)),
         ({"usage": None}, (0, 0)),
-        ("text", (0, 0)),
         (Mock(), (0, 0)),
     ],
 )
@@ -146,15 +124,11 @@ def test_usage_and_options_go_through() -> None:
     ("reply", "said"),
     [
         (fail(401, "private"), r"refused \(HTTP 401\): check the API key \(OPENAI_API_KEY\)"),
-        (fail(403, "private"), r"refused \(HTTP 403\): check the API key"),
         (fail(404, "private"), r"refused \(HTTP 404\): check the model name and base_url"),
-        (fail(400, "private"), r"refused \(HTTP 400\): check that the messages fit"),
         (fail(413, "private"), r"refused \(HTTP 413\): .* send less"),
         (fail(422, "private"), r"refused \(HTTP 422\): check that the messages fit"),
         (fail(429, "private"), r"refused \(HTTP 429, rate_limit_exceeded\): wait"),
-        (fail(500, "private"), r"refused \(HTTP 500\): the endpoint is in trouble"),
         (fail(503, "private"), r"refused \(HTTP 503\): the endpoint is in trouble"),
-        (cut(), "cannot be reached, or hung up"),
         (cut(40), "cannot be reached, or hung up"),
         (Reply("private", delay=30), "did not answer in time"),
         (half(), "gave no usable answer"),
@@ -184,13 +158,6 @@ def test_a_dead_address_and_options_that_are_none() -> None:
         gone.generate_plain(input_messages=ASKED, model="m")
 
 
-def test_no_choices_are_an_empty_reply_and_a_huge_one_is_whole() -> None:
-    with ScriptedServer([raw('{"choices": []}'), say("x" * 5_000_000)]) as server:
-        model = chat(server)
-        assert reply_text(model.generate_plain(input_messages=ASKED, model="m")) == ""
-        assert len(reply_text(model.generate_plain(input_messages=ASKED, model="m"))) == 5_000_000
-
-
 def test_retries_honour_retry_after() -> None:
     with ScriptedServer([fail(429, retry_after=0.2), fail(429, retry_after=0.2), "ok"]) as server:
         start = time.perf_counter()
@@ -215,15 +182,11 @@ def test_text_that_utf8_cannot_carry_is_sent_all_the_same() -> None:
 def test_a_missing_key_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ModelError, match=r"OPENAI_API_KEY.*base_url"):
-        OpenAIChat()
-    with pytest.raises(ModelError, match=r"OPENAI_API_KEY.*base_url"):
-        OpenAIChat(base_url="http://127.0.0.1:9/v1")
+    for options in ({}, {"base_url": "http://127.0.0.1:9/v1"}):
+        with pytest.raises(ModelError, match=r"OPENAI_API_KEY.*base_url"):
+            OpenAIChat(**options)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="not both"):
         OpenAIChat(Mock(), api_key="x")
-
-
-def test_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     with ScriptedServer(["ok"]) as server:
         monkeypatch.setenv("OPENAI_API_KEY", SECRET)
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
@@ -243,12 +206,6 @@ def test_as_chat_model_takes_what_users_have() -> None:
         wrapped = as_chat_model(client)
         assert isinstance(wrapped, ChatModel)
         assert reply_text(wrapped.generate_plain(input_messages=ASKED, model="m")) == "ok"
-    facade = SimpleNamespace(
-        chat=SimpleNamespace(completions=SimpleNamespace(create=lambda **_: completion("f")))
-    )
-    wrapped = as_chat_model(facade)
-    assert wrapped is not None
-    assert reply_text(wrapped.generate_plain(input_messages=ASKED, model="m")) == "f"
 
 
 class Async:
@@ -268,6 +225,10 @@ class Async:
         ({"chat": 1}, "cannot be a dict"),
         (object(), "cannot be a object"),
         (SimpleNamespace(generate_plain="no"), "cannot be a SimpleNamespace"),
+        (
+            SimpleNamespace(generate_plain=lambda system, user: system + user),
+            r"takes \(system, user\): give it the parameters .*input_messages",
+        ),
     ],
 )
 def test_as_chat_model_refuses_in_one_sentence(client: Any, said: str) -> None:
@@ -282,58 +243,18 @@ def test_the_module_does_not_import_openai() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-class _Client:
-    """A client whose generate_plain notes what it was called with."""
-
-    def __init__(self) -> None:
-        self.got: tuple[Any, Any] = (None, None)
-
-
-class _ByMessages(_Client):
-    def generate_plain(self, *, messages: Any, model: str, temperature: float = 0.0) -> str:
-        self.got = messages, model
-        return "said"
+FORMS = {
+    "by messages": lambda got: lambda *, messages, model, temperature=0.0: got(messages, model),
+    "positional": lambda got: lambda prompt, /, model="": got(prompt, model),
+    "without model": lambda got: lambda input_messages: got(input_messages, "m"),
+    "one argument": lambda got: lambda chat: got(chat, "m"),
+    "any names": lambda got: lambda **given: got(given["input_messages"], given["model"]),
+}
 
 
-class _Positional(_Client):
-    def generate_plain(self, prompt: Any, /, model: str = "") -> str:
-        self.got = prompt, model
-        return "said"
-
-
-class _WithoutModel(_Client):
-    def generate_plain(self, input_messages: Any) -> str:
-        self.got = input_messages, "m"
-        return "said"
-
-
-class _OneArgument(_Client):
-    def generate_plain(self, chat: Any) -> str:
-        self.got = chat, "m"
-        return "said"
-
-
-class _AnyNames(_Client):
-    def generate_plain(self, **given: Any) -> str:
-        self.got = given["input_messages"], given["model"]
-        return "said"
-
-
-@pytest.mark.parametrize("kind", [_ByMessages, _Positional, _WithoutModel, _OneArgument, _AnyNames])
-def test_a_generate_plain_of_another_form_is_called_as_it_allows(kind: type[_Client]) -> None:
-    client = kind()
+@pytest.mark.parametrize("form", FORMS)
+def test_a_generate_plain_of_another_form_is_called_as_it_allows(form: str) -> None:
+    client = SimpleNamespace(generate_plain=FORMS[form](lambda messages, model: (messages, model)))
     model = as_chat_model(client)
     assert model is not None and as_chat_model(client) == model
-    assert model.generate_plain(input_messages=ASKED, model="m") == "said"
-    assert client.got == (ASKED, "m")
-
-
-def test_a_generate_plain_that_takes_none_of_the_forms_is_one_sentence() -> None:
-    class Strange:
-        def generate_plain(self, system: str, user: str) -> str:
-            return system + user
-
-    with pytest.raises(
-        ConfigError, match=r"Strange takes \(system: .*: give it the parameters .*input_messages"
-    ):
-        as_chat_model(Strange())
+    assert model.generate_plain(input_messages=ASKED, model="m") == (ASKED, "m")

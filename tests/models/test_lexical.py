@@ -110,15 +110,6 @@ def test_nothing_gives_the_zero_vector() -> None:
     assert not rows.any()
 
 
-def test_a_full_cache_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = LexicalEmbedder().encode(SUMMARIES)
-    monkeypatch.setattr(LexicalEmbedder, "_CACHE_TOKENS", 5)
-    embedder = LexicalEmbedder()
-    np.testing.assert_array_equal(embedder.encode(SUMMARIES), before)
-    np.testing.assert_array_equal(embedder.encode(SUMMARIES), before)
-    assert len(embedder._cache) < 100
-
-
 @pytest.mark.parametrize("text", ["a" * 20_000_000, "ab " * 5_000_000, "a-" * 5_000_000, "日本" * 5_000_000])
 def test_a_huge_text_takes_no_time(text: str) -> None:
     def encode(chars: int) -> None:

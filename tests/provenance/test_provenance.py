@@ -83,14 +83,9 @@ def test_origins(value, origin):
 def test_a_record_is_named_with_its_place():
     state = MemoryBankState()
     (value,) = check({"order_id": "A-2077"}, state=state).values
-    assert value.place.as_dict() == {
-        "role": "record",
-        "place": "orders[1].id",
-        "trace_id": value.place.trace_id,
-        "tool": "get_orders",
-        "step": 1,
-    }
-    assert len(value.place.trace_id) == 36
+    place = value.place.as_dict()
+    assert len(place.pop("trace_id")) == 36
+    assert place == {"role": "record", "place": "orders[1].id", "tool": "get_orders", "step": 1}
     (line,) = check({"parcel": "PX-55012"}, state=state).values
     assert (line.place.tool, line.place.step, line.place.place) == ("read_log", 2, "line 2")
     assert "get_orders, step 1 (orders[1].id)" in value.sentence()
@@ -226,6 +221,8 @@ def test_messages_come_from_the_last_plan():
     assert value.place.trace_id in state.steps
     assert state.fact_store.get(value.place.trace_id).tool_name == "get_orders"
     assert not check_call(("refund", {"id": "A-1043"}), state).ok
+    state.reset()
+    assert not check_call(("refund", {"id": "A-1042"}), state).ok
 
 
 def test_records_without_messages_are_read_from_the_bank(tmp_path):
@@ -236,14 +233,6 @@ def test_records_without_messages_are_read_from_the_bank(tmp_path):
         assert value.origin is Origin.RECORD
     with MemoryBankState.open(tmp_path / "b.db", "other", "lexical") as other:
         assert not check_call(("refund", {"id": "A-1042"}), other).ok
-
-
-def test_a_reset_forgets():
-    state = MemoryBankState("lexical")
-    apply_memory_bank_strategy(CHAT, None, LOCAL, state)
-    assert check_call(("refund", {"id": "A-1042"}), state).ok
-    state.reset()
-    assert not check_call(("refund", {"id": "A-1042"}), state).ok
 
 
 def test_a_growing_conversation_is_the_same_as_a_whole_one():
@@ -297,8 +286,7 @@ def test_the_guard_warns_without_contents(caplog):
 
 
 def test_the_guard_blocks():
-    guard = ProvenanceGuard("block")
-    state = MemoryBankState()
+    guard, state = ProvenanceGuard("block"), MemoryBankState()
     assert guard(("refund", {"order_id": "A-1042"}), state, CHAT).ok
     with pytest.raises(ProvenanceError) as caught:
         guard(("refund", {"order_id": "A-1024"}), state, CHAT)

@@ -6,12 +6,8 @@ import numpy as np
 import pytest
 
 from memory_bank.errors import ConfigError
-from memory_bank.selection.features import COPY_FEATURES, FEATURE_NAMES, FEATURES
+from memory_bank.selection.features import COPY_FEATURES, FEATURES
 from memory_bank.selection.model import MODEL_FILE, load_model, save_model
-
-
-def test_every_feature_has_a_name_of_its_own():
-    assert len(set(FEATURE_NAMES)) == len(FEATURES)
 
 
 def test_a_model_file_may_order_its_features_freely(tmp_path):

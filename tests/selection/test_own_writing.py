@@ -7,7 +7,7 @@ import json
 import pytest
 from tests.selection.texts import filled
 
-from memory_bank.selection.files import FileAccess, file_access
+from memory_bank.selection.effects import FileAccess, file_access
 from memory_bank.selection.index import LONG_ARGUMENTS, EvidenceIndex
 
 SCRIPT = "".join(

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.selection.texts import ANY_TEXT, filled, words
 
-from memory_bank.selection.candidates import fold
 from memory_bank.selection.index import EvidenceIndex, Selection
-from memory_bank.selection.tables import stands_in
+from memory_bank.selection.values import fold, stands_in
 
 
 def chosen(

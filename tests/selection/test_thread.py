@@ -3,6 +3,7 @@
 import json
 import re
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.chats import JSON, TEXT
@@ -50,18 +51,12 @@ def test_what_distinguishes_a_call_is_told_not_its_first_argument():
 
 
 def test_values_that_differ_late_are_shown_so_far():
-    calls = [
-        ("Read", {"path": f"/a/very/long/path/of/the/whole/repository/{n}.py"}, "x") for n in ("one", "two")
-    ]
-    assert "Read #1, #2 path=/a/very/long/path/of/the…/one.py; /a/very/long/path/of/the…/two.py" in (
-        thread(*calls).tell(99, 200).text
-    )
-    words = [
-        ("find", {"text": "the whole list of the customers in " + city}, "x") for city in ("Oslo", "Bonn")
-    ]
-    text = thread(*words).tell(99, 200).text
-    assert "customers in Oslo" in text
-    assert "customers in Bonn" in text
+    paths = [f"/a/very/long/path/of/the/whole/repository/{n}.py" for n in ("one", "two")]
+    text = thread(*[("Read", {"path": path}, "x") for path in paths]).tell(99, 200).text
+    assert "Read #1, #2 path=/a/very/long/path/of/the…/one.py; /a/very/long/path/of/the…/two.py" in text
+    texts = ["the whole list of the customers in " + city for city in ("Oslo", "Bonn")]
+    text = thread(*[("find", {"text": each}, "x") for each in texts]).tell(99, 200).text
+    assert "customers in Oslo" in text and "customers in Bonn" in text
 
 
 def test_changes_are_told_before_look_ups_and_the_rest_is_counted():
@@ -86,20 +81,14 @@ def test_calls_shown_elsewhere_and_later_calls_are_left_out():
 
 
 def test_the_latest_plan_and_decisions_stay_as_they_were_written():
-    todo = {
-        "todos": [
-            {"content": "Check ORD-1", "status": "completed"},
-            {"content": "Refund", "status": "pending"},
-        ]
-    }
-    notes = {
-        2: "I looked at both. The root cause is the carrier's delay, not the shop.\nNext I look at ORD-3."
-    }
+    items = [("Check ORD-1", "completed"), ("Refund", "pending")]
+    todo = {"todos": [{"content": content, "status": status} for content, status in items]}
+    decision = "The root cause is the carrier's delay, not the shop.\n"
+    notes = {2: f"I looked at both. {decision}Next I look at ORD-3."}
     made = thread(("TodoWrite", {"todos": []}, "ok"), ("TodoWrite", todo, "ok"), *LOOKS, notes=notes)
     text = made.tell(99, 600).text
     assert "- [x] Check ORD-1\n- [ ] Refund\n" in text
-    assert "The root cause is the carrier's delay, not the shop.\n" in text
-    assert "Next I look" not in text
+    assert decision in text and "Next I look" not in text
 
 
 def test_plans_of_other_shapes():
@@ -116,13 +105,12 @@ def test_ranges():
     assert ranges(range(1, 40, 2)) == "#1, #3, #5, …, #37, #39"
 
 
-def test_the_room_of_the_thread():
-    assert thread_room(4000, 5) == 800
-    assert thread_room(3000, 5) == 700
-    assert thread_room(4000, 60) == 840
-    assert thread_room(40_000, 5) == 8_000
-    assert thread_room(2000, 500) == 500  # at most a quarter
-    assert thread_room(500, 5) == 125
+@pytest.mark.parametrize(
+    ("budget", "calls", "room"),
+    [(4000, 5, 800), (3000, 5, 700), (4000, 60, 840), (40_000, 5, 8_000), (2000, 500, 500), (500, 5, 125)],
+)
+def test_the_room_of_the_thread_is_at_most_a_quarter(budget, calls, room):
+    assert thread_room(budget, calls) == room
 
 
 _CALLS = st.lists(
@@ -148,36 +136,37 @@ def test_the_thread_keeps_its_room_and_names_what_it_says_it_tells(calls, room, 
 
 # outcomes
 
-
-def test_an_outcome_tells_ids_first():
-    output = json.dumps({"state": "open", "name": "Ann", "count": 3, "ticket_id": "TCK-17"})
-    told, values = outcome(output)
-    assert told.startswith("ticket_id=TCK-17, ")
-    assert values[0] == "TCK-17"
+LINES = [{"sku": f"SKU-{n}0071", "count": n} for n in range(9)]
+UUID = "1879e1f3-c444-45fa-9e5b-ae644e57a0b1"
+OTHERS = {"when": "2026-03-01", "at": "2026-03-01T17:54:23Z", "took": "40000ms", "who": "Ann Lee 2"}
 
 
-def test_an_id_is_known_by_its_spelling_and_told_whole():
-    lines = [{"sku": f"SKU-{n}0071", "count": n} for n in range(9)]
-    told, _ = outcome(json.dumps({"order": "<order 7>", "payment": "PAY-U6FJHRHDFD", "lines": lines}))
-    assert told == "payment=PAY-U6FJHRHDFD"
-    uuid = "1879e1f3-c444-45fa-9e5b-ae644e57a0b1"
-    assert outcome(json.dumps({"id": uuid, "state": "open"}))[0] == f"id={uuid}, state=open"
-    assert outcome("Paid by: ann@example.com\n" + "a line\n" * 9)[0] == "Paid by=ann@example.com"
-    others = {"when": "2026-03-01", "at": "2026-03-01T17:54:23Z", "took": "40000ms", "who": "Ann Lee 2"}
-    assert outcome(json.dumps({**others, "lines": lines}))[0] == "ok"
-
-
-def test_labels_in_text_are_told_where_one_of_them_is_an_id():
-    text = "Order shipped\nTracking number: TRK-90017\nState: on its way\n" + "by the door\n" * 20
-    assert outcome(text)[0] == "Tracking number=TRK-90017, State=on its way"
-    assert outcome("State: on its way\n" + "by the door\n" * 20)[0] == "21 lines"
+@pytest.mark.parametrize(
+    ("output", "told"),
+    [
+        (
+            {"state": "open", "name": "Ann", "count": 3, "ticket_id": "TCK-17"},
+            "ticket_id=TCK-17, state=open, name=Ann",
+        ),
+        ({"order": "<order 7>", "payment": "PAY-U6FJHRHDFD", "lines": LINES}, "payment=PAY-U6FJHRHDFD"),
+        ({"id": UUID, "state": "open"}, f"id={UUID}, state=open"),
+        ("Paid by: ann@example.com\n" + "a line\n" * 9, "Paid by=ann@example.com"),
+        ({**OTHERS, "lines": LINES}, "ok"),
+        (
+            "Order shipped\nTracking number: TRK-90017\nState: on its way\n" + "by the door\n" * 20,
+            "Tracking number=TRK-90017, State=on its way",
+        ),
+        ("State: on its way\n" + "by the door\n" * 20, "21 lines"),
+    ],
+)
+def test_an_outcome_tells_ids_by_key_or_spelling_first_and_labels_beside_an_id(output, told):
+    assert outcome(output if isinstance(output, str) else json.dumps(output))[0] == told
 
 
 def test_outcomes_do_not_repeat_what_earlier_ones_or_the_arguments_told():
     def found(n: int) -> str:
-        return json.dumps(
-            {"order_id": f"ORD-{n}", "customer_id": "CUS-7", "payment_id": f"PAY-{n}", "state": "open"}
-        )
+        order = {"order_id": f"ORD-{n}", "customer_id": "CUS-7", "payment_id": f"PAY-{n}", "state": "open"}
+        return json.dumps(order)
 
     made = thread(*[("get_order", {"order_id": f"ORD-{n}"}, found(n)) for n in range(3)])
     assert made.outcome_of(1) == "customer_id=CUS-7, payment_id=PAY-0, state=open"
@@ -188,18 +177,14 @@ def test_outcomes_do_not_repeat_what_earlier_ones_or_the_arguments_told():
     assert other.outcome_of(1) == other.outcome_of(2)
 
 
+FOUND = st.dictionaries(
+    st.sampled_from(["id", "order_id", "state", "note", "ref"]),
+    st.sampled_from(["A-1", "B-22", "open", "C-3"]),
+)
+
+
 @examples(80)
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["get_order", "find"]),
-            st.dictionaries(st.sampled_from(["id", "order_id", "state", "note", "ref"]), st.sampled_from(["A-1", "B-22", "open", "C-3"])),
-            st.dictionaries(st.sampled_from(["id", "order_id", "state", "note", "ref"]), st.sampled_from(["A-1", "B-22", "open", "C-3"])),
-        ),
-        max_size=12,
-    ),
-    st.booleans(),
-)  # fmt: skip
+@given(st.lists(st.tuples(st.sampled_from(["get_order", "find"]), FOUND, FOUND), max_size=12), st.booleans())
 def test_no_value_is_told_by_two_outcomes_of_a_tool(calls, labels):
     def text(found: dict[str, str]) -> str:
         lines = "".join(f"{k}: {v}\n" for k, v in found.items()) + "nothing else to tell\n" * 30
@@ -243,25 +228,16 @@ def test_what_was_told_first_has_its_lines_still_when_other_calls_are_shown_else
 
 def test_an_id_that_the_list_told_is_not_lost_when_other_calls_are_shown_elsewhere():
     """By one tool, with commands that only differ late."""
+
+    def shop(command: str, found: str) -> tuple[str, object, str]:
+        return "bash", {"command": f"shop {command}"}, found + "\n" + "x\n" * 9
+
     calls = []
     for n in range(12):
-        calls.append(
-            (
-                "bash",
-                {"command": f"shop get-order --order_id ORD-{n}"},
-                f"Customer id: CUS-{n:03}\n" + "x\n" * 9,
-            )
-        )
-        calls.append(
-            (
-                "bash",
-                {"command": f"shop get-payment --payment_id PAY-{n}"},
-                f"Charge id: CHG-{n:03}\n" + "x\n" * 9,
-            )
-        )
+        calls.append(shop(f"get-order --order_id ORD-{n}", f"Customer id: CUS-{n:03}"))
+        calls.append(shop(f"get-payment --payment_id PAY-{n}", f"Charge id: CHG-{n:03}"))
     calls += [
-        ("bash", {"command": f"shop issue-refund --charge_id CHG-{n:03}"}, f"Refund id: RFD-{n} State: done")
-        for n in range(12)
+        shop(f"issue-refund --charge_id CHG-{n:03}", f"Refund id: RFD-{n} State: done") for n in range(12)
     ]
     made = thread(*calls)
     for ids in range(100, 600, 100):

@@ -15,9 +15,9 @@ from memory_bank import MemoryProcessor
 from memory_bank.context import evidence
 from memory_bank.provenance.index import SourceIndex
 from memory_bank.selection import thread
-from memory_bank.selection.candidates import fold, forms_in, parse_record
 from memory_bank.selection.parsing import LONGEST_KEY
-from memory_bank.selection.tables import EvidenceTables, stands_in
+from memory_bank.selection.tables import EvidenceTables
+from memory_bank.selection.values import fold, forms_in, parse_record, stands_in
 
 ODD = {
     "rows": lambda n: json.dumps([{"id": f"A-{i}", "name": "Ann Lee"} for i in range(n // 33)]),

@@ -20,12 +20,13 @@ from tests.service import serving
 from memory_bank.config import Config
 from memory_bank.service.app import Service, create_app
 from memory_bank.service.proxy.routes import Exchange
+from memory_bank.testing import ScriptedServer
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 
 
-def configured(**service: Any) -> Config:
-    return serving.configured(**{"memory_timeout": 60.0, **service})
+def configured(strategies: Any = None, prices: Any = None, **service: Any) -> Config:
+    return serving.configured(strategies, prices, **{"memory_timeout": 60.0, **service})
 
 
 @dataclass
@@ -81,6 +82,30 @@ def proxied(
     finally:
         for logger in loggers:
             logger.removeHandler(handler)
+
+
+@contextmanager
+def scripted(
+    script: Any,
+    folder: Path,
+    strategies: Any = None,
+    *,
+    strict: bool = True,
+    prices: Any = None,
+    **service: Any,
+) -> Iterator[tuple[ScriptedServer, Proxied]]:
+    """A scripted upstream of every API, and the service before it: it uses the first of ``strategies``, or folds."""
+    folder.mkdir(exist_ok=True)
+    with ScriptedServer(script, strict=strict) as server:
+        settings = {
+            "upstream": server.base_url,
+            "upstream_anthropic": server.base_url.removesuffix("/v1"),
+            "database": str(folder / "bank.db"),
+            "strategy": next(iter(strategies or ["folding"])),
+            **service,
+        }
+        with proxied("", "", configured(strategies, prices, **settings)) as p:
+            yield server, p
 
 
 # an upstream that answers with exactly these bytes
@@ -169,6 +194,16 @@ class RawUpstream:
         if not there:
             self.gone.append(time.monotonic())
         return there
+
+
+@contextmanager
+def before(
+    answer: Callable[[Got], Pieces], folder: Path, **service: Any
+) -> Iterator[tuple[RawUpstream, Proxied]]:
+    """An upstream that answers so, and the service before it, which folds at every step."""
+    settings = {"strategy": "folding", **service}
+    with RawUpstream(answer) as upstream, proxied(upstream.base_url, folder / "bank.db", **settings) as p:
+        yield upstream, p
 
 
 class Held(RawUpstream):

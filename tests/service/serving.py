@@ -19,11 +19,13 @@ from memory_bank.config import Config, load_config
 from memory_bank.service.app import create_app
 
 
-def configured(strategies: Mapping[str, Any] | None = None, **service: Any) -> Config:
+def configured(
+    strategies: Mapping[str, Any] | None = None, prices: Mapping[str, Any] | None = None, **service: Any
+) -> Config:
     """The shipped configuration with some settings of the service, the strategy "folding", and other strategies."""
     shipped = load_config().model_dump(exclude={"service"})
     shipped["memory_strategies"].update({"folding": FOLDING, **(strategies or {})})
-    return Config(**shipped, service=service)
+    return Config(**shipped | ({"prices": prices} if prices else {}), service=service)
 
 
 @contextmanager

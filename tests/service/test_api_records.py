@@ -121,18 +121,14 @@ def test_a_beginning_that_fits_several_says_which(http):
     assert got(http, "shared-3").json()["raw_output"] == 3
 
 
-def test_digits_may_begin_an_id_or_be_a_number(http):
+def test_ids_of_other_libraries(http):
+    """A beginning of digits may be an id or a number, an id may have a slash."""
     store = FactStore(http.app.state.service.database, "s")
-    for trace_id in ("123456-x", "other-1"):
+    for trace_id in ("123456-x", "other-1", "odd/id %2F"):
         store.store(InteractionRecord(trace_id, 1, "t", {}, trace_id))
-    assert got(http, "123456").json()["trace_id"] == "123456-x"
-    assert got(http, "0000002").json()["trace_id"] == "other-1"
+    for asked, found in (("123456", 0), ("0000002", 1), ("odd%2Fid%20%252F", 2)):
+        assert got(http, asked).json()["raw_output"] == ("123456-x", "other-1", "odd/id %2F")[found]
     told(http.get("/v1/sessions/s/records/%23123456"), 404, "not_found")
-
-
-def test_an_id_with_a_slash_is_found(http):
-    FactStore(http.app.state.service.database, "s").store(InteractionRecord("odd/id %2F", 1, "t", {}, "x"))
-    assert got(http, "odd%2Fid%20%252F").json()["raw_output"] == "x"
 
 
 @given(TEXT | JSON, TEXT | JSON)
@@ -216,12 +212,6 @@ def test_lines_and_patterns_give_numbered_lines(http):
         answer = http.get(f"/v1/sessions/s/records/1?{query}")
         assert answer.status_code in (200, 422)
     told(http.get("/v1/sessions/s/records/1?path=a"), 422, "invalid_request")
-
-
-def test_json_on_one_line_has_a_line_a_value(http):
-    brought(http, ORDERS)
-    assert [x.text for x in part(http, pattern="19").lines if x.matches] == ["items[0].price = 19.90"]
-    assert part(http, path="items[0]", lines="1").text == 'sku = "A-1"'
 
 
 def test_a_part_that_is_too_long_says_how_to_go_on(http):

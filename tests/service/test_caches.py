@@ -5,9 +5,7 @@ import json
 import numpy as np
 
 from memory_bank import LexicalEmbedder
-from memory_bank.errors import TooManyRequestsError
 from memory_bank.service.proxy.body import MessageCache, parse_body
-from memory_bank.service.security.access import RateLimits
 
 
 def interned(cache, messages):
@@ -34,14 +32,3 @@ def test_words_of_the_lexical_embedder(monkeypatch):
     for n in range(30):
         embedder.encode([" ".join(f"word{n}x{k}" for k in range(10))])
         assert len(embedder._cache) <= 100
-
-
-def test_requests_that_are_counted():
-    limits = RateLimits()
-    for _ in range(50):
-        try:
-            limits.take("key", 1)
-        except TooManyRequestsError:
-            continue
-    limits.take("another", 0)  # without a limit nothing is counted
-    assert list(limits._buckets) == ["key"]

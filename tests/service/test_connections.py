@@ -11,7 +11,7 @@ from tests.service.serving import running
 
 from memory_bank.service.app import create_app
 from memory_bank.service.operations.logs import RepeatLimit
-from memory_bank.service.server.connections import RESERVE, most_connections, protocol
+from memory_bank.service.server.process import RESERVE, most_connections, protocol
 
 HEALTH = b"GET /health?live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
@@ -117,9 +117,8 @@ def test_the_number_of_connections_leaves_handles_for_the_rest():
 
 
 def test_two_lengths_are_refused_and_dropped(tmp_path):
-    answer = [
-        b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
-    ]
+    lengths = b"Content-Length: 7\r\nTransfer-Encoding: chunked"
+    answer = [b"HTTP/1.1 200 OK\r\n" + lengths + b"\r\n\r\n2\r\n{}\r\n0\r\n\r\n"]
     with RawUpstream(lambda got: answer) as up, serving(tmp_path, up) as port:
         head = b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"
         came = request(port, head + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
@@ -142,8 +141,7 @@ def test_equal_warnings_are_limited():
     assert warned(line=2) == "odd thing"
     assert [warned(logging.INFO) for _ in range(5)] == ["odd thing"] * 5
     now[0] = 11
-    assert limit.filter(record := logging.LogRecord("x", logging.WARNING, "file.py", 1, "odd", (), None))
-    assert record.getMessage() == "odd (2 more of these lines were left out)"
+    assert warned() == "odd thing (2 more of these lines were left out)"
     assert warned() == "odd thing"
 
 
@@ -170,10 +168,9 @@ def test_what_follows_an_answer_is_never_the_next_answer(tmp_path, method, answe
         return answer if got.line.startswith(method.encode()) else whole(b'{"own": 1}')
 
     with RawUpstream(told) as up, serving(tmp_path, up) as port:
+        asked = f"{method} /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
         for _ in range(3):
-            request(
-                port, f"{method} /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
-            )
+            request(port, asked)
             came = post(port, "/v1/chat/completions", {"model": "m", "messages": []})
             assert (came.status, came.body) == (200, b'{"own": 1}')
 

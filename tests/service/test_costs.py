@@ -7,7 +7,7 @@ import urllib.request
 
 import pytest
 from tests.chats import rounds
-from tests.service.proxied import RawUpstream, configured, post, proxied, whole
+from tests.service.proxied import before, post, whole
 
 CHAT = "/v1/chat/completions"
 PRICES = {"m": {"prompt": 2.0, "completion": 10.0, "cached": 0.5}}
@@ -22,9 +22,8 @@ def reported(cached=3_000):
     return whole(json.dumps({"choices": [], "usage": usage}).encode(), b"Content-Type: application/json")
 
 
-def priced(upstream, tmp_path, prices=PRICES, **service):
-    config = configured(upstream=upstream, database=str(tmp_path / "bank.db"), **service)
-    return config.model_copy(update={"prices": type(config)(prices=prices).prices})
+def priced(tmp_path, **service):
+    return before(lambda _: reported(), tmp_path, prices=PRICES, **service)
 
 
 def asked(p, path):
@@ -41,10 +40,7 @@ def step_of(p, messages, name, model="m-2026"):
 
 
 def test_costs_of_a_session_and_of_all(tmp_path):
-    with (
-        RawUpstream(lambda _: reported()) as upstream,
-        proxied("", "", priced(upstream.base_url, tmp_path, strategy="folding")) as p,
-    ):
+    with priced(tmp_path) as (_, p):
         step_of(p, rounds(12, size=4000), b"a")
         step_of(p, rounds(13, size=4000), b"a")
         step_of(p, rounds(12, size=4000), b"b", model="other")
@@ -73,10 +69,7 @@ def test_costs_of_a_session_and_of_all(tmp_path):
 
 
 def test_the_first_message_that_differs_is_told(tmp_path):
-    with (
-        RawUpstream(lambda _: reported()) as upstream,
-        proxied("", "", priced(upstream.base_url, tmp_path)) as p,
-    ):
+    with priced(tmp_path, strategy="") as (_, p):
         messages = rounds(3, size=100)
         step_of(p, messages, b"a")
         step_of(p, rounds(4, size=100), b"a")  # begins as the one before
@@ -88,10 +81,7 @@ def test_the_first_message_that_differs_is_told(tmp_path):
 
 
 def test_a_control_group_goes_without_memory_and_is_compared(tmp_path):
-    with (
-        RawUpstream(lambda _: reported()) as upstream,
-        proxied("", "", priced(upstream.base_url, tmp_path, strategy="folding", holdout=0.5)) as p,
-    ):
+    with priced(tmp_path, holdout=0.5) as (upstream, p):
         names = [f"s{i}" for i in range(12)]
         control = [n for n in names if p.service.sessions.is_control(n)]
         memory = [n for n in names if n not in control]
@@ -117,10 +107,7 @@ def test_a_control_group_goes_without_memory_and_is_compared(tmp_path):
 
 
 def test_the_share_of_a_control_group_is_stable(tmp_path):
-    with (
-        RawUpstream(lambda _: reported()) as upstream,
-        proxied("", "", priced(upstream.base_url, tmp_path, holdout=0.1)) as p,
-    ):
+    with priced(tmp_path, holdout=0.1, strategy="") as (_, p):
         chosen = [p.service.sessions.is_control(f"session-{i}") for i in range(2_000)]
         assert chosen == [p.service.sessions.is_control(f"session-{i}") for i in range(2_000)]
     assert 140 <= sum(chosen) <= 260

@@ -6,46 +6,22 @@ import json
 import urllib.request
 
 import pytest
-from tests.blocks import answer, turn, use, user
 from tests.examples import first_short
-from tests.service.proxied import post, proxied
-from tests.service.proxy.test_injection import BANK, ITEM_TOOLS, ITEMS, MESSAGES, STEPS
+from tests.service.proxied import post, scripted
+from tests.service.proxy.test_injection import BANK, MESSAGES, STEPS
+from tests.service.requests import PATHS, body_of
 from tests.service.tasks import TOOLS, get_order
 
-from memory_bank.config import Config
 from memory_bank.service.proxy.body import parse_body
 from memory_bank.service.proxy.dialects import DIALECTS
-from memory_bank.testing import ScriptedServer, call, fail, say
+from memory_bank.testing import call, fail, say
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.tokens import open_counter
-
-BLOCK_TOOLS = [
-    {"name": t["function"]["name"], "input_schema": t["function"]["parameters"], "description": "d"}
-    for t in TOOLS
-]
 
 
 def bodies(outputs):
     """A conversation with these outputs, as a request of each API."""
-    blocks, chat, items = [user("Check the orders.")], [*MESSAGES[:2]], [*ITEMS[:2]]
-    for n, output in enumerate(outputs):
-        function = {"name": "get_order", "arguments": json.dumps({"number": n})}
-        made = {"id": f"c{n}", "type": "function", "function": function}
-        blocks += [turn(use(f"c{n}", number=n)), user(answer(f"c{n}", output))]
-        chat += [
-            {"role": "assistant", "content": None, "tool_calls": [made]},
-            {"role": "tool", "tool_call_id": f"c{n}", "content": output},
-        ]
-        items += [
-            {"type": "function_call", "call_id": f"c{n}", **function},
-            {"type": "function_call_output", "call_id": f"c{n}", "output": output},
-        ]
-    system = {"max_tokens": 99, "system": "You check."}
-    return {
-        "chat": ("/v1/chat/completions", {"messages": chat, "tools": TOOLS}),
-        "responses": ("/v1/responses", {"input": items, "tools": ITEM_TOOLS}),
-        "messages": ("/v1/messages", {"messages": blocks, "tools": BLOCK_TOOLS, **system}),
-    }
+    return {api: (path, body_of(api, outputs, TOOLS)) for api, path in PATHS.items()}
 
 
 BODIES = bodies([get_order(n) for n in range(STEPS)])
@@ -78,30 +54,17 @@ def counted(data):
 def run(tmp_path, route, script, *, stream=False, bank=BANK, given=BODIES, **service):
     """What arrived upstream, the answers, the session and its steps."""
     path, body = given[route]
-    with ScriptedServer(script) as server:
-        settings = {
-            "upstream": server.base_url,
-            "upstream_anthropic": server.base_url.removesuffix("/v1"),
-            "database": str(tmp_path / "bank.db"),
-            "memory_timeout": 60.0,
-            **service,
-        }
-        config = Config(
-            memory_strategies={"small": bank, "none": {"type": "no_strategy"}},
-            default_strategy="small",
-            service=settings,
-            prices=PRICES,
-        )
-        with proxied("", "", config) as p:
-            data = {"model": "m", "stream": stream, **body}
-            came = post(p.port, path, data, b"x-memory-session: task")
-            p.told()
-            assert p.service.recorder.drain(60)
-            with urllib.request.urlopen(f"{p.base_url}/sessions/task") as got:
-                session = json.load(got)
-            with urllib.request.urlopen(f"{p.base_url}/sessions/task/steps") as got:
-                steps = json.load(got)["steps"]
-            metrics = urllib.request.urlopen(f"{p.base_url[:-3]}/metrics").read().decode()
+    strategies = {"small": bank, "none": {"type": "no_strategy"}}
+    with scripted(script, tmp_path, strategies, prices=PRICES, **service) as (server, p):
+        data = {"model": "m", "stream": stream, **body}
+        came = post(p.port, path, data, b"x-memory-session: task")
+        p.told()
+        assert p.service.recorder.drain(60)
+        with urllib.request.urlopen(f"{p.base_url}/sessions/task") as got:
+            session = json.load(got)
+        with urllib.request.urlopen(f"{p.base_url}/sessions/task/steps") as got:
+            steps = json.load(got)["steps"]
+        metrics = urllib.request.urlopen(f"{p.base_url[:-3]}/metrics").read().decode()
         return [r.data for r in server.requests], came, session, steps, metrics
 
 

@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-import re
 import socket
 import time
+from contextlib import ExitStack
 
 import pytest
 from fastapi import FastAPI, Request
@@ -13,9 +13,9 @@ from tests.service.serving import bearer, configured, serving
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.keys import Keys
-from memory_bank.errors import ConfigError
+from memory_bank.errors import ConfigError, NotAuthorizedError, StorageError
 from memory_bank.service.app import create_app
-from memory_bank.service.security.access import caller_of
+from memory_bank.service.security.access import Keyring, caller_of
 from memory_bank.service.security.gate import check_binding
 from memory_bank.testing import ScriptedServer
 
@@ -24,15 +24,10 @@ WHO = "/v1/test-who"
 
 def with_test_routes(app: FastAPI) -> None:
     async def who(request: Request):
-        caller = caller_of(request)
         size = sum([len(part) async for part in request.stream()])
-        return {
-            "namespace": caller.namespace,
-            "operator": caller.operator,
-            "size": size,
-            "key_header": request.state.key_header,
-            "request_id": request.state.request_id,
-        }
+        caller, state = caller_of(request), request.state
+        seen = {"namespace": caller.namespace, "operator": caller.operator, "key_header": state.key_header}
+        return {**seen, "size": size, "request_id": state.request_id}
 
     async def broken():
         raise KeyError("the tool said hunter2")
@@ -45,18 +40,8 @@ def with_test_routes(app: FastAPI) -> None:
 
         return StreamingResponse(parts(), headers={"content-length": "1000"})
 
-    async def proxied():
-        return StreamingResponse(
-            iter([b"{}"]), headers={"x-request-id": "of-upstream", "x-memory-status": "passed"}
-        )
-
     methods = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
-    for path, handler in (
-        (WHO, who),
-        ("/v1/test-broken", broken),
-        ("/v1/test-begun", begun),
-        ("/v1/test-proxied", proxied),
-    ):
+    for path, handler in ((WHO, who), ("/v1/test-broken", broken), ("/v1/test-begun", begun)):
         app.add_api_route(path, handler, methods=methods, include_in_schema=False)
         app.router.routes.insert(0, app.router.routes.pop())
 
@@ -71,17 +56,13 @@ def database(tmp_path):
 @pytest.fixture
 def service(tmp_path, database):
     """Serves with these settings; ``database`` is another process's view of its database."""
-    open_ones = []
+    with ExitStack() as stack:
 
-    def start(**settings):
-        settings = {"database": str(tmp_path / "bank.db"), **settings}
-        one = serving(configured(**settings), prepare=with_test_routes)
-        open_ones.append(one)
-        return one.__enter__()
+        def start(host="127.0.0.1", **settings):
+            config = configured(**{"database": str(tmp_path / "bank.db"), "host": host, **settings})
+            return stack.enter_context(serving(config, host=host, prepare=with_test_routes))
 
-    yield start
-    for one in open_ones:
-        one.__exit__(None, None, None)
+        yield start
 
 
 def settled(ask, status):
@@ -127,54 +108,43 @@ def test_a_host_that_is_missing_broken_or_told_twice_is_refused(service):
     assert twice.status in (400, 403)  # 400: where the server itself refuses it
 
 
-def test_the_address_that_a_request_came_in_at_is_a_name(tmp_path, database):
+def test_the_address_that_a_request_came_in_at_is_a_name(service, database):
     Keys(database).create("a")
     _, key = Keys(database).create("b")
-    config = configured(database=str(tmp_path / "bank.db"), host="0.0.0.0")
-    with serving(config, host="0.0.0.0", prepare=with_test_routes) as served:
-        assert served.ask("GET", WHO, bearer(key), host=f"127.0.0.1:{served.port}").status == 200
-        assert served.ask("GET", WHO, bearer(key), host="0.0.0.0").status == 200
-        assert served.ask("GET", WHO, bearer(key), host="10.1.2.3").status == 403
+    served = service("0.0.0.0")
+    for host, status in ((f"127.0.0.1:{served.port}", 200), ("0.0.0.0", 200), ("10.1.2.3", 403)):
+        assert served.ask("GET", WHO, bearer(key), host=host).status == status
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "OPTIONS", "HEAD"])
 def test_pages_from_elsewhere_may_not_call(service, method):
     served = service(allowed_origins=("https://tools.example", "http://127.0.0.1:3000/"))
     here = f"localhost:{served.port}"
+
+    def ask(*origins):
+        return served.ask(method, WHO, *(("Origin", o) for o in origins), host=here)
+
     for origin in (
-        f"http://{here}",
-        f"HTTP://LOCALHOST:{served.port}",
-        "https://tools.example",
-        "https://tools.example:443",
-        "http://127.0.0.1:3000",
-    ):
-        assert served.ask(method, WHO, ("Origin", origin), host=here).status in (200, 204), origin
+        f"http://{here}", f"HTTP://LOCALHOST:{served.port}", "https://tools.example", "https://tools.example:443", "http://127.0.0.1:3000",
+    ):  # fmt: skip
+        assert ask(origin).status in (200, 204), origin
     for origin in (
         "null", "", "http://evil.example", "http://localhost", "http://localhost:3000", f"http://127.0.0.1:{served.port}", f"ftp://{here}",
         "http://tools.example", "https://tools.example.evil.example", "https://evil.example/https://tools.example", "https://tools.example:444",
         f"http://{here}@evil.example", f"http://{here} http://evil.example", "https://", "tools.example", "file://",
     ):  # fmt: skip
-        answer = served.ask(method, WHO, ("Origin", origin), host=here)
+        answer = ask(origin)
         assert answer.status == 403, origin
         assert answer.header("access-control-allow-origin") is None
-    assert (
-        served.ask(
-            method, WHO, ("Origin", f"http://{here}"), ("Origin", "http://evil.example"), host=here
-        ).status
-        == 403
-    )
+    assert ask(f"http://{here}", "http://evil.example").status == 403
 
 
 def test_a_page_that_names_itself_as_the_host_is_still_told_by_the_host(service):
     """Rebinding: the page's own name leads here, so that the browser takes us for the page's origin."""
     served = service()
     evil = f"evil.example:{served.port}"
-    assert (
-        served.ask(
-            "GET", WHO, ("Origin", f"http://{evil}"), ("Sec-Fetch-Site", "same-origin"), host=evil
-        ).status
-        == 403
-    )
+    headers = ("Origin", f"http://{evil}"), ("Sec-Fetch-Site", "same-origin")
+    assert served.ask("GET", WHO, *headers, host=evil).status == 403
 
 
 def test_requests_that_a_browser_makes_for_other_pages(service):
@@ -183,29 +153,24 @@ def test_requests_that_a_browser_makes_for_other_pages(service):
     def ask(method="GET", path=WHO, **fetch):
         return served.ask(method, path, *((f"Sec-Fetch-{k.title()}", v) for k, v in fetch.items())).status
 
-    assert ask(site="none", mode="navigate", dest="document") == 200
+    document = {"mode": "navigate", "dest": "document"}
+    assert ask(site="none", **document) == 200
     assert ask(site="same-origin", mode="cors", dest="empty") == 200
     assert ask(mode="cors") == 200  # a program that says no site
-    assert (
-        ask(path="/", site="cross-site", mode="navigate", dest="document") == 200
-    )  # a link that was followed
-    assert ask(site="cross-site", mode="navigate", dest="document") == 403  # it leads to the page alone
+    assert ask(path="/", site="cross-site", **document) == 200  # a link that was followed
+    assert ask(site="cross-site", **document) == 403  # it leads to the page alone
     for site in ("cross-site", "same-site"):
-        assert ask(site=site, mode="no-cors", dest="image") == 403
-        assert ask(site=site, mode="no-cors", dest="script") == 403
-        assert ask(site=site, mode="navigate", dest="iframe") == 403
-        assert ask("POST", site=site, mode="navigate", dest="document") == 403
-        assert ask(site=site) == 403
+        assert ask(site=site) == ask("POST", site=site, **document) == 403
+        for mode, dest in (("no-cors", "image"), ("no-cors", "script"), ("navigate", "iframe")):
+            assert ask(site=site, mode=mode, dest=dest) == 403
 
 
 def test_allowed_pages_are_told_what_they_may(service, database):
     _, key = Keys(database).create("a")
     served = service(allowed_origins=("https://tools.example",))
     page = ("Origin", "https://tools.example")
-    asks = (
-        ("Access-Control-Request-Method", "POST"),
-        ("Access-Control-Request-Headers", "x-memory-session,authorization"),
-    )
+    method, wanted = "Access-Control-Request-Method", "Access-Control-Request-Headers"
+    asks = (method, "POST"), (wanted, "x-memory-session,authorization")
     preflight = served.ask("OPTIONS", WHO, page, *asks)
     assert (preflight.status, preflight.body) == (204, b"")
     assert preflight.header("access-control-allow-origin") == "https://tools.example"
@@ -224,17 +189,12 @@ def test_allowed_pages_are_told_what_they_may(service, database):
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"allowed_hosts": ("http://bank.example",)},
-        {"allowed_hosts": ("",)},
-        {"allowed_origins": ("tools.example",)},
-        {"allowed_origins": ("null",)},
-    ],
+    ("name", "value"),
+    [("hosts", "http://bank.example"), ("hosts", ""), ("origins", "tools.example"), ("origins", "null")],
 )
-def test_names_and_origins_that_are_none_are_told_before_it_starts(settings, tmp_path):
-    with pytest.raises(ConfigError, match=next(iter(settings))):
-        create_app(configured(database=str(tmp_path / "bank.db"), **settings))
+def test_names_and_origins_that_are_none_are_told_before_it_starts(name, value):
+    with pytest.raises(ConfigError, match=f"allowed_{name}"):
+        create_app(configured(database=":memory:", **{f"allowed_{name}": (value,)}))
 
 
 # --- keys
@@ -251,21 +211,16 @@ def test_from_the_first_key_on_keys_are_asked_for_and_revoking_opens_nothing(ser
     made, key = Keys(database).create("first")
     settled(lambda: served.ask("GET", WHO), 401)
     told = served.ask("GET", WHO, bearer(key)).json()
-    assert (told["namespace"], told["operator"], told["key_header"]) == (
+    assert [told[k] for k in ("namespace", "operator", "key_header")] == [
         made.namespace,
         False,
         "authorization",
-    )
+    ]
     Keys(database).revoke("first")
     settled(lambda: served.ask("GET", WHO, bearer(key)), 401)
     assert served.ask("GET", WHO).status == 401
-    with serving(configured(database=served_database(database)), prepare=with_test_routes) as again:
-        assert again.ask("GET", WHO).status == 401
-        assert again.ask("GET", WHO, bearer(key)).status == 401
-
-
-def served_database(database):
-    return str(database.url.database)
+    again = service()
+    assert again.ask("GET", WHO).status == again.ask("GET", WHO, bearer(key)).status == 401
 
 
 def test_revoking_reaches_every_process_while_requests_keep_coming(service, database):
@@ -295,77 +250,47 @@ def test_whatever_is_wrong_with_a_key_the_answer_is_the_same(service, database):
     _, gone = Keys(database).create("gone")
     Keys(database).revoke("gone")
     served = service()
-    wrong = [
-        (),
-        (bearer(gone),),
-        (bearer(f"mb_{made.key_id}_{'x' * 43}"),),
-        (bearer(key[:-1]),),
-        (bearer(key + "x"),),
-        (bearer(key.upper()),),
-        (bearer("mb_"),),
-        (bearer("mb__"),),
-        (bearer("mb___"),),
-        (bearer(f"mb_{made.key_id}_"),),
-        (bearer(f"mb_{made.key_id}"),),
-        (bearer("mb_" + "a" * 30_000),),
-        (bearer("sk-of-upstream"),),
-        (("Authorization", f"Basic {key}"),),
-        (("Authorization", key),),
+    id_ = f"mb_{made.key_id}"
+    keys = (
+        gone, f"{id_}_{'x' * 43}", key[:-1], key + "x", key.upper(), "mb_", "mb__", "mb___", f"{id_}_", id_, "mb_" + "a" * 30_000,
+        "sk-of-upstream",
+    )  # fmt: skip
+    own, header = ("x-memory-key", key), "Authorization"
+    wrong = [(), *((bearer(k),) for k in keys), ((header, f"Basic {key}"),), ((header, key),)]
+    wrong += [
         (("x-memory-key", ""),),
         (("x-memory-key", "mb_é_ü"),),
         (("x-memory-key", "wrong"), bearer(key)),
-        (("x-memory-key", key), ("x-memory-key", "wrong")),
-        (bearer(key), bearer(key)),
     ]
+    wrong += [(own, ("x-memory-key", "wrong")), (bearer(key), bearer(key))]
     answers = [served.ask("GET", WHO, *headers, ("x-request-id", "same")) for headers in wrong]
     assert {a.status for a in answers} == {401}
     assert {a.header("www-authenticate") for a in answers} == {"Bearer"}
     assert len({a.body for a in answers}) == 1
     assert "mb_" in answers[0].said
-    for right in (
-        (bearer(key),),
-        (("Authorization", f"bearer   {key} "),),
-        (("x-memory-key", key),),
-        (("x-memory-key", key), bearer("sk-of-upstream")),
-    ):
+    for right in ((bearer(key),), ((header, f"bearer   {key} "),), (own,), (own, bearer("sk-of-upstream"))):
         assert served.ask("GET", WHO, *right).status == 200, right
-    told = served.ask("GET", WHO, ("x-memory-key", key), bearer("sk-of-upstream")).json()
-    assert told["key_header"] == "x-memory-key"
+    assert served.ask("GET", WHO, own, bearer("sk-of-upstream")).json()["key_header"] == "x-memory-key"
 
 
 def test_what_is_open_without_a_key(service, database):
     Keys(database).create("a")
     served = service()
     for path in ("/", "/health", "/openapi.json", "/static/x"):
-        assert served.ask("GET", path).status != 401, path
-        assert served.ask("HEAD", path).status != 401, path
+        assert 401 not in (served.ask("GET", path).status, served.ask("HEAD", path).status), path
         assert served.ask("POST", path).status == 401, path
         assert served.ask("GET", path, bearer("mb_a_b")).status == 401, path
         assert served.ask("GET", path, host="evil.example").status == 403, path
     for path in (
-        "/v1/sessions",
-        "/v1",
-        "/metrics",
-        "/static",
-        "//",
-        "/health/",
-        "/HEALTH",
-        "/v1/models",
-        "/mcp",
-        "/%2e/health",
-        "/docs",
-        "/static/../v1/test-who",
-        "/nothing",
-    ):
-        assert served.ask("GET", path).status in (401, 404), path
-        assert b"namespace" not in served.ask("GET", path).body
+        "/v1/sessions", "/v1", "/metrics", "/static", "//", "/health/", "/HEALTH", "/v1/models", "/mcp", "/%2e/health", "/docs",
+        "/static/../v1/test-who", "/nothing",
+    ):  # fmt: skip
+        answer = served.ask("GET", path)
+        assert answer.status in (401, 404) and b"namespace" not in answer.body, path
     assert served.ask("GET", "/nothing").status == 401
 
 
 def test_a_revoked_key_is_refused_after_a_second_however_many_requests_come(database):
-    from memory_bank.errors import NotAuthorizedError
-    from memory_bank.service.security.access import Keyring
-
     _, key = Keys(database).create("a")
     now = [0.0]
     keyring = Keyring(database, clock=lambda: now[0])
@@ -384,9 +309,6 @@ def test_a_revoked_key_is_refused_after_a_second_however_many_requests_come(data
 
 
 def test_keys_that_were_known_hold_while_the_database_is_away(database, caplog):
-    from memory_bank.errors import NotAuthorizedError, StorageError
-    from memory_bank.service.security.access import Keyring
-
     class Leaving(type(database)):
         away = False
 
@@ -396,20 +318,18 @@ def test_keys_that_were_known_hold_while_the_database_is_away(database, caplog):
             return super().read()
 
     _, key = Keys(database).create("a")
-    leaving = Leaving(served_database(database))
+    leaving = Leaving(database.url.database)
     now = [0.0]
     keyring = Keyring(leaving, clock=lambda: now[0])
 
     async def walk():
-        leaving.away = True
-        for _ in range(3):
+        for leaving.away in (True, True, True, False):
             now[0] += 60
             await keyring.refresh()
             assert keyring.caller(key).key_id == key.split("_")[1]
             with pytest.raises(NotAuthorizedError):
                 keyring.caller("mb_other_key")
         Keys(database).revoke("a")
-        leaving.away = False
         now[0] += 60
         await keyring.refresh()
         with pytest.raises(NotAuthorizedError):
@@ -419,9 +339,8 @@ def test_keys_that_were_known_hold_while_the_database_is_away(database, caplog):
         asyncio.run(walk())
     keyring.close()
     leaving.close()
-    assert [r.message for r in caplog.records].count(
-        "the keys cannot be read from the database: the known ones stay valid."
-    ) == 1
+    told = "the keys cannot be read from the database: the known ones stay valid."
+    assert [r.message for r in caplog.records].count(told) == 1
 
 
 # --- how much, how often
@@ -464,11 +383,7 @@ def test_limits_of_a_key_go_before_those_of_the_settings(service, database):
         return served.ask("POST", WHO, bearer(key), body=b"x" * n).status
 
     assert [post(small, 2_000), post(small, 2_001), post(small, 1)] == [200, 413, 429]
-    assert [post(large, 5_000), post(large, 5_001), *(post(large, 1) for _ in range(5))] == [
-        200,
-        413,
-        *[200] * 5,
-    ]
+    assert [post(large, n) for n in (5_000, 5_001, 1, 1, 1, 1, 1)] == [200, 413, *[200] * 5]
     assert [post(plain, 4_000), post(plain, 4_001), post(plain, 1), post(plain, 1)] == [200, 413, 200, 429]
 
 
@@ -481,26 +396,7 @@ def test_a_limit_that_is_reached_says_when_to_come_again(service):
     assert served.ask("GET", "/health").status != 429
 
 
-# --- ids, failures
-
-
-def test_every_answer_has_an_id(service):
-    served = service()
-    for path in (WHO, "/v1/test-broken", "/nothing"):
-        given = served.ask("GET", path, ("x-request-id", "mine-1"))
-        assert given.header("x-request-id") == "mine-1"
-        made = served.ask("GET", path)
-        assert re.fullmatch(r"[0-9a-f]{32}", made.header("x-request-id"))
-    assert served.ask("GET", WHO, host="evil.example").header("x-request-id")
-    for odd in ("x" * 129, "a b", "", "é", "a\tb"):
-        assert re.fullmatch(
-            r"[0-9a-f]{32}", served.ask("GET", WHO, ("x-request-id", odd)).header("x-request-id")
-        )
-    told = served.ask("GET", WHO)
-    assert told.json()["request_id"] == told.header("x-request-id")
-    proxied = served.ask("GET", "/v1/test-proxied", ("x-request-id", "mine"))
-    assert (proxied.header("x-request-id"), proxied.header("x-memory-request-id")) == ("of-upstream", "mine")
-    assert proxied.header("cache-control") is None
+# --- failures
 
 
 def test_answers_are_taken_for_what_they_say_and_kept_nowhere(service):
@@ -526,13 +422,9 @@ def test_an_unforeseen_error_is_told_without_its_words(service, caplog):
 
 def test_websockets_are_refused(service):
     served = service()
-    upgrade = (
-        ("Connection", "Upgrade"),
-        ("Upgrade", "websocket"),
-        ("Sec-WebSocket-Version", "13"),
-        ("Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ=="),
-    )
-    assert served.ask("GET", WHO, *upgrade).status in (403, 200)
+    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+    upgrade["Sec-WebSocket-Key"] = "dGhlIHNhbXBsZSBub25jZQ=="
+    assert served.ask("GET", WHO, *upgrade.items()).status in (403, 200)
     sent = []
 
     async def ask():

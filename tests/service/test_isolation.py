@@ -17,7 +17,6 @@ from tests.service.serving import bearer, configured, serving
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.keys import Keys
-from memory_bank.config import Config, load_config
 from memory_bank.testing import ScriptedServer, say
 
 WORD = "FALCON-77"  # what the victim's memory is about
@@ -239,13 +238,8 @@ class World:
     def __init__(self, folder, keys, upstream):
         self.upstream = upstream
         self._readers = {}
-        self.never = Ids(
-            "badger-plan",
-            f"{uuid.uuid4()!s:.3}abc{uuid.uuid4()!s:.2}{str(uuid.uuid4())[8:]}",
-            "ns-0123456789abcdef",
-            "badger-bot",
-            WORD,
-        )
+        trace_id = f"{uuid.uuid4()!s:.3}abc{uuid.uuid4()!s:.2}{str(uuid.uuid4())[8:]}"
+        self.never = Ids("badger-plan", trace_id, "ns-0123456789abcdef", "badger-bot", WORD)
         self.victim, self.victim_key = keys.create("victim")
         self.twin, self.twin_key = keys.create("twin")
         self._strangers = iter([keys.create(f"stranger {i}")[1] for i in range(STRANGERS)])
@@ -302,19 +296,9 @@ class World:
 
     def everything(self, key):
         """All that a key can see, as bytes."""
-        seen = []
         names = [s["name"] for s in self.ask(key, Ask("/v1/sessions?limit=100")).json()["sessions"]]
-        for name in names:
-            for path in (
-                "",
-                "/steps",
-                "/steps/1",
-                "/records",
-                "/records/1",
-                "/search?q=order",
-                "/records/1?raw=1",
-            ):
-                seen.append(self.ask(key, Ask(f"/v1/sessions/{name}{path}")).body)
+        paths = "", "/steps", "/steps/1", "/records", "/records/1", "/search?q=order", "/records/1?raw=1"
+        seen = [self.ask(key, Ask(f"/v1/sessions/{n}{path}")).body for n in names for path in paths]
         return [*names, self.ask(key, Ask("/v1/stats")).body, *seen]
 
 
@@ -322,26 +306,17 @@ class World:
 def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("isolation")
     database = Database(folder / "bank.db")
-    shipped = load_config().model_dump(exclude={"service"})
-    shipped["memory_strategies"]["wide"] = {
-        "type": "memory_bank",
-        "observer_model": "extractive",
-        "embedding_model": "lexical",
-        "scope": "all",
-        "history_budget": 400,
-        "refresh_after": 0,
-    }
+    wide = {
+        "type": "memory_bank", "observer_model": "extractive", "embedding_model": "lexical", "scope": "all",
+        "history_budget": 400, "refresh_after": 0,
+    }  # fmt: skip
     with ScriptedServer(lambda body: say("ok")) as upstream, pytest.MonkeyPatch.context() as patched:
         patched.setenv("OPENAI_API_KEY", "sk-of-the-service")
         patched.setenv("ANTHROPIC_API_KEY", "sk-of-the-service")
-        service = {
-            "database": str(folder / "bank.db"),
-            "upstream": upstream.base_url,
-            "upstream_anthropic": upstream.base_url,
-            "strategy": "wide",
-        }
+        urls = {"upstream": upstream.base_url, "upstream_anthropic": upstream.base_url}
+        settings = {"database": str(folder / "bank.db"), "strategy": "wide", **urls}
         made = World(folder, Keys(database), upstream)
-        with serving(Config(**shipped, service=service)) as served:
+        with serving(configured({"wide": wide}, **settings)) as served:
             made.prepare(served)
             yield made
     database.close()
@@ -416,16 +391,14 @@ KINDS = {"GET /metrics": "text/plain", "GET /": "text/html", "HEAD /": "text/htm
 @pytest.mark.parametrize("route", CASES)
 def test_every_answer_says_what_it_is(world, route):
     """No browser takes what a tool said for a page of ours, or for a script."""
-    own = [
-        Ask(ask.path.replace("{session}", "own"), ask.method, ask.body, ask.headers) for ask in CASES[route]
-    ]
+    own = [Ask(a.path.replace("{session}", "own"), a.method, a.body, a.headers) for a in CASES[route]]
     operator = next(world._operators)
-    for key, ask in [
-        (k, a)
-        for k in (operator, world.victim_key)
-        for a in [*CASES[route], *own]
-        if k == operator or a.method == "GET"
-    ]:
+    of_victim = [ask for ask in (*CASES[route], *own) if ask.method == "GET"]
+    asks = (
+        *((operator, ask) for ask in (*CASES[route], *own)),
+        *((world.victim_key, ask) for ask in of_victim),
+    )
+    for key, ask in asks:
         answer = world.ask(key, ask, world.real)
         assert answer.header("x-content-type-options") == "nosniff"
         kind = answer.header("content-type")
@@ -538,18 +511,6 @@ def test_a_wider_scope_ends_at_the_namespace(world):
     own = rpc(world, world.victim_key, "tools/call", search)
     assert HIDDEN in own.body.decode()
     assert world.victim.namespace not in own.body.decode()  # which is nobody's business, not even its own
-
-
-def test_two_keys_of_one_namespace_share(tmp_path):
-    database = Database(tmp_path / "bank.db")
-    one, old = Keys(database).create("old")
-    _, new = Keys(database).create("new", namespace=one.namespace)
-    with serving(configured(database=str(tmp_path / "bank.db"))) as served:
-        body = json.dumps({"messages": conversation()}).encode()
-        headers = (bearer(old), ("Content-Type", "application/json"))
-        assert served.ask("POST", "/v1/sessions/s/context", *headers, body=body).status == 200
-        assert len(served.ask("GET", "/v1/sessions/s/records", bearer(new)).json()["records"]) == 6
-    database.close()
 
 
 def test_operators_see_how_the_service_does_and_no_names(world):

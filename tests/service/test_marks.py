@@ -44,11 +44,8 @@ def test_a_record_is_excluded_pinned_and_forgotten(tmp_path, caplog):
         assert "ORD-1001" not in context()
         status, found = asked(p, "GET", record)
         assert (status, found["mark"], found["raw_output"]["order_id"]) == (200, "excluded", "ORD-1001")
-        assert [r["mark"] for r in asked(p, "GET", "/sessions/s/records")[1]["records"]][:3] == [
-            None,
-            "excluded",
-            None,
-        ]
+        marks = [r["mark"] for r in asked(p, "GET", "/sessions/s/records")[1]["records"]]
+        assert marks[:3] == [None, "excluded", None]
         assert asked(p, "PUT", f"{record}/mark", {"mark": "pinned"})[0] == 204
         assert "ORD-1001" in context()
         assert asked(p, "PUT", f"{record}/mark", {"mark": "gone"})[0] == 422

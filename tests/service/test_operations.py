@@ -11,10 +11,13 @@ import pytest
 from starlette.middleware import Middleware
 from starlette.testclient import TestClient
 from tests.chats import rounds, system, user
+from tests.contracts.insights import NumbersEmbedder
 from tests.postgres import Server
 from tests.service.processes import until
 
 from memory_bank import __version__
+from memory_bank.bank.database import Database
+from memory_bank.bank.stores import InsightStore
 from memory_bank.service.app import create_app
 from memory_bank.service.security.access import Caller
 from memory_bank.testing import ScriptedServer
@@ -110,10 +113,8 @@ def test_the_database_goes_and_comes_back(
             told = answer.json()["parts"]
             assert not told["database"]["ok"]
             assert "password" not in answer.text
-            assert (client.get("/health?live").status_code, client.get("/health?live").json()["status"]) == (
-                200,
-                "ok",
-            )
+            live = client.get("/health?live")
+            assert (live.status_code, live.json()["status"]) == (200, "ok")
             scraped = client.get("/metrics").text
             assert "memory_bank_database_up 0.0" in scraped
             assert "memory_bank_queue_jobs" not in scraped
@@ -127,11 +128,6 @@ def test_the_database_goes_and_comes_back(
 
 
 def test_another_embedder_than_the_banks(configured: Any, upstream: Any, tmp_path: Any) -> None:
-    from tests.contracts.insights import NumbersEmbedder
-
-    from memory_bank.bank.database import Database
-    from memory_bank.bank.stores import InsightStore
-
     database = Database(tmp_path / "bank.db")
     InsightStore(NumbersEmbedder(), database, "s").add("a", "1 0")
     database.close()

@@ -44,8 +44,7 @@ def test_every_file_is_served_and_known_again_by_its_content(service, name):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["nothing.js", "..%2Fpage.py", "%2e%2e/page.py", "..%5Cpage.py", "%00", "__init__.py"],
+    "name", ["nothing.js", "..%2Fpage.py", "%2e%2e/page.py", "..%5Cpage.py", "%00", "__init__.py"]
 )
 def test_nothing_else_is_served(service, name):
     answer = service.ask(f"/static/{name}")
@@ -115,27 +114,24 @@ def test_texts_and_graphics_have_enough_contrast(name, theme):
     assert contrast(channels("#000000"), channels("#ffffff")) == pytest.approx(21)
     assert contrast(channels("#777777"), channels("#ffffff")) == pytest.approx(4.478, abs=0.01)
     weak = []
+
+    def check(what, foreground, background, least=4.5):
+        if (found := contrast(foreground, background)) < least:
+            weak.append(f"{what}: {found:.2f}")
+
     for surface in SURFACES:
         for text in TEXTS:
-            found = contrast(channels(theme[text]), channels(theme[surface]))
-            if found < 4.5:
-                weak.append(f"{text} on {surface}: {found:.2f}")
+            check(f"{text} on {surface}", channels(theme[text]), channels(theme[surface]))
         for graphic in GRAPHICS:
-            found = contrast(channels(theme[graphic]), channels(theme[surface]))
-            if found < 3:
-                weak.append(f"graphic {graphic} on {surface}: {found:.2f}")
+            check(f"graphic {graphic} on {surface}", channels(theme[graphic]), channels(theme[surface]), 3)
     for fate in ("kept", "part", "listed", "left"):
-        for share in (0.07, 0.14):  # a line of memory, and under the pointer
-            below = mixed(theme[fate], share, theme["raised"])
-            for text in ("ink", "dim"):
-                found = contrast(channels(theme[text]), below)
-                if found < 4.5:
-                    weak.append(f"{text} on {share:.0%} of {fate}: {found:.2f}")
-        worth = mixed(theme[fate], 0.26, theme["raised"])
-        if (found := contrast(channels(theme["ink"]), worth)) < 4.5:
-            weak.append(f"ink on the worth of {fate}: {found:.2f}")
-    if (found := contrast(channels(theme["mark-ink"]), channels(theme["mark"]))) < 4.5:
-        weak.append(f"what was found: {found:.2f}")
+        for share, texts in ((0.07, ("ink", "dim")), (0.14, ("ink", "dim")), (0.26, ("ink",))):
+            below = mixed(
+                theme[fate], share, theme["raised"]
+            )  # a line of memory, under the pointer, its worth
+            for text in texts:
+                check(f"{text} on {share:.0%} of {fate}", channels(theme[text]), below)
+    check("what was found", channels(theme["mark-ink"]), channels(theme["mark"]))
     assert not weak, f"{name}: {weak}"
 
 

@@ -35,6 +35,7 @@ pytestmark = [pytest.mark.long, pytest.mark.skipif(why_not() is not None, reason
 
 DOCS = Path(__file__).parents[2] / "docs"
 SHOP = recorded("shop-refunds")
+LAST = f"#/s/shop-refunds/steps/{len(SHOP)}"
 HOSTILE = (
     '<img src=x onerror="window.hit=1"><script>window.hit=2</script><a href="javascript:window.hit=3">x</a>'
     "</pre></textarea>\u202egnp.exe\u202c\u200b\x1b[31m\0\ud800 ${1} `' &lt;b&gt;"
@@ -115,7 +116,7 @@ def opened(browser, service):
     """
     pages = []
 
-    def go(where="#/", ready="document.querySelector('#sessions li')", at=service, **how):
+    def go(where="#/", ready="#sessions li", at=service, **how):
         page = browser.page(f"{at.address}/{where}", **how)
         pages.append(page)
         page.wait(ready)
@@ -137,9 +138,8 @@ STEP = "#detail .message.memory"
 
 
 def at_step(page, number):
-    page.wait(
-        f"document.querySelector('#detail-title')?.innerText === 'Step {number}' && !document.querySelector('#detail').ariaBusy"
-    )
+    title = f"document.querySelector('#detail-title')?.innerText === 'Step {number}'"
+    page.wait(f"{title} && !document.querySelector('#detail').ariaBusy")
 
 
 def choose(page, name):
@@ -152,10 +152,10 @@ def choose(page, name):
 
 @pytest.mark.short
 def test_a_session_shows_its_steps_its_curve_and_what_was_sent_last(opened, service):
-    page = opened("#/s/shop-refunds", ready=f"document.querySelector({STEP!r})")
+    page = opened("#/s/shop-refunds", ready=STEP)
     assert page.text("#session-title") == "shop-refunds"
     at_step(page, len(SHOP))
-    assert page.js("document.querySelectorAll('.curve path.line').length") == 2
+    assert page.count(".curve path.line") == 2
     assert len(page.texts("#session .steps li")) >= 10
     assert "In the week of 9-15 March" in page.text("#session")
     assert "OPENAI" not in page.text("#detail")
@@ -195,7 +195,7 @@ def quoting(context, layout):
 @pytest.mark.parametrize("layout", ["native", "block"])
 def test_the_context_is_shown_to_the_letter_with_the_worth_and_fate_of_each_line(opened, request, layout):
     at = request.getfixturevalue("service" if layout == "native" else "block_service")
-    page = opened(f"#/s/shop-refunds/steps/{len(SHOP)}", ready=f"document.querySelector({STEP!r})", at=at)
+    page = opened(LAST, ready=STEP, at=at)
     manifest = at.ask(f"/v1/sessions/shop-refunds/steps/{len(SHOP)}").json()["manifest"]
     texts = list(quoting(manifest["context"], layout))
     assert len(texts) == 1 if layout == "block" else len(texts) > 8
@@ -209,8 +209,8 @@ def test_the_context_is_shown_to_the_letter_with_the_worth_and_fate_of_each_line
     order = [p["piece"] for p in placed]
     assert sorted(order) == list(range(len(pieces)))  # each once, a quote from arguments too
     assert {p["fate"] for p in placed} <= {"shown in part", "kept"}
-    assert page.js("document.querySelectorAll('.line.piece').length") == len(pieces)
-    assert page.js("document.querySelectorAll('.line.piece.new').length") == sum(p["new"] for p in pieces)
+    assert page.count(".line.piece") == len(pieces)
+    assert page.count(".line.piece.new") == sum(p["new"] for p in pieces)
     assert page.texts(".line.piece .value") == [f"{pieces[i]['score']:.2f}" for i in order]
     page.click(".line.piece .gutter")
     why = page.text(".why")
@@ -220,7 +220,7 @@ def test_the_context_is_shown_to_the_letter_with_the_worth_and_fate_of_each_line
 
 
 def test_a_shortened_turn_tells_its_fate_and_leads_to_its_records(opened, service):
-    page = opened(f"#/s/shop-refunds/steps/{len(SHOP)}", ready=f"document.querySelector({STEP!r})")
+    page = opened(LAST, ready=STEP)
     manifest = service.ask(f"/v1/sessions/shop-refunds/steps/{len(SHOP)}").json()["manifest"]
     short = [m for m in manifest["context"] if m.get("fate") == "shown in part"]
     assert len(short) > 10
@@ -245,7 +245,7 @@ def test_a_shortened_turn_tells_its_fate_and_leads_to_its_records(opened, servic
     assert page.js(named) == [m["trace_id"] for m in results]
     page.click(".message.past .call-line a")
     page.wait("location.hash.includes('/records/')")
-    page.wait("document.querySelector('.lines .line')")
+    page.wait(".lines .line")
     assert page.text("#detail-title").startswith(f"#{marks[0]['number']} ")
 
 
@@ -259,28 +259,23 @@ def test_a_shortened_turn_tells_its_fate_and_leads_to_its_records(opened, servic
 )
 def test_every_past_call_has_its_fate_and_its_reason(opened, request, of, step, fate):
     at = request.getfixturevalue(of)
-    page = opened(f"#/s/{step}/past", ready="document.querySelector('.decision')", at=at)
+    page = opened(f"#/s/{step}/past", ready=".decision", at=at)
     plan = at.ask(f"/v1/sessions/{step}").json()["manifest"]["plan"]
     fates = [f"{n['interactions']} {fate}" for fate, n in plan["fates"].items() if n["interactions"]]
     assert all(page.text("#detail .fates").count(told) == 1 for told in fates)
     assert len(page.texts(".chips a")) == len(fates) + 1
     page.click(".chips a", [fate in chip for chip in page.texts(".chips a")].index(True))
     wanted = [d for d in plan["decisions"] if d["fate"] == fate]
-    page.wait(f"document.querySelectorAll('.decision').length === {len(wanted)}")
+    page.wait_for(".decision", len(wanted))
     assert wanted and all(told.endswith(fate) for told in page.texts(".decision .fate"))
     page.click(".decision .second")
     assert " ".join(wanted[-1]["reason"].split()) in page.text("#detail .told")
 
 
 def test_a_call_of_which_only_the_arguments_are_quoted_is_not_told_as_left_out(service):
-    manifest = service.ask(f"/v1/sessions/shop-refunds/steps/{len(SHOP)}").json()["manifest"]
-    asked = {
-        p["trace_id"]
-        for m in manifest["context"]
-        for c in m.get("calls", ())
-        for p in c["arguments"]
-        if "piece" in p
-    }
+    manifest = service.ask(f"/v1{LAST[1:].replace('/s/', '/sessions/')}").json()["manifest"]
+    calls = [c for m in manifest["context"] for c in m.get("calls", ())]
+    asked = {p["trace_id"] for c in calls for p in c["arguments"] if "piece" in p}
     assert asked
     decided = [d for d in manifest["plan"]["decisions"] if asked & {*d["trace_ids"]}]
     assert {d["fate"] for d in decided} == {"shown in part"}
@@ -288,16 +283,12 @@ def test_a_call_of_which_only_the_arguments_are_quoted_is_not_told_as_left_out(s
 
 
 def test_what_changed_since_the_step_before_is_told(opened, service):
-    page = opened(
-        f"#/s/shop-refunds/steps/{len(SHOP)}/changes", ready="document.querySelector('.piece-card')"
-    )
+    page = opened(f"{LAST}/changes", ready=".piece-card")
     detail = service.ask(f"/v1/sessions/shop-refunds/steps/{len(SHOP)}").json()
     plan = detail["manifest"]["plan"]
-    assert page.js("document.querySelectorAll('.piece-card.new').length") == sum(
-        p["new"] for p in plan["pieces"]
-    )
-    assert page.js("document.querySelectorAll('.piece-card.gone').length") == len(plan["gone"]) > 0
-    assert page.js("document.querySelectorAll('.turned').length") == len(detail["changes"])
+    assert page.count(".piece-card.new") == sum(p["new"] for p in plan["pieces"])
+    assert page.count(".piece-card.gone") == len(plan["gone"]) > 0
+    assert page.count(".turned") == len(detail["changes"])
 
 
 def test_a_record_is_there_to_the_letter_summarised_searched_and_copied(opened, service):
@@ -305,21 +296,19 @@ def test_a_record_is_there_to_the_letter_summarised_searched_and_copied(opened, 
     long = max(records, key=lambda r: r["output_bytes"])
     whole = service.ask(f"/v1/sessions/shop-refunds/records/{long['trace_id']}").json()
     text = whole["output_text"]
-    page = opened(
-        f"#/s/shop-refunds/records/{long['trace_id']}", ready="document.querySelector('.lines .line')"
-    )
+    page = opened(f"#/s/shop-refunds/records/{long['trace_id']}", ready=".lines .line")
     assert long["trace_id"] in page.text("#detail")
     assert page.text("#detail .summary") == " ".join(whole["insight"]["summary"].split())
     laid = page.js("document.querySelector('.answer [aria-pressed=true]')?.innerText") == "Laid out"
     if laid:
         page.click(".answer [aria-pressed=true]")
-    page.wait("document.querySelector('.lines .line')")
+    page.wait(".lines .line")
     lines = page.js("[...document.querySelectorAll('.lines .text')].map(e => e.textContent)")
     assert "\n".join(lines) == "\n".join(line[:4000] for line in text.split("\n"))[: len("\n".join(lines))]
     wanted = "ORD-"
     page.click(".answer input")
     page.write(wanted)
-    page.wait("document.querySelector('.lines mark')")
+    page.wait(".lines mark")
     hits = sum(wanted in line for line in text.split("\n"))
     assert f"of {hits}" in page.text(".answer .bar")
     page.press("Enter")
@@ -376,7 +365,7 @@ def test_a_search_finds_what_is_exact_and_leads_to_it(opened):
     assert "holds ORD-59182" in page.texts(".hits li")[0]
     assert page.js("location.hash") == "#/s/shop-refunds/search?q=ORD-59182"
     page.click(".hits li a")
-    page.wait("document.querySelector('.lines mark')")
+    page.wait(".lines mark")
     assert page.text(".lines mark") == "ORD-59182"
     assert page.text("#session-tab-search-panel .empty").endswith("records")  # the search is still there
 
@@ -385,7 +374,7 @@ def test_a_search_finds_what_is_exact_and_leads_to_it(opened):
 
 
 PICTURES = {
-    "page-step.png": (f"#/s/shop-refunds/steps/{len(SHOP)}", {}, STEP, ".line.piece .gutter"),
+    "page-step.png": (LAST, {}, STEP, ".line.piece .gutter"),
     "page-dark.png": ("#/s/shop-refunds/steps/12/past", {"dark": True}, ".decision", ".decision .second"),
     "page-record.png": ("#/s/shop-refunds/records/9?find=ORD-59182", {}, ".lines mark", ""),
     "page-phone.png": ("#/s/shop-refunds", {"width": 360, "height": 740}, ".curve path", ""),
@@ -443,7 +432,7 @@ def test_everything_is_done_by_keyboard(opened):
     page = opened()
     tab_to(page, "find-session")
     page.write("shop")
-    page.wait("document.querySelectorAll('#sessions li').length === 1")
+    page.wait_for("#sessions li", 1)
     tab_to(page, "shop-refunds")
     page.press("Enter")
     page.wait("location.hash === '#/s/shop-refunds'")
@@ -474,25 +463,25 @@ def test_everything_is_done_by_keyboard(opened):
     while "why?" not in page.focused():  # from message to message
         page.press("ArrowUp")
     page.press("Enter")
-    page.wait("document.querySelector('.why')")
+    page.wait(".why")
     while not page.js("!!document.querySelector('.why a')"):  # a quote of the agent's own words has no record
         page.press("Enter")
         page.press("ArrowUp")
         while "why?" not in page.focused():
             page.press("ArrowUp")
         page.press("Enter")
-        page.wait("document.querySelector('.why')")
+        page.wait(".why")
     page.press("Tab")
     assert page.focused().startswith("a#")  # the record that it is a piece of
     page.press("Enter")
     page.wait("location.hash.includes('/records/')")
-    page.wait("document.querySelector('.lines .line')")
+    page.wait(".lines .line")
     page.press("Escape")
     page.wait("!location.hash.includes('/records/')")
     tab_to(page, "session-tab-")
     page.press("ArrowRight")
     page.wait("location.hash === '#/s/shop-refunds/records'")
-    page.wait("document.querySelector('#session .records li a .name')")
+    page.wait("#session .records li a .name")
     page.press("Tab")
     page.wait("document.activeElement.href?.includes('/records/')")
     page.press("End")
@@ -506,7 +495,7 @@ def test_everything_is_done_by_keyboard(opened):
 
 
 def test_past_calls_are_walked_by_arrow_keys(opened):
-    page = opened(f"#/s/shop-refunds/steps/{len(SHOP)}/past", ready="document.querySelector('.decision')")
+    page = opened(f"{LAST}/past", ready=".decision")
     tab_to(page, "step-tab-past")
     page.press("Tab", 1)
     while "chip" in page.focused():
@@ -521,14 +510,14 @@ def test_past_calls_are_walked_by_arrow_keys(opened):
 
 
 def test_what_is_new_does_not_move_the_focus(opened):
-    page = opened("#/s/shop-refunds", ready=f"document.querySelector({STEP!r})")
+    page = opened("#/s/shop-refunds", ready=STEP)
     page.js("document.querySelector('#sessions li a').focus()")
     page.press("ArrowDown")
     second = page.focused()
     asked = len(page.requests("/v1/sessions?"))
     page.js("document.dispatchEvent(new Event('visibilitychange'))")  # as one comes back to the page
     eventually(lambda: len(page.requests("/v1/sessions?")) > asked)
-    page.wait("document.querySelector('#sessions [aria-current]')")
+    page.wait("#sessions [aria-current]")
     assert page.focused() == second
     page.press("ArrowDown")
     assert page.focused() == page.js(
@@ -537,7 +526,7 @@ def test_what_is_new_does_not_move_the_focus(opened):
 
 
 def test_the_focus_is_always_to_be_seen_and_comes_in_the_order_of_the_page(opened):
-    page = opened("#/s/shop-refunds", ready=f"document.querySelector({STEP!r})")
+    page = opened("#/s/shop-refunds", ready=STEP)
     seen = []
     for _ in range(30):
         page.press("Tab")
@@ -559,7 +548,7 @@ def test_the_focus_is_always_to_be_seen_and_comes_in_the_order_of_the_page(opene
 
 
 def test_skip_links_lead_to_the_columns(opened):
-    page = opened("#/s/shop-refunds", ready=f"document.querySelector({STEP!r})")
+    page = opened("#/s/shop-refunds", ready=STEP)
     page.press("Tab", 2)
     page.press("Enter")
     assert "h2#detail-title" in page.focused()
@@ -570,16 +559,17 @@ def test_skip_links_lead_to_the_columns(opened):
 
 def test_everything_that_acts_has_a_name_and_the_page_has_its_landmarks(opened):
     for where, ready in (
-        ("#/", "document.querySelector('#sessions li')"),
-        (f"#/s/shop-refunds/steps/{len(SHOP)}", f"document.querySelector({STEP!r})"),
-        (f"#/s/shop-refunds/steps/{len(SHOP)}/past", "document.querySelector('.decision')"),
-        ("#/s/shop-refunds/records/3", "document.querySelector('.lines .line')"),
+        ("#/", "#sessions li"),
+        (LAST, STEP),
+        (f"{LAST}/past", ".decision"),
+        ("#/s/shop-refunds/records/3", ".lines .line"),
     ):
         page = opened(where, ready=ready)
         nodes = [n for n in page.send("Accessibility.getFullAXTree")["nodes"] if not n["ignored"]]
         roles = {n["role"]["value"] for n in nodes}
         assert {"banner", "navigation", "main", "region", "heading"} <= roles, where
-        acting = {
+        named = [n["role"]["value"] for n in nodes if n["name"]["value"].strip()]
+        for role in [
             "button",
             "link",
             "textbox",
@@ -589,26 +579,21 @@ def test_everything_that_acts_has_a_name_and_the_page_has_its_landmarks(opened):
             "tabpanel",
             "region",
             "navigation",
-        }
-        nameless = [
-            n["role"]["value"]
-            for n in nodes
-            if n["role"]["value"] in acting and not n["name"]["value"].strip()
-        ]
-        assert nameless == [], where
+        ]:
+            assert named.count(role) == [n["role"]["value"] for n in nodes].count(role), (where, role)
         assert page.js("document.documentElement.lang") == "en"
-        assert page.js("document.querySelectorAll('h1').length") == 1
+        assert page.count("h1") == 1
 
 
 def test_the_curve_has_its_words_and_its_table(opened):
-    page = opened("#/s/shop-refunds", ready="document.querySelector('.curve path')")
+    page = opened("#/s/shop-refunds", ready=".curve path")
     told = page.js(
         "(e => [e.role, e.ariaValueMin, e.ariaValueMax, e.ariaValueText])(document.querySelector('.curve'))"
     )
     assert told[0] == "slider" and told[1:3] == ["1", str(len(SHOP))] and "tokens" in told[3]
     page.click("#session summary")
-    page.wait("document.querySelector('#session table')")
-    assert page.js("document.querySelectorAll('#session tbody tr').length") == len(SHOP)
+    page.wait("#session table")
+    assert page.count("#session tbody tr") == len(SHOP)
     assert page.js("[...document.querySelectorAll('#session th')].every(e => e.scope === 'col')")
 
 
@@ -616,7 +601,7 @@ def test_the_curve_has_its_words_and_its_table(opened):
 
 
 def test_light_and_dark_follow_the_user(opened):
-    page = opened("#/s/shop-refunds", ready=f"document.querySelector({STEP!r})")
+    page = opened("#/s/shop-refunds", ready=STEP)
     colours = "(s => [s.backgroundColor, s.color])(getComputedStyle(document.body))"
     light = page.js(colours)
     page.look(dark=True)
@@ -639,15 +624,15 @@ def test_nothing_moves_for_those_who_ask_for_that(opened):
 
 
 VIEWS = [
-    ("#/", "document.querySelector('#sessions li')"),
-    ("#/s/shop-refunds", "document.querySelector('.curve path')"),
-    ("#/s/shop-refunds/records", "document.querySelector('#session .records li a')"),
-    ("#/s/shop-refunds/search?q=ORD-59182", "document.querySelector('.hits li')"),
-    (f"#/s/shop-refunds/steps/{len(SHOP)}", f"document.querySelector({STEP!r})"),
-    (f"#/s/shop-refunds/steps/{len(SHOP)}/past", "document.querySelector('.decision')"),
-    (f"#/s/shop-refunds/steps/{len(SHOP)}/changes", "document.querySelector('.piece-card')"),
-    (f"#/s/shop-refunds/steps/{len(SHOP)}/near", "document.querySelector('.piece-card')"),
-    ("#/s/shop-refunds/records/3", "document.querySelector('.lines .line')"),
+    ("#/", "#sessions li"),
+    ("#/s/shop-refunds", ".curve path"),
+    ("#/s/shop-refunds/records", "#session .records li a"),
+    ("#/s/shop-refunds/search?q=ORD-59182", ".hits li"),
+    (LAST, STEP),
+    (f"{LAST}/past", ".decision"),
+    (f"{LAST}/changes", ".piece-card"),
+    (f"{LAST}/near", ".piece-card"),
+    ("#/s/shop-refunds/records/3", ".lines .line"),
 ]
 
 
@@ -678,7 +663,7 @@ def test_a_phone_shows_one_thing_at_a_time_and_leads_back(opened):
 
     shows("sessions")
     choose(page, "shop-refunds")
-    page.wait("document.querySelector('#session .steps li a')")
+    page.wait("#session .steps li a")
     shows("session")
     page.click("#session .steps li a", 2)
     at_step(page, len(SHOP) - 2)
@@ -722,12 +707,12 @@ def test_a_phone_shows_the_beginning_of_a_session_and_stays_where_one_reads(open
 
 
 def test_links_lead_deep_and_the_back_button_back(opened):
-    page = opened("#/s/shop-refunds/steps/7/past", ready="document.querySelector('.decision')")
+    page = opened("#/s/shop-refunds/steps/7/past", ready=".decision")
     at_step(page, 7)
     assert "step 7" in page.js("document.title")
     page.click(".decision .calls a")
     page.wait("location.hash.includes('/records/')")
-    page.wait("document.querySelector('.lines .line')")
+    page.wait(".lines .line")
     choose(page, "code-fix")
     page.wait("location.hash === '#/s/code-fix'")
     page.js("history.back()")
@@ -739,13 +724,13 @@ def test_links_lead_deep_and_the_back_button_back(opened):
 
 
 def test_what_is_not_there_is_said(opened):
-    page = opened("#/s/no-such-session", ready="document.querySelector('#session .note')")
+    page = opened("#/s/no-such-session", ready="#session .note")
     page.expected = ("404",)
     assert "no such session" in page.text("#session")
     page = opened("#/s/shop-refunds/steps/999", ready="document.querySelector('#detail .note')?.innerText")
     page.expected = ("404",)
     assert "no such step" in page.text("#detail .note")
-    page = opened("#/s/shop-refunds/records/no-such-record", ready="document.querySelector('#detail .note')")
+    page = opened("#/s/shop-refunds/records/no-such-record", ready="#detail .note")
     page.expected = ("404",)
     assert "no such record" in page.text("#detail .note")
 
@@ -757,19 +742,19 @@ def test_what_is_not_there_is_said(opened):
 def test_nothing_that_others_wrote_becomes_markup(opened, service):
     fed(service, HOSTILE_NAME, [hostile_chat()[:-2], hostile_chat()], strategy="memory_bank")
     name = quote(HOSTILE_NAME, safe="")
-    page = opened(f"#/s/{name}", ready="document.querySelector('.line.piece')")
+    page = opened(f"#/s/{name}", ready=".line.piece")
     assert page.text("#session-title") == HOSTILE_NAME
     page.click(".line.piece .gutter")
     known = []
     for where, ready in (
-        ("/steps/2", "document.querySelector('.line.piece')"),
-        ("/steps/2/past", "document.querySelector('.decision')"),
+        ("/steps/2", ".line.piece"),
+        ("/steps/2/past", ".decision"),
         ("/steps/2/changes", "document.querySelector('#step-tab-changes').ariaSelected === 'true'"),
         ("/steps/2/near", "document.querySelector('#step-tab-near').ariaSelected === 'true'"),
-        ("/records", "document.querySelector('#session .records li a')"),
-        ("/records/2", "document.querySelector('.lines .line')"),
-        ("/search?q=" + quote("<script>window.hit=2</script>"), "document.querySelector('.hits li')"),
-        ("/records/2?find=%3Cscript%3E", "document.querySelector('.lines mark')"),
+        ("/records", "#session .records li a"),
+        ("/records/2", ".lines .line"),
+        ("/search?q=" + quote("<script>window.hit=2</script>"), ".hits li"),
+        ("/records/2?find=%3Cscript%3E", ".lines mark"),
     ):
         page.js(f"location.hash = {json.dumps('#/s/' + name + where)}")
         page.wait(ready)
@@ -780,10 +765,7 @@ def test_nothing_that_others_wrote_becomes_markup(opened, service):
         assert mark in everything, mark
     assert not any(c in everything for c in "\u202e\u202c\u200b\x1b\0")
     assert page.js("window.hit") is None
-    assert (
-        page.js("document.querySelectorAll('img, iframe, script:not([src]), [onerror], [onclick]').length")
-        == 0
-    )
+    assert page.count("img, iframe, script:not([src]), [onerror], [onclick]") == 0
     assert page.js("[...document.querySelectorAll('a')].every(a => a.protocol.startsWith('http'))")
     assert page.js("document.title").endswith("memory bank")
     found = page.text("#sessions")
@@ -837,7 +819,7 @@ def test_what_one_reads_stays_where_it_is_while_the_agent_goes_on(opened, servic
     for messages in SHOP[:12]:
         sent(service, "reading", messages, strategy="memory_bank")
     detailed(service, "reading", 12)
-    page = opened("#/s/reading/steps/12/past", ready="document.querySelector('.decision')", height=640)
+    page = opened("#/s/reading/steps/12/past", ready=".decision", height=640)
     page.js("document.querySelector('#detail .past .scroll').scrollTop = 90")
     page.js("document.querySelectorAll('#detail .decision a')[4].focus({preventScroll: true})")
     page.js("document.querySelector('#session .steps .scroll').scrollTop = 60")
@@ -855,22 +837,22 @@ def test_what_one_reads_stays_where_it_is_while_the_agent_goes_on(opened, servic
 
 
 def test_a_new_session_and_a_reset_one_show_up(opened, service):
-    page = opened("#/s/live2", ready="document.querySelector('#session .note')")
+    page = opened("#/s/live2", ready="#session .note")
     page.expected = ("404",)
     sent(service, "live2", SHOP[3])
     page.wait("[...document.querySelectorAll('#sessions li')].some(e => e.innerText.startsWith('live2'))")
     page = opened("#/s/live2", ready="document.querySelectorAll('#session .steps li').length === 1")
     sent(service, "live2", SHOP[4])
-    page.wait("document.querySelectorAll('#session .steps li').length === 2")
+    page.wait_for("#session .steps li", 2)
     service.ask("/v1/sessions/live2/reset", "POST")
-    page.wait("document.querySelectorAll('#session .steps li').length === 0")
+    page.wait_for("#session .steps li", 0)
     sent(service, "live2", SHOP[2])
-    page.wait("document.querySelectorAll('#session .steps li').length === 1")
+    page.wait_for("#session .steps li", 1)
     at_step(page, 1)
 
 
 def test_a_page_that_nobody_looks_at_asks_for_nothing(opened):
-    page = opened("#/s/shop-refunds", ready=f"document.querySelector({STEP!r})")
+    page = opened("#/s/shop-refunds", ready=STEP)
     page.js(
         "const later = window.setTimeout; window.setTimeout = (work, ms) => later(work, Math.min(ms, 30)); 0"
     )
@@ -891,12 +873,12 @@ def test_a_page_that_nobody_looks_at_asks_for_nothing(opened):
 
 
 def test_a_service_that_is_away_is_said_and_waited_for(opened):
-    page = opened("#/s/shop-refunds", ready=f"document.querySelector({STEP!r})")
+    page = opened("#/s/shop-refunds", ready=STEP)
     page.expected = ("ERR_INTERNET_DISCONNECTED",)
     offline = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
     page.send("Network.emulateNetworkConditions", offline=True, **offline)
     page.wait("document.querySelector('#live').innerText.includes('no answer')")
-    assert page.js("document.querySelectorAll('.line.piece').length") > 0  # what was there stays
+    assert page.count(".line.piece") > 0  # what was there stays
     page.send("Network.emulateNetworkConditions", offline=False, **offline)
     page.wait("document.querySelector('#live').innerText === 'live'", timeout=40)
 
@@ -1024,7 +1006,7 @@ CUT = """
 @screens
 def test_what_memory_costs_more_is_said(opened, dear, screen):
     how = SCREENS[screen]
-    page = opened("#/s/task", ready="document.querySelector('.tiles b')", at=dear, **how)
+    page = opened("#/s/task", ready=".tiles b", at=dear, **how)
     page.size(how.get("width", 1440), 900, phone=screen == "phone")
     with urllib.request.urlopen(f"{dear.proxied.base_url}/sessions/task") as got:
         session = json.load(got)
@@ -1159,19 +1141,19 @@ def test_the_page_has_few_elements_at_ten_and_at_ten_thousand(browser, crowd, na
     assert "Only the figures" in page.text("#detail .note") or n == 10
     page.press("PageUp")
     page.js("document.querySelector('#session-tab-records').click()")
-    page.wait("document.querySelector('#session .records li a .name')")
+    page.wait("#session .records li a .name")
     page.js("document.querySelector('#session .records li a').focus()")
     page.press("End")
     page.wait(
         "document.activeElement.innerText.startsWith('#1 ') && document.activeElement.querySelector('.name')"
     )
     page.press("Enter")
-    page.wait("document.querySelector('.lines .line')")
+    page.wait(".lines .line")
     assert "ORD-00001" in page.text(".lines")
     page.js(f"location.hash = '#/s/{name}/steps/{n}/past'")
     page.wait("document.querySelectorAll('.decision').length > 5")
     assert page.js(nodes) < 4_000
-    assert page.js("document.querySelectorAll('.decision').length") < 60
+    assert page.count(".decision") < 60
     tell = page.text("#detail .hint") if n > 1200 else ""
     assert f"{MANY - 1200:,}" in tell or n == 10
     assert page.js(
@@ -1184,7 +1166,7 @@ def test_the_page_has_few_elements_at_ten_and_at_ten_thousand(browser, crowd, na
 def test_a_long_list_of_sessions_is_fetched_as_it_is_looked_at(browser, crowd):
     page = browser.page(f"{crowd.address}/")
     page.wait("document.querySelectorAll('#sessions li').length > 5")
-    assert page.js("document.querySelectorAll('#sessions li').length") < 60
+    assert page.count("#sessions li") < 60
     first = len(page.requests("/v1/sessions?"))
     page.js("document.querySelector('#sessions li a').focus()")
     for _ in range(6):
@@ -1196,7 +1178,7 @@ def test_a_long_list_of_sessions_is_fetched_as_it_is_looked_at(browser, crowd):
     assert len(page.requests("/v1/sessions?")) > first
     page.click("#find-session")
     page.write("other-00399")
-    page.wait("document.querySelectorAll('#sessions li').length === 1")
+    page.wait_for("#sessions li", 1)
     assert page.trouble() == []
     page.close()
 
@@ -1215,10 +1197,10 @@ def test_an_answer_of_many_megabytes_is_left_where_it_is(opened, service):
     sent(service, "big", chat)
     page = opened("#/s/big/records/1", ready="document.querySelectorAll('.lines .line').length > 100")
     assert len(text) > 5_000_000
-    assert page.js("document.querySelectorAll('*').length") < 3_000
+    assert page.count("*") < 3_000
     page.click(".answer input")
     page.write("needle <b>")
-    page.wait("document.querySelector('.lines mark')")
+    page.wait(".lines mark")
     assert "line 1 of 1" in page.text(".answer .bar")
     assert page.text(".lines .here").endswith("the needle <b>")
     received = sum(
@@ -1258,23 +1240,23 @@ def test_a_service_with_keys_asks_for_one_and_keeps_it_in_the_tab(browser, tmp_p
         page.wait("document.activeElement.id === 'key-field'")
         page.write(keys[0])
         page.press("Enter")
-        page.wait("document.querySelectorAll('#sessions li').length === 1")
+        page.wait_for("#sessions li", 1)
         assert page.texts("#sessions li .name") == ["mine"]
         assert page.js("document.querySelector('#key').hidden")
         assert keys[0] not in page.js("document.documentElement.outerHTML")
         assert page.js("[localStorage.length, document.cookie]") == [0, ""]
         page.js("location.hash = '#/s/mine'")
-        page.wait("document.querySelector('.curve circle, .curve path')")
+        page.wait(".curve circle, .curve path")
         page.js("location.reload()")
-        page.wait("document.querySelector('#session .steps li')")  # the tab still has it
+        page.wait("#session .steps li")  # the tab still has it
         assert not any(keys[0] in url for url in page.requests())
         page.js("location.hash = '#/s/theirs'")
         page.expected = ("401", "404")
-        page.wait("document.querySelector('#session .note')")
+        page.wait("#session .note")
         assert "no such session" in page.text("#session")
         page.click("#forget-key")  # loads the page anew
         page.wait("document.querySelector('#key')?.hidden === false")
         assert page.js("sessionStorage.length") == 0
-        assert page.js("document.querySelectorAll('#sessions li').length") == 0
+        assert page.count("#sessions li") == 0
         assert page.trouble() == []
         page.close()

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
 
 import pytest
 from tests.blocks import rounds as blocks
 from tests.blocks import user as said
 from tests.chats import rounds, system, user
 from tests.service.caching import Cached
-from tests.service.proxied import RawUpstream, chunked, configured, post, proxied, whole
+from tests.service.proxied import RawUpstream, chunked, post, scripted, whole
 
 from memory_bank.pricing import MISSES, RETRY_AFTER
-from memory_bank.testing import Reply, ScriptedServer
+from memory_bank.testing import Reply
 
 CHAT = "/v1/chat/completions"
 NAME = b"x-memory-session: a"
@@ -21,15 +20,8 @@ START = [system(), user()]
 LONG = rounds(14, size=6_000)
 
 
-@contextmanager
 def served(script, tmp_path, prices=None, **service):
-    tmp_path.mkdir(exist_ok=True)
-    with ScriptedServer(script) as server:
-        service = {"upstream": server.base_url, "upstream_anthropic": server.base_url, **service}
-        config = configured(database=str(tmp_path / "bank.db"), inject_tools=False, **service)
-        config = config.model_copy(update={"prices": type(config)(prices=prices or {}).prices})
-        with proxied("", "", config) as p:
-            yield server, p
+    return scripted(script, tmp_path, prices=prices, strategy="", **{"inject_tools": False, **service})
 
 
 def cache_of(p, name="a"):

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import re
+from contextlib import contextmanager
 
 import pytest
 from fastapi import Request
@@ -11,6 +12,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
+from tests.service.serving import configured as configured_
 
 from memory_bank.errors import NotFoundError
 from memory_bank.service.app import create_app
@@ -61,12 +63,8 @@ def test_a_line_a_request(client, told):
     answer = client.get(f"/things/{SECRET}?q={SECRET}", headers={"authorization": f"Bearer {SECRET}"})
     looked, line = (r for r in told if r.name in ("memory_bank.Service", "memory_bank.Requests"))
     assert looked.getMessage() == "looking"
-    assert (line.method, line.route, line.status, line.bytes) == (
-        "GET",
-        "/things/{name}",
-        200,
-        len(answer.content),
-    )
+    told_of = line.method, line.route, line.status, line.bytes
+    assert told_of == ("GET", "/things/{name}", 200, len(answer.content))
     assert line.ms >= 0
     assert not hasattr(line, "cut")
     known = answer.headers["x-request-id"]
@@ -74,21 +72,30 @@ def test_a_line_a_request(client, told):
     assert re.fullmatch("[0-9a-f]{32}", known)
 
 
-def test_the_id_is_on_what_is_logged_meanwhile(client):
+@contextmanager
+def formatted(logger=""):
+    """The lines of a logger as they are written, in both forms."""
     lines = []
 
     class Formatted(logging.Handler):
         def emit(self, record):
-            lines.append(json.loads(logs.JsonLines().format(record)))
+            lines.extend((logs.JsonLines().format(record), logs.TextLines().format(record)))
 
-    ours, handler = logging.getLogger("memory_bank"), Formatted()
-    ours.addHandler(handler)
-    ours.setLevel(logging.INFO)
+    log, handler, ours = logging.getLogger(logger), Formatted(), logging.getLogger("memory_bank")
+    log.addHandler(handler)
+    ours.setLevel(logging.DEBUG)
     try:
-        client.get("/things/x", headers={"x-request-id": "mine-1"})
+        yield lines
     finally:
-        ours.removeHandler(handler)
-    assert [(m["message"], m["id"]) for m in lines] == [("looking", "mine-1"), ("request", "mine-1")]
+        log.removeHandler(handler)
+        ours.setLevel(logging.NOTSET)
+
+
+def test_the_id_is_on_what_is_logged_meanwhile(client):
+    with formatted("memory_bank") as lines:
+        client.get("/things/x", headers={"x-request-id": "mine-1"})
+    told = [json.loads(line) for line in lines[::2]]
+    assert [(m["message"], m["id"]) for m in told] == [("looking", "mine-1"), ("request", "mine-1")]
 
 
 @pytest.mark.parametrize(
@@ -174,12 +181,8 @@ def test_a_client_that_goes_away_before_the_answer(configured, told):
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
-    from memory_bank.config import Config, load_config
-
-    shipped = load_config().model_dump(exclude={"service"})
-    folder = tmp_path_factory.mktemp("requests")
-    service = {"database": str(folder / "b.db"), "upstream": "http://127.0.0.1:9/v1"}
-    app = create_app(Config(**shipped, service=service))
+    database = str(tmp_path_factory.mktemp("requests") / "b.db")
+    app = create_app(configured_(database=database, upstream="http://127.0.0.1:9/v1"))
 
     @app.get("/things/{name:path}")
     async def thing(name: str) -> None:
@@ -195,28 +198,16 @@ HEADER = st.text(st.characters(min_codepoint=1, max_codepoint=255, exclude_chara
 @given(name=st.text(min_size=1, max_size=30), header=HEADER, query=st.text(max_size=30))
 def test_nothing_of_a_request_is_ever_on_a_line(shared, name, header, query):
     mark = "zq7marked"
-    lines = []
-
-    class Formatted(logging.Handler):
-        def emit(self, record):
-            lines.append(logs.JsonLines().format(record))
-            lines.append(logs.TextLines().format(record))
-
-    root, handler = logging.getLogger(), Formatted()
-    root.addHandler(handler)
-    logging.getLogger("memory_bank").setLevel(logging.DEBUG)
-    try:
+    hidden = "".join(f"%{b:02x}" for b in f"{mark}{name}".encode("utf-8", "surrogatepass"))
+    with formatted() as lines:
         answer = shared.get(
-            "/things/" + "".join(f"%{b:02x}" for b in f"{mark}{name}".encode("utf-8", "surrogatepass")),
+            f"/things/{hidden}",
             params={"q": mark + query.encode("utf-8", "replace").decode()},
             headers={
                 "x-request-id": header.encode("latin-1") + b" zq7marked",
                 "x-memory-session": mark.encode(),
             },
         )
-    finally:
-        root.removeHandler(handler)
-        logging.getLogger("memory_bank").setLevel(logging.NOTSET)
     assert answer.status_code in (404, 500)  # a name with a line break is none for the route
     assert mark not in answer.headers["x-request-id"]
     assert lines

@@ -38,15 +38,10 @@ def a_run():
     ]
     for i, said in enumerate(PLACES):
         output = [{"order": f"ORD-{i}", "line": k, "note": "x" * 60} for k in range(20)]
-        messages += [
-            call((f"c{i}", "get_order", {"n": i, "with": said}), text=f"I try {said}"),
-            result(
-                f"c{i}",
-                json.dumps({"said": said, "rows": output})
-                if i % 2
-                else [{"type": "text", "text": f"{said}\n{output}"}],
-            ),
-        ]
+        whole = json.dumps({"said": said, "rows": output})
+        content = whole if i % 2 else [{"type": "text", "text": f"{said}\n{output}"}]
+        messages.append(call((f"c{i}", "get_order", {"n": i, "with": said}), text=f"I try {said}"))
+        messages.append(result(f"c{i}", content))
     secret = SECRETS["github token"]
     messages += [
         call(("n", f"tool_{secret}", {secret: 1, "password": "hunter2!"})),
@@ -113,25 +108,18 @@ def test_no_secret_is_stored_by_any_way_into_the_service(tmp_path, caplog):
         {"type": "function_call", "call_id": "call_aB3dE6gH9jK2m", "name": f"f_{secret}", "arguments": json.dumps({"password": "hunter2!"})},
         {"type": "function_call_output", "call_id": "call_aB3dE6gH9jK2m", "output": json.dumps({"said": PLACES})},
     ]  # fmt: skip
+    odd = {secret: [{"type": secret, "password": "hunter2!"}]}
     outputs = [
         {"tool_name": f"f_{secret}", "raw_input": {"password": "hunter2!"}, "raw_output": p} for p in PLACES
     ]
-    outputs += [
-        {
-            "tool_name": "f",
-            "raw_input": secret,
-            "raw_output": {secret: [{"type": secret, "password": "hunter2!"}]},
-        }
-    ]
+    outputs.append({"tool_name": "f", "raw_input": secret, "raw_output": odd})
+    longer = [*a_run(), user("go on"), *a_run()[2:8]]
     asks = [
         ("/v1/sessions/a/context", {"messages": a_run()}),
         ("/v1/sessions/b/ingest", {"messages": a_run()}),
         ("/v1/sessions/c/ingest", {"tool_outputs": outputs, "task": f"with {secret}"}),
         ("/v1/chat/completions", {"model": "m", "messages": a_run()}),
-        (
-            "/v1/chat/completions",
-            {"model": "m", "messages": [*a_run(), user("go on"), *a_run()[2:8]], "stream": True},
-        ),
+        ("/v1/chat/completions", {"model": "m", "messages": longer, "stream": True}),
         ("/v1/responses", {"model": "m", "input": items}),
         ("/v1/responses", {"model": "m", "input": [*items, *items[1:]]}),
     ]
@@ -141,9 +129,8 @@ def test_no_secret_is_stored_by_any_way_into_the_service(tmp_path, caplog):
     ):
         with serving(configured(database=str(file), upstream=upstream.base_url)) as served:
             for path, body in asks:
-                answer = served.ask(
-                    "POST", path, ("Content-Type", "application/json"), body=json.dumps(body).encode()
-                )
+                kind = ("Content-Type", "application/json")
+                answer = served.ask("POST", path, kind, body=json.dumps(body).encode())
                 assert answer.status == 200, answer
             assert served.ask("GET", f"/v1/sessions/a/search?q={secret}").status == 200
             assert served.app.state.service.recorder.drain(30)

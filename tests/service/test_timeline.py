@@ -14,9 +14,8 @@ def service(tmp_path_factory):
 
 
 def step(service, name, messages, **more):
-    answer = service.ask(
-        f"/v1/sessions/{name}/context", "POST", {"messages": messages, "plan": False, **more}
-    )
+    body = {"messages": messages, "plan": False, **more}
+    answer = service.ask(f"/v1/sessions/{name}/context", "POST", body)
     assert answer.status == 200, answer.body
     return answer.json()
 
@@ -77,10 +76,8 @@ def test_a_step_in_full_tells_what_was_sent_and_why(service, shop):
     assert detail["changes"] is not None
     assert all(c["before"] != c["now"] for c in detail["changes"])
     sent = step(service, "again", recorded("shop-refunds")[-1])["messages"]
-    texts = [
-        "".join(p.get("text", "") for p in m["parts"])
-        for m in noted(service, "again", 1)["manifest"]["context"]
-    ]
+    context = noted(service, "again", 1)["manifest"]["context"]
+    texts = ["".join(p.get("text", "") for p in m["parts"]) for m in context]
     assert texts == [m["content"] or "" for m in sent]
 
 
@@ -89,9 +86,8 @@ def test_what_became_different_is_told_between_two_steps(service):
         step(service, "turn", orders(n), strategy="memory_bank")
         detail = noted(service, "turn", 1 if n == 3 else 2)
     turned = {tuple(c["trace_ids"]): (c["before"], c["now"]) for c in detail["changes"]}
-    assert (
-        1 <= len(turned) <= 2
-    )  # of the first step's past, which went through whole: shown in part now, or less
+    # of the first step's past, which went through whole: shown in part now, or less
+    assert 1 <= len(turned) <= 2
     assert {before for before, _ in turned.values()} == {"kept"}
     assert "kept" not in {now for _, now in turned.values()}
 
@@ -103,19 +99,12 @@ def test_what_is_not_there_is_not_found(service, shop):
         assert answer.json()["error"]["code"] == "not_found"
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "steps/0",
-        "steps/x",
-        "steps?limit=0",
-        "steps?limit=501",
-        "steps?after=-1",
-        "curve?points=0",
-        "steps?limits=9",
-        "curve?point=9",
-    ],
+WRONG = (
+    "steps/0 steps/x steps?limit=0 steps?limit=501 steps?after=-1 curve?points=0 steps?limits=9 curve?point=9"
 )
+
+
+@pytest.mark.parametrize("path", WRONG.split())
 def test_what_is_asked_wrongly_is_told(service, shop, path):
     answer = service.ask(f"/v1/sessions/shop/{path}")
     assert answer.status == 422

@@ -53,11 +53,8 @@ def test_one_that_dies_is_replaced_and_its_figures_stay(two: Process) -> None:
     for _ in range(10):
         assert two.ask("/health?live").status == 200
     assert answered(two) == 20
-    running = [
-        x
-        for x in two.ask("/metrics").body.decode().splitlines()
-        if x.startswith("memory_bank_requests_running")
-    ]
+    lines = two.ask("/metrics").body.decode().splitlines()
+    running = [x for x in lines if x.startswith("memory_bank_requests_running")]
     assert running == ["memory_bank_requests_running 1.0"]
     assert two.end() == 0
 

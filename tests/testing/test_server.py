@@ -1,4 +1,4 @@
-"""ScriptedServer through the real openai client, and the reference agent on top of it."""
+"""ScriptedServer through the real openai client: chats, embeddings, faults; and the reference agent on top of it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,13 @@ def client_of(server: ScriptedServer, **options: Any) -> Any:
     )
 
 
+def chat(client: Any, *messages: Any, **options: Any) -> Any:
+    return client.chat.completions.create(model="m", messages=[*messages] or [USER], **options)
+
+
 def ask(server: ScriptedServer, **options: Any) -> Any:
     with client_of(server, **options) as client:
-        return client.chat.completions.create(model="m", messages=[USER])
+        return chat(client)
 
 
 def test_usage_tells_what_a_prefix_cache_held_by_every_api() -> None:
@@ -53,8 +57,7 @@ def test_chat_in_words_with_usage_and_log() -> None:
         assert answer.choices[0].message.content == "naïve — 数"
         assert answer.choices[0].finish_reason == "stop"
         assert (answer.model, answer.usage.prompt_tokens, answer.usage.total_tokens) == ("m", 7, 10)
-        assert ask(server).choices[0].message.content == "plain str"
-        assert ask(server).choices[0].message.content is None
+        assert [ask(server).choices[0].message.content for _ in range(2)] == ["plain str", None]
     logged = server.requests[0]
     assert (logged.method, logged.path) == ("POST", "/v1/chat/completions")
     assert logged.body == {"model": "m", "messages": [USER]}
@@ -64,19 +67,16 @@ def test_chat_in_words_with_usage_and_log() -> None:
 
 def test_parallel_tool_calls_have_unique_deterministic_ids() -> None:
     script = [
-        calls(("a", {"x": 1}), ("b", {}), content="thinking"),
-        call("a", x="ü"),
-        calls(("a", "{bad", "mine")),
-    ]
+        calls(("a", {"x": 1}), ("b", {}), content="thinking"), call("a", x="ü"), calls(("a", "{bad", "mine")),
+    ]  # fmt: skip
     seen = []
     for _ in range(2):
         with ScriptedServer(script) as server:
             answers = [ask(server).choices[0] for _ in script]
         assert {a.finish_reason for a in answers} == {"tool_calls"}
-        assert answers[0].message.content == "thinking"
-        seen.append(
-            [(c.id, c.function.name, c.function.arguments) for a in answers for c in a.message.tool_calls]
-        )
+        made = [c for a in answers for c in a.message.tool_calls]
+        seen.append([(c.id, c.function.name, c.function.arguments) for c in made])
+    assert answers[0].message.content == "thinking"
     assert seen[0] == seen[1]
     assert len({c[0] for c in seen[0]}) == 4
     assert [json.loads(c[2]) for c in seen[0][:3]] == [{"x": 1}, {}, {"x": "ü"}]
@@ -86,49 +86,26 @@ def test_parallel_tool_calls_have_unique_deterministic_ids() -> None:
 def test_streaming_gives_the_same_answer_in_pieces() -> None:
     text = "a longer answer, in several pieces — 数"
     reply = calls(("find", {"query": "something long enough to be split"}), ("now", {}), content=text)
-    with ScriptedServer([reply, reply]) as server, client_of(server) as client:
-        whole = client.chat.completions.create(model="m", messages=[USER]).choices[0]
-        chunks = list(
-            client.chat.completions.create(
-                model="m", messages=[USER], stream=True, stream_options={"include_usage": True}
-            )
-        )
+    with ScriptedServer([reply, reply, reply, say("")]) as server, client_of(server) as client:
+        whole = chat(client).choices[0]
+        chunks = list(chat(client, stream=True, stream_options={"include_usage": True}))
+        with client.chat.completions.stream(model="m", messages=[USER]) as stream:
+            final = stream.get_final_completion().choices[0].message
+        empty = list(chat(client, stream=True))
     *body, last = chunks
-    assert last.choices == []
-    assert last.usage is not None
-    assert last.usage.total_tokens > 0
-    assert all(c.usage is None and len(c.choices) == 1 for c in body)
+    assert (last.choices, last.usage.total_tokens > 0) == ([], True)
+    assert all(c.usage is None and len(c.choices) == 1 for c in [*body, *empty])
     assert body[0].choices[0].delta.role == "assistant"
     assert [c.choices[0].finish_reason for c in body if c.choices[0].finish_reason] == ["tool_calls"]
     pieces = [c.choices[0].delta.content for c in body if c.choices[0].delta.content]
     assert len(pieces) > 2
-    assert "".join(pieces) == text
-    built: dict[int, list[str]] = {}
-    for delta in (d for c in body for d in c.choices[0].delta.tool_calls or ()):
-        assert delta.function is not None
-        if delta.id:
-            built[delta.index] = [delta.function.name or "", ""]
-        built[delta.index][1] += delta.function.arguments or ""
-    assert [tuple(built[i]) for i in sorted(built)] == [
-        (c.function.name, c.function.arguments)
-        for c in whole.message.tool_calls or ()
-        if c.type == "function"
-    ]
+    assert "".join(pieces) == text == final.content
 
+    def functions(message: Any) -> list[tuple[str, str]]:
+        return [(c.function.name, c.function.arguments) for c in message.tool_calls]
 
-def test_streaming_without_usage_and_through_the_stream_helper() -> None:
-    with (
-        ScriptedServer([say("hello there, you"), call("f", n=1), say("")]) as server,
-        client_of(server) as client,
-    ):
-        chunks = list(client.chat.completions.create(model="m", messages=[USER], stream=True))
-        assert all(c.usage is None and c.choices for c in chunks)
-        with client.chat.completions.stream(model="m", messages=[USER]) as stream:
-            final = stream.get_final_completion().choices[0].message
-        assert final.tool_calls is not None
-        assert json.loads(final.tool_calls[0].function.arguments) == {"n": 1}
-        assert [c.choices[0].delta.content for c in client.chat.completions.create(
-            model="m", messages=[USER], stream=True)] == ["", None]  # fmt: skip
+    assert functions(final) == functions(whole.message)
+    assert [c.choices[0].delta.content for c in empty] == ["", None]
 
 
 def test_embeddings_in_floats_and_base64() -> None:
@@ -164,19 +141,18 @@ def test_embeddings_by_a_function_and_its_faults() -> None:
 
 
 def test_broken_pairs_are_refused_and_take_no_reply() -> None:
-    turn = {"role": "assistant", "tool_calls": [
-        {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}  # fmt: skip
+    made = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    turn = {"role": "assistant", "tool_calls": [made]}
     result = {"role": "tool", "tool_call_id": "c1", "content": "ok"}
+    broken = [USER, turn, USER, result]
     with ScriptedServer(["ok", "lax"]) as server, client_of(server) as client:
-        broken: Any = [USER, turn, USER, result]
         with pytest.raises(openai.BadRequestError, match=r"messages\[1\]: no tool message") as caught:
-            client.chat.completions.create(model="m", messages=broken)
+            chat(client, *broken)
         assert caught.value.type == "invalid_request_error"
         assert server.refused == pairing_errors(broken)
-        whole: Any = [USER, turn, result]
-        assert client.chat.completions.create(model="m", messages=whole).choices[0].message.content == "ok"
+        assert chat(client, USER, turn, result).choices[0].message.content == "ok"
         server.strict = False
-        assert client.chat.completions.create(model="m", messages=broken).choices[0].message.content == "lax"
+        assert chat(client, *broken).choices[0].message.content == "lax"
 
 
 def test_429_is_retried_after_the_time_asked_for() -> None:
@@ -200,6 +176,8 @@ def test_429_is_retried_after_the_time_asked_for() -> None:
         (Reply("late", delay=30), openai.APITimeoutError),
         (half(), ValueError),
         (raw(""), ValueError),
+        (raw('{"choices": []}'), None),
+        ({"error": {"message": "in a 200"}}, None),
         (ZeroDivisionError("scripted"), openai.InternalServerError),
         (lambda body: 1 / 0, openai.InternalServerError),
         (lambda body: pytest.fail("scripted"), openai.InternalServerError),
@@ -218,70 +196,50 @@ def test_faults_reach_the_client_and_the_server_lives_on(reply: Any, error: type
         assert ask(server).choices[0].message.content == "well again"
 
 
-def test_odd_bodies_arrive() -> None:
+def test_a_huge_answer_has_few_pieces_and_a_stream_can_be_cut_in_the_middle() -> None:
     huge = "x" * 20_000_000
-    with ScriptedServer(
-        [raw('{"choices": []}'), {"error": {"message": "in a 200"}}, say(huge), say(huge)]
-    ) as server:
-        assert ask(server).choices == []
-        assert ask(server).choices is None
-        assert ask(server).choices[0].message.content == huge
-        with client_of(server) as client:
-            chunks = list(client.chat.completions.create(model="m", messages=[USER], stream=True))
+    with ScriptedServer([say(huge), cut(400), cut(0)]) as server, client_of(server) as client:
+        chunks = list(chat(client, stream=True))
         assert len(chunks) < 100
         assert sum(len(c.choices[0].delta.content or "") for c in chunks) == len(huge)
-
-
-def test_a_stream_can_be_cut_in_the_middle() -> None:
-    with ScriptedServer([cut(400), cut(0)]) as server, client_of(server) as client:
-        got: list[Any] = []
-        with pytest.raises(Exception, match=r"(?i)incomplete|closed|connection|disconnected") as caught:
-            got.extend(client.chat.completions.create(model="m", messages=[USER], stream=True))
-        assert not isinstance(caught.value, AssertionError)
+        with pytest.raises(Exception, match=r"(?i)incomplete|closed|connection|disconnected"):
+            list(chat(client, stream=True))
         with pytest.raises(openai.APIConnectionError):
-            client.chat.completions.create(model="m", messages=[USER], stream=True)
+            chat(client, stream=True)
 
 
-def test_a_script_that_has_ended_is_a_500_that_is_not_retried() -> None:
+def test_a_script_is_a_list_that_ends_a_function_or_an_endless_iterator() -> None:
     with ScriptedServer(["one"]) as server:
         ask(server)
         with pytest.raises(openai.InternalServerError, match="it has ended after 1 replies"):
             ask(server, max_retries=5)
-        assert len(server.requests) == 2
-
-
-def test_a_function_or_an_endless_iterator_is_a_script() -> None:
+        assert len(server.requests) == 2  # such a 500 is not retried
     with ScriptedServer(lambda body: f"echo {body['messages'][-1]['content']}") as server:
         assert ask(server).choices[0].message.content == "echo q"
     with ScriptedServer(itertools.cycle(["tick", "tock"])) as server:
         assert [ask(server).choices[0].message.content for _ in range(3)] == ["tick", "tock", "tick"]
 
 
+CHATS, RESPONSES = "/v1/chat/completions", "/v1/responses"
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "status"),
     [
-        ("POST", "/v1/chat/completions", b"{half", 400),
-        ("POST", "/v1/chat/completions", b"[" * 100_000, 400),
-        ("POST", "/v1/chat/completions", b"\xff", 400),
-        ("POST", "/v1/chat/completions", b"[]", 400),
-        ("POST", "/v1/chat/completions", b"{}", 400),
-        ("POST", "/v1/chat/completions", b'{"model": "m"}', 400),
-        ("POST", "/v1/chat/completions", b'{"model": "m", "messages": []}', 400),
-        ("POST", "/v1/chat/completions", b'{"model": "m", "messages": [1]}', 400),
+        ("POST", CHATS, b"{half", 400), ("POST", CHATS, b"[" * 100_000, 400), ("POST", CHATS, b"\xff", 400),
+        ("POST", CHATS, b"[]", 400), ("POST", CHATS, b"{}", 400), ("POST", CHATS, b'{"model": "m"}', 400),
+        ("POST", CHATS, b'{"model": "m", "messages": []}', 400),
+        ("POST", CHATS, b'{"model": "m", "messages": [1]}', 400),
         ("POST", "/v1/embeddings", b'{"model": "m", "input": [1.5]}', 400),
-        ("POST", "/v1/chat/completions?x=1", b'{"model": "m", "messages": [{"role": "user"}]}', 200),
-        ("POST", "/v1/responses", b"{}", 400),
-        ("POST", "/v1/responses", b'{"model": "m"}', 400),
-        ("POST", "/v1/responses", b'{"model": "m", "input": 1}', 400),
-        ("POST", "/v1/responses", b'{"model": "m", "input": [1]}', 400),
-        ("POST", "/v1/responses", b'{"model": "m", "input": "x"}', 200),
-        ("GET", "/v1/responses/resp_1", b"", 404),
-        ("DELETE", "/v1/responses/resp_1", b"", 404),
-        ("PUT", "/v1/responses", b"{}", 404),
-        ("GET", "/v1/nothing", b"", 404),
-        ("GET", "/v1/models", b"", 200),
+        ("POST", f"{CHATS}?x=1", b'{"model": "m", "messages": [{"role": "user"}]}', 200),
+        ("POST", RESPONSES, b"{}", 400), ("POST", RESPONSES, b'{"model": "m"}', 400),
+        ("POST", RESPONSES, b'{"model": "m", "input": 1}', 400),
+        ("POST", RESPONSES, b'{"model": "m", "input": [1]}', 400),
+        ("POST", RESPONSES, b'{"model": "m", "input": "x"}', 200),
+        ("GET", f"{RESPONSES}/resp_1", b"", 404), ("DELETE", f"{RESPONSES}/resp_1", b"", 404),
+        ("PUT", RESPONSES, b"{}", 404), ("GET", "/v1/nothing", b"", 404), ("GET", "/v1/models", b"", 200),
     ],
-)
+)  # fmt: skip
 def test_what_a_client_gets_wrong(method: str, path: str, body: bytes, status: int) -> None:
     with ScriptedServer(["ok"]) as server:
         connection = http.client.HTTPConnection(server.base_url.split("/")[2], timeout=10)
@@ -297,18 +255,16 @@ def test_what_a_client_gets_wrong(method: str, path: str, body: bytes, status: i
 
 def test_many_threads_are_each_answered_once() -> None:
     with ScriptedServer([say(str(i)) for i in range(64)]) as server, client_of(server) as client:
-
-        def one(_: int) -> Any:
-            return client.chat.completions.create(model="m", messages=[USER]).choices[0].message.content
-
         with ThreadPoolExecutor(16) as pool:
-            assert sorted(map(int, filter(None, pool.map(one, range(64))))) == list(range(64))
+            answers = pool.map(lambda _: chat(client).choices[0].message.content, range(64))
+        assert sorted(map(int, answers)) == list(range(64))
 
 
 def test_closing_is_fast_and_clean_with_hung_and_idle_connections() -> None:
     server = ScriptedServer([say("x"), *[Reply("late", delay=600)] * 4]).start()
+    assert server.base_url.startswith("http://127.0.0.1:") and server.base_url.endswith("/v1")
     idle = client_of(server)
-    idle.chat.completions.create(model="m", messages=[USER])
+    chat(idle)
     failures: list[Exception] = []
 
     def hung() -> None:
@@ -322,7 +278,6 @@ def test_closing_is_fast_and_clean_with_hung_and_idle_connections() -> None:
         thread.start()
     while len(server.requests) < 5:
         time.sleep(0.01)
-    url = server.base_url
     start = time.perf_counter()
     server.close()
     assert time.perf_counter() - start < 60  # the answers would come in ten minutes
@@ -330,13 +285,11 @@ def test_closing_is_fast_and_clean_with_hung_and_idle_connections() -> None:
         thread.join(5)
     assert len(failures) == 4
     with pytest.raises(openai.APIConnectionError):
-        idle.chat.completions.create(model="m", messages=[USER])
+        chat(idle)
     idle.close()
     server.close()
     with pytest.raises(RuntimeError, match="not running"):
         _ = server.base_url
-    assert url.startswith("http://127.0.0.1:")
-    assert url.endswith("/v1")
 
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
@@ -355,19 +308,10 @@ def test_the_reference_agent_runs_its_tools_and_shows_what_prepare_says() -> Non
             prepare=lambda messages: [{"role": "system", "content": "brief"}, *messages],
         )  # fmt: skip
     assert given == [{"role": "user", "content": "add"}]
-    assert [m["role"] for m in final] == [
-        "user",
-        "assistant",
-        "tool",
-        "tool",
-        "assistant",
-        "tool",
-        "tool",
-        "assistant",
-    ]
+    assert "".join(m["role"][0] for m in final) == "uattatta"
     assert json.loads(final[2]["content"]) == {"sum": 3}
-    assert [json.loads(final[i]["content"])["error"].split(":")[0] for i in (3, 5, 6)] == [
-        "TypeError", "KeyError", "JSONDecodeError"]  # fmt: skip
+    errors = [json.loads(final[i]["content"])["error"].split(":")[0] for i in (3, 5, 6)]
+    assert errors == ["TypeError", "KeyError", "JSONDecodeError"]
     assert final[-1]["content"] == "3"
     assert server.refused == []
     assert server.requests[-1].body["messages"] == [{"role": "system", "content": "brief"}, *final[:-1]]

@@ -7,32 +7,22 @@ from typing import Any
 
 import openai
 import pytest
-from openai import OpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
+from tests.testing.test_server import USER, client_of
 
 from memory_bank.testing import Reply, ScriptedServer, call, calls, say
 
-USER: dict[str, Any] = {"role": "user", "content": "q"}
 THINKING = Reply(
     "I look it up.", tool_calls=[("find", {"q": "a"}), ("find", {"q": "b"})], reasoning="Two searches."
 )
 
 
-def client_of(server: ScriptedServer, **options: Any) -> Any:
-    options = {"max_retries": 0, "timeout": 20, **options}
-    return OpenAI(base_url=server.base_url, api_key="sk-secret", **options)
-
-
 def outputs_for(response: Any) -> list[dict[str, Any]]:
     return [
-        {
-            "type": "function_call_output",
-            "call_id": item.call_id,
-            "output": json.dumps({"found": item.arguments}),
-        }
-        for item in response.output
-        if item.type == "function_call"
+        {"type": "function_call_output", "call_id": i.call_id, "output": json.dumps({"found": i.arguments})}
+        for i in response.output
+        if i.type == "function_call"
     ]
 
 
@@ -121,31 +111,17 @@ def test_custom_tools_may_stand_in_an_item_and_in_a_namespace() -> None:
     assert [item.type for item in made] == ["custom_tool_call", "function_call"]
 
 
-def test_a_loop_of_tools_with_the_whole_list() -> None:
-    script = [THINKING, Reply(tool_calls=[("find", {"q": "c"})], reasoning="One more."), say("done")]
+@pytest.mark.parametrize("held", ["items", "previous_response_id", "conversation"])
+def test_a_loop_of_tools_by_the_whole_list_or_that_the_server_continues(held: str) -> None:
+    script = [THINKING, Reply(tool_calls=[("find", {"q": "c"})], reasoning="One more."), "done"]
     items: list[Any] = [USER]
     with ScriptedServer(script) as server, client_of(server) as client:
-        for _ in script:
-            answer = client.responses.create(model="m", input=items)
-            items += [item.model_dump(exclude_none=True) for item in answer.output] + outputs_for(answer)
-    assert answer.output_text == "done"
-    assert server.refused == []
-    assert [i.get("type", "message") for i in items] == [
-        "message", "reasoning", "message", "function_call", "function_call", "function_call_output",
-        "function_call_output", "reasoning", "function_call", "function_call_output", "message"]  # fmt: skip
-
-
-@pytest.mark.parametrize("held", ["previous_response_id", "conversation"])
-def test_a_loop_of_tools_that_the_server_continues(held: str) -> None:
-    with ScriptedServer([THINKING, call("find", q="c"), "done"]) as server, client_of(server) as client:
-        state: dict[str, Any] = {}
-        if held == "conversation":
-            state = {"conversation": client.conversations.create().id}
-        answer = client.responses.create(model="m", input="q", **state)
+        state = {"conversation": client.conversations.create().id} if held == "conversation" else {}
+        answer = client.responses.create(model="m", input=items, **state)
         while outputs := outputs_for(answer):
-            if held == "previous_response_id":
-                state = {held: answer.id}
-            answer = client.responses.create(model="m", input=outputs, **state)
+            items += [item.model_dump(exclude_none=True) for item in answer.output] + outputs
+            state = {held: answer.id} if held == "previous_response_id" else state
+            answer = client.responses.create(model="m", input=items if held == "items" else outputs, **state)
         assert answer.output_text == "done"
         assert server.refused == []
         if held == "previous_response_id":
@@ -154,6 +130,9 @@ def test_a_loop_of_tools_that_the_server_continues(held: str) -> None:
             client.responses.delete(answer.id)
             with pytest.raises(openai.NotFoundError):
                 client.responses.retrieve(answer.id)
+    assert [i.get("type", "message") for i in items] == [
+        "message", "reasoning", "message", "function_call", "function_call", "function_call_output",
+        "function_call_output", "reasoning", "function_call", "function_call_output"]  # fmt: skip
 
 
 def refused(server: ScriptedServer, **body: Any) -> str:

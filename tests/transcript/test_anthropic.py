@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests import chats
 from tests.blocks import (
     MARK,
     OPAQUE,
@@ -65,19 +66,12 @@ def test_a_user_message_divides_into_its_results_and_the_rest():
     ]
     chat = from_anthropic(messages, [text("You help.", **MARK)])
     assert chat.messages == [
-        {"role": "system", "content": "You help."},
-        {"role": "user", "content": "Find it"},
-        {
-            "role": "assistant",
-            "content": "I look.",
-            "tool_calls": [
-                {"id": "a", "type": "function", "function": {"name": "get_order", "arguments": '{"n":1}'}},
-                {"id": "b", "type": "function", "function": {"name": "get_order", "arguments": "{}"}},
-            ],
-        },
-        {"role": "tool", "tool_call_id": "b", "content": "B"},
-        {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "A"}]},
-        {"role": "user", "content": "And quickly!"},
+        chats.system("You help."),
+        chats.user("Find it"),
+        chats.call(("a", "get_order", '{"n":1}'), ("b", "get_order", "{}"), text="I look."),
+        chats.result("b", "B"),
+        chats.result("a", [text("A")]),
+        chats.user("And quickly!"),
     ]
     turns = [s for s in parse_messages(chat.messages) if isinstance(s, Interaction)]
     assert [(len(t.pairs), t.fault) for t in turns] == [(2, "")]
@@ -334,19 +328,13 @@ def test_which_lists_are_of_this_api():
 @pytest.mark.parametrize("odd", [{}, [None], 3, None])
 @pytest.mark.parametrize("role", ["user", "assistant"])
 def test_types_and_ids_that_are_no_text_break_nothing(odd: Any, role: str) -> None:
-    blocks = [
+    for block in (
         {"type": odd, "text": "x"},
         {"type": "tool_use", "id": odd, "name": odd, "input": odd},
         {"type": "tool_result", "tool_use_id": odd, "content": [{"type": odd}]},
         {"type": "thinking", "thinking": odd, "signature": odd},
-    ]
-    for block in blocks:
-        messages = [
-            {"role": "user", "content": [{"type": "text", "text": "go"}]},
-            {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]},
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "y"}, block]},
-            {"role": role, "content": [block]},
-        ]
+    ):
+        messages = [user("go"), turn(use("a")), user(answer("a"), block), {"role": role, "content": [block]}]
         chat = from_anthropic(messages)
         assert isinstance(unchanged(chat), list)
         assert isinstance(without_thinking(messages, Thinking.KEEP_LAST), list)

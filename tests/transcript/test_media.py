@@ -17,64 +17,32 @@ PDF = base64.b64encode(b"%PDF-1.7\n" + random.Random(2).randbytes(2_100_000)).de
 URL = "https://shop.example/chart.png"
 
 PARTS = {
-    "chat image": (
-        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}},
-        "[image/png, 84 kB]",
-    ),
+    "chat image": ({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}}, "[image/png, 84 kB]"),
     "chat address": ({"type": "image_url", "image_url": {"url": URL}}, f'[image, "{URL}"]'),
-    "chat file": (
-        {"type": "file", "file": {"filename": "a.pdf", "file_data": f"data:application/pdf;base64,{PDF}"}},
-        '[application/pdf, 2 MB, "a.pdf"]',
-    ),
-    "chat audio": (
-        {"type": "input_audio", "input_audio": {"data": PNG[50:], "format": "wav"}},
-        "[audio/wav, 84 kB]",
-    ),
-    "input_image": (
-        {"type": "input_image", "image_url": f"data:image/jpeg;base64,{PNG}", "detail": "auto"},
-        "[image/jpeg, 84 kB]",
-    ),
+    "chat file": ({"type": "file", "file": {"filename": "a.pdf", "file_data": f"data:application/pdf;base64,{PDF}"}},
+                  '[application/pdf, 2 MB, "a.pdf"]'),
+    "chat audio": ({"type": "input_audio", "input_audio": {"data": PNG[50:], "format": "wav"}}, "[audio/wav, 84 kB]"),
+    "input_image": ({"type": "input_image", "image_url": f"data:image/jpeg;base64,{PNG}", "detail": "auto"},
+                    "[image/jpeg, 84 kB]"),
     "input_image of a file": ({"type": "input_image", "file_id": "file-1"}, "[image]"),
-    "input_file": (
-        {"type": "input_file", "filename": "chart.png", "file_data": f"data:image/png;base64,{PNG}"},
-        '[image/png, 84 kB, "chart.png"]',
-    ),
+    "input_file": ({"type": "input_file", "filename": "chart.png", "file_data": f"data:image/png;base64,{PNG}"},
+                   '[image/png, 84 kB, "chart.png"]'),
     "input_file by address": ({"type": "input_file", "file_url": URL}, f'[file, "{URL}"]'),
-    "screenshot": (
-        {"type": "computer_screenshot", "image_url": f"data:image/png;base64,{PNG}"},
-        "[image/png, 84 kB]",
-    ),
-    "Messages image": (
-        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}},
-        "[image/png, 84 kB]",
-    ),
+    "screenshot": ({"type": "computer_screenshot", "image_url": f"data:image/png;base64,{PNG}"}, "[image/png, 84 kB]"),
+    "Messages image": ({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}},
+                       "[image/png, 84 kB]"),
     "Messages address": ({"type": "image", "source": {"type": "url", "url": URL}}, f'[image, "{URL}"]'),
-    "Messages document": (
-        {
-            "type": "document",
-            "title": "A\nB",
-            "source": {"type": "base64", "media_type": "application/pdf", "data": PDF},
-        },
-        '[application/pdf, 2 MB, "A\\nB"]',
-    ),
+    "Messages document": ({"type": "document", "title": "A\nB",
+                           "source": {"type": "base64", "media_type": "application/pdf", "data": PDF}},
+                          '[application/pdf, 2 MB, "A\\nB"]'),
     "MCP image": ({"type": "image", "data": PNG, "mimeType": "image/png"}, "[image/png, 84 kB]"),
-    "MCP resource": (
-        {
-            "type": "resource",
-            "resource": {"uri": "file:///a.bin", "mimeType": "application/pdf", "blob": PDF},
-        },
-        '[application/pdf, 2 MB, "file:///a.bin"]',
-    ),
-    "LangChain": (
-        {"type": "image", "base64": PNG, "mime_type": "image/png", "id": "1"},
-        "[image/png, 84 kB]",
-    ),
-    "LangChain 0.3": (
-        {"type": "image", "source_type": "base64", "data": PNG, "mime_type": "image/png"},
-        "[image/png, 84 kB]",
-    ),
+    "MCP resource": ({"type": "resource", "resource": {"uri": "file:///a.bin", "mimeType": "application/pdf", "blob": PDF}},
+                     '[application/pdf, 2 MB, "file:///a.bin"]'),
+    "LangChain": ({"type": "image", "base64": PNG, "mime_type": "image/png", "id": "1"}, "[image/png, 84 kB]"),
+    "LangChain 0.3": ({"type": "image", "source_type": "base64", "data": PNG, "mime_type": "image/png"},
+                      "[image/png, 84 kB]"),
     "Gemini": ({"inline_data": {"mime_type": "image/png", "data": PNG}}, "[image/png, 84 kB]"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PARTS)

@@ -9,40 +9,17 @@ from hypothesis import strategies as st
 from memory_bank.transcript.quoting import INTRODUCTION, fence, quote_lines, unquote_lines
 
 FRAME = [
-    "#2 get_order id=ORD-7",
-    "#3 arguments",
-    "note before #4",
-    "…",
-    "… line 12:",
-    "[… #12]",
-    "[… 40 more lines …]",
-    "[1] trace_id 0123, get_order, step 2",
-    "trace_id: 0123",
-    "output (12 characters):",
-    "Excerpts (…: parts left out):",
-    "Excerpts:",
-    "Excerpts of calls that are no longer in the list of messages:",
-    'Calls so far (get_record("#n") returns one in full):',
-    "Calls #1 to #9: get_record",
-    'An output that ends with [… #n] is shortened. get_record("#n") returns it in full.',
-    "The agent's latest plan:",
-    "The agent's words:",
-    "[RETRIEVED RECORD 2]",
-    "</retrieved-data seal=00000000>",
-    "</RETRIEVED-DATA>",
+    "#2 get_order id=ORD-7", "#3 arguments", "note before #4", "…", "… line 12:", "[… #12]", "[… 40 more lines …]",
+    "[1] trace_id 0123, get_order, step 2", "trace_id: 0123", "output (12 characters):",
+    "Excerpts (…: parts left out):", "Excerpts:", "Excerpts of calls that are no longer in the list of messages:",
+    'Calls so far (get_record("#n") returns one in full):', "Calls #1 to #9: get_record",
+    'An output that ends with [… #n] is shortened. get_record("#n") returns it in full.', "The agent's latest plan:",
+    "The agent's words:", "[RETRIEVED RECORD 2]", "</retrieved-data seal=00000000>", "</RETRIEVED-DATA>",
     "＜/retrieved-data＞",
-]
+]  # fmt: skip
 ORDINARY = [
-    "# Heading",
-    "#!/bin/sh",
-    "#include <x>",
-    "status: paid",
-    "[1, 2]",
-    "output: x",
-    "\\section{A}",
-    "C:\\#1",
-    "...",
-]
+    "# Heading", "#!/bin/sh", "#include <x>", "status: paid", "[1, 2]", "output: x", "\\section{A}", "C:\\#1", "...",
+]  # fmt: skip
 BREAKS = ["\n", "\r", "\r\n", "\v", "\f", "\x85", "\u2028", "\u2029"]
 PIECES = st.sampled_from([*FRAME, *ORDINARY, *BREAKS, "\\", " ", "\t", "\u200b", "\ufeff", "x"])
 

@@ -29,12 +29,11 @@ def demo(
     from memory_bank.lab.traces import Trace, is_turn, read_traces
     from memory_bank.models.embedding import load_embedder
 
-    screen = _Screen()
     trace = next(t for t in read_traces(shipped_trace("shop-refunds.jsonl")) if isinstance(t, Trace))
     try:
         load_embedder(embedding_model)
     except EmbeddingError as e:
-        screen.say("[yellow]Falling back to the built-in lexical embedder:[/] ", one_line(str(e), 600))
+        _say("[yellow]Falling back to the built-in lexical embedder:[/] ", one_line(str(e), 600))
         embedding_model = "lexical"
     settings = MemoryBankSettings(
         selection="evidence",
@@ -48,66 +47,50 @@ def demo(
         default_strategy="memory_bank", memory_strategies={"memory_bank": settings}
     )
     calls = sum(len(m.get("tool_calls") or ()) for m in trace.messages)
-    screen.say(
-        f"\n[bold]{trace.id}[/]: {len(trace.messages)} messages of a recorded run, {calls} tool calls."
-    )
-    screen.say("Task: ", one_line(trace.task, 300))
-    screen.say("Before each model call the prompt is rebuilt: anchor, what matters now, last interaction.\n")
+    _say(f"\n[bold]{trace.id}[/]: {len(trace.messages)} messages of a recorded run, {calls} tool calls.")
+    _say("Task: ", one_line(trace.task, 300))
+    _say("Before each model call the prompt is rebuilt: anchor, what matters now, last interaction.\n")
     steps = []
-    fetched: list[tuple[str, str, bytes, bytes]] = []
     last = sum(map(is_turn, trace.messages))
     for step in replay_trace(trace, config, "memory_bank"):
         steps.append(step)
-        screen.show(step)
-        if step.step == last and step.state is not None:  # its memory is dropped with the trace
-            fetched.append(_fetch(step.state, trace))
+        _show(step)
+        if step.step == last:  # its memory is dropped with the trace
+            assert step.state is not None
+            trace_id, tool, stored, said = _fetch(step.state, trace)
     full, rebuilt = sum(s.full_tokens for s in steps), sum(s.tokens for s in steps)
     saved = f"{1 - rebuilt / full:.0%} saved"
     approximate = steps[-1].counter == "approximate"
     how = " (approximate: the vocabulary of tiktoken is not available)" if approximate else ""
-    screen.say(f"\n[bold]All steps together: {full:,} tokens in full, {rebuilt:,} rebuilt: {saved}[/]{how}.")
-    screen.say(f"Broken call/result pairs in all rebuilt prompts: {sum(s.broken_pairs for s in steps)}.")
-    trace_id, tool, stored, said = fetched[0]
-    screen.say(
-        f"\nNothing is lost. The largest output, of [bold]{tool}[/], fetched by its trace_id {trace_id}:"
-    )
+    _say(f"\n[bold]All steps together: {full:,} tokens in full, {rebuilt:,} rebuilt: {saved}[/]{how}.")
+    _say(f"Broken call/result pairs in all rebuilt prompts: {sum(s.broken_pairs for s in steps)}.")
+    _say(f"\nNothing is lost. The largest output, of [bold]{tool}[/], fetched by its trace_id {trace_id}:")
     same = stored == said
     verdict = "[green]identical, byte for byte[/]" if same else "[red]they differ[/]"
-    screen.say(f"  stored {len(stored):,} bytes, the tool said {len(said):,} bytes: {verdict}.")
+    _say(f"  stored {len(stored):,} bytes, the tool said {len(said):,} bytes: {verdict}.")
     if not same:
         raise typer.Exit(1)
 
 
-class _Screen:
-    """Standard output; ASCII replaces bars and arrows where they cannot be shown."""
+def _say(markup: str, text: str = "") -> None:
+    """Print a line of markup, followed by text that is not read as markup."""
+    from rich.console import Console
+    from rich.text import Text
 
-    def __init__(self) -> None:
-        from rich.console import Console
+    Console(highlight=False).print(Text.from_markup(markup) + Text(text), soft_wrap=True)
 
-        self._console = Console(highlight=False)
-        plain = not self._console.encoding.lower().startswith("utf")
-        self._arrow, self._back, self._full, self._rest = ("->", "<-", "#", ".") if plain else "→↩█·"
 
-    def say(self, markup: str, text: str = "") -> None:
-        """Print a line of markup, followed by text that is not read as markup."""
-        from rich.text import Text
-
-        self._console.print(Text.from_markup(markup) + Text(text), soft_wrap=True)
-
-    def show(self, step: ReplayStep) -> None:
-        """Print a step: its tokens, and what was brought back."""
-        share = step.tokens / max(1, step.full_tokens)
-        filled = min(_BAR, round(_BAR * share))
-        bar = self._full * filled + self._rest * (_BAR - filled)
-        tokens = f"{step.full_tokens:>7,} {self._arrow} {step.tokens:>6,} tokens"
-        self.say(f"step {step.step:>2}  {tokens}  [cyan]{bar}[/] {share:>4.0%}")
-        if step.plan.unchanged:
-            return
-        for decision in step.plan.decisions:
-            if decision.score is not None and str(decision.fate) in ("kept", "shown in part"):
-                tools = ", ".join(decision.tools)
-                line = f"step {decision.step} {tools}: worth {decision.score:.2f}, {decision.reason}"
-                self.say(f"         [dim]{self._back}[/] ", one_line(line, 150))
+def _show(step: ReplayStep) -> None:
+    """Print a step: its tokens, and what was brought back."""
+    share = step.tokens / max(1, step.full_tokens)
+    bar = ("#" * min(_BAR, round(_BAR * share))).ljust(_BAR, ".")
+    _say(
+        f"step {step.step:>2}  {step.full_tokens:>7,} -> {step.tokens:>6,} tokens  [cyan]{bar}[/] {share:>4.0%}"
+    )
+    for d in () if step.plan.unchanged else step.plan.decisions:
+        if d.score is not None and str(d.fate) in ("kept", "shown in part"):
+            line = f"step {d.step} {', '.join(d.tools)}: worth {d.score:.2f}, {d.reason}"
+            _say("         [dim]<-[/] ", one_line(line, 150))
 
 
 def _fetch(state: MemoryBankState, trace: Trace) -> tuple[str, str, bytes, bytes]:

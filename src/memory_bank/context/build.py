@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from memory_bank.bank.retrieval import raw_data
 from memory_bank.bank.session import MemoryBankState, Session
 from memory_bank.config import MemoryBankSettings
-from memory_bank.context.marks import marked_choice, marked_view
 from memory_bank.context.render import memory_message, render, repair_interaction, written
 from memory_bank.faults import fault_point
-from memory_bank.plan import Choice, Context, Plan
+from memory_bank.plan import Choice, Context, Plan, Shown
 from memory_bank.transcript.messages import record_tool
 from memory_bank.transcript.transcript import View
 from memory_bank.transcript.turns import Entry
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
+PINNED_HEADING = "Pinned records of earlier calls:"
+_PINNED_CHARS = 2_000  # shown of a pinned record whose messages are no longer in the list
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,8 @@ def build_context(
         session.store(view, insights_later=not policy.reads_insights)
         if isinstance(session, MemoryBankState) and any(session.retained):
             budget = policy.budget and policy.budget(sum(e.tokens for e in view.history))
-            view = marked_view(view, session, budget)
-            choice = marked_choice(policy.choose(view, session), view, session, budget)
+            view = _with_pins(view, session, budget)
+            choice = _apply_pins(policy.choose(view, session), view, session, budget)
         else:
             choice = policy.choose(view, session)
         context = render(make_plan(view, choice, session, policy))
@@ -65,13 +67,79 @@ def build_context(
         return context
 
 
+def _with_pins(view: View, session: MemoryBankState, budget: int | None) -> View:
+    """The view in which past interactions with pinned records are never dropped, and those excluded are hidden.
+
+    The newest pinned interactions whose tokens fit into ``budget`` (None: all) are kept; others are left to
+    the strategy. An interaction with an excluded record is hidden even if it has a pinned one, too.
+    """
+    pinned_ids, excluded_ids = session.retained
+    hidden = {e.start for e in view.history if not e.fault and excluded_ids.intersection(e.record_ids)}
+    pinned: set[int] = set()
+    kept = set(view.kept)
+    for entry in reversed(view.history):
+        if entry.fault or entry.start in hidden or not pinned_ids.intersection(entry.record_ids):
+            continue
+        if budget is not None:
+            if entry.tokens > budget:
+                continue
+            budget -= entry.tokens
+        pinned.add(entry.start)
+        kept.update(range(entry.start, entry.stop))
+    return replace(view, kept=sorted(kept), pinned=frozenset(pinned), hidden=frozenset(hidden))
+
+
+def _apply_pins(choice: Choice, view: View, session: MemoryBankState, budget: int | None) -> Choice:
+    """The choice without what is hidden, and with pinned records whose messages are no longer in the list."""
+    pinned_ids, excluded_ids = session.retained
+    apart = {p for e in view.history if e.start in view.pinned | view.hidden for p in range(e.start, e.stop)}
+    if apart.intersection(choice.edits):
+        choice = replace(choice, edits={p: e for p, e in choice.edits.items() if p not in apart})
+    here = {t for e in view.interactions for t in e.record_ids}
+    pinned = _pinned_text(pinned_ids - here - excluded_ids, view, session, budget)
+    if not (pinned or view.hidden):
+        return choice
+    text = "" if choice.unchanged else choice.text
+    keeps_all = choice.keep_all or bool(choice.unchanged)
+    leaves_out = keeps_all and bool(view.hidden)
+    return replace(
+        choice,
+        text=f"{text.rstrip()}\n\n{pinned}".lstrip() if pinned else text,
+        whole=view.past if leaves_out else choice.whole,
+        in_place=leaves_out or choice.in_place,
+        keep_all=keeps_all and not leaves_out,
+        unchanged="",
+        may_cost_more=True,
+        reasons=Shown(whole=view.past) if keeps_all and not choice.keep_all else choice.reasons,
+    )
+
+
+def _pinned_text(gone: frozenset[str], view: View, session: MemoryBankState, budget: int | None) -> str:
+    """Pinned records that no message shows, shortened, the newest that fit into what the others leave."""
+    room = None if budget is None else budget - view.pinned_tokens
+    numbers = {t: n for n, t in enumerate(session.steps, 1) if t in gone} if gone else {}
+    lines: list[str] = []
+    for record in reversed(session.fact_store.get_many(list(numbers))) if numbers else ():
+        shown = raw_data(record, _PINNED_CHARS).text
+        line = f"#{numbers[record.trace_id]} {record.tool_name}: {shown}"
+        if room is not None:
+            tokens = session.counter.count_text(line) + 1
+            if tokens > room:
+                continue
+            room -= tokens
+        lines.append(line)
+    return "\n".join([PINNED_HEADING, *reversed(lines)]) if lines else ""
+
+
 def make_plan(view: View, choice: Choice, session: Session, policy: Policy) -> Plan:
     """Count what a choice costs, repair broken pairs, and keep the messages where the choice saves nothing."""
-    repaired, repairs = _repairs(view, choice.repair_pairs)
-    memory = None
+    memory, memory_tokens = None, 0
     if choice.text and not choice.unchanged:
-        memory = memory_message(choice.text, session.session_id, choice.role)
-    memory_tokens = _memory_tokens(memory, session)
+        memory, last = memory_message(choice.text, session.session_id, choice.role), session.last_plan
+        if last is not None and last.memory == memory and last.counter == session.counter.name:
+            memory_tokens = last.memory_tokens
+        else:
+            memory_tokens = session.counter.count_message(memory)
     kept = view.kept_tokens
     tokens = view.full_tokens if choice.keep_all else kept + sum(e.tokens for e in choice.whole)
     tokens += memory_tokens + _edited_tokens(view, choice)
@@ -82,10 +150,14 @@ def make_plan(view: View, choice: Choice, session: Session, policy: Policy) -> P
         memory, memory_tokens = None, 0
         tail = {p: e for p, e in choice.edits.items() if p >= view.tail_start}
         tokens = view.full_tokens + _edited_tokens(view, replace(choice, edits=tail))
-    for start, entries in repaired.items():
-        new = written(entries, view.messages)
-        own = next(e.tokens for e in view.interactions if e.start == start)
-        tokens += sum(map(session.counter.count_message, new)) - own
+    repaired: dict[int, Sequence[Entry]] = {}
+    repairs: dict[int, str] = {}
+    for interaction in view.interactions if choice.repair_pairs != "off" else ():
+        if interaction.fault:
+            entries, done = repair_interaction(interaction, choice.repair_pairs)
+            repaired[interaction.start], repairs[interaction.start] = entries, done
+            tokens += sum(map(session.counter.count_message, written(entries, view.messages)))
+            tokens -= interaction.tokens
     return Plan(
         view=view,
         choice=choice,
@@ -106,16 +178,6 @@ def make_plan(view: View, choice: Choice, session: Session, policy: Policy) -> P
     )
 
 
-def _memory_tokens(memory: Mapping[str, str] | None, session: Session) -> int:
-    """Tokens of the memory message; those of the step before are known."""
-    if memory is None:
-        return 0
-    last = session.last_plan
-    if last is not None and last.memory == memory and last.counter == session.counter.name:
-        return last.memory_tokens
-    return session.counter.count_message(memory)
-
-
 def _edited_tokens(view: View, choice: Choice) -> int:
     """The tokens of the messages in another form, less those of them that are counted otherwise."""
     counted = {p for e in choice.whole for p in range(e.start, e.stop)} if choice.edits else set()
@@ -126,17 +188,6 @@ def _edited_tokens(view: View, choice: Choice) -> int:
         if choice.keep_all or position in counted or position >= view.tail_start:
             tokens -= view.tokens_between(position, position + 1)
     return tokens
-
-
-def _repairs(view: View, mode: str) -> tuple[dict[int, Sequence[Entry]], dict[int, str]]:
-    repaired: dict[int, Sequence[Entry]] = {}
-    repairs: dict[int, str] = {}
-    if mode != "off":
-        for interaction in view.interactions:
-            if interaction.fault:
-                start = interaction.start
-                repaired[start], repairs[start] = repair_interaction(interaction, mode)
-    return repaired, repairs
 
 
 def _record_plan(plan: Plan, session: Session) -> None:

@@ -138,10 +138,10 @@ def choose(
 
     Where the selection fails, that is the list of calls and the latest interactions, and the log has a warning.
     """
-    step = _Step(view, session, settings, memory, budget, RECENT_SHARE, settings.keep_recent)
+    chooser = _Chooser(view, session, settings, memory, budget, RECENT_SHARE, settings.keep_recent)
     try:
         in_place = settings.layout == "native" and budget >= NATIVE_BUDGET
-        return (step.in_place() if in_place else step.in_text()), step.whole
+        return (chooser.in_place() if in_place else chooser.in_text()), chooser.whole
     except MemoryBankError:
         raise
     except Exception as e:
@@ -149,18 +149,16 @@ def choose(
             "session %s: choosing excerpts failed (%s); the context lists the calls and has the latest in full",
             session.session_id, type(e).__name__,
         )  # fmt: skip
-    step = _Step(view, session, settings, memory, budget, 1 - RECENT_SHARE, len(view.history))
+    chooser = _Chooser(view, session, settings, memory, budget, 1 - RECENT_SHARE, len(view.history))
     try:
-        listed = step.listed(step.room)
+        listed = chooser.listed(chooser.room)
     except Exception as e:
-        log.warning(
-            "session %s: the calls cannot be listed (%s)", session.session_id, type(e).__name__
-        )  # fmt: skip
+        log.warning("session %s: the calls cannot be listed (%s)", session.session_id, type(e).__name__)
         listed = ThreadText()
-    return step.excerpts(listed.text, NOTHING, listed.named), step.whole
+    return chooser.excerpts(listed.text, NOTHING, listed.named), chooser.whole
 
 
-class _Step:
+class _Chooser:
     """The newest interactions whole, and the room for the list of calls and for what is shown of the rest."""
 
     def __init__(
@@ -214,17 +212,12 @@ class _Step:
         return next((s for t, s in reversed(steps.items()) if s < before and t not in shown), 0)
 
     def excerpts(
-        self,
-        text: str,
-        selection: Selection,
-        named: frozenset[int],
-        in_place: Mapping[int, Edit] | None = None,
+        self, text: str, selection: Selection, named: frozenset[int], in_place: Any = None
     ) -> Excerpts:
         if in_place is None and self._settings.layout == "native":
             in_place = {}
-        return Excerpts(
-            self._memory, self._anchor, self._first_step, text, in_place, selection, named
-        )  # fmt: skip
+        at = self._anchor, self._first_step
+        return Excerpts(self._memory, *at, text, in_place, selection, named)
 
     def listed(self, room: int, shown: Collection[int] = (), first: ThreadText = ThreadText()) -> ThreadText:
         """The list of calls, without those that are ``shown`` elsewhere."""
@@ -240,13 +233,9 @@ class _Step:
         without = [memory.places[t] for t in self._kept if t in memory.places]
         without += [place for place, t in memory.notes.items() if t in self._kept]
         return memory.index.select(
-            anchor=self._anchor,
-            tail_interaction=self._first_step,
-            budget=room,
-            opening=opening,
-            listed=listed,
-            without=without,
-        )
+            anchor=self._anchor, tail_interaction=self._first_step,
+            budget=room, opening=opening, listed=listed, without=without,
+        )  # fmt: skip
 
     def in_text(self) -> Excerpts:
         """All in the memory text: the list of calls, then excerpts under the lines of their calls."""
@@ -333,35 +322,31 @@ class _Step:
         Of a turn only the calls of which something is chosen are shown, and those ``besides``, by trace_id.
         """
         memory = self._memory
-        turns: dict[int, Interaction] = {}
-        shown: dict[int, dict[int, ShownCall]] = {}
+        shown: dict[str, ShownCall] = {trace_id: self._call(trace_id) for trace_id in besides}
         notes: dict[int, str] = {}
         elsewhere: list[str] = []
-        for trace_id in besides:
-            turn, place = self._at[trace_id]
-            turns[turn.start] = turn
-            shown.setdefault(turn.start, {})[place] = self._call(trace_id)
         for record, places in sorted(selection.shown.items()):
-            trace_id = memory.owner(record)
-            parsed = memory.index.tables.parsed[record]
+            trace_id, parsed = memory.owner(record), memory.index.tables.parsed[record]
             quote = memory.index.quote(record, places, selection)
             if trace_id not in self._at:
                 elsewhere.append(f"{memory.index.header(record)}\n{quote}\n")
                 continue
-            turn, place = self._at[trace_id]
-            turns[turn.start] = turn
-            calls = shown.setdefault(turn.start, {})
-            call = calls.get(place) or self._call(trace_id)
+            call = shown.get(trace_id) or self._call(trace_id)
             if parsed.kind == "note":
-                notes[turn.start], calls[place] = quote, call
+                notes[self._at[trace_id][0].start] = quote
             elif parsed.kind == "arguments":
-                calls[place] = replace(call, arguments=tuple(quotes_by_text(parsed.cut, places)))
+                call = replace(call, arguments=tuple(quotes_by_text(parsed.cut, places)))
             else:
-                calls[place] = replace(call, quote=quote)
+                call = replace(call, quote=quote)
+            shown[trace_id] = call
+        turns: dict[int, tuple[Interaction, dict[int, ShownCall]]] = {}
+        for trace_id, call in shown.items():
+            turn, place = self._at[trace_id]
+            turns.setdefault(turn.start, (turn, {}))[1][place] = call
         in_place: dict[int, Edit] = {}
-        for start in sorted(shown):
-            in_place |= self._shorten(turns[start], shown[start], notes.get(start, ""))
-        numbers = {call.number for calls in shown.values() for call in calls.values()}
+        for start, (turn, calls) in sorted(turns.items()):
+            in_place |= self._shorten(turn, calls, notes.get(start, ""))
+        numbers = {call.number for call in shown.values()}
         return in_place, EXCERPTS_HEAD + "".join(elsewhere) if elsewhere else "", numbers
 
     def _shorten(self, turn: Interaction, shown: Mapping[int, ShownCall], note: str) -> dict[int, Edit]:

@@ -50,12 +50,8 @@ class AgentMemory:
     def __init__(
         self, max_items: int = 100, max_observations: int = 50, max_failures: int = 20, max_chars: int = 2_000
     ) -> None:
-        self.limits = {
-            "max_items": positive(max_items, "max_items"),
-            "max_observations": positive(max_observations, "max_observations"),
-            "max_failures": positive(max_failures, "max_failures"),
-            "max_chars": positive(max_chars, "max_chars"),
-        }
+        given = {"max_items": max_items, "max_observations": max_observations, "max_failures": max_failures}
+        self.limits = {name: positive(n, name) for name, n in {**given, "max_chars": max_chars}.items()}
         self._items: dict[str, Any] = {}
         self._observations: deque[str] = deque(maxlen=max_observations)
         self._failures: deque[str] = deque(maxlen=max_failures)
@@ -74,18 +70,17 @@ class AgentMemory:
         """
         if not isinstance(key, str) or not key:
             raise HistoryError("a value is stored under a name: store('order_id', value).")
-        name, most = repr(key[:60]), self.limits["max_chars"]
+        what, most = f"the value {key[:60]!r}", self.limits["max_chars"]
         try:
             packed = _packed(value)
-            size = len(dump_value(packed, f"the value {key!r}"))
+            size = len(dump_value(packed, what))
         except (RecordError, TypeError) as e:
-            raise HistoryError(f"the value {name} cannot be stored: {e}") from e
+            raise HistoryError(f"{what} cannot be stored: {e}") from e
         except RecursionError:
-            wrong = "contains itself, or nests too deep: store parts of it."
-            raise HistoryError(f"the value {name} {wrong}") from None
+            raise HistoryError(f"{what} contains itself, or nests too deep: store parts of it.") from None
         if size > most:
-            wrong = f"has {size:,} characters: store at most {most:,} (max_chars), or what names it (an id, a file)."
-            raise HistoryError(f"the value {name} {wrong}")
+            advice = f"store at most {most:,} (max_chars), or what names it (an id, a file)."
+            raise HistoryError(f"{what} has {size:,} characters: {advice}")
         self._items.pop(key, None)
         self._items[key] = packed
         while len(self._items) > self.limits["max_items"]:
@@ -97,16 +92,16 @@ class AgentMemory:
 
     def observe(self, text: object) -> None:
         """Add an observation; a long text is cut and says so."""
-        self._observations.append(self._short(text))
+        self._add(self._observations, text)
 
     def fail(self, text: object) -> None:
         """Add a failure (a text or an exception), so that it is not tried again."""
-        self._failures.append(self._short(text))
+        self._add(self._failures, text)
 
-    def _short(self, text: object) -> str:
+    def _add(self, held: deque[str], text: object) -> None:
         if isinstance(text, BaseException):
             text = f"{type(text).__name__}: {text}"
-        return cut(text if isinstance(text, str) else compact(text), self.limits["max_chars"])
+        held.append(cut(text if isinstance(text, str) else compact(text), self.limits["max_chars"]))
 
     @property
     def keys(self) -> list[str]:
@@ -126,7 +121,7 @@ class AgentMemory:
     def to_context(self) -> str:
         """The pad as text for a prompt: all values, the last 5 observations, the last 3 failures."""
         parts = [
-            ("Stored", [f"{k} = {compact(_shown(v))}" for k, v in self._items.items()]),
+            ("Stored", [f"{k} = {compact(_unpacked(v, to_read=True))}" for k, v in self._items.items()]),
             ("Observed", self.observations[-5:]),
             ("Failed", self.failures[-3:]),
         ]
@@ -138,8 +133,9 @@ class AgentMemory:
 
     def clear(self) -> None:
         """Remove everything."""
-        for held in (self._items, self._observations, self._failures):
-            held.clear()
+        self._items.clear()
+        self._observations.clear()
+        self._failures.clear()
 
     def to_json(self) -> str:
         """The pad with its limits as JSON."""
@@ -198,25 +194,18 @@ def _packed(value: object) -> Any:
 _READERS = {kind.__name__: read for kind, (_, read) in _KEPT.items()}
 
 
-def _unpacked(packed: Any) -> Any:
-    """The value that ``_packed`` was given."""
+def _unpacked(packed: Any, *, to_read: bool = False) -> Any:
+    """The value that ``_packed`` was given; ``to_read``: as plain JSON for people and models."""
     if isinstance(packed, list):
-        return [_unpacked(v) for v in packed]
+        return [_unpacked(v, to_read=to_read) for v in packed]
     if not isinstance(packed, dict):
         return packed
-    if _TAG in packed:
-        return _READERS[packed[_TAG]](packed["value"])
-    return {k: _unpacked(v) for k, v in packed.items()}
-
-
-def _shown(packed: Any) -> Any:
-    """A packed value as plain JSON to read."""
-    if isinstance(packed, list):
-        return [_shown(v) for v in packed]
-    if not isinstance(packed, dict):
-        return packed
-    if packed.get(_TAG) == "dict":
-        return {k if isinstance(k, str) else compact(k): v for k, v in _shown(packed["value"])}
-    if packed.get(_TAG) == "timedelta":
+    kind = packed.get(_TAG)
+    if kind is None:
+        return {k: _unpacked(v, to_read=to_read) for k, v in packed.items()}
+    if not to_read:
+        return _READERS[kind](packed["value"])
+    if kind == "timedelta":
         return str(_unpacked(packed))
-    return _shown(packed["value"]) if _TAG in packed else {k: _shown(v) for k, v in packed.items()}
+    value = _unpacked(packed["value"], to_read=True)
+    return {k if isinstance(k, str) else compact(k): v for k, v in value} if kind == "dict" else value

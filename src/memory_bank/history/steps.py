@@ -48,9 +48,6 @@ def one_line(text: str, room: int) -> str:
     return cut_at_edge(" ".join(text[: 4 * room].split()), room)
 
 
-# the parts of a step
-
-
 class StepPart:
     """The base of steps and of what they hold."""
 
@@ -88,11 +85,11 @@ class ToolCall(StepPart):
             return self
 
         def shortened(given: Any) -> Any:
-            if isinstance(given, str):
-                return shorten_text(given, n)
             if isinstance(given, dict):
                 return {k: shortened(v) for k, v in given.items()}
-            return list(map(shortened, given)) if isinstance(given, list) else given
+            if isinstance(given, list):
+                return list(map(shortened, given))
+            return shorten_text(given, n) if isinstance(given, str) else given
 
         return ToolCall(self.name, shortened(parse_arguments(self.arguments)), self.id)
 
@@ -169,17 +166,10 @@ class SourceMessages(StepPart):
     wire: Text = "tools"
 
 
-# the steps
-
-
 def _call_fields(given: Any) -> object:
     if isinstance(given, Mapping) and isinstance(body := given.get("function"), Mapping):
         return {"name": body.get("name"), "arguments": body.get("arguments"), "id": given.get("id")}
     return given
-
-
-def _observation_fields(given: object) -> object:
-    return {"content": given} if isinstance(given, (str, list, tuple)) else given
 
 
 def _usage_fields(given: Any) -> object:  # also of a token usage of another library
@@ -194,6 +184,13 @@ def _check_error(given: object) -> object:
 
 
 Usage = Annotated[TokenUsage | None, BeforeValidator(_usage_fields)]
+Messages = Annotated[tuple[Frozen, ...], LISTED]
+Calls = Annotated[tuple[Annotated[ToolCall, BeforeValidator(_call_fields)], ...], LISTED]
+_READABLE = BeforeValidator(lambda v: {"content": v} if isinstance(v, (str, list, tuple)) else v)
+Observations = Annotated[tuple[Annotated[Observation, _READABLE], ...], LISTED]
+_IMAGES = BeforeValidator(
+    lambda images: tuple(image_url(v, f"image {i} of the task") for i, v in enumerate(images, 1))
+)
 
 
 @value
@@ -278,10 +275,6 @@ class SystemPromptStep(Step):
     system_prompt: Text
 
 
-def _image_urls(images: tuple[object, ...]) -> tuple[str, ...]:
-    return tuple(image_url(image, f"image {i} of the task") for i, image in enumerate(images, 1))
-
-
 @value
 class TaskStep(Step):
     """What the user said; ``images`` are URLs, or anything that ``image_url`` turns into one.
@@ -292,7 +285,7 @@ class TaskStep(Step):
     type = "task"
     texts = ("task",)
     task: Text
-    images: Annotated[tuple[str, ...], BeforeValidator(_image_urls), LISTED] = ()
+    images: Annotated[tuple[str, ...], _IMAGES, LISTED] = ()
 
 
 @value
@@ -304,7 +297,7 @@ class PlanningStep(Step):
     plan: Text
     timing: Timing | None = None
     token_usage: Usage = None
-    model_input_messages: Annotated[tuple[Frozen, ...], LISTED] = ()
+    model_input_messages: Messages = ()
     model_output_message: Frozen = None
 
 
@@ -322,15 +315,13 @@ class ActionStep(Step):
     type = "action"
     texts = ("thought", "tool_calls", "observations", "error", "error_type")
     thought: Text | None = None
-    tool_calls: Annotated[tuple[Annotated[ToolCall, BeforeValidator(_call_fields)], ...], LISTED] = ()
-    observations: Annotated[
-        tuple[Annotated[Observation, BeforeValidator(_observation_fields)], ...], LISTED
-    ] = ()
+    tool_calls: Calls = ()
+    observations: Observations = ()
     error: Annotated[str | None, PlainValidator(_check_error)] = None
     timing: Timing | None = None
     token_usage: Usage = None
     is_final: Flag = False
-    model_input_messages: Annotated[tuple[Frozen, ...], LISTED] = ()
+    model_input_messages: Messages = ()
     model_output_message: Frozen = None
     action_output: Frozen = None
     error_type: Text | None = None
@@ -473,14 +464,10 @@ def _answers(step: ActionStep) -> list[tuple[int | None, Any]]:
             error = None
     if error is None:
         return answers
-    if not answers:
-        return [(None, error)]
-    position, content = answers[-1]
+    position, content = answers.pop() if answers else (None, "")
     if isinstance(content, list):
-        whole: Any = [*content, {"type": "text", "text": error}]
-    else:
-        whole = "\n\n".join(t for t in (content_text(content), error) if t)
-    return [*answers[:-1], (position, whole)]
+        return [*answers, (position, [*content, {"type": "text", "text": error}])]
+    return [*answers, (position, "\n\n".join(t for t in (content_text(content), error) if t))]
 
 
 def _observed(content: Any) -> Any:

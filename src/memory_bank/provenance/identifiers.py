@@ -23,16 +23,8 @@ class ValueKind(StrEnum):
     TEXT = "text"  # prose, code, queries: checked token by token
 
 
-IDENTIFIERS = frozenset(
-    {
-        ValueKind.LONG_NUMBER,
-        ValueKind.EMAIL,
-        ValueKind.URL,
-        ValueKind.PATH,
-        ValueKind.CODE,
-        ValueKind.NAME,
-    }
-)
+_WRITTEN = {ValueKind.TRIVIAL, ValueKind.NUMBER, ValueKind.DATE, ValueKind.WORD, ValueKind.TEXT}
+IDENTIFIERS = frozenset(ValueKind) - _WRITTEN
 """The kinds that must come from somewhere; an agent may write the others itself."""
 
 _EMAIL = re.compile(r"[\w.+%-]+@[\w-]+(?:\.[\w-]+)+\Z")
@@ -83,12 +75,12 @@ def hard_runs(value: str) -> list[str]:
     """
     if not _DIGIT.search(value):
         return []
-    rest = _DAY_INSIDE.sub(" ", value)
-    found = _RUN.findall(rest)
-    mixed = {
-        r for r in found if len(r) >= 8 and _DIGIT.search(r) and _CASE_MIX.search(r)
-    }  # in a random mix of case
-    return [r.casefold() for r in found if _is_hard(r.casefold()) or r in mixed]
+    return [
+        run.casefold()
+        for run in _RUN.findall(_DAY_INSIDE.sub(" ", value))
+        if _is_hard(run.casefold())
+        or (len(run) >= 8 and _DIGIT.search(run) and _CASE_MIX.search(run))  # in a random mix of case
+    ]
 
 
 def _is_hard(run: str) -> bool:

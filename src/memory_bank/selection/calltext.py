@@ -9,8 +9,8 @@ from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
-from memory_bank.selection.candidates import KIND, kind_of
 from memory_bank.selection.effects import is_failure
+from memory_bank.selection.values import KIND, kind_of
 from memory_bank.transcript.jsontext import RAW, Leaf, inner_json, leaves, parse_arguments
 from memory_bank.transcript.quoting import one_line
 

@@ -492,14 +492,11 @@ def _find_table(text: str, lines: list[tuple[int, int]], number: int) -> tuple[s
         for mark in ("\t", ",", ";"):
             names = header.split(mark)
             alike = len(names) > 1 and len(names) - 1 == rule.count(mark) == row.count(mark)
-            if alike and len(set(names)) == len(names) and all(map(_is_name, names)):
+            are_names = all(len(n) <= 40 and any(map(str.isalpha, n)) for n in names)
+            if alike and are_names and len(set(names)) == len(names):
                 found = mark
                 break
     return (found, [n.strip(' "')[:LONGEST_KEY] for n in header.split(found)]) if found else None
-
-
-def _is_name(text: str) -> bool:
-    return len(text) <= 40 and any(map(str.isalpha, text))
 
 
 def _row_cells(line: str, at: int, mark: str, names: list[str]) -> list[Cell]:

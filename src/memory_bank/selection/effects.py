@@ -1,14 +1,17 @@
-"""Whether a tool call changes something: by declaration, by the tool's name, by its arguments, by its outcome."""
+"""What a tool call does: whether it changes something, whether it failed, which file it reads, writes or edits."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from itertools import islice
+from typing import Any, Literal, NamedTuple
 
 from memory_bank.transcript.jsontext import inner_json, leaves, parse_arguments
 
 Effect = Literal["read", "write"]
+Access = Literal["read", "write", "edit"]
 
 
 def word_set(text: str) -> frozenset[str]:
@@ -36,7 +39,7 @@ _RUNS = word_set(
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 _NAME_KEYS = frozenset({"tool", "tool_name", "action", "operation", "function", "command_name"})
-_CODE_KEYS = word_set("code cmd command commands input script source sql statement _raw")
+_CODE_KEYS = word_set("code cmd command commands input query script source sql statement _raw")
 _SQL = re.compile(
     r"\s*(?:--[^\n]*\n\s*|/\*.*?\*/\s*)*(select|show|describe|desc|explain|pragma|with|values|use|insert|update|"
     r"delete|create|drop|alter|truncate|replace|merge|grant|revoke|begin|commit|call|copy|set)\b",
@@ -85,6 +88,18 @@ _MUTATING_FLAG = re.compile(
     r"-o\s|-O\b)"
 )
 _HTTP_CHANGES = frozenset({"post", "put", "patch", "delete"})
+
+_PATH_KEYS = ("file_path", "filepath", "filePath", "path", "filename", "file_name", "file", "notebook_path")
+_PART_KEYS = word_set(
+    "offset limit start end start_line end_line view_range head tail lines page pages start_page end_page sheet "
+    "sheet_name range start_cell end_cell"
+)
+_ACCESS: dict[Access, frozenset[str]] = {
+    "edit": word_set("edit replace insert patch update append modify multiedit"),
+    "write": word_set("write create save overwrite put"),
+    "read": word_set("read view open cat get load show"),
+}
+_NO_ACCESS = word_set("list search grep glob find tree directory directories info delete remove move rename")
 
 _FAILURE_START = re.compile(
     r"\W{0,4}(?:\w{0,40}(?:error|exception)\b|error\b|fatal\b|failed\b|failure\b|traceback\b|usage:"
@@ -145,18 +160,19 @@ def is_failure(output: str) -> bool:
 
 
 def _reports_failure(value: Mapping[str, Any]) -> bool:
-    for key in ("error", "errors", "isError", "is_error"):
-        if value.get(key) not in (None, False, "", [], {}, 0):
-            return True
-    if value.get("success") is False or value.get("ok") is False:
+    status, parts = value.get("status"), value.get("content")
+    codes = (value.get(key) for key in ("returncode", "exit_code", "exitCode"))
+    if (
+        any(
+            value.get(k) not in (None, False, "", [], {}, 0)
+            for k in ("error", "errors", "isError", "is_error")
+        )
+        or value.get("success") is False
+        or value.get("ok") is False
+        or (isinstance(status, str) and status.casefold() in _FAILED_WORDS)
+        or any(isinstance(code, int) and code != 0 for code in codes)
+    ):
         return True
-    status = value.get("status")
-    if isinstance(status, str) and status.casefold() in _FAILED_WORDS:
-        return True
-    for key in ("returncode", "exit_code", "exitCode"):
-        if isinstance(value.get(key), int) and value[key] != 0:
-            return True
-    parts = value.get("content")
     texts = [p.get("text") for p in parts if isinstance(p, dict)] if isinstance(parts, list) else []
     if len(texts) == 1 and isinstance(texts[0], str):
         return bool(_FAILURE_START.match(texts[0])) or is_failure(texts[0])
@@ -190,17 +206,11 @@ def _may_change(tool: str, arguments: Mapping[str, Any]) -> bool:
 
 
 def _code_texts(arguments: Mapping[str, Any], *, all_of_them: bool) -> list[str]:
-    found = []
-    for number, leaf in enumerate(leaves(dict(arguments))):
-        if number >= _LEAVES:
-            break
-        wanted = all_of_them or leaf.key in _CODE_KEYS or leaf.key == "query"
-        if wanted and isinstance(leaf.value, str):
-            found.append(leaf.value)
-    if all_of_them:
-        named = [t for k, t in arguments.items() if k in _CODE_KEYS | {"query"} and isinstance(t, str)]
-        return named or found
-    return found
+    named = [t for k, t in arguments.items() if k in _CODE_KEYS and isinstance(t, str)]
+    if all_of_them and named:
+        return named
+    texts = (leaf for leaf in islice(leaves(dict(arguments)), _LEAVES) if isinstance(leaf.value, str))
+    return [leaf.value for leaf in texts if all_of_them or leaf.key in _CODE_KEYS]
 
 
 def _text_changes(text: str, *, sql: bool, code: bool) -> bool:
@@ -244,3 +254,32 @@ def _part_changes(part: str) -> bool:
         return False
     sub = next((w for w in words[1:] if not w.startswith("-")), "")
     return sub not in _SHELL_SUBCOMMANDS.get(name, "").split()
+
+
+class FileAccess(NamedTuple):
+    """A call that shows or makes the text of a file, or, where `part` is not "", of a part of it."""
+
+    path: str
+    access: Access
+    part: str
+
+
+def file_access(tool: str, arguments: str) -> FileAccess | None:
+    """Return the file whose text a call shows or changes, by the tool's name and arguments; None for others."""
+    words = {w.casefold() for w in _WORD.findall(tool)}
+    access = next((a for a, verbs in _ACCESS.items() if words & verbs and not words & _NO_ACCESS), None)
+    try:
+        values = json.loads(arguments) if access is not None else None
+    except (ValueError, RecursionError):
+        return None
+    if access is None or not isinstance(values, dict):
+        return None
+    if access == "edit":  # editors with one tool for several commands
+        commands: dict[object, Access] = {"view": "read", "create": "write"}
+        access = commands.get(str(values.get("command")), access)
+    for key in _PATH_KEYS:
+        path = values.get(key)
+        if isinstance(path, str) and 0 < len(path) <= 400 and "\n" not in path:
+            parts = sorted(f"{k}={v}" for k, v in values.items() if k in _PART_KEYS and v is not None)
+            return FileAccess(path, access, " ".join(parts)[:200])
+    return None

@@ -9,8 +9,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from memory_bank.selection.candidates import KINDS, key_words, words_of
 from memory_bank.selection.tables import NEVER, OWN, Array, EvidenceTables, Table
+from memory_bank.selection.values import KINDS, key_words, words_of
 
 Owner = Literal["kind", "key", "source", "shape", "like", "record", "segment"]
 OWNERS: tuple[Owner, ...] = get_args(Owner)

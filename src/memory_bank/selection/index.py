@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import heapq
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from memory_bank.selection.calltext import ARGUMENT_CHARS, call_line, shown_arguments
-from memory_bank.selection.candidates import RecordKind, fold, parse_record
 from memory_bank.selection.cutting import WIDTH
 from memory_bank.selection.features import (
     FEATURE_NAMES,
@@ -18,8 +19,8 @@ from memory_bank.selection.features import (
     describe_segments,
 )
 from memory_bank.selection.model import Model, load_model
-from memory_bank.selection.packing import ShortForm, pack
-from memory_bank.selection.tables import OWN, Array, EvidenceTables, stands_in
+from memory_bank.selection.tables import OWN, Array, EvidenceTables
+from memory_bank.selection.values import ParsedRecord, fold, parse_record, stands_in
 
 EXCERPT_HEAD, SHORT_HEAD = "Excerpts (…: parts left out):\n", "Excerpts:\n"
 
@@ -40,6 +41,9 @@ OFFERS, OFFERS_SHARE = 150, 0.125  # segments that are packed: so many, and so m
 LINE_LENGTHS = (160, 1300, 1600, 3000)  # budgets from which a call's line takes its next longer form
 MIN_HEADING, MIN_LONG_HEADING = 200, 600  # budgets from which each is shown
 END_GAP = 2  # tokens of the gap mark at the end of an excerpt
+EDGE = 0.2
+"""Extra worth of a segment whose neighbour was chosen, as a share of the values at the cut."""
+NEAR_MISSES = 12
 
 
 Reason = tuple[str, float, tuple[tuple[str, float], ...]]
@@ -85,28 +89,20 @@ class EvidenceIndex:
 
     def add_call(self, *, trace_id: str, interaction: int, tool: str, arguments: str, output: str) -> None:
         """Add one call and its output."""
-        kinds: tuple[RecordKind, ...] = ("output", "arguments")
-        for kind in kinds[: 1 + (len(arguments) > LONG_ARGUMENTS)]:
-            self._add(interaction, output, trace_id, tool, arguments, kind)
+        call = trace_id, tool, arguments
+        self._add(parse_record(interaction, output, self.count, *call))
+        if len(arguments) > LONG_ARGUMENTS:
+            self._add(parse_record(interaction, output, self.count, *call, kind="arguments"))
 
     def add_note(self, *, interaction: int, text: str) -> None:
         """Add what the agent wrote with its calls."""
         if text.strip():
-            self._add(interaction, text, kind="note")
+            self._add(parse_record(interaction, text, self.count, kind="note"))
 
-    def _add(
-        self,
-        interaction: int,
-        text: str,
-        trace_id: str = "",
-        tool: str = "",
-        arguments: str = "",
-        kind: RecordKind = "output",
-    ) -> None:
+    def _add(self, item: ParsedRecord) -> None:
         t = self.tables
-        item = parse_record(interaction, text, self.count, trace_id, tool, arguments, kind)
         t.add(item)
-        self._calls.append((self._calls[-1] if self._calls else 0) + (kind == "output"))
+        self._calls.append((self._calls[-1] if self._calls else 0) + (item.kind == "output"))
         self._used.append([(u.form, t.ids[u.form]) for u in item.uses if u.form in t.ids])
         self._in_call.append(self._values_in(len(t.parsed) - 1, shown_arguments(item.arguments)))
         self._head_tokens.append([self.count(head + "\n") if head else 0 for head in item.cut.heads])
@@ -319,3 +315,117 @@ class EvidenceIndex:
             found.append((t.forms[int(ids[number])], float(chance[number]), tuple(why)))
         by_segment = np.split(columns, np.cumsum([len(inside) for inside in likeliest])[:-1])
         return [tuple(found[column] for column in places) for places in by_segment]
+
+
+class ShortForm(NamedTuple):
+    """A segment with its long values shortened: its tokens, and by value of the segment whether it is shown."""
+
+    tokens: int
+    shown: Array
+
+
+def pack(
+    t: EvidenceTables,
+    segments: Array,
+    worth: Array,
+    open_record: Mapping[int, int],
+    open_block: Sequence[Sequence[int]],
+    budget: int,
+    shown_by: Mapping[int, Array],
+    short: Mapping[int, ShortForm],
+) -> tuple[dict[int, float], list[tuple[int, float]]]:
+    """Choose segments by budgeted maximum coverage (lazy greedy); ties go to the later segment.
+
+    A segment gains the `worth` of its values that no chosen one has, times its `factor`, and its worth as text
+    that may be `copied`, per token. It costs its tokens, and those of its gap mark, its record's line and its
+    block's heading until another one of the record or block is chosen. ``shown_by``: the values, by record, that its
+    line or its call shows: its segments gain nothing by them, nor do others once a segment of it is chosen.
+    ``short``: segments that are packed in their short form.
+
+    Returns the gain of each chosen segment, in the order of choice, and the best segments that did not fit.
+    """
+    chosen: dict[int, float] = {}
+    edge: list[tuple[int, float]] = []
+    total = len(segments)
+    if budget <= 0 or not total:
+        return chosen, edge
+    s = {name: t.segments[name][segments] for name in ("record", "start", "count", "factor", "copied")}
+    stop = np.cumsum(s["count"])
+    at = np.arange(int(stop[-1])) + np.repeat(s["start"] - (stop - s["count"]), s["count"])
+    flat = t.pairs["value"][at]
+    width = len(worth)
+    if known := [values.astype(np.int64) + r * width for r, values in shown_by.items() if len(values)]:
+        owners = np.repeat(s["record"], s["count"]).astype(np.int64)
+        flat = np.where(np.isin(flat + owners * width, np.concatenate(known)), width, flat)
+    names: list[int] = segments.tolist()
+    tokens: list[int] = t.segments["tokens"][segments].tolist()
+    gaps: list[int] = t.segments["gap"][segments].tolist()
+    place: list[int] = t.segments["place"][segments].tolist()
+    for n, segment in enumerate(names if short else ()):
+        if segment in short:
+            tokens[n] = short[segment].tokens
+            flat[stop[n] - s["count"][n] : stop[n]][~short[segment].shown] = width
+    worth = np.append(worth, 0.0)  # of values that are shown anyway, or that a short form leaves out
+    sums = np.concatenate([np.zeros(1), np.cumsum(worth[flat])])
+    gains: list[float] = (s["factor"] * (sums[stop] - sums[stop - s["count"]]) + s["copied"]).tolist()
+    left: list[float] = worth.tolist()  # worth of each value that is not covered yet
+    all_values: list[int] = flat.tolist()
+    ends: list[int] = [0, *stop.tolist()]  # of the values of each segment
+    record: list[int] = s["record"].tolist()
+    factor, copied = s["factor"].tolist(), s["copied"].tolist()
+    block: list[tuple[int, int]] = list(zip(record, t.segments["block"][segments].tolist(), strict=True))
+    record_cost, block_cost = dict(open_record), {(r, b): open_block[r][b] for r, b in block}
+    of_record: dict[int, list[int]] = {}
+    for n, owner in enumerate(record):
+        of_record.setdefault(owner, []).append(n)
+    bonus = [0.0] * total
+    done = bytearray(total)
+
+    def price(n: int) -> int:
+        return tokens[n] + gaps[n] + record_cost[record[n]] + block_cost[block[n]]
+
+    heap = [(-gains[n] / price(n), -n) for n in range(total)]
+    heapq.heapify(heap)
+    while heap:
+        negative, minus = heapq.heappop(heap)
+        n = -minus
+        if done[n]:
+            continue
+        values = all_values[ends[n] : ends[n + 1]]
+        gain = gains[n] = factor[n] * sum(map(left.__getitem__, values), bonus[n]) + copied[n]
+        if gain <= 1e-9:
+            continue
+        cost = price(n)
+        if heap and gain / cost < -heap[0][0] and gain / cost < -negative:
+            heapq.heappush(heap, (-gain / cost, minus))
+            continue
+        done[n] = 1
+        if cost > budget:
+            if len(edge) < NEAR_MISSES:
+                edge.append((names[n], gain))
+            if budget < 6 or (len(edge) >= NEAR_MISSES and budget < 25):
+                break
+            continue
+        chosen[names[n]] = gain
+        budget -= cost
+        opened_record, opened_block = record_cost[record[n]], block_cost[block[n]]
+        record_cost[record[n]] = block_cost[block[n]] = 0
+        cheaper: list[int] = []  # or worth more
+        for other, near in ((n + 1, values[-2:]), (n - 1, values[:1])):
+            is_beside = 0 <= other < total and record[other] == record[n]
+            if is_beside and not done[other] and abs(place[other] - place[n]) == 1:
+                extra = EDGE * sum([left[v] for v in near])
+                bonus[other] += extra
+                gains[other] += extra
+                gaps[other] = 0
+                cheaper.append(other)
+        for value in values:
+            left[value] = 0.0
+        for value in shown_by[record[n]].tolist() if opened_record and shown_by else ():
+            left[value] = 0.0
+        if opened_record or opened_block:
+            others = (o for o in of_record[record[n]] if opened_record or block[o] == block[n])
+            cheaper += [other for other in others if not done[other]]
+        for other in cheaper:
+            heapq.heappush(heap, (-gains[other] / price(other), -other))
+    return chosen, edge

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from memory_bank.selection.candidates import (
+from memory_bank.selection.effects import FileAccess
+from memory_bank.selection.values import (
     KIND,
     KINDS,
     Candidate,
@@ -22,9 +23,9 @@ from memory_bank.selection.candidates import (
     key_words,
     kind_of,
     shape_of,
+    stands_in,
     words_of,
 )
-from memory_bank.selection.files import FileAccess
 
 Array = NDArray[Any]
 _RUN = re.compile(r"[^\W_]+")  # what str.isalnum takes: a form stands in a text only with its whole runs
@@ -488,14 +489,3 @@ class _AnchorText(NamedTuple):
 
 
 _NO_TEXT = _AnchorText.of("")
-
-
-def stands_in(form: str, text: str) -> bool:
-    """Whether `form` stands in `text` as whole words."""
-    at = text.find(form)
-    while at >= 0:
-        before, after = text[max(0, at - 1) : at], text[at + len(form) : at + len(form) + 1]
-        if not (before.isalnum() and form[0].isalnum()) and not (after.isalnum() and form[-1].isalnum()):
-            return True
-        at = text.find(form, at + 1)
-    return False

@@ -45,8 +45,7 @@ from memory_bank.service.proxy.rebuild import Rebuilder
 from memory_bank.service.proxy.routes import REFUSED, Exchange, Proxy
 from memory_bank.service.proxy.upstream import Upstream
 from memory_bank.service.security.access import Keyring
-from memory_bank.service.security.gate import Gate
-from memory_bank.service.security.hosts import AllowedHosts
+from memory_bank.service.security.gate import AllowedHosts, Gate
 from memory_bank.service.security.redaction import Redaction
 from memory_bank.service.server.database import open_database
 from memory_bank.service.sessions import Rebuilt, Sessions

@@ -44,7 +44,7 @@ def failure(error: errors.MemoryBankError, path: str = "") -> tuple[int, dict[st
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, errors.StorageError):
         headers["retry-after"] = "1"
-    if path == "/v1/messages" or path.startswith("/v1/messages/"):
+    if f"{path}/".startswith("/v1/messages/"):
         return status, messages_body(str(error), status), headers
     return status, body(str(error), code, status), headers
 
@@ -58,15 +58,13 @@ def _entry(error: errors.MemoryBankError) -> tuple[int, str]:
     return next((s, c) for kind, s, c in STATUSES if isinstance(error, kind))
 
 
-MESSAGES_KINDS = {
-    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-    413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
-}  # fmt: skip
-
-
 def messages_body(message: str, status: int) -> dict[str, Any]:
     """An error's body in the form of Anthropic's Messages API."""
-    kind = MESSAGES_KINDS.get(status) or ("api_error" if status >= 500 else "invalid_request_error")
+    kinds = {
+        401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
+        429: "rate_limit_error", 503: "overloaded_error",
+    }  # fmt: skip
+    kind = kinds.get(status) or ("api_error" if status >= 500 else "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 

@@ -46,19 +46,6 @@ MAX_REQUEST_BYTES = 2**20
 _PAGE = 100
 _NAMES_SHOWN = 10
 _RECORD = re.compile(r"memory://sessions/([^/?#]+)/records/([^/?#]+)\Z")
-_TITLES = {
-    SEARCH_MEMORY: "Search earlier tool outputs",
-    GET_RECORD: "Get an earlier tool output",
-    LIST_RECORDS: "List earlier tool calls",
-}
-_RESULT = {
-    "type": "object",
-    "properties": {
-        "result": {"type": "string", "description": "The answer; what tools said is fenced as data in it."},
-        "records": {"type": "array", "items": {"type": "object"}, "description": "Figures of the records."},
-    },
-    "required": ["result", "records"],
-}
 _INSTRUCTIONS = (
     "The outputs of an agent's earlier tool calls, exactly, also those no longer in its context. "
     f"{SEARCH_MEMORY} finds them, {LIST_RECORDS} lists them, {GET_RECORD} gives one whole or in part. "
@@ -77,7 +64,6 @@ _TEMPLATE = {
     "description": "What a tool was asked and what it returned, quoted as data.",
     "mimeType": "text/plain",
 }
-_TEMPLATES = {"resourceTemplates": [_TEMPLATE]}
 _Answer = dict[str, Any]
 """A result as the protocol writes it."""
 _Handler = Callable[[Caller, str | None, Any], _Answer]
@@ -116,7 +102,9 @@ def create_server(sessions: Sessions, session: str | None = None) -> Server[Any]
         on_list_tools=answering(lambda *_: {"tools": _TOOLS}, types.ListToolsResult),
         on_call_tool=answering(memory.call_tool, types.CallToolResult),
         on_list_resources=answering(memory.list_resources, types.ListResourcesResult),
-        on_list_resource_templates=answering(lambda *_: _TEMPLATES, types.ListResourceTemplatesResult),
+        on_list_resource_templates=answering(
+            lambda *_: {"resourceTemplates": [_TEMPLATE]}, types.ListResourceTemplatesResult
+        ),
         on_read_resource=answering(memory.read_resource, types.ReadResourceResult),
         get_tool_input_schema=lambda _name: None,  # no parameter travels as a header
     )
@@ -150,37 +138,46 @@ class _McpHandlers:
     def sentence(self, error: MemoryBankError, caller: Caller) -> str:
         """What a client is told of an error."""
         if isinstance(error, NotFoundError):
-            return self._no_session(caller)
-        known = isinstance(error, InvalidRequestError)
-        return str(error) if known else f"The memory could not be read: {error}"
+            names = self._names(caller)
+            there = f"there {'is' if len(names) == 1 else 'are'} {_quoted_names(names)}."
+            return f"There is no session of this name: {there}" if names else _NO_SESSION
+        return (
+            str(error) if isinstance(error, InvalidRequestError) else f"The memory could not be read: {error}"
+        )
 
     def call_tool(self, caller: Caller, header: str | None, params: Any) -> _Answer:
+        given = dict(params.arguments or {})
         try:
-            answer = self._call(caller, header, params.name, dict(params.arguments or {}))
+            name = self._session(caller, given.pop("session", None), header)
+            if params.name == MARK_RECORD:
+                answer = self._mark(caller, name, given)
+            else:
+                answer = self._read(caller, name, params.name, given)
         except MemoryBankError as e:
             answer = ToolAnswer(self.sentence(e, caller), refused=True)
-        media = [block for part in answer.parts for block in _image(part)]
+        media = [  # images and sounds as blocks of MCP
+            {"type": m.kind[:5], "data": m.data, "mimeType": m.kind}
+            for m in map(media_of, answer.parts)
+            if m is not None and m.data and m.kind.startswith(("image/", "audio/"))
+        ]
         said = {"content": [{"type": "text", "text": answer.text}, *media], "isError": answer.refused}
         if answer.refused:
             return said
         return {**said, "structuredContent": {"result": answer.text, "records": list(answer.records)}}
 
-    def _call(self, caller: Caller, header: str | None, tool: str, given: dict[str, Any]) -> ToolAnswer:
-        name = self._session(caller, given.pop("session", None), header)
-        if tool == MARK_RECORD:
-            return self._mark(caller, name, given)
-        with self.sessions.reading(caller.namespace, name) as state:
-            searches = tool == SEARCH_MEMORY
-            with self.sessions.traced("search_memory", state.session_id) if searches else nullcontext():
+    def _read(self, caller: Caller, session: str, tool: str, given: _Answer) -> ToolAnswer:
+        with self.sessions.reading(caller.namespace, session) as state:
+            span = self.sessions.traced(tool, state.session_id) if tool == SEARCH_MEMORY else nullcontext()
+            with span:
                 return answer_tool_call(state, tool, given)
 
-    def _mark(self, caller: Caller, name: str, given: Mapping[str, Any]) -> ToolAnswer:
+    def _mark(self, caller: Caller, session: str, given: Mapping[str, Any]) -> ToolAnswer:
         """Note a person's decision about a record."""
         trace_id, mark = given.get("trace_id"), given.get("mark")
         if set(given) != {"trace_id", "mark"} or not is_trace_id(trace_id) or mark not in (*MARKS, "none"):
             marks = ", ".join(MARKS)
             raise InvalidRequestError(f"{MARK_RECORD} takes a whole trace_id, and mark: {marks} or none.")
-        if not self.sessions.mark(caller.namespace, name, str(trace_id), None if mark == "none" else mark):
+        if not self.sessions.mark(caller.namespace, session, str(trace_id), None if mark == "none" else mark):
             raise InvalidRequestError("There is no such record, or it is forgotten: give a whole trace_id.")
         return ToolAnswer(f"The record {trace_id} has the mark: {mark}.")
 
@@ -216,56 +213,44 @@ class _McpHandlers:
         return {"resources": found, "nextCursor": json.dumps([name, lines[_PAGE - 1].number])}
 
     def read_resource(self, caller: Caller, _header: str | None, params: Any) -> _Answer:
-        uri = str(params.uri)
+        """The list of sessions, or the text of a record."""
+        uri, kind = str(params.uri), "text/plain"
         if uri == SESSIONS:
             names = self.sessions.names(caller.namespace, _PAGE)
             listed = [{"name": n, "records": _record_uri(n, "{trace_id}")} for n in names]
             text, kind = json.dumps({"sessions": listed}, ensure_ascii=False, indent=1), "application/json"
+        elif match := _RECORD.match(uri):
+            name, trace_id = map(unquote, match.groups())
+            with self.sessions.reading(caller.namespace, name) as state:
+                answer = answer_tool_call(state, GET_RECORD, {"trace_id": trace_id}, max_chars=RESOURCE_CHARS)
+            text = answer.text
+            if answer.refused:
+                raise InvalidRequestError(text)
         else:
-            text, kind = self._record(caller, uri), "text/plain"
-        return {"contents": [{"uri": uri, "mimeType": kind, "text": text}]}
-
-    def _record(self, caller: Caller, uri: str) -> str:
-        """The text of a record."""
-        match = _RECORD.match(uri)
-        if match is None:
             raise InvalidRequestError(f"There is no such resource: there are {SESSIONS} and {RECORD}.")
-        name, trace_id = (unquote(part) for part in match.groups())
-        with self.sessions.reading(caller.namespace, name) as state:
-            answer = answer_tool_call(state, GET_RECORD, {"trace_id": trace_id}, max_chars=RESOURCE_CHARS)
-        if answer.refused:
-            raise InvalidRequestError(answer.text)
-        return answer.text
+        return {"contents": [{"uri": uri, "mimeType": kind, "text": text}]}
 
     def _session(self, caller: Caller, wanted: Any, header: str | None) -> str:
         """The name of the session that a request is about."""
         if wanted is not None and not isinstance(wanted, str):
             raise InvalidRequestError("session is the name of a session, a text.")
-        name = wanted or header or self.session
-        if name:
+        if name := wanted or header or self.session:
             return name
-        names = self.sessions.names(caller.namespace, _NAMES_SHOWN + 1)
-        if len(names) == 1:
-            return names[0]
+        names = self._names(caller)
         if not names:
-            raise InvalidRequestError(self._no_session(caller))
-        raise InvalidRequestError(
-            f"There are several sessions: name one by the argument session or the header x-memory-session: "
-            f"{_quoted_names(names)}."
-        )
-
-    def _no_session(self, caller: Caller) -> str:
-        names = self.sessions.names(caller.namespace, _NAMES_SHOWN + 1)
-        if not names:
-            return (
-                "There is no session yet: it begins with the first tool output that an agent's memory keeps."
+            raise InvalidRequestError(_NO_SESSION)
+        if len(names) > 1:
+            raise InvalidRequestError(
+                "There are several sessions: name one by the argument session or the header x-memory-session: "
+                f"{_quoted_names(names)}."
             )
-        are = "is" if len(names) == 1 else "are"
-        return f"There is no session of this name: there {are} {_quoted_names(names)}."
+        return names[0]
+
+    def _names(self, caller: Caller) -> list[str]:
+        return self.sessions.names(caller.namespace, _NAMES_SHOWN + 1)
 
 
-def _record_uri(session: str, trace_id: str) -> str:
-    return RECORD.replace("{session}", quote(session, safe="")).replace("{trace_id}", trace_id)
+_NO_SESSION = "There is no session yet: it begins with the first tool output that an agent's memory keeps."
 
 
 def _quoted_names(names: list[str]) -> str:
@@ -273,29 +258,38 @@ def _quoted_names(names: list[str]) -> str:
     return shown + (" and more" if len(names) > _NAMES_SHOWN else "")
 
 
-def _image(part: Mapping[str, Any]) -> list[_Answer]:
-    """A part of an output as a block of MCP: an image or a sound; nothing for others."""
-    media = media_of(part)
-    if media is None or not media.data or not media.kind.startswith(("image/", "audio/")):
-        return []
-    return [{"type": media.kind[:5], "data": media.data, "mimeType": media.kind}]
+def _record_uri(session: str, trace_id: str) -> str:
+    return RECORD.replace("{session}", quote(session, safe="")).replace("{trace_id}", trace_id)
+
+
+_SESSION = {
+    "type": ["string", "null"],
+    "description": "The session, where there are several; null for the own.",
+}
+_RESULT = {
+    "type": "object",
+    "properties": {
+        "result": {"type": "string", "description": "The answer; what tools said is fenced as data in it."},
+        "records": {"type": "array", "items": {"type": "object"}, "description": "Figures of the records."},
+    },
+    "required": ["result", "records"],
+}
 
 
 def _tool(
-    name: str, title: str, description: str, properties: _Answer, *, destructive: bool = False
+    title: str, name: str, description: str, properties: _Answer, *, destructive: bool = False
 ) -> _Answer:
     """A tool as MCP lists it: nullable parameters are optional; one that is not destructive only reads."""
-    schema = {
-        "type": "object",
-        "properties": {**properties, "session": _SESSION},
-        "required": [k for k, v in properties.items() if v["type"] == "string"],
-        "additionalProperties": False,
-    }
     return {
         "name": name,
         "title": title,
         "description": description,
-        "inputSchema": schema,
+        "inputSchema": {
+            "type": "object",
+            "properties": {**properties, "session": _SESSION},
+            "required": [k for k, v in properties.items() if v["type"] == "string"],
+            "additionalProperties": False,
+        },
         "outputSchema": _RESULT,
         "annotations": {
             "readOnlyHint": not destructive,
@@ -306,9 +300,10 @@ def _tool(
     }
 
 
-_SESSION = {
-    "type": ["string", "null"],
-    "description": "The session, where there are several; null for the own.",
+_TITLES = {
+    SEARCH_MEMORY: "Search earlier tool outputs",
+    GET_RECORD: "Get an earlier tool output",
+    LIST_RECORDS: "List earlier tool calls",
 }
 _MARKING = {
     "trace_id": {"type": "string", "description": "The whole trace_id of the record."},
@@ -320,12 +315,12 @@ _MARKING = {
 }
 _TOOLS = [
     *(
-        _tool(f["name"], _TITLES[f["name"]], f["description"], f["parameters"]["properties"])
+        _tool(_TITLES[f["name"]], f["name"], f["description"], f["parameters"]["properties"])
         for f in (schema["function"] for schema in TOOL_SCHEMAS)
     ),
     _tool(  # clients ask before a destructive tool is called
-        MARK_RECORD,
         "Pin, exclude or forget a record",
+        MARK_RECORD,
         "Only when the user asks for it: pin a record, exclude it from contexts, or delete it for good.",
         _MARKING,
         destructive=True,

@@ -50,15 +50,8 @@ def bench(cli, tmp_path, monkeypatch):
             f.writelines(json.dumps(trip(n)) + "\n" for n in range(3))
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
         monkeypatch.setenv("OPENAI_API_KEY", "x")
-        return cli(
-            "lab",
-            "bench",
-            "--config",
-            str(tmp_path / "experiment.toml"),
-            "--out",
-            str(tmp_path / "out"),
-            *args,
-        )
+        config, out = tmp_path / "experiment.toml", tmp_path / "out"
+        return cli("lab", "bench", "--config", str(config), "--out", str(out), *args)
 
     return run
 
@@ -80,12 +73,9 @@ def test_a_strategy_that_loses_an_id_fails_its_case(bench, tmp_path):
         done = bench(FUNCTIONS, server, "--json")
         assert server.refused == []
     rows = {row["strategy"]: row for row in done.json()}
-    assert {k: r["success"] for k, r in rows.items()} == {
-        "full": 1.0,
-        "truncation": 0.0,
-        "keep_last_n?n=2": 0.0,  # the booking needs the place of four steps ago
-        "memory_bank_local?top_k=8": 1.0,
-    }
+    found = {k: r["success"] for k, r in rows.items()}
+    # with two interactions the booking lacks the place of four steps ago
+    assert found == {"full": 1, "truncation": 0, "keep_last_n?n=2": 0, "memory_bank_local?top_k=8": 1}
     assert rows["full"]["call accuracy"] == 1.0
     assert rows["keep_last_n?n=2"]["call accuracy"] == pytest.approx(5 / 6)
     assert rows["full"]["cached"] > rows["keep_last_n?n=2"]["cached"]
@@ -100,11 +90,8 @@ def test_a_book_is_read_until_the_context_breaks(bench, tmp_path):
     with ScriptedServer(careful()) as server:
         rows = {row["strategy"]: row for row in bench(BOOK, server, "--json").json()}
     results = {r["strategy"]: r for r in results_of(tmp_path / "out")}
-    assert {k: r["ended"] for k, r in results.items()} == {
-        "full": "overflow",
-        "truncation": "wrong calls",
-        "keep_last_n?n=6": "answered",
-    }
+    ended = {k: r["ended"] for k, r in results.items()}
+    assert ended == {"full": "overflow", "truncation": "wrong calls", "keep_last_n?n=6": "answered"}
     assert rows["keep_last_n?n=6"]["success"] == 1.0
     assert rows["keep_last_n?n=6"]["largest"] <= 2000 < rows["full"]["largest"]
     assert results["truncation"]["score"]["correct"] == 4
@@ -170,13 +157,10 @@ def test_completeness_is_what_the_judge_says(bench, tmp_path):
     [
         (FUNCTIONS.replace('[[models]]\nname = "scripted"', ""), "needs a model"),
         (FUNCTIONS.replace('"full"', '"oracle"'), "oracle"),
-        (
-            FUNCTIONS.replace('name = "scripted"', 'name = "scripted"\napi_key_env = "NO_SUCH_KEY"'),
-            "NO_SUCH_KEY",
-        ),
+        (FUNCTIONS.replace('name = "scripted"', 'name = "scripted"\napi_key_env = "NO_SUCH_KEY"'), "NO_SUCH_KEY"),
         (BOOK.replace("pages = 12", "pages = -1"), "pages"),
     ],
-)
+)  # fmt: skip
 def test_what_a_live_suite_lacks_is_one_sentence(bench, tmp_path: Path, text, says):
     with ScriptedServer([]) as server:
         done = bench(text, server)
@@ -185,21 +169,16 @@ def test_what_a_live_suite_lacks_is_one_sentence(bench, tmp_path: Path, text, sa
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("golden", "given", "equal"),
-    [
-        ({"a": 1}, {"a": "1"}, True),
-        ({"a": 1.0, "b": None}, {"a": 1}, True),
-        ({"a": "New York "}, {"a": "new york"}, True),
-        ({"a": [1, {"b": True}]}, {"a": [1, {"b": "true"}]}, True),
-        ({"a": "007"}, {"a": "7"}, False),
-        ({"a": "12345678901234567890"}, {"a": "12345678901234567891"}, False),
-        ({"a": 1}, {"a": 1, "b": 2}, False),
-        ({"a": 1}, "a=1", False),
-    ],
-)
-def test_calls_are_compared_by_value(golden, given, equal):
-    assert same_arguments(golden, given) is equal
+def test_calls_are_compared_by_value():
+    equal = [
+        ({"a": 1}, {"a": "1"}), ({"a": 1.0, "b": None}, {"a": 1}), ({"a": "New York "}, {"a": "new york"}),
+        ({"a": [1, {"b": True}]}, {"a": [1, {"b": "true"}]}),
+    ]  # fmt: skip
+    other = [
+        ({"a": "007"}, {"a": "7"}), ({"a": "12345678901234567890"}, {"a": "12345678901234567891"}),
+        ({"a": 1}, {"a": 1, "b": 2}), ({"a": 1}, "a=1"),
+    ]  # fmt: skip
+    assert [pair for pair in [*equal, *other] if same_arguments(*pair)] == equal
 
 
 def test_parallel_calls_in_any_order_each_counted_once():

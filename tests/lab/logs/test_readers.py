@@ -27,11 +27,8 @@ def test_a_session_of_claude_code():
     [session] = read_claude_code(claude_code_lines(), "name")
     assert (session.id, session.client, roles(session)) == ("s-1", "Claude Code", "uatatatatata")
     assert session.compactions == [(5, SUMMARY)]
-    first = session.messages[1]["tool_calls"][0]
-    assert (first["function"]["name"], json.loads(first["function"]["arguments"])) == (
-        "Read",
-        {"file_path": "/shop/quarter.py"},
-    )
+    first = session.messages[1]["tool_calls"][0]["function"]
+    assert (first["name"], first["arguments"]) == ("Read", '{"file_path":"/shop/quarter.py"}')
     assert session.messages[2] == {"role": "tool", "tool_call_id": "a", "content": SOURCE}
     assert session.messages[-1]["content"] == "Done."
 
@@ -99,13 +96,8 @@ def test_files_and_folders(tmp_path):
     runs = write_lines(tmp_path / "runs.jsonl", [{"id": "x", "messages": chat}, "{broken"])
     other = write_lines(tmp_path / "projects" / "settings.json", [{"theme": "dark"}])
     assert log_files([tmp_path / "projects", runs]) == [claude, codex, listed, other, runs]
-    assert [log_format(p) for p in (claude, codex, listed, other, runs)] == [
-        "Claude Code",
-        "Codex",
-        "message list",
-        None,
-        None,
-    ]
+    formats = [log_format(p) for p in (claude, codex, listed, other, runs)]
+    assert formats == ["Claude Code", "Codex", "message list", None, None]
     told = []
     files = LogFiles([claude, codex, listed, other, runs, tmp_path / "none.jsonl"], told.append)
     assert [(s.client, len(s.messages)) for s in files] == [

@@ -77,11 +77,8 @@ def test_figures_by_hand(config, counter, toy, outputs, own, lines, told_all):
 
 
 def test_the_price_is_what_stands_beyond_anchor_and_last_interaction(config, counter):
-    names = ["full", "tests.lab.meter.toys:keep_last"]
-    full, last = (
-        m.figures
-        for m in acting.measure_acting([trace()], [parse_strategy(n, config) for n in names], counter=counter)
-    )
+    strategies = [parse_strategy(n, config) for n in ("full", "tests.lab.meter.toys:keep_last")]
+    full, last = (m.figures for m in acting.measure_acting([trace()], strategies, counter=counter))
     assert (full.share_of_history, last.share_of_history) == (1, 0)
 
 
@@ -94,35 +91,22 @@ def test_no_turn_no_share():
 # told
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "changes"),
-    [
-        ("send_email", ["ada"], True),
-        ("sendEmail", ["ada"], True),
-        ("mail-send", [], True),
-        ("sender_info", [], False),
-        ("get_posts", [], False),
-        ("Bash", ["ls -l && rm -r build"], True),
-        ("Bash", ["grep -n rm notes.txt"], False),
-        ("Bash", ["echo 1 > out.txt"], True),
-        ("Bash", ["cd shop\nsed -i s/a/b/ x"], True),
-        ("execute_sql", ["UPDATE orders SET price = 1"], True),
-        ("execute_sql", ["SELECT 1"], False),
-        ("python", ["open('a.txt', 'w')"], True),
-        ("python", ["open('a.txt')"], False),
-        ("lookup", ["rm -r build"], False),  # runs no code
-    ],
-)  # fmt: skip
-def test_what_changes_something(name, values, changes):
-    assert acting.changes_something(name, values) is changes
+def test_what_changes_something():
+    changing = [
+        ("send_email", ["ada"]), ("sendEmail", ["ada"]), ("mail-send", []), ("Bash", ["ls -l && rm -r build"]),
+        ("Bash", ["echo 1 > out.txt"]), ("Bash", ["cd shop\nsed -i s/a/b/ x"]),
+        ("execute_sql", ["UPDATE orders SET price = 1"]), ("python", ["open('a.txt', 'w')"]),
+    ]  # fmt: skip
+    reading = [
+        ("sender_info", []), ("get_posts", []), ("Bash", ["grep -n rm notes.txt"]), ("execute_sql", ["SELECT 1"]),
+        ("python", ["open('a.txt')"]), ("lookup", ["rm -r build"]),  # runs no code
+    ]  # fmt: skip
+    assert [call for call in [*changing, *reading] if acting.changes_something(*call)] == changing
 
 
 def test_a_call_is_told_by_its_name_and_its_rarest_value():
-    calls = [
-        PastCall("get", ("shop", "order-1"), False),
-        PastCall("get", ("shop", "order-2"), False),
-        PastCall("put", (), True),
-    ]
+    gets = [PastCall("get", ("shop", f"order-{n}"), False) for n in (1, 2)]
+    calls = [*gets, PastCall("put", (), True)]
     wanted = words_to_tell(calls)
     assert [values for _, values in wanted] == [("order-1",), ("order-2",), ()]
     assert told(wanted, ["#1 get order-1", "put: ok"]) == [True, False, True]
@@ -145,10 +129,8 @@ def test_native_calls_are_lines_and_outputs_are_not():
 
 def test_escapes_are_undone_at_any_depth():
     code = 'if x:\n    y = "é"  \n    return y'
-    assert (
-        as_copied(json.dumps(json.dumps({"code": code}))).strip('\\"{}')
-        == 'code": "if x:\n    y = "é"\n    return y'
-    )
+    copied = as_copied(json.dumps(json.dumps({"code": code}))).strip('\\"{}')
+    assert copied == 'code": "if x:\n    y = "é"\n    return y'
 
 
 TEXTS = st.text(alphabet="ab \n", max_size=120)

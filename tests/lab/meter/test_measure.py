@@ -2,15 +2,11 @@
 
 import json
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from tests.benchmarks import load
 from tests.chats import any_chats
-from tests.cli.conftest import environment
 
 from memory_bank.config import load_config
 from memory_bank.errors import ConfigError, UnknownStrategyError
@@ -21,7 +17,6 @@ from memory_bank.lab.traces import Trace
 from memory_bank.transcript.tokens import approximate_counter
 
 TOYS = "tests.lab.meter.toys:"
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -169,34 +164,6 @@ def test_one_process_or_two_the_figures_are_the_same(traces, config):
 def timeless(outcome):
     found = outcome.figures.as_dict()
     return {k: v for k, v in found.items() if not k.startswith("ms")}
-
-
-SCRIPT = """
-import json, sys
-from memory_bank.config import Config
-from memory_bank.lab.meter.measure import measure
-from memory_bank.lab.replay import Strategy, parse_strategy
-from memory_bank.lab.traces import read_traces
-names = ["local", "tests.lab.meter.toys:shorten", "oracle"]
-traces = list(read_traces(sys.argv[1]))
-config = Config(memory_strategies={"local": {"type": "memory_bank", "embedding_model": "lexical"}})
-outcomes = measure(traces, [parse_strategy(n, config) for n in names], counter="approximate")
-print(json.dumps([{k: v for k, v in o.figures.as_dict().items() if not k.startswith("ms")} for o in outcomes]))
-"""
-
-
-@pytest.mark.long
-def test_the_figures_do_not_depend_on_hash_seeds():
-    file = Path(__file__).parent / "orders.jsonl"
-    told = {
-        subprocess.run(
-            [sys.executable, "-c", SCRIPT, str(file)],
-            env=environment(PYTHONHASHSEED=seed, PYTHONPATH=str(ROOT)), cwd=ROOT, capture_output=True, text=True,
-            check=True, timeout=120,
-        ).stdout
-        for seed in ("1", "2")
-    }  # fmt: skip
-    assert len(told) == 1
 
 
 def test_a_limit_spreads_and_nothing_is_no_error(traces, config, counter):

@@ -6,11 +6,9 @@ import asyncio
 
 import pytest
 from tests.examples import first_short
-from tests.service.proxied import proxied
+from tests.service.proxied import scripted
 from tests.service.proxy.test_clients import CALLS, MEMORY, sent
 from tests.service.tasks import STEPS, SYSTEM, TASK, check_budget, get_order, get_parcel, script
-
-from memory_bank.testing import ScriptedServer
 
 agents = pytest.importorskip("agents", reason="needs openai-agents")
 
@@ -42,10 +40,7 @@ async def run(base_url, api, stream, headers):
 @pytest.mark.parametrize("stream", first_short([False, True]))
 @pytest.mark.parametrize("api", ["chat", "responses"])
 def test_a_long_task(tmp_path, api, stream):
-    with (
-        ScriptedServer(script()) as server,
-        proxied(server.base_url, tmp_path / "bank.db", strategy="folding") as p,
-    ):
+    with scripted(script(), tmp_path) as (server, p):
         result = asyncio.run(run(p.base_url, api, stream, MEMORY))
         assert result.final_output == "All is well."
         assert server.refused == []

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import random
 import re
 import threading
 
 import openai
 import pytest
-from tests.service.proxied import proxied
+from tests import chats
+from tests.service.proxied import scripted
 from tests.service.tasks import HANDLERS, STEPS, SYSTEM, TASK, TOOLS, check_budget, script
 
-from memory_bank.testing import ScriptedServer, run_agent, say
+from memory_bank.testing import run_agent, say
 from memory_bank.transcript.responses import from_items
 
 ITEM_TOOLS = [{"type": "function", **tool["function"]} for tool in TOOLS]
@@ -25,10 +24,7 @@ MEMORY = {"x-memory-session": "task"}
 @pytest.fixture
 def long_task(tmp_path):
     """A proxy before the strict upstream with the long script."""
-    with (
-        ScriptedServer(script()) as server,
-        proxied(server.base_url, tmp_path / "bank.db", strategy="folding") as p,
-    ):
+    with scripted(script(), tmp_path) as (server, p):
         yield server, p
         assert server.refused == []
         assert p.lines == []
@@ -85,59 +81,6 @@ def test_a_stream(long_task):
     assert all(e.streamed for e in p.exchanges)
 
 
-@pytest.mark.long
-def test_asynchronously(long_task):
-    server, p = long_task
-
-    async def run():
-        messages = list(START)
-        async with openai.AsyncOpenAI(base_url=p.base_url, api_key="k", default_headers=MEMORY) as client:
-            while True:
-                pieces = await client.chat.completions.create(
-                    model="scripted",
-                    messages=messages,
-                    tools=TOOLS,
-                    stream=True,
-                    stream_options={"include_usage": True},
-                )
-                said = gathered([c async for c in pieces])
-                messages.append(said)
-                if "tool_calls" not in said:
-                    return messages
-                for call in said["tool_calls"]:
-                    text = HANDLERS[call["function"]["name"]](**json.loads(call["function"]["arguments"]))
-                    messages.append(
-                        {
-                            "role": "tool",
-                            "tool_call_id": call["id"],
-                            "content": [{"type": "text", "text": text}],
-                        }
-                    )
-
-    messages = asyncio.run(run())
-    done(server, p, messages, messages[-1]["content"])
-    assert all(e.input_tokens and e.output_tokens is not None for e in p.exchanges)
-
-
-def gathered(chunks):
-    """The message that the pieces of a stream make."""
-    said = {"role": "assistant", "content": ""}
-    for delta in (c.choices[0].delta for c in chunks if c.choices):
-        said["content"] += delta.content or ""
-        for piece in delta.tool_calls or ():
-            made = said.setdefault("tool_calls", [])
-            if piece.index == len(made):
-                made.append(
-                    {
-                        "id": piece.id,
-                        "type": "function",
-                        "function": {"name": piece.function.name, "arguments": ""},
-                    }
-                )
-            made[piece.index]["function"]["arguments"] += piece.function.arguments or ""
-    return said
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_responses(long_task, stream):
     server, p = long_task
@@ -162,10 +105,7 @@ def test_responses(long_task, stream):
 
 
 def test_what_the_provider_holds_passes_and_is_flagged(tmp_path):
-    with (
-        ScriptedServer([say("a"), say("b"), say("c")]) as server,
-        proxied(server.base_url, tmp_path / "bank.db", strategy="folding") as p,
-    ):
+    with scripted([say("a"), say("b"), say("c")], tmp_path) as (_, p):
         client = openai.OpenAI(base_url=p.base_url, api_key="k", default_headers=MEMORY)
         ask = client.responses.with_raw_response.create
         first = ask(model="scripted", input="hello")
@@ -180,27 +120,21 @@ def test_what_the_provider_holds_passes_and_is_flagged(tmp_path):
     ]
 
 
-def rounds_of(mark, count, random_ids=False):
+def rounds_of(mark, count):
     """A conversation whose every output bears a mark."""
-    rng = random.Random(mark)
-    messages = [*START]
-    for k in range(count):
-        call_id = f"call_{rng.randbytes(12).hex()}" if random_ids else f"c{k}"
-        call = {"id": call_id, "type": "function", "function": {"name": "look", "arguments": "{}"}}
-        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
-        messages.append(
-            {"role": "tool", "tool_call_id": call_id, "content": f"{mark} {k} " + "of many words " * 400}
-        )
-    return messages
+    outputs = (chats.result(f"c{k}", f"{mark} {k} " + "of many words " * 400) for k in range(count))
+    return [
+        *START,
+        *(m for k, output in enumerate(outputs) for m in (chats.call((f"c{k}", "look", {})), output)),
+    ]
 
 
 @pytest.mark.long
 def test_a_hundred_streams_at_once(tmp_path):
     """Each has its own session, its own answer, and its own memory."""
-    with (
-        ScriptedServer(lambda body: say(body["messages"][-1]["content"].split()[0])) as server,
-        proxied(server.base_url, tmp_path / "bank.db", strategy="folding", memory_timeout=60) as p,
-    ):
+    with scripted(
+        lambda body: say(body["messages"][-1]["content"].split()[0]), tmp_path, memory_timeout=60
+    ) as (server, p):
         answers = {}
         client = openai.OpenAI(base_url=p.base_url, api_key="k")
 
@@ -218,27 +152,5 @@ def test_a_hundred_streams_at_once(tmp_path):
             thread.join(60)
         assert answers == {n: f"own{n}" for n in range(100)}
         assert {e.memory for e in p.told(100)} == {"rebuilt"}
-        for request in server.requests:
-            assert len(set(re.findall("own[0-9]+", json.dumps(request.body)))) == 1
-
-
-@pytest.mark.long
-def test_agents_without_a_name_that_say_the_same(tmp_path):
-    """Interleaved and retried, with one prompt and one key: each finds its own session by what it holds."""
-    with (
-        ScriptedServer(lambda body: say("go on")) as server,
-        proxied(server.base_url, tmp_path / "bank.db", strategy="folding") as p,
-    ):
-        client = openai.OpenAI(base_url=p.base_url, api_key="k")
-        found = {}
-        for count in (1, 2, 9, 9, 12):
-            for mark in ("own1", "own2"):
-                raw = client.chat.completions.with_raw_response.create(
-                    model="scripted", messages=rounds_of(mark, count, random_ids=True)
-                )
-                found.setdefault(mark, set()).add(raw.headers["x-memory-session"])
-        assert [len(names) for names in found.values()] == [1, 1]
-        assert not found["own1"] & found["own2"]
-        assert {e.memory for e in p.told(10)[4:]} == {"rebuilt"}
         for request in server.requests:
             assert len(set(re.findall("own[0-9]+", json.dumps(request.body)))) == 1

@@ -1,74 +1,43 @@
-"""Requests for a summary of the conversation, and what clients send after it, on the routes of OpenAI's APIs."""
+"""Requests for a summary of the conversation, on the routes of every API."""
 
 from __future__ import annotations
 
 import pytest
-from tests import items
-from tests.chats import rounds, user
-from tests.service.proxied import post, proxied
+from tests import blocks
+from tests.chats import user
+from tests.service.proxied import post, scripted
+from tests.service.requests import PATHS, body_of
 
-from memory_bank.testing import ScriptedServer, say
+from memory_bank.testing import say
 
-TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
-CODEX = [
-    b"session-id: 0199aaaa-bbbb-cccc-dddd-eeeeffff0000",
-    b"thread-id: 0199aaaa-bbbb-cccc-dddd-eeeeffff0000",
-]
-HANDOFF = "You are performing a CONTEXT CHECKPOINT COMPACTION. Write it down."
-
-
-def long_items():
-    out = [items.user()]
-    for i in range(12):
-        out += [
-            items.call(f"call_{i}"),
-            items.output(f"call_{i}", text=f"order {i}: " + f"PAY-{i:05} " * 300),
-        ]
-    return out
+OUTPUTS = [f"order {n}: " + f"PAY-{n:05} " * 300 for n in range(12)]
+CODEX = user("You are performing a CONTEXT CHECKPOINT COMPACTION. Write it down.")
+CLAUDE = blocks.user("Your task is to create a detailed summary of the conversation so far.")
 
 
 @pytest.mark.parametrize(
-    ("path", "body"),
+    ("api", "last", "members"),
     [
-        ("/v1/chat/completions", {"messages": [*rounds(12, size=2000), user(HANDOFF)]}),
-        ("/v1/responses", {"input": [*long_items(), items.user(HANDOFF)]}),
-        ("/v1/responses", {"input": [*long_items(), {"type": "compaction_trigger"}]}),
+        ("chat", CODEX, {}),
+        ("responses", CODEX, {}),
+        ("responses", {"type": "compaction_trigger"}, {}),
+        ("responses", None, {"instructions": "You are tasked with summarizing conversations."}),
+        ("messages", CLAUDE, {}),
         (
-            "/v1/responses",
-            {"input": long_items(), "instructions": "You are tasked with summarizing conversations."},
+            "messages",
+            None,
+            {"system": "You are a helpful AI assistant tasked with summarizing conversations."},
         ),
+        ("messages", None, {"compaction": {"instructions": "keep ids"}}),
     ],
 )
-def test_a_request_for_a_summary_passes_untouched(tmp_path, path, body):
-    with (
-        ScriptedServer(lambda _: say("a summary"), strict=False) as server,
-        proxied(server.base_url, tmp_path / "bank.db", strategy="folding") as p,
-    ):
-        came = post(p.port, path, {"model": "m", **body}, *CODEX)
-        assert (came.header(b"x-memory-status"), came.header(b"x-memory-reason")) == (
-            b"passed",
-            b"compaction request",
-        )
-        key = "messages" if "messages" in body else "input"
+def test_a_request_for_a_summary_passes_untouched_and_is_recorded(tmp_path, api, last, members):
+    body, key = {**body_of(api, OUTPUTS), **members}, "input" if api == "responses" else "messages"
+    body[key] += [last] if last else []
+    with scripted(lambda _: say("a summary"), tmp_path, strict=False) as (server, p):
+        came = post(p.port, PATHS[api], body, b"x-memory-session: s")
+        assert came.header(b"x-memory-status") == b"passed"
+        assert came.header(b"x-memory-reason") == b"compaction request"
         assert server.requests[0].body[key] == body[key]
-        with p.service.sessions.reading(None, p.told()[0].session) as state:
+        with p.service.sessions.reading(None, "s") as state:
             assert state.fact_store.size() == 12
-
-
-def test_codex_keeps_its_session_though_it_keeps_no_call(tmp_path):
-    with (
-        ScriptedServer(lambda _: say("ok")) as server,
-        proxied(server.base_url, tmp_path / "bank.db", strategy="folding") as p,
-    ):
-        body = {"model": "m", "tools": TOOLS, "prompt_cache_key": "0199aaaa-bbbb-cccc-dddd-eeeeffff0000"}
-        first = post(p.port, "/v1/responses", {**body, "input": long_items()}, *CODEX)
-        summary = "Another language model started to solve this problem. It found the orders."
-        kept = [items.user(), items.user(summary)]
-        later = post(p.port, "/v1/responses", {**body, "input": kept}, *CODEX)
-        assert later.header(b"x-memory-session") == first.header(b"x-memory-session")
-        assert later.header(b"x-memory-status") == b"rebuilt"
-        assert "PAY-00001" in str(server.requests[-1].body["input"])
-        kept += [items.call("call_x"), items.output("call_x")]
-        again = post(p.port, "/v1/responses", {**body, "input": kept}, *CODEX)
-        assert again.header(b"x-memory-session") == first.header(b"x-memory-session")
-        assert "PAY-00001" in str(server.requests[-1].body["input"])

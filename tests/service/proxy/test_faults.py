@@ -13,13 +13,16 @@ import time
 import openai
 import pytest
 import sqlalchemy as sa
+from tests.service.processes import until
 from tests.service.proxied import (
     RawUpstream,
+    before,
     chunked,
     head_of,
     post,
     proxied,
     request,
+    scripted,
     whole,
 )
 from tests.service.proxy.test_routes import CHAT, LONG, OK
@@ -29,32 +32,17 @@ from memory_bank.bank.maintenance import verify
 from memory_bank.bank.stores import FactStore
 from memory_bank.service.proxy.identity import Identity
 from memory_bank.service.proxy.rebuild import Rebuilder
-from memory_bank.testing import ScriptedServer, fail, say
+from memory_bank.testing import fail, say
 
 SHORT = json.dumps({"model": "m", "messages": LONG[:2]}).encode()
 LONGER = json.dumps({"model": "m", "messages": LONG}).encode()
 NAMED = b"x-memory-session: s"
 
 
-@contextlib.contextmanager
-def before(answer, tmp_path, **service):
-    """A proxy before an upstream that answers so; it folds at every step."""
-    service = {"strategy": "folding", **service}
-    with RawUpstream(answer) as upstream, proxied(upstream.base_url, tmp_path / "bank.db", **service) as p:
-        yield upstream, p
-
-
 def quiet(p):
     assert not [
         line for line in p.lines if "Traceback" in line or "rror" in line.replace("UpstreamError", "")
     ]
-
-
-def eventually(holds):
-    until = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.005)
 
 
 # clients that leave
@@ -75,12 +63,12 @@ def test_upstream_hears_at_once_of_a_client_that_leaves(tmp_path, answer, hard):
             client.sendall(head_of("POST", CHAT, SHORT) + SHORT)
             if len(answer) > 1:
                 client.recv(10)
-            eventually(lambda: upstream.got)
+            until(lambda: upstream.got)
             time.sleep(0.05)
             if hard:  # a reset instead of an orderly end
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             left = time.monotonic()
-        eventually(lambda: upstream.gone)
+        until(lambda: upstream.gone)
         assert upstream.gone[0] - left < 15  # it would have gone on for 30 seconds
         assert p.told()[0].outcome == "client_gone"
         quiet(p)
@@ -105,7 +93,7 @@ def test_a_client_that_leaves_while_memory_is_at_work(tmp_path):
                 time.sleep(0.2)
             assert p.told()[0].outcome == "client_gone"
         assert upstream.got == []
-        eventually(lambda: stored(tmp_path) == 12)  # what came is kept all the same
+        until(lambda: stored(tmp_path) == 12)  # what came is kept all the same
         quiet(p)
 
 
@@ -173,11 +161,11 @@ def test_a_silent_upstream_is_given_up(tmp_path):
         came = post(p.port, CHAT, SHORT)
         assert came.status == 502
         assert "0.3 seconds" in json.loads(came.body)["error"]["message"]
-        eventually(lambda: upstream.gone)
+        until(lambda: upstream.gone)
     with before(lambda got: chunked(b"1", 9.0), tmp_path, upstream_timeout=0.3) as (upstream, p):
         came = post(p.port, CHAT, SHORT)
         assert (came.body, came.whole) == (b"1", False)
-        eventually(lambda: upstream.gone)
+        until(lambda: upstream.gone)
         quiet(p)
 
 
@@ -189,10 +177,7 @@ def test_a_slow_upstream_may_take_its_time(tmp_path):
 
 def test_who_is_to_wait_is_told_by_upstream(tmp_path):
     replies = [fail(429, "slow down", retry_after=0.2), say("now")]
-    with (
-        ScriptedServer(replies) as server,
-        proxied(server.base_url, tmp_path / "bank.db", strategy="folding") as p,
-    ):
+    with scripted(replies, tmp_path) as (server, p):
         client = openai.OpenAI(base_url=p.base_url, api_key="k", max_retries=1)
         began = time.monotonic()
         answer = client.chat.completions.create(model="m", messages=LONG[:2])
@@ -248,8 +233,8 @@ def test_a_database_that_hangs_costs_little_and_comes_back(tmp_path):
             for name in (b"v", b"w"):
                 came = post(p.port, CHAT, LONGER, b"x-memory-session: " + name)
                 unchanged(came, upstream, "paused")
-        eventually(lambda: stored(tmp_path) == 12)
-        eventually(lambda: post(p.port, CHAT, LONGER, NAMED).header(b"x-memory-status") == b"rebuilt")
+        until(lambda: stored(tmp_path) == 12)
+        until(lambda: post(p.port, CHAT, LONGER, NAMED).header(b"x-memory-status") == b"rebuilt")
         quiet(p)
 
 
@@ -408,7 +393,7 @@ def test_steps_that_hang_for_ever_do_not_use_up_the_threads(tmp_path):
             assert hanging.calls == 64
         finally:
             hanging.go.set()
-        eventually(lambda: post(p.port, CHAT, LONGER).header(b"x-memory-status") == b"passed")
+        until(lambda: post(p.port, CHAT, LONGER).header(b"x-memory-status") == b"passed")
 
 
 def test_one_who_watches_and_fails_hurts_nobody(tmp_path):

@@ -15,46 +15,33 @@ import openai
 import pytest
 from tests.examples import first_short
 from tests.service.processes import until
-from tests.service.proxied import RawUpstream, chunked, head_of, post, proxied, whole
+from tests.service.proxied import RawUpstream, chunked, head_of, post, proxied, scripted, whole
+from tests.service.requests import body_of
 from tests.service.tasks import HANDLERS, TOOLS, get_order
 
 from memory_bank.bank.database import Database
-from memory_bank.config import Config, ServiceSettings, load_config
+from memory_bank.config import ServiceSettings, load_config
 from memory_bank.errors import UpstreamError
 from memory_bank.service.proxy.answers import MEMORY_TOOLS
+from memory_bank.service.proxy.body import parse_body
 from memory_bank.service.proxy.dialects import DIALECTS
 from memory_bank.service.proxy.injection import MOST_BYTES, NOT_YET, ROUNDS, Injection
 from memory_bank.service.proxy.rebuild import MemoryResult, ModelRequest
-from memory_bank.service.proxy.routes import read_body
 from memory_bank.service.proxy.upstream import UpstreamAnswer
 from memory_bank.service.security.access import LOCAL
 from memory_bank.service.sessions import Sessions
-from memory_bank.testing import Reply, ScriptedServer, call, calls, fail, run_agent, say
+from memory_bank.testing import Reply, call, calls, fail, run_agent, say
 from memory_bank.testing.replies import cut, raw
 from memory_bank.transcript.responses import item_errors
 
-ITEM_TOOLS = [{"type": "function", **tool["function"]} for tool in TOOLS]
 SESSION = {"x-memory-session": "task"}
 HEADERS = (b"x-memory-session: task", b"content-type: application/json")
 STEPS = 12
 SECRET = json.loads(get_order(3))["lines"][41]["sku"]
 
-MESSAGES = [{"role": "system", "content": "You check."}, {"role": "user", "content": "Check the orders."}]
-ITEMS = list(MESSAGES)
-for n in range(STEPS):
-    function = {"name": "get_order", "arguments": json.dumps({"number": n})}
-    MESSAGES += [
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{"id": f"c{n}", "type": "function", "function": function}],
-        },
-        {"role": "tool", "tool_call_id": f"c{n}", "content": get_order(n)},
-    ]
-    ITEMS += [
-        {"type": "function_call", "call_id": f"c{n}", **function},
-        {"type": "function_call_output", "call_id": f"c{n}", "output": get_order(n)},
-    ]
+OUTPUTS = [get_order(n) for n in range(STEPS)]
+MESSAGES = body_of("chat", OUTPUTS)["messages"]
+ITEMS, ITEM_TOOLS = (body_of("responses", OUTPUTS, TOOLS)[key] for key in ("input", "tools"))
 FETCH = call("get_record", trace_id="#4", path="lines[41].sku")
 ways = pytest.mark.parametrize("way", ["chat", "responses"])
 streams = pytest.mark.parametrize("stream", [False, True])
@@ -73,15 +60,8 @@ BANK = {
 @contextmanager
 def injected(tmp_path, script, **service):
     """A proxy with our tools before a strict upstream."""
-    with ScriptedServer(script) as server:
-        settings = {"upstream": server.base_url, "database": str(tmp_path / "bank.db"), "strategy": "small"}
-        config = Config(
-            memory_strategies={"small": BANK},
-            default_strategy="small",
-            service={**settings, "inject_tools": True, "memory_timeout": 60.0, **service},
-        )
-        with proxied("", "", config) as p:
-            yield server, p
+    with scripted(script, tmp_path, {"small": BANK}, **{"inject_tools": True, **service}) as (server, p):
+        yield server, p
         assert server.refused == []
 
 
@@ -378,29 +358,6 @@ def test_where_nothing_is_fetched_the_answer_is_upstreams_to_the_byte(tmp_path, 
     assert up.got[1].body.endswith(up.got[0].body[end:])
 
 
-@pytest.mark.parametrize(
-    "more",
-    first_short(
-        [
-            {"tool_choice": "none"},
-            {"tool_choice": {"type": "function", "function": {"name": "get_order"}}},
-            {"n": 2},
-            {"functions": [{"name": "get_order"}]},
-            {"tools": [*TOOLS, {"type": "function", "function": {"name": "get_record"}}]},
-            {"messages": MESSAGES[:2]},
-        ],
-        2,
-    ),
-)
-def test_where_they_are_not_offered_the_request_is_the_same(tmp_path, more):
-    body = json.dumps({**PLAIN, **more}).encode()
-    with RawUpstream(lambda _: ANSWERS["whole"]) as up:
-        for inject in (False, True):
-            with proxied(up.base_url, tmp_path / f"{inject}.db", inject_tools=inject) as p:
-                post(p.port, "/v1/chat/completions", body, *HEADERS)
-    assert up.got[0].body == up.got[1].body
-
-
 def fetching(name="list_records", **more):
     """The message of a turn that calls one of our tools."""
     made = {"id": "c", "type": "function", "function": {"name": name, "arguments": "{}"}}
@@ -623,15 +580,6 @@ def test_an_answer_that_cannot_be_read_ends_it(tmp_path):
     assert (came.status, came.body) == (200, b"{broken")
 
 
-def test_it_can_be_turned_off(tmp_path):
-    with (
-        ScriptedServer([say("one")]) as server,
-        proxied(server.base_url, tmp_path / "bank.db", inject_tools=False) as p,
-    ):
-        assert ask(p, "chat")[0] == "one"
-        assert tools_in(server.requests[0].body) == ["get_order", "get_parcel"]
-
-
 class Kept(UpstreamAnswer):
     """An answer that knows whether it was let go of."""
 
@@ -666,7 +614,7 @@ def test_every_answer_is_let_go_of(tmp_path, ending):
     sessions.rebuild(None, "task", MESSAGES)
     data = json.dumps({**PLAIN, "stream": True}).encode()
     memory = MemoryResult("unchanged", session="task", tools=DIALECTS[0].offer_tools(PLAIN))
-    asked = ModelRequest(DIALECTS[0], LOCAL, read_body(data, DIALECTS[0]), {}, None, memory)
+    asked = ModelRequest(DIALECTS[0], LOCAL, parse_body(data, "messages", "tools"), {}, None, memory)
 
     async def send(*_):
         answer = script.pop(0)

@@ -8,10 +8,9 @@ import re
 import pytest
 from tests.blocks import SERVER_TOOL, answer, turn, use, user
 from tests.chats import FOLDING
-from tests.service.proxied import post, proxied
+from tests.service.proxied import post, scripted
 
-from memory_bank.config import Config
-from memory_bank.testing import ScriptedServer, say
+from memory_bank.testing import say
 from memory_bank.transcript.quoting import INTRODUCTION
 
 SESSION = b"x-memory-session: kept"
@@ -51,22 +50,11 @@ def responses_body(steps):
 @pytest.mark.parametrize("layout", ["native", "block"])
 @pytest.mark.parametrize("body_of", [messages_body, responses_body])
 def test_a_turn_with_a_providers_tool_is_not_quoted_besides(tmp_path, body_of, layout):
-    with ScriptedServer(lambda _: say("ok")) as server:
-        config = Config(
-            memory_strategies={"s": FOLDING | {"layout": layout}},
-            default_strategy="s",
-            service={
-                "upstream": server.base_url,
-                "upstream_anthropic": server.base_url.removesuffix("/v1"),
-                "database": str(tmp_path / "bank.db"),
-                "memory_timeout": 60.0,
-            },
-        )
-        with proxied("", "", config) as p:
-            for steps in (12, 13, 20):
-                path, body = body_of(steps)
-                assert post(p.port, path, body, SESSION).status == 200
-            assert [e.memory for e in p.told(3)] == ["rebuilt"] * 3
+    with scripted(lambda _: say("ok"), tmp_path, {"s": FOLDING | {"layout": layout}}) as (server, p):
+        for steps in (12, 13, 20):
+            path, body = body_of(steps)
+            assert post(p.port, path, body, SESSION).status == 200
+        assert [e.memory for e in p.told(3)] == ["rebuilt"] * 3
         assert server.refused == []
     for request in server.requests:
         sent = json.dumps(request.body, ensure_ascii=False)

@@ -7,14 +7,14 @@ import json
 import random
 
 import pytest
-from tests.blocks import answer, turn, use, user
-from tests.chats import FOLDING, call, result
+from tests.chats import FOLDING
 from tests.examples import first_short
-from tests.service.proxied import post, proxied
+from tests.service.proxied import post, scripted
+from tests.service.requests import PATHS
+from tests.service.requests import body_of as request_of
 
-from memory_bank.config import Config
-from memory_bank.testing import ScriptedServer, say
 from memory_bank.testing import call as calling
+from memory_bank.testing import say
 
 SESSION = b"x-memory-session: pictures"
 STEPS = 14
@@ -39,45 +39,31 @@ def as_text(n):
     )
 
 
-def messages_body(steps=STEPS):
-    messages = [user("Look at the charts.")]
-    for n in range(steps):
-        image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": png(n)}}
-        file = {"type": "document", "title": f"page-{n}.pdf"}
-        file |= {"source": {"type": "base64", "media_type": "application/pdf", "data": pdf(n)}}
-        content = [{"type": "text", "text": rows(n)}, image, file] if n % 2 else as_text(n)
-        messages += [turn(use(f"toolu_{n}", "plot", number=n)), user(answer(f"toolu_{n}", content))]
-    tools = [{"name": "plot", "input_schema": {"type": "object"}}]
-    return "/v1/messages", {"model": "m", "max_tokens": 9, "messages": messages, "tools": tools}
-
-
-def responses_body(steps=STEPS):
-    items = [{"role": "user", "content": "Look at the charts."}]
-    for n in range(steps):
-        image = {"type": "input_image", "image_url": f"data:image/png;base64,{png(n)}", "detail": "auto"}
-        file = {
-            "type": "input_file",
-            "filename": f"page-{n}.pdf",
-            "file_data": f"data:application/pdf;base64,{pdf(n)}",
-        }
-        content = [{"type": "input_text", "text": rows(n)}, image, file] if n % 2 else as_text(n)
-        made = {"name": "plot", "arguments": json.dumps({"number": n})}
-        items += [
-            {"type": "function_call", "call_id": f"c{n}", **made},
-            {"type": "function_call_output", "call_id": f"c{n}", "output": content},
-        ]
-    tools = [{"type": "function", "name": "plot", "parameters": {"type": "object"}}]
-    return "/v1/responses", {"model": "m", "input": items, "tools": tools}
-
-
-def chat_body(steps=STEPS):
-    messages = [{"role": "user", "content": "Look at the charts."}]
-    for n in range(steps):
-        image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{png(n)}"}}
-        content = [{"type": "text", "text": rows(n)}, image] if n % 2 else as_text(n)
-        messages += [call((f"c{n}", "plot", {"number": n})), result(f"c{n}", content)]
-    tools = [{"type": "function", "function": {"name": "plot", "parameters": {"type": "object"}}}]
-    return "/v1/chat/completions", {"model": "m", "messages": messages, "tools": tools}
+def body_of(api):
+    """A conversation whose results are a text, and an image and a file where the API has such parts."""
+    outputs = []
+    for n in range(STEPS):
+        url, file = f"data:image/png;base64,{png(n)}", f"data:application/pdf;base64,{pdf(n)}"
+        if api == "messages":
+            image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": png(n)}}
+            source = {"type": "base64", "media_type": "application/pdf", "data": pdf(n)}
+            parts = [
+                {"type": "text", "text": rows(n)},
+                image,
+                {"type": "document", "title": f"page-{n}.pdf", "source": source},
+            ]
+        elif api == "responses":
+            image = {"type": "input_image", "image_url": url, "detail": "auto"}
+            parts = [
+                {"type": "input_text", "text": rows(n)},
+                image,
+                {"type": "input_file", "filename": f"page-{n}.pdf", "file_data": file},
+            ]
+        else:
+            parts = [{"type": "text", "text": rows(n)}, {"type": "image_url", "image_url": {"url": url}}]
+        outputs.append(parts if n % 2 else as_text(n))
+    plot = {"type": "function", "function": {"name": "plot", "parameters": {"type": "object"}}}
+    return request_of(api, outputs, [plot], "plot")
 
 
 STRATEGIES = {
@@ -101,13 +87,8 @@ STRATEGIES = {
 }
 
 
-def configured(server, tmp_path, strategy, **service):
-    addresses = {"upstream": server.base_url, "upstream_anthropic": server.base_url.removesuffix("/v1")}
-    return Config(
-        memory_strategies=STRATEGIES,
-        default_strategy=strategy,
-        service={**addresses, "database": str(tmp_path / "bank.db"), "memory_timeout": 60.0, **service},
-    )
+def served(script, tmp_path, strategy, **service):
+    return scripted(script, tmp_path, STRATEGIES, strategy=strategy, **service)
 
 
 def parts_of(value):
@@ -119,18 +100,17 @@ def parts_of(value):
 
 
 @pytest.mark.parametrize("strategy", first_short(STRATEGIES))
-@pytest.mark.parametrize("body_of", [messages_body, responses_body, chat_body])
-def test_base64_of_older_results_is_in_no_context(tmp_path, body_of, strategy, monkeypatch):
-    with ScriptedServer(lambda _: say("It shows orders.")) as server:
+@pytest.mark.parametrize("api", PATHS)
+def test_base64_of_older_results_is_in_no_context(tmp_path, api, strategy, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    body = body_of(api)
+    with served(lambda _: say("It shows orders."), tmp_path, strategy) as (server, p):
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
-        monkeypatch.setenv("OPENAI_API_KEY", "k")
-        with proxied("", "", configured(server, tmp_path, strategy)) as p:
-            path, body = body_of()
-            assert post(p.port, path, body, SESSION).status == 200
-            [told] = p.told(1)
-            assert told.memory == "rebuilt"
-            with p.service.sessions.reading(None, "pictures") as state:
-                records = state.fact_store.get_many(list(state.steps))
+        assert post(p.port, PATHS[api], body, SESSION).status == 200
+        [told] = p.told(1)
+        assert told.memory == "rebuilt"
+        with p.service.sessions.reading(None, "pictures") as state:
+            records = state.fact_store.get_many(list(state.steps))
         assert server.refused == []
     originals = [p for p in parts_of(body) if "role" in p or "type" in p]
     contexts = [r.body for r in server.requests]
@@ -146,23 +126,22 @@ def test_base64_of_older_results_is_in_no_context(tmp_path, body_of, strategy, m
 
 
 @pytest.mark.parametrize("stream", first_short([False, True]))
-@pytest.mark.parametrize("body_of", [messages_body, responses_body, chat_body])
+@pytest.mark.parametrize("api", PATHS)
 @pytest.mark.parametrize("number", [3, 4])
-def test_get_record_returns_the_part_where_the_api_carries_it(tmp_path, body_of, number, stream):
+def test_get_record_returns_the_part_where_the_api_carries_it(tmp_path, api, number, stream):
     fetch = calling("get_record", trace_id=f"#{number + 1}")
-    with ScriptedServer([fetch, say("I see.")]) as server:
-        with proxied("", "", configured(server, tmp_path, "native", inject_tools=True)) as p:
-            path, body = body_of()
-            assert post(p.port, path, {**body, "stream": stream}, SESSION).status == 200
+    body = body_of(api)
+    with served([fetch, say("I see.")], tmp_path, "native", inject_tools=True) as (server, p):
+        assert post(p.port, PATHS[api], {**body, "stream": stream}, SESSION).status == 200
         assert server.refused == []
     last = server.requests[1].body
     answered = (last.get("messages") or last["input"])[-1]
     content = answered.get("output") or answered["content"]
-    if "messages" in path:
+    if api == "messages":
         [block] = content
         content = block["content"]
     named = "[image/png, 3 kB]"
-    if body_of is chat_body or not number % 2:  # text, as it came
+    if api == "chat" or not number % 2:  # text, as it came
         assert named in content
         assert png(number)[200:240] not in content
         return

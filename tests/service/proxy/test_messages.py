@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 from tests.blocks import MARK, OPAQUE, answer, rounds, system, text, thought, turn, use, user
 from tests.service.caching import Cached
-from tests.service.proxied import RawUpstream, chunked, post, proxied, whole
+from tests.service.proxied import RawUpstream, chunked, post, proxied, scripted, whole
+from tests.service.requests import body_of
 from tests.service.tasks import HANDLERS, STEPS, SYSTEM, TASK, TOOLS, script
 
 from memory_bank.service.proxy.answers import EventSplitter
@@ -17,32 +18,13 @@ from memory_bank.testing import Reply, ScriptedServer, call, fail, say
 from memory_bank.transcript.anthropic import cache_marks, from_anthropic, message_errors
 
 CALLS = STEPS + STEPS // 4
-OWN_TOOLS = [
-    {
-        "name": tool["function"]["name"],
-        "description": tool["function"]["description"],
-        "input_schema": tool["function"]["parameters"],
-    }
-    for tool in TOOLS
-]
+OWN_TOOLS = body_of("messages", [], TOOLS)["tools"]
 SESSION = b"x-claude-code-session-id: 6d0f0c55-6d0e-4f8b-b8a6-5e1e2c0f9a10"
 ADAPTIVE = {"type": "adaptive"}
 
 
-@contextmanager
-def served(script, tmp_path, **service):
-    """The proxy before a strict upstream."""
-    tmp_path.mkdir(exist_ok=True)
-    with (
-        ScriptedServer(script) as server,
-        proxied(
-            "http://127.0.0.1:9/v1",
-            tmp_path / "bank.db",
-            upstream_anthropic=server.base_url.removesuffix("/v1"),
-            **service,
-        ) as p,
-    ):
-        yield server, p
+served = partial(scripted, strategy="")
+"""The proxy before a strict upstream, with the strategy that is configured."""
 
 
 def read_stream(data: bytes) -> list:
@@ -245,17 +227,6 @@ def test_errors_have_the_shape_of_the_api(tmp_path):
         assert json.loads(plain.body)["error"]["code"] == "too_large"
 
 
-def test_upstream_errors_come_unchanged(tmp_path):
-    with served([fail(529, "Overloaded", retry_after=3)], tmp_path) as (_, p):
-        came = post(p.port, "/v1/messages", {"model": "claude", "max_tokens": 9, "messages": [user("hi")]})
-        assert came.status == 529
-        assert json.loads(came.body) == {
-            "type": "error",
-            "error": {"type": "overloaded_error", "message": "Overloaded"},
-        }
-        assert came.header(b"retry-after") == b"3"
-
-
 # a refused context
 
 
@@ -265,38 +236,6 @@ LONG = [user(TASK), *rounds(12, size=900)]
 def ask(p, messages=LONG, *headers, path="/v1/messages", **members):
     body = {"model": "claude", "max_tokens": 9, "tools": OWN_TOOLS, "messages": messages, **members}
     return post(p.port, path, body, *(headers or (SESSION,)))
-
-
-def test_a_refused_context_is_answered_with_the_original_once_and_remembered(tmp_path):
-    def refuse(body):
-        text = json.dumps(body["messages"], ensure_ascii=False)
-        return fail(400, "no") if "[… #" in text or "<retrieved-data" in text else say("ok")
-
-    with served(refuse, tmp_path) as (server, p):
-        came = ask(p)
-        assert (came.status, came.header(b"x-memory-status")) == (200, b"unchanged")
-        assert came.header(b"x-memory-reason") == b"upstream refused the rebuilt context"
-        assert len(server.requests) == 2
-        assert server.requests[1].body["messages"] == LONG
-        again = ask(p, [*LONG, *rounds(1, start=12)])
-        assert (again.status, again.header(b"x-memory-status")) == (200, b"unchanged")
-        assert len(server.requests) == 3
-        other = ask(p, LONG, b"x-memory-session: another")
-        assert other.status == 200
-        assert len(server.requests) == 5  # remembered for one session only
-        with p.service.sessions.reading(None, p.told()[0].session) as state:
-            assert state.fact_store.size() == 13  # facts are recorded all the same
-
-
-def test_a_request_that_upstream_refuses_anyway_is_sent_twice_and_not_remembered(tmp_path):
-    with served(lambda body: fail(400, "max_tokens too large"), tmp_path) as (server, p):
-        came = ask(p)
-        assert came.status == 400
-        assert json.loads(came.body)["error"]["message"] == "max_tokens too large"
-        assert len(server.requests) == 2
-        ask(p)
-        assert len(server.requests) == 4
-        assert [e.outcome for e in p.told(2)] == ["complete"] * 2
 
 
 def test_an_original_whose_thinking_was_made_for_rebuilt_requests_goes_without_it(tmp_path):
@@ -449,26 +388,6 @@ def test_what_passes_untouched(tmp_path, members, reason):
         assert came.header(b"x-memory-status") == b"passed"
         assert came.header(b"x-memory-reason") == reason
         assert json.loads(server.requests[0].data)["messages"] == members.get("messages", LONG)
-
-
-@pytest.mark.parametrize(
-    "members",
-    [
-        {"messages": [*LONG, user("Your task is to create a detailed summary of the conversation so far.")]},
-        {"system": "You are a helpful AI assistant tasked with summarizing conversations."},
-        {"compaction": {"instructions": "keep ids"}},
-    ],
-)
-def test_a_request_for_a_summary_passes_untouched_and_is_recorded(tmp_path, members):
-    with served([say("a summary")], tmp_path) as (server, p):
-        came = ask(p, **members)
-        assert (came.header(b"x-memory-status"), came.header(b"x-memory-reason")) == (
-            b"passed",
-            b"compaction request",
-        )
-        assert server.requests[0].body["messages"] == members.get("messages", LONG)
-        with p.service.sessions.reading(None, p.told()[0].session) as state:
-            assert state.fact_store.size() == 12
 
 
 def test_after_its_own_summary_a_client_goes_on_in_its_session(tmp_path):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from tests import blocks, chats, items
-from tests.service.proxied import Came, Proxied, post, proxied
+from tests.service.proxied import Came, Proxied, post, scripted
 from tests.service.proxy.conversing import World, random_id, turn
 from tests.service.proxy.test_identity import EDITS, LONG, START, known, race, steps
 
@@ -112,15 +112,7 @@ def calls(n: int, tag: str, start: int = 0) -> list[Any]:
 @contextmanager
 def serving(tmp_path: Any, way: Way) -> Iterator[Client]:
     """A client of a service on a bank in a folder."""
-    with (
-        ScriptedServer(lambda _: say("ok"), strict=False) as server,
-        proxied(
-            server.base_url,
-            tmp_path / "bank.db",
-            strategy="folding",
-            upstream_anthropic=server.base_url.removesuffix("/v1"),
-        ) as p,
-    ):
+    with scripted(lambda _: say("ok"), tmp_path, strict=False) as (server, p):
         yield Client(p, server, way)
 
 

@@ -6,16 +6,16 @@ import json
 import re
 
 import pytest
-from tests.chats import FOLDING, call, result, system, user
+from tests.chats import FOLDING
 from tests.examples import first_short
-from tests.service.proxied import post, proxied
+from tests.service.proxied import post, scripted
+from tests.service.requests import PATHS
+from tests.service.requests import body_of as request_of
 
-from memory_bank.config import Config
 from memory_bank.service.proxy.dialects import ChatDialect, MessagesDialect, ResponsesDialect
-from memory_bank.testing import ScriptedServer, say
+from memory_bank.testing import say
 
 NAMED = re.compile("search_memory|get_record|list_records")
-PATHS = {"chat": "chat/completions", "responses": "responses", "messages": "messages"}
 DIALECTS = {"chat": ChatDialect(), "responses": ResponsesDialect(), "messages": MessagesDialect()}
 STRATEGIES = {
     "native": FOLDING,
@@ -34,31 +34,7 @@ def output(n):
 
 
 def body_of(way, steps=12, **more):
-    """A long conversation as a request of one of the APIs, with one tool of the client."""
-    schema = {"type": "object", "properties": {"number": {"type": "integer"}}}
-    if way == "messages":
-        messages = [user("Check the orders.")]
-        for n in range(steps):
-            used = {"type": "tool_use", "id": f"c{n}", "name": "get_order", "input": {"number": n}}
-            answer = {"type": "tool_result", "tool_use_id": f"c{n}", "content": output(n)}
-            messages += [{"role": "assistant", "content": [used]}, {"role": "user", "content": [answer]}]
-        tools = [{"name": "get_order", "description": "One.", "input_schema": schema}]
-        return {"model": "m", "max_tokens": 99, "messages": messages, "tools": tools, **more}
-    if way == "responses":
-        items = [user("Check the orders.")]
-        for n in range(steps):
-            made = {"name": "get_order", "arguments": json.dumps({"number": n})}
-            items += [
-                {"type": "function_call", "call_id": f"c{n}", **made},
-                {"type": "function_call_output", "call_id": f"c{n}", "output": output(n)},
-            ]
-        tools = [{"type": "function", "name": "get_order", "parameters": schema}]
-        return {"model": "m", "input": items, "tools": tools, **more}
-    messages = [system("You check."), user("Check the orders.")]
-    for n in range(steps):
-        messages += [call((f"c{n}", "get_order", {"number": n})), result(f"c{n}", output(n))]
-    tools = [{"type": "function", "function": {"name": "get_order", "parameters": schema}}]
-    return {"model": "m", "messages": messages, "tools": tools, **more}
+    return {**request_of(way, [output(n) for n in range(steps)]), **more}
 
 
 def named_and_offered(body):
@@ -94,29 +70,14 @@ def requests_of(way):
 @pytest.mark.parametrize("inject", first_short(["auto", True, False]))
 @pytest.mark.parametrize("way", PATHS)
 def test_every_tool_that_a_context_names_is_offered(tmp_path, way, inject):
-    with ScriptedServer(lambda _: say("ok")) as server:
-        config = Config(
-            memory_strategies=STRATEGIES,
-            default_strategy="native",
-            service={
-                "upstream": server.base_url,
-                "upstream_anthropic": server.base_url.removesuffix("/v1"),
-                "database": str(tmp_path / "bank.db"),
-                "inject_tools": inject,
-                "memory_timeout": 60.0,
-            },
-        )
-        with proxied("", "", config) as p:
-            for strategy in STRATEGIES:
-                headers = (
-                    f"x-memory-strategy: {strategy}".encode(),
-                    f"x-memory-session: {strategy}".encode(),
-                )
-                for body in requests_of(way):
-                    assert post(p.port, f"/v1/{PATHS[way]}", body, *headers).status == 200
-                if way == "messages":
-                    post(p.port, "/v1/messages/count_tokens", body_of(way), *headers)
-            exchanges = p.told(len(server.requests))
+    with scripted(lambda _: say("ok"), tmp_path, STRATEGIES, inject_tools=inject) as (server, p):
+        for strategy in STRATEGIES:
+            headers = f"x-memory-strategy: {strategy}".encode(), f"x-memory-session: {strategy}".encode()
+            for body in requests_of(way):
+                assert post(p.port, PATHS[way], body, *headers).status == 200
+            if way == "messages":
+                post(p.port, "/v1/messages/count_tokens", body_of(way), *headers)
+        exchanges = p.told(len(server.requests))
         assert server.refused == []
     kinds = [e.memory for e in exchanges]
     found = [named_and_offered(r.body) for r in server.requests]
@@ -133,10 +94,7 @@ def test_tools_in_an_item_of_a_request_are_offered(tmp_path):
     function = {"type": "function", "name": "get_record", "parameters": {"type": "object"}}
     space = {"type": "namespace", "name": "mcp__memory_bank", "tools": [function]}
     for tools, wanted in (([space], {"get_record"}), ([{**function, "name": "other"}], set())):
-        with (
-            ScriptedServer(lambda _: say("ok")) as server,
-            proxied(server.base_url, tmp_path / f"{len(wanted)}.db", strategy="folding") as p,
-        ):
+        with scripted(lambda _: say("ok"), tmp_path / str(len(wanted))) as (server, p):
             body = body_of("responses")
             del body["tools"]
             body["input"] = [

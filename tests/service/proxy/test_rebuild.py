@@ -16,10 +16,10 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.maintenance import purge, verify
 from memory_bank.bank.stores import InsightStore
 from memory_bank.context.policies.evidence import evidence_of
+from memory_bank.service.proxy.body import parse_body
 from memory_bank.service.proxy.dialects import DIALECTS
 from memory_bank.service.proxy.identity import Identity
 from memory_bank.service.proxy.rebuild import THREADS, ModelRequest, Rebuilder
-from memory_bank.service.proxy.routes import read_body
 from memory_bank.service.security.access import LOCAL, Caller
 from memory_bank.service.sessions import Sessions
 
@@ -136,7 +136,7 @@ def test_a_loop_is_told_once_the_context_is_there(configured, caplog):
 
 
 def asked(memory, count, **headers):
-    body = read_body(json.dumps({"messages": conversation(count)}).encode(), CHAT)
+    body = parse_body(json.dumps({"messages": conversation(count)}).encode(), "messages", "tools")
     request = ModelRequest(CHAT, LOCAL, body, {"x-memory-session": "s", **headers}, "key")
     return memory.rebuild(request)
 
@@ -194,7 +194,7 @@ def test_slow_steps_of_a_key_pause_memory_for_that_key_alone(configured):
     sessions = Sessions(Database(""), configured())
     identity = _Hanging("slow")
     memory = Rebuilder(sessions, identity, 0.2)
-    body = read_body(json.dumps({"messages": conversation(2)}).encode(), CHAT)
+    body = parse_body(json.dumps({"messages": conversation(2)}).encode(), "messages", "tools")
 
     async def ask(namespace):
         request = ModelRequest(CHAT, Caller(namespace=namespace), body, {}, None)

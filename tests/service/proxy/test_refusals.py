@@ -7,7 +7,7 @@ import json
 import pytest
 from tests.blocks import turn, user
 from tests.examples import first_short
-from tests.service.proxied import post, proxied
+from tests.service.proxied import post, scripted
 from tests.service.proxy.test_messages import (
     ADAPTIVE,
     LONG,
@@ -20,9 +20,8 @@ from tests.service.proxy.test_messages import (
 )
 from tests.service.test_figures import BANK, BODIES
 
-from memory_bank.config import Config
 from memory_bank.service.proxy.routes import FIRST_PAUSE, LONGEST_PAUSE, REFUSED, SAFER, UNTRIED
-from memory_bank.testing import Reply, ScriptedServer, fail, say
+from memory_bank.testing import Reply, fail, say
 
 ENABLED = {"type": "enabled", "budget_tokens": 1024}
 routes = pytest.mark.parametrize("route", list(BODIES))
@@ -32,38 +31,22 @@ class Client:
     """An agent of one session before an upstream."""
 
     def __init__(self, tmp_path, route, script, **service):
-        self.route, self.tmp_path, self.service = route, tmp_path, service
-        self.server = ScriptedServer(script)
+        bank = {**BANK, "history_budget": 3_000}  # enough for past turns in their places
+        self.route = route
+        self._served = scripted(script, tmp_path, {"small": bank}, **{"inject_tools": False, **service})
 
     def __enter__(self):
-        self.server.start()
-        config = Config(
-            memory_strategies={
-                "small": {**BANK, "history_budget": 3_000}
-            },  # enough for past turns in their places
-            default_strategy="small",
-            service={
-                "upstream": self.server.base_url,
-                "upstream_anthropic": self.server.base_url.removesuffix("/v1"),
-                "database": str(self.tmp_path / "bank.db"),
-                "memory_timeout": 60.0,
-                "inject_tools": False,
-                **self.service,
-            },
-        )
-        self._proxied = proxied("", "", config)
-        self.p = self._proxied.__enter__()
+        self.server, self.p = self._served.__enter__()
         return self
 
     def __exit__(self, *error):
-        self._proxied.__exit__(*error)
-        self.server.close()
+        self._served.__exit__(*error)
 
     def ask(self, session=b"task", **more):
         """The status, what memory did, why, and how many requests arrived upstream for it."""
         path, body = BODIES[self.route]
         before = len(self.server.requests)
-        came = post(self.p.port, path, {"model": "m", **body, **more}, b"x-memory-session: " + session)
+        came = post(self.p.port, path, {**body, **more}, b"x-memory-session: " + session)
         reason = came.header(b"x-memory-reason")
         self.came = came
         return (
@@ -105,6 +88,8 @@ def test_memory_comes_back_in_a_safer_form(tmp_path, route, status):
         assert "session task" in warnings[0]
         assert "for 5 requests, then in a safer form" in warnings[0]
         assert not any("secret-words" in line for line in client.p.lines)
+        with client.p.service.sessions.reading(None, "task") as state:
+            assert state.fact_store.size() == 12  # facts are recorded all the same
 
 
 @routes

@@ -13,6 +13,7 @@ import pytest
 from tests.chats import call, result, system, user
 from tests.service.proxied import (
     RawUpstream,
+    before,
     chunked,
     head_of,
     post,
@@ -39,10 +40,7 @@ LONG = [system(), user("Which orders are late?"), *(m for n in range(12) for m i
 @pytest.fixture
 def echo(tmp_path):
     """A proxy before an upstream that says yes."""
-    with (
-        RawUpstream(lambda got: whole(OK)) as upstream,
-        proxied(upstream.base_url, tmp_path / "bank.db", strategy="folding") as p,
-    ):
+    with before(lambda got: whole(OK), tmp_path) as (upstream, p):
         yield upstream, p
 
 
@@ -213,8 +211,7 @@ def test_other_methods_on_the_routes_of_chats_pass(echo):
 
 def test_an_answer_to_head_has_no_body(tmp_path):
     with (
-        RawUpstream(lambda got: [b"HTTP/1.1 200 OK\r\nContent-Length: 77\r\n\r\n"]) as upstream,
-        proxied(upstream.base_url, tmp_path / "bank.db", strategy="folding") as p,
+        before(lambda got: [b"HTTP/1.1 200 OK\r\nContent-Length: 77\r\n\r\n"], tmp_path) as (_, p),
         socket.create_connection(("127.0.0.1", p.port), timeout=20) as connection,
     ):
         connection.sendall(head_of("HEAD", "/v1/models", b""))
@@ -329,10 +326,7 @@ def test_status_headers_and_bytes_come_back(tmp_path):
         b"X-Hop: 1",
         status=b"429 Too Many",
     )
-    with (
-        RawUpstream(lambda got: answer) as upstream,
-        proxied(upstream.base_url, tmp_path / "bank.db", strategy="folding") as p,
-    ):
+    with before(lambda got: answer, tmp_path) as (upstream, p):
         came = post(p.port, CHAT, {"messages": LONG[:2]}, b"x-memory-session: s")
     assert (came.status, came.body) == (429, packed)
     assert came.header(b"retry-after") == b"20"
@@ -349,10 +343,7 @@ def test_status_headers_and_bytes_come_back(tmp_path):
 
 
 def test_no_cookie_of_one_client_reaches_another(tmp_path):
-    with (
-        RawUpstream(lambda got: whole(OK, b"Set-Cookie: who=me; Path=/")) as upstream,
-        proxied(upstream.base_url, tmp_path / "bank.db", strategy="folding") as p,
-    ):
+    with before(lambda got: whole(OK, b"Set-Cookie: who=me; Path=/"), tmp_path) as (upstream, p):
         for _ in range(2):
             post(p.port, CHAT, {"messages": LONG[:2]})
     assert [g.header(b"cookie") for g in upstream.got] == [None, None]
@@ -365,10 +356,7 @@ def test_any_status_passes(tmp_path, status):
     answer = [b"HTTP/1.1 " + status + b"\r\nLocation: /elsewhere\r\nContent-Length: 0\r\n\r\n"]
     if status.startswith((b"204", b"304")):
         answer = [b"HTTP/1.1 " + status + b"\r\nLocation: /elsewhere\r\n\r\n"]
-    with (
-        RawUpstream(lambda got: answer) as upstream,
-        proxied(upstream.base_url, tmp_path / "bank.db", strategy="folding") as p,
-    ):
+    with before(lambda got: answer, tmp_path) as (upstream, p):
         came = request(p.port, head_of("GET", "/v1/models", b""))
         assert came.status == int(status[:3])
         assert came.header(b"location") == b"/elsewhere"
@@ -380,8 +368,10 @@ def test_a_stream_comes_as_it_is_made(tmp_path):
     events = [f"data: {i}\n\n".encode() for i in range(4)]
     pieces = [p for e in events for p in (e, 0.15)]
     with (
-        RawUpstream(lambda got: chunked(*pieces, headers=(b"Content-Type: text/event-stream",))) as upstream,
-        proxied(upstream.base_url, tmp_path / "bank.db", strategy="folding") as p,
+        before(lambda got: chunked(*pieces, headers=(b"Content-Type: text/event-stream",)), tmp_path) as (
+            _upstream,
+            p,
+        ),
         socket.create_connection(("127.0.0.1", p.port), timeout=20) as client,
     ):
         data = json.dumps({"messages": LONG[:2], "stream": True}).encode()
@@ -400,8 +390,7 @@ def test_a_stream_comes_as_it_is_made(tmp_path):
 
 def test_headers_come_before_the_first_byte(tmp_path):
     with (
-        RawUpstream(lambda got: chunked(120.0, b"late")) as upstream,
-        proxied(upstream.base_url, tmp_path / "bank.db", strategy="folding") as p,
+        before(lambda got: chunked(120.0, b"late"), tmp_path) as (_, p),
         socket.create_connection(("127.0.0.1", p.port), timeout=60) as client,
     ):
         data = json.dumps({"messages": LONG[:2], "stream": True}).encode()

@@ -7,12 +7,11 @@ from itertools import pairwise
 
 import openai
 import pytest
-from tests.service.proxied import proxied
+from tests.service.proxied import scripted
 from tests.service.tasks import get_order
 from tests.transcript.test_textcalls import FORMS, START
 
 from memory_bank.service.proxy.rebuild import UNSEEN
-from memory_bank.testing import ScriptedServer
 
 STEPS = 25
 
@@ -20,10 +19,7 @@ STEPS = 25
 @pytest.mark.parametrize("form", FORMS)
 def test_the_history_shrinks_and_stays_text_with_alternating_roles(form, tmp_path):
     messages = list(START)
-    with (
-        ScriptedServer(lambda _: "so it is") as server,
-        proxied(server.base_url, tmp_path / "bank.db", strategy="folding") as p,
-    ):
+    with scripted(lambda _: "so it is", tmp_path) as (server, p):
         client = openai.OpenAI(base_url=p.base_url, api_key="k")
         for step in range(STEPS):
             messages += FORMS[form](step, get_order(step))
@@ -49,10 +45,7 @@ def test_the_history_shrinks_and_stays_text_with_alternating_roles(form, tmp_pat
 
 def test_an_agent_of_an_unknown_form_is_told_so(tmp_path):
     """By a header, once in the log, and with the list of sessions that the page shows; calls end it."""
-    with (
-        ScriptedServer(lambda _: "so it is") as server,
-        proxied(server.base_url, tmp_path / "bank.db", strategy="folding") as p,
-    ):
+    with scripted(lambda _: "so it is", tmp_path) as (_, p):
         client = openai.OpenAI(base_url=p.base_url, api_key="k")
 
         def ask(messages):
@@ -74,10 +67,7 @@ def test_an_agent_of_an_unknown_form_is_told_so(tmp_path):
 
 def test_a_long_conversation_without_calls_is_told_so_beside_others(tmp_path):
     talk = [{"role": r, "content": "LOOK at it"} for _ in range(UNSEEN) for r in ("user", "assistant")]
-    with (
-        ScriptedServer(lambda _: "so it is") as server,
-        proxied(server.base_url, tmp_path / "bank.db", strategy="folding") as p,
-    ):
+    with scripted(lambda _: "so it is", tmp_path) as (_, p):
         client = openai.OpenAI(base_url=p.base_url, api_key="k")
         for messages in ([*START, *FORMS["react"](1, "x")], [*talk, {"role": "user", "content": "go on"}]):
             answer = client.chat.completions.with_raw_response.create(model="scripted", messages=messages)
@@ -86,10 +76,7 @@ def test_a_long_conversation_without_calls_is_told_so_beside_others(tmp_path):
 
 def test_requests_without_calls_are_counted_for_each_client(tmp_path):
     """By its key for the upstream, its program and its session: they neither add up nor end each other's count."""
-    with (
-        ScriptedServer(lambda _: "so it is") as server,
-        proxied(server.base_url, tmp_path / "bank.db", strategy="folding") as p,
-    ):
+    with scripted(lambda _: "so it is", tmp_path) as (_, p):
 
         def asking(key, **headers):
             client = openai.OpenAI(base_url=p.base_url, api_key=key, default_headers=headers)

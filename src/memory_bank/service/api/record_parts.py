@@ -34,38 +34,30 @@ def part_of(text: str, query: Mapping[str, Any]) -> dict[str, Any]:
     ``query`` has the members path, lines, pattern and max_chars of ``RecordQuery``.
     """
     chosen, room = at_path(text, query["path"], written), query["max_chars"]
-    if query["lines"] is None and query["pattern"] is None:
-        found, shown = chosen.found, cut_at_edge(chosen.text, room)
-        complete = len(shown) == len(chosen.text) and (found is None or len(found) <= _MAX_VALUES)
-        return {
-            "text": shown,
-            "values": [{"path": f.path, "value": f.value} for f in found] if found and complete else None,
-            "lines": None,
-            "count": 1 if found is None else len(found),
-            "complete": complete,
-            "next": None,
-        }
-    layout = lay_out(chosen.text, chosen.value)
-    selection = select_lines(layout, query["lines"], query["pattern"])
+    found, values, rest = chosen.found, None, None
     rows: list[dict[str, Any]] = []
-    used, rest = 0, None
-    complete = True
-    for n, line, matches in selection:
-        used += len(line) + 1
-        if used > room and rows:
-            rest = f"{n}-{selection.last}"
-            break
-        shown = cut_at_edge(line, room)
-        complete = complete and len(shown) == len(line)
-        rows.append({"number": n, "text": shown, "matches": matches})
+    by_line = query["lines"] is not None or query["pattern"] is not None
+    if by_line:
+        layout = lay_out(chosen.text, chosen.value)
+        selection = select_lines(layout, query["lines"], query["pattern"])
+        count, complete, used = layout.count, True, 0
+        for n, line, matches in selection:
+            used += len(line) + 1
+            if used > room and rows:
+                complete, rest = False, f"{n}-{selection.last}"
+                break
+            shown = cut_at_edge(line, room)
+            complete = complete and len(shown) == len(line)
+            rows.append({"number": n, "text": shown, "matches": matches})
+        shown = "\n".join(row["text"] for row in rows)
+    else:
+        count, shown = 1 if found is None else len(found), cut_at_edge(chosen.text, room)
+        complete = len(shown) == len(chosen.text) and (found is None or len(found) <= _MAX_VALUES)
+        values = [{"path": f.path, "value": f.value} for f in found] if found and complete else None
     return {
-        "text": "\n".join(row["text"] for row in rows),
-        "values": None,
-        "lines": rows,
-        "count": layout.count,
-        "complete": complete and rest is None,
+        "text": shown, "values": values, "lines": rows if by_line else None, "count": count, "complete": complete,
         "next": rest,
-    }
+    }  # fmt: skip
 
 
 def part_of_long(pieces: Iterable[bytes], query: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,15 +66,10 @@ def part_of_long(pieces: Iterable[bytes], query: Mapping[str, Any]) -> dict[str,
     Raises RefusedCall, InvalidRequestError after 120 seconds, and what reading the pieces raises.
     """
     command = [sys.executable or "python3", "-c", _START, json.dumps(sys.path), json.dumps(query)]
-    output = b"".join(pieces)
+    output, null = b"".join(pieces), subprocess.DEVNULL
     try:
         done = subprocess.run(
-            command,
-            input=output,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=_SECONDS,
-            check=True,
+            command, input=output, stdout=subprocess.PIPE, stderr=null, timeout=_SECONDS, check=True
         )
     except subprocess.SubprocessError:
         raise InvalidRequestError(

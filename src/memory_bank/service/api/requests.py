@@ -8,12 +8,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
 from typing import Annotated, Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from fastapi import APIRouter, Depends, Path, Request
 from fastapi.responses import Response
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -33,7 +34,6 @@ JSON = "application/json"
 SESSIONS_PATH = "/v1/sessions/"
 _MAX_PARAMETERS = 100
 _IS_JSON = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;.*)?\Z", re.I)
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +173,10 @@ def route(
         signature = inspect.signature(handler, eval_str=True)
         model = signature.return_annotation
 
+        @wraps(handler)
         async def answer(**given: Any) -> Response:
             return await json_response(handler, **given)
 
-        answer.__name__, answer.__doc__ = handler.__name__, handler.__doc__
         answer.__signature__ = signature.replace(return_annotation=Response)  # type: ignore[attr-defined]
         router.add_api_route(
             path,
@@ -215,27 +215,25 @@ class RawJson:
 
 def json_object(value: object) -> Iterator[bytes]:
     """Encode an object, one member or list element at a time, so that other threads can run in between."""
-    begin = b"{"
+    comma = b""
+    yield b"{"
     for key, member in _members(value).items():
-        yield begin + json_bytes(key) + b":"
-        begin = b","
+        yield comma + json_bytes(key) + b":"
+        comma = b","
         if isinstance(member, RawJson):
             yield json_utf8(member.text)
         elif isinstance(member, list):
-            between = b"["
-            for element in member:
-                yield between + json_bytes(element)
-                between = b","
-            yield b"[]" if between == b"[" else b"]"
+            yield b"["
+            for i, element in enumerate(member):
+                yield (b"," if i else b"") + json_bytes(element)
+            yield b"]"
         else:
             yield json_bytes(member)
-    yield b"{}" if begin == b"{" else b"}"
+    yield b"}"
 
 
 def _members(value: Any) -> dict[str, Any]:
     """The members of a model, a dataclass or a dict."""
-    if isinstance(value, BaseModel):
-        return value.__dict__
     if is_dataclass(value):
         return {f.name: getattr(value, f.name) for f in fields(value)}
     return dict(value)
@@ -254,4 +252,4 @@ def json_utf8(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        return _SURROGATE.sub(lambda m: f"\\u{ord(m[0]):04x}", text).encode()
+        return re.sub("[\ud800-\udfff]", lambda m: f"\\u{ord(m[0]):04x}", text).encode()

@@ -56,7 +56,7 @@ def parse_body(data: bytes, *editable: str) -> Body:
     the parser goes, or with a duplicate of an editable member.
     """
     try:
-        return _parse(data, data.decode("utf-8"), frozenset(editable))
+        return _parse(data, data.decode("utf-8"), editable)
     except UnicodeDecodeError:
         raise BodyError("not UTF-8") from None
     except RecursionError:
@@ -65,55 +65,60 @@ def parse_body(data: bytes, *editable: str) -> Body:
         raise error if isinstance(error, BodyError) else BodyError("not JSON") from None
 
 
-def _parse(data: bytes, text: str, editable: frozenset[str]) -> Body:
+def _parse(data: bytes, text: str, editable: Sequence[str]) -> Body:
     value: JsonObject = {}
     spans: dict[str, Span] = {}
     elements: dict[str, Elements] = {}
-    at = _skip(text, 1 if text.startswith(_BOM) else 0)
-    if text[at] != "{":
+    start = _skip(text, 1 if text.startswith(_BOM) else 0)
+    if text[start] != "{":
         raise BodyError("not a JSON object")
-    end = at + 1
-    at = _skip(text, end)
-    is_open = text[at] != "}"
-    while is_open:
+    last = start + 1  # the end of the last member
+
+    def member(at: int) -> int:
+        nonlocal last
         if text[at] != '"':
             raise ValueError("expected a member's name")
         key, at = _raw_decode(text, at)
         at = _skip(text, at)
         if text[at] != ":":
             raise ValueError("expected a colon")
-        start = _skip(text, at + 1)
+        at = _skip(text, at + 1)
         if key in spans:
             raise BodyError(f"duplicate member {key}")
-        if key in editable and text[start] == "[":
-            elements[key], end = _parse_array(text, start)
-            value[key] = [element for element, _ in elements[key]]
+        if key in editable and text[at] == "[":
+            found: list[tuple[object, Span]] = []
+
+            def element(at: int) -> int:
+                element, end = _raw_decode(text, at)
+                found.append((element, (at, end)))
+                return end
+
+            last = _each(text, at, "]", element)
+            elements[key] = tuple(found)
+            value[key] = [element for element, _ in found]
         else:
-            value[key], end = _raw_decode(text, start)
+            value[key], last = _raw_decode(text, at)
         if key in editable:
-            spans[key] = start, end
-        at = _skip(text, end)
-        is_open = _continues(text[at], "}")
-        if is_open:
-            at = _skip(text, at + 1)
-    if _skip(text, at + 1) != len(text):
+            spans[key] = at, last
+        return last
+
+    if _skip(text, _each(text, start, "}", member)) != len(text):
         raise ValueError("expected the end")
-    return Body(data, value, text, spans, elements, end)
+    return Body(data, value, text, spans, elements, last)
 
 
-def _parse_array(text: str, start: int) -> tuple[Elements, int]:
-    """The elements of the array that begins at ``start``, and the position after it."""
-    found: list[tuple[object, Span]] = []
+def _each(text: str, start: int, closing: str, read: Callable[[int], int]) -> int:
+    """Call ``read``, which returns an end, at each start between brackets; the position after them."""
     at = _skip(text, start + 1)
-    is_open = text[at] != "]"
-    while is_open:
-        element, end = _raw_decode(text, at)
-        found.append((element, (at, end)))
-        at = end if text[end] in ",]" else _skip(text, end)
-        is_open = _continues(text[at], "]")
-        if is_open:
-            at = _skip(text, at + 1)
-    return tuple(found), at + 1
+    if text[at] == closing:
+        return at + 1
+    while True:
+        at = _skip(text, read(at))
+        if text[at] == closing:
+            return at + 1
+        if text[at] != ",":
+            raise ValueError(f"expected a comma or {closing}")
+        at = _skip(text, at + 1)
 
 
 def _skip(text: str, at: int) -> int:
@@ -121,12 +126,6 @@ def _skip(text: str, at: int) -> int:
     match = _whitespace.match(text, at)
     assert match is not None
     return match.end()
-
-
-def _continues(character: str, closing: str) -> bool:
-    if character not in (",", closing):
-        raise ValueError(f"expected a comma or {closing}")
-    return character == ","
 
 
 def render_body(body: Body, arrays: Mapping[str, Sequence[object]]) -> bytes:

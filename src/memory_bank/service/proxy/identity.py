@@ -1,24 +1,20 @@
 """Which session a request belongs to: the one that its messages continue, of those of the name that a client gives.
 
-It is found by digests. Every request stores the digest of its messages with its session. The session's ``head`` is
-the digest of the messages up to the end of the last interaction; nothing was recorded after it. So
+Every request stores the digest of its messages with its session. The session's ``head`` is the digest of the
+messages up to the end of the last interaction. A list of messages
 
-- a list that begins with the messages of a session's head holds all that the session recorded, and continues
-  the session (the next step, a retry, a side question, another end of the same conversation);
-- a list that does not, but holds the calls that mark the head with the same results, continues the session
-  too. Calls whose ids look random mark it by these ids, which no other conversation has: the past may have
-  been dropped, masked or summarised. All others (``call_1``) mark it by the digest of everything up to
-  them but the system messages: those may have changed, the past may not;
-- a list whose beginning a session knows, but whose session has continued differently since, is a fork: a new
-  session with a copy of what was recorded before the two parted;
-- any other list begins a session.
+- continues a session if it begins with the messages of its head, or has its latest calls with the same results. An id
+  that looks random marks a call by itself, because no other conversation has it: what came before may have been
+  dropped or summarised. Any other id (``call_1``) marks it with all that came before it but the system messages;
+- is a fork if a session knows its beginning, but has continued differently: a new session with a copy of what was
+  recorded before the two parted;
+- begins a session otherwise.
 
-A name is part of all digests: requests without it never find its sessions. The first of them has the name itself,
-the others get ``NAME~`` and a number. Under a name, a list may also be what a compaction made of the messages. It
-continues the session that was asked for a summary after its last step; else the one with the newest record, if the
-list holds a known client's summary (and the name has no other session) or if a person chose the name. But a list
-whose messages before the first call are known is a fork: another conversation, or one that went back. Where nothing
-but the name joined two conversations and the first goes on, it takes its records into a session of its own.
+A name is part of all digests. The first conversation with it has the name itself, the others ``NAME~`` and a number.
+Under a name, a list may also be what a compaction made of the messages: it continues the session that was asked for a
+summary after its last step, else the one with the newest record, if the list holds a known client's summary (and the
+name has one session) or if a person chose the name. A list whose messages before the first call are known is a fork
+instead. Where nothing but the name joined two conversations and the first goes on, it parts with its own records.
 
 All of this is in the database, where a head moves by compare-and-swap.
 """

@@ -222,7 +222,8 @@ class _ProxiedRequest:
         """Set the request with its context from memory, in the form in which upstream gets it first."""
         request = self.request = ModelRequest(dialect, self.caller, Body(data), self.incoming.headers, key)
         try:
-            request.body = await in_thread_if_large(data, read_body, data, dialect, self.proxy.cache)
+            body = await in_thread_if_large(data, parse_body, data, dialect.key, "tools")
+            request.body = await in_thread_if_large(data, self.proxy.cache.intern, body, dialect.key)
         except BodyError as e:
             request.memory = MemoryResult("passed", str(e))
             return
@@ -351,12 +352,6 @@ class _ProxiedRequest:
             self.exchange.outcome = "complete"
         finally:
             await answer.aclose()
-
-
-def read_body(data: bytes, dialect: Dialect, cache: MessageCache | None = None) -> Body:
-    """Parse a model request so that its conversation and tools can be edited. Raises BodyError."""
-    body = parse_body(data, dialect.key, "tools")
-    return body if cache is None else cache.intern(body, dialect.key)
 
 
 def _as_it_came(request: ModelRequest, *, strips: bool = False, reason: str = REFUSED) -> MemoryResult:

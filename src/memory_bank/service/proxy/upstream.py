@@ -19,7 +19,7 @@ from memory_bank.errors import (
     UpstreamError,
 )
 from memory_bank.service.security.access import own_key
-from memory_bank.service.security.hosts import is_loopback
+from memory_bank.service.security.gate import is_loopback
 
 try:
     import httpx2

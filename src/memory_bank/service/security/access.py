@@ -81,11 +81,11 @@ def public_name(namespace: str | None, session_id: str) -> str:
 def own_key(name: bytes, value: bytes) -> str:
     """The key of this service in a header in which clients send keys; "" without one."""
     key = value.decode("latin-1").strip()
+    if name == b"x-memory-key":
+        return key
     if name == b"authorization":
         scheme, _, key = key.partition(" ")
         key = key.strip() if scheme.lower() == "bearer" else ""
-    elif name == b"x-memory-key":
-        return key
     elif name != b"x-api-key":
         return ""
     return key if key.startswith("mb_") else ""
@@ -125,9 +125,8 @@ class Keyring:
         """
         if not self.required:
             return LOCAL
-        presented = key or ""
-        known = self._valid.get(key_id_of(presented) or "", _UNKNOWN)
-        if not known.fits(presented) or known is _UNKNOWN:
+        known = self._valid.get(key_id_of(key or "") or "", _UNKNOWN)
+        if not known.fits(key or "") or known is _UNKNOWN:
             raise NotAuthorizedError(NO_KEY)
         limits = known.requests_per_minute, known.max_body_bytes
         return Caller(known.namespace, known.key_id, known.operator, *limits)
@@ -139,18 +138,17 @@ class Keyring:
     def _read_again(self) -> None:
         try:
             self._read()
+            self._failing = False
         except StorageError:
             if not self._failing:
                 log.warning("the keys cannot be read from the database: the known ones stay valid.")
             self._failing = True
 
     def _read(self) -> None:
-        began = self._clock()
-        every = self._stored.all()
+        began, every = self._clock(), self._stored.all()
         self._valid = {k.key_id: k for k in every if k.revoked is None}
         self.required = self.required or bool(every)  # a database that loses its keys opens nothing
         self._read_at = began
-        self._failing = False
 
 
 class RateLimits:
@@ -168,15 +166,13 @@ class RateLimits:
         """Count a request; 0 per minute is unlimited. Raises TooManyRequestsError."""
         if not per_minute:
             return
-        share = per_minute / self.workers
+        share, now = per_minute / self.workers, self.clock()
         size = max(1.0, share)
-        now = self.clock()
         left, then, had = self._buckets.get(key, (size, now, size))
         left = min(size, left + (now - then) * share / 60) if had == size else size
+        self._buckets[key] = (left - 1 if left >= 1 else left, now, size)
         if left < 1:
-            self._buckets[key] = (left, now, size)
             raise TooManyRequestsError(
                 f"more than {per_minute:,} requests per minute: wait, then send it again.",
                 (1 - left) * 60 / share,
             )
-        self._buckets[key] = (left - 1, now, size)

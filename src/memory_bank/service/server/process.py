@@ -1,7 +1,12 @@
-"""One serving process: start, graceful shutdown, and an immediate stop on a second Ctrl-C."""
+"""One serving process: start, graceful shutdown, an immediate stop on a second Ctrl-C, and its connections.
+
+A connection has deadlines: uvicorn closes one that is idle after an answer, and no other, so that a client could hold
+all handles of the process by connections that never send a whole request.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import os
@@ -12,17 +17,19 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn, cast
 
 from memory_bank.config import Config
 from memory_bank.errors import MemoryBankError, MissingExtraError
+from memory_bank.service import failures
 from memory_bank.service.app import create_app
 
 try:
+    import h11
     import uvicorn
+    from starlette.responses import JSONResponse
     from starlette.types import Receive, Scope, Send
-
-    from memory_bank.service.server.connections import handle_limit, most_connections, protocol
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 except ImportError:
     raise MissingExtraError("the service (uvicorn)", "service") from None
 
@@ -32,6 +39,10 @@ GRACE = 5.0
 """Seconds after ``shutdown_timeout`` when a process that still runs is killed."""
 STOPPED = 130
 """The exit code after Ctrl-C."""
+RESERVE = 32
+"""Connections above the limit on which ``/health`` alone is answered."""
+_LEAST, _MOST = 64, 8_192
+_OTHER_HANDLES = 128  # files, the database, the listening socket
 
 
 def serve_here(
@@ -66,8 +77,8 @@ def serve_here(
         timeout_graceful_shutdown=config.service.shutdown_timeout,  # type: ignore[arg-type]
     )
     server = _Server(settings)
-    server.ends_on, server.started_callback = ends_on, started
-    server.ending = lambda seconds: app.state.service.end(seconds)
+    server.ends_on, server.on_started = ends_on, started
+    server.on_shutdown = lambda seconds: app.state.service.end(seconds)
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # a failed start is reported once, by us
     try:
         server.run([sock])
@@ -83,8 +94,8 @@ class _Server(uvicorn.Server):
     """uvicorn's server with the service's own shutdown."""
 
     ends_on: tuple[signal.Signals, ...]
-    started_callback: Callable[[], None]
-    ending: Callable[[float], None]
+    on_started: Callable[[], None]
+    on_shutdown: Callable[[float], None]
     code = 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -94,7 +105,7 @@ class _Server(uvicorn.Server):
             gc.collect()
             gc.freeze()  # what is loaded so far is never collected, and collections are rarer than by default
             gc.set_threshold(20_000, 20, 50)
-            self.started_callback()
+            self.on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         seconds = float(self.config.timeout_graceful_shutdown or 0.0)
@@ -102,7 +113,7 @@ class _Server(uvicorn.Server):
         timer = threading.Timer(seconds + GRACE, self._kill)
         timer.daemon = True
         timer.start()
-        self.ending(seconds)
+        self.on_shutdown(seconds)
         await super().shutdown(sockets)
         log.info("stopped")
 
@@ -110,10 +121,10 @@ class _Server(uvicorn.Server):
         """The first signal shuts down gracefully; Ctrl-C after it stops at once."""
         if sig not in self.ends_on:
             return
-        if self.should_exit and sig == signal.SIGINT:
-            at_once(STOPPED)
         if not self.should_exit:
             self.code = STOPPED if sig == signal.SIGINT else 0
+        elif sig == signal.SIGINT:
+            at_once(STOPPED)
         self.should_exit = True
 
     def _kill(self) -> None:
@@ -128,3 +139,140 @@ def at_once(code: int) -> NoReturn:
         with suppress(OSError, ValueError, AttributeError):
             stream.flush()
     os._exit(code)
+
+
+def handle_limit() -> int:
+    """How many handles this process may open; the soft limit is raised to the hard one where that is allowed."""
+    wanted = 2 * _MOST + _OTHER_HANDLES + RESERVE
+    try:
+        import resource
+    except ImportError:  # Windows
+        return wanted
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (wanted if n == resource.RLIM_INFINITY else n for n in limits)
+    if soft < min(hard, wanted):
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, wanted), limits[1]))
+            soft = min(hard, wanted)
+    return soft
+
+
+def most_connections(handles: int) -> int:
+    """The connections that a process serves: each may need a second handle, for the model's API."""
+    return max(_LEAST, min(_MOST, (handles - _OTHER_HANDLES - RESERVE) // 2))
+
+
+def protocol(most: int) -> type[BoundedProtocol]:
+    """The protocol for a server with at most so many connections.
+
+    It parses with h11: httptools, which uvicorn prefers where it is installed, takes headers of any length.
+    """
+    return type("BoundedProtocol", (BoundedProtocol,), {"most": most})
+
+
+class BoundedProtocol(H11Protocol):
+    """A connection with deadlines for what must arrive, one of at most ``most``.
+
+    At the limit a new connection takes the place of the one that has waited longest without a request. If
+    all have requests, ``RESERVE`` more are taken, on which only ``/health`` is answered.
+    """
+
+    most = _MOST
+    head_seconds = 20.0
+    """Seconds in which the head of a request must arrive, from the connection or from its first byte."""
+    body_pause = 30.0
+    """Seconds without a byte after which an incomplete body is given up."""
+    body_seconds = 600.0
+    """Seconds in which a body must arrive."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._timer: asyncio.TimerHandle | None = None
+        self._waits_for = ""  # "head" or "body" of a request that has to arrive
+        self._since = self._last_byte = self.loop.time()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the connection if there is room, or room can be made."""
+        connections = cast("set[BoundedProtocol]", self.connections)
+        if len(connections) >= self.most:
+            idle = [c for c in connections if isinstance(c, BoundedProtocol) and c._is_idle()]
+            if idle:
+                min(idle, key=lambda c: c._since)._give_up()
+            elif len(connections) >= self.most + RESERVE:
+                self.transport = transport
+                transport.abort()
+                return
+            else:
+                self.app = cast("Any", _health_only(self.app))
+        super().connection_made(transport)
+        self._note()
+        self._look()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """As the base class."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.flow is not None:  # else it was never taken
+            super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """As the base class."""
+        super().data_received(data)
+        self._note()
+
+    def on_response_complete(self) -> None:
+        """As the base class."""
+        super().on_response_complete()
+        self._waits_for, self._since = "", self.loop.time()
+        self._note()
+
+    def _is_idle(self) -> bool:
+        """Whether no request is being received or answered."""
+        return self.conn.their_state is h11.IDLE and (self.cycle is None or self.cycle.response_complete)
+
+    def _give_up(self) -> None:
+        """Close the connection at once."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.connections.discard(self)
+        self.transport.abort()
+
+    def _note(self) -> None:
+        """Note what must arrive next, and since when."""
+        self._last_byte = self.loop.time()
+        waits_for = ""
+        if self.conn.their_state is h11.SEND_BODY:
+            waits_for = "body"
+        elif self._is_idle() and self.timeout_keep_alive_task is None:
+            waits_for = "head"
+        if waits_for != self._waits_for:
+            self._waits_for, self._since = waits_for, self._last_byte
+
+    def _look(self) -> None:
+        """Give the connection up where a deadline has passed; otherwise look again when the next one may have."""
+        now = self.loop.time()
+        left = soon = min(self.head_seconds, self.body_pause, self.body_seconds)
+        if self._waits_for == "head":  # single bytes do not prolong it
+            left = self._since + self.head_seconds - now
+        elif self._waits_for == "body":
+            if self.flow.read_paused:  # the service is slow, not the client
+                self._last_byte = now
+            left = min(self._last_byte + self.body_pause, self._since + self.body_seconds) - now
+        if left <= 0 and not self.transport.is_closing():
+            self._give_up()
+        else:
+            self._timer = self.loop.call_later(min(max(left, 0.01), soon), self._look)
+
+
+def _health_only(app: Any) -> Any:
+    """An application that answers ``/health`` as ``app`` does, and everything else with 503."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] == "/health":
+            await app(scope, receive, send)
+            return
+        body = failures.body("the service has too many connections: try again later.", "busy", 503)
+        headers = {"retry-after": "5", "connection": "close"}
+        await JSONResponse(body, 503, headers)(scope, receive, send)
+
+    return answer

@@ -1,4 +1,4 @@
-"""Finds the values in a text that a later call may need, and the values that a call uses."""
+"""Values: what they are in a text that a later call may need, which ones a call uses, how they are compared."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Literal, NamedTuple
 
 from memory_bank.selection.cutting import CutText, Segment, cut_text
-from memory_bank.selection.files import FileAccess, file_access
+from memory_bank.selection.effects import FileAccess, file_access
 from memory_bank.selection.parsing import unescape
 from memory_bank.transcript.jsontext import inner_json, leaves
 
@@ -113,12 +113,23 @@ def fold(text: str) -> str:
     return " ".join(text.split()).casefold()
 
 
+def stands_in(form: str, text: str) -> bool:
+    """Whether `form` stands in `text` as whole words."""
+    at = text.find(form)
+    while at >= 0:
+        before, after = text[max(0, at - 1) : at], text[at + len(form) : at + len(form) + 1]
+        if not (before.isalnum() and form[0].isalnum()) and not (after.isalnum() and form[-1].isalnum()):
+            return True
+        at = text.find(form, at + 1)
+    return False
+
+
+# The caches below are bounded: CACHED entries of at most LONGEST characters each; longer texts are not kept.
 def kind_of(text: str) -> int:
     """Return the kind of one token, a position in KINDS."""
     return _kind_of(text) if len(text) <= LONGEST else _kind_of.__wrapped__(text)
 
 
-# The caches below are bounded: CACHED entries of at most LONGEST characters each; longer texts are not kept.
 @lru_cache(maxsize=CACHED)
 def _kind_of(text: str) -> int:
     if text.isdigit():
@@ -224,10 +235,10 @@ def _by_segment(cut: CutText) -> Iterator[tuple[Candidate, ...]]:
     block = -1
     labels: set[str] = set()
     for segment in cut.segments:
-        head = ""
-        if segment.block != block:
-            block, labels, head = segment.block, set(), cut.heads[segment.block]
-        found = find_candidates(segment, head)
+        is_first = segment.block != block
+        if is_first:
+            block, labels = segment.block, set()
+        found = find_candidates(segment, cut.heads[block] if is_first else "")
         yield tuple([c for c in found if c.kind != KIND["label"] or c.form not in labels])
         labels.update([c.form for c in found if c.kind == KIND["label"]])
 
