@@ -86,10 +86,7 @@ def test_sessions_in_one_database(tmp_path):
     with LLMOrchestrator(ScriptedModel(["ok"], loop_last=True), CONFIG, model="m", open_state=opened) as it:
         it.generate(CHAT, session_id="a")
         it.generate(CHAT[:4], session_id="b")
-    with (
-        MemoryBankState.open(tmp_path / "bank.db", "a") as a,
-        MemoryBankState.open(tmp_path / "bank.db", "b") as b,
-    ):
+    with opened("a") as a, opened("b") as b:
         assert (a.fact_store.size(), b.fact_store.size()) == (20, 1)
     closed = LLMOrchestrator(ScriptedModel(["ok"]), CONFIG, model="m", open_state=lambda: MemoryBankState())
     with pytest.raises(ConfigError, match="no parameter session_id"):
@@ -124,10 +121,7 @@ def test_asynchronous_programs(kind):
         plain = await it.agenerate_plain(input_messages=CHAT[:2])
         assert plain.choices[0].message.content == "yes"
         stream = await it.agenerate(CHAT, stream=True)
-        if kind is AsyncOpenAI:
-            chunks = [c async for c in stream]
-        else:
-            chunks = list(stream)
+        chunks = [c async for c in stream] if kind is AsyncOpenAI else list(stream)
         assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "yes"
         return it
 
@@ -149,7 +143,7 @@ def test_failures_are_one_sentence_and_in_the_trace():
         both = LLMOrchestrator(client_of(server, AsyncOpenAI), CONFIG, model="m")
         with pytest.raises(ModelError, match="HTTP 500"):
             asyncio.run(both.agenerate(CHAT))
-    assert [s.error for s in (*it.trace, *both.trace)] == ["ModelError", "InternalServerError"]
+    assert [s.error for s in (*it.trace, *both.trace)] == ["ModelError"] * 2
     assert (it.totals.failed, it.totals.cost) == (1, 0)
 
 
@@ -231,7 +225,6 @@ def test_a_loop_is_raised_with_its_calls_after_the_facts_are_stored(key):
         [user(), *same(2), *same(1, 2, "other"), *same(2, 3)],
         [user(), *same(2), user("try again"), *same(2, 2)],
         [user(), *same(3), {"role": "assistant", "content": "I give up"}],
-        [user(), *rounds(9)],
         [user(), *same(2), call(("x", "get", {"a": 1, "b": 3})), result("x", "no"), *same(2, 2)],
         [user(), *same(2), call(("x", "get", {"a": 1, "b": 2}))],
         [],

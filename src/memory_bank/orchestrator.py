@@ -15,8 +15,16 @@ from typing import Any, Literal
 
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import Config, Price
-from memory_bank.errors import ConfigError, ModelError
-from memory_bank.models.chat import as_chat_model, cached_of, create_of, is_async, model_error, usage_of
+from memory_bank.errors import ConfigError
+from memory_bank.models.chat import (
+    as_chat_model,
+    cached_of,
+    checked_completion,
+    create_of,
+    is_async,
+    model_error,
+    usage_of,
+)
 from memory_bank.pricing import PrefixCache, SentContext, Usage, cost, price_of
 from memory_bank.processor import MemoryProcessor, OpenState
 from memory_bank.transcript.messages import check_messages
@@ -246,10 +254,8 @@ class LLMOrchestrator:
         return sent, messages, options, None
 
     def _copied(self, messages: list[Any]) -> tuple[Any, ...]:
-        if not self._trace.maxlen:
-            return ()
         try:
-            return tuple(copy.deepcopy(messages))
+            return tuple(copy.deepcopy(messages) if self._trace.maxlen else ())
         except Exception:  # too deep, or holding what cannot be copied
             return tuple(messages)
 
@@ -273,20 +279,15 @@ class LLMOrchestrator:
     async def _acall(self, sent: Sent, messages: list[Any], options: dict[str, Any], prefix: _Prefix) -> Any:
         if not self._async:
             return await asyncio.to_thread(self._call, sent, messages, options, prefix)
-        name = sent.model
-        try:
-            with self._recorded(sent, prefix) as answers:
-                answer = await self._create(messages=messages, model=name, **options)
-                if not sent.streamed and getattr(answer, "choices", None) is None:
-                    raise ModelError(
-                        f"the endpoint answered, but with no chat completion: check base_url of {name!a}"
-                    )
-                answers.append(answer)
-        except Exception as e:
-            if sent.streamed or isinstance(e, ModelError):
-                raise
-            raise model_error(e, name, self._client) from e
-        return answer
+        with self._recorded(sent, prefix) as answers:
+            try:
+                answer = await self._create(messages=messages, model=sent.model, **options)
+            except Exception as e:
+                if sent.streamed:
+                    raise
+                raise model_error(e, sent.model, self._client) from e
+            answers.append(answer if sent.streamed else checked_completion(answer, self._client))
+        return answers[0]
 
     @contextmanager
     def _recorded(self, sent: Sent, prefix: _Prefix) -> Iterator[list[Any]]:

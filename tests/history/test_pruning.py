@@ -4,6 +4,7 @@ import json
 import logging
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -72,11 +73,6 @@ class Rows(dict):
         for r in records:
             assert self.setdefault(r.trace_id, r).output_text == r.output_text
         return len(self) - before
-
-
-class Refusing(Rows):
-    def add(self, records):
-        raise StorageError("the disk is full")
 
 
 def simple_prunings():
@@ -162,10 +158,7 @@ def test_what_each_pruning_keeps():
     assert no_pruning(steps) == steps
     assert [s.step_number for s in keep_last_n_steps(2)(steps)] == [0, 0, 5, 6]
     assert [s.step_number for s in keep_system_and_recent(4)(steps)] == [0, 0, 3, 3, 4, 5, 6]
-    cut = prune_old_observations(2, max_length=50)(steps)
-    assert [len(s.observations[0].text) > 50 for s in cut if isinstance(s, ActionStep)] == [False] * 4 + [
-        True
-    ] * 2
+    assert wholes(prune_old_observations(2, max_length=50)(steps)) == [False] * 4 + [True] * 2
     assert chain()(steps) == chain(no_pruning, no_pruning())(steps) == no_pruning()(steps) == steps
 
 
@@ -181,8 +174,6 @@ def test_an_age_alone_cuts_by_age_alone_and_counts_from_now():
     assert wholes(prune_old_observations(max_age_seconds=3600)(steps)) == [False] * 7 + [True]  # of 1970
     fresh = [replace(s, timestamp=time.time()) for s in steps]
     assert wholes(prune_old_observations(max_age_seconds=3600)(fresh)) == [True] * 8
-    old = [replace(s, timestamp=time.time() - 7200) for s in steps]
-    assert wholes(prune_old_observations(max_age_seconds=3600)([*old, fresh[-1]])) == [False] * 8 + [True]
     assert wholes(prune_old_observations()(steps)) == [False] * 3 + [True] * 5
 
 
@@ -210,7 +201,6 @@ def test_tokens_of_steps_and_of_messages():
         lambda: keep_system_and_recent(-1),
         lambda: prune_old_observations(0),
         lambda: prune_old_observations(1, max_length=0),
-        lambda: prune_old_observations(1, max_age_seconds=-1),
         lambda: prune_old_observations(1, max_age_seconds=0),
         lambda: fit_token_budget(0),
         lambda: semantic_pruning(LexicalEmbedder(), 0),
@@ -298,7 +288,11 @@ def test_equal_calls_are_two_records_and_ids_are_those_of_the_strategy():
 
 
 def test_a_bank_that_refuses_loses_nothing():
-    manager = MemoryManager("s", to_memory_bank(Refusing(), keep_last_n_steps(1)))
+    def refuse(records):
+        raise StorageError("the disk is full")
+
+    bank = SimpleNamespace(session_id="s", add=refuse)
+    manager = MemoryManager("s", to_memory_bank(bank, keep_last_n_steps(1)))
     manager.extend(run(4)[1:])
     before = manager.steps
     with pytest.raises(StorageError):
@@ -359,24 +353,19 @@ def test_a_hierarchy_keeps_the_invariants(first, second):
     assert [s.step_number for s in memory] == sorted(s.step_number for s in memory)
 
 
-class Failing(LexicalEmbedder):
-    """An embedder that fails while it is told to, and takes its time otherwise."""
-
-    instant = False
-    fails = True
-
-    def encode(self, texts):
-        if self.fails:
-            raise RuntimeError("out of memory")
-        return super().encode(texts)
-
-
 def test_an_embedder_that_fails_costs_no_fact_and_its_summaries_wait():
+    class Failing(LexicalEmbedder):
+        instant = False
+        fails = True
+
+        def encode(self, texts):
+            if self.fails:
+                raise RuntimeError("out of memory")
+            return super().encode(texts)
+
     model = Failing()
     with MemoryBankState(model) as state:
         to_memory_bank(state, keep_last_n=1)(run(4))
-        assert state.fact_store.size() == 3
-        assert state.insight_store.size() == 0
+        assert (state.fact_store.size(), state.insight_store.size()) == (3, 0)
         model.fails = False
-        assert state.flush(5) == 0
-        assert state.insight_store.size() == 3
+        assert (state.flush(5), state.insight_store.size()) == (0, 3)

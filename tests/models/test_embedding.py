@@ -12,6 +12,7 @@ from memory_bank.errors import EmbedderLoadError, EmbeddingError, MissingExtraEr
 from memory_bank.models.embedding import OpenAIEmbedder, load_embedder
 from memory_bank.models.lexical import LexicalEmbedder
 from memory_bank.ports import Embedder, NamedEmbedder
+from memory_bank.testing import ScriptedServer
 from memory_bank.vectors import embedder_name, encode_documents, encode_queries
 
 
@@ -64,14 +65,14 @@ def test_load_lexical_once() -> None:
     assert isinstance(found[0], NamedEmbedder)
 
 
-def test_load_openai(monkeypatch: pytest.MonkeyPatch, embedding_server: Any) -> None:
-    monkeypatch.setenv("OPENAI_BASE_URL", embedding_server.base_url)
+def test_load_openai(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
-    model = load_embedder("openai:text-embedding-3-small")
-    assert isinstance(model, OpenAIEmbedder)
-    assert model.name == "openai:text-embedding-3-small"
-    assert encode_documents(model, ["one", "two"]).shape == (2, 8)
-    assert isinstance(model, NamedEmbedder)
+    with ScriptedServer(embed=lambda texts: [[3.0, 4.0]] * len(texts)) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        model = load_embedder("openai:text-embedding-3-small")
+        assert isinstance(model, OpenAIEmbedder) and isinstance(model, NamedEmbedder)
+        assert model.name == "openai:text-embedding-3-small"
+        assert encode_documents(model, ["one", "two"]).shape == (2, 2)
 
 
 @pytest.mark.parametrize("spec", ["", "  ", "./no/such/folder", "~nobody/x", "we ird", "a\0b"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -11,17 +14,30 @@ from tests.contracts.embedder import EmbedderContract
 
 from memory_bank.errors import EmbedderLoadError, EmbeddingError
 from memory_bank.models.embedding import MAX_BATCH_BYTES, MAX_INPUT_BYTES, OpenAIEmbedder
+from memory_bank.testing import Reply, ScriptedServer, fail
+from memory_bank.testing.replies import raw
 
 
-def text_vector(text: str) -> Any:
-    from hashlib import sha256
+def vectors(texts: list[str]) -> Any:
+    """Eight numbers a text; as OpenAI does it refuses texts that are empty or too long."""
+    if any(not t or len(t.encode()) > MAX_INPUT_BYTES for t in texts):
+        return fail(400, "'$.input' is invalid")
+    return [[byte / 128 - 1 for byte in sha256(text.encode()).digest()[:8]] for text in texts]
 
-    return [byte / 128 - 1 for byte in sha256(text.encode()).digest()[:8]]
+
+def embedder(server: ScriptedServer, timeout: float = 10.0, **options: Any) -> OpenAIEmbedder:
+    client = openai.OpenAI(base_url=server.base_url, api_key="key", max_retries=0, timeout=timeout)
+    return OpenAIEmbedder("m", client, **options)
+
+
+def inputs(server: ScriptedServer) -> list[list[str]]:
+    return [request.body["input"] for request in server.requests]
 
 
 @pytest.fixture
-def client(embedding_server: Any) -> openai.OpenAI:
-    return openai.OpenAI(base_url=embedding_server.base_url, api_key="key", max_retries=0, timeout=10)
+def server() -> Iterator[ScriptedServer]:
+    with ScriptedServer(embed=vectors) as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)
@@ -32,59 +48,51 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class TestOpenAIEmbedder(EmbedderContract):
     @pytest.fixture(autouse=True)
-    def _server(self, client: openai.OpenAI) -> None:
-        self.client = client
+    def _server(self, server: ScriptedServer) -> None:
+        self.server = server
 
     def make_embedder(self) -> OpenAIEmbedder:
-        return OpenAIEmbedder("text-embedding-3-small", self.client)
+        return embedder(self.server)
 
 
-def test_batches_by_count(embedding_server: Any, client: openai.OpenAI) -> None:
+def test_batches_by_count(server: ScriptedServer) -> None:
     texts = [f"text {i}" for i in range(25)]
-    rows = OpenAIEmbedder("m", client, batch_size=10).encode(texts)
-    assert [len(request["input"]) for request in embedding_server.requests] == [10, 10, 5]
-    np.testing.assert_allclose(rows, [text_vector(text) for text in texts], rtol=1e-6)
+    rows = embedder(server, batch_size=10).encode(texts)
+    assert [len(batch) for batch in inputs(server)] == [10, 10, 5]
+    np.testing.assert_allclose(rows, vectors(texts), rtol=1e-6)
 
 
-def test_batches_by_bytes_and_cuts_inputs(embedding_server: Any, client: openai.OpenAI) -> None:
-    OpenAIEmbedder("m", client).encode(["€" * 50_000] * 40 + ["x" * 1_000_000] * 40)
-    assert len(embedding_server.requests) > 1
-    for request in embedding_server.requests:
-        sizes = [len(text.encode()) for text in request["input"]]
-        assert max(sizes) <= MAX_INPUT_BYTES
-        assert min(sizes) > MAX_INPUT_BYTES - 4
+def test_batches_by_bytes_and_cuts_inputs(server: ScriptedServer) -> None:
+    embedder(server).encode(["€" * 50_000] * 40 + ["x" * 1_000_000] * 40)
+    assert len(server.requests) > 1
+    for batch in inputs(server):
+        sizes = [len(text.encode()) for text in batch]
+        assert MAX_INPUT_BYTES - 4 < min(sizes) <= max(sizes) <= MAX_INPUT_BYTES
         assert sum(sizes) <= MAX_BATCH_BYTES
 
 
-def test_the_order_is_the_index(embedding_server: Any, client: openai.OpenAI) -> None:
-    embedding_server.reply = lambda answer: {**answer, "data": answer["data"][::-1]}
-    texts = ["one", "two", "three"]
-    rows = OpenAIEmbedder("m", client).encode(texts)
-    np.testing.assert_allclose(rows, [text_vector(text) for text in texts], rtol=1e-6)
-
-
-def test_empty_texts_are_not_sent(embedding_server: Any, client: openai.OpenAI) -> None:
-    assert OpenAIEmbedder("m", client).encode([]).shape == (0, 0)
-    model = OpenAIEmbedder("m", client)
+def test_empty_texts_are_not_sent(server: ScriptedServer) -> None:
+    assert embedder(server).encode([]).shape == (0, 0)
+    model = embedder(server)
     rows = model.encode(["", "text", "  \n"])
-    assert [request["input"] for request in embedding_server.requests] == [["text"]]
+    assert inputs(server) == [["text"]]
     assert [bool(row.any()) for row in rows] == [False, True, False]
     assert model.dimension == 8
     assert model.encode(["", ""]).shape == (2, 8)
-    assert len(embedding_server.requests) == 1
-    assert OpenAIEmbedder("m", client).encode(["", ""]).shape == (2, 8)  # asks for the dimension
+    assert len(server.requests) == 1
+    assert embedder(server).encode(["", ""]).shape == (2, 8)  # asks for the dimension
 
 
-def test_key_and_base_url_from_the_environment(
-    embedding_server: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OPENAI_BASE_URL", embedding_server.base_url)
-    OpenAIEmbedder("m").encode(["an endpoint of one's own needs no key"])
+def test_key_and_base_url_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    def encode(key: str, **options: str) -> None:
+        with ScriptedServer(embed=vectors, api_key=key) as server:
+            monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+            OpenAIEmbedder("m", **options).encode(["a"])  # type: ignore[arg-type]
+
+    encode("none")  # an endpoint of one's own needs no key
     monkeypatch.setenv("OPENAI_API_KEY", "from-environment")
-    OpenAIEmbedder("m").encode(["a"])
-    OpenAIEmbedder("m", base_url=embedding_server.base_url, api_key="given").encode(["a"])
-    keys = [headers["authorization"] for headers in embedding_server.headers]
-    assert keys == ["Bearer none", "Bearer from-environment", "Bearer given"]
+    encode("from-environment")
+    encode("given", api_key="given")
 
 
 def test_a_missing_key_says_the_ways_out() -> None:
@@ -96,36 +104,47 @@ def test_a_missing_key_says_the_ways_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "said"), [(401, "API key"), (429, "quota"), (503, "HTTP 503"), (0, "in time")]
+    ("reply", "said"),
+    [
+        (fail(401, "secret text"), "API key"),
+        (fail(429, "secret text"), "quota"),
+        (fail(503, "secret text"), "HTTP 503"),
+        (Reply("late", delay=30), "in time"),
+    ],
 )
-def test_refusals(embedding_server: Any, client: openai.OpenAI, status: int, said: str) -> None:
-    embedding_server.status = status  # 0: no answer
-    with pytest.raises(EmbeddingError, match=said) as caught:
-        OpenAIEmbedder("m", client.with_options(timeout=0.5)).encode(["secret text"])
+def test_refusals(reply: Reply, said: str) -> None:
+    with ScriptedServer(embed=lambda _: reply) as server, pytest.raises(EmbeddingError, match=said) as caught:
+        embedder(server, timeout=0.5).encode(["secret text"])
     assert "openai:m" in str(caught.value)
     assert "secret" not in str(caught.value)
     assert "\n" not in str(caught.value)
     assert isinstance(caught.value.__cause__, openai.OpenAIError)
 
 
-def one(index: Any, embedding: Any) -> dict[str, Any]:
-    return {"object": "embedding", "index": index, "embedding": embedding}
+def answer(*data: tuple[Any, Any]) -> Callable[[Any], Reply]:
+    items = [{"object": "embedding", "index": i, "embedding": e} for i, e in data]
+    return lambda _: raw(json.dumps({"object": "list", "data": items, "model": "m"}))
+
+
+def test_the_order_is_the_index() -> None:
+    with ScriptedServer(embed=answer((1, [3.0]), (0, [4.0]))) as server:
+        assert embedder(server).encode(["a", "b"]).tolist() == [[4.0], [3.0]]
 
 
 @pytest.mark.parametrize(
-    "data",
+    "reply",
     [
-        None,
-        [one(0, [1.0])],
-        [one(0, [1.0]), one(0, [1.0])],
-        [one(0, [1.0]), one(None, [1.0])],
-        [one(0, [1.0]), one(1, [1.0, 2.0])],
-        [one(0, ["a"]), one(1, ["b"])],
-        [{"index": 0}, {"index": 1}],
-        "no object",
+        answer(),
+        answer((0, [1.0])),
+        answer((0, [1.0]), (0, [1.0])),
+        answer((0, [1.0]), (None, [1.0])),
+        answer((0, [1.0]), (1, [1.0, 2.0])),
+        answer((0, ["a"]), (1, ["b"])),
+        lambda _: raw('{"data": [{"index": 0}, {"index": 1}]}'),
+        lambda _: raw('["?"]'),
+        lambda _: raw("text"),
     ],
 )
-def test_nonsense_is_an_embedding_error(embedding_server: Any, client: openai.OpenAI, data: Any) -> None:
-    embedding_server.reply = lambda answer: ["?"] if data == "no object" else {**answer, "data": data}
-    with pytest.raises(EmbeddingError, match="openai:m"):
-        OpenAIEmbedder("m", client).encode(["a", "b"])
+def test_nonsense_is_an_embedding_error(reply: Callable[[Any], Reply]) -> None:
+    with ScriptedServer(embed=reply) as server, pytest.raises(EmbeddingError, match="openai:m"):
+        embedder(server).encode(["a", "b"])

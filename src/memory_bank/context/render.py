@@ -12,7 +12,6 @@ from memory_bank.transcript.chat import as_dict, edited_message
 from memory_bank.transcript.messages import (
     Interaction,
     MessageKind,
-    Pair,
     call_entry,
     kind_of,
     read,
@@ -96,43 +95,33 @@ def repair_interaction(interaction: Interaction, mode: str) -> tuple[list[Entry]
     ids = [p.call.call_id for p in interaction.pairs if p.call and p.call.call_id is not None]
     if len(ids) != len(set(ids)):
         return everything, "not repaired: two calls share an id"
-    unanswered = [p for p in interaction.pairs if p.call and not p.result]
+    unanswered = [(p.call, p.call_at) for p in interaction.pairs if p.call and not p.result]
     orphans = [interaction.start + (p.result_at or 0) for p in interaction.pairs if not p.call]
     results = [entry for entry in kept[MessageKind.RESULT] if entry[0] not in orphans]
     out = kept[MessageKind.SAY]
     if mode == "complete":
-        out += [*kept[MessageKind.CALL], *results, *((None, _missing_result(p)) for p in unanswered)]
+        out += [*kept[MessageKind.CALL], *results]
+        for call, _ in unanswered:
+            answers: dict[str, Any] = {"role": "tool", "tool_call_id": call.call_id}
+            if call.call_id is None:
+                answers = {"role": "function", "name": call.name}
+            out.append((None, {**answers, "content": MISSING_RESULT}))
         for position in orphans:
             out += _with_call(interaction.messages[position - interaction.start], position)
     else:
         for entry in kept[MessageKind.CALL]:
             at = (entry[0] or 0) - interaction.start
-            left = {p.call_at[1]: None for p in unanswered if p.call_at and p.call_at[0] == at}
+            left = {place[1]: None for _, place in unanswered if place and place[0] == at}
             if not left or edited_message(interaction.messages[at], left) is not None:
                 out.append((entry[0], left))
         out += results
-    done = _describe_repairs(mode, len(unanswered), len(orphans))
+    verb = "completed" if mode == "complete" else "dropped"
+    counts = ((len(unanswered), "unanswered call"), (len(orphans), "orphaned result"))
+    done = "; ".join(f"{verb} {n} {what}{'s' if n > 1 else ''}" for n, what in counts if n) or "reordered"
     if "stands between" in interaction.fault:
         done += "; a message in between was moved behind the results"
     riders = (MessageKind.USER, MessageKind.SYSTEM, MessageKind.OTHER)
     return out + sorted((e for kind in riders for e in kept[kind]), key=lambda e: e[0] or 0), done
-
-
-def _describe_repairs(mode: str, unanswered: int, orphans: int) -> str:
-    verb = "completed" if mode == "complete" else "dropped"
-    parts = []
-    if unanswered:
-        parts.append(f"{verb} {unanswered} unanswered call{'s' if unanswered > 1 else ''}")
-    if orphans:
-        parts.append(f"{verb} {orphans} orphaned result{'s' if orphans > 1 else ''}")
-    return "; ".join(parts) or "reordered"
-
-
-def _missing_result(pair: Pair) -> dict[str, Any]:
-    assert pair.call is not None
-    if pair.call.call_id is None:
-        return {"role": "function", "name": pair.call.name, "content": MISSING_RESULT}
-    return {"role": "tool", "tool_call_id": pair.call.call_id, "content": MISSING_RESULT}
 
 
 def _with_call(orphan: Any, position: int) -> list[Entry]:

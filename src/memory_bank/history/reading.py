@@ -114,10 +114,9 @@ def _said(segments: Sequence[Segment], i: int) -> tuple[MessageKind | None, Any]
 
 
 def _task_or_note(content: object, text: str) -> Step:
-    if isinstance(content, str):
-        for kind, head in NOTE_HEADS.items():
-            if content.startswith(head + "\n"):
-                return ScratchpadStep(content[len(head) + 1 :], kind)  # type: ignore[arg-type]
+    for kind, head in NOTE_HEADS.items():
+        if isinstance(content, str) and content.startswith(f"{head}\n"):
+            return ScratchpadStep(content[len(head) + 1 :], kind)  # type: ignore[arg-type]
     if isinstance(content, (list, tuple)):
         urls = [read(read(p, "image_url"), "url") for p in content]
         said = "\n".join(part_text(p) for p in content if is_text_part(p))
@@ -207,18 +206,16 @@ def typed_steps(steps: Iterable[object]) -> list[Step]:
 
 
 def _typed_step(native: object) -> Step:
-    def has(name: str) -> bool:
-        return name in native if isinstance(native, Mapping) else _is_value(native) and hasattr(native, name)
-
-    if has("task"):
+    names: Any = native if isinstance(native, Mapping) else dir(native) if _is_value(native) else ()
+    if "task" in names:
         return TaskStep(read(native, "task"), tuple(map(_image, read(native, "task_images") or ())))
-    if has("system_prompt"):
+    if "system_prompt" in names:
         return SystemPromptStep(read(native, "system_prompt"))
-    if has("plan"):
+    if "plan" in names:
         return PlanningStep(read(native, "plan"), **_of_model(native))
-    if has("step_number"):
+    if "step_number" in names:
         return _native_action(native)
-    if has("output"):
+    if "output" in names:
         return FinalAnswerStep(read(native, "output"))
     if type(native).__name__ == "RetrievedStep" and isinstance(text := read(native, "text"), str):
         return ScratchpadStep(text)

@@ -152,12 +152,7 @@ class OpenAIChat:
             _respelled[place] = dotted
             where = _host(self._client)
             log.warning("the chat model %s%s is called %s there: set that", model, where, dotted)
-        if isinstance(answer, str) or read(answer, "choices") is None:
-            raise ModelError(
-                f"the endpoint{_host(self._client)} answered, but with no chat completion: "
-                "check base_url (it often ends in /v1) and the model name"
-            )
-        return answer
+        return checked_completion(answer, self._client)
 
     def _complete(self, messages: list[dict[str, Any]], model: str, options: dict[str, Any]) -> Any:
         create = self._client.chat.completions.create
@@ -190,6 +185,16 @@ def is_async(client: object) -> bool:
     """Whether an openai client is an asynchronous one."""
     create = create_of(client)
     return callable(create) and (_is_async(create) or type(client).__name__.startswith("Async"))
+
+
+def checked_completion(answer: Any, client: object) -> Any:
+    """The answer. Raises ModelError unless it is a chat completion."""
+    if isinstance(answer, str) or read(answer, "choices") is None:
+        raise ModelError(
+            f"the endpoint{_host(client)} answered, but with no chat completion: "
+            "check base_url (it often ends in /v1) and the model name"
+        )
+    return answer
 
 
 def model_error(error: Exception, model: str, client: object) -> ModelError:

@@ -86,10 +86,10 @@ class FlagEmbedder:
         try:
             if pooling not in ("cls", "mean"):
                 raise ValueError(f"FlagModel has no pooling {pooling!r}, only cls and mean")
-            self._model = _load(found.source, pooling, self.query_instruction, device)
-            self.dimension = int(self._model.model.config.hidden_size)
-            self._max_tokens = min(512, int(self._model.tokenizer.model_max_length))
-            self._model.check_one_pass()
+            model = _load(found.source, pooling, device)
+            self.dimension = int(model.model.config.hidden_size)
+            self._max_tokens = min(512, int(model.tokenizer.model_max_length))
+            self._encode = _one_pass(model) or model.encode
         except Exception as exc:
             raise EmbedderLoadError(
                 f"the embedding model {model_name_or_folder!r} cannot be loaded ({_cause(exc)}): {LEXICAL_ADVICE}, "
@@ -100,13 +100,6 @@ class FlagEmbedder:
 
     def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Embed the first 512 tokens of texts: float32 of shape (n, d), rows of length 1."""
-        return self._encode(self._model.encode, texts)
-
-    def encode_queries(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-        """As ``encode``, with the query instruction before each text."""
-        return self._encode(self._model.encode_queries, texts)
-
-    def _encode(self, encode: Callable[..., Any], texts: Sequence[str]) -> npt.NDArray[np.float32]:
         rows = np.zeros((len(texts), self.dimension), dtype=np.float32)
         # Longest first, for little padding; slices under the batch size, for no progress bar.
         # Texts are cut before the tokenizer: 512 tokens are some 2,500 characters of prose.
@@ -116,45 +109,46 @@ class FlagEmbedder:
             part = order[start : start + size]
             readable = [texts[i][:30_000].encode("utf-8", "replace").decode() for i in part]
             with self._lock:
-                rows[part] = encode(readable, batch_size=size + 1, max_length=self._max_tokens)
+                rows[part] = self._encode(readable, batch_size=size + 1, max_length=self._max_tokens)
         return rows
 
+    def encode_queries(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        """As ``encode``, with the query instruction before each text."""
+        return self.encode([f"{self.query_instruction}{text}" for text in texts])
 
-def _load(source: str, pooling: str, instruction: str, device: str | None) -> Any:
+
+def _load(source: str, pooling: str, device: str | None) -> Any:
     """The loaded FlagModel; raises whatever the libraries below raise."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    import torch
     from FlagEmbedding import FlagModel
 
-    class OnePassFlagModel(FlagModel):  # type: ignore[misc]
-        """A FlagModel that runs a batch once on a CPU; FlagEmbedding itself runs the first batch twice."""
-
-        one_pass = False
-
-        def encode_single_device(self, sentences: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self.one_pass:
-                return super().encode_single_device(sentences, *args, **kwargs)
-            with torch.inference_mode():
-                options = {"padding": True, "truncation": True, "return_tensors": "pt"}
-                inputs = self.tokenizer(sentences, max_length=kwargs["max_length"], **options)
-                hidden = self.model(**inputs, return_dict=True).last_hidden_state
-                rows = self.pooling(hidden, inputs["attention_mask"])
-                return torch.nn.functional.normalize(rows, dim=-1).numpy()
-
-        def check_one_pass(self) -> None:
-            """Use the single pass where it gives FlagEmbedding's vectors; a later release may differ."""
-            probe: dict[str, Any] = {"sentences": ["one", "two words"], "batch_size": 3, "max_length": 16}
-            expected = self.encode(**probe)
-            agreed = False
-            self.one_pass = self.target_devices == ["cpu"]
-            with contextlib.suppress(Exception):
-                agreed = bool(np.allclose(self.encode(**probe), expected, atol=1e-5))
-            self.one_pass = self.one_pass and agreed
-
     devices = [device] if device else list(FlagModel.get_target_devices(None))[:1]
-    options = {"query_instruction_for_retrieval": instruction or None, "use_fp16": devices[0] != "cpu"}
     with _quiet():
-        return OnePassFlagModel(source, pooling_method=pooling, devices=devices, **options)
+        return FlagModel(source, pooling_method=pooling, devices=devices, use_fp16=devices[0] != "cpu")
+
+
+def _one_pass(model: Any) -> Callable[..., Any] | None:
+    """An ``encode`` that runs a batch once on a CPU: FlagModel's own runs the first batch twice.
+
+    None where it does not give FlagModel's vectors, as with a later release.
+    """
+    import torch
+
+    def encode(texts: list[str], *, batch_size: int, max_length: int) -> Any:  # noqa: ARG001
+        with torch.inference_mode():
+            options = {"padding": True, "truncation": True, "return_tensors": "pt"}
+            inputs = model.tokenizer(texts, max_length=max_length, **options)
+            hidden = model.model(**inputs, return_dict=True).last_hidden_state
+            rows = model.pooling(hidden, inputs["attention_mask"])
+            return torch.nn.functional.normalize(rows, dim=-1).numpy()
+
+    probe: list[str] = ["one", "two words"]
+    expected = model.encode(probe, batch_size=3, max_length=16)
+    if model.target_devices == ["cpu"]:
+        with contextlib.suppress(Exception):
+            if np.allclose(encode(probe, batch_size=3, max_length=16), expected, atol=1e-5):
+                return encode
+    return None
 
 
 @contextlib.contextmanager
