@@ -1,42 +1,43 @@
 """The banks of these tests: in memory, in a file and in PostgreSQL, closed after each test."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from tests.contracts.insights import NumbersEmbedder
 
-from memory_bank import MemoryBankState
+from memory_bank import MemoryBankSettings, MemoryBankState
 from memory_bank.bank.database import Database
 from memory_bank.bank.stores import FactStore, InsightStore
+
+
+def local(**more):
+    """Settings of a memory that asks no model."""
+    plain = {"embedding_model": "lexical", "observer_model": "extractive", "token_encoding": "approximate"}
+    return MemoryBankSettings(**{**plain, **more})
 
 
 class Bank:
     """Opens databases of one bank, each as another process would; in memory there is but one."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url):
         self.url = url
         self.open: list[Database] = []
 
-    def database(self) -> Database:
+    def database(self):
         if self.url or not self.open:
             self.open.append(Database(self.url))
         return self.open[-1]
 
-    def facts(self, session_id: str = "default") -> FactStore:
+    def facts(self, session_id="default"):
         return FactStore(self.database(), session_id)
 
-    def store(self, session_id: str = "default", agent_id: str | None = None) -> InsightStore:
+    def store(self, session_id="default", agent_id=None):
         database = self.database()
         database.open_session(session_id, agent_id)
         return InsightStore(NumbersEmbedder(), database, session_id)
 
-    def state(self, session_id: str, agent_id: str | None = None) -> MemoryBankState:
+    def state(self, session_id, agent_id=None):
         return MemoryBankState("lexical", database=self.database(), session_id=session_id, agent_id=agent_id)
 
-    def close(self) -> None:
+    def close(self):
         for database in self.open:
             database.close()
 
@@ -44,15 +45,15 @@ class Bank:
 class Clock:
     """Says the time that a test sets."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 4_000_000_000.0  # ahead of any real one
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 
 @pytest.fixture(params=["memory", "SQLite", "PostgreSQL"])
-def bank(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bank]:
+def bank(request, tmp_path):
     url = {"memory": "", "SQLite": f"sqlite:///{tmp_path / 'bank.db'}"}.get(request.param)
     bank = Bank(request.getfixturevalue("postgres_url") if url is None else url)
     yield bank
@@ -60,7 +61,7 @@ def bank(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bank]:
 
 
 @pytest.fixture
-def database(bank_url: str) -> Iterator[Database]:
+def database(bank_url):
     """A database in a file; in long runs also one in PostgreSQL."""
     database = Database(bank_url)
     yield database

@@ -1,13 +1,11 @@
 """Observing in the background, end to end: steps return at once, summaries come later, budgets hold."""
 
-from __future__ import annotations
-
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.chats import call, result, user
 from tests.contracts.stores import together
 
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
@@ -25,57 +23,45 @@ SETTINGS = MemoryBankSettings(
 )
 
 
-def messages(n: int, size: int = 300) -> list[Message]:
+def messages(n, size=300):
     """A conversation of ``n`` calls, each with a word of its own in its output."""
-    said: list[Message] = [{"role": "user", "content": "find the parts"}]
+    said = [user("find the parts")]
     for i in range(n):
-        function = {"name": "find", "arguments": f'{{"i": {i}}}'}
-        said.append(
-            {
-                "role": "assistant",
-                "content": None,
-                "tool_calls": [{"id": f"c{i}", "type": "function", "function": function}],
-            }
-        )
-        said.append(
-            {"role": "tool", "tool_call_id": f"c{i}", "content": f"zebra{i} " + "part " * (size // 5)}
-        )
+        said += [call((f"c{i}", "find", {"i": i})), result(f"c{i}", f"zebra{i} " + "part " * (size // 5))]
     return said
 
 
 class Gate:
     """A model that answers when it is let."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.open = threading.Event()
         self.model = ScriptedModel(self._answer, usage=(100, 20))
 
-    def _answer(self, _messages: Any, _model: str) -> str:
+    def _answer(self, _messages, _model):
         self.open.wait(60)
         return "by the model"
 
 
 @pytest.fixture
-def gate() -> Iterator[Gate]:
+def gate():
     gate = Gate()
     yield gate
     gate.open.set()
 
 
 @pytest.fixture
-def state(bank_url: str) -> Iterator[MemoryBankState]:
+def state(bank_url):
     with MemoryBankState.open(bank_url, "s", "lexical") as state:
         yield state
 
 
-def sources(state: MemoryBankState) -> list[str]:
+def sources(state):
     found = state.insight_store.get_insights(state.insight_store.trace_ids())
     return sorted(i.source for i in found.values())
 
 
-def test_a_step_does_not_wait_for_the_model_and_finds_by_extraction_meanwhile(
-    state: MemoryBankState, gate: Gate
-) -> None:
+def test_a_step_does_not_wait_for_the_model_and_finds_by_extraction_meanwhile(state, gate):
     for n in (1, 2, 3):  # would wait for ever
         context, _ = apply_memory_bank_strategy(messages(n), gate.model, SETTINGS, state)
     assert "zebra0" in str(context)  # brought back while its summary is not ready
@@ -92,7 +78,7 @@ def test_a_step_does_not_wait_for_the_model_and_finds_by_extraction_meanwhile(
     }
 
 
-def test_what_was_pending_when_a_process_ended_is_observed_by_another(bank_url: str, gate: Gate) -> None:
+def test_what_was_pending_when_a_process_ended_is_observed_by_another(bank_url, gate):
     with MemoryBankState.open(bank_url, "s", "lexical") as first:
         apply_memory_bank_strategy(messages(3), gate.model, SETTINGS, first)
     with MemoryBankState.open(bank_url, "s", "lexical") as second:
@@ -104,7 +90,7 @@ def test_what_was_pending_when_a_process_ended_is_observed_by_another(bank_url: 
         assert sources(second) == ["llm:m"] * 3
 
 
-def test_off_sends_and_summarises_nothing(state: MemoryBankState) -> None:
+def test_off_sends_and_summarises_nothing(state):
     model = ScriptedModel([])
     settings = SETTINGS.model_copy(update={"observer_mode": "off"})
     context, _ = apply_memory_bank_strategy(messages(4), model, settings, state)
@@ -115,7 +101,7 @@ def test_off_sends_and_summarises_nothing(state: MemoryBankState) -> None:
     assert context[-1] == messages(4)[-1]
 
 
-def test_small_outputs_are_not_sent(state: MemoryBankState) -> None:
+def test_small_outputs_are_not_sent(state):
     model = ScriptedModel(lambda _m, _n: "by the model")
     settings = SETTINGS.model_copy(update={"observer_min_chars": 200})
     apply_memory_bank_strategy(messages(2, size=50) + messages(3)[5:], model, settings, state)
@@ -124,7 +110,7 @@ def test_small_outputs_are_not_sent(state: MemoryBankState) -> None:
     assert sources(state) == ["extractive", "extractive", "llm:m"]
 
 
-def test_a_reset_while_the_model_is_asked_leaves_an_empty_session(state: MemoryBankState, gate: Gate) -> None:
+def test_a_reset_while_the_model_is_asked_leaves_an_empty_session(state, gate):
     apply_memory_bank_strategy(messages(2), gate.model, SETTINGS, state)
     state.reset()
     gate.open.set()
@@ -135,7 +121,7 @@ def test_a_reset_while_the_model_is_asked_leaves_an_empty_session(state: MemoryB
 
 
 @pytest.mark.parametrize("mode", ["inline", "background"])
-def test_a_budget_that_is_used_up_leaves_extraction_and_says_so(state: MemoryBankState, mode: str) -> None:
+def test_a_budget_that_is_used_up_leaves_extraction_and_says_so(state, mode):
     model = ScriptedModel(lambda _m, _n: "by the model", usage=(100, 20))
     settings = SETTINGS.model_copy(
         update={
@@ -154,12 +140,12 @@ def test_a_budget_that_is_used_up_leaves_extraction_and_says_so(state: MemoryBan
     assert state.spent.cost == pytest.approx(2 * (100 * 10 + 20 * 100) / 1e6)
 
 
-def test_a_budget_of_the_day_holds_for_eight_sessions_at_once(bank_url: str) -> None:
+def test_a_budget_of_the_day_holds_for_eight_sessions_at_once(bank_url):
     model = ScriptedModel(lambda _m, _n: "by the model", usage=(100, 20))
     settings = SETTINGS.model_copy(update={"observer_budget": ObserverBudget(calls_per_day=9)})
     states = [MemoryBankState.open(bank_url, f"s{k}", "lexical") for k in range(8)]
 
-    def run(state: MemoryBankState) -> None:
+    def run(state):
         for n in (1, 2, 3):
             apply_memory_bank_strategy(messages(n), model, settings, state)
         assert state.flush(60) == 0

@@ -1,15 +1,11 @@
 """Databases: opened, migrated, refused in one sentence, and whole after a kill."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 import traceback
-from pathlib import Path
 
 import pytest
 from tests.contracts.stores import a_record, together
@@ -24,17 +20,17 @@ from memory_bank.bank.stores import FactStore
 from memory_bank.errors import ConfigError, DatabaseOpenError, DatabaseVersionError, StorageError
 
 
-def pragma(database: Database, name: str) -> object:
+def pragma(database, name):
     with database.read() as c:
         return c.exec_driver_sql(f"PRAGMA {name}").scalar()
 
 
-def schema(connection: sqlite3.Connection) -> set[str]:
+def schema(connection):
     rows = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
     return {" ".join(sql.split()) for (sql,) in rows}
 
 
-def test_a_fresh_file_has_the_tables_and_is_safe(tmp_path: Path) -> None:
+def test_a_fresh_file_has_the_tables_and_is_safe(tmp_path):
     database = Database(tmp_path / "bank.db")
     assert pragma(database, "journal_mode") == "wal"
     assert pragma(database, "synchronous") == 2  # FULL
@@ -44,7 +40,7 @@ def test_a_fresh_file_has_the_tables_and_is_safe(tmp_path: Path) -> None:
         assert c.exec_driver_sql("SELECT version_num FROM schema_version").scalar() == VERSION
 
 
-def test_memory_and_a_file_have_the_same_tables(tmp_path: Path) -> None:
+def test_memory_and_a_file_have_the_same_tables(tmp_path):
     Database(tmp_path / "bank.db").close()
     memory = sqlite3.connect(":memory:")
     memory.executescript(schema_script())
@@ -52,7 +48,7 @@ def test_memory_and_a_file_have_the_same_tables(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["", ":memory:", "sqlite://", "sqlite:///:memory:"])
-def test_memory_is_private_and_gone_when_closed(where: str) -> None:
+def test_memory_is_private_and_gone_when_closed(where):
     one, two = Database(where), Database(where)
     store = FactStore(one)
     store.store(a_record(1))
@@ -62,7 +58,7 @@ def test_memory_is_private_and_gone_when_closed(where: str) -> None:
         store.size()
 
 
-def test_a_closed_file_opens_again(tmp_path: Path) -> None:
+def test_a_closed_file_opens_again(tmp_path):
     store = FactStore(Database(f"sqlite:///{tmp_path}/a%b ü.db"))
     store.database.close()
     store.store(a_record(1))
@@ -72,9 +68,7 @@ def test_a_closed_file_opens_again(tmp_path: Path) -> None:
 # what cannot be opened
 
 
-def refused(
-    where: str | Path, kind: type[StorageError] = DatabaseOpenError, *, must_exist: bool = False
-) -> str:
+def refused(where, kind=DatabaseOpenError, *, must_exist=False):
     """The error's sentence."""
     with pytest.raises(kind) as caught:
         Database(where, must_exist=must_exist)
@@ -86,7 +80,7 @@ def refused(
     return sentence
 
 
-def test_no_database(tmp_path: Path) -> None:
+def test_no_database(tmp_path):
     file = tmp_path / "notes.txt"
     file.write_text("secret content, no database\n" * 100)
     assert "notes.txt" in refused(file)
@@ -94,19 +88,19 @@ def test_no_database(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["", "sub"])
-def test_a_folder(tmp_path: Path, where: str) -> None:
+def test_a_folder(tmp_path, where):
     (tmp_path / "sub").mkdir()
     assert "folder" in refused(tmp_path / where)
 
 
-def test_a_missing_folder(tmp_path: Path) -> None:
+def test_a_missing_folder(tmp_path):
     assert "folder does not exist" in refused(tmp_path / "no" / "bank.db")
     assert "no such database" in refused(tmp_path / "bank.db", must_exist=True)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("with_alembic", [False, True])
-def test_the_database_of_another_application(tmp_path: Path, with_alembic: bool) -> None:
+def test_the_database_of_another_application(tmp_path, with_alembic):
     other = sqlite3.connect(tmp_path / "other.db")
     other.execute("CREATE TABLE customers (name)")
     if with_alembic:
@@ -118,7 +112,7 @@ def test_the_database_of_another_application(tmp_path: Path, with_alembic: bool)
     assert schema(other) == before
 
 
-def test_a_newer_schema(tmp_path: Path) -> None:
+def test_a_newer_schema(tmp_path):
     Database(tmp_path / "bank.db").close()
     with sqlite3.connect(tmp_path / "bank.db") as connection:
         connection.execute("UPDATE schema_version SET version_num = '9999'")
@@ -139,13 +133,13 @@ def test_a_newer_schema(tmp_path: Path) -> None:
     ],
     ids=lambda u: ascii(u)[:40],
 )  # fmt: skip
-def test_urls_that_name_no_database(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_urls_that_name_no_database(url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     refused(url)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_and_folders_that_may_not_be_written(tmp_path: Path) -> None:
+def test_files_and_folders_that_may_not_be_written(tmp_path):
     closed, bank = tmp_path / "closed", tmp_path / "bank.db"
     FactStore(Database(bank)).database.close()
     closed.mkdir()
@@ -181,7 +175,7 @@ for where in ({str(closed / "new.db")!r}, {str(bank)!r}):
 
 
 @pytest.mark.parametrize("session_id", ["", "x" * 256, "a\0b", "\ud800", None, 5])
-def test_session_ids_that_no_database_takes(session_id: str) -> None:
+def test_session_ids_that_no_database_takes(session_id):
     with pytest.raises(ConfigError, match="session_id"):
         Database().open_session(session_id)
 
@@ -201,26 +195,25 @@ FactStore(Database(sys.argv[1])).store(a_record(int(sys.argv[3])))
 """
 
 
-def test_processes_that_open_a_fresh_file_at_once(tmp_path: Path) -> None:
+def test_processes_that_open_a_fresh_file_at_once(tmp_path):
     for attempt in range(2):
         file, gate = tmp_path / f"bank{attempt}.db", tmp_path / f"go{attempt}"
         workers = [python(OPEN, file, gate, n) for n in range(3)]
         for worker in workers:
-            assert worker.stdout is not None
             assert worker.stdout.readline() == "ready\n"
         gate.touch()
         assert [worker.wait(60) for worker in workers] == [0, 0, 0]
         assert FactStore(Database(file)).size() == 3
 
 
-def test_threads_that_open_fresh_files_at_once(tmp_path: Path) -> None:
+def test_threads_that_open_fresh_files_at_once(tmp_path):
     for attempt in range(5):
         files = [tmp_path / f"{attempt}-{n}.db" for n in (0, 0, 1, 2)]
         together(*(lambda f=f, n=n: FactStore(Database(f)).store(a_record(n)) for n, f in enumerate(files)))
         assert [FactStore(Database(f)).size() for f in files] == [2, 2, 1, 1]
 
 
-def test_a_kill_while_the_tables_are_created_leaves_nothing(tmp_path: Path) -> None:
+def test_a_kill_while_the_tables_are_created_leaves_nothing(tmp_path):
     opening = "import sys; from memory_bank.bank.database import Database; Database(sys.argv[1])"
     killed = subprocess.run(
         [sys.executable, "-c", opening, tmp_path / "bank.db"],
@@ -245,11 +238,10 @@ for n in itertools.count(int(sys.argv[2])):
 """
 
 
-def test_a_kill_loses_no_acknowledged_record(tmp_path: Path) -> None:
-    acknowledged: list[int] = []
+def test_a_kill_loses_no_acknowledged_record(tmp_path):
+    acknowledged = []
     for _ in range(3):
         worker = python(STORE, tmp_path / "bank.db", max(acknowledged, default=0))  # the last one once more
-        assert worker.stdout is not None
         acknowledged += [int(worker.stdout.readline()) for _ in range(40)]
         os.kill(worker.pid, signal.SIGKILL)
         acknowledged += [int(line) for line in worker.stdout.read().split("\n")[:-1]]
@@ -262,9 +254,7 @@ def test_a_kill_loses_no_acknowledged_record(tmp_path: Path) -> None:
     assert store.get_many(list(store.steps())) == [a_record(n) for n in stored]
 
 
-def test_a_locked_database_refuses_once_and_works_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_locked_database_refuses_once_and_works_later(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "BUSY_TIMEOUT_MS", 50)
     store = FactStore(Database(tmp_path / "bank.db"))
     store.store(a_record(1))
@@ -282,7 +272,7 @@ def test_a_locked_database_refuses_once_and_works_later(
     assert store.size() == 2
 
 
-def test_errors_hold_no_contents() -> None:
+def test_errors_hold_no_contents():
     store = FactStore()
     with store.database.write() as c:
         c.exec_driver_sql("DROP TABLE records")
@@ -293,7 +283,7 @@ def test_errors_hold_no_contents() -> None:
     assert "INSERT" not in str(caught.value)
 
 
-def test_a_failing_write_changes_nothing(tmp_path: Path) -> None:
+def test_a_failing_write_changes_nothing(tmp_path):
     for where in ("", tmp_path / "bank.db"):
         database = Database(where)
         store = FactStore(database)
@@ -305,7 +295,7 @@ def test_a_failing_write_changes_nothing(tmp_path: Path) -> None:
         assert store.size() == 1
 
 
-def test_tasks_and_generations_are_kept_by_session(tmp_path: Path) -> None:
+def test_tasks_and_generations_are_kept_by_session(tmp_path):
     database = Database(tmp_path / "bank.db")
     one, _two = FactStore(database, "one"), FactStore(database, "two")
     database.set_task("one", "find \ud800 it\0")
@@ -317,25 +307,6 @@ def test_tasks_and_generations_are_kept_by_session(tmp_path: Path) -> None:
     one.clear()
     assert (database.generation("one"), database.generation("two"), database.generation("no")) == (1, 0, 0)
     assert bank_embedder(database) is None
-
-
-def test_many_threads_read_while_one_writes(tmp_path: Path) -> None:
-    store = FactStore(Database(tmp_path / "bank.db"))
-    done = threading.Event()
-
-    def read() -> None:
-        while not done.is_set():
-            sizes = [store.size() for _ in range(3)]
-            assert sizes == sorted(sizes)
-
-    def write() -> None:
-        try:
-            for n in range(40):
-                store.store(a_record(n))
-        finally:
-            done.set()
-
-    together(*[read] * 8, write)
 
 
 def test_syncing_is_full_unless_the_url_says_otherwise(tmp_path):

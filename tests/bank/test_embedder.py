@@ -1,14 +1,8 @@
 """The embedder of a bank: another one is refused, re-embedding changes all summaries or none."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
-from tests.bank.conftest import Bank
 from tests.contracts.insights import NumbersEmbedder
 
-from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder, check_embedder, re_embed
 from memory_bank.bank.stores import InsightStore, clear_insights
 from memory_bank.errors import EmbedderMismatchError, EmbeddingError, StorageError
@@ -18,11 +12,11 @@ from memory_bank.records import Insight
 class Turned(NumbersEmbedder):
     """The same numbers backwards, with one dimension more; may fail after some batches."""
 
-    def __init__(self, good_batches: int = 10**9) -> None:
+    def __init__(self, good_batches=10**9):
         super().__init__("turned")
         self.good_batches = good_batches
 
-    def encode(self, texts: list[str]) -> list[list[float]]:
+    def encode(self, texts):
         self.good_batches -= 1
         if self.good_batches < 0:
             raise OSError("the GPU is gone")
@@ -30,18 +24,18 @@ class Turned(NumbersEmbedder):
 
 
 @pytest.fixture
-def database(bank: Bank) -> Database:
+def database(bank):
     return bank.database()
 
 
-def fill(database: Database, n: int = 600) -> list[InsightStore]:
+def fill(database, n=600):
     stores = [InsightStore(NumbersEmbedder(), database, s) for s in ("one", "two")]
     for store in stores:
         store.add_many([Insight(f"{store.session_id}-{i:03}", f"{i} 1") for i in range(n)])
     return stores
 
 
-def test_another_embedder_is_refused_with_the_way_out(database: Database) -> None:
+def test_another_embedder_is_refused_with_the_way_out(database):
     store = fill(database, 3)[0]
     assert bank_embedder(database) == ("numbers", 2)
     for other in (Turned(), NumbersEmbedder("m3")):
@@ -54,7 +48,7 @@ def test_another_embedder_is_refused_with_the_way_out(database: Database) -> Non
     assert store.size() == 3
 
 
-def test_a_bank_without_insights_takes_another(database: Database) -> None:
+def test_a_bank_without_insights_takes_another(database):
     late = InsightStore(Turned(), database, "three")  # opened while there was nothing
     for store in fill(database, 3):
         store.clear()
@@ -67,7 +61,7 @@ def test_a_bank_without_insights_takes_another(database: Database) -> None:
         check_embedder(database, "numbers", 2)
 
 
-def test_two_embedders_on_an_empty_bank_do_not_mix(database: Database) -> None:
+def test_two_embedders_on_an_empty_bank_do_not_mix(database):
     numbers, turned = InsightStore(NumbersEmbedder(), database), InsightStore(Turned(), database)
     turned.add("a", "1 0")
     for attempt in (
@@ -80,11 +74,11 @@ def test_two_embedders_on_an_empty_bank_do_not_mix(database: Database) -> None:
     assert turned.trace_ids() == ["a"]
 
 
-def test_a_bank_is_embedded_anew(database: Database) -> None:
+def test_a_bank_is_embedded_anew(database):
     one, two = fill(database)
     before = one.search("1 0")
     two.search("0 1")
-    told: list[tuple[int, int]] = []
+    told = []
     assert re_embed(database, Turned(), lambda done, total: told.append((done, total))) == 1200
     assert told[-1] == (1200, 1200)
     assert bank_embedder(database) == ("turned", 3)
@@ -101,7 +95,7 @@ def test_a_bank_is_embedded_anew(database: Database) -> None:
 
 
 @pytest.mark.parametrize("good", [0, 1, 3])
-def test_an_embedder_that_fails_half_way_changes_nothing(database: Database, good: int) -> None:
+def test_an_embedder_that_fails_half_way_changes_nothing(database, good):
     one, _ = fill(database)
     before = [(h.trace_id, h.score) for h in one.rank("3 2")]
     with pytest.raises(EmbeddingError):
@@ -112,9 +106,9 @@ def test_an_embedder_that_fails_half_way_changes_nothing(database: Database, goo
     ] == before
 
 
-def test_an_embedder_that_changes_its_mind_changes_nothing(database: Database) -> None:
+def test_an_embedder_that_changes_its_mind_changes_nothing(database):
     class Fickle(NumbersEmbedder):
-        def encode(self, texts: list[str]) -> Any:
+        def encode(self, texts):
             self.count += 1
             return [[1.0] * self.count] * len(texts)
 
@@ -125,10 +119,10 @@ def test_an_embedder_that_changes_its_mind_changes_nothing(database: Database) -
 
 
 @pytest.mark.parametrize("change", ["add", "replace", "clear"])
-def test_who_writes_meanwhile_is_not_overwritten(database: Database, change: str) -> None:
+def test_who_writes_meanwhile_is_not_overwritten(database, change):
     one, _ = fill(database, 3)
 
-    def write(done: int, total: int) -> None:
+    def write(done, total):
         if change == "clear":
             clear_insights(database, "one")
         else:
@@ -139,7 +133,7 @@ def test_who_writes_meanwhile_is_not_overwritten(database: Database, change: str
     assert bank_embedder(database) == ("numbers", 2)
 
 
-def test_an_empty_bank_is_embedded_anew(database: Database) -> None:
+def test_an_empty_bank_is_embedded_anew(database):
     assert re_embed(database, Turned()) == 0
     assert bank_embedder(database) is None
     fill(database, 1)[0].clear()

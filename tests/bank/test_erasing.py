@@ -2,7 +2,6 @@
 
 import shutil
 import stat
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +22,7 @@ def filled(path):
     return state
 
 
-def left(path: Path) -> int:
+def left(path):
     return sum(f.read_bytes().count(MARKER.encode()) for f in path.parent.iterdir() if f.is_file())
 
 

@@ -1,14 +1,11 @@
 """FactStores, in memory, in a file and in PostgreSQL: whatever is stored comes back, once, in its session."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.bank.conftest import Bank
 from tests.contracts.stores import a_record, together
 
 from memory_bank.bank.rows import from_row, to_row
@@ -16,7 +13,7 @@ from memory_bank.bank.stores import FactStore
 from memory_bank.errors import ConfigError, RecordConflictError, RecordError
 from memory_bank.records import InteractionRecord
 
-VALUES: list[Any] = [
+VALUES = [
     None, True, False, 0, -1, 2**63, -(2**200), 0.1, -0.0, 1e308, 5e-324, float("inf"),
     "", " ", "text", "\ud800", "\udfff\ud800", "\ud83d\ude00", "👩‍👩‍👧", "\0", "\x1b[31m", "\ufeff", "\u2028",
     [], {}, [[]], {"": ""}, {"_raw": "x"}, {"a": [1, {"b": None}], "\ud800": "\0"}, [1, 1.0, True, "1"],
@@ -29,41 +26,41 @@ TEXTS = [
     "nul \0 nul", "\r\n\t", "[" * 5000 + "]" * 5000, "<|endoftext|>", "' OR 1=1 --", "日本語", "null",
 ]  # fmt: skip
 
-NO_VALUES: list[Any] = [{1, 2}, b"bytes", {1: "x"}, {"a": [object()]}, {None: 1}, 1j, 10**5000]
+NO_VALUES = [{1, 2}, b"bytes", {1: "x"}, {"a": [object()]}, {None: 1}, 1j, 10**5000]
 
 
 @pytest.fixture
-def store(bank: Bank) -> FactStore:
+def store(bank):
     return bank.facts()
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda v: ascii(v)[:30])
-def test_every_json_value_comes_back(store: Any, value: Any) -> None:
+def test_every_json_value_comes_back(store, value):
     record = a_record(1, raw_input={"value": value}, raw_output=value)
     store.store(record)
     assert store.get(record.trace_id) == record
     assert repr(store.get(record.trace_id)) == repr(record)  # 1, 1.0 and True are equal, but not the same
 
 
-def test_not_a_number_comes_back(store: Any) -> None:
+def test_not_a_number_comes_back(store):
     store.store(a_record(1, raw_output=[float("nan")]))
     assert repr(store.get("trace-00001").raw_output) == "[nan]"
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda t: ascii(t)[:30])
-def test_text_comes_back_to_the_letter(store: Any, text: str) -> None:
+def test_text_comes_back_to_the_letter(store, text):
     store.store(a_record(1, input_text=text, output_text=text, tool_name=text, call_id=text))
     found = store.get("trace-00001")
     assert [found.input_text, found.output_text, found.tool_name, found.call_id] == [text] * 4
 
 
-def test_text_also_comes_back_as_the_value_it_is(store: Any) -> None:
+def test_text_also_comes_back_as_the_value_it_is(store):
     store.store(a_record(1, input_text='{"a": 1.50}', output_text="no JSON"))
     assert store.get("trace-00001").raw_input == {"a": 1.5}
     assert store.get("trace-00001").raw_output == {"_raw": "no JSON"}
 
 
-def test_a_megabyte_comes_back(store: Any) -> None:
+def test_a_megabyte_comes_back(store):
     text = "ä\0\ud800x" * 250_000
     store.store(a_record(1, raw_output=text))
     store.store(a_record(2, output_text=text))
@@ -71,14 +68,14 @@ def test_a_megabyte_comes_back(store: Any) -> None:
     assert store.get("trace-00002").output_text == text
 
 
-def test_every_field_comes_back(store: Any) -> None:
+def test_every_field_comes_back(store):
     for record in (a_record(1), a_record(2, call_id=None, step_id=0, timestamp=0.5, tool_name="")):
         store.store(record)
         assert store.get(record.trace_id) == record
 
 
-def test_nothing_mutable_is_shared(store: Any) -> None:
-    value: dict[str, Any] = {"list": [1]}
+def test_nothing_mutable_is_shared(store):
+    value = {"list": [1]}
     store.store(a_record(1, raw_output=value))
     value["list"].append(2)
     one, two = store.get_many(["trace-00001", "trace-00001"])
@@ -87,13 +84,13 @@ def test_nothing_mutable_is_shared(store: Any) -> None:
 
 
 @pytest.mark.parametrize("trace_id", ["", "unknown", "\ud800", "\0", "x" * 1000, None, 7])
-def test_what_is_not_there_is_none(store: Any, trace_id: Any) -> None:
+def test_what_is_not_there_is_none(store, trace_id):
     store.store(a_record(1))
     assert store.get(trace_id) is None
     assert store.get_many([trace_id]) == []
 
 
-def test_many_keep_the_order_asked_for(store: Any) -> None:
+def test_many_keep_the_order_asked_for(store):
     store.store_many([a_record(n) for n in range(1200)])
     asked = [a_record(n).trace_id for n in range(1199, -1, -1)]
     assert [r.trace_id for r in store.get_many(asked)] == asked
@@ -102,7 +99,7 @@ def test_many_keep_the_order_asked_for(store: Any) -> None:
     assert store.get_many([]) == []
 
 
-def test_storing_twice_is_storing_once(store: Any) -> None:
+def test_storing_twice_is_storing_once(store):
     store.store(a_record(1))
     store.store(a_record(1, timestamp=1.0, step_id=9))
     store.store_many([a_record(1), a_record(2), a_record(1), a_record(2)])
@@ -122,7 +119,7 @@ def test_storing_twice_is_storing_once(store: Any) -> None:
     ],
     ids=lambda c: next(iter(c)),
 )
-def test_a_fact_is_never_overwritten(store: Any, change: dict[str, Any]) -> None:
+def test_a_fact_is_never_overwritten(store, change):
     store.store(a_record(1))
     with pytest.raises(RecordConflictError, match="trace-00001"):
         store.store_many([a_record(2), a_record(1, **change), a_record(3)])
@@ -130,14 +127,14 @@ def test_a_fact_is_never_overwritten(store: Any, change: dict[str, Any]) -> None
     assert store.get("trace-00001") == a_record(1)
 
 
-def test_two_facts_of_one_id_in_a_batch_conflict(store: Any) -> None:
+def test_two_facts_of_one_id_in_a_batch_conflict(store):
     with pytest.raises(RecordConflictError):
         store.store_many([a_record(1), a_record(2), a_record(1, raw_output="other")])
     assert store.size() == 0
 
 
 @pytest.mark.parametrize("value", NO_VALUES, ids=lambda v: type(v).__name__)
-def test_what_json_cannot_hold_is_refused(store: Any, value: Any) -> None:
+def test_what_json_cannot_hold_is_refused(store, value):
     for field in ("raw_input", "raw_output"):
         with pytest.raises(RecordError, match=r"tool_1.*pass .*\.$") as caught:
             store.store_many([a_record(2), a_record(1, **{field: value}), a_record(3)])
@@ -155,18 +152,18 @@ def test_what_json_cannot_hold_is_refused(store: Any, value: Any) -> None:
     ],
     ids=lambda c: ascii(c)[:40],
 )  # fmt: skip
-def test_fields_that_no_store_takes_are_refused(store: Any, change: dict[str, Any]) -> None:
+def test_fields_that_no_store_takes_are_refused(store, change):
     with pytest.raises(RecordError):
         store.store_many([a_record(2), a_record(1, **change)])
     assert store.size() == 0
 
 
-def test_what_is_no_record_is_refused(store: Any) -> None:
+def test_what_is_no_record_is_refused(store):
     with pytest.raises(RecordError):
         store.store({"trace_id": "x"})
 
 
-def test_steps_are_told_oldest_first(store: Any) -> None:
+def test_steps_are_told_oldest_first(store):
     store.store_many([a_record(7), a_record(3), a_record(5), a_record(3)])
     store.store(a_record(1))
     assert list(store.steps().items()) == [
@@ -177,7 +174,7 @@ def test_steps_are_told_oldest_first(store: Any) -> None:
     ]
 
 
-def test_a_page_numbers_records_from_the_oldest_on(store: Any) -> None:
+def test_a_page_numbers_records_from_the_oldest_on(store):
     long = '{"text": "' + "é" * 1_000 + '"}'
     records = [a_record(n, output_text="é" * n, input_text=long if n == 5 else None) for n in range(6)]
     store.store_many(records[3:] + records[:3])
@@ -193,7 +190,7 @@ def test_a_page_numbers_records_from_the_oldest_on(store: Any) -> None:
     assert store.page(after=6) == store.page(tool="none") == []
 
 
-def test_clear_empties(store: Any) -> None:
+def test_clear_empties(store):
     store.clear()
     store.store_many([a_record(1), a_record(2)])
     store.clear()
@@ -202,7 +199,7 @@ def test_clear_empties(store: Any) -> None:
     assert store.size() == 1
 
 
-def test_sessions_never_see_each_other(store: Any, bank: Bank) -> None:
+def test_sessions_never_see_each_other(store, bank):
     other = bank.facts("other")
     store.store(a_record(1))
     other.store(a_record(1, raw_output="the other's"))  # the same id, another content
@@ -214,15 +211,15 @@ def test_sessions_never_see_each_other(store: Any, bank: Bank) -> None:
     assert other.get("trace-00001").raw_output == "the other's"
 
 
-def test_impossible_session_ids_are_refused(bank: Bank) -> None:
+def test_impossible_session_ids_are_refused(bank):
     for session_id in ("", "x" * 256, "a\0b", "\ud800", None, 5):
         with pytest.raises(ConfigError, match="session_id"):
-            bank.facts(session_id)  # type: ignore[arg-type]
+            bank.facts(session_id)
     for session_id in ("x" * 255, "日本 / %s ' \" ;", " "):
         bank.facts(session_id).store(a_record(1))
 
 
-def test_two_writers(store: Any) -> None:
+def test_two_writers(store):
     together(
         lambda: [store.store(a_record(n)) for n in range(60)],
         lambda: [store.store_many([a_record(n), a_record(n + 1)]) for n in range(40, 100)],
@@ -230,17 +227,17 @@ def test_two_writers(store: Any) -> None:
     assert sorted(store.steps()) == [a_record(n).trace_id for n in range(101)]
 
 
-def test_reset_while_reading(store: Any) -> None:
+def test_reset_while_reading(store):
     ids = [a_record(n).trace_id for n in range(30)]
     done = threading.Event()
 
-    def read() -> None:
+    def read():
         while not done.is_set():
             assert all(r == a_record(int(r.trace_id[-5:])) for r in store.get_many(ids))
             assert len(store.steps()) in (0, 30)
             assert store.size() in (0, 30)
 
-    def write() -> None:
+    def write():
         try:
             for _ in range(15):
                 store.store_many([a_record(n) for n in range(30)])
@@ -251,7 +248,7 @@ def test_reset_while_reading(store: Any) -> None:
     together(read, read, write)
 
 
-def test_two_stores_see_each_other(store: Any, bank: Bank) -> None:
+def test_two_stores_see_each_other(store, bank):
     other = bank.facts()
     store.store(a_record(1))
     assert other.get("trace-00001") == a_record(1)
@@ -264,7 +261,7 @@ def test_two_stores_see_each_other(store: Any, bank: Bank) -> None:
     assert store.get("trace-00001") is None
 
 
-def test_what_was_stored_is_there_after_reopening(store: Any, bank: Bank) -> None:
+def test_what_was_stored_is_there_after_reopening(store, bank):
     if bank.url:
         store.store_many([a_record(n) for n in range(10)])
         bank.close()
@@ -275,7 +272,7 @@ def test_what_was_stored_is_there_after_reopening(store: Any, bank: Bank) -> Non
         assert bank.facts().size() == 11
 
 
-def test_a_store_alone_keeps_its_records_in_memory() -> None:
+def test_a_store_alone_keeps_its_records_in_memory():
     one, two = FactStore(), FactStore()
     one.store(a_record(1))
     assert (one.size(), two.size()) == (1, 0)
@@ -290,26 +287,16 @@ json_values: st.SearchStrategy[Any] = st.recursive(
 
 
 @given(json_values, json_values)
-def test_any_json_value_survives_the_row(raw_input: Any, raw_output: Any) -> None:
+def test_any_json_value_survives_the_row(raw_input, raw_output):
     record = InteractionRecord("t", 1, "tool", raw_input, raw_output)
     assert repr(from_row(to_row(record, "s"))) == repr(record)
 
 
-@given(any_text, any_text)
-def test_any_text_survives_the_database(arguments: str, output: str) -> None:
-    store = FactStore()
-    store.store(a_record(1, tool_name=output, input_text=arguments, output_text=output))
-    found = store.get("trace-00001")
-    assert found is not None
-    assert (found.tool_name, found.input_text, found.output_text) == (output, arguments, output)
-
-
-def test_values_nested_too_deep_for_the_parser_come_back_as_text() -> None:
-    deep: Any = []
+def test_values_nested_too_deep_for_the_parser_come_back_as_text():
+    deep = []
     for _ in range(10_000):
         deep = [deep]
     store = FactStore()
     store.store(a_record(1, raw_output=deep))
     found = store.get("trace-00001")
-    assert found is not None
     assert found.raw_output == {"_raw": "[" * 10_001 + "]" * 10_001}

@@ -1,18 +1,13 @@
 """Group commit: writes of many threads in one transaction, each of which fails only itself."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
 from tests.contracts.stores import a_record, together
 
 from memory_bank.bank.database import Database
@@ -23,21 +18,21 @@ from memory_bank.errors import RecordConflictError, StorageError
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
+def database(tmp_path):
     database = Database(tmp_path / "bank.db")
     yield database
     database.close()
 
 
-def put(key: str) -> Callable[[Connection], str]:
-    def write(c: Connection) -> str:
+def put(key):
+    def write(c):
         c.execute(sa.insert(bank), {"key": key, "value": "x"})
         return key
 
     return write
 
 
-def keys(database: Database) -> list[str]:
+def keys(database):
     with database.read() as c:
         return list(c.execute(sa.text("SELECT key FROM bank ORDER BY rowid")).scalars())
 
@@ -45,22 +40,22 @@ def keys(database: Database) -> list[str]:
 class Line:
     """A writer that is held at a gate while others stand in line behind it, in a known order."""
 
-    def __init__(self, writer: GroupWriter) -> None:
+    def __init__(self, writer):
         self.writer = writer
         self.gate = threading.Event()
         self.outcomes: dict[str, Any] = {}
         self.threads: list[threading.Thread] = []
         held = threading.Event()
 
-        def wait(_c: Connection) -> None:
+        def wait(_c):
             held.set()
             self.gate.wait(30)
 
         self.start("gate", wait)
         held.wait(30)
 
-    def start(self, name: str, operation: Callable[[Connection], Any]) -> None:
-        def run() -> None:
+    def start(self, name, operation):
+        def run():
             try:
                 self.outcomes[name] = self.writer.run(operation, "s")
             except BaseException as e:
@@ -73,19 +68,19 @@ class Line:
             while len(self.writer.waiting) == waiting:
                 time.sleep(0.001)
 
-    def open(self) -> dict[str, Any]:
+    def open(self):
         self.gate.set()
         for thread in self.threads:
             thread.join(30)
         return self.outcomes
 
 
-def writer_of(database: Database) -> GroupWriter:
+def writer_of(database):
     assert database._writer is not None
     return database._writer
 
 
-def test_writes_in_line_are_done_in_its_order_and_each_gets_its_own_result(database: Database) -> None:
+def test_writes_in_line_are_done_in_its_order_and_each_gets_its_own_result(database):
     line = Line(writer_of(database))
     for i in range(10):
         line.start(f"k{i}", put(f"k{i}"))
@@ -94,8 +89,8 @@ def test_writes_in_line_are_done_in_its_order_and_each_gets_its_own_result(datab
     assert keys(database) == [f"k{i}" for i in range(10)]
 
 
-def test_a_write_that_fails_among_others_undoes_only_itself(database: Database) -> None:
-    def failing(c: Connection) -> None:
+def test_a_write_that_fails_among_others_undoes_only_itself(database):
+    def failing(c):
         put("half")(c)
         raise ValueError("mine")
 
@@ -111,11 +106,11 @@ def test_a_write_that_fails_among_others_undoes_only_itself(database: Database) 
     assert (outcomes["a"], outcomes["b"]) == ("a", "b")
 
 
-def test_a_commit_that_fails_fails_all_of_its_writes_and_no_later_one(database: Database) -> None:
+def test_a_commit_that_fails_fails_all_of_its_writes_and_no_later_one(database):
     broken = threading.Event()
 
     @contextlib.contextmanager
-    def transaction() -> Iterator[Connection]:
+    def transaction():
         with database.write() as c:
             yield c
             if broken.is_set():
@@ -134,8 +129,8 @@ def test_a_commit_that_fails_fails_all_of_its_writes_and_no_later_one(database: 
     assert keys(database) == ["c"]
 
 
-def test_ctrl_c_in_the_leader_is_nobody_elses(database: Database) -> None:
-    def interrupted(_c: Connection) -> None:
+def test_ctrl_c_in_the_leader_is_nobody_elses(database):
+    def interrupted(_c):
         raise KeyboardInterrupt
 
     line = Line(writer_of(database))
@@ -149,13 +144,13 @@ def test_ctrl_c_in_the_leader_is_nobody_elses(database: Database) -> None:
 
 
 @pytest.mark.parametrize("place", ["first", "last"])
-def test_ctrl_c_in_a_waiting_thread_lets_the_others_go_on(database: Database, place: str) -> None:
+def test_ctrl_c_in_a_waiting_thread_lets_the_others_go_on(database, place):
     line = Line(writer_of(database))
     if place == "last":
         line.start("other", put("other"))
     waiting = len(line.writer.waiting)
 
-    def interrupt() -> None:
+    def interrupt():
         while len(line.writer.waiting) == waiting:
             time.sleep(0.001)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
@@ -173,9 +168,9 @@ def test_ctrl_c_in_a_waiting_thread_lets_the_others_go_on(database: Database, pl
 
 
 def test_a_write_whose_session_another_transaction_holds_runs_alone_whatever_becomes_of_others(
-    database: Database,
-) -> None:
-    def fail(_c: Connection) -> None:
+    database,
+):
+    def fail(_c):
         raise RecordConflictError("another record has this trace_id.")
 
     for name, operation in (("a", put("a")), ("fails", fail)):
@@ -195,7 +190,7 @@ def test_a_write_whose_session_another_transaction_holds_runs_alone_whatever_bec
     assert sorted(keys(database)) == ["a", "a alone", "fails alone"]
 
 
-def test_several_leaders_run_every_write_once(tmp_path: Path) -> None:
+def test_several_leaders_run_every_write_once(tmp_path):
     database = Database(tmp_path / "bank.db")
     writer = GroupWriter(database.write, lambda _c, ids: ids, leaders=3)
     together(*[lambda k=k: [writer.run(put(f"{k}/{i}"), "s") for i in range(10)] for k in range(24)])
@@ -206,15 +201,15 @@ def test_several_leaders_run_every_write_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_64_threads_some_of_which_are_refused(bank_url: str) -> None:
+def test_64_threads_some_of_which_are_refused(bank_url):
     database = Database(bank_url)
     stores = [FactStore(database, f"s{k % 16}") for k in range(64)]  # four to a session
     for k, store in enumerate(stores):
         if k % 8 == 0:
             store.store(a_record(100_000 + k))
-    refused: list[int] = []
+    refused = []
 
-    def write(k: int) -> None:
+    def write(k):
         for i in range(5):
             stores[k].store_many([a_record(100 * k + 2 * i), a_record(100 * k + 2 * i + 1)])
         if k % 8 == 0:
@@ -234,7 +229,7 @@ def test_64_threads_some_of_which_are_refused(bank_url: str) -> None:
     database.close()
 
 
-def test_a_session_that_another_process_holds_keeps_up_no_other(bank_url: str) -> None:
+def test_a_session_that_another_process_holds_keeps_up_no_other(bank_url):
     if bank_url.startswith("sqlite"):
         pytest.skip("SQLite has one writer at a time")
     database, other = Database(bank_url), Database(bank_url)
@@ -252,7 +247,7 @@ def test_a_session_that_another_process_holds_keeps_up_no_other(bank_url: str) -
     other.close()
 
 
-def test_a_record_without_a_call_id_is_stored_alone_and_among_others(bank_url: str) -> None:
+def test_a_record_without_a_call_id_is_stored_alone_and_among_others(bank_url):
     database = Database(bank_url)
     facts = FactStore(database)
     facts.store(a_record(0, call_id=None))

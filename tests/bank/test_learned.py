@@ -1,9 +1,6 @@
 """The evidence model of a namespace: kept, read by its sessions alone, gone with the content it was fitted to."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
 
 import pytest
 import sqlalchemy as sa
@@ -29,7 +26,7 @@ MODEL = json.dumps({"features": ["digits"], "weights": [1.5], "mark": "learned h
 
 
 @pytest.fixture
-def database(bank_url: str) -> Iterator[Database]:
+def database(bank_url):
     database = Database(bank_url)
     for namespace, name in (("a", "a/1"), ("a", "a/2"), ("b", "b/1"), (None, "own")):
         database.open_session(name, None, namespace)
@@ -38,21 +35,21 @@ def database(bank_url: str) -> Iterator[Database]:
     database.close()
 
 
-def generations(database: Database, namespace: str | None) -> dict[str, int]:
+def generations(database, namespace):
     return {s.session_id: s.generation for s in newest_sessions(database, namespace)}
 
 
-def kept(database: Database, *namespaces: str | None) -> None:
+def kept(database, *namespaces):
     for namespace in namespaces:
         assert keep_model(database, namespace, generations(database, namespace), MODEL)
 
 
-def has_model(database: Database, namespace: str | None) -> bool:
+def has_model(database, namespace):
     found = learned_of(database, namespace)
     return found is not None and found.model is not None
 
 
-def test_a_model_belongs_to_the_sessions_of_its_namespace(database: Database) -> None:
+def test_a_model_belongs_to_the_sessions_of_its_namespace(database):
     assert learned_of(database, "a") is None
     kept(database, "a")
     found = learned_of(database, "a")
@@ -68,7 +65,7 @@ def test_a_model_belongs_to_the_sessions_of_its_namespace(database: Database) ->
     assert [has_model(database, n) for n in ("a", "b", None)] == [False, False, True]
 
 
-def test_what_it_is_fitted_to_are_the_sessions_of_the_namespace_oldest_first(database: Database) -> None:
+def test_what_it_is_fitted_to_are_the_sessions_of_the_namespace_oldest_first(database):
     assert [s.session_id for s in newest_sessions(database, "a")] == ["a/1", "a/2"]
     assert [r.trace_id for r in records_of_session(database, "a/1")] == ["trace-00001", "trace-00002"]
     database.open_session("a/empty", None, "a")
@@ -77,9 +74,7 @@ def test_what_it_is_fitted_to_are_the_sessions_of_the_namespace_oldest_first(dat
 
 
 @pytest.mark.parametrize("how", ["purge", "age", "clear", "reset", "forget"])
-def test_deleting_content_of_a_session_deletes_the_model_of_its_namespace(
-    database: Database, how: str
-) -> None:
+def test_deleting_content_of_a_session_deletes_the_model_of_its_namespace(database, how):
     kept(database, "a", "b", None)
     if how == "purge":
         assert list(purge(database, session_id="a/1", dry_run=True)) and has_model(database, "a")
@@ -99,7 +94,7 @@ def test_deleting_content_of_a_session_deletes_the_model_of_its_namespace(
     assert has_model(database, "b")  # nothing was deleted
 
 
-def test_a_model_is_not_kept_once_content_it_was_fitted_to_is_gone(database: Database) -> None:
+def test_a_model_is_not_kept_once_content_it_was_fitted_to_is_gone(database):
     before = generations(database, "a")
     list(purge(database, session_id="a/2"))
     assert not keep_model(database, "a", before, MODEL)
@@ -108,7 +103,7 @@ def test_a_model_is_not_kept_once_content_it_was_fitted_to_is_gone(database: Dat
     assert not keep_model(database, "a", {"a/1": before["a/1"]}, MODEL)
 
 
-def test_of_a_fit_and_a_deletion_at_once_no_model_of_deleted_content_is_left(database: Database) -> None:
+def test_of_a_fit_and_a_deletion_at_once_no_model_of_deleted_content_is_left(database):
     before = generations(database, "a")
     together(
         lambda: keep_model(database, "a", before, MODEL), lambda: list(purge(database, session_id="a/2"))
@@ -116,7 +111,7 @@ def test_of_a_fit_and_a_deletion_at_once_no_model_of_deleted_content_is_left(dat
     assert not has_model(database, "a")
 
 
-def test_a_namespace_is_due_once_after_so_many_new_sessions(database: Database) -> None:
+def test_a_namespace_is_due_once_after_so_many_new_sessions(database):
     assert list(namespaces_due(database, 3)) == []
     assert sorted(map(str, namespaces_due(database, 1))) == ["None", "a", "b"]
     assert list(namespaces_due(database, 1)) == []
@@ -129,13 +124,13 @@ def test_a_namespace_is_due_once_after_so_many_new_sessions(database: Database) 
     assert list(namespaces_due(database, 1)) == []  # only new sessions count
 
 
-def test_two_processes_do_not_fit_the_same_namespace(database: Database) -> None:
-    found: list[str | None] = []
+def test_two_processes_do_not_fit_the_same_namespace(database):
+    found = []
     together(*[lambda: found.extend(namespaces_due(database, 2))] * 4)
     assert found == ["a"]
 
 
-def test_verify_finds_and_deletes_models_that_cannot_be_used(database: Database) -> None:
+def test_verify_finds_and_deletes_models_that_cannot_be_used(database):
     kept(database, "a", "b")
     assert list(verify(database)) == []
     with database.write() as c:
@@ -151,6 +146,6 @@ def test_verify_finds_and_deletes_models_that_cannot_be_used(database: Database)
     assert [has_model(database, n) for n in ("a", "gone", "b")] == [False, False, True]
 
 
-def test_an_export_does_not_carry_it(database: Database) -> None:
+def test_an_export_does_not_carry_it(database):
     kept(database, None)
     assert "learned here" not in json.dumps(list(export_lines(database)))

@@ -1,7 +1,5 @@
 """Lists of sessions and records, on every database: paged, counted, found, and read in pieces."""
 
-from __future__ import annotations
-
 import pytest
 import sqlalchemy as sa
 from hypothesis import given
@@ -17,7 +15,6 @@ from memory_bank.bank.listing import (
     PIECE,
     Tokens,
     beginning_with,
-    count_records,
     find_record,
     has_session,
     holding,
@@ -57,19 +54,6 @@ def opened(database, *names, namespace=None, created=None):
 def names_of(found):
     assert found is not None
     return [line.session_id for line in found[0]]
-
-
-def test_the_newest_comes_first_page_by_page(database):
-    opened(database, *(f"s{n}" for n in range(7)))
-    first = list_page(database, None, 3)
-    assert names_of(first) == ["s6", "s5", "s4"]
-    assert first[1]
-    second = list_page(database, None, 3, "s4")
-    assert names_of(second) == ["s3", "s2", "s1"]
-    last = list_page(database, None, 3, "s1")
-    assert names_of(last) == ["s0"]
-    assert not last[1]
-    assert list_page(database, None, 3, "s0") == ([], False)
 
 
 def test_sessions_of_one_moment_are_all_listed_once(database):
@@ -217,7 +201,7 @@ def test_sessions_are_counted(database):
         ("empty", 0, 0, 0, 0, 0, None, ""),
     ]
     assert has_session(database, "empty")
-    assert not has_session(database, "no")
+    assert not any(has_session(database, name) for name in ("no", "\udcff", "a\0b", "", "x" * 300))
 
 
 def test_a_record_is_found_in_whichever_session_it_is(database):
@@ -232,7 +216,7 @@ def test_a_record_is_found_in_whichever_session_it_is(database):
         Insight("trace-00003", "1 0", "llm:x", "again"),
     )
     assert find_record(database, "trace-00001") == ("one", a_record(1), None)
-    assert find_record(database, "no") is None
+    assert find_record(database, "no") is find_record(database, "\udcff") is None
 
 
 # records
@@ -250,22 +234,6 @@ def store(database, *outputs, session="s"):
     for r in records:
         facts.store(r)
     return records
-
-
-def test_records_are_numbered_from_the_oldest_on_page_by_page(database):
-    mine = store(database, *(f"out {n}" for n in range(1, 6)))
-    store(database, "theirs", session="other")
-    more = record(6, "late")
-    FactStore(database, "s").store(more)
-    mine.append(more)
-    assert [(o.number, o.trace_id) for o in list_outlines(database, "s", 10)] == [
-        (n, r.trace_id) for n, r in enumerate(mine, 1)
-    ]
-    assert [o.number for o in list_outlines(database, "s", 2, 3)] == [4, 5]
-    assert list_outlines(database, "s", 2, 6) == []
-    assert [o.number for o in list_outlines(database, "s", 5, 0, "tool_5")] == [5]
-    assert list_outlines(database, "s", 5, 5, "tool_5") == []
-    assert count_records(database, "s") == 6
 
 
 def test_an_outline_says_how_much_there_is_and_what_became_of_it(database):
@@ -345,12 +313,6 @@ def test_the_database_finds_words_in_outputs(database):
     before = holding(database, "s", [["ord"]], 10)[0].seq
     assert numbers(["ord-1001"], before=before) == [1]
     assert [o.number for o in holding(database, "s", [["ord"]], 1)] == [4]
-
-
-def test_words_are_found_in_one_session_only(database):
-    store(database, "secret-17", session="other")
-    store(database, "plain")
-    assert holding(database, "s", [["secret-17"]], 10) == []
 
 
 @given(st.lists(TEXT, min_size=1, max_size=4), st.integers(1, 7))

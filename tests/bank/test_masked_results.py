@@ -1,7 +1,5 @@
 """Clients that mask old results: what was recorded stays what it is, and nothing is recorded twice."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,19 +1,16 @@
 """PostgreSQL that refuses, goes away, comes back, or is not what was expected: one sentence, nothing lost."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 
 import pytest
 from tests.bank.test_database import STORE, refused
 from tests.contracts.insights import NumbersEmbedder
 from tests.contracts.stores import a_record, together
-from tests.postgres import Server, python
+from tests.postgres import python
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.listing import list_sessions
@@ -27,7 +24,7 @@ pytestmark = pytest.mark.long
 
 
 @pytest.fixture
-def database(postgres_url: str) -> Iterator[Database]:
+def database(postgres_url):
     database = Database(postgres_url)
     yield database
     database.close()
@@ -37,7 +34,7 @@ def database(postgres_url: str) -> Iterator[Database]:
 
 
 @pytest.fixture(scope="module")
-def users(postgres: Server) -> Server:
+def users(postgres):
     """A server with a user who needs a password, and one without rights."""
     postgres.sql("CREATE ROLE guarded LOGIN PASSWORD 'right'")
     postgres.sql("CREATE ROLE plain LOGIN")
@@ -45,7 +42,7 @@ def users(postgres: Server) -> Server:
     return postgres
 
 
-def test_who_may_not_in(users: Server) -> None:
+def test_who_may_not_in(users):
     bank = users.new()
     assert "check the URL's user and password" in refused(users.url(bank, "guarded", "secret"))
     assert "check the URL's user and password" in refused(users.url(bank, "guarded"))
@@ -62,7 +59,7 @@ def test_who_may_not_in(users: Server) -> None:
         database.close()
 
 
-def test_what_is_not_there(postgres: Server) -> None:
+def test_what_is_not_there(postgres):
     assert "create that database" in refused(postgres.url("nowhere", "postgres", "secret"))
     for address in (
         "@127.0.0.1:1/d",
@@ -78,7 +75,7 @@ def test_what_is_not_there(postgres: Server) -> None:
     ]
 
 
-def test_an_encoding_that_cannot_hold_every_name(postgres: Server) -> None:
+def test_an_encoding_that_cannot_hold_every_name(postgres):
     for encoding in ("SQL_ASCII", "LATIN1"):
         name = f"db_{encoding.lower()}"
         postgres.sql(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'")
@@ -89,29 +86,29 @@ def test_an_encoding_that_cannot_hold_every_name(postgres: Server) -> None:
     "options",
     ["connect_timeout=secret", "port=99999", "sslmode=secret", "nonsense=secret", "options=-csecret%3D1"],
 )
-def test_options_that_no_server_takes(postgres_url: str, options: str) -> None:
+def test_options_that_no_server_takes(postgres_url, options):
     refused(f"{postgres_url}&{options}".replace("secret", "strange"))
 
 
-def empty_name(url: str) -> str:
+def empty_name(url):
     return url.partition("@/")[2].partition("?")[0]
 
 
 @pytest.mark.short
 @pytest.mark.parametrize("scheme", ["postgresql", "postgresql+psycopg", "postgres"])
-def test_three_names_of_one_scheme(postgres: Server, postgres_url: str, scheme: str) -> None:
+def test_three_names_of_one_scheme(postgres, postgres_url, scheme):
     database = Database(postgres_url.replace("postgresql", scheme, 1), must_exist=True)
     FactStore(database).store(a_record(1))
     database.close()
 
 
-def test_a_newer_schema(postgres: Server) -> None:
+def test_a_newer_schema(postgres):
     bank = postgres.new()
     postgres.sql("UPDATE schema_version SET version_num = '9999'", bank)
     assert "newer memory_bank (schema 9999" in refused(postgres.url(bank), DatabaseVersionError)
 
 
-def test_the_database_of_another_application(postgres: Server) -> None:
+def test_the_database_of_another_application(postgres):
     other = postgres.new("template0")
     postgres.sql("CREATE TABLE customers (name text)", other)
     assert "another program" in refused(postgres.url(other))
@@ -130,7 +127,7 @@ def test_the_database_of_another_application(postgres: Server) -> None:
     )
 
 
-def test_the_extension_may_not_be_made_or_is_not_there(users: Server) -> None:
+def test_the_extension_may_not_be_made_or_is_not_there(users):
     bank = users.new("template0")
     assert "CREATE EXTENSION vector" in refused(users.url(bank, "plain"))
     users.sql(f"ALTER DATABASE {bank} SET extension_control_path = '/nowhere'")
@@ -143,7 +140,7 @@ def test_the_extension_may_not_be_made_or_is_not_there(users: Server) -> None:
 
 
 @pytest.mark.short
-def test_without_the_driver_the_extra_is_named() -> None:
+def test_without_the_driver_the_extra_is_named():
     script = """
 import sys
 sys.modules["psycopg"] = None  # as where it is not installed
@@ -161,9 +158,7 @@ Database("postgresql://u:secret@localhost/d")
 # a server that goes away
 
 
-def test_a_server_that_goes_away_and_comes_back(
-    postgres: Server, postgres_url: str, database: Database
-) -> None:
+def test_a_server_that_goes_away_and_comes_back(postgres, postgres_url, database):
     facts = FactStore(database)
     summaries = InsightStore(NumbersEmbedder(), database)
     facts.store(a_record(1))
@@ -191,9 +186,7 @@ def test_a_server_that_goes_away_and_comes_back(
     assert (facts.size(), summaries.search("1 0")) == (2, ["b", "a"])
 
 
-def test_connections_that_broke_unseen_are_replaced_before_anything_is_sent(
-    postgres: Server, database: Database
-) -> None:
+def test_connections_that_broke_unseen_are_replaced_before_anything_is_sent(postgres, database):
     store = FactStore(database)
     together(*[lambda n=n: store.store(a_record(n)) for n in range(4)])  # several connections in the pool
     postgres.stop()
@@ -205,7 +198,7 @@ def test_connections_that_broke_unseen_are_replaced_before_anything_is_sent(
 
 
 @pytest.mark.parametrize("when", ["before the end", "at the end"])
-def test_a_server_that_goes_away_during_a_write(postgres: Server, database: Database, when: str) -> None:
+def test_a_server_that_goes_away_during_a_write(postgres, database, when):
     FactStore(database)
     try:
         with pytest.raises(StorageError, match=r"the server went away.*same call") as caught:  # noqa: SIM117, PT012
@@ -220,7 +213,7 @@ def test_a_server_that_goes_away_during_a_write(postgres: Server, database: Data
     assert database.generation("default") == 0
 
 
-def test_a_kill_while_the_tables_are_created_leaves_nothing(postgres: Server) -> None:
+def test_a_kill_while_the_tables_are_created_leaves_nothing(postgres):
     name = postgres.new("template0")
     opening = "import sys; from memory_bank.bank.database import Database; Database(sys.argv[1])"
     killed = subprocess.run(
@@ -236,9 +229,8 @@ def test_a_kill_while_the_tables_are_created_leaves_nothing(postgres: Server) ->
 
 
 @pytest.mark.parametrize("who", ["the process", "the server"])
-def test_a_kill_loses_no_acknowledged_record(postgres: Server, postgres_url: str, who: str) -> None:
+def test_a_kill_loses_no_acknowledged_record(postgres, postgres_url, who):
     worker = python(STORE, postgres_url, 0)
-    assert worker.stdout is not None
     acknowledged = [int(worker.stdout.readline()) for _ in range(40)]
     if who == "the process":
         os.kill(worker.pid, signal.SIGKILL)
@@ -256,7 +248,7 @@ def test_a_kill_loses_no_acknowledged_record(postgres: Server, postgres_url: str
     database.close()
 
 
-def test_who_holds_a_session_for_long_is_not_waited_for_without_end(database: Database) -> None:
+def test_who_holds_a_session_for_long_is_not_waited_for_without_end(database):
     store = FactStore(database)
     store.store(a_record(1))
     with database.write() as c:

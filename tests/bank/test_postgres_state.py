@@ -5,28 +5,15 @@ import subprocess
 import sys
 
 import pytest
+from tests.bank.conftest import local
 from tests.chats import call, result, rounds, system, user
 from tests.examples import first_short
 
-from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
+from memory_bank import MemoryBankState, apply_memory_bank_strategy
 from memory_bank.errors import StorageError
 
-SETTINGS = {
-    "top_k": MemoryBankSettings(
-        selection="top_k",
-        embedding_model="lexical",
-        observer_model="extractive",
-        token_encoding="approximate",
-    ),
-    "evidence": MemoryBankSettings(
-        selection="evidence",
-        history_budget=300,
-        refresh_after=0,
-        embedding_model="lexical",
-        observer_model="extractive",
-        token_encoding="approximate",
-    ),
-}
+EVIDENCE = {"selection": "evidence", "history_budget": 300, "refresh_after": 0}
+SETTINGS = {"top_k": local(selection="top_k"), "evidence": local(**EVIDENCE)}
 MESSAGES = [
     system(),
     user("Which orders of CUS-7 are late?"),

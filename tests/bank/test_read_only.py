@@ -1,18 +1,13 @@
 """A bank that can only be read: reading, verify and export work, a write says why it does not."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
 from tests.bank.test_erasing import filled
 
 from memory_bank.bank.database import Database
@@ -44,13 +39,13 @@ print(json.dumps(told))
 """
 
 
-def bound_by_modes() -> None:
+def bound_by_modes():
     """From here on the modes of files hold for root, too."""
     if os.geteuid() == 0 and ctypes.CDLL(None).prctl(24, 1) != 0:  # PR_CAPBSET_DROP, CAP_DAC_OVERRIDE
         os._exit(77)
 
 
-def read(path: Path) -> list[object]:
+def read(path):
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(path)],
         preexec_fn=bound_by_modes if sys.platform == "linux" else None,
@@ -66,7 +61,7 @@ def read(path: Path) -> list[object]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
+def folder(tmp_path):
     """A folder that becomes read-only by ``closed``."""
     made = tmp_path / "shelf"
     made.mkdir()
@@ -74,14 +69,14 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     made.chmod(0o700)
 
 
-def closed(folder: Path) -> Path:
+def closed(folder):
     for file in folder.iterdir():
         file.chmod(0o444)
     folder.chmod(0o555)
     return folder / "bank.db"
 
 
-def test_all_that_reads_works(folder: Path) -> None:
+def test_all_that_reads_works(folder):
     filled(folder / "bank.db").close()
     *counts, refused, checked = read(closed(folder))
     assert counts == [1, 3, 4, 0]  # one line of an export is the session
@@ -90,7 +85,7 @@ def test_all_that_reads_works(folder: Path) -> None:
     assert len(list(folder.iterdir())) == 1
 
 
-def test_writes_that_are_in_the_log_alone_are_not_left_out(folder: Path, tmp_path: Path) -> None:
+def test_writes_that_are_in_the_log_alone_are_not_left_out(folder, tmp_path):
     state = filled(tmp_path / "bank.db")
     for file in tmp_path.glob("bank.db*"):  # as after a crash
         shutil.copy(file, folder)
@@ -100,7 +95,7 @@ def test_writes_that_are_in_the_log_alone_are_not_left_out(folder: Path, tmp_pat
     assert "bank.db-wal: copy both files" in str(told)
 
 
-def test_a_nearly_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_nearly_full_disk_is_told(tmp_path, monkeypatch):
     database = Database(tmp_path / "bank.db")
     database.check_writing()
     monkeypatch.setattr("memory_bank.bank.database._ROOM", 2**80)
@@ -109,8 +104,8 @@ def test_a_nearly_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     database.close()
 
 
-def test_a_failed_write_is_told_until_records_are_written(tmp_path: Path) -> None:
-    def fails(c: sa.Connection) -> None:
+def test_a_failed_write_is_told_until_records_are_written(tmp_path):
+    def fails(c):
         raise StorageError("the disk is full")
 
     database = Database(tmp_path / "bank.db")

@@ -8,6 +8,7 @@ import threading
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.bank.conftest import local
 from tests.chats import call, result, rounds, system, user
 from tests.contracts.insights import NumbersEmbedder
 from tests.examples import first_short
@@ -31,15 +32,7 @@ SCOPES = ("session", "agent", "all")
 
 
 def settings(scope="session", **changes):
-    values = {
-        "embedding_model": "lexical",
-        "observer_model": "extractive",
-        "token_encoding": "approximate",
-        "retrieval_query": "adaptive",
-        "max_chars_per_record": 400,
-        "scope": scope,
-    }
-    return MemoryBankSettings(**values | changes)
+    return local(**{"retrieval_query": "adaptive", "max_chars_per_record": 400, "scope": scope, **changes})
 
 
 def run(state, secret, scope="session", n=3, **changes):

@@ -1,31 +1,21 @@
 """Two processes that feed one conversation at the same moment: everything once, in one order."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from pathlib import Path
 
+from tests.bank.conftest import local
 from tests.chats import rounds, system, user
 
 from memory_bank import (
     InteractionRecord,
-    MemoryBankSettings,
     MemoryBankState,
     apply_memory_bank_strategy,
     handle_tool_call,
 )
 from memory_bank.context.policies.evidence import evidence_of
 
-SETTINGS = {
-    "selection": "evidence",
-    "history_budget": 300,
-    "refresh_after": 0,
-    "embedding_model": "lexical",
-    "observer_model": "extractive",
-    "token_encoding": "approximate",
-}
+SETTINGS = local(selection="evidence", history_budget=300, refresh_after=0)
 MESSAGES = [system(), user("Which orders of CUS-7 are late?"), *rounds(20, size=300)]
 FEED = """
 import json, sys, time
@@ -41,7 +31,7 @@ with MemoryBankState.open(url, "s") as state:
 """
 
 
-def test_two_processes_feed_the_same_conversation_at_once(bank_url, tmp_path: Path) -> None:
+def test_two_processes_feed_the_same_conversation_at_once(bank_url, tmp_path):
     gate = tmp_path / "go"
     feeders = [
         subprocess.Popen(
@@ -50,22 +40,22 @@ def test_two_processes_feed_the_same_conversation_at_once(bank_url, tmp_path: Pa
         for _ in range(2)
     ]
     for feeder in feeders:
-        assert feeder.stdin is not None
-        assert feeder.stdout is not None
-        feeder.stdin.write(json.dumps([bank_url, str(gate), SETTINGS, MESSAGES]) + "\n")
+        feeder.stdin.write(
+            json.dumps([bank_url, str(gate), SETTINGS.model_dump(mode="json"), MESSAGES]) + "\n"
+        )
         feeder.stdin.flush()
         assert feeder.stdout.readline() == "ready\n"
     gate.touch()
     assert [feeder.wait(120) for feeder in feeders] == [0, 0]
     alone = MemoryBankState(session_id="s")
-    apply_memory_bank_strategy(MESSAGES, None, MemoryBankSettings(**SETTINGS), alone)
+    apply_memory_bank_strategy(MESSAGES, None, SETTINGS, alone)
     with MemoryBankState.open(bank_url, "s", "lexical") as state:
         assert list(state.fact_store.steps()) == list(alone.fact_store.steps())
         assert state.insight_store.size() == state.fact_store.size() == 20
 
 
-def test_a_warm_state_knows_what_another_has_stored_since(bank_url) -> None:
-    settings = MemoryBankSettings(**{**SETTINGS, "history_budget": 600})
+def test_a_warm_state_knows_what_another_has_stored_since(bank_url):
+    settings = SETTINGS.model_copy(update={"history_budget": 600})
     with MemoryBankState.open(bank_url, "s") as one, MemoryBankState.open(bank_url, "s") as two:
         apply_memory_bank_strategy(MESSAGES[:12], None, settings, one)
         for n in range(4):  # what is in nobody's messages
@@ -84,8 +74,8 @@ def test_a_warm_state_knows_what_another_has_stored_since(bank_url) -> None:
         assert one.step_count == max(one.fact_store.steps().values())
 
 
-def test_records_of_others_in_between_are_numbered_as_they_were_stored(bank_url) -> None:
-    settings = MemoryBankSettings(**{**SETTINGS, "refresh_after": 200})
+def test_records_of_others_in_between_are_numbered_as_they_were_stored(bank_url):
+    settings = SETTINGS.model_copy(update={"refresh_after": 200})
     with MemoryBankState.open(bank_url, "s") as one, MemoryBankState.open(bank_url, "s") as two:
         for n in range(8, 44, 6):
             apply_memory_bank_strategy(MESSAGES[:n], None, settings, one)

@@ -1,10 +1,7 @@
 """Steps: numbered in order by several writers, figures of all, manifests of the latest, a curve of any length."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -31,7 +28,7 @@ from memory_bank.pricing import Usage
 
 
 @pytest.fixture
-def database(bank_url: str) -> Iterator[Database]:
+def database(bank_url):
     database = Database(bank_url)
     for name in ("a", "b"):
         database.open_session(name)
@@ -39,9 +36,7 @@ def database(bank_url: str) -> Iterator[Database]:
     database.close()
 
 
-def a_step(
-    session: str = "a", tokens: int = 100, full: int = 1000, created: float = 5e9, **more
-) -> StepToStore:
+def a_step(session="a", tokens=100, full=1000, created=5e9, **more):
     values = {
         "messages": 3,
         "records": 1,
@@ -55,11 +50,11 @@ def a_step(
     return StepToStore(StepFigures(session, created, full, tokens, **{**values, **more}), **stored)
 
 
-def numbers(database: Database, session: str, **asked) -> list[int]:
+def numbers(database, session, **asked):
     return [s.number for s in list_steps(database, session, **asked)]
 
 
-def test_steps_are_numbered_on_in_each_session(database: Database) -> None:
+def test_steps_are_numbered_on_in_each_session(database):
     add_steps(database, [a_step(tokens=1), a_step("b"), a_step(tokens=2)], 100)
     add_steps(database, [a_step(tokens=3)], 100)
     assert [(s.number, s.tokens) for s in list_steps(database, "a")] == [(1, 1), (2, 2), (3, 3)]
@@ -68,14 +63,14 @@ def test_steps_are_numbered_on_in_each_session(database: Database) -> None:
     assert ends_of(database, "nowhere") is None
 
 
-def test_a_list_goes_on_after_a_number(database: Database) -> None:
+def test_a_list_goes_on_after_a_number(database):
     add_steps(database, [a_step() for _ in range(7)], 0)
     assert numbers(database, "a", limit=3) == [1, 2, 3]
     assert numbers(database, "a", after=3, limit=3) == [4, 5, 6]
     assert numbers(database, "a", after=7) == []
 
 
-def test_only_the_latest_keep_what_they_were_made_of(database: Database) -> None:
+def test_only_the_latest_keep_what_they_were_made_of(database):
     for i in range(6):
         add_steps(database, [a_step(manifest=packed({"i": i}))], 2)
     assert [s.number for s in list_steps(database, "a") if s.detailed] == [5, 6]
@@ -89,7 +84,7 @@ def test_only_the_latest_keep_what_they_were_made_of(database: Database) -> None
     assert [s.number for s in list_steps(database, "a") if s.detailed] == [10, 11]
 
 
-def test_a_lower_limit_reaches_the_old_ones_in_time(database: Database) -> None:
+def test_a_lower_limit_reaches_the_old_ones_in_time(database):
     add_steps(database, [a_step(manifest=packed({}))] * 50, 100)
     for _ in range(5):
         add_steps(database, [a_step(manifest=packed({}))] * 50, 3)
@@ -98,7 +93,7 @@ def test_a_lower_limit_reaches_the_old_ones_in_time(database: Database) -> None:
     assert [s.number for s in list_steps(database, "a", limit=500) if s.detailed] == [348, 349, 350]
 
 
-def test_a_step_revives_a_deleted_session_unless_it_came_before(database: Database) -> None:
+def test_a_step_revives_a_deleted_session_unless_it_came_before(database):
     add_steps(database, [a_step(created=1.0)], 9)
     list(purge(database, session_id="a"))
     database.mark_deleted("a")
@@ -113,7 +108,7 @@ def test_a_step_revives_a_deleted_session_unless_it_came_before(database: Databa
     assert numbers(database, "a") == [1]
 
 
-def test_content_of_before_a_reset_does_not_come_after_it(database: Database) -> None:
+def test_content_of_before_a_reset_does_not_come_after_it(database):
     generation = database.generation("a")
     database.set_task("a", "what is to be purged")
     list(purge(database, session_id="a"))
@@ -124,7 +119,7 @@ def test_content_of_before_a_reset_does_not_come_after_it(database: Database) ->
     assert [s.detailed for s in list_steps(database, "a")] == [False, True]
 
 
-def test_names_that_a_database_refuses_are_stored_in_part(database: Database) -> None:
+def test_names_that_a_database_refuses_are_stored_in_part(database):
     """A role and a model's name are what a client or provider sends."""
     used = Usage(100, 0, 0, 10)
     odd = "\ud800\0role"
@@ -135,31 +130,31 @@ def test_names_that_a_database_refuses_are_stored_in_part(database: Database) ->
     assert (step.tokens, step.full_tokens, step.status) == (70, 90, "refused")
 
 
-def test_an_outcome_without_usage_changes_the_figures_alone(database: Database) -> None:
+def test_an_outcome_without_usage_changes_the_figures_alone(database):
     add_steps(database, [a_step(), a_step(tokens=70, full=60, outcome=True)], 100)
     (step,) = list_steps(database, "a")
     assert (step.tokens, step.full_tokens, step.model, step.sent) == (70, 60, None, None)
 
 
-def test_a_purge_takes_the_steps_along(database: Database) -> None:
+def test_a_purge_takes_the_steps_along(database):
     add_steps(database, [a_step(manifest=packed({}))] * 3 + [a_step("b")], 9)
     list(purge(database, session_id="a"))
     assert numbers(database, "a") == []
     assert numbers(database, "b") == [1]
 
 
-def test_a_session_that_is_not_there_has_no_steps(database: Database) -> None:
+def test_a_session_that_is_not_there_has_no_steps(database):
     add_steps(database, [a_step("nowhere"), a_step()], 9)
     assert numbers(database, "nowhere") == []
     assert numbers(database, "a") == [1]
 
 
-def test_a_manifest_keeps_lone_surrogates_and_nul() -> None:
+def test_a_manifest_keeps_lone_surrogates_and_nul():
     wanted = {"text": "\ud800 \0 \u202e é", "deep": [{"n": 1.5}]}
     assert unpacked(packed(wanted)) == wanted
 
 
-def test_processes_never_number_two_steps_alike(bank_url: str) -> None:
+def test_processes_never_number_two_steps_alike(bank_url):
     database = Database(bank_url)
     database.open_session("a")
     code = (
@@ -184,18 +179,18 @@ def test_processes_never_number_two_steps_alike(bank_url: str) -> None:
     database.close()
 
 
-def test_figures_come_back_as_they_were(database: Database) -> None:
+def test_figures_come_back_as_they_were(database):
     wanted = a_step(tokens=2**40, full=2**41, messages=7, records=9, status="unchanged", milliseconds=0.25)
     add_steps(database, [wanted], 100)
     assert list_steps(database, "a") == [replace(wanted.figures, number=1)]
 
 
-def test_a_session_without_steps_has_no_curve(database: Database) -> None:
+def test_a_session_without_steps_has_no_curve(database):
     totals, points = token_curve(database, "b", 400)
     assert (totals.first, totals.last, totals.steps, points) == (None, None, 0, [])
 
 
-def test_a_long_curve_is_bounded_and_keeps_its_peaks(database: Database) -> None:
+def test_a_long_curve_is_bounded_and_keeps_its_peaks(database):
     wanted = [a_step(tokens=50 if i != 7_777 else 9_999, full=i) for i in range(1, 12_001)]
     for start in range(0, len(wanted), 2_000):
         add_steps(database, wanted[start : start + 2_000], 0)
@@ -212,7 +207,7 @@ def test_a_long_curve_is_bounded_and_keeps_its_peaks(database: Database) -> None
     tokens=st.lists(st.integers(0, 10**6), min_size=1, max_size=40),
     points=st.integers(1, 50),
 )
-def test_a_curve_of_any_width_holds_all_steps(tokens: list[int], points: int) -> None:
+def test_a_curve_of_any_width_holds_all_steps(tokens, points):
     database = Database()
     database.open_session("a")
     add_steps(database, [a_step(tokens=t, full=t + 1) for t in tokens], 0)

@@ -1,35 +1,23 @@
 """A full disk and a lost server: with ``on_storage_error="pass_through"`` the agent goes on, and nothing is lost."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.bank.conftest import local
 from tests.chats import rounds, system, user
 from tests.examples import first_short
-from tests.postgres import Server
 
-from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
+from memory_bank import MemoryBankState, apply_memory_bank_strategy
 from memory_bank.bank.database import Database
 from memory_bank.bank.maintenance import verify
 from memory_bank.errors import StorageError
 from memory_bank.tools import handle_tool_call
 
 
-def settings(**more: Any) -> MemoryBankSettings:
-    return MemoryBankSettings(
-        **{
-            "embedding_model": "lexical",
-            "observer_model": "extractive",
-            "token_encoding": "approximate",
-            "on_storage_error": "pass_through",
-            **more,
-        }
-    )
+def settings(**more):
+    return local(**{"on_storage_error": "pass_through", **more})
 
 
 EVIDENCE = {"selection": "evidence", "history_budget": 300, "refresh_after": 0}
@@ -37,7 +25,7 @@ MESSAGES = [system(), user("Which orders are late?"), *rounds(8, size=400)]
 
 
 @pytest.fixture
-def away(postgres: Server, postgres_url: str) -> Any:
+def away(postgres, postgres_url):
     """The URL of a bank and what takes its server away; it is back in the end."""
     yield postgres_url, postgres.stop
     postgres.start()
@@ -46,7 +34,7 @@ def away(postgres: Server, postgres_url: str) -> Any:
 @pytest.mark.parametrize(
     "more", first_short([{}, EVIDENCE, {"observer_mode": "background"}, {"observer_mode": "off"}])
 )
-def test_a_lost_server(postgres: Server, away: Any, more: Any, caplog: Any) -> None:
+def test_a_lost_server(postgres, away, more, caplog):
     url, stop = away
     chosen = settings(**more)
     with MemoryBankState.open(url, "s") as state, MemoryBankState(session_id="s") as alone:
@@ -76,7 +64,7 @@ def test_a_lost_server(postgres: Server, away: Any, more: Any, caplog: Any) -> N
         assert list(verify(state.database)) == []
 
 
-def test_a_state_whose_first_step_finds_no_server(postgres: Server, away: Any) -> None:
+def test_a_state_whose_first_step_finds_no_server(postgres, away):
     url, stop = away
     state = MemoryBankState.open(url, "lazy")  # its embedder is bound by its first step
     stop()
@@ -93,7 +81,7 @@ def test_a_state_whose_first_step_finds_no_server(postgres: Server, away: Any) -
     state.close()
 
 
-def test_leaving_a_state_whose_server_is_away(postgres: Server, away: Any) -> None:
+def test_leaving_a_state_whose_server_is_away(postgres, away):
     url, stop = away
     with MemoryBankState.open(url, "s") as state:
         apply_memory_bank_strategy(MESSAGES, None, settings(), state)
@@ -125,7 +113,7 @@ with MemoryBankState.open(url, "s") as state:
 
 
 @pytest.mark.parametrize("more", [{}, EVIDENCE])
-def test_a_full_disk(tmp_path: Path, more: Any) -> None:
+def test_a_full_disk(tmp_path, more):
     messages = [user(), *rounds(10, size=30_000)]
     values = settings(**more).model_dump(mode="json", exclude_unset=True)
     given = json.dumps([str(tmp_path / "bank.db"), values, messages, 150_000])
@@ -143,7 +131,7 @@ def test_a_full_disk(tmp_path: Path, more: Any) -> None:
     assert list(verify(Database(tmp_path / "bank.db"))) == []
 
 
-def test_a_full_disk_is_an_error_otherwise(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_otherwise(tmp_path):
     script = """
 import resource, sys
 from memory_bank.errors import StorageError

@@ -1,11 +1,8 @@
 """The worker: models that fail in every way, retries, two at once, and what is reset under its hands."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
-from typing import Any
 
 import openai
 import pytest
@@ -23,24 +20,24 @@ from memory_bank.errors import EmbeddingError, StorageError
 from memory_bank.models.chat import OpenAIChat
 from memory_bank.models.lexical import LexicalEmbedder
 from memory_bank.models.observer import Observer
-from memory_bank.testing import Reply, ScriptedModel, ScriptedServer, fail, say
+from memory_bank.testing import ScriptedModel, ScriptedServer, fail, say
 from memory_bank.testing.replies import cut, half, raw
 
 
-def stored(database: Database, n: int = 1, session: str = "default") -> InsightStore:
+def stored(database, n=1, session="default"):
     """So many records to be observed; the insights of their session."""
     records = [a_record(i) for i in range(n)]
     FactStore(database, session).store_many(records, [r.trace_id for r in records])
     return InsightStore(LexicalEmbedder(), database, session)
 
 
-def observer_of(chat: Any, **settings: Any) -> Observer:
+def observer_of(chat, **settings):
     """An Observer with some ``observer_`` settings."""
     given = {f"observer_{name}": value for name, value in settings.items()}
     return Observer.create(chat, MemoryBankSettings(observer_model="m", **given))
 
 
-def work(database: Database, chat: Any, *, session: str | None = None, **more: Any) -> Worker:
+def work(database, chat, *, session=None, **more):
     """A worker that has ended all jobs."""
     limits = {"timeout": more.pop("timeout", 30.0), "concurrency": more.pop("concurrency", 4)}
     observer = observer_of(chat, **limits)
@@ -49,7 +46,7 @@ def work(database: Database, chat: Any, *, session: str | None = None, **more: A
     return worker
 
 
-def test_every_job_ends_with_the_models_summary(database: Database) -> None:
+def test_every_job_ends_with_the_models_summary(database):
     insights = stored(database, 10)
     other = stored(database, 3, "other")
     worker = work(database, ScriptedModel(lambda _m, _n: "by the model"))
@@ -57,12 +54,11 @@ def test_every_job_ends_with_the_models_summary(database: Database) -> None:
     assert insights.size() == 10
     assert other.size() == 3
     insight = insights.get_insight("trace-00004")
-    assert insight is not None
     assert (insight.summary, insight.source, insight.redo) == ("by the model", "llm:m", None)
     assert JobQueue(database).open_count() == 0
 
 
-FAULTS: dict[str, tuple[Reply, str]] = {
+FAULTS = {
     "429": (fail(429), "(HTTP 429"),
     "500": (fail(500), "(HTTP 500"),
     "half a JSON": (half(), "gave no usable answer"),
@@ -73,9 +69,7 @@ FAULTS: dict[str, tuple[Reply, str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_tried_again_and_the_last_one_leaves_extraction_with_the_reason(
-    database: Database, fault: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_fault_is_tried_again_and_the_last_one_leaves_extraction_with_the_reason(database, fault, caplog):
     insights = stored(database)
     reply, reason = FAULTS[fault]
     with ScriptedServer([reply] * 3) as server, caplog.at_level(logging.WARNING):
@@ -84,21 +78,20 @@ def test_a_fault_is_tried_again_and_the_last_one_leaves_extraction_with_the_reas
         assert len(server.requests) == 3
     assert (worker.progress.retried, worker.progress.extracted, worker.progress.observed) == (2, 1, 0)
     insight = insights.get_insight("trace-00000")
-    assert insight is not None
     assert insight.source == "extractive" and reason in (insight.redo or "")
     assert insight.summary
     assert JobQueue(database).open_count() == 0
     assert "extractive summaries stay" in caplog.text
 
 
-def test_a_fault_that_passes_costs_nothing_but_time(database: Database) -> None:
+def test_a_fault_that_passes_costs_nothing_but_time(database):
     insights = stored(database)
     worker = work(database, ScriptedModel([RuntimeError("no"), "", "at last"]))
     assert (worker.progress.retried, worker.progress.observed) == (2, 1)
     assert insights.get_summary("trace-00000") == "at last"
 
 
-def test_a_model_that_hangs_is_given_up(database: Database) -> None:
+def test_a_model_that_hangs_is_given_up(database):
     insights = stored(database)
     ever = threading.Event()
     try:
@@ -106,11 +99,10 @@ def test_a_model_that_hangs_is_given_up(database: Database) -> None:
     finally:
         ever.set()
     insight = insights.get_insight("trace-00000")
-    assert insight is not None
     assert insight.redo == "the model did not answer within 0.05 s"
 
 
-def test_ten_megabytes_are_cut(database: Database) -> None:
+def test_ten_megabytes_are_cut(database):
     insights = stored(database)
     work(database, ScriptedModel(["word " * 2_000_000]))
     summary = insights.get_summary("trace-00000")
@@ -118,7 +110,7 @@ def test_ten_megabytes_are_cut(database: Database) -> None:
     assert 1_000 < len(summary) <= 4_000
 
 
-def test_retries_wait_longer_each_time(database: Database) -> None:
+def test_retries_wait_longer_each_time(database):
     stored(database)
     clock = Clock()
     observer = observer_of(ScriptedModel([RuntimeError] * 5))
@@ -130,21 +122,21 @@ def test_retries_wait_longer_each_time(database: Database) -> None:
     assert waits == [pytest.approx(w, abs=0.01) for w in (2, 4, 8, 16)] + [None]
 
 
-def test_two_workers_never_end_the_same_job_twice(database: Database) -> None:
+def test_two_workers_never_end_the_same_job_twice(database):
     stored(database, 40)
     asked = ScriptedModel(lambda _m, _n: "by the model")
-    workers: list[Worker] = []
+    workers = []
     together(*[lambda: workers.append(work(database, asked)) for _ in range(4)])
     assert len(asked.calls) == 40
     assert sum(w.progress.observed for w in workers) == 40
     assert JobQueue(database).open_count() == 0
 
 
-def test_who_lost_its_lease_ends_nothing(database: Database) -> None:
+def test_who_lost_its_lease_ends_nothing(database):
     insights = stored(database)
     clock = Clock()
 
-    def late(_messages: Any, _model: str) -> str:
+    def late(_messages, _model):
         clock.now += 1_000  # the lease ends meanwhile, and another worker takes the job
         other = Worker(database, observer_of(ScriptedModel(["first"])), LexicalEmbedder(), clock=clock)
         assert other.step() == 1
@@ -155,11 +147,11 @@ def test_who_lost_its_lease_ends_nothing(database: Database) -> None:
     assert insights.get_summary("trace-00000") == "first"
 
 
-def test_a_session_that_is_reset_while_it_is_observed_gets_nothing(database: Database) -> None:
+def test_a_session_that_is_reset_while_it_is_observed_gets_nothing(database):
     insights = stored(database)
     facts = FactStore(database)
 
-    def reset(_messages: Any, _model: str) -> str:
+    def reset(_messages, _model):
         facts.clear()
         clear_insights(database, "default")
         return "too late"
@@ -169,11 +161,11 @@ def test_a_session_that_is_reset_while_it_is_observed_gets_nothing(database: Dat
     assert JobQueue(database).open_count() == 0
 
 
-def test_what_is_stored_again_after_a_reset_is_observed_anew(database: Database) -> None:
+def test_what_is_stored_again_after_a_reset_is_observed_anew(database):
     insights = stored(database)
     facts = FactStore(database)
 
-    def reset(_messages: Any, _model: str) -> str:
+    def reset(_messages, _model):
         facts.clear()
         facts.store_many([a_record(0)], ["trace-00000"])
         return "of the first"
@@ -187,11 +179,11 @@ def test_what_is_stored_again_after_a_reset_is_observed_anew(database: Database)
 class Refusing(LexicalEmbedder):
     """An embedder that fails, once."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.failures = 1
 
-    def encode(self, texts: list[str]) -> Any:
+    def encode(self, texts):
         if self.failures:
             self.failures -= 1
             raise RuntimeError("no")
@@ -199,8 +191,8 @@ class Refusing(LexicalEmbedder):
 
 
 def test_an_embedder_that_fails_gives_the_jobs_back_and_the_summary_is_not_paid_for_twice(
-    database: Database,
-) -> None:
+    database,
+):
     insights = stored(database)
     worker = Worker(database, observer_of(ScriptedModel(["a"])), Refusing())
     with pytest.raises((EmbeddingError, StorageError)):
@@ -208,17 +200,6 @@ def test_an_embedder_that_fails_gives_the_jobs_back_and_the_summary_is_not_paid_
     assert JobQueue(database).wait() == 0
     assert worker.step() == 1
     assert insights.get_summary("trace-00000") == "a"
-
-
-def test_small_outputs_are_never_sent(database: Database) -> None:
-    insights = stored(database, 2)
-    model = ScriptedModel([])
-    observer = observer_of(model, min_chars=1_000)
-    Worker(database, observer, LexicalEmbedder()).run(threading.Event(), once=True)
-    assert model.calls == []
-    insight = insights.get_insight("trace-00001")
-    assert insight is not None
-    assert (insight.source, insight.redo) == ("extractive", None)
 
 
 class UntilRenewed:

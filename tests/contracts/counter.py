@@ -1,9 +1,5 @@
 """What every token counter must do. Import from tests only: it needs pytest."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from memory_bank.ports import TokenCounter
@@ -23,25 +19,25 @@ TEXTS = [
 class TokenCounterContract:
     """Subclass it and override ``make_counter``."""
 
-    def make_counter(self) -> TokenCounter:
+    def make_counter(self):
         """A counter."""
         raise NotImplementedError
 
-    def test_it_says_what_it_is(self) -> None:
+    def test_it_says_what_it_is(self):
         counter = self.make_counter()
         assert isinstance(counter, TokenCounter)
         assert counter.name
         assert counter.approximate == (counter.name == "approximate")
 
     @pytest.mark.parametrize("text", TEXTS)
-    def test_any_text_can_be_counted_the_same_way_every_time(self, text: str) -> None:
+    def test_any_text_can_be_counted_the_same_way_every_time(self, text):
         counter = self.make_counter()
         count = counter.count_text(text)
         assert count == counter.count_text(text)
         assert (count == 0) == (text == "")
         assert count <= len(text.encode("utf-8", "surrogatepass")) + 1
 
-    def test_more_text_costs_more(self) -> None:
+    def test_more_text_costs_more(self):
         counter = self.make_counter()
         line = "The order ORD-48213 was shipped on 2026-03-11.\n"
         counts = [counter.count_text(line * n) for n in (1, 10, 100, 1_000)]
@@ -64,10 +60,10 @@ class TokenCounterContract:
             "text",
         ],
     )
-    def test_any_message_costs_at_least_its_frame(self, message: Any) -> None:
+    def test_any_message_costs_at_least_its_frame(self, message):
         assert self.make_counter().count_message(message) >= 4
 
-    def test_content_and_calls_add_up(self) -> None:
+    def test_content_and_calls_add_up(self):
         counter = self.make_counter()
         body = {"name": "find_order", "arguments": '{"id": 7}'}
         message = {"role": "assistant", "content": "Looking.", "tool_calls": [{"function": body}]}

@@ -1,16 +1,12 @@
 """What several test files need of stores: records, and threads that begin together."""
 
-from __future__ import annotations
-
 import dataclasses
 import threading
-from collections.abc import Callable
-from typing import Any
 
 from memory_bank.records import InteractionRecord
 
 
-def a_record(n: int, **changes: Any) -> InteractionRecord:
+def a_record(n, **changes):
     """The n-th test record, always with the same content; ``changes`` replace fields."""
     record = InteractionRecord(
         f"trace-{n:05}",
@@ -24,11 +20,11 @@ def a_record(n: int, **changes: Any) -> InteractionRecord:
     return dataclasses.replace(record, **changes)
 
 
-def together(*jobs: Callable[[], object]) -> None:
+def together(*jobs):
     """Run jobs in threads that start at the same time; raises the first error."""
     start, errors = threading.Barrier(len(jobs)), []
 
-    def run(job: Callable[[], object]) -> None:
+    def run(job):
         start.wait()
         try:
             job()

@@ -1,7 +1,5 @@
 """What every context strategy must do. Import from tests only: it needs pytest."""
 
-from __future__ import annotations
-
 import functools
 import json
 import random
@@ -21,10 +19,10 @@ Walked = tuple[Messages, Messages, list[Any], int]
 SEEDS = first_short(range(6))
 
 
-def recorded_run(seed: int, interactions: int = 24) -> Messages:
+def recorded_run(seed, interactions=24):
     """A run with parallel calls, later user turns, failures, long and short outputs and odd text."""
     rng = random.Random(seed)
-    messages: Messages = [{"role": "system", "content": "You are careful."}, _user("Refund the late orders")]
+    messages = [{"role": "system", "content": "You are careful."}, _user("Refund the late orders")]
     for n in range(interactions):
         calls, results = [], []
         for k in range(rng.choice([1, 1, 1, 2, 3])):
@@ -43,11 +41,11 @@ def recorded_run(seed: int, interactions: int = 24) -> Messages:
     return messages
 
 
-def _user(text: str) -> dict[str, Any]:
+def _user(text):
     return {"role": "user", "content": text}
 
 
-def _output(rng: random.Random, n: int) -> Any:
+def _output(rng, n):
     kind = rng.randrange(6)
     if kind == 0:
         return json.dumps({"error": f"not found: ORD-{n}"})
@@ -67,44 +65,44 @@ class StrategyContract:
     A strategy is a function from messages to ``(context, tokens)`` that keeps its state between calls.
     """
 
-    def make_strategy(self) -> Apply:
+    def make_strategy(self):
         """A strategy in a new session."""
         raise NotImplementedError
 
-    def budget(self, messages: Messages) -> int | None:
+    def budget(self, messages):
         """How many tokens a context of these messages may have; None: no limit."""
-        return None
+        return
 
-    def _walked(self, seed: int) -> list[Walked]:
+    def _walked(self, seed):
         contract: Any = type(self)
         return _walk(contract, seed)
 
     @pytest.mark.parametrize("seed", SEEDS)
-    def test_the_input_is_never_changed(self, seed: int) -> None:
+    def test_the_input_is_never_changed(self, seed):
         for prefix, before, _, _ in self._walked(seed):
             assert prefix == before
 
     @pytest.mark.parametrize("seed", SEEDS)
-    def test_pairs_stay_whole_and_tokens_are_counted(self, seed: int) -> None:
+    def test_pairs_stay_whole_and_tokens_are_counted(self, seed):
         for _, _, context, tokens in self._walked(seed):
             assert pairing_errors(context) == []
             assert tokens == sum(map(open_counter().count_message, context))
 
     @pytest.mark.parametrize("seed", SEEDS)
-    def test_what_system_and_user_said_is_there_in_order(self, seed: int) -> None:
+    def test_what_system_and_user_said_is_there_in_order(self, seed):
         for prefix, _, context, _ in self._walked(seed):
             said = [m for m in prefix if m["role"] in ("system", "user")]
             assert [m for m in context if m in said] == said
 
     @pytest.mark.parametrize("seed", SEEDS)
-    def test_the_last_interaction_stays_as_it_is(self, seed: int) -> None:
+    def test_the_last_interaction_stays_as_it_is(self, seed):
         apply, messages = self.make_strategy(), recorded_run(seed)
         context, _ = apply(messages)
         last = max(i for i, m in enumerate(messages) if m["role"] == "assistant" and m.get("tool_calls"))
         assert context[len(context) - (len(messages) - last) :] == messages[last:]
 
     @pytest.mark.parametrize("seed", SEEDS)
-    def test_the_same_run_gives_the_same_contexts(self, seed: int) -> None:
+    def test_the_same_run_gives_the_same_contexts(self, seed):
         messages, others = recorded_run(seed), recorded_run(seed)
         one, two = self.make_strategy(), self.make_strategy()
         for i in _turns(messages):
@@ -113,7 +111,7 @@ class StrategyContract:
             assert one(messages[:i]) == first
 
     @pytest.mark.parametrize("seed", SEEDS)
-    def test_without_history_nothing_changes(self, seed: int) -> None:
+    def test_without_history_nothing_changes(self, seed):
         apply, messages = self.make_strategy(), recorded_run(seed, 1)
         assert apply([])[0] == []
         assert apply(messages[:2])[0] == messages[:2]
@@ -121,7 +119,7 @@ class StrategyContract:
         assert apply(messages[:stop])[0] == messages[:stop]
 
     @pytest.mark.parametrize("seed", SEEDS)
-    def test_a_budget_holds_but_for_what_must_be_kept(self, seed: int) -> None:
+    def test_a_budget_holds_but_for_what_must_be_kept(self, seed):
         count = open_counter().count_message
         for prefix, _, context, tokens in self._walked(seed):
             allowed = self.budget(prefix)
@@ -130,7 +128,7 @@ class StrategyContract:
                 assert tokens == sum(map(count, kept)), "the context holds more than what must be kept"
                 assert sum(1 for m in context if m.get("tool_calls")) <= 1
 
-    def test_a_run_that_forks_and_one_that_loses_its_beginning_go_through(self) -> None:
+    def test_a_run_that_forks_and_one_that_loses_its_beginning_go_through(self):
         apply, messages = self.make_strategy(), recorded_run(1)
         other = recorded_run(2)
         stops = _turns(messages)
@@ -146,7 +144,7 @@ class StrategyContract:
 
 
 @functools.lru_cache(maxsize=len(SEEDS))  # walked once for all tests of a strategy
-def _walk(contract: Any, seed: int) -> list[Walked]:
+def _walk(contract, seed):
     """A long run, step by step: what was given, what it was before, and the context with its tokens."""
     apply, messages, as_made = contract().make_strategy(), recorded_run(seed, 60), recorded_run(seed, 60)
     steps = []
@@ -156,6 +154,6 @@ def _walk(contract: Any, seed: int) -> list[Walked]:
     return steps
 
 
-def _turns(messages: Messages) -> list[int]:
+def _turns(messages):
     """Before every assistant turn, and at the end."""
     return [i for i, m in enumerate(messages) if m["role"] == "assistant"] + [len(messages)]

@@ -16,7 +16,6 @@ from memory_bank.context import evidence
 from memory_bank.provenance.index import SourceIndex
 from memory_bank.selection import thread
 from memory_bank.selection.parsing import LONGEST_KEY
-from memory_bank.selection.tables import EvidenceTables
 from memory_bank.selection.values import fold, forms_in, parse_record, stands_in
 
 ODD = {
@@ -74,9 +73,8 @@ def test_what_a_thread_keeps_does_not_change_what_it_tells():
 
 
 def test_values_are_compared_with_the_anchor_as_a_search_does():
-    tables = EvidenceTables()
     output = "A-17, /src/a-b.py x.y@z.org #tag 2024-01-05 (Ann Lee) snake_case B-170 99.5 src q1"
-    tables.add(parse_record(1, output, len, tool="get", arguments='{"path": "src/a-b.py", "n": 995.5}'))
+    tables = filled(("get", {"path": "src/a-b.py", "n": 995.5}, output)).tables
     for anchor in (
         ["a-17 ann lee"],
         ["see /src/a-b.py.", "x.y@z.org99.5"],
@@ -99,15 +97,8 @@ def test_a_turn_that_stays_as_it_was_is_shortened_once(monkeypatch):
         messages += [call((f"c{n}", "get_orders", {"page": f"P-{n}"})), result(f"c{n}", rows)]
         processor.apply_strategy(messages)
     made.clear()
-    first, _ = processor.apply_strategy(messages)
+    processor.apply_strategy(messages)
     assert not made
-    wanted = json.dumps(first)
-    for message in first:
-        if message not in messages:  # a caller may change what is not its own
-            message["content"] = "changed"
-            for entry in message.get("tool_calls", []):
-                entry["function"]["arguments"] = "changed"
-    assert json.dumps(processor.apply_strategy(messages)[0]) == wanted
 
 
 def calls_of(work) -> int:
@@ -120,10 +111,8 @@ def calls_of(work) -> int:
 
     before = sys.getprofile()
     sys.setprofile(note)
-    try:
-        work()
-    finally:
-        sys.setprofile(before)
+    work()
+    sys.setprofile(before)
     return count
 
 

@@ -61,7 +61,7 @@ def get(state, trace_id, max_chars=20_000, **arguments):
     )
 
 
-def body(answer: str) -> str:
+def body(answer):
     """What stands between the head of a quotation and its closing mark."""
     match = re.fullmatch(
         r"<retrieved-data seal=(\w+)>\n.*?\noutput \([^\n]*\):\n(.*)\n</retrieved-data seal=\1>(?:\n\[.*\])?",

@@ -24,7 +24,7 @@ from memory_bank.provenance.identifiers import (
     number_forms,
     runs,
 )
-from memory_bank.provenance.index import PATH_JOINTS, KnownIdentifier, Source, SourceIndex, place_of
+from memory_bank.provenance.index import PATH_JOINTS, Near, Source, SourceIndex, place_of
 from memory_bank.provenance.report import CallReport, Nearest, Origin, ValueReport
 from memory_bank.transcript.jsontext import RAW, compact, inner_json, is_deep, leaves
 from memory_bank.transcript.messages import Call, calls_of, read
@@ -32,9 +32,7 @@ from memory_bank.transcript.messages import Call, calls_of, read
 log = logging.getLogger("memory_bank.Provenance")
 
 _NUMBERS = (ValueKind.NUMBER, ValueKind.LONG_NUMBER)
-_CHECKED_IN_TEXT = frozenset(
-    {ValueKind.EMAIL, ValueKind.URL, ValueKind.PATH, ValueKind.CODE, ValueKind.LONG_NUMBER}
-)
+_CHECKED_IN_TEXT = IDENTIFIERS - {ValueKind.NAME}
 _MAKES_NEW = re.compile(
     r"creat|write|save|new|make|mkdir|touch|export|generat|upload|insert|move|copy|rename|download|edit|append|"
     r"convert|add|merge|set|(?:^|[._-])(?:mv|cp|tee)$",
@@ -56,16 +54,9 @@ _indexes_lock = threading.Lock()
 
 
 def index_of(state: Any, messages: Any = None, tools: object = None) -> SourceIndex:
-    """The index of a session, updated with what is new since the last call.
+    """The index of a session, updated with what is new since the last call; arguments as of ``check_call``.
 
-    Args:
-        state: a MemoryBankState.
-        messages: default: those of the last step.
-        tools: the schemas that the agent was given.
-
-    Raises:
-        MessagesError: the messages are not a list.
-        StorageError: the database failed.
+    Raises MessagesError, StorageError.
     """
     with _indexes_lock:
         index = _indexes.get(state)
@@ -77,14 +68,13 @@ def index_of(state: Any, messages: Any = None, tools: object = None) -> SourceIn
             index.reset()
             index.generation = generation
         index.read_tools(tools)
-        steps: dict[str, int] = state.steps
+        steps = state.steps
         if messages is not None:
             index.read_messages(messages, steps)
         elif state.last_plan is not None:
             index.read_view(state.last_plan.view, steps)
         stored = steps or (state.fact_store.steps() if state.last_plan is None else {})
-        missing = index.lacks(list(stored))
-        if missing:
+        if missing := index.lacks(list(stored)):
             index.read_records(state.fact_store.get_many(missing))
         index.read_brought(state.shown_elsewhere)
     return index
@@ -239,16 +229,11 @@ class _CallCheck:
         knows = self._index.knows_run
         unknown = [r for r in _words(wanted) if not knows(r)]
         if kind is ValueKind.EMAIL:
-            unknown = [
-                r
-                for r in unknown
-                if not knows(r[1:]) and not any(knows(r[:i]) and knows(r[i:]) for i in range(3, len(r) - 2))
-            ]
+            two = {r for r in unknown if any(knows(r[:i]) and knows(r[i:]) for i in range(3, len(r) - 2))}
+            unknown = [r for r in unknown if r not in two and not knows(r[1:])]
         return tuple(unknown)
 
-    def _mistyped(
-        self, wanted: str, key: str, hard: Sequence[str] = ()
-    ) -> tuple[KnownIdentifier, int] | None:
+    def _mistyped(self, wanted: str, key: str, hard: Sequence[str] = ()) -> Near | None:
         """A known identifier of which this one looks like a mistyped form, with its distance; or None."""
         limit = 2 if len(wanted) >= 10 else 1
         near = self._index.neighbours.nearest(wanted, key, limit) if len(wanted) >= 6 else None
@@ -261,20 +246,13 @@ class _CallCheck:
             return None  # a series: report_1, report_2
         return near
 
-    def _alarm(
-        self,
-        argument: _Argument,
-        unknown: tuple[str, ...],
-        near: tuple[KnownIdentifier, int] | None = None,
-        *,
-        token: bool = False,
-    ) -> ValueReport:
+    def _alarm(self, argument: _Argument, unknown: Sequence[str], near: Near | None = None) -> ValueReport:
         nearest = None
         if near := near or self._index.neighbours.nearest(normal(argument.text), argument.key):
             known, edits = near
             origin = self._index.sources[known.source].origin
             nearest = Nearest(known.value, edits, replace(origin, place=known.place))
-        return argument.report(Origin.NOWHERE, nearest=nearest, unknown=unknown, token=token)
+        return argument.report(Origin.NOWHERE, nearest=nearest, unknown=tuple(unknown))
 
     def _check_tokens(self, argument: _Argument) -> Iterator[ValueReport]:
         """The alarms on the tokens of prose, queries and code: only what looks mistyped is one."""
@@ -297,7 +275,7 @@ class _CallCheck:
                 continue
             if near := self._mistyped(wanted, argument.key, unknown):
                 part = argument._replace(value=token, text=token, kind=kind)
-                yield self._alarm(part, unknown, near, token=True)
+                yield replace(self._alarm(part, unknown, near), token=True)
 
 
 def _words(value: str) -> list[str]:

@@ -97,12 +97,8 @@ def kind_of_text(value: str, key: str = "") -> ValueKind:
     text = value.strip()
     if len(text) < 2:
         return ValueKind.TRIVIAL
-    if _DATE.match(text):
-        return ValueKind.DATE
-    if _INTEGER.match(text):
-        return _kind_of_integer(text.lstrip("+-"), key, 5)
-    if _DECIMAL.match(text):
-        return ValueKind.NUMBER
+    if (figure := _kind_of_figure(text, key)) is not None:
+        return figure
     if len(text) > _LONGEST or _BLANK.search(text):
         is_path = text[0] in "/~" and "\n" not in text and len(text) <= _LONGEST and text.count("/") > 1
         return ValueKind.PATH if is_path else ValueKind.TEXT
@@ -114,6 +110,15 @@ def kind_of_number(value: float, key: str = "") -> ValueKind:
     if isinstance(value, int):
         return _kind_of_integer(str(abs(value)), key, 9)
     return ValueKind.TRIVIAL if value.is_integer() and abs(value) < 1000 else ValueKind.NUMBER
+
+
+def _kind_of_figure(text: str, key: str = "") -> ValueKind | None:
+    """The kind of a text that is a date or a number; None for others."""
+    if _DATE.match(text):
+        return ValueKind.DATE
+    if _INTEGER.match(text):
+        return _kind_of_integer(text.lstrip("+-"), key, 5)
+    return ValueKind.NUMBER if _DECIMAL.match(text) else None
 
 
 def _kind_of_integer(digits: str, key: str, long: int) -> ValueKind:
@@ -134,14 +139,10 @@ def kind_of_token(token: str) -> ValueKind:
         return ValueKind.URL
     if "@" in token and _EMAIL.match(token):
         return ValueKind.EMAIL
-    if _DATE.match(token):
-        return ValueKind.DATE
+    if (figure := _kind_of_figure(token)) is not None:
+        return figure
     if ("/" in token or "\\" in token) and _PATH.match(token):
         return ValueKind.PATH
-    if _INTEGER.match(token):
-        return _kind_of_integer(token.lstrip("+-"), "", 5)
-    if _DECIMAL.match(token):
-        return ValueKind.NUMBER
     if _CELLS.match(token) or (token[0] == "#" and _COLOUR.match(token)):
         return ValueKind.TRIVIAL
     if hard_runs(token):

@@ -66,6 +66,10 @@ class KnownIdentifier:
     place: str
 
 
+Near = tuple[KnownIdentifier, int]
+"""A known identifier and its distance in edits from another one."""
+
+
 def distance(a: str, b: str, limit: int) -> int:
     """The edits from ``a`` to ``b`` (insert, delete, replace, swap two neighbours); ``limit + 1`` for more.
 
@@ -133,9 +137,7 @@ class Neighbourhood:
         """The identifier with this normal form, or None."""
         return self._by_normal.get(normal)
 
-    def nearest(
-        self, normal: str, key: str = "", limit: int | None = None
-    ) -> tuple[KnownIdentifier, int] | None:
+    def nearest(self, normal: str, key: str = "", limit: int | None = None) -> Near | None:
         """The nearest identifier and its distance in edits; None where none is near.
 
         With ``limit`` it is at most that many edits away. Without, at most a third of the length; where there
@@ -160,7 +162,7 @@ class Neighbourhood:
                 return identifier, distance(normal, identifier.normal, len(normal))
         return None
 
-    def _near(self, normal: str, reach: int) -> Iterator[tuple[KnownIdentifier, int]]:
+    def _near(self, normal: str, reach: int) -> Iterator[Near]:
         """The identifiers whose letters differ least, each with the fewest edits that this can mean."""
         counts = self._counts[:, : len(self._identifiers)]
         differ = np.abs(counts - _count_characters(normal)[:, None]).sum(axis=0, dtype=np.int16)

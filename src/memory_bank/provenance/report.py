@@ -64,13 +64,9 @@ class Nearest:
 class ValueReport:
     """One argument value and its origin.
 
-    Attributes:
-        path: of the value in the arguments, such as ``items[0].id``.
-        kind: such as "code" or "e-mail".
-        place: where the value is, if a source holds it.
-        nearest: the nearest known value, for an alarm.
-        unknown: the parts of the value that no source holds.
-        token: whether the value is one token of a longer text.
+    ``path``: in the arguments, such as ``items[0].id``. ``kind``: such as "code" or "e-mail". ``place``: where the
+    value is, if a source holds it. ``nearest``: the nearest known value, for an alarm. ``unknown``: the parts of the
+    value that no source holds. ``token``: whether the value is one token of a longer text.
     """
 
     path: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from itertools import count, islice
 from typing import Any, NamedTuple
@@ -166,11 +166,10 @@ class EvidenceTables:
             "shape": self.shapes.table, "like": self.likes.table, "record": self.records,
             "segment": self.segments,
         }  # fmt: skip
-        self.next_tools: dict[int, dict[int, float]] = {}
-        self.tool_calls: dict[int, float] = {}
-        self.inputs: dict[str, dict[int, dict[int, float]]] = {  # what each tool's calls used, with counts
-            name: {} for name in ("source", "shape", "key")
-        }
+        self.next_tools: dict[int, Counter[int]] = {}
+        self.tool_calls: Counter[int] = Counter()
+        # what each tool's calls used, with counts
+        self.inputs: dict[str, dict[int, Counter[int]]] = {name: {} for name in ("source", "shape", "key")}
         self.argument_words: set[str] = set()  # of the names of arguments
         self.files = Interner(last=_TIME)  # with the last interaction that read or changed each; 0: no file
         self.files([""])
@@ -243,9 +242,8 @@ class EvidenceTables:
         now, v = item.interaction, self.values
         taken: dict[str, set[int]] = {name: set() for name in self.inputs}
         touched: list[int] = []
-        self.tool_calls[tool] = self.tool_calls.get(tool, 0.0) + 1
-        after = self.next_tools.setdefault(self.last_tool, {})
-        after[tool] = after.get(tool, 0.0) + 1
+        self.tool_calls[tool] += 1
+        self.next_tools.setdefault(self.last_tool, Counter())[tool] += 1
         for use in item.uses:
             self.argument_words |= key_words(use.key)
             value = self.ids.get(use.form)
@@ -272,9 +270,7 @@ class EvidenceTables:
         if touched:
             self._touch(np.array(touched, np.int32), event=True)
         for name, numbers in taken.items():
-            counts = self.inputs[name].setdefault(tool, {})
-            for number in numbers:
-                counts[number] = counts.get(number, 0.0) + 1
+            self.inputs[name].setdefault(tool, Counter()).update(numbers)
 
     def _add_supply(self, value: int, now: int) -> None:
         """Add that a call at interaction `now` used a value that a record showed."""
@@ -452,7 +448,7 @@ class EvidenceTables:
 
     def next_tool_shares(self, last_tool: int) -> list[tuple[int, float]]:
         """Return (tool, share / its calls) of the tools that may come after `last_tool`, by past calls."""
-        after = self.next_tools.get(last_tool, {})
+        after = self.next_tools.get(last_tool, Counter[int]())
         total = sum(after.values()) + 1.0
         calls = sum(self.tool_calls.values())
         shares = ((t, (after.get(t, 0.0) + n / calls) / total, n) for t, n in self.tool_calls.items())
