@@ -52,6 +52,34 @@ SETTINGS = MemoryBankSettings(**LOCAL, retrieval_query="adaptive")
 EVIDENCE = MemoryBankSettings(**LOCAL, selection="evidence", history_budget=2000, refresh_after=0)
 
 
+class Growing:
+    """A session whose conversation grows, and the seconds that its steps took."""
+
+    def __init__(self, state: MemoryBankState, settings: MemoryBankSettings, model: Any = None) -> None:
+        self.state, self.settings, self.model = state, settings, model
+        self.messages = workload.beginning(state.session_id)
+        self.rng = random.Random(state.session_id)
+        self.seconds: list[float] = []
+        self.count = 0
+
+    def step(self, settings: MemoryBankSettings | None = None) -> None:
+        """One more step."""
+        self.grow()
+        start = time.perf_counter()
+        apply_memory_bank_strategy(self.messages, self.model, settings or self.settings, self.state)
+        self.seconds.append(time.perf_counter() - start)
+
+    def grow(self) -> None:
+        """One more call."""
+        self.messages += interaction(self.count, self.rng)
+        self.count += 1
+
+    def figures(self) -> tuple[float, float]:
+        """Median and 95th percentile, in ms."""
+        cuts = statistics.quantiles(self.seconds, n=20)
+        return 1000 * statistics.median(self.seconds), 1000 * cuts[-1]
+
+
 def run(
     where: str | Path,
     points: tuple[int, ...],
@@ -61,53 +89,25 @@ def run(
     share: float = 0.5,
 ) -> dict[int, float]:
     """Seconds of a step around each point: the median, or another share of the steps that are no slower."""
-    rng = random.Random(0)
-    state = MemoryBankState("lexical", database=where)
-    messages: list[dict[str, Any]] = [
-        {"role": "system", "content": "You support a web shop."},
-        {"role": "user", "content": "Check all orders of the week for wrong prices."},
-    ]
-    last = max(points) + HALF_WINDOW
-    timed = {n: range(max(1, n - HALF_WINDOW), n + HALF_WINDOW + 1) for n in points}
-    wanted = {i for window in timed.values() for i in window}
-    seconds: dict[int, float] = {}
-    for i in range(last + 1):
-        messages += interaction(i, rng)
-        if reparse and i not in wanted:
-            continue  # the slow way is only walked where it is timed
+    growing = Growing(MemoryBankState("lexical", database=where), settings)
+    timed: dict[int, list[float]] = {n: [] for n in points}
+    for i in range(max(points) + HALF_WINDOW + 1):
+        windows = [times for n, times in timed.items() if max(1, n - HALF_WINDOW) <= i <= n + HALF_WINDOW]
+        if reparse and not windows:
+            growing.grow()  # the slow way is only walked where it is timed
+            continue
         if reparse:
-            state.transcript.reset()
-        start = time.perf_counter()
-        apply_memory_bank_strategy(messages, None, settings, state)
-        seconds[i] = time.perf_counter() - start
-    state.close()
-    sorted_ = {n: sorted(seconds[i] for i in window if i in seconds) for n, window in timed.items()}
-    return {n: times[min(len(times) - 1, int(share * len(times)))] for n, times in sorted_.items()}
+            growing.state.transcript.reset()
+        growing.step()
+        for times in windows:
+            times.append(growing.seconds[-1])
+    growing.state.close()
+    return {n: sorted(t)[min(len(t) - 1, int(share * len(t)))] for n, t in timed.items()}
 
 
-class Growing:
-    """A session whose conversation grows, and the seconds that its steps took."""
-
-    def __init__(self, where: str, session: str, settings: MemoryBankSettings, model: Any = None) -> None:
-        self.state = MemoryBankState.open(where, session, "lexical")
-        self.settings, self.model = settings, model
-        self.messages = workload.beginning(session)
-        self.rng = random.Random(session)
-        self.seconds: list[float] = []
-        self.count = 0
-
-    def step(self, settings: MemoryBankSettings | None = None) -> None:
-        """One more step."""
-        self.messages += interaction(self.count, self.rng)
-        self.count += 1
-        start = time.perf_counter()
-        apply_memory_bank_strategy(self.messages, self.model, settings or self.settings, self.state)
-        self.seconds.append(time.perf_counter() - start)
-
-    def figures(self) -> tuple[float, float]:
-        """Median and 95th percentile, in ms."""
-        cuts = statistics.quantiles(self.seconds, n=20)
-        return 1000 * statistics.median(self.seconds), 1000 * cuts[-1]
+def opened(where: str, session: str, settings: MemoryBankSettings, model: Any = None) -> Growing:
+    """A session in a database."""
+    return Growing(workload.open_state(where, session), settings, model)
 
 
 def observer_part(places: dict[str, str], past: int = 1000, blocks: int = 3) -> None:
@@ -116,9 +116,9 @@ def observer_part(places: dict[str, str], past: int = 1000, blocks: int = 3) -> 
     for kind, where in places.items():
         asked = {"observer_model": "slow", "observer_mode": "background"}
         modes = {
-            "extraction": Growing(where, "extraction", SETTINGS),
-            "off": Growing(where, "off", SETTINGS.model_copy(update={"observer_mode": "off"})),
-            "2 s, in the background": Growing(
+            "extraction": opened(where, "extraction", SETTINGS),
+            "off": opened(where, "off", SETTINGS.model_copy(update={"observer_mode": "off"})),
+            "2 s, in the background": opened(
                 where, "background", SETTINGS.model_copy(update=asked), workload.scripted(2.0)
             ),
         }
@@ -147,7 +147,7 @@ def crowd_part(places: dict[str, tuple[str, str]], records: int, steps: int = 20
     )
     for kind, (alone_at, crowd_at) in places.items():
         start = time.perf_counter()
-        alone, crowd = (Growing(where, "me", SETTINGS) for where in (alone_at, crowd_at))
+        alone, crowd = (opened(where, "me", SETTINGS) for where in (alone_at, crowd_at))
         crowd.step()
         alone.step()
         fill = fill_sqlite if kind == "sqlite" else fill_postgres

@@ -21,6 +21,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from sqlalchemy.engine import make_url
@@ -36,11 +37,12 @@ from memory_bank.records import InteractionRecord
 Write = Callable[[], None]
 SIZE = 1_000
 PAST = 50
-_COLUMNS = (
-    "session_id, trace_id, step_id, call_id, tool_name, input, input_verbatim, output, output_verbatim, "
-    "timestamp"
+DIMENSION = 4096
+INSERT = (
+    "INSERT INTO records (session_id, trace_id, step_id, call_id, tool_name, input, input_verbatim, output, "
+    "output_verbatim, timestamp) VALUES ({})"
 )
-_INSIGHT = "session_id, trace_id, summary, embedding, source"
+INSERT_INSIGHT = "INSERT INTO insights (session_id, trace_id, summary, embedding, source) VALUES ({})"
 _numbers = itertools.count()
 
 
@@ -66,35 +68,33 @@ def measure(writers: int, seconds: float, make: Callable[[int], tuple[Write, Cal
         write()
     barrier = threading.Barrier(writers + 1)
     stop = threading.Event()
-    counts = [0] * writers
     errors: list[BaseException] = []
 
-    def run(k: int) -> None:
-        write = made[k][0]
+    def run(write: Write) -> int:
+        count = 0
         barrier.wait()
         try:
             while not stop.is_set():
                 write()
-                counts[k] += 1
+                count += 1
         except BaseException as e:
             errors.append(e)
             stop.set()
+        return count
 
-    threads = [threading.Thread(target=run, args=(k,)) for k in range(writers)]
-    for thread in threads:
-        thread.start()
-    barrier.wait()
-    start = time.perf_counter()
-    stop.wait(seconds)
-    stop.set()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(writers) as pool:
+        counts = [pool.submit(run, write) for write, _ in made]
+        barrier.wait()
+        start = time.perf_counter()
+        stop.wait(seconds)
+        stop.set()
+        total = sum(count.result() for count in counts)
     took = time.perf_counter() - start
     for _, close in made:
         close()
     if errors:
         raise errors[0]
-    return sum(counts) / took
+    return total / took
 
 
 def store(database: Database, k: int) -> tuple[Write, Callable[[], None]]:
@@ -125,20 +125,16 @@ def bare_sqlite(file: str, insights: bool, lock: threading.Lock | None, k: int) 
     """The sqlite3 module, durable."""
     connection = sqlite3.connect(file, isolation_level=None, check_same_thread=False, timeout=60)
     connection.execute("PRAGMA synchronous=FULL")
-    marks = ", ".join("?" * 10)
-    session = f"bare{k}"
+    embedding = b"\0\0\0\0" * DIMENSION
 
     def write() -> None:
-        values = columns(session)
+        values = columns(f"bare{k}")
         with lock or contextlib.nullcontext():
             connection.execute("BEGIN IMMEDIATE")
-            connection.execute(f"INSERT INTO records ({_COLUMNS}) VALUES ({marks})", values)
+            connection.execute(INSERT.format(", ".join("?" * 10)), values)
             if insights:
-                embedding = b"\0\0\0\0" * 4096
-                connection.execute(
-                    f"INSERT INTO insights ({_INSIGHT}) VALUES (?, ?, ?, ?, ?)",
-                    (session, values[1], b"s" * 400, embedding, "extractive"),
-                )
+                inserted = (values[0], values[1], b"s" * 400, embedding, "extractive")
+                connection.execute(INSERT_INSIGHT.format(", ".join("?" * 5)), inserted)
             connection.execute("COMMIT")
 
     return write, connection.close
@@ -152,19 +148,14 @@ def bare_postgres(url: str, insights: bool, k: int) -> tuple[Write, Write]:
     connection: Any = psycopg.connect(
         host=str(parsed.query["host"]), dbname=str(parsed.database), user=str(parsed.username)
     )
-    marks = ", ".join(["%s"] * 10)
-    session = f"bare{k}"
-    dimension = 4096
-    vector = f"[{','.join(['0.1'] * dimension)}]"
+    embedding = f"[{','.join(['0.1'] * DIMENSION)}]"
 
     def write() -> None:
-        values = columns(session)
-        connection.execute(f"INSERT INTO records ({_COLUMNS}) VALUES ({marks})", values)
+        values = columns(f"bare{k}")
+        connection.execute(INSERT.format(", ".join(["%s"] * 10)), values)
         if insights:
-            connection.execute(
-                f"INSERT INTO insights ({_INSIGHT}) VALUES (%s, %s, %s, %s, %s)",
-                (session, values[1], b"s" * 400, vector, "extractive"),
-            )
+            inserted = (values[0], values[1], b"s" * 400, embedding, "extractive")
+            connection.execute(INSERT_INSIGHT.format(", ".join(["%s"] * 5)), inserted)
         connection.commit()
 
     return write, connection.close

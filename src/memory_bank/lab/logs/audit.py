@@ -7,7 +7,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -32,8 +32,7 @@ OWN, FULL = "own compaction", "history before"
 _ANSWERED = (MessageKind.CALL, MessageKind.RESULT)
 
 
-@dataclass(frozen=True, slots=True)
-class KeptByOne:
+class KeptByOne(NamedTuple):
     """What one way to compact kept: values present, values next to their words, characters of copied text, tokens."""
 
     values: Tally
@@ -91,18 +90,25 @@ class LogAudit:
         count = count_of(sum(self.sessions.values()), "session")
         found = f"{count} ({sessions})" if sessions else "No session"
         said = [f"{found}, {count_of(self.calls, 'call')}, {count_of(self.compactions, 'compaction')}."]
-        if self.measured:
-            own, *others = self.figures
-            said += [
-                f"After {count_of(self.measured, 'compaction')} the next {NEXT_CALLS} calls took {self.values:,} "
-                f"values and {self.characters:,} characters of copied text from the history before it "
-                f"({self.full_tokens:,.0f} tokens on average).",
-                f"The agent's own compaction kept {_shares_in_words(own)}.",
-                *(f"{f.name} would have kept {_shares_in_words(f)}." for f in others),
-            ]
-        elif self.compactions:
+        for f in self.figures:
+            values, bound, copied_text = (
+                "none" if math.isnan(x) else f"{percent(x)}%" for x in (f.values, f.bound, f.characters)
+            )
+            if f.name == OWN:
+                said.append(
+                    f"After {count_of(self.measured, 'compaction')} the next {NEXT_CALLS} calls took {self.values:,} "
+                    f"values and {self.characters:,} characters of copied text from the history before it "
+                    f"({self.full_tokens:,.0f} tokens on average)."
+                )
+            kept = "The agent's own compaction kept" if f.name == OWN else f"{f.name} would have kept"
+            failed = f" (it failed at {count_of(f.failures, 'compaction')})" if f.failures else ""
+            said.append(
+                f"{kept} {values} of the values ({bound} next to what they belong to) and {copied_text} of the "
+                f"copied text in {f.tokens:,.0f} tokens{failed}."
+            )
+        if self.compactions and not self.measured:
             said.append("No compaction has both a readable summary and calls after it, so none is compared.")
-        else:
+        elif not self.compactions:
             said.append("No compaction is recorded, so there is nothing to compare a memory with.")
         r = self.rereads
         if r.reads:
@@ -112,17 +118,6 @@ class LogAudit:
                 f"{r.tokens_again:,} tokens."
             )
         return said
-
-
-def _shares_in_words(f: Figures) -> str:
-    failed = f" (it failed at {count_of(f.failures, 'compaction')})" if f.failures else ""
-    values, bound, copied_text = (
-        "none" if math.isnan(x) else f"{percent(x)}%" for x in (f.values, f.bound, f.characters)
-    )
-    return (
-        f"{values} of the values ({bound} next to what they belong to) and {copied_text} of the copied text in "
-        f"{f.tokens:,.0f} tokens{failed}"
-    )
 
 
 LOG_COLUMNS: tuple[Column[Figures], ...] = (
@@ -189,13 +184,11 @@ def _figures(name: str, sessions: Sequence[Sequence[CompactionRow]]) -> Figures:
 
     parts = {share: partial(part, share) for share in ("values", "bound", "characters")}
     kept = [row[name] for rows in sessions for row in rows]
-    values = {
-        "name": name,
-        "tokens": ratio(sum(k.tokens for k in kept), len(kept)),
-        "failures": sum(k.failed for k in kept),
-        **{share: ratio_of_sums(map(own, sessions)) for share, own in parts.items()},
-    }
-    return Figures(values, intervals_of(sessions, parts))
+    tokens, failures = ratio(sum(k.tokens for k in kept), len(kept)), sum(k.failed for k in kept)
+    shares = {share: ratio_of_sums(map(own, sessions)) for share, own in parts.items()}
+    return Figures(
+        {"name": name, "tokens": tokens, "failures": failures, **shares}, intervals_of(sessions, parts)
+    )
 
 
 def measure_compactions(
@@ -241,7 +234,7 @@ def measure_compactions(
                 memory = _memory_of(strategy, Trace(session.id, history), always, costs.of(own), costs)
                 row[strategy.name] = kept_by(memory)
             except Exception:  # counted: a strategy's failure says nothing about the others
-                row[strategy.name] = replace(kept_by([]), failed=True)
+                row[strategy.name] = kept_by([])._replace(failed=True)
         rows.append(row)
     return rows
 

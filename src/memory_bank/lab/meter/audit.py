@@ -12,7 +12,7 @@ from typing import Any
 from memory_bank import Config, load_embedder
 from memory_bank.errors import EmbeddingError, MissingExtraError
 from memory_bank.lab.costs import named_counter
-from memory_bank.lab.meter.measure import Measurement, StepRow, json_value, measure, old_bound
+from memory_bank.lab.meter.measure import Figures, Measurement, StepRow, json_value, measure, old_bound
 from memory_bank.lab.pages import PageSection, figures_page
 from memory_bank.lab.processes import ProgressReport
 from memory_bank.lab.replay import Strategy, parse_strategy, uses_budget, with_budgets
@@ -191,22 +191,20 @@ def advice(measured: Sequence[Measured], best: Measured) -> str:
         saved, full = (f.full_tokens - f.tokens) * f.steps, f.full_tokens * f.steps
         low, high = min(f.dollars.values()), max(f.dollars.values())
         dollars = f", for {percent(low)} to {percent(high)}% of the dollars where a known prefix is cheaper"
-        dollars = "" if math.isnan(low) else dollars
         runs = f"{count_of(f.traces, 'trace')} and {count_of(f.steps, 'model call')}"
         return (
-            f"Take {described(best.strategy)}: over {runs} it would have saved {saved:,.0f} of {full:,.0f} "
-            f"prompt tokens ({percent(saved / full)}%) and kept {_describe_kept(best)}{dollars}."
+            f"Take {described(best.strategy)}: over {runs} it would have saved {saved:,.0f} of {full:,.0f} prompt "
+            f"tokens ({percent(saved / full)}%) and kept {_describe_kept(f)}{'' if math.isnan(low) else dollars}."
         )
-    memories = [m for m in measured if _is_memory(m)]
-    if not memories:
-        return "Take no memory: none was tried."
-    sound = [m for m in memories if _is_sound(m)]
+    memories = list(filter(_is_memory, measured))
+    sound = list(filter(_is_sound, memories))
     if not sound:
-        return "Take no memory: each one tried raises, breaks pairs, or costs no less than the full history."
+        each = "each one tried raises, breaks pairs, or costs no less than the full history"
+        return f"Take no memory: {each if memories else 'none was tried'}."
     top = max(sound, key=lambda m: m.figures.bound_old)
     return (
         f"Take no memory: of those tried, {described(top.strategy)} keeps most, at "
-        f"{percent(top.figures.share_of_full)}% of the tokens, but that is only {_describe_kept(top)}."
+        f"{percent(top.figures.share_of_full)}% of the tokens, but that is only {_describe_kept(top.figures)}."
     )
 
 
@@ -218,8 +216,7 @@ def described(strategy: Strategy) -> str:
     return f"{key} with {' and '.join(c.replace('=', ' ', 1) for c in changes.split('&'))}"
 
 
-def _describe_kept(measurement: Measured) -> str:
-    f = measurement.figures
+def _describe_kept(f: Figures) -> str:
     if not f.values_old:
         return "everything needed, for no call needed a value from before its last interaction"
     text = f"{percent(f.bound_old)}% of the evidence older than the last interaction"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
+import ssl
 import urllib.request
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from functools import cache
 from typing import NamedTuple
 
 from anyio import CancelScope
@@ -101,6 +103,12 @@ class UpstreamAnswer:
         return next((value.strip().lower() for n, value in self.headers if n == name), b"")
 
 
+@cache
+def certificates() -> ssl.SSLContext:
+    """What outgoing connections trust; loading it takes some 30 ms and a megabyte, so it is done once."""
+    return httpx2.create_ssl_context()
+
+
 class Upstream:
     """A model API at ``base_url`` with a pool of connections.
 
@@ -122,7 +130,8 @@ class Upstream:
         self._timeouts = httpx2.Timeout(timeout, connect=min(30.0, timeout)).as_dict()
         limits = httpx2.Limits(max_keepalive_connections=100, keepalive_expiry=60.0)
         try:
-            self._transport = httpx2.AsyncHTTPTransport(limits=limits, proxy=_proxy_for(self._base))
+            proxy = _proxy_for(self._base)
+            self._transport = httpx2.AsyncHTTPTransport(verify=certificates(), limits=limits, proxy=proxy)
         except (ImportError, ValueError):
             raise ConfigError(
                 "the proxy that the environment names cannot be used: set an http:// proxy, or none."
