@@ -129,6 +129,16 @@ def steps(messages):
     return [i for i, m in enumerate(messages) if m["role"] == "assistant"] + [len(messages)]
 
 
+def walk(processor, model=None, most=None):
+    """The context of every step of CHAT."""
+    contexts = []
+    for i in steps(CHAT):
+        context, tokens = processor.apply_strategy(CHAT[:i], llm_client=model)
+        assert most is None or tokens <= most
+        contexts.append(context)
+    return contexts
+
+
 def text_of(context):
     return "\n".join(str(m.get("content")) for m in context)
 
@@ -146,19 +156,12 @@ def test_every_output_that_is_left_out_is_one_id_away(type_):
 
 def test_progressive_begins_at_the_threshold_and_keeps_a_stable_prefix():
     processor = MemoryProcessor(config_of("progressive_summarization", compact_threshold=3000))
-    changes, last, unchanged = 0, None, 0
-    for i in steps(CHAT):
-        context, tokens = processor.apply_strategy(CHAT[:i])
-        assert tokens <= 3000
-        if context == CHAT[:i]:
-            assert processor.state("it").last_plan.unchanged
-            unchanged += 1
-            continue
-        changes += context[2] != last
-        last = context[2]
+    contexts = walk(processor, most=3000)
+    unchanged = sum(context == CHAT[:i] for i, context in zip(steps(CHAT), contexts, strict=True))
     assert 8 < unchanged < 20
-    assert 1 < changes < 15  # of 26 compacted contexts
-    assert "#1" in last["content"] and "get_order" in last["content"]
+    memories = [context[2]["content"] for context in contexts[unchanged:]]
+    assert 1 < len(set(memories)) < 15  # of 26 compacted contexts
+    assert "#1" in memories[-1] and "get_order" in memories[-1]
 
 
 def summary_model():
@@ -192,8 +195,7 @@ def test_progressive_calls_the_model_once_a_block_even_where_nothing_fits():
     model = summary_model()
     config = config_of("progressive_summarization", compact_threshold=50, summary_model="m", block=5)
     processor = MemoryProcessor(config)
-    for i in steps(CHAT):
-        processor.apply_strategy(CHAT[:i], llm_client=model)
+    walk(processor, model)
     assert len(model.calls) == 39 // 5
 
 
@@ -202,9 +204,7 @@ def test_progressive_without_its_model_stays_whole(failure, caplog):
     model = ScriptedModel([failure], loop_last=True)
     config = config_of("progressive_summarization", compact_threshold=2500, summary_model="m", block=4)
     processor = MemoryProcessor(config)
-    for i in steps(CHAT):
-        context, tokens = processor.apply_strategy(CHAT[:i], llm_client=model)
-        assert tokens <= 2500
+    context = walk(processor, model, 2500)[-1]
     assert "get_order" in context[2]["content"]
     assert len(model.calls) <= 10
     assert "extractive" in caplog.text
@@ -213,8 +213,7 @@ def test_progressive_without_its_model_stays_whole(failure, caplog):
 def test_progressive_follows_a_fork_and_outlives_a_dropped_beginning():
     processor = MemoryProcessor(config_of("progressive_summarization", compact_threshold=2000))
     other = [*CHAT[:12], *wordy(30, start=500)]
-    for i in steps(CHAT):
-        processor.apply_strategy(CHAT[:i])
+    walk(processor)
     context, _ = processor.apply_strategy(other)
     assert "ORD-1020" not in text_of(context)
     assert "ORD-1526" in text_of(context)
@@ -238,8 +237,7 @@ def test_hierarchical_has_three_tiers():
 def test_hierarchical_by_a_model_summarises_each_call_once():
     model = ScriptedModel(lambda messages, name: "Noted: an order.")
     processor = MemoryProcessor(config_of("hierarchical", summary_model="m"))
-    for i in steps(CHAT):
-        context, _ = processor.apply_strategy(CHAT[:i], llm_client=model)
+    context = walk(processor, model)[-1]
     assert len(model.calls) == 40
     assert "Noted: an order." in context[2]["content"]
 

@@ -25,11 +25,7 @@ from memory_bank.errors import (
     MissingExtraError,
     UnknownStrategyError,
 )
-from memory_bank.integrations.bridge import (
-    MAX_SESSIONS,
-    NO_SESSION,
-    Bridge,
-)
+from memory_bank.integrations.bridge import MAX_SESSIONS, NO_SESSION, Bridge
 from memory_bank.testing import pairing_errors
 from memory_bank.transcript.messages import MessageKind
 from memory_bank.transcript.turns import Part, PartWire

@@ -121,9 +121,7 @@ def test_thinking_of_anthropic_goes_from_the_first_difference_on(kind):
 
 def test_a_model_of_anthropic_that_thinks_gets_no_thinking_that_does_not_fit():
     anthropic = pytest.importorskip(
-        "pydantic_ai.models.anthropic",
-        reason="needs pydantic-ai-slim[anthropic]",
-        exc_type=ImportError,
+        "pydantic_ai.models.anthropic", reason="needs pydantic-ai-slim[anthropic]", exc_type=ImportError
     )
     from pydantic_ai.providers.anthropic import AnthropicProvider
 

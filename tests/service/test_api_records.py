@@ -34,10 +34,10 @@ def http():
         yield made
 
 
-def brought(http, *outputs, name="s"):
+def brought(http, *outputs):
     """The trace_ids of records of these outputs."""
     given_ = [{"tool_name": "get", "raw_input": {"n": n}, "raw_output": o} for n, o in enumerate(outputs)]
-    return ingested(http, name, tool_outputs=given_).trace_ids
+    return ingested(http, tool_outputs=given_).trace_ids
 
 
 def got(http, asked, **params):
@@ -160,9 +160,9 @@ def test_raw_is_the_output_byte_for_byte_and_no_page(http):
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["content-disposition"] == f'attachment; filename="{trace_id}.txt"'
     assert answer.headers["content-length"] == str(len(page.encode()))
-    brought(http, {"a": 1}, name="s")
+    brought(http, {"a": 1})
     assert got(http, "2", raw="true").content == b'{"a": 1}'
-    brought(http, "", name="s")
+    brought(http, "")
     assert got(http, "3", raw=1).content == b""
 
 
@@ -297,12 +297,8 @@ HUGE = json.dumps({"rows": [{"n": n, "text": f"row {n} é"} for n in range(120_0
 def huge(tmp_path):
     """A client of a service with a record of about 4 MB, and the service."""
     with serving.serving(configured(tmp_path / "bank.db")) as served, served.client() as http:
-        answer = http.post(
-            "/v1/sessions/s/ingest",
-            content=json.dumps({"tool_outputs": [{"tool_name": "t", "raw_output": HUGE}]}),
-            headers={"content-type": "application/json"},
-        )
-        assert answer.status_code == 200
+        outputs = [{"tool_name": "t", "raw_output": HUGE}]
+        assert http.post("/v1/sessions/s/ingest", json={"tool_outputs": outputs}).status_code == 200
         yield http, served
 
 
@@ -358,12 +354,10 @@ def test_texts_in_pieces_cut_no_character(http, letters, size):
     store = FactStore(http.app.state.service.database, "s")
     record = InteractionRecord.create(1, "t", {}, {"_raw": text}, output_text=text)
     store.store(record)
-    before = listing.PIECE, records._MAX_PARSED
-    listing.PIECE, records._MAX_PARSED = size, 0
-    try:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(listing, "PIECE", size)
+        patched.setattr(records, "_MAX_PARSED", 0)
         shown = json.loads(got(http, record.trace_id).content)
-    finally:
-        listing.PIECE, records._MAX_PARSED = before
     assert shown["output_text"] == text
     assert shown["raw_output"] is None or not text
 

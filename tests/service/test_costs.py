@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 
 import pytest
 from tests.chats import rounds
@@ -26,11 +25,6 @@ def priced(tmp_path, **service):
     return before(lambda _: reported(), tmp_path, prices=PRICES, **service)
 
 
-def asked(p, path):
-    with urllib.request.urlopen(f"{p.base_url}{path}") as answer:
-        return json.load(answer)
-
-
 def step_of(p, messages, name, model="m-2026"):
     before = len(p.exchanges)
     came = post(p.port, CHAT, {"model": model, "messages": messages}, b"x-memory-session: " + name)
@@ -44,9 +38,9 @@ def test_costs_of_a_session_and_of_all(tmp_path):
         step_of(p, rounds(12, size=4000), b"a")
         step_of(p, rounds(13, size=4000), b"a")
         step_of(p, rounds(12, size=4000), b"b", model="other")
-        page = asked(p, "/sessions/a/steps")["steps"]
-        detail, stats = asked(p, "/sessions/a"), asked(p, "/stats")
-        metrics = urllib.request.urlopen(f"{p.base_url[:-3]}/metrics").read().decode()
+        page = p.ask("/v1/sessions/a/steps").json()["steps"]
+        detail, stats = p.ask("/v1/sessions/a").json(), p.ask("/v1/stats").json()
+        metrics = p.ask("/metrics").body.decode()
     first, second = page
     assert first["status"] == second["status"] == "rebuilt"
     assert (second["model"], second["sent"]) == (
@@ -76,7 +70,7 @@ def test_the_first_message_that_differs_is_told(tmp_path):
         edited = rounds(5, size=100)
         edited[0] = {**edited[0], "content": "Another prompt."}
         step_of(p, edited, b"a")
-        found = [(s["changed_at"], s["changed"]) for s in asked(p, "/sessions/a/steps")["steps"]]
+        found = [(s["changed_at"], s["changed"]) for s in p.ask("/v1/sessions/a/steps").json()["steps"]]
     assert found == [(None, None), (None, None), (0, edited[0]["role"])]
 
 
@@ -91,8 +85,8 @@ def test_a_control_group_goes_without_memory_and_is_compared(tmp_path):
         left = step_of(p, messages, control[0].encode())
         with_it = step_of(p, messages, memory[0].encode())
         sent = [json.loads(got.body)["messages"] for got in upstream.got]
-        stats, detail = asked(p, "/stats"), asked(p, f"/sessions/{control[0]}")
-        step = asked(p, f"/sessions/{control[0]}/steps")["steps"][0]
+        stats, detail = p.ask("/v1/stats").json(), p.ask(f"/v1/sessions/{control[0]}").json()
+        step = p.ask(f"/v1/sessions/{control[0]}/steps").json()["steps"][0]
     assert left.header(b"x-memory-status") == b"unchanged"
     assert left.header(b"x-memory-reason") == b"control group (holdout)"
     assert with_it.header(b"x-memory-status") == b"rebuilt"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 
 import pytest
 from tests.examples import first_short
@@ -60,11 +59,9 @@ def run(tmp_path, route, script, *, stream=False, bank=BANK, given=BODIES, **ser
         came = post(p.port, path, data, b"x-memory-session: task")
         p.told()
         assert p.service.recorder.drain(60)
-        with urllib.request.urlopen(f"{p.base_url}/sessions/task") as got:
-            session = json.load(got)
-        with urllib.request.urlopen(f"{p.base_url}/sessions/task/steps") as got:
-            steps = json.load(got)["steps"]
-        metrics = urllib.request.urlopen(f"{p.base_url[:-3]}/metrics").read().decode()
+        session = p.ask("/v1/sessions/task").json()
+        steps = p.ask("/v1/sessions/task/steps").json()["steps"]
+        metrics = p.ask("/metrics").body.decode()
         return [r.data for r in server.requests], came, session, steps, metrics
 
 

@@ -12,7 +12,7 @@ from tests.chats import rounds, system, user
 from tests.cli.test_train_bank import records
 from tests.service.processes import until
 
-from memory_bank.bank.database import Database
+from memory_bank.bank.database import Database, database_url
 from memory_bank.bank.learned import keep_model, learned_of
 from memory_bank.bank.stores import FactStore
 from memory_bank.config import load_config
@@ -79,8 +79,6 @@ def test_a_bank_in_memory_is_refused() -> None:
 
 
 def test_the_password_of_the_database_is_not_in_the_command(tmp_path: Path) -> None:
-    from memory_bank.bank.database import database_url
-
     database = Database(tmp_path / "bank.db")
     learning = ServiceLearning(database, 5)
     for url in ("postgresql://me:s3cret@host/bank", "postgresql://me@host/bank?password=s3cret"):
@@ -95,13 +93,9 @@ def test_contexts_and_previews_use_the_model_of_their_namespace_alone(tmp_path: 
     assert keep_model(database, "a", {}, model)
     sessions = Sessions(database, load_config())
     messages: list[object] = [system(), user(), *rounds(12, size=4_000)]
-    biases = []
-    for namespace in ("a", "b"):
-        step = sessions.rebuild(namespace, "task", messages)
-        memory = evidence_of(step.state)  # type: ignore[arg-type]
-        assert memory is not None
-        biases.append(memory.index.model.bias)
-    assert biases == [7.25, load_model().bias]
+    for namespace, bias in (("a", 7.25), ("b", load_model().bias)):
+        memory = evidence_of(sessions.rebuild(namespace, "task", messages).state)  # type: ignore[arg-type]
+        assert memory is not None and memory.index.model.bias == bias
     assert sessions.preview("a", "task", messages)
     sessions.close()
     database.close()

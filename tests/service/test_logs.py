@@ -55,20 +55,21 @@ def test_hostile_text_is_escaped():
     assert json.loads(logs.JsonLines().format(record(HOSTILE)))["message"] == HOSTILE
 
 
-@pytest.mark.parametrize("form", [logs.TextLines(), logs.JsonLines()])
-def test_of_an_error_places_and_types_are_told_but_not_its_words(form):
-    line = form.format(record("an unforeseen error", error=raised(lambda: json.loads(f'{{"{SECRET}": ]'))))
-    assert SECRET not in line
-    assert "JSONDecodeError" in line
-    assert "json/decoder.py" in line
+FORMS = pytest.mark.parametrize("form", [logs.TextLines(), logs.JsonLines()])
 
 
-@pytest.mark.parametrize("form", [logs.TextLines(), logs.JsonLines()])
-def test_our_own_errors_say_what_to_do_and_their_causes_nothing(form):
-    line = form.format(record("trouble", error=raised(failing)))
-    assert "the disk is full: make room" in line
-    assert "ValueError" in line
+@FORMS
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: json.loads(f'{{"{SECRET}": ]'), ("JSONDecodeError", "json/decoder.py")),
+        (failing, ("the disk is full: make room", "ValueError")),  # our own errors say what to do
+    ],
+)
+def test_of_an_error_places_and_types_are_told_but_not_its_words(form, make, says):
+    line = form.format(record("trouble", error=raised(make)))
     assert SECRET not in line
+    assert all(said in line for said in says)
 
 
 def test_errors_that_cause_one_another_in_a_circle_end():
@@ -79,12 +80,11 @@ def test_errors_that_cause_one_another_in_a_circle_end():
     assert SECRET not in line
 
 
-def test_of_other_packages_only_the_first_line_is_told():
+@FORMS
+def test_of_other_packages_only_the_first_line_is_told(form):
     text = f"Task exception was never retrieved\nfuture: <Task exception=ValueError('{SECRET}')>"
-    for form in (logs.TextLines(), logs.JsonLines()):
-        line = form.format(record(text, name="asyncio", body=SECRET))
-        assert "never retrieved" in line
-        assert SECRET not in line
+    line = form.format(record(text, name="asyncio", body=SECRET))
+    assert "never retrieved" in line and SECRET not in line
 
 
 def test_the_requests_id_is_on_every_line_of_it():

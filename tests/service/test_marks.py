@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import urllib.error
-import urllib.request
 
 import pytest
 from tests.chats import rounds
@@ -14,16 +12,8 @@ from tests.service.proxied import configured, proxied
 
 
 def asked(p, method, path, body=None):
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(
-        f"{p.base_url}{path}", data, {"content-type": "application/json"}, method=method
-    )
-    try:
-        with urllib.request.urlopen(request) as answer:
-            text = answer.read()
-            return answer.status, json.loads(text) if text else None
-    except urllib.error.HTTPError as e:
-        return e.code, json.loads(e.read())
+    answer = p.ask(f"/v1{path}", method, body)
+    return answer.status, answer.json() if answer.body else None
 
 
 def test_a_record_is_excluded_pinned_and_forgotten(tmp_path, caplog):

@@ -26,13 +26,8 @@ from memory_bank.service.security.access import stored_id
 from memory_bank.service.sessions import Sessions
 from memory_bank.testing import Reply, ScriptedServer, say
 
-BACKGROUND = {
-    "type": "memory_bank",
-    "observer_model": "m",
-    "observer_mode": "background",
-    "embedding_model": "lexical",
-    "token_encoding": "approximate",
-}
+LOCAL = {"type": "memory_bank", "embedding_model": "lexical", "token_encoding": "approximate"}
+BACKGROUND = LOCAL | {"observer_model": "m", "observer_mode": "background"}
 
 
 def chat(n: int = 6) -> list[dict[str, Any]]:
@@ -197,9 +192,8 @@ def test_by_whose_settings_records_are_observed(configured: Any) -> None:
     inline = {**BACKGROUND, "observer_mode": "inline", "observer_model": "x"}
     assert observed_by(configured()) is None  # the shipped classic one asks its model within the step
     assert observed_by(configured({"mine": BACKGROUND})).observer_model == "m"  # a request may name it
-    assert (
-        observed_by(configured({"mine": BACKGROUND, "other": inline}, strategy="other")).observer_model == "x"
-    )
+    both = configured({"mine": BACKGROUND, "other": inline}, strategy="other")
+    assert observed_by(both).observer_model == "x"
     off = {**BACKGROUND, "observer_mode": "off"}
     assert observed_by(configured({"mine": off}, strategy="mine")) is None
 

@@ -135,23 +135,19 @@ def test_what_is_wrong_is_one_sentence(
 
 
 @pytest.mark.usefixtures("_logging_as_it_was")
-@pytest.mark.parametrize(
-    ("content", "sentence"), [(None, "there is no file"), ("[]", "evidence model")], ids=["missing", "broken"]
-)
+@pytest.mark.parametrize(("content", "says"), [(None, "there is no file"), ("[]", "evidence model")])
 def test_an_evidence_model_that_cannot_be_read_ends_the_start(
-    content: str | None,
-    sentence: str,
-    cli: Any,  # noqa: F811
-    tmp_path: Path,
+    request: pytest.FixtureRequest, tmp_path: Path, content: Any, says: str
 ) -> None:
+    run = request.getfixturevalue("cli")
     config, model = tmp_path / "config.toml", tmp_path / "model.json"
     if content is not None:
         model.write_text(content)
     written = f'[memory_strategies.other]\ntype = "memory_bank"\nevidence_model = "{model}"\n'
     config.write_text((Path(__file__).parents[2] / "config.toml").read_text() + written)
-    done = cli("serve", "--port", "0", "--db", tmp_path / "b.db", "--config", config)
+    done = run("serve", "--port", "0", "--db", tmp_path / "b.db", "--config", config)
     assert (done.code, done.out) == (2, "")
-    assert sentence in done.sentence()
+    assert says in done.sentence()
     assert not (tmp_path / "b.db").exists()
 
 

@@ -4,12 +4,13 @@ import json
 import threading
 
 import pytest
-from tests.chats import FOLDING, call, result, system, user
+from tests.chats import call, result, system, user
 from tests.growth import cpu_seconds
+from tests.service.serving import configured
 
 from memory_bank import handle_tool_call
 from memory_bank.bank.database import Database
-from memory_bank.config import Config, load_config
+from memory_bank.config import load_config
 from memory_bank.errors import ConfigError, NotFoundError, UnknownStrategyError
 from memory_bank.service.proxy.identity import named_session
 from memory_bank.service.security.access import public_name, stored_id
@@ -23,12 +24,6 @@ def noted(n):
 
 
 CHAT = [system(), user("Which orders are late?"), *(m for n in range(12) for m in noted(n))]
-
-
-def configured(**service):
-    shipped = load_config().model_dump(exclude={"service"})
-    shipped["memory_strategies"]["folding"] = FOLDING
-    return Config(**shipped, service=service)
 
 
 @pytest.fixture
@@ -88,9 +83,8 @@ def test_no_name_is_another_namespaces_session(database):
 
 @pytest.mark.parametrize("scope", ["agent", "all"])
 def test_a_wider_scope_ends_at_the_namespace(database, scope):
-    shipped = load_config().model_dump(exclude={"service"})
-    shipped["memory_strategies"]["memory_bank"]["scope"] = scope
-    sessions = Sessions(database, Config(**shipped))
+    bank = load_config().strategy("memory_bank").model_dump()
+    sessions = Sessions(database, configured({"memory_bank": bank | {"scope": scope}}))
     sessions.rebuild("one", "a", CHAT, agent_id="x")
     sessions.rebuild("one", "b", CHAT[:4], agent_id="x")
     sessions.rebuild("two", "c", CHAT[:4], agent_id="x")

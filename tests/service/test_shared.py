@@ -7,9 +7,9 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -43,6 +43,19 @@ def context(service: Process, session: str, messages: Any) -> Any:
     return answer.json()
 
 
+def assert_holds(bank: Any, **records: int) -> None:
+    """The bank is sound, and its sessions have so many records."""
+    database = Database(bank)
+    assert {name: FactStore(database, name).size() for name in records} == records
+    assert list(verify(database)) == []
+    database.close()
+
+
+def at_once(*work: Callable[[], Any]) -> list[Any]:
+    with ThreadPoolExecutor(len(work)) as threads:
+        return [done.result(120) for done in [threads.submit(w) for w in work]]
+
+
 @pytest.fixture
 def two(bank_url: str) -> Iterator[list[Process]]:
     with serve("--db", bank_url, **FOLDING) as one, serve("--db", bank_url, **FOLDING) as other:
@@ -53,46 +66,31 @@ def two(bank_url: str) -> Iterator[list[Process]]:
 def test_two_hosts_and_two_agents_whose_requests_alternate(two: list[Process], bank_url: str) -> None:
     """Each step is answered by the host that has not seen the one before; the contexts are those of one host."""
     agents = {"ada": 0, "bob": 1}
-    last: dict[str, Any] = {}
 
-    def work(agent: str) -> None:
+    def work(agent: str) -> Any:
         for n in range(1, 11):
-            last[agent] = context(two[(n + agents[agent]) % 2], agent, conversation(agent, n))
+            last = context(two[(n + agents[agent]) % 2], agent, conversation(agent, n))
+        return last
 
-    threads = [threading.Thread(target=work, args=(a,)) for a in agents]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
+    last = dict(zip(agents, at_once(*(partial(work, a) for a in agents)), strict=True))
     for agent, told in last.items():
         assert told["records"] == 10
         assert pairing_errors(told["messages"]) == []
         for service in two:  # both would say the same of it now
             again = context(service, agent, conversation(agent, 10))
             assert (again["messages"], again["tokens"]) == (told["messages"], told["tokens"])
-    database = Database(bank_url)
-    assert [FactStore(database, a).size() for a in agents] == [10, 10]
-    assert list(verify(database)) == []
-    database.close()
+    assert_holds(bank_url, ada=10, bob=10)
 
 
 def test_one_session_at_both_hosts_at_once(two: list[Process], bank_url: str) -> None:
     """As when a client gives up waiting and asks again elsewhere: nothing is stored twice."""
-    told: list[Any] = []
 
     def ask(service: Process) -> None:
-        told.extend(context(service, "s", conversation("s", n)) for n in (4, 8))
+        for n in (4, 8):
+            context(service, "s", conversation("s", n))
 
-    threads = [threading.Thread(target=ask, args=(s,)) for s in (*two, *two)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert len(told) == 8
-    database = Database(bank_url)
-    assert FactStore(database, "s").size() == 8
-    assert list(verify(database)) == []
-    database.close()
+    at_once(*(partial(ask, s) for s in (*two, *two)))
+    assert_holds(bank_url, s=8)
 
 
 def test_killed_under_load() -> None:
@@ -122,9 +120,7 @@ def test_the_database_goes_and_comes_back(postgres: Server, postgres_url: str) -
             postgres.start()
         assert context(service, "s", conversation("s", 7))["records"] == 7
         assert service.end() == 0
-    database = Database(postgres_url)
-    assert list(verify(database)) == []
-    database.close()
+    assert_holds(postgres_url, s=7)
 
 
 def chatted(service: Process, session: str, messages: Any) -> Any:
@@ -148,15 +144,10 @@ def test_the_proxy_goes_on_while_the_database_is_away(postgres: Server, postgres
                 assert upstream.requests[-1].body["messages"] == conversation("s", n, 3_000)
         finally:
             postgres.start()
-        end = time.monotonic() + 60  # it may rest for a while before it tries again
-        while chatted(service, "s", conversation("s", 11, 3_000)) not in WELL:
-            assert time.monotonic() < end
-            time.sleep(0.5)
+        # it may rest for a while before it tries again
+        until(lambda: chatted(service, "s", conversation("s", 11, 3_000)) in WELL)
         assert upstream.refused == []
-    database = Database(postgres_url)
-    assert FactStore(database, "s").size() == 11
-    assert list(verify(database)) == []
-    database.close()
+    assert_holds(postgres_url, s=11)
 
 
 @pytest.mark.short
@@ -172,14 +163,8 @@ def test_the_proxy_goes_on_where_the_disk_is_full(tmp_path: Path) -> None:
         assert chatted(service, "s", conversation("s", 20, 3_000)) == "failed"
         assert upstream.requests[-1].body["messages"] == conversation("s", 20, 3_000)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
-        end = time.monotonic() + 60
-        while chatted(service, "s", conversation("s", 21, 3_000)) not in WELL:
-            assert time.monotonic() < end
-            time.sleep(0.5)
-    database = Database(tmp_path / "b.db")
-    assert FactStore(database, "s").size() == 21
-    assert list(verify(database)) == []
-    database.close()
+        until(lambda: chatted(service, "s", conversation("s", 21, 3_000)) in WELL)
+    assert_holds(tmp_path / "b.db", s=21)
 
 
 def test_a_worker_that_dies_while_the_database_is_away(postgres: Server, postgres_url: str) -> None:
@@ -188,17 +173,11 @@ def test_a_worker_that_dies_while_the_database_is_away(postgres: Server, postgre
         postgres.stop()
         try:
             os.kill(service.children()[0], signal.SIGKILL)
-            end = time.monotonic() + 60
-            while "is replaced: postgresql" not in service.log:  # the new one says why it cannot begin
-                assert time.monotonic() < end, service.log
-                time.sleep(0.1)
+            until(lambda: "is replaced: postgresql" in service.log)  # the new one says why it cannot begin
             assert service.ask("/health?live").status == 200
         finally:
             postgres.start()
-        end = time.monotonic() + 60
-        while len(service.children()) < 2:
-            assert time.monotonic() < end, service.log
-            time.sleep(0.1)
+        until(lambda: len(service.children()) == 2)
         assert context(service, "s", conversation("s", 4))["records"] == 4
         assert service.end() == 0
 
@@ -215,24 +194,15 @@ def test_a_full_disk(tmp_path: Path) -> None:
         failed = service.ask("/v1/sessions/s/context", "POST", {"messages": conversation("s", 9, 20_000)})
         assert (failed.status, failed.json()["error"]["code"]) == (503, "storage_unavailable")
         assert "xxxx" not in failed.body.decode()
-        assert (
-            service.ask("/v1/sessions/s/context", "POST", {"messages": conversation("s", 2, 20_000)}).status
-            == 200
-        )
+        assert context(service, "s", conversation("s", 2, 20_000))
         health = service.ask("/health")
         assert (health.status, health.json()["status"]) == (200, "degraded")
         assert not health.json()["parts"]["storage"]["ok"]
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
         assert context(service, "s", conversation("s", 9, 20_000))["records"] == 9
-        end = time.monotonic() + 60
-        while not service.ask("/health").json()["parts"]["storage"]["ok"]:
-            assert time.monotonic() < end
-            time.sleep(0.2)
+        until(lambda: service.ask("/health").json()["parts"]["storage"]["ok"])
         assert service.end() == 0
-    database = Database(bank)
-    assert FactStore(database, "s").size() == 9
-    assert list(verify(database)) == []
-    database.close()
+    assert_holds(bank, s=9)
 
 
 def test_what_was_said_is_in_no_log(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What is kept of a step: its context with the fate of every part, within bounds whatever came."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from tests.chats import FOLDING, call, result, system, user
@@ -12,7 +13,7 @@ from memory_bank.config import MemoryBankSettings, load_config
 from memory_bank.plan import Choice, Decision, Fate, Piece, Plan
 from memory_bank.service.page import recorder as made_of
 from memory_bank.service.page.recorder import snapshot
-from memory_bank.service.sessions import Rebuilt, Sessions
+from memory_bank.service.sessions import Sessions
 
 
 @pytest.fixture
@@ -180,8 +181,7 @@ def a_plan(sessions, n, fates):
     step = sessions.rebuild(None, "a", orders(n, rows=1))
     view = step.plan.view
     plan = planned(view, fates)
-    values = {f: getattr(step, f) for f in Rebuilt.__dataclass_fields__}
-    return Rebuilt(**{**values, "plan": plan})
+    return replace(step, plan=plan)
 
 
 def test_of_thousands_of_decisions_the_newest_of_each_fate_are_kept_and_all_are_counted(
@@ -207,9 +207,7 @@ def test_at_ten_thousand_decisions_a_manifest_stays_small(sessions):
     many = type(view)(
         view.messages, [*view.interactions] * 10, view.kept, view.tail_start, "", view.tokens_before
     )
-    values = {f: getattr(step, f) for f in Rebuilt.__dataclass_fields__}
-    plan = planned(many, [Fate.LEFT_OUT])
-    kept = packed(snapshot(Rebuilt(**{**values, "plan": plan})))
+    kept = packed(snapshot(replace(step, plan=planned(many, [Fate.LEFT_OUT]))))
     assert len(kept) < 100_000
     assert unpacked(kept)["plan"]["fates"]["left out"]["interactions"] == 10_009
 

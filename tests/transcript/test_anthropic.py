@@ -99,12 +99,7 @@ def test_a_system_message_stays_and_follows_a_user_message():
 
 
 def test_words_beside_dropped_results_stay():
-    messages = [
-        user("Find it"),
-        turn(use("a")),
-        user(answer("a", "A" * 99), "Also the parcel!"),
-        *rounds(1),
-    ]
+    messages = [user("Find it"), turn(use("a")), user(answer("a", "A" * 99), "Also the parcel!"), *rounds(1)]
     out = shown(from_anthropic(messages), drop=(0,))
     assert out[0] == user("Find it", "Also the parcel!", "MEMORY")
 

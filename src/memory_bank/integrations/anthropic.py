@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Unpack
 
 from memory_bank.errors import MissingExtraError
@@ -74,35 +73,34 @@ class MemoryBankTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         """Send a request, rebuilt where it is one of the Messages API."""
         if self._transport is None:
             self._transport = httpx2.HTTPTransport()
-        read = self._read(request)
-        if read is None:
-            return self._sent(self._transport.handle_request(request))
-        messages, session_id, call = read
-        rebuilt = self.bridge.rebuild(messages, session_id, **call)
-        if not same_objects(rebuilt, messages):
-            response = self._transport.handle_request(_with_messages(request, rebuilt))
-            if response.status_code != 400:
-                return self._sent(response)
-            response.close()
-            log.warning("%s", _REFUSED)
-        return self._sent(self._transport.handle_request(request))
+        if (read := self._read(request)) is not None:
+            messages, session_id, call = read
+            rebuilt = self.bridge.rebuild(messages, session_id, **call)
+            if not same_objects(rebuilt, messages):
+                response: httpx2.Response = self._transport.handle_request(_with_messages(request, rebuilt))
+                if response.status_code != 400:
+                    return response
+                response.close()
+                log.warning("%s", _REFUSED)
+        answered: httpx2.Response = self._transport.handle_request(request)
+        return answered
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request, rebuilt where it is one of the Messages API."""
         if self._transport is None:
             self._transport = httpx2.AsyncHTTPTransport()
-        read = self._read(request)
-        if read is None:
-            return self._sent(await self._transport.handle_async_request(request))
-        messages, session_id, call = read
-        rebuilt = await self.bridge.arebuild(messages, session_id, **call)
-        if not same_objects(rebuilt, messages):
-            response = await self._transport.handle_async_request(_with_messages(request, rebuilt))
-            if response.status_code != 400:
-                return self._sent(response)
-            await response.aclose()
-            log.warning("%s", _REFUSED)
-        return self._sent(await self._transport.handle_async_request(request))
+        send = self._transport.handle_async_request
+        if (read := self._read(request)) is not None:
+            messages, session_id, call = read
+            rebuilt = await self.bridge.arebuild(messages, session_id, **call)
+            if not same_objects(rebuilt, messages):
+                response: httpx2.Response = await send(_with_messages(request, rebuilt))
+                if response.status_code != 400:
+                    return response
+                await response.aclose()
+                log.warning("%s", _REFUSED)
+        answered: httpx2.Response = await send(request)
+        return answered
 
     def close(self) -> None:
         """Close the connections; the bridge is closed by ``bridge.close()``."""
@@ -113,11 +111,6 @@ class MemoryBankTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         """As ``close``."""
         if self._transport is not None:
             await self._transport.aclose()
-
-    def _sent(self, response: Any) -> httpx2.Response:
-        """The response of the transport, for the client."""
-        assert isinstance(response, httpx2.Response)
-        return response
 
     def _read(self, request: httpx2.Request) -> tuple[_RequestMessages, str | None, ModelCall] | None:
         """Messages and session of a request that memory may rebuild, and what else is known; None for another."""
@@ -150,7 +143,7 @@ class MemoryBankTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         async def acall(**arguments: Any) -> str:
             return await self.bridge.aanswer(name, arguments, session_id)
 
-        return partial(beta_async_tool, **given)(acall) if asynchronous else partial(beta_tool, **given)(call)
+        return beta_async_tool(acall, **given) if asynchronous else beta_tool(call, **given)
 
 
 def _with_messages(request: httpx2.Request, messages: list[Any]) -> httpx2.Request:

@@ -25,9 +25,7 @@ try:
         SystemMessage,
         ToolMessage,
     )
-    from langchain_core.messages import (
-        ChatMessage as RoleMessage,
-    )
+    from langchain_core.messages import ChatMessage as RoleMessage
     from langchain_core.tools import BaseTool, StructuredTool
 except ImportError as e:
     raise MissingExtraError("LangChain", "langchain") from e

@@ -13,15 +13,8 @@ from memory_bank.transcript.messages import Call, MessageKind, calls_of
 from memory_bank.transcript.turns import WHOLE, Change, ChatMessage, Part, PartWire
 
 try:
-    from llama_index.core.base.llms.types import (
-        ChatMessage as LlamaMessage,
-    )
-    from llama_index.core.base.llms.types import (
-        MessageRole,
-        TextBlock,
-        ThinkingBlock,
-        ToolCallBlock,
-    )
+    from llama_index.core.base.llms.types import ChatMessage as LlamaMessage
+    from llama_index.core.base.llms.types import MessageRole, TextBlock, ThinkingBlock, ToolCallBlock
     from llama_index.core.llms import LLM
     from llama_index.core.tools import FunctionTool
 except ImportError as e:

@@ -44,13 +44,11 @@ def extract_summary(record: InteractionRecord) -> str:
     shown = cut_at_edge(one_line(shown[: 2 * _ARGUMENT_CHARS]), _ARGUMENT_CHARS)
     call = f"Called {record.tool_name}({shown})."
     value, _ = readable_output(record)
-    if is_raw(value) and isinstance(value[RAW], str):
-        body = _text_summary(value[RAW])
-    else:
-        try:
-            body = _value_summary(unfold(value))
-        except RecursionError:
-            body = _text_summary(compact(value))
+    try:
+        is_text = is_raw(value) and isinstance(value[RAW], str)
+        body = _text_summary(value[RAW]) if is_text else _value_summary(unfold(value))
+    except RecursionError:
+        body = _text_summary(compact(value))
     return cut_at_edge(f"{call} {body}", MAX_CHARS)
 
 
@@ -103,19 +101,16 @@ def _text_summary(text: str) -> str:
     seen = text if len(text) <= 2 * _SCAN_CHARS else f"{text[:_SCAN_CHARS]}\n{text[-_SCAN_CHARS:]}"
     lines = [line.strip() for line in seen.splitlines() if line.strip()]
     parts = [f"Returned {text.count(chr(10)) + 1:,} lines, {len(text):,} characters."]
-    errors = list(
-        dict.fromkeys(cut_at_edge(line[:800], 200) for line in lines if _ERROR.search(line[:2_000]))
-    )
-    if errors:
-        chosen = errors if len(errors) <= 3 else [errors[0], errors[-2], errors[-1]]
-        parts.append("Errors: " + " | ".join(chosen) + ".")
-    headings = [line for line in lines if line.startswith(("#", "==", "--")) and len(line) < 120][:8]
-    first = [cut_at_edge(line[:800], 200) for line in lines[:3]]
-    parts.append("Begins: " + " | ".join(first) + ".")
-    if headings:
-        parts.append("Headings: " + " | ".join(headings) + ".")
-    if lines and len(lines) > 3:
-        parts.append("Ends: " + cut_at_edge(lines[-1][:800], 160) + ".")
+    wrong = dict.fromkeys(cut_at_edge(line[:800], 200) for line in lines if _ERROR.search(line[:2_000]))
+    errors = list(wrong)
+    for title, shown in (
+        ("Errors", errors if len(errors) <= 3 else [errors[0], *errors[-2:]]),
+        ("Begins", [cut_at_edge(line[:800], 200) for line in lines[:3]]),
+        ("Headings", [line for line in lines if line.startswith(("#", "==", "--")) and len(line) < 120][:8]),
+        ("Ends", [cut_at_edge(line[:800], 160) for line in lines[3:][-1:]]),
+    ):
+        if shown or title == "Begins":
+            parts.append(f"{title}: {' | '.join(shown)}.")
     found = _packed(_identifiers(seen, 400), MAX_CHARS - sum(map(len, parts)) - _ARGUMENT_CHARS)
     if found:
         parts.append("Mentions " + found)

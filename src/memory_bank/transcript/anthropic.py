@@ -111,10 +111,7 @@ def derive_anew(message: Any, make: Make) -> list[Placed]:
 
 
 def from_anthropic(
-    messages: object,
-    system: object = None,
-    derive: Derive = derive_anew,
-    thinking: Thinking = Thinking.DROP,
+    messages: object, system: object = None, derive: Derive = derive_anew, thinking: Thinking = Thinking.DROP
 ) -> Conversation[AnthropicMessage]:
     """The messages of a request as chat messages. Equal messages give equal chat messages.
 

@@ -300,15 +300,6 @@ def result_of(message: object) -> Result:
     return Result(call_id, content, name if isinstance(name, str) else None)
 
 
-def _hosted_result(message: object) -> Result | None:
-    """The result that a hosted tool's item holds itself, or None."""
-    item = read(message, "type")
-    if read(message, "role") is not None or not isinstance(item, str) or item not in HOSTED:
-        return None
-    output = _first_given(message, "output", "results")
-    return Result(_id(read(message, "call_id") or read(message, "id")), output, str(item))
-
-
 def _first_given(obj: object, *keys: str) -> Any:
     """The first of some fields that is not None."""
     for key in keys:
@@ -422,16 +413,8 @@ class Utterance:
     start: int
     message: Any
     kind: MessageKind
-
-    @property
-    def messages(self) -> tuple[Any, ...]:
-        """The message alone."""
-        return (self.message,)
-
-    @property
-    def stop(self) -> int:
-        """The position after it."""
-        return self.start + 1
+    messages = property(lambda self: (self.message,), doc="The message alone.")
+    stop = property(lambda self: self.start + 1, doc="The position after it.")
 
 
 Segment = Interaction | Utterance
@@ -470,9 +453,12 @@ def check_shape(messages: object) -> None:
             )
 
 
-def parse_messages(messages: object) -> list[Segment]:
-    """Parse a list of messages into segments, which have them all in order; raises MessagesError for no list."""
-    parser = Parser()
+def parse_messages(messages: object, start: int = 0) -> list[Segment]:
+    """Parse a list of messages into segments, which have them all in order; raises MessagesError for no list.
+
+    ``start``: the position of the first message.
+    """
+    parser = Parser(start)
     for message in check_messages(messages):
         parser.feed(message)
     return parser.segments()
@@ -487,10 +473,8 @@ def latest_interactions(messages: Sequence[object], count: int) -> list[Interact
             break  # in the Responses API, the calls of one turn are several items, with reasoning among them
         start -= 1
         calls += kind is MessageKind.CALL
-    parser = Parser(start)
-    for message in messages[start:]:
-        parser.feed(message)
-    return [s for s in parser.segments() if isinstance(s, Interaction)][-count:]
+    segments = parse_messages(messages[start:], start)
+    return [s for s in segments if isinstance(s, Interaction)][-count:]
 
 
 def extract_tool_outputs(messages: object) -> list[tuple[str, Any, Any]]:
@@ -623,14 +607,18 @@ class _OpenInteraction:
         """Add a message with calls."""
         position = len(self.messages)
         self.messages.append(message)
-        hosted = _hosted_result(message)
+        kind = read(message, "type") if self.is_item else None
+        is_hosted = isinstance(kind, str) and kind in HOSTED  # it holds its own result
         for number, call in enumerate(calls_of(message)):
+            if is_hosted:
+                result = Result(call.call_id, _first_given(message, "output", "results"), kind)
+                self._pairs.append(Pair(call, result, (position, number), position))
+                continue
             i = len(self._pairs)
-            self._pairs.append(Pair(call, hosted, (position, number), None if hosted is None else position))
-            if hosted is None:
-                self.unanswered[i] = None
-                self._queues.setdefault(("id", call.call_id), deque()).append(i)
-                self._queues.setdefault(("name", call.name), deque()).append(i)
+            self._pairs.append(Pair(call, None, (position, number)))
+            self.unanswered[i] = None
+            for key in (("id", call.call_id), ("name", call.name)):
+                self._queues.setdefault(key, deque()).append(i)
 
     def match(self, result: Result) -> int | None:
         """The unanswered call that a result is for: by id, else by name, else, without an id, the first."""

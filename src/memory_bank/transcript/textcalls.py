@@ -18,7 +18,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -32,20 +32,18 @@ CALLING = "Calling tools:\n"
 
 @dataclass(frozen=True, slots=True)
 class WrittenCall:
-    """A call in a text: what stands before it (``lead``), between that and its arguments, and after these.
+    """A call in a text, from ``start`` to ``end``, with its arguments at ``span``.
 
-    ``arguments`` is the text of a JSON object. ``write`` gives other arguments as the form writes them. ``after``:
-    words that follow the call.
+    ``arguments`` is the text of a JSON object. ``write`` gives other arguments as the form writes them.
     """
 
-    lead: str
-    head: str
+    start: int
+    span: tuple[int, int]
+    end: int
     name: str
     arguments: str
-    tail: str
     write: Callable[[str], str]
     call_id: str | None = None
-    after: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,66 +63,43 @@ class TextForm:
 
 def read_text_calls(messages: Sequence[Any]) -> Conversation[Any] | None:
     """The conversation with its written calls as calls; None where it has none of the forms."""
-    kinds = []
-    for message in messages:
-        kind = kind_of(message)
-        if kind in (MessageKind.CALL, MessageKind.RESULT):
-            return None
-        kinds.append(kind)
-    if MessageKind.SAY not in kinds:
+    kinds = [kind_of(message) for message in messages]
+    if MessageKind.SAY not in kinds or MessageKind.CALL in kinds or MessageKind.RESULT in kinds:
         return None
-    for form in FORMS:
-        found = _calls_in(messages, kinds, form)
-        if found:
-            return _converted(messages, form, found)
-    return None
+    found = (_read_form(messages, kinds, form) for form in FORMS)
+    return next((chat for chat in found if chat is not None), None)
 
 
-def _calls_in(
+def _read_form(
     messages: Sequence[Any], kinds: Sequence[MessageKind], form: TextForm
-) -> dict[int, WrittenCall] | None:
-    """The answered calls by position; None where the conversation does not hold the form."""
-    found: dict[int, WrittenCall] = {}
+) -> Conversation[Any] | None:
+    """The conversation with the answered calls of a form; None where it does not hold the form."""
+    chat: Conversation[Any] = Conversation(messages, TextWire(form))
+    ids: dict[str, None] = {}
+    is_answer = False
     for i, message in enumerate(messages):
-        text = _text(message)
-        if kinds[i] is MessageKind.SAY:
-            call = None if text is None else form.read_call(text)
-            if call is None or i + 1 == len(messages):
-                continue
+        text, new, places = _text(message), message, [PartPlace(i, WHOLE)]
+        call = form.read_call(text) if kinds[i] is MessageKind.SAY and text is not None else None
+        if is_answer:
+            output = (text or "")[_start(form, message) :]
+            new = {"role": "tool", "tool_call_id": next(reversed(ids)), "content": output}
+            places, is_answer = [PartPlace(i, WHOLE, WHOLE)], False
+        elif kinds[i] is MessageKind.USER and form.only_answer.match(text or ""):
+            return None
+        elif call is not None and text is not None and i + 1 < len(messages):
             answer = _text(messages[i + 1]) if kinds[i + 1] is MessageKind.USER else None
             if answer is None or form.answer.match(answer) is None:
                 return None
-            found[i] = call
-        elif kinds[i] is MessageKind.USER and i - 1 not in found and form.only_answer.match(text or ""):
-            return None
-    return found
-
-
-def _converted(
-    messages: Sequence[Any], form: TextForm, found: Mapping[int, WrittenCall]
-) -> Conversation[Any]:
-    chat: Conversation[Any] = Conversation(messages, TextWire(form))
-    ids: set[str] = set()
-    for i, message in enumerate(messages):
-        new, places = message, [PartPlace(i, WHOLE)]
-        if i in found:
-            call_id = found[i].call_id or f"text_{len(ids) + 1}"
+            call_id = call.call_id or f"text_{len(ids) + 1}"
             if call_id in ids:
                 call_id = f"{call_id}_{len(ids) + 1}"
-            ids.add(call_id)
-            made = call_entry(call_id, found[i].name, found[i].arguments)
-            new = {
-                "role": "assistant",
-                "content": f"{found[i].lead}{found[i].after}" or None,
-                "tool_calls": [made],
-            }
+            ids[call_id], is_answer = None, True
+            made = call_entry(call_id, call.name, call.arguments)
+            said = f"{text[: call.start]}{text[call.end :]}"
+            new = {"role": "assistant", "content": said or None, "tool_calls": [made]}
             places = [PartPlace(i, 0, 0), PartPlace(i, WHOLE, WHOLE)]
-        elif i - 1 in found:
-            output = (_text(message) or "")[_start(form, message) :]
-            new = {"role": "tool", "tool_call_id": call_id, "content": output}
-            places = [PartPlace(i, WHOLE, WHOLE)]
         chat.add(new, places, i)
-    return chat
+    return chat if ids else None
 
 
 def _start(form: TextForm, answer: Any) -> int:
@@ -142,23 +117,22 @@ class TextWire(Wire[Any]):
     def write(self, native: Any, change: Change) -> Any | None:
         old = _text(native) or ""
         if _is_user(native):
-            return _with_text(
-                native, old[: _start(self.form, native)] + self.form.frame.replace("{}", change[WHOLE])
-            )
+            shown = self.form.frame.replace("{}", change[WHOLE])
+            return _with_text(native, old[: _start(self.form, native)] + shown)
         call = self.form.read_call(old)
         if call is None or change.get(0, "") is None:
             return None
-        lead, after = call.lead, call.after
+        lead, after = old[: call.start], old[call.end :]
         if WHOLE in change:
             lead, after = change[WHOLE] or "", ""
             if lead and not lead.endswith("\n"):
                 lead += "\n"  # a form may have to begin a line
-        start = len(call.lead) + len(call.head)
-        arguments = old[start : len(old) - len(call.tail) - len(call.after)]
+        arguments = old[slice(*call.span)]
         if 0 in change:
             with suppress(ValueError, KeyError, TypeError):  # no longer of the form's shape: they stay
                 arguments = call.write(change[0])
-        return _with_text(native, lead + call.head + arguments + call.tail + after)
+        head, tail = old[call.start : call.span[0]], old[call.span[1] : call.end]
+        return _with_text(native, f"{lead}{head}{arguments}{tail}{after}")
 
     def say(self, message: ChatMessage) -> Any:
         return message
@@ -264,7 +238,8 @@ def _read_smolagents(text: str) -> WrittenCall | None:
 
     call_id = listed[0].get("id")
     known = call_id if isinstance(call_id, str) and call_id else None
-    return WrittenCall(lead, CALLING, name, arguments, "", write, known)
+    start, end = len(lead), len(text)
+    return WrittenCall(start, (start + len(CALLING), end), end, name, arguments, write, known)
 
 
 def _read_bash(text: str) -> WrittenCall | None:
@@ -272,14 +247,12 @@ def _read_bash(text: str) -> WrittenCall | None:
     if len(found) != 1:
         return None
     [match] = found
-    start, end = match.span(1)
-    head = text[match.start() : start]
+    arguments = compact({"command": match[1]})
 
     def write(changed: str) -> str:
         return str(json.loads(changed)["command"])
 
-    lead, tail, after = text[: match.start()], text[end : match.end()], text[match.end() :]
-    return WrittenCall(lead, head, "bash", compact({"command": match[1]}), tail, write, after=after)
+    return WrittenCall(match.start(), match.span(1), match.end(), "bash", arguments, write)
 
 
 def _read_react(text: str) -> WrittenCall | None:
@@ -295,7 +268,8 @@ def _read_react(text: str) -> WrittenCall | None:
     def write(changed: str) -> str:
         return changed if is_object else str(json.loads(changed)["input"])
 
-    return WrittenCall(text[: match.start()], match[0], match[1].strip(), arguments, "", write)
+    span = match.end(), len(text)
+    return WrittenCall(match.start(), span, span[1], match[1].strip(), arguments, write)
 
 
 def _literal(text: str) -> Any:

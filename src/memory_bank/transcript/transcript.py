@@ -102,10 +102,7 @@ class Transcript:
     """
 
     def __init__(
-        self,
-        session_id: str,
-        counter: TokenCounter,
-        is_mask: Callable[[Pair, str], bool] | None = None,
+        self, session_id: str, counter: TokenCounter, is_mask: Callable[[Pair, str], bool] | None = None
     ) -> None:
         self.session_id = session_id
         self.counter = counter

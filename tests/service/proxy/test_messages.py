@@ -424,42 +424,6 @@ def test_blocks_of_the_provider_and_system_messages_go_upstream_whole(tmp_path):
 # sessions
 
 
-@pytest.mark.parametrize(
-    ("headers", "members", "name"),
-    [
-        ([b"x-claude-code-session-id: 0123456789abcdef-1"], {}, "0123456789abcdef-1"),
-        (
-            [b"x-claude-code-session-id: 0123456789abcdef-1", b"x-claude-code-agent-id: sub-1"],
-            {},
-            "0123456789abcdef-1~sub-1",
-        ),
-        (
-            [],
-            {"metadata": {"user_id": '{"device_id":"d","session_id":"0123456789abcdef-2"}'}},
-            "0123456789abcdef-2",
-        ),
-        (
-            [],
-            {"metadata": {"user_id": "user_ab_account_cd_session_01234567-89ab-cdef-0123-456789abcdef"}},
-            "01234567-89ab-cdef-0123-456789abcdef",
-        ),
-        ([b"session-id: 0123456789abcdef-3", b"thread-id: 0123456789abcdef-3"], {}, "0123456789abcdef-3"),
-        ([b"session-id: 0123456789abcdef-3", b"thread-id: thread-4"], {}, "0123456789abcdef-3~thread-4"),
-        ([b"thread-id: 0123456789abcdef-4"], {}, "0123456789abcdef-4"),
-        ([b"x-session-id: ses_0123456789abcdef"], {}, "ses_0123456789abcdef"),
-        ([b"x-memory-session: mine", b"x-session-id: ses_0123456789abcdef"], {}, "mine"),
-        ([], {"metadata": {"user_id": "user-1234567890123456"}}, None),
-        ([b"x-session-id: 1"], {}, None),
-        ([b"session-id: " + b"x" * 300], {}, None),
-    ],
-)
-def test_clients_name_their_sessions(tmp_path, headers, members, name):
-    with served([say("ok")], tmp_path) as (_, p):
-        came = ask(p, LONG, *(headers or [b"x-none: 1"]), **members)
-        session = (came.header(b"x-memory-session") or b"").decode()
-        assert session == name if name else session.startswith("auto-")
-
-
 def test_side_requests_under_the_id_of_a_session_leave_it_alone(tmp_path):
     with served(lambda body: say("ok"), tmp_path) as (_, p):
         ask(p, LONG)

@@ -17,6 +17,7 @@ from tests.service.proxy.test_identity import EDITS, LONG, START, known, race, s
 
 from memory_bank.bank.maintenance import verify
 from memory_bank.bank.schema import lineage, sessions
+from memory_bank.service.proxy.identity import named_session
 from memory_bank.testing import ScriptedServer, say
 
 UUID = "0199aaaa-bbbb-4ccc-8ddd-eeeeffff0000"
@@ -55,7 +56,14 @@ WAYS = {
     "header-messages": Way(MESSAGES, HEADER.headers, name="work"),
     "metadata": Way(CHAT, members={"metadata": {"session_id": "work"}}, name="work"),
 }
-every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+SHORT = ("claude", "codex", "opencode", "header")
+every_way = pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(way, id=name, marks=() if name in SHORT else pytest.mark.long)
+        for name, way in WAYS.items()
+    ],
+)
 
 
 @dataclass
@@ -351,6 +359,31 @@ def test_counting_counts_what_the_request_would_be_sent(client: Client, way: Way
 
 
 # --- without the service: names and digests
+
+CLAUDE_ID, CODEX_ID = "x-claude-code-session-id", "session-id"
+
+
+@pytest.mark.parametrize(
+    ("headers", "metadata", "name"),
+    [
+        ({CLAUDE_ID: UUID}, None, UUID),
+        ({CLAUDE_ID: UUID, "x-claude-code-agent-id": "sub-1"}, None, f"{UUID}~sub-1"),
+        ({}, {"user_id": json.dumps({"device_id": "d", "session_id": UUID})}, UUID),
+        ({}, {"user_id": f"user_ab_account_cd_session_{UUID}"}, UUID),
+        ({CODEX_ID: UUID, "thread-id": UUID}, None, UUID),
+        ({CODEX_ID: UUID, "thread-id": "thread-4"}, None, f"{UUID}~thread-4"),
+        ({"thread-id": UUID}, None, UUID),
+        ({"x-session-id": "ses_0123456789abcdef"}, None, "ses_0123456789abcdef"),
+        ({"x-memory-session": "mine", "x-session-id": "ses_0123456789abcdef"}, None, "mine"),
+        ({}, {"user_id": "user-1234567890123456"}, None),
+        ({"x-session-id": "1"}, None, None),
+        ({CODEX_ID: "x" * 300}, None, None),
+    ],
+)
+def test_clients_name_their_sessions(headers: dict[str, str], metadata: Any, name: str | None) -> None:
+    found = named_session(None, headers, {"metadata": metadata, "tools": [TOOL]}, [])
+    assert (found and found.name) == name
+
 
 NAMED = {"x-memory-session": "mine"}
 

@@ -99,32 +99,33 @@ class TopKReasons(Reasons):
         score = max((s for _, s in ranks), default=None)
         own = {r.trace_id: (i, r) for i, r in enumerate(self.retrieved, 1) if r.session_id is None}
         found = [own[t] for t in ids if t in own]
+        if not ranks and not found:
+            return Fate.LEFT_OUT, score, "it has no insight yet"
         if not found:
-            if not ranks:
-                return Fate.LEFT_OUT, score, "it has no insight yet"
             place = f"rank {min(ranks)[0]} of {len(self._ranking)}"
             return Fate.LEFT_OUT, score, f"{place}, beyond the {len(self.retrieved)} shown"
         places = ((i, self._ranks.get(r.trace_id, (i, 0.0))[0]) for i, r in found)
         reason = ", ".join(f"retrieved record {i} (rank {place})" for i, place in places)
-        cut = [r for _, r in found if r.cut]
-        if cut:
-            shown, whole = len(cut[0].raw_data), cut[0].whole_chars
-            reason += f"; raw data shortened to {shown:,} of {whole:,} characters"
-        if len(found) < len(ids):
-            reason += f"; {len(ids) - len(found)} parallel call(s) left out"
-        return (Fate.PART if cut or len(found) < len(ids) else Fate.KEPT), score, reason
+        cut, missing = next((r for _, r in found if r.cut), None), len(ids) - len(found)
+        if cut is not None:
+            reason += f"; raw data shortened to {len(cut.raw_data):,} of {cut.whole_chars:,} characters"
+        if missing:
+            reason += f"; {missing} parallel call(s) left out"
+        return (Fate.PART if cut or missing else Fate.KEPT), score, reason
 
     def beyond(self, here: Collection[str]) -> list[Decision]:
         made = []
         for i, r in enumerate(self.retrieved, 1):
-            if r.session_id is None and r.trace_id in here:
-                continue
-            why = "; its messages are no longer in the list"
-            if r.session_id is not None:
-                why = f", {_session_phrase(r.session_id)}"
-            tools = () if r.record is None else (r.record.tool_name,)
-            fate, reason = Fate.PART if r.cut else Fate.KEPT, f"retrieved record {i}{why}"
-            made.append(Decision(None, (r.trace_id,), tools, fate, r.score, reason, 0, r.session_id))
+            own = r.session_id is None
+            if not own or r.trace_id not in here:
+                why = (
+                    "; its messages are no longer in the list"
+                    if own
+                    else f", {_session_phrase(r.session_id)}"
+                )
+                tools = () if r.record is None else (r.record.tool_name,)
+                fate, reason = Fate.PART if r.cut else Fate.KEPT, f"retrieved record {i}{why}"
+                made.append(Decision(None, (r.trace_id,), tools, fate, r.score, reason, 0, r.session_id))
         return made
 
 
