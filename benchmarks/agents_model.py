@@ -8,14 +8,15 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from clients import SHELLS, tool_names
-from memory_bank.lab.costs import ScriptedCache
+from memory_bank.lab.costs import Part, ScriptedCache
 from memory_bank.pricing import Usage
 from memory_bank.testing import Reply, calls, say
-from memory_bank.transcript import open_counter
+from memory_bank.transcript import TokenCounter, open_counter
 
 SUMMARISE = "Write a summary of this conversation with everything that is needed to go on with the task."
 ASKS_SUMMARY = re.compile(
@@ -190,6 +191,30 @@ def run_tool(shop: Shop, kind: str, tool: str, arguments: dict[str, Any]) -> str
     return shop.answer("report", *ID.findall(arguments["content"])) if folder else shop.answer("list_orders")
 
 
+class MarkedCache(ScriptedCache):
+    """The same by the marks of the Messages API: only the prefixes that they end are written, and read."""
+
+    LOOKBACK = 20
+    """Parts before a mark at which a kept prefix is found."""
+
+    def __init__(self, counter: TokenCounter) -> None:
+        super().__init__(counter)
+        self._kept: set[int] = set()  # hashes of prefixes that end at a mark
+
+    def add_marked(self, parts: Sequence[Part], marks: Sequence[int]) -> Usage:
+        """The usage of the next request; ``marks`` are the numbers of parts that the prefixes to keep have.
+
+        What stands after the last mark is neither read nor written.
+        """
+        sizes = list(accumulate((tokens for _, tokens in parts), initial=0))
+        prefixes = list(accumulate((text for text, _ in parts), lambda h, text: hash((h, text)), initial=0))
+        places = {p for mark in marks for p in range(max(1, mark - self.LOOKBACK + 1), mark + 1)}
+        read = max((sizes[p] for p in places if prefixes[p] in self._kept), default=0)
+        ends = [m for m in marks if m and sizes[m] >= self.minimum]
+        self._kept.update(prefixes[m] for m in ends)
+        return Usage(sizes[-1], read, max(0, max((sizes[m] for m in ends), default=0) - read))
+
+
 class Upstream:
     """The scripted model of one run and its prefix cache: answers requests, counts what they took and lacked.
 
@@ -210,12 +235,13 @@ class Upstream:
         self._rng = random.Random(shop.seed)
         self._counter = open_counter()
         self._tokens: dict[str, int] = {}
-        self._cache = ScriptedCache(self._counter)
+        self._cache = MarkedCache(self._counter)
 
     def __call__(self, body: dict[str, Any]) -> Reply:
         """The reply to a request, with the usage of the cache."""
         parts, marks = parts_of(body, self.api)
-        used = self._cache.add([(p, self._count(p)) for p in parts], marks)
+        counted = [(p, self._count(p)) for p in parts]
+        used = self._cache.add(counted) if marks is None else self._cache.add_marked(counted, marks)
         reply = self._reply(parts[1:], tool_names(body))
         made = [reply.content or "", *(name + json.dumps(given) for name, given, *_ in reply.tool_calls)]
         used = replace(used, output=sum(map(self._counter.count_text, made)))

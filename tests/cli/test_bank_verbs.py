@@ -7,7 +7,6 @@ import sys
 import pytest
 from tests.cli.conftest import ODD, line, run_of, write
 
-from memory_bank.cli.shared import one_line, visible
 from memory_bank.testing import ScriptedServer, fail, say
 
 
@@ -245,10 +244,3 @@ def test_observe_makes_marked_insights_again(cli, tmp_path, monkeypatch):
         assert "alpha" in json.dumps(server.requests[0].body)  # the task was written down
     hits = cli.bank(db, "search", "what does the model say", "--json").json()["hits"]
     assert {h["summary"] for h in hits} == {"The order is open, says the model."}
-
-
-def test_texts_for_terminals():
-    assert visible("a\x1bb\x00\ud800\u202e\u00a0ü\n") == "a\\x1bb\\x00\\ud800\\u202e\u00a0ü\n"
-    assert visible("abcdef", 4) == "abc…"
-    assert one_line("a \n b\x07", 20) == "a b\\x07"
-    assert one_line(" " * 1000 + "x", 20).endswith("…")

@@ -77,22 +77,6 @@ def test_the_page_is_self_contained_and_escapes_everything(cli, odd_trace, tmp_p
     assert "http" not in text
 
 
-@pytest.mark.parametrize(
-    ("args", "code", "told"),
-    [
-        (["--id", "nope"], 1, "has no such run"),
-        (["--step", 99], 1, "choose --step from 1 to"),
-        (["--strategy", "no_strategy"], 2, "keeps no plan"),
-        (["--strategy", "memory_bnk"], 2, "did you mean 'memory_bank'"),
-    ],
-)
-def test_wrong_use_is_one_sentence(cli, odd_trace, args, code, told):
-    done = cli("lab", "explain", odd_trace, *args)
-    assert done.code == code
-    assert told in done.err
-    assert done.err.count("\n") == 1
-
-
 def test_a_run_without_a_model_call_is_one_sentence(cli, tmp_path):
     file = tmp_path / "runs.jsonl"
     file.write_text(json.dumps({"id": "a", "messages": [user("hello")]}))

@@ -4,7 +4,6 @@ import re
 import shlex
 from pathlib import Path
 
-import pytest
 from tests.cli.conftest import shell
 
 from memory_bank.bank.database import Database
@@ -50,29 +49,6 @@ def test_everything_of_a_key_as_json(cli, tmp_path):
     assert gone == {**made, "revoked": gone["revoked"]} and gone["revoked"]
     local = cli("keys", "create", "b", "--db", db, "--namespace", "default", "--json").json()
     assert local["namespace"] == "default"
-
-
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (["keys"], "Missing command"),
-        (["keys", "create"], "name"),
-        (["keys", "create", ""], "name of a key"),
-        (["keys", "create", "a", "--namespace", "a b"], "namespace"),
-        (["keys", "create", "a", "--requests-per-minute", "-1"], "--requests-per-minute"),
-        (["keys", "create", "a", "--max-body-bytes", "1"], "--max-body-bytes"),
-        (["keys", "create", "a", "--db", ":memory:"], "--db"),
-        (["keys", "list", "--db", "missing.db"], "there is no bank"),
-        (["keys", "revoke", "a", "--db", "missing.db"], "there is no bank"),
-        (["keys", "list", "--config", "missing.toml"], "missing.toml"),
-    ],
-)
-def test_wrong_use(cli, tmp_path, monkeypatch, args, says):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    done = cli(*args)
-    assert (done.code, done.out) == (2, "")
-    assert says in done.sentence()
 
 
 def test_a_key_that_is_not_there(cli, tmp_path):

@@ -30,25 +30,6 @@ def test_help_and_version(cli):
             assert "--json" in own.out
 
 
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (["bogus"], "bogus"),
-        (["--nope"], "--nope"),
-        (["bank", "search"], "query"),
-        (["bank", "search", "x", "--db", "x", "--top-k", "0"], "--top-k"),
-        (["bank", "search", "x", "--db", "x", "--top-k", "many"], "--top-k"),
-        (["demo", "extra"], "extra"),
-        (["bank", "re-embed", "--db", "x"], "--embedding-model"),
-    ],
-)
-def test_wrong_use_is_one_sentence_that_names_the_help(cli, args, says):
-    done = cli(*args)
-    assert (done.code, done.out) == (2, "")
-    assert says in done.sentence()
-    assert "--help` shows the use." in done.sentence()
-
-
 def test_no_verb_shows_the_help(cli):
     done = cli()
     assert (done.code, done.out) == (2, "")

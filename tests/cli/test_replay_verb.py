@@ -83,29 +83,6 @@ def test_a_cut_file_gives_what_is_whole_and_the_other_files_are_played(cli, two,
     assert done.json()["traces"] > 5
 
 
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (["nope.jsonl"], "there is no trace file nope.jsonl"),
-        (["."], "is a directory"),
-        (["two.jsonl", "--strategy", "memory_bnk"], "did you mean 'memory_bank'?"),
-        (["two.jsonl", "--config", "nope.toml"], "nope.toml cannot be read"),
-        (["two.jsonl", "--db", "nowhere/x.db"], "there is no folder nowhere"),
-        (["two.jsonl", "--out", "nowhere/x"], "nowhere/x cannot be written"),
-        (["two.jsonl", "--out", "two.jsonl"], "is read from"),
-        (["two.jsonl", "--nope"], "--nope"),
-        ([], "traces"),
-    ],
-)
-def test_wrong_use(cli, two, monkeypatch, args, says):
-    monkeypatch.chdir(two.parent)
-    before = two.read_bytes()
-    done = cli("lab", "replay", *args)
-    assert (done.code, done.out) == (2, "")
-    assert says in done.sentence()
-    assert two.read_bytes() == before
-
-
 def test_a_bank_that_is_none(cli, two):
     done = cli("lab", "replay", two, "--db", two)
     assert (done.code, done.out) == (1, "")

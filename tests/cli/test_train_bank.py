@@ -67,13 +67,6 @@ def test_too_few_calls_are_told_in_one_sentence(cli: Callable[..., Any], bank: P
     assert "too few calls" in done.sentence()
 
 
-@pytest.mark.parametrize(
-    "args", [["x.jsonl", "--db", "bank.db"], ["x.jsonl"], [], ["x.jsonl", "--out", "m.json", "--forget"]]
-)
-def test_files_or_a_bank(cli: Callable[..., Any], args: list[str]) -> None:
-    assert cli("lab", "train", *args).code == 2
-
-
 @pytest.mark.long
 def test_a_model_that_is_not_better_is_not_taken(cli: Callable[..., Any], tmp_path: Path) -> None:
     database = Database(tmp_path / "bank.db")

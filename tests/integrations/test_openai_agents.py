@@ -47,7 +47,14 @@ async def run(server, memory, shop, api, stream, named):
 
 @pytest.mark.parametrize(
     ("api", "stream", "named"),
-    [("chat", False, True), ("chat", True, False), ("responses", False, False), ("responses", True, True)],
+    [
+        ("chat", False, True),
+        ("responses", True, True),
+        *(
+            pytest.param(api, stream, False, marks=pytest.mark.long)
+            for api, stream in (("chat", True), ("responses", False))
+        ),
+    ],
 )
 def test_two_long_tasks_at_once(api, stream, named, tmp_path):
     async def both():

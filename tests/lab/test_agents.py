@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 from tests.benchmarks import importing, load
 from tests.cli.conftest import environment
+from tests.lab.test_costs import COUNTER, A, B, C, D, parts, size
+
+from memory_bank.pricing import Usage
 
 pytest.importorskip("uvicorn", reason="needs the service")
 ROOT = Path(__file__).parents[2]
 agents = load("agents")
 with importing():
-    from agents_model import SUMMARISE, TOOLS, Shop, Upstream
+    from agents_model import SUMMARISE, TOOLS, MarkedCache, Shop, Upstream
 
 
 def row(api: str, strategy: str, kind: str = "native", size: int = 4) -> Any:
@@ -108,3 +111,20 @@ def test_the_command_prints_tables_and_writes_what_was_run(tmp_path):
     written = json.loads((tmp_path / "rows.json").read_text())
     assert {"commit", "settings", "seeds", "machine", "counter", "prices"} <= set(written)
     assert [r["strategy"] for r in written["rows"]] == ["none", "memory"]
+
+
+def test_with_marks_only_what_they_end_is_written_and_read():
+    cache = MarkedCache(COUNTER)
+    assert cache.add_marked(parts(A, B, C), ()) == Usage(size(A, B, C))
+    assert cache.add_marked(parts(A, B, C), (2,)) == Usage(size(A, B, C), 0, size(A, B))
+    assert cache.add_marked(parts(A, B, D), (1, 3)) == Usage(size(A, B, D), size(A, B), size(D))
+    assert cache.add_marked(parts(A, C), (2,)) == Usage(size(A, C), size(A), size(C))
+    assert cache.add_marked(parts(B, A), (2,)).cached == 0
+
+
+def test_a_written_prefix_is_found_at_most_20_parts_before_a_mark():
+    cache = MarkedCache(COUNTER)
+    cache.add_marked(parts(A), (1,))
+    more = [f"part {i}" for i in range(20)]
+    assert cache.add_marked(parts(A, *more[:19]), (20,)).cached == size(A)
+    assert cache.add_marked(parts(A, "other", *more), (22,)).cached == 0

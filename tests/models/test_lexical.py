@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.contracts.embedder import EmbedderContract
+from tests.examples import first_short
 from tests.growth import growth
 
 from memory_bank.models.lexical import LexicalEmbedder
@@ -110,7 +111,9 @@ def test_nothing_gives_the_zero_vector() -> None:
     assert not rows.any()
 
 
-@pytest.mark.parametrize("text", ["a" * 20_000_000, "ab " * 5_000_000, "a-" * 5_000_000, "日本" * 5_000_000])
+@pytest.mark.parametrize(
+    "text", first_short(["ab " * 5_000_000, "a" * 20_000_000, "a-" * 5_000_000, "日本" * 5_000_000])
+)
 def test_a_huge_text_takes_no_time(text: str) -> None:
     def encode(chars: int) -> None:
         assert np.isfinite(LexicalEmbedder().encode([text[:chars]])[0]).all()

@@ -100,11 +100,13 @@ def replay(
 
 
 def _unread(skipped: int, files: Sequence[object], unknown: Sequence[object] = ()) -> list[tuple[str, str]]:
-    """What of the given files was not read, with titles; "" for nothing."""
+    """What of the given files was not read, with titles."""
     counts = {
-        "skipped lines": skipped, "files of another format": len(unknown), "unreadable files": len(files),
-    }  # fmt: skip
-    return [(title, f"{n:,}" if n else "") for title, n in counts.items()]
+        "skipped lines": skipped,
+        "files of another format": len(unknown),
+        "unreadable files": len(files),
+    }
+    return [(title, f"{n:,}") for title, n in counts.items() if n]
 
 
 def _check_files(traces: list[Path]) -> None:
@@ -199,10 +201,9 @@ def audit(
         if as_json:
             print_json(logs.as_dict())
         else:
-            if logs.figures:
-                _print_figures("", [(f.name, f) for f in logs.figures], LOG_COLUMNS)
             unread = _unread(logs.skipped_lines, logs.unreadable_files, logs.unknown_files)
-            _print_notes(logs.token_counter, unread, logs.sentences())
+            rows = [(f.name, f) for f in logs.figures]
+            _print_audit("", rows, LOG_COLUMNS, logs.token_counter, unread, logs.sentences())
         if logs.unreadable_files or not logs.sessions:
             raise typer.Exit(1)
         return
@@ -214,19 +215,29 @@ def audit(
     if as_json:
         print_json(report.as_dict())
     else:
-        _print_figures("strategy", [(m.strategy.name, m.figures) for m in report.measurements], SHORT)
+        figures = [(m.strategy.name, m.figures) for m in report.measurements]
         unread = _unread(len(report.skipped_lines), report.unreadable_files)
-        _print_notes(report.token_counter, unread, [*report.notes, report.sentence])
+        _print_audit(
+            "strategy", figures, SHORT, report.token_counter, unread, [*report.notes, report.sentence]
+        )
     if report.unreadable_files or not any(m.figures.steps for m in report.measurements):
         raise typer.Exit(1)
 
 
-def _print_notes(counter: str | None, unread: list[tuple[str, str]], sentences: Iterable[str]) -> None:
+def _print_audit(
+    title: str, rows: Sequence[tuple[str, SubjectT]], columns: Sequence[Column[SubjectT]], counter: str,
+    unread: list[tuple[str, str]], sentences: Iterable[str],
+) -> None:  # fmt: skip
+    """Figures by name and what their columns mean, what was not read, and the result in words."""
+    if rows:
+        _print_figures(title, rows, columns)
+        for column in columns:
+            print(f"{column.title:<11} {column.meaning}")
+        print()
     if counter == "approximate":
         print(_APPROXIMATE)
-    for title, count in unread:
-        if count:
-            print(f"{title}: {count}")
+    for what, count in unread:
+        print(f"{what}: {count}")
     for sentence in sentences:
         print(one_line(sentence, 2_000))
 
@@ -234,12 +245,8 @@ def _print_notes(counter: str | None, unread: list[tuple[str, str]], sentences: 
 def _print_figures(
     title: str, rows: Sequence[tuple[str, SubjectT]], columns: Sequence[Column[SubjectT]]
 ) -> None:
-    """A table of figures by name, and what its columns mean."""
     cells = [[one_line(name, 60), *(c.cell(figures) for c in columns)] for name, figures in rows]
     table([title, *(c.title for c in columns)], cells, range(1, len(columns) + 1))
-    print()
-    for column in columns:
-        print(f"{column.title:<11} {column.meaning}")
     print()
 
 
@@ -285,11 +292,8 @@ def bench(
         print_json([line.as_row() for line in lines])
         return
     for suite, own in by_suite(lines).items():
-        columns = own[0].columns
         print(one_line(suite, 100))
-        rows = [[one_line(line.label, 60), *(c.cell(line) for c in columns)] for line in own]
-        table(["strategy", *(c.title for c in columns)], rows, range(1, len(columns) + 1))
-        print()
+        _print_figures("strategy", [(line.label, line) for line in own], own[0].columns)
     if any(r.get("counter") == "approximate" for line in lines for r in line.results):
         print(_APPROXIMATE)
     print(f"written to {one_line(str(folder), 500)}: results.jsonl, table.md, report.html")

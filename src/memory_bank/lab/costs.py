@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate
 from typing import Any
 
 from memory_bank.lab.meter.copies import shared_length
@@ -67,32 +66,21 @@ class ScriptedCache:
     ``minimum``: tokens from which a prefix is kept.
     """
 
-    LOOKBACK = 20
-    """Parts before a mark at which a kept prefix is found."""
-
     def __init__(self, counter: TokenCounter, minimum: int = CACHE_MINIMUM) -> None:
-        self._counter, self._minimum = counter, minimum
+        self.minimum = minimum
+        self._counter = counter
         self._parts: dict[str, Any] = {}  # a tree: the texts of the parts of all requests, by their place
-        self._kept: set[int] = set()  # hashes of prefixes that end at a mark
 
-    def add(self, parts: Sequence[Part], marks: Sequence[int] | None = None) -> Usage:
+    def add(self, parts: Sequence[Part]) -> Usage:
         """The input tokens of the next request, those read from the cache and those written to it.
 
-        Without ``marks`` the provider keeps every request: read is the longest prefix that any earlier request
-        has too (whole parts, and the beginning of the first part that differs), and all the rest is written.
-        ``marks`` are the numbers of parts that the prefixes to keep have: only these are written, and read where
-        an earlier request wrote them. What stands after the last mark is neither.
+        Read is the longest prefix that any earlier request has too (whole parts, and the beginning of the first part
+        that differs), and all the rest is written.
         """
-        if marks is not None:
-            return self._add_marked(parts, marks)
-        total = sum(tokens for _, tokens in parts)
-        cached = cached_tokens(self._shared(parts), self._minimum)
-        return Usage(total, cached, total - cached if total >= self._minimum else 0)
-
-    def _shared(self, parts: Sequence[Part]) -> int:
-        """Tokens of the longest prefix that an earlier request has; the parts are added to the tree."""
-        shared, place, known = 0, self._parts, True
+        total = shared = 0
+        place, known = self._parts, True
         for text, tokens in parts:
+            total += tokens
             if known and text not in place:
                 known = False
                 most = max((shared_length(text, other) for other in place), default=0)
@@ -100,13 +88,5 @@ class ScriptedCache:
             elif known:
                 shared += tokens
             place = place.setdefault(text, {})
-        return shared
-
-    def _add_marked(self, parts: Sequence[Part], marks: Sequence[int]) -> Usage:
-        sizes = list(accumulate((tokens for _, tokens in parts), initial=0))
-        prefixes = list(accumulate((text for text, _ in parts), lambda h, text: hash((h, text)), initial=0))
-        places = {p for mark in marks for p in range(max(1, mark - self.LOOKBACK + 1), mark + 1)}
-        read = max((sizes[p] for p in places if prefixes[p] in self._kept), default=0)
-        ends = [m for m in marks if m and sizes[m] >= self._minimum]
-        self._kept.update(prefixes[m] for m in ends)
-        return Usage(sizes[-1], read, max(0, max((sizes[m] for m in ends), default=0) - read))
+        cached = cached_tokens(shared, self.minimum)
+        return Usage(total, cached, total - cached if total >= self.minimum else 0)

@@ -9,6 +9,7 @@ import threading
 import openai
 import pytest
 from tests import chats
+from tests.examples import first_short
 from tests.service.proxied import scripted
 from tests.service.tasks import HANDLERS, STEPS, SYSTEM, TASK, TOOLS, check_budget, script
 
@@ -81,7 +82,7 @@ def test_a_stream(long_task):
     assert all(e.streamed for e in p.exchanges)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", first_short([True, False]))
 def test_responses(long_task, stream):
     server, p = long_task
     client = openai.OpenAI(base_url=p.base_url, api_key="k", default_headers=MEMORY)

@@ -56,7 +56,14 @@ WAYS = {
     "header-messages": Way(MESSAGES, HEADER.headers, name="work"),
     "metadata": Way(CHAT, members={"metadata": {"session_id": "work"}}, name="work"),
 }
-every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+SHORT = ("claude", "codex", "opencode", "header")
+every_way = pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(way, id=name, marks=() if name in SHORT else pytest.mark.long)
+        for name, way in WAYS.items()
+    ],
+)
 
 
 @dataclass

@@ -216,17 +216,30 @@ class MessageCache:
             return body
         with self._lock:
             used: set[int] = set()
-            known = tuple((self._cached(body.text[slice(*s)], value, used), s) for value, s in elements)
+            known: list[tuple[object, Span]] = []
+            for message, span in elements:
+                text = body.text[slice(*span)]
+                if isinstance(message, dict) and len(text) <= self.LONGEST:
+                    entry = self._by_text.get(text)
+                    if entry is None:
+                        entry = _CachedMessage(message, len(text) + self.ENTRY)
+                        self._by_text[text] = self._by_id[id(message)] = entry
+                        self._chars += entry.chars
+                    if id(entry.message) not in used:
+                        self._by_text.move_to_end(text)
+                        message = entry.message
+                        used.add(id(message))
+                known.append((message, span))
             while self._chars > self._limit:
                 _, entry = self._by_text.popitem(last=False)
                 self._chars -= entry.chars
                 del self._by_id[id(entry.message)]
-                for message, _ in entry.derived or ():
-                    del self._by_id[id(message)]
+                for made, _ in entry.derived or ():
+                    del self._by_id[id(made)]
         return replace(
             body,
             value={**body.value, key: [value for value, _ in known]},
-            elements={**body.elements, key: known},
+            elements={**body.elements, key: tuple(known)},
             derive=self.derive,
         )
 
@@ -258,19 +271,3 @@ class MessageCache:
                 entry.chars *= 2
                 self._by_id.update((id(m), _CachedMessage(m)) for m, _ in made)
         return entry.derived
-
-    def _cached(self, text: str, message: object, used: set[int]) -> object:
-        if not isinstance(message, dict) or len(text) > self.LONGEST:
-            return message
-        entry = self._by_text.get(text)
-        if entry is None:
-            entry = self._by_text[text] = self._by_id[id(message)] = _CachedMessage(
-                message, len(text) + self.ENTRY
-            )
-            self._chars += entry.chars
-        elif id(entry.message) in used:
-            return message
-        else:
-            self._by_text.move_to_end(text)
-        used.add(id(entry.message))
-        return entry.message
