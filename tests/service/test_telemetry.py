@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from memory_bank.bank.steps import StepFigures
 from memory_bank.errors import StorageError
 from memory_bank.service.app import create_app
 from memory_bank.service.operations.telemetry import Telemetry
+from memory_bank.service.proxy.routes import Exchange
 from memory_bank.service.security.access import stored_id
 from memory_bank.testing import Reply, ScriptedServer
 
@@ -29,23 +29,18 @@ PARENT = "b7ad6b7169203331"
 INCOMING = [(b"traceparent", f"00-{TRACE}-{PARENT}-01".encode()), (b"tracestate", b"v=1"), (b"host", b"x")]
 
 
-@dataclass
-class Exchange:
-    """As ``memory_bank.service.proxy.routes`` tells of a request through the proxy."""
-
-    method: str = "POST"
-    route: str = "chat"
-    outcome: str = "complete"
-    status: int | None = 200
-    seconds: float = 1.5
-    model: str | None = "gpt-4.1"
-    namespace: str | None = None
-    session: str | None = "s"
-    memory: str = "rebuilt"
-    tokens: int | None = 100
-    full_tokens: int | None = 900
-    input_tokens: int | None = 120
-    output_tokens: int | None = 7
+def exchanged(**more: Any) -> Exchange:
+    """What the proxy tells of a chat, with some of it otherwise."""
+    chat = {
+        "method": "POST",
+        "route": "chat",
+        "outcome": "complete",
+        "status": 200,
+        "seconds": 1.5,
+        "model": "gpt-4.1",
+    }
+    memory = {"session": "s", "memory": "rebuilt", "tokens": 100, "full_tokens": 900}
+    return Exchange(**{**chat, **memory, "input_tokens": 120, "output_tokens": 7, **more})
 
 
 class Seen:
@@ -83,13 +78,13 @@ def call(seen: Seen, headers: Any = INCOMING, exchange: Any = None) -> list[tupl
     """One request through the proxy."""
     with seen.telemetry.request("POST", headers) as span:
         carried = seen.telemetry.carry(headers)
-        seen.telemetry.exchanged(exchange or Exchange())
+        seen.telemetry.exchanged(exchange or exchanged())
         seen.telemetry.answered(span, "POST", "/v1/chat/completions", 200)
     return carried
 
 
 def test_what_a_call_is_told_by(seen: Seen) -> None:
-    call(seen, exchange=Exchange(namespace="ns", session="Ada"))
+    call(seen, exchange=exchanged(namespace="ns", session="Ada"))
     span = seen.spans()["chat gpt-4.1"]
     common = {
         "gen_ai.operation.name": "chat",
@@ -127,7 +122,7 @@ def test_what_a_call_is_told_by(seen: Seen) -> None:
     ],
 )
 def test_failures(seen: Seen, more: Any, kind: str | None) -> None:
-    call(seen, exchange=Exchange(**{"input_tokens": None, "output_tokens": None, **more}))
+    call(seen, exchange=exchanged(**{"input_tokens": None, "output_tokens": None, **more}))
     span = seen.spans()["chat gpt-4.1"]
     assert span.attributes.get("error.type") == kind
     assert (span.status.status_code is StatusCode.ERROR) == (kind is not None)
@@ -138,7 +133,7 @@ def test_failures(seen: Seen, more: Any, kind: str | None) -> None:
 
 
 def test_what_only_passes_through_is_no_model_call(seen: Seen) -> None:
-    call(seen, exchange=Exchange(method="GET", route="other", model=None, session=None, memory=""))
+    call(seen, exchange=exchanged(method="GET", route="other", model=None, session=None, memory=""))
     span = seen.spans()["GET"]
     assert span.kind is SpanKind.CLIENT
     assert not any(k.startswith("gen_ai") for k in span.attributes)
@@ -148,14 +143,14 @@ def test_what_only_passes_through_is_no_model_call(seen: Seen) -> None:
 def test_several_calls_of_one_request_are_one_span(seen: Seen) -> None:
     with seen.telemetry.request("POST", INCOMING):
         first, second = seen.telemetry.carry(INCOMING), seen.telemetry.carry(INCOMING)
-        seen.telemetry.exchanged(Exchange())
+        seen.telemetry.exchanged(exchanged())
     assert first == second
     assert len(seen.exporter.get_finished_spans()) == 2
 
 
 def test_an_exchange_that_never_went_upstream_has_no_span_but_figures(seen: Seen) -> None:
     with seen.telemetry.request("POST", []):
-        seen.telemetry.exchanged(Exchange(status=401, outcome="refused"))
+        seen.telemetry.exchanged(exchanged(status=401, outcome="refused"))
     assert list(seen.spans()) == ["POST"]
     assert "gen_ai.client.operation.duration" in seen.figures()
 
@@ -166,7 +161,7 @@ def test_requests_beside_one_another_keep_their_traces(seen: Seen) -> None:
         with seen.telemetry.request("POST", headers):
             await asyncio.sleep(0)
             carried = await asyncio.create_task(sent(headers))  # as a stream is sent in a task of its own
-            seen.telemetry.exchanged(Exchange())
+            seen.telemetry.exchanged(exchanged())
         return n, dict(carried)[b"traceparent"]
 
     async def sent(headers: Any) -> list[tuple[bytes, bytes]]:
@@ -220,7 +215,7 @@ def test_hostile_headers_and_names(seen: Seen) -> None:
         b"x" * 9000,
     ):
         call(seen, [(b"traceparent", value), (b"tracestate", value), (b"baggage", b"k=v;;=,=" + value)])
-    call(seen, exchange=Exchange(model="m" * 5000 + "\n"))
+    call(seen, exchange=exchanged(model="m" * 5000 + "\n"))
     (long,) = [n for n in seen.spans() if n.startswith("chat m")]
     assert len(long) == len("chat ") + 100
 
@@ -273,7 +268,7 @@ def test_without_an_sdk_what_came_goes_on() -> None:
     telemetry = Telemetry("https://api.openai.com/v1", tracer_provider=trace.NoOpTracerProvider())
     with telemetry.request("POST", INCOMING) as span:
         assert dict(telemetry.carry(INCOMING)) == dict(INCOMING)
-        telemetry.exchanged(Exchange())
+        telemetry.exchanged(exchanged())
         telemetry.answered(span, "POST", "/x", 200)
         telemetry.stepped(StepFigures("s", 0.0, 2, 1, 1, 1, "rebuilt", "memory_bank", 1.0))
     with telemetry.request("POST", [(b"host", b"x")]):
