@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from typing import cast
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.keys import DEFAULT
@@ -64,7 +65,7 @@ def observed_by(config: Config) -> MemoryBankSettings | None:
     return next((s for s in allowed if model_of(config, s)), None)
 
 
-class ServiceObserver:
+class ServiceObserver(BackgroundObserver):
     """Observes queued records of all sessions in a thread, with the limits and prices of the settings.
 
     Several processes may work on the queue of one database.
@@ -74,45 +75,34 @@ class ServiceObserver:
         self.database = database
         self.settings = observed_by(config) if chat is not None else None
         self._chat = chat
-        self._background: BackgroundObserver | None = None
+        self._started = False
+        super().__init__(self._new_worker)
 
     @property
     def name(self) -> str:
         """The name of the Observer: ``llm:MODEL`` or ``extractive``."""
         return EXTRACTIVE if self.settings is None else f"llm:{self.settings.observer_model}"
 
-    @property
-    def works(self) -> bool:
-        """Whether the thread is running."""
-        return self._background is not None and self._background.works
-
     def start(self) -> None:
         """Start the thread, if a model observes; it also processes jobs queued earlier."""
-        if (settings := self.settings) is None or self._background is not None:
-            return
-        observer = Observer.create(self._chat, settings)  # raises for a limit without a price
-
-        def worker() -> Worker:
-            embedder = load_embedder(settings.embedding_model)
-            return Worker(self.database, observer, embedder, attempts=settings.observer_attempts)
-
-        self._background = BackgroundObserver(worker)
-        self._background.wake()
+        if self.settings is not None:
+            Observer.create(self._chat, self.settings)  # raises for a limit without a price
+            self._started = True
+            self.wake()
 
     def wake(self) -> None:
-        """Say that a job was queued."""
-        if self._background is not None:
-            self._background.wake()
+        """Say that a job was queued; nothing happens before ``start``."""
+        if self._started:
+            super().wake()
 
-    def end(self) -> None:
-        """Start no further job. Returns at once."""
-        if self._background is not None:
-            self._background.end()
-
-    def close(self, timeout: float) -> None:
+    def close(self, timeout: float = 1.0, *, release: bool = True) -> None:
         """Start no further job, wait ``timeout`` seconds for the current ones, release those not finished."""
-        if self._background is not None:
-            self._background.close(timeout, release=True)
+        super().close(timeout, release=release)
+
+    def _new_worker(self) -> Worker:
+        settings = cast("MemoryBankSettings", self.settings)  # there are some where the thread was started
+        observer, embedder = Observer.create(self._chat, settings), load_embedder(settings.embedding_model)
+        return Worker(self.database, observer, embedder, attempts=settings.observer_attempts)
 
 
 class ServiceLearning:
