@@ -20,10 +20,14 @@ from memory_bank import (
 )
 from memory_bank.errors import ConfigError, EmbedderLoadError, MemoryBankError
 from memory_bank.history import HierarchicalMemory, keep_last_n_steps, to_memory_bank
-from tests.models.test_observer import chat
+from tests.chats import rounds, user
 
 SETTINGS = MemoryBankSettings(observer_model="extractive", embedding_model="lexical")
 OUTPUTS = [("find", {"q": "Ada"}, {"id": "ORD-7"}), ("find", {"q": "Bob"}, {"id": "ORD-8"})]
+
+
+def chat(n):
+    return [user(), *rounds(n)]
 
 
 def test_stores_take_names(tmp_path):
@@ -74,7 +78,7 @@ def test_the_embedding_model_loads_when_there_is_something_to_embed(caplog, tmp_
     with pytest.raises(EmbedderLoadError):
         apply_memory_bank_strategy(chat(2), None, settings, state)
     context, _ = apply_memory_bank_strategy(chat(2), None, SETTINGS, state)
-    assert "ORD-0" in str(context) and state.insight_store.size() == 2
+    assert "ORD-1000" in str(context) and state.insight_store.size() == 2
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("FlagEmbedding"), reason="needs FlagEmbedding")
@@ -97,7 +101,7 @@ def test_settings_of_other_strategies_in_a_mapping_have_no_effect_and_a_warning(
     with caplog.at_level(logging.WARNING):
         context, _ = apply_memory_bank_strategy(chat(3), None, given, state)
         apply_memory_bank_strategy(chat(4), None, given, state)
-    assert "ORD-0" in str(context)
+    assert "ORD-1000" in str(context)
     [warning] = [r for r in caplog.records if "compact_threshold" in r.getMessage()]
     assert "no effect" in warning.getMessage()
     with pytest.raises(ConfigError, match="did you mean top_k"):
@@ -112,7 +116,7 @@ def test_the_documented_lines_are_logged_by_every_path(caplog):
         apply_memory_bank_strategy(chat(3), None, SETTINGS, state)
     lines = [(r.name, r.getMessage()) for r in caplog.records]
     for trace_id in state.steps:
-        assert ("memory_bank.Ingestion", f"Ingested tool 'find' -> trace_id={trace_id}") in lines
+        assert ("memory_bank.Ingestion", f"Ingested tool 'get_order' -> trace_id={trace_id}") in lines
     assert ("memory_bank.MemoryBankStrategy", "Added 2 retrieved records to context") in lines
     assert any(text.startswith("Context constructed: ") for _, text in lines)
     caplog.clear()
