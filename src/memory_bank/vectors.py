@@ -45,7 +45,7 @@ def encode_queries(model: Embedder, texts: Sequence[str]) -> npt.NDArray[np.floa
 def _encoded(
     model: Embedder, encode: Callable[[list[str]], object], texts: Sequence[str]
 ) -> npt.NDArray[np.float32]:
-    texts = list(texts)
+    texts, n, name = list(texts), len(texts), embedder_name(model)
     if not texts:
         dimension = getattr(model, "dimension", None)
         return np.zeros((0, dimension if isinstance(dimension, int) else 0), dtype=np.float32)
@@ -55,35 +55,30 @@ def _encoded(
         raise
     except Exception as exc:
         raise EmbeddingError(
-            f"the embedder {embedder_name(model)!r} failed on {len(texts)} texts ({type(exc).__name__}): "
+            f"the embedder {name!r} failed on {n} texts ({type(exc).__name__}): "
             "see the cause, or use another embedding model"
         ) from exc
-    return _unit_rows(answer, len(texts), embedder_name(model))
 
+    def invalid(what: str) -> EmbeddingError:
+        return EmbeddingError(
+            f"the embedder {name!r} returned {what} for {n} texts: its encode must take a list of strings and "
+            "return an (n, d) array of finite numbers"
+        )
 
-def _unit_rows(answer: object, n: int, name: str) -> npt.NDArray[np.float32]:
     try:
         rows = np.asarray(answer, dtype=np.float64)
     except Exception as exc:
-        raise _invalid(name, n, f"a {type(answer).__name__} that is no array of numbers") from exc
+        raise invalid(f"a {type(answer).__name__} that is no array of numbers") from exc
     if rows.ndim != 2 or rows.shape[0] != n or rows.shape[1] == 0:
-        raise _invalid(name, n, f"an array of shape {rows.shape}")
-    if not np.isfinite(rows).all():
-        bad = int((~np.isfinite(rows)).any(axis=1).sum())
-        raise _invalid(name, n, f"{bad} rows with numbers that are not finite")
+        raise invalid(f"an array of shape {rows.shape}")
+    if bad := int((~np.isfinite(rows)).any(axis=1).sum()):
+        raise invalid(f"{bad} rows with numbers that are not finite")
     # By the largest number first, so that squaring neither overflows nor vanishes.
     largest = np.abs(rows).max(axis=1, keepdims=True)
     rows = np.divide(rows, largest, out=np.zeros_like(rows), where=largest > 0)
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     unit = np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)
     return np.ascontiguousarray(unit, dtype=np.float32)
-
-
-def _invalid(name: str, n: int, what: str) -> EmbeddingError:
-    return EmbeddingError(
-        f"the embedder {name!r} returned {what} for {n} texts: its encode must take a list of strings and "
-        "return an (n, d) array of finite numbers"
-    )
 
 
 def choose_diverse(

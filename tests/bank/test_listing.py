@@ -14,7 +14,6 @@ from memory_bank.bank.jobs import JobQueue
 from memory_bank.bank.listing import (
     PIECE,
     Tokens,
-    beginning_with,
     find_record,
     has_session,
     holding,
@@ -24,6 +23,7 @@ from memory_bank.bank.listing import (
     namespace_totals,
     outlines,
     pieces,
+    records_named,
     session_details,
     whole,
 )
@@ -255,15 +255,20 @@ def test_outlines_come_in_the_order_asked_for_of_one_session_only(database):
     assert [(o.trace_id, o.number) for o in found] == [(b.trace_id, 2), (a.trace_id, 1)]
 
 
-def test_a_record_is_found_by_the_beginning_of_its_id(database):
+def test_a_record_is_named_by_its_id_the_beginning_of_it_or_its_number(database):
     facts = FactStore(database, "s")
-    for trace_id in ("abc_1-x", "abcd%2", "ABCe"):
+    for trace_id in ("abcdef_1-x", "abcdefg%2", "ABCDEFe", "short"):
         facts.store(InteractionRecord(trace_id, 1, "t", {}, 1))
-    assert beginning_with(database, "s", "abc", 5) == ["ABCe", "abcd%2", "abc_1-x"]
-    assert beginning_with(database, "s", "ABC_", 5) == ["abc_1-x"]
-    assert beginning_with(database, "s", "abcd%", 5) == ["abcd%2"]
-    assert beginning_with(database, "s", "%", 5) == beginning_with(database, "s", "\0", 5) == []
-    assert len(beginning_with(database, "s", "abc", 2)) == 2
+
+    def named(name, limit=5):
+        return [o.trace_id for o in records_named(database, "s", name, limit)]
+
+    assert named("abcdef") == ["ABCDEFe", "abcdefg%2", "abcdef_1-x"]
+    assert named("ABCDEF_") == ["abcdef_1-x"]
+    assert named("abcdefg%") == ["abcdefg%2"]
+    assert named("short") == named("#4") == named("4") == ["short"]
+    assert [named(name) for name in ("abcde", "%%%%%%", "\0" * 6, "#0", "#5", "", "\ud800" * 6)] == [[]] * 7
+    assert len(named("abcdef", 2)) == 2
 
 
 LONG = "0123456789abcdé" * 150_000  # over 2 MiB

@@ -7,7 +7,6 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import sqlalchemy as sa
@@ -66,9 +65,8 @@ def key_id_of(key: str) -> str | None:
 class Keys:
     """The keys in a database. Every call may raise StorageError."""
 
-    def __init__(self, database: Database, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, database: Database) -> None:
         self.database = database
-        self.clock = clock
 
     def create(
         self,
@@ -96,7 +94,7 @@ class Keys:
             name=name,
             namespace=None if own == DEFAULT else own,
             operator=operator,
-            created=self.clock(),
+            created=time.time(),
             requests_per_minute=requests_per_minute,
             max_body_bytes=max_body_bytes,
             digest=digest_of(key),
@@ -124,7 +122,7 @@ class Keys:
                 raise NotFoundError("there is no such key: `memory-bank keys list` shows those there are.")
             key = next((k for k in found if k.revoked is None), found[-1])
             if key.revoked is None:
-                key = replace(key, revoked=self.clock())
+                key = replace(key, revoked=time.time())
                 c.execute(sa.update(api_keys).where(_k.key_id == key.key_id).values(revoked=key.revoked))
         return key
 

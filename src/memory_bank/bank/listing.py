@@ -6,6 +6,7 @@ may raise StorageError.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -41,6 +42,8 @@ from memory_bank.bank.schema import (
 from memory_bank.records import Insight, InteractionRecord, Spent
 from memory_bank.transcript.messages import MARKS, is_memory_tool
 
+PREFIX = 6
+"""Characters of a trace_id that are enough to name a record."""
 PIECE = 2**20
 """How many bytes of a stored text are read at once."""
 _HEAD = 2_000  # bytes of arguments and output in an outline
@@ -366,13 +369,20 @@ def count_records(database: Database, session_id: str) -> int:
     return database.value(count_of(records).where(of_session(records)), session=session_id) or 0
 
 
-def beginning_with(database: Database, session_id: str, text: str, limit: int) -> list[str]:
-    """The trace_ids of a session that begin with a text, ignoring case, the newest first."""
-    if not is_trace_id(text):
-        return []
-    fits = sa.func.lower(_r.trace_id).like(like_prefix(text.lower()), escape="/")
-    query = sa.select(_r.trace_id).where(of_session(records), fits).order_by(_r.seq.desc()).limit(limit)
-    return database.column(query, session=session_id)
+def records_named(database: Database, session_id: str, name: str, limit: int = 20) -> list[Outline]:
+    """The records of a session that a name fits, at most ``limit``, the newest first.
+
+    A name is a trace_id, six or more characters that trace_ids begin with (in any case), or a number (``#12``).
+    """
+    found = outlines(database, session_id, [name])
+    if not found and len(name) >= PREFIX and is_trace_id(name):
+        fits = sa.func.lower(_r.trace_id).like(like_prefix(name.lower()), escape="/")
+        query = sa.select(_r.trace_id).where(of_session(records), fits).order_by(_r.seq.desc()).limit(limit)
+        found = outlines(database, session_id, database.column(query, session=session_id))
+    number = re.fullmatch(r"#?([0-9]{1,9})", name)
+    if not found and number and int(number[1]):
+        found = list_outlines(database, session_id, 1, int(number[1]) - 1)
+    return found
 
 
 def pieces(database: Database, outline: Outline, text: Text) -> Iterator[bytes]:

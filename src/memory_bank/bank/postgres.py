@@ -214,22 +214,16 @@ class Postgres(Database):
 def _test(connection: psycopg.Connection, record: ConnectionPoolEntry, _proxy: object) -> None:
     """Raise InvalidatePoolError for a lost connection: its socket is readable, or, after some time, a query fails."""
     quiet = time.monotonic() - record.info.get(_USED, 0.0) < _ASKED_AFTER
-    if quiet and not connection.closed and not _is_readable(connection.fileno()):
-        return
+    if quiet and not connection.closed and hasattr(select, "poll"):
+        poll = select.poll()
+        poll.register(connection.fileno(), select.POLLIN)
+        if not poll.poll(0):  # on a connection at rest only its end is to be read
+            return
     try:
         connection.execute("SELECT 1")
         connection.rollback()
     except Exception as e:
         raise InvalidatePoolError("the server has closed the connection") from e
-
-
-def _is_readable(descriptor: int) -> bool:
-    """Whether a socket on which nothing is expected is readable: most likely it was closed."""
-    if not hasattr(select, "poll"):
-        return True
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def _lost(error: BaseException) -> bool:

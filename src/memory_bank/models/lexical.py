@@ -7,7 +7,6 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import cast
 from zlib import crc32
 
 import numpy as np
@@ -73,44 +72,35 @@ class LexicalEmbedder:
     def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Embed texts: float32 of shape (n, 512), rows of length 1, or zeros for a text without words."""
         rows = np.zeros((len(texts), self.dimension), dtype=np.float32)
-        for i, text in enumerate(texts):
-            rows[i] = self._row(text)
+        for row, text in zip(rows, texts, strict=True):
+            if len(text) > MAX_CHARS:
+                text = f"{text[: MAX_CHARS - TAIL_CHARS]}\n{text[-TAIL_CHARS:]}"
+            if not text.isascii():
+                text = unicodedata.normalize("NFKC", text)
+            if counts := Counter(_CHUNK.findall(text)):
+                found = self._features(list(counts))
+                damped = 1.0 + np.log(np.fromiter(counts.values(), np.float64, len(counts)))
+                weights = np.concatenate([f[1] for f in found]) * np.repeat(
+                    damped, [len(f[0]) for f in found]
+                )
+                summed = np.bincount(np.concatenate([f[0] for f in found]), weights, minlength=self.dimension)
+                norm = float(np.sqrt(np.sum(summed * summed)))
+                row[:] = summed / norm if norm > 1e-9 else 0.0
         return rows
 
     def encode_queries(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """As ``encode``: a query is read like any other text."""
         return self.encode(texts)
 
-    def _row(self, text: str) -> npt.NDArray[np.float64]:
-        if len(text) > MAX_CHARS:
-            text = text[: MAX_CHARS - TAIL_CHARS] + "\n" + text[-TAIL_CHARS:]
-        if not text.isascii():
-            text = unicodedata.normalize("NFKC", text)
-        counts = Counter(_CHUNK.findall(text))
-        if not counts:
-            return np.zeros(self.dimension)
-        found = self._features(list(counts))
-        damped = 1.0 + np.log(np.fromiter(counts.values(), np.float64, len(counts)))
-        indices = np.concatenate([f[0] for f in found])
-        weights = np.concatenate([f[1] for f in found]) * np.repeat(damped, [len(f[0]) for f in found])
-        row = np.bincount(indices, weights, minlength=self.dimension)
-        norm = float(np.sqrt(np.sum(row * row)))
-        return row / norm if norm > 1e-9 else np.zeros(self.dimension)
-
     def _features(self, tokens: list[str]) -> list[Features]:
-        cache = self._cache
-        found = [cache.get(token) for token in tokens]
-        new = [token for token, known in zip(tokens, found, strict=True) if known is None]
-        if new:
-            if len(cache) + len(new) > self._CACHE_TOKENS:
-                cache = self._cache = {}
-            hashed = iter(_hashed(new, self.dimension))
-            for i, token in enumerate(tokens):
-                if found[i] is None:
-                    found[i] = features = next(hashed)
-                    if len(token) <= self._CACHE_TOKEN_CHARS:
-                        cache[token] = features
-        return cast("list[Features]", found)
+        cache, hashed = self._cache, dict[str, Features]()
+        if new := [token for token in tokens if token not in cache]:
+            hashed = dict(zip(new, _hashed(new, self.dimension), strict=True))
+        found = [hashed[token] if token in hashed else cache[token] for token in tokens]
+        if len(cache) + len(hashed) > self._CACHE_TOKENS:
+            cache = self._cache = {}
+        cache.update((t, features) for t, features in hashed.items() if len(t) <= self._CACHE_TOKEN_CHARS)
+        return found
 
 
 def _hashed(tokens: list[str], dimension: int) -> list[Features]:

@@ -33,8 +33,8 @@ from memory_bank.service.api.openapi import describe, validation_message
 from memory_bank.service.api.requests import JSON, EncodedSlashes, json_bytes
 from memory_bank.service.operations import health
 from memory_bank.service.operations.background import ServiceLearning, ServiceObserver, chat_of
+from memory_bank.service.operations.logs import RequestLog
 from memory_bank.service.operations.metrics import Metrics
-from memory_bank.service.operations.request_log import RequestLog
 from memory_bank.service.operations.telemetry import Telemetry
 from memory_bank.service.page import files
 from memory_bank.service.page.recorder import Recorder

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from memory_bank.bank.listing import Outline
+from memory_bank.bank.listing import PREFIX, Outline, records_named
 from memory_bank.bank.retrieval import raw_data, session_name
 from memory_bank.errors import ConfigError, MemoryBankError
 from memory_bank.provenance.identifiers import normal
@@ -42,8 +42,6 @@ from memory_bank.transcript.shortening import cut_at_edge, shorten
 MAX_CHARS = 20_000
 """How much an answer quotes at most, unless the caller says otherwise."""
 TOP_K = 5
-PREFIX = 6
-"""Characters of a trace_id that are enough to name a record."""
 PAGE = 50
 """Records on a page of ``list_records``."""
 LONGEST_ARGUMENTS: dict[str, int] = {
@@ -280,26 +278,22 @@ def _record(state: Any, asked: Any) -> tuple[InteractionRecord, str | None]:
             "get_record needs a trace_id: it stands beside every record, or is found by search_memory."
         )
     facts, wider = state.fact_store, state.wider
-    known = [] if (record := facts.get(wanted)) is not None else list(facts.steps())
+    found = records_named(state.database, state.session_id, wanted.rstrip("…."))
+    if len(found) == 1 and (record := facts.get(found[0].trace_id)) is not None:
+        return record, None
+    known = list(facts.steps())
+    if re.fullmatch(r"\d{1,5}", wanted):  # contexts name records by number: #12
+        raise RefusedCall(f"There is no record #{int(wanted)}: this session has #1 to #{len(known)}.")
     folded = wanted.casefold().rstrip("….")
     enough = len(folded) >= PREFIX
     fitting = [t for t in known if t.casefold().startswith(folded)]
-    is_number = re.fullmatch(r"\d{1,5}", wanted) is not None  # contexts name records by number: #12
-    if record is None and is_number and 0 < int(wanted) <= len(known):
-        record = facts.get(known[int(wanted) - 1])
-    elif record is None and enough and len(fitting) == 1:
-        record = facts.get(fitting[0])
-    if record is not None:
-        return record, None
-    if is_number:
-        raise RefusedCall(f"There is no record #{int(wanted)}: this session has #1 to #{len(known)}.")
     if wider is not None and not fitting:
         places = wider.elsewhere(wanted)[:1] or (wider.elsewhere(folded, beginning=True) if enough else [])
         if len(places) > 1:
             named = [f"{t} (session {session_name(s)})" for s, t in places[:_IDS_SHOWN]]
             raise RefusedCall(_ambiguous(wanted, len(places), _and_more(named, len(places))))
-        for (session_id, _), (found, _) in wider.entries(places).items():
-            return found, session_id
+        for (session_id, _), (other, _) in wider.entries(places).items():
+            return other, session_id
     if not known:
         raise RefusedCall(_NOTHING_STORED)
     if fitting and enough:

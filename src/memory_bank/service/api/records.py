@@ -38,7 +38,7 @@ from memory_bank.service.api.requests import (
     route,
 )
 from memory_bank.service.threads import in_thread
-from memory_bank.tools.handlers import LONGEST_ARGUMENTS, PREFIX
+from memory_bank.tools.handlers import LONGEST_ARGUMENTS
 from memory_bank.tools.selection import RefusedCall
 from memory_bank.transcript.jsontext import parse_arguments, parse_output
 from memory_bank.transcript.shortening import cut_at_edge
@@ -244,19 +244,14 @@ async def get_record(
 def _outline(api: ApiContext, name: str, wanted: str) -> listing.Outline:
     """The record with a trace_id, a number, or the beginning of a trace_id. Raises NotFoundError."""
     bank, session_id, wanted = api.database, api.known(name), wanted.strip()
-    number = re.fullmatch(r"#?([0-9]{1,9})", wanted)
-    found = listing.outlines(bank, session_id, [wanted])
-    if not found and len(wanted) >= PREFIX and not wanted.startswith("#"):
-        fitting = listing.beginning_with(bank, session_id, wanted, _IDS_SHOWN + 1)
-        if len(fitting) > 1:
-            ids = ", ".join(fitting[:_IDS_SHOWN]) + (" and others" if len(fitting) > _IDS_SHOWN else "")
-            raise NotFoundError(f"several trace_ids begin with that ({ids}): give more of it.")
-        found = listing.outlines(bank, session_id, fitting)
-    if not found and number and int(number[1]):
-        found = listing.list_outlines(bank, session_id, 1, int(number[1]) - 1)
+    found = listing.records_named(bank, session_id, wanted, _IDS_SHOWN + 1)
+    if len(found) > 1:
+        ids = ", ".join(o.trace_id for o in found[:_IDS_SHOWN])
+        more = " and others" if len(found) > _IDS_SHOWN else ""
+        raise NotFoundError(f"several trace_ids begin with that ({ids}{more}): give more of it.")
     if found:
         return found[0]
-    if number:
+    if re.fullmatch(r"#?[0-9]{1,9}", wanted):
         count = listing.count_records(bank, session_id)
         there = f"it has #1 to #{count}" if count else "it has none yet"
         raise NotFoundError(f"this session has no record of that number: {there}.")

@@ -31,8 +31,7 @@ from memory_bank.service.operations import logs
 from memory_bank.service.operations.background import chat_of, model_of
 from memory_bank.service.security.gate import check_binding
 from memory_bank.service.server.database import open_database
-from memory_bank.service.server.process import serve_here
-from memory_bank.service.server.workers import Workers
+from memory_bank.service.server.process import Workers, serve_here
 
 log = logging.getLogger("memory_bank.Service")
 
