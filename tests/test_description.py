@@ -27,7 +27,7 @@ OUTPUTS = [("find", {"q": "Ada"}, {"id": "ORD-7"}), ("find", {"q": "Bob"}, {"id"
 
 
 def chat(n):
-    return [user(), *rounds(n)]
+    return [user(), *rounds(n, start=-1000)]  # ORD-0, ORD-1, …
 
 
 def test_stores_take_names(tmp_path):
@@ -78,7 +78,7 @@ def test_the_embedding_model_loads_when_there_is_something_to_embed(caplog, tmp_
     with pytest.raises(EmbedderLoadError):
         apply_memory_bank_strategy(chat(2), None, settings, state)
     context, _ = apply_memory_bank_strategy(chat(2), None, SETTINGS, state)
-    assert "ORD-1000" in str(context) and state.insight_store.size() == 2
+    assert "ORD-0" in str(context) and state.insight_store.size() == 2
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("FlagEmbedding"), reason="needs FlagEmbedding")
@@ -101,7 +101,7 @@ def test_settings_of_other_strategies_in_a_mapping_have_no_effect_and_a_warning(
     with caplog.at_level(logging.WARNING):
         context, _ = apply_memory_bank_strategy(chat(3), None, given, state)
         apply_memory_bank_strategy(chat(4), None, given, state)
-    assert "ORD-1000" in str(context)
+    assert "ORD-0" in str(context)
     [warning] = [r for r in caplog.records if "compact_threshold" in r.getMessage()]
     assert "no effect" in warning.getMessage()
     with pytest.raises(ConfigError, match="did you mean top_k"):
@@ -125,7 +125,7 @@ def test_the_documented_lines_are_logged_by_every_path(caplog):
         [first, _] = ingest_tool_outputs(
             OUTPUTS, "q", FactStore(), InsightStore("lexical"), None, "extractive", 1
         )
-    assert f"Ingested tool 'find' -> trace_id={first}" in caplog.text
+    assert f"Ingested tool 'get_order' -> trace_id={first}" in caplog.text
     assert "MemoryBankState reset" in caplog.text and "ORD-7" not in caplog.text
 
 
