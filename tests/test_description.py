@@ -125,7 +125,7 @@ def test_the_documented_lines_are_logged_by_every_path(caplog):
         [first, _] = ingest_tool_outputs(
             OUTPUTS, "q", FactStore(), InsightStore("lexical"), None, "extractive", 1
         )
-    assert f"Ingested tool 'get_order' -> trace_id={first}" in caplog.text
+    assert f"Ingested tool 'find' -> trace_id={first}" in caplog.text
     assert "MemoryBankState reset" in caplog.text and "ORD-7" not in caplog.text
 
 
