@@ -20,10 +20,14 @@ from memory_bank import (
 )
 from memory_bank.errors import ConfigError, EmbedderLoadError, MemoryBankError
 from memory_bank.history import HierarchicalMemory, keep_last_n_steps, to_memory_bank
-from tests.models.test_observer import chat
+from tests.chats import rounds, user
 
 SETTINGS = MemoryBankSettings(observer_model="extractive", embedding_model="lexical")
 OUTPUTS = [("find", {"q": "Ada"}, {"id": "ORD-7"}), ("find", {"q": "Bob"}, {"id": "ORD-8"})]
+
+
+def chat(n):
+    return [user(), *rounds(n, start=-1000)]  # ORD-0, ORD-1, …
 
 
 def test_stores_take_names(tmp_path):
@@ -112,7 +116,7 @@ def test_the_documented_lines_are_logged_by_every_path(caplog):
         apply_memory_bank_strategy(chat(3), None, SETTINGS, state)
     lines = [(r.name, r.getMessage()) for r in caplog.records]
     for trace_id in state.steps:
-        assert ("memory_bank.Ingestion", f"Ingested tool 'find' -> trace_id={trace_id}") in lines
+        assert ("memory_bank.Ingestion", f"Ingested tool 'get_order' -> trace_id={trace_id}") in lines
     assert ("memory_bank.MemoryBankStrategy", "Added 2 retrieved records to context") in lines
     assert any(text.startswith("Context constructed: ") for _, text in lines)
     caplog.clear()

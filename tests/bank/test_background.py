@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.chats import call, result, user
-from tests.contracts.stores import together
+from tests.contracts.stores import to_redo, together
 
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.bank.jobs import Spending
@@ -134,7 +134,7 @@ def test_a_budget_that_is_used_up_leaves_extraction_and_says_so(state, mode):
     assert state.flush(60) == 0
     assert len(model.calls) == 2
     assert sources(state) == ["extractive"] * 3 + ["llm:m"] * 2
-    reasons = {i.redo for i in state.insight_store.to_redo()}
+    reasons = {i.redo for i in to_redo(state.insight_store)}
     assert reasons == {"the Observer's budget is used up (2 calls a session)"}
     assert (state.spent.calls, state.spent.prompt_tokens, state.spent.completion_tokens) == (2, 200, 40)
     assert state.spent.cost == pytest.approx(2 * (100 * 10 + 20 * 100) / 1e6)

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from tests.chats import TEXT, call, result, user
+from tests.contracts.stores import to_redo
 
 from memory_bank import FactStore, InsightStore, InteractionRecord, LexicalEmbedder, ingest_tool_outputs
 from memory_bank.bank.retrieval import format_retrieved_memory, query_of_view, retrieve_and_format
@@ -121,7 +122,7 @@ def test_facts_are_stored_before_the_model_is_asked():
 
     ingest_tool_outputs([("a", {}, {}), ("b", {}, {})], "t", facts, insights, ScriptedModel(answer), "m", 1)
     assert seen == [2, 2]
-    assert len(insights.to_redo()) == 2
+    assert len(to_redo(insights)) == 2
 
 
 def test_a_failing_embedder_loses_no_fact():

@@ -38,3 +38,8 @@ def together(*jobs):
         thread.join()
     if errors:
         raise errors[0]
+
+
+def to_redo(insights):
+    """The insights of a store that are to be made again, oldest first."""
+    return [i for i in insights.get_insights(insights.trace_ids()).values() if i.redo is not None]

@@ -4,6 +4,7 @@ import logging
 
 import pytest
 from tests.chats import rounds, user
+from tests.contracts.stores import to_redo
 
 from memory_bank import MemoryBankState, apply_memory_bank_strategy
 from memory_bank.config import MemoryBankSettings
@@ -160,4 +161,4 @@ def test_a_failing_model_tells_status_and_cause_once(failure, model, told, caplo
     assert all(piece in warning.getMessage() for piece in told)
     assert ("gpt-4.1-mini" in warning.getMessage()) == ("gpt-4.1-mini" in (model, *told))
     assert "sk-123" not in caplog.text
-    assert all(told[0] in i.redo for i in state.insight_store.to_redo())
+    assert all(told[0] in i.redo for i in to_redo(state.insight_store))

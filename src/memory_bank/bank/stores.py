@@ -54,8 +54,9 @@ Place = tuple[str, str]
 """``(session_id, trace_id)`` of a record."""
 _r, _i = records.c, insights.c
 _BY_IDS = sa.select(*_r).where(of_session(records), _r.trace_id.in_(IDS))
-_INSIGHTS = sa.select(_i.trace_id, _i.summary, _i.source, _i.redo).where(of_session(insights))
-_SUMMARIES = _INSIGHTS.where(_i.trace_id.in_(IDS))
+_INSIGHTS = sa.select(_i.trace_id, _i.summary, _i.source, _i.redo).where(
+    of_session(insights), _i.trace_id.in_(IDS)
+)
 _FIRST = sa.select(_i.seq).where(of_session(insights)).limit(1)
 
 
@@ -304,18 +305,13 @@ class InsightStore:
 
     def get_insights(self, trace_ids: Sequence[str]) -> dict[str, Insight]:
         """The insights of these trace_ids, in their order; missing ones are left out."""
-        found = stored_rows(self.database, _SUMMARIES, self.session_id, trace_ids)
+        found = stored_rows(self.database, _INSIGHTS, self.session_id, trace_ids)
         return {t: Insight(**found[t]) for t in dict.fromkeys(trace_ids) if t in found}
 
     def trace_ids(self) -> list[str]:
         """All ids that have an insight, oldest first."""
         mine = sa.select(_i.trace_id).where(of_session(insights)).order_by(_i.seq)
         return self.database.column(mine, session=self.session_id)
-
-    def to_redo(self) -> list[Insight]:
-        """The insights that are to be made again, oldest first."""
-        marked = _INSIGHTS.where(_i.redo.is_not(None)).order_by(_i.seq)
-        return [Insight(**row) for row in self.database.rows(marked, session=self.session_id)]
 
     def clear(self) -> None:
         """Delete every insight of the session; the embedding model stays loaded."""

@@ -176,29 +176,27 @@ class ScriptedResponses(Api):
     def refusal(self, body: JsonObject, path: str) -> Reply | None:  # noqa: ARG002
         previous, conversation = body.get("previous_response_id"), _conversation(body)
         given = body.get("input")
-
-        def wrong_type(name: str, wanted: str, value: Any) -> Reply:
-            told = f"Invalid type for '{name}': expected {wanted}, but got {type(value).__name__}."
-            return fail(400, told, param=name, code="invalid_type")
-
-        for name, named in (("previous_response_id", previous), ("conversation", conversation)):
-            if not isinstance(named, (str, type(None))):
-                return wrong_type(name, "a string", named)
+        for name, value, wanted, types in (
+            ("previous_response_id", previous, "a string", str),
+            ("conversation", conversation, "a string", str),
+            ("input", given, "a string or an array", (str, list)),
+        ):
+            if value is not None and not isinstance(value, types):
+                got = f"Invalid type for '{name}': expected {wanted}, but got {type(value).__name__}."
+                return fail(400, got, param=name, code="invalid_type")
         if previous is not None and conversation is not None:
             both = "'previous_response_id' or 'conversation'"
             return fail(400, f"Mutually exclusive parameters. Ensure you are only providing one of: {both}.")
         if previous is not None and previous not in self._after:
-            told = f"Previous response with id '{previous}' not found."
-            return fail(400, told, param="previous_response_id", code="previous_response_not_found")
+            what, code = f"Previous response with id '{previous}' not found.", "previous_response_not_found"
+            return fail(400, what, param="previous_response_id", code=code)
         if conversation is not None and conversation not in self._conversations:
             return fail(404, f"Conversation with id '{conversation}' not found.", param="conversation")
         if given is None and not (previous or conversation or body.get("prompt")):
-            told = "Missing required parameter: 'input'."
-            return fail(400, told, param="input", code="missing_required_parameter")
-        if not isinstance(given, (str, list, type(None))):
-            return wrong_type("input", "a string or an array", given)
+            what = "Missing required parameter: 'input'."
+            return fail(400, what, param="input", code="missing_required_parameter")
         for item in _items(given):
-            if item_type(item) == "item_reference" and self._items.get(str(item.get("id"))) is None:
+            if item_type(item) == "item_reference" and str(item.get("id")) not in self._items:
                 return fail(404, f"Item with id '{item.get('id')}' not found.", param="input")
         return None
 
@@ -237,25 +235,22 @@ class ScriptedResponses(Api):
         thought = len(reply.reasoning or "") // 4
         into, out = reply.usage or (size // 4, (said + len(reply.content or "")) // 4 + thought)
         cached, written = reply.cached or (0, 0)
-        response = {
-            **_DEFAULTS,
-            **{k: v for k, v in body.items() if k in _DEFAULTS and v is not None},
+        usage = {
+            "input_tokens": into, "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written},
+            "output_tokens": out, "output_tokens_details": {"reasoning_tokens": thought}, "total_tokens": into + out,
+        }  # fmt: skip
+        asked = {k: v for k, v in body.items() if k in _DEFAULTS and v is not None}
+        own = {
             "id": self.number("resp_"),
             "output": output,
             "store": body.get("store") is not False,
-            "usage": {
-                "input_tokens": into,
-                "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written},
-                "output_tokens": out,
-                "output_tokens_details": {"reasoning_tokens": thought},
-                "total_tokens": into + out,
-            },
+            "usage": usage,
         }
+        response = _DEFAULTS | asked | own
         if response["store"]:
             with self._lock:
                 items = [*self._said(body), *output]
-                self._made[response["id"]] = response
-                self._after[response["id"]] = items
+                self._made[response["id"]], self._after[response["id"]] = response, items
                 if (conversation := _conversation(body)) is not None:
                     self._conversations[conversation] = items
                 self._items.update((item["id"], item) for item in output)
@@ -266,24 +261,26 @@ class ScriptedResponses(Api):
     def _output(self, reply: Reply, body: JsonObject) -> list[JsonObject]:
         """A reply as items: reasoning, message, calls."""
         output: list[JsonObject] = []
+
+        def add(prefix: str, kind: str, **fields: Any) -> None:
+            output.append({"id": self.number(prefix), "type": kind, **fields})
+
         if reply.reasoning is not None:
             summary = [{"type": "summary_text", "text": reply.reasoning}] if reply.reasoning else []
             hidden = base64.b64encode(hashlib.sha512(reply.reasoning.encode("utf-8", "replace")).digest())
-            item = {"type": "reasoning", "summary": summary, "encrypted_content": hidden.decode()}
-            output.append({"id": self.number("rs_"), **item})
+            add("rs_", "reasoning", summary=summary, encrypted_content=hidden.decode())
         if reply.content is not None:
             part = {"type": "output_text", "annotations": [], "logprobs": [], "text": reply.content}
-            item = {"type": "message", "status": "completed", "role": "assistant", "content": [part]}
-            output.append({"id": self.number("msg_"), **item})
+            add("msg_", "message", status="completed", role="assistant", content=[part])
         free = {t.get("name") for t in _tools(body) if t.get("type") == "custom"}
         for name, arguments, *given in reply.tool_calls:
             text = arguments if isinstance(arguments, str) else json.dumps(arguments)
             call_id = given[0] if given else self.number("call_")
             made = {"status": "completed", "call_id": call_id, "name": name}
             if name in free:
-                output.append({"id": self.number("ctc_"), "type": "custom_tool_call", **made, "input": text})
+                add("ctc_", "custom_tool_call", **made, input=text)
             else:
-                output.append({"id": self.number("fc_"), "type": "function_call", **made, "arguments": text})
+                add("fc_", "function_call", **made, arguments=text)
         return output
 
 
@@ -441,21 +438,15 @@ class ScriptedMessages(Api):
             content.append({"type": "tool_use", "id": made, "name": name, "input": parsed})
         into, out = reply.usage or (size // 4, len(json.dumps(content)) // 4)
         read, written = reply.cached or (0, 0)
+        usage = {
+            "input_tokens": into - read - written, "cache_creation_input_tokens": written,
+            "cache_read_input_tokens": read, "output_tokens": out,
+        }  # fmt: skip
         message = {
-            "id": self.number("msg_"),
-            "type": "message",
-            "role": "assistant",
-            "model": body["model"],
-            "content": content,
-            "stop_reason": "tool_use" if reply.tool_calls else "end_turn",
-            "stop_sequence": None,
-            "usage": {
-                "input_tokens": into - read - written,
-                "cache_creation_input_tokens": written,
-                "cache_read_input_tokens": read,
-                "output_tokens": out,
-            },
-        }
+            "id": self.number("msg_"), "type": "message", "role": "assistant", "model": body["model"],
+            "content": content, "stop_reason": "tool_use" if reply.tool_calls else "end_turn", "stop_sequence": None,
+            "usage": usage,
+        }  # fmt: skip
         return _as_events(_message_events(message)) if streamed else [json.dumps(message).encode()]
 
     def error_body(self, reply: Reply) -> bytes:

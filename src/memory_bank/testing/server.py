@@ -141,10 +141,10 @@ class ScriptedServer:
         if self.api_key is None or f"Bearer {self.api_key}" in keys or self.api_key in keys:
             reply = self._answer(method, path, body)
         try:
-            kind, pieces = self._render(reply, path, body, len(data))
+            kind, pieces = self.render(reply, path, body, len(data))
         except Exception as error:
             reply = _broken("the reply cannot be sent", error)
-            kind, pieces = self._render(reply, path, body, len(data))
+            kind, pieces = self.render(reply, path, body, len(data))
         return replace(reply, headers={"x-request-id": f"req_{number}", **reply.headers}), kind, pieces
 
     def _answer(self, method: str, path: str, body: Any) -> Reply:
@@ -214,7 +214,7 @@ class ScriptedServer:
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return as_json({"object": "list", "data": data, "model": body["model"], "usage": usage})
 
-    def _render(self, reply: Reply, path: str, body: Any, size: int) -> tuple[str, list[bytes]]:
+    def render(self, reply: Reply, path: str, body: Any, size: int) -> tuple[str, list[bytes]]:
         """The content type and the body of a reply, in several pieces when it is streamed."""
         streamed = isinstance(body, dict) and bool(body.get("stream")) and reply.status < 400
         kind = "text/event-stream" if streamed else "application/json"

@@ -212,27 +212,29 @@ def item_errors(items: object) -> list[str]:
     answered_later: set[tuple[str, str]] = set()  # may be answered in a later request
     ids: set[str] = set()
     reasoning = ""
-    for i, item in enumerate(items):
+    for i, item in enumerate([*items, {"role": "user"}]):
         kind = item_type(item)
         if not kind:
             errors.append(f"Invalid value for 'input[{i}]': expected an item with a type or a role.")
             continue
-        if reasoning and _is_by_client(item):
-            errors.append(_reasoning_error(reasoning))
-        reasoning = _id_text(item.get("id")) if kind == "reasoning" else ""
+        by_client = kind == "mcp_approval_response" or (kind in CALL_OF and kind != "program_output")
+        if reasoning and (by_client or (kind == "message" and item.get("role") != "assistant")):
+            errors.append(
+                f"Item '{reasoning}' of type 'reasoning' was provided without its required following item."
+            )
+        own, call_id = item.get("id"), str(call_id_of(item))
+        reasoning = (own if isinstance(own, str) else "None") if kind == "reasoning" else ""
         if kind in OUTPUT_OF:
-            key = (kind, _id_text(call_id_of(item)))
-            unanswered[key] += 1
+            unanswered[kind, call_id] += 1
             if kind == "program" or item.get("async") is True:
-                answered_later.add(key)
+                answered_later.add((kind, call_id))
         elif kind in CALL_OF:
-            key = (CALL_OF[kind], _id_text(call_id_of(item)))
-            if unanswered[key] < 1:
-                words = key[0].replace("_", " ")
-                errors.append(f"No tool call found for {words} output with call_id {key[1]}.")
-            else:
+            key = CALL_OF[kind], call_id
+            if unanswered[key] > 0:
                 unanswered[key] -= 1
-        own = item.get("id")
+            else:
+                words = key[0].replace("_", " ")
+                errors.append(f"No tool call found for {words} output with call_id {call_id}.")
         if isinstance(own, str) and kind not in ("item_reference", "local_shell_call_output"):
             if own in ids:
                 errors.append(
@@ -240,28 +242,10 @@ def item_errors(items: object) -> list[str]:
                     "Remove duplicate items from your input and try again."
                 )
             ids.add(own)
-    if reasoning:
-        errors.append(_reasoning_error(reasoning))
-    for key, calls in unanswered.items():
-        if calls and key not in answered_later:
-            errors.append(f"No tool output found for {key[0].replace('_', ' ')} {key[1]}.")
+    for (kind, call_id), calls in unanswered.items():
+        if calls and (kind, call_id) not in answered_later:
+            errors.append(f"No tool output found for {kind.replace('_', ' ')} {call_id}.")
     return errors
-
-
-def _is_by_client(item: Item) -> bool:
-    """Whether an item of this type comes from the client, and never from the model."""
-    kind = item_type(item)
-    if kind == "message":
-        return bool(item.get("role") != "assistant")
-    return kind == "mcp_approval_response" or (kind in CALL_OF and kind != "program_output")
-
-
-def _reasoning_error(reasoning: str) -> str:
-    return f"Item '{reasoning}' of type 'reasoning' was provided without its required following item."
-
-
-def _id_text(value: object) -> str:
-    return value if isinstance(value, str) else "None"
 
 
 # Items as a chat, and back
