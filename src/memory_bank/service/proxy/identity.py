@@ -4,8 +4,8 @@ Every request stores the digest of its messages with its session. The session's 
 messages up to the end of the last interaction. A list of messages
 
 - continues a session if it begins with the messages of its head, or has its latest calls with the same results. An id
-  that looks random marks a call by itself, because no other conversation has it: what came before may have been
-  dropped or summarised. Any other id (``call_1``) marks it with all that came before it but the system messages;
+  that looks random names a call by itself, because no other conversation has it: what came before may have been
+  dropped or summarised. Any other id (``call_1``) names it with all that came before it but the system messages;
 - is a fork if a session knows its beginning, but has continued differently: a new session with a copy of what was
   recorded before the two parted;
 - begins a session otherwise.
@@ -147,7 +147,7 @@ class _Search:
     messages: Sequence[object]
     asks_summary: bool
     records: bool
-    latest: Sequence[MarkedInteraction] = ()
+    latest: Sequence[DigestedInteraction] = ()
     _rows: dict[str, dict[str, KnownDigest]] = field(default_factory=dict)
     _by_digest: dict[str, list[KnownDigest]] = field(default_factory=dict)
 
@@ -164,7 +164,7 @@ class _Search:
         """Continue, fork or begin a session; None where another request was faster."""
         self._rows.clear()
         self._by_digest.clear()
-        self._take([*chain.ends[:_FIRST_DIGESTS], *(i.mark for i in chain.latest)])
+        self._take([*chain.ends[:_FIRST_DIGESTS], *(i.digest for i in chain.latest)])
         continued = self._continued(chain)
         if continued is None and len(chain.ends) > _FIRST_DIGESTS:
             self._take(chain.ends[_FIRST_DIGESTS:])
@@ -235,12 +235,12 @@ class _Search:
         """The session of a name that a list continues though it shares no call with it, or where the list forks;
         the third: that the name alone says so."""
         by_person = self.how != "client"
-        marks = {self.digest("summary", str(s.head)): s for s in family}
-        known = self.identity.lineage.known([opening, *marks])
+        digests = {self.digest("summary", str(s.head)): s for s in family}
+        known = self.identity.lineage.known([opening, *digests])
         opened = next((k for k in known if k.digest == opening), None)
         found = [s for s in family if by_person and self._resembles(s)]
         if not found and (opened is None or opened.before):
-            found = [marks[k.digest] for k in known if k.digest in marks]
+            found = [digests[k.digest] for k in known if k.digest in digests]
         if not found and opened is not None:
             point = ForkPoint(opened.session_id, opened.before, opened.number)
             return None, point if opened.before else None, False
@@ -282,12 +282,12 @@ class _Search:
         return best
 
     def _until_by_calls(self, session: KnownDigest) -> int:
-        """The end of the interactions that mark a session's head, if the list has them in their order; else 0."""
-        by_mark = {i.mark: i for i in self.latest}
+        """The end of the interactions that stand for a session's head, if the list has them in order; else 0."""
+        by_digest = {i.digest: i for i in self.latest}
         until = 0
-        for mark, calls in _head_calls(session):
-            found = by_mark.get(mark)
-            if found is None or found.stop <= until or len(self._roots(mark)) > 1:
+        for digest, calls in _head_calls(session):
+            found = by_digest.get(digest)
+            if found is None or found.stop <= until or len(self._roots(digest)) > 1:
                 return 0
             if not self._has_calls(session, found, calls):
                 return 0
@@ -295,7 +295,7 @@ class _Search:
         return until
 
     def _has_calls(
-        self, session: KnownDigest | None, interaction: MarkedInteraction, calls: Sequence[CallDigest]
+        self, session: KnownDigest | None, interaction: DigestedInteraction, calls: Sequence[CallDigest]
     ) -> bool:
         """Whether an interaction has the calls and results that a session recorded."""
         here = {c.call: c for c in interaction.calls()}
@@ -303,7 +303,7 @@ class _Search:
         if all(h is not None and h.whole == c.whole for c, h in found):
             return True
         # clients mask results that the model has read: those may be shorter, where the calls are one session's
-        owners = [row.session_id for row in self._by_digest.get(interaction.mark, ())]
+        owners = [row.session_id for row in self._by_digest.get(interaction.digest, ())]
         return (
             owners == ([session.session_id] if session else [])
             and interaction is not self.latest[-1]
@@ -311,10 +311,10 @@ class _Search:
         )
 
     def _resembles(self, session: KnownDigest) -> bool:
-        """Whether the list holds a session's newest calls, though their marks differ as a client that numbers its
+        """Whether the list holds a session's newest calls, though their digests differ as a client that numbers its
         calls has rewritten the earlier messages."""
         newest = [calls for _, calls in _head_calls(session)[-1:] if calls]
-        new = [i for i in self.latest[:-1] if i.mark not in self._by_digest]
+        new = [i for i in self.latest[:-1] if i.digest not in self._by_digest]
         return any(self._has_calls(None, i, calls) for calls in newest for i in new)
 
     def _fork(self, chain: DigestChain) -> tuple[int, ForkPoint | None]:
@@ -329,7 +329,7 @@ class _Search:
             found.append((chain.positions[digest], ForkPoint(row.session_id, row.before, row.number)))
         start, by_calls = 0, None
         for interaction in self.latest:
-            if roots := self._roots(interaction.mark):
+            if roots := self._roots(interaction.digest):
                 row = roots[0]
                 point = ForkPoint(row.session_id, row.before, row.number - 1)
                 by_calls = (start, point) if len(roots) == 1 and row.before else None
@@ -343,21 +343,23 @@ class _Search:
         return [row for row in rows if row.forked_from not in ids]
 
     def _entry(
-        self, chain: DigestChain, new: Sequence[MarkedInteraction], keep_calls: bool = False
+        self, chain: DigestChain, new: Sequence[DigestedInteraction], keep_calls: bool = False
     ) -> LineageEntry:
         """What the request stores in its session, where the interactions ``new`` are new."""
-        latest = new[-2:]  # their calls mark the new head, as far as no session has had them before
-        marks = [i.mark for i in latest]
+        latest = new[-2:]  # the new head is known by their calls, as far as no session has had them before
+        digests = [i.digest for i in latest]
         if self.asks_summary:
-            marks.append(self.digest("summary", chain.head))
-        fresh = [i for i in latest if i.mark not in self._by_digest]
-        calls = json.dumps([(i.mark, i.calls()) for i in fresh]) if latest[-1:] == fresh[-1:] else None
-        return LineageEntry(chain.whole, marks, chain.head, calls, same_calls=keep_calls)
+            digests.append(self.digest("summary", chain.head))
+        fresh = [i for i in latest if i.digest not in self._by_digest]
+        calls = json.dumps([(i.digest, i.calls()) for i in fresh]) if latest[-1:] == fresh[-1:] else None
+        return LineageEntry(chain.whole, digests, chain.head, calls, same_calls=keep_calls)
 
 
 def _head_calls(session: KnownDigest) -> list[tuple[str, list[CallDigest]]]:
-    """The marks of a session's head, each with the calls of its interaction."""
-    return [(mark, [CallDigest(*c) for c in calls]) for mark, calls in json.loads(session.head_calls or "[]")]
+    """The digests of a session's head, each with the calls of its interaction."""
+    return [
+        (digest, [CallDigest(*c) for c in calls]) for digest, calls in json.loads(session.head_calls or "[]")
+    ]
 
 
 def named_session(
@@ -466,14 +468,14 @@ class CallDigest(NamedTuple):
     size: int
 
 
-class MarkedInteraction(NamedTuple):
+class DigestedInteraction(NamedTuple):
     """An interaction near the end of a list; ``stop`` is the position after it.
 
-    ``mark`` is the digest of its first call id that looks random; without one, that of all messages up to its
+    ``digest`` is the digest of its first call id that looks random; without one, that of all messages up to its
     end but the system messages.
     """
 
-    mark: str
+    digest: str
     stop: int
     interaction: Interaction
     seed: bytes
@@ -507,7 +509,7 @@ class DigestChain:
     head: str
     positions: dict[str, int] = field(repr=False)
     ends: Sequence[str] = field(repr=False)
-    latest: Sequence[MarkedInteraction] = field(repr=False)
+    latest: Sequence[DigestedInteraction] = field(repr=False)
 
 
 Canonical: TypeAlias = Callable[[object], bytes]
@@ -533,12 +535,12 @@ def digest_chain(
         return None
     first = kinds.index(MessageKind.CALL)
     latest = latest_interactions(messages, LATEST)
-    marks: dict[int, str | None] = {}
+    by_end: dict[int, str | None] = {}
     for interaction in latest:
         calls = (pair.call for pair in interaction.pairs if pair.call is not None)
         found = next((str(c.call_id) for c in calls if looks_random(c.call_id, c.name)), None)
-        marks[interaction.stop] = found and content_key(seed, b"call", _encode(found)).hex()
-    past_until = max((stop for stop, mark in marks.items() if mark is None), default=0)
+        by_end[interaction.stop] = found and content_key(seed, b"call", _encode(found)).hex()
+    past_until = max((stop for stop, digest in by_end.items() if digest is None), default=0)
     past = hashlib.sha256(seed + b"past")  # without system messages
     rolling = hashlib.sha256(seed)
     digests: list[str] = []  # digests[i] is that of the messages up to first + i
@@ -554,11 +556,11 @@ def digest_chain(
                 ends.append(digests[-1])
         if i < past_until and kinds[i] is not MessageKind.SYSTEM:
             past.update(data)
-        if marks.get(i + 1, "") is None:
-            marks[i + 1] = past.hexdigest()
+        if by_end.get(i + 1, "") is None:
+            by_end[i + 1] = past.hexdigest()
     positions = {d: i for i, d in enumerate(digests, first + 1)}
-    marked = [MarkedInteraction(str(marks[i.stop]), i.stop, i, seed) for i in latest]
-    return DigestChain(digests[-1], digests[latest[-1].stop - 1 - first], positions, ends[::-1], marked)
+    latest_calls = [DigestedInteraction(str(by_end[i.stop]), i.stop, i, seed) for i in latest]
+    return DigestChain(digests[-1], digests[latest[-1].stop - 1 - first], positions, ends[::-1], latest_calls)
 
 
 _dump = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
