@@ -116,7 +116,7 @@ def test_whose_conversation_it_is_is_in_every_digest() -> None:
     chains = [chain(CHAT, s) for s in seeds]
     assert len({c.whole for c in chains}) == len(seeds)
     ids = [user(), call((random_id(1), "f", {})), result(random_id(1), "x")]
-    assert len({chain(ids, s).latest[0].mark for s in seeds}) == len(seeds)
+    assert len({chain(ids, s).latest[0].digest for s in seeds}) == len(seeds)
 
 
 @given(any_chats())
@@ -161,7 +161,7 @@ def test_results_are_compared_with_their_calls() -> None:
         chain([user(), call((i, "f", {})), result(i, text)]).latest[0]
         for text in ("long output", "out", "long output")
     )
-    assert one.mark == other.mark
+    assert one.digest == other.mark
     assert one.calls() == again.calls()
     assert one.calls()[0].call == other.calls()[0].call
     assert one.calls()[0].whole != other.calls()[0].whole
