@@ -81,6 +81,7 @@ def test_odd_texts(text):
     assert record.output_text == text
 
 
+@pytest.mark.long
 def test_a_table_of_a_hundred_thousand_rows():
     def table(rows):
         text = json.dumps([{"id": i, "name": f"name {i}"} for i in range(rows)])

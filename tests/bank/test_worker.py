@@ -225,7 +225,7 @@ def test_jobs_of_other_sessions_are_not_taken_meanwhile(bank_url):
     for session in ("a", "b", "c"):
         FactStore(Database(bank_url), session).store_many([a_record(1)], ["trace-00001"])
     model = UntilRenewed(Database(bank_url))
-    worker = Worker(Database(bank_url), observer_of(model), LexicalEmbedder(), lease=2.5)
+    worker = Worker(Database(bank_url), observer_of(model, timeout=3), LexicalEmbedder(), lease=0.5)
     thread = threading.Thread(target=worker.step)
     other, taken = JobQueue(Database(bank_url)), []
     thread.start()

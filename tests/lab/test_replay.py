@@ -73,6 +73,7 @@ def test_in_a_database_a_trace_is_its_session(config, tmp_path):
     database.close()
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_traces(config):
     memory = TraceMemory()
 

@@ -62,6 +62,7 @@ def test_nothing_is_called_nothing():
     assert "Returned nothing" in summary("")
 
 
+@pytest.mark.long
 def test_huge_outputs_take_little_time():
     assert growth(lambda n: summary("a_1 " * n), 5_000_000) < LINEAR
     assert growth(lambda n: summary(json.dumps([{"id": i} for i in range(n)])), 300_000) < LINEAR

@@ -331,7 +331,7 @@ def test_a_pattern_in_json_of_one_line_finds_values_with_their_paths():
 
 
 @pytest.mark.parametrize(
-    "evil", [r"(a+)+$", r"(a|a)*b", r"(.*a){20}x", r"a?" * 30 + "a" * 30 + "b", r".*.*.*.*=x"]
+    "evil", first_short([r"(a|a)*b", r"(a+)+$", r"(.*a){20}x", r"a?" * 30 + "a" * 30 + "b", r".*.*.*.*=x"])
 )
 def test_an_evil_pattern_does_not_hang(evil):
     state, (trace_id,) = stored("a" * 1_900 + "!")
@@ -603,6 +603,7 @@ def test_a_path_finds_at_most_so_many_values():
     assert body(get(state, trace_id, path="[200000]")) == "0"
 
 
+@pytest.mark.long
 def test_as_many_lines_as_are_laid_out_are_named():
     layout = lay_out("[" + "0," * MAX_LINES + "0]", [0] * (MAX_LINES + 1))
     assert layout.count == MAX_LINES

@@ -56,6 +56,7 @@ def report(cli, experiment, tmp_path) -> Path:
     return tmp_path / "out" / "report.html"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here")
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the shared traces are not beside the repository")
 def test_one_command_over_the_shared_sets(cli, tmp_path):

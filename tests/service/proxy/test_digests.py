@@ -161,7 +161,7 @@ def test_results_are_compared_with_their_calls() -> None:
         chain([user(), call((i, "f", {})), result(i, text)]).latest[0]
         for text in ("long output", "out", "long output")
     )
-    assert one.digest == other.mark
+    assert one.digest == other.digest
     assert one.calls() == again.calls()
     assert one.calls()[0].call == other.calls()[0].call
     assert one.calls()[0].whole != other.calls()[0].whole
