@@ -287,8 +287,8 @@ def http_page() -> str:
             if parameters := operation.get("parameters"):
                 lines += ["", "| parameter | in | type | meaning |", "|---|---|---|---|"]
                 for p in parameters:
-                    told = p.get("description", "") or p["schema"].get("description", "")
-                    lines.append(f"| `{p['name']}` | {p['in']} | {schema_name(p['schema'])} | {cell(told)} |")
+                    meaning = p.get("description", "") or p["schema"].get("description", "")
+                    lines.append(f"| `{p['name']}` | {p['in']} | {schema_name(p['schema'])} | {cell(meaning)} |")
             for kind, body in operation.get("requestBody", {}).get("content", {}).items():
                 lines += ["", f"Body (`{kind}`): {schema_name(body.get('schema', {}))}"]
             own = {s: a for s, a in operation["responses"].items() if s not in shared}

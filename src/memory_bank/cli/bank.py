@@ -138,12 +138,12 @@ def search(
     facts = {r.trace_id: r for r in FactStore(database, session).get_many([h.trace_id for h in hits])}
     found = [(h, r, store.get_summary(h.trace_id)) for h in hits if (r := facts.get(h.trace_id))]
     if as_json:
-        told = [
+        listed = [
             {"trace_id": h.trace_id, "score": round(h.score, 6), "step": r.step_id, "tool": r.tool_name,
              "summary": text}
             for h, r, text in found
         ]  # fmt: skip
-        print_json({"session_id": session, "embedder": store.embedder_name, "hits": told})
+        print_json({"session_id": session, "embedder": store.embedder_name, "hits": listed})
         return
     rows = [
         [f"{h.score:.3f}", r.step_id, one_line(r.tool_name, 30), h.trace_id, one_line(text or "", 100)]

@@ -420,7 +420,7 @@ class EvidenceReasons(Reasons):
             shown = f"{len(words)} pieces of its arguments or of the agent's words"
             return Fate.PART, sum(words), f"#{number}: {shown}, nothing of its output{near}"
         if number in self._excerpts.named:
-            return Fate.LISTED, None, f"#{number} told in the list of calls, nothing of its output{near}"
+            return Fate.LISTED, None, f"#{number} named in the list of calls, nothing of its output{near}"
         return Fate.LEFT_OUT, None, f"#{number} counted in the list of calls{near}"
 
     def _gains(self, record: int) -> list[float]:

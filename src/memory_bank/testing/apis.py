@@ -28,7 +28,7 @@ class Api:
     """What the APIs share; ``number`` makes the next id with a prefix. Each has three methods more:
 
     ``refusal``: the error for a request that is not valid, or None; ``errors``: what a provider would refuse in a
-    valid one, told with ``prefix``, ``param`` and at ``most`` so many; ``render``: the body of a reply to a request
+    valid one: at ``most`` so many, each with ``prefix`` and ``param``; ``render``: the body of a reply to a request
     of so many bytes, one piece or one for each event.
     """
 

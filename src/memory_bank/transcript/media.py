@@ -38,7 +38,7 @@ class Media(NamedTuple):
     def line(self) -> str:
         """What a text says of it: ``[image/png, 84 kB, "chart.png"]``."""
         size = len(self.data) * 3 // 4
-        told = (
+        amount = (
             f"{size:,} bytes"
             if size < 1e3
             else f"{size / 1e3:.0f} kB"
@@ -46,7 +46,7 @@ class Media(NamedTuple):
             else f"{size / 1e6:,.0f} MB"
         )
         name = json.dumps(self.name[:200], ensure_ascii=False) if self.name else ""
-        return f"[{', '.join(filter(None, (self.kind, told if size else '', name)))}]"
+        return f"[{', '.join(filter(None, (self.kind, amount if size else '', name)))}]"
 
 
 def media_of(part: object) -> Media | None:
