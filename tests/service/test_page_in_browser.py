@@ -1052,7 +1052,7 @@ def test_memory_that_fails_is_said_at_the_top_until_it_works(opened, tmp_path, m
             eventually(lambda: look() or len(page.requests("/v1/sessions?")) > asked + 2)
 
         hidden = "document.querySelector('#trouble').hidden"
-        assert [step(n) for n in (3, 4)] == ["failed embedder_unavailable"] * 2
+        assert [step(n) for n in (3, 4)] == [b"failed embedder_unavailable"] * 2
         looked()
         assert page.js(hidden)
         step(5)
@@ -1072,7 +1072,7 @@ def test_memory_that_fails_is_said_at_the_top_until_it_works(opened, tmp_path, m
         looked()
         assert page.js("window.said.isConnected")  # put anew, it would be read aloud with every look
         down[0] = False
-        assert step(7).startswith(("rebuilt", "unchanged"))
+        assert step(7).startswith((b"rebuilt", b"unchanged"))
         eventually(lambda: look() or page.js(hidden))
         assert page.text("#trouble") == ""
         down[0] = True
