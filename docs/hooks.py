@@ -288,7 +288,9 @@ def http_page() -> str:
                 lines += ["", "| parameter | in | type | meaning |", "|---|---|---|---|"]
                 for p in parameters:
                     meaning = p.get("description", "") or p["schema"].get("description", "")
-                    lines.append(f"| `{p['name']}` | {p['in']} | {schema_name(p['schema'])} | {cell(meaning)} |")
+                    lines.append(
+                        f"| `{p['name']}` | {p['in']} | {schema_name(p['schema'])} | {cell(meaning)} |"
+                    )
             for kind, body in operation.get("requestBody", {}).get("content", {}).items():
                 lines += ["", f"Body (`{kind}`): {schema_name(body.get('schema', {}))}"]
             own = {s: a for s, a in operation["responses"].items() if s not in shared}
