@@ -35,9 +35,8 @@ class Body:
     """A parsed body: ``data`` as it came, ``value`` the object in it.
 
     ``render_body`` uses the rest: the decoded ``text``, the ``spans`` of the editable members' values, the
-    ``elements`` of those that are arrays, ``end``, the position at which a new member is inserted, and ``removed``, the
-    parts of the text that ``without_member`` took out. ``members``: where each editable member stands, from the end of
-    what is before it.
+    ``elements`` of those that are arrays, ``end``, the position at which a new member is inserted, the ``members``
+    (the span of each from the end of what is before it), and what is ``removed`` from the text.
     ``derive(element, make)`` returns ``make(element)``; a cached element always gives the same objects.
     """
 

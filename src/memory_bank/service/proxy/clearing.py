@@ -9,7 +9,7 @@ CONTEXT_MANAGEMENT = "context_management"
 
 
 def edit_of(request: JsonObject, kind: str) -> JsonObject | None:
-    """The edit of a type, such as ``clear_tool_uses_20250919``, in ``context_management`` of a request; None without one."""
+    """The edit of a type in ``context_management`` of a request of the Messages API; None without one."""
     edits = as_object(request.get(CONTEXT_MANAGEMENT)).get("edits")
     known = map(as_object, edits if isinstance(edits, list) else ())
     return next((e for e in known if e.get("type") == kind), None)
