@@ -332,6 +332,18 @@ class MemoryBankState(Session):
         return self._insights.spending.of_session()
 
     @property
+    def note(self) -> str:
+        """What a model noted at the latest fold: what was decided, tried, and is left to do; "" for nothing."""
+        return self.database.get_note(self.session_id)
+
+    def note_later(self, calls: Sequence[tuple[int, str, str]], task: str, done: Callable[[], None]) -> None:
+        """Have the Observer's model write the note of a fold in the background, about its calls since the one before.
+
+        ``calls``: number, trace_id and the agent's words. ``done`` is called, in another thread, once it is stored.
+        """
+        self._insights.note_later(calls, self._task or task, self.generation, self.counter.count_text, done)
+
+    @property
     def pending(self) -> int:
         """The number of stored records that have no summary yet."""
         return self._insights.pending

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from memory_bank.bank.session import MemoryBankState, Session
-from memory_bank.context.policies.evidence import fed_evidence
+from memory_bank.context.policies.evidence import NOTE_HEAD, NOTE_SHARE, fed_evidence
 from memory_bank.selection.index import Selection
 from memory_bank.selection.thread import thread_room
 from memory_bank.transcript.harness import SUMMARY_OPENINGS, asks_for_summary, persons_text
@@ -50,6 +50,8 @@ def what_is_known(session: Session, budget: int, *, lacking: str = "", users_wor
         memory = fed_evidence(view, session, session.settings)
         words = _users_words(view, session, int(budget * _WORDS_SHARE)) if users_words else ""
         said = "" if lacking else _last_words(view, session, int(budget * _LAST_SHARE))
+        if note := session.note:
+            said += f"{NOTE_HEAD}{quote_lines(fit_text(note, int(budget * NOTE_SHARE), count))}\n"
         if users_words:
             said = _earlier_summary(view, session, int(budget * _SUMMARY_SHARE)) + said
         after = session.step_count + 1
