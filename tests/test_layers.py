@@ -38,7 +38,7 @@ MAP: dict[str, set[str]] = {
         "bank", "config", "context", "errors", "faults", "models", "plan", "ports", "pricing", "processor", "provenance",
         "records", "selection", "shipped", "tools", "transcript",
     },
-    "lab": {"config", "errors", "pricing", "selection", "transcript"},  # and the face
+    "lab": {"config", "context", "errors", "pricing", "selection", "transcript"},  # and the face
     "cli": {
         "bank", "config", "context", "errors", "lab", "models", "plan", "ports", "records", "selection", "service",
         "shipped", "transcript",

@@ -75,7 +75,7 @@ class Session:
             self._caches[key] = kind()
         return cast(T, self._caches[key])
 
-    def run_later(self, name: str, work: Callable[[], None]) -> None:  # noqa: ARG002
+    def run_later(self, name: str, work: Callable[[], object]) -> None:  # noqa: ARG002
         """Do work that no context needs."""
         work()
 
@@ -138,7 +138,7 @@ class MemoryBankState(Session):
     marks: dict[str, str]
     new_records: list[InteractionRecord]  # that the present step has stored
     shown_elsewhere: dict[tuple[str, str], InteractionRecord]  # in contexts, by session_id and trace_id
-    _deferred: dict[str, Callable[[], None]]
+    _deferred: dict[str, Callable[[], object]]
     _by_call: dict[str, list[str]] | None  # trace_ids by call id, once asked for
 
     def __init__(
@@ -299,7 +299,7 @@ class MemoryBankState(Session):
         self.new_records = list(records)
         log_ingested(records)
 
-    def run_later(self, name: str, work: Callable[[], None]) -> None:
+    def run_later(self, name: str, work: Callable[[], object]) -> None:
         if self.defer:
             self._deferred[name] = work
         else:

@@ -178,9 +178,9 @@ def audit(
     """Measure on recorded runs what each memory keeps of the evidence that calls needed, and advise one.
 
     Of agents' logs (Claude Code's ~/.claude/projects, Codex's ~/.codex/sessions, lists of OpenAI messages): what the
-    agent's own compaction kept of what its next 30 calls took, what the bank would have kept with it (assist) or in its
-    place (answer), and how often files were read again; --strategy adds contexts of as many tokens. No model is called: summaries are made by
-    extraction, nothing leaves this machine, and no contents are printed.
+    agent's own compaction kept of what its next 30 calls took, what the bank would have kept beside it (assist) or in
+    its place (answer), and how often files were read again; --strategy adds contexts of as many tokens. No model is
+    called: summaries are made by extraction, nothing leaves this machine, and no contents are printed.
     """
     from memory_bank.config import load_config, named_strategies
     from memory_bank.lab.logs.sessions import log_files, log_format

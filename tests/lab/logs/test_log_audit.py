@@ -44,7 +44,7 @@ def measured(config, costs, lines, *strategies):
 
 def test_a_compaction_by_hand(config, costs):
     [row] = measured(config, costs, claude_code_lines(), "full", f"{TOYS}keep_last", f"{TOYS}raises", "bank")
-    own, full, last = row[OWN], row["full"], row[f"{TOYS}keep_last"]
+    own, full, last = row.kept[OWN], row.kept["full"], row.kept[f"{TOYS}keep_last"]
     # The next calls take the account and copy its line, which also holds "169.75" and "entry_13".
     assert full.values.has == full.values.of >= 1
     assert full.characters == Tally(len(COPIED), len(COPIED))
@@ -52,8 +52,8 @@ def test_a_compaction_by_hand(config, costs):
     assert own.characters == Tally(0, len(COPIED))
     assert own.tokens == costs.of({"role": "user", "content": SUMMARY})
     assert (last.values.has, last.tokens) == (0, 0)  # the last interaction is nobody's memory
-    assert (row[f"{TOYS}raises"].failed, row[f"{TOYS}raises"].values.has) == (True, 0)
-    assert not row["bank"].failed
+    assert (row.kept[f"{TOYS}raises"].failed, row.kept[f"{TOYS}raises"].values.has) == (True, 0)
+    assert not row.kept["bank"].failed
 
 
 def test_what_a_user_or_the_last_interaction_shows_is_no_need(config, costs):
@@ -62,11 +62,11 @@ def test_what_a_user_or_the_last_interaction_shows_is_no_need(config, costs):
     [row] = measured(config, costs, shown.lines)
     assert NEEDED in str(shown.lines[1])
     [first] = measured(config, costs, claude_code_lines())
-    assert row[OWN].values.of == first[OWN].values.of - 1
+    assert row.kept[OWN].values.of == first.kept[OWN].values.of - 1
     late = ClaudeCode().user("Go").call("a", "Bash", "x", command="ls")
     late.call("b", "Bash", f"see {NEEDED}", command="ls -l")
     late.compact("…").call("c", "Bash", "ok", command=f"ledger {NEEDED}")
-    assert measured(config, costs, late.lines)[0][OWN].values.of == 0
+    assert measured(config, costs, late.lines)[0].kept[OWN].values.of == 0
 
 
 def test_a_compaction_without_calls_around_it_is_not_measured(config, costs):
@@ -79,7 +79,7 @@ def test_a_compaction_without_calls_around_it_is_not_measured(config, costs):
 def test_a_resumed_session_counts_its_compactions_once(tmp_path, config):
     files = [write_lines(tmp_path / f"{n}.jsonl", claude_code_lines()) for n in range(2)]
     report = audit_logs(files, [], counter="approximate")
-    assert (report.compactions, report.measured) == (2, 1)
+    assert (report.compactions, len(report.each)) == (2, 1)
 
 
 READS = [

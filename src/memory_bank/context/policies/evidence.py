@@ -55,7 +55,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     since = None if fold is None else fold.interactions_since(view, settings, growth and fold.growth)
     # where nothing was added to the interactions of the fold, a new one would be the same
     if fold and since is not None and (not is_cold or len(since) + len(fold.past) <= fold.count):
-        session.run_later("evidence", partial(_feed, view, session, settings))
+        session.run_later("evidence", partial(fed_evidence, view, session, settings))
         return fold.choice(base, since, view, in_full(session.record_tool))
     # whether there are records whose messages the list has lost
     gone = False
@@ -63,12 +63,12 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
         gone = not session.steps.keys() <= {t for e in view.interactions for t in e.record_ids}
         if not gone:
             state.fold = None
-            session.run_later("evidence", partial(_feed, view, session, settings))
+            session.run_later("evidence", partial(fed_evidence, view, session, settings))
             shorter = "the older history is shorter than a fold and its growth"
             why = shorter if view.history else "there was no history yet"
             starts = [e.start for e in past] if view.hidden else ()
             return replace(base, unchanged=why, reasons=EvidenceReasons(Excerpts(memory), starts))
-    _feed(view, session, settings)
+    fed_evidence(view, session, settings)
     note = ""
     if settings.fold_note == "observer" and (said := session.note):
         count = session.counter.count_text
@@ -177,13 +177,13 @@ def evidence_of(session: MemoryBankState) -> EvidenceMemory | None:
     return session.cache(_Evidence).memory
 
 
-def _feed(view: View, session: MemoryBankState, settings: MemoryBankSettings) -> None:
-    """Add the stored records that are not yet in the session's evidence."""
+def fed_evidence(view: View, session: MemoryBankState, settings: MemoryBankSettings) -> EvidenceMemory:
+    """The session's evidence, with the stored records that were not yet in it."""
     memory = _evidence(session, settings).memory
     assert memory is not None
     missing = list(islice(session.steps, len(memory.numbers), None))
     if not missing:
-        return
+        return memory
     records = {r.trace_id: r for r in session.new_records}
     stored = session.fact_store.get_many([t for t in missing if t not in records])
     records.update((r.trace_id, r) for r in stored)
@@ -204,6 +204,7 @@ def _feed(view: View, session: MemoryBankState, settings: MemoryBankSettings) ->
             memory.add(replace(record, raw_input={}, input_text=None, raw_output="", output_text=""))
         else:
             memory.add(record, notes.get(trace_id, ""))
+    return memory
 
 
 def _note_later(state: _Evidence, view: View, session: MemoryBankState) -> None:

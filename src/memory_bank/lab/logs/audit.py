@@ -31,7 +31,7 @@ NEXT_CALLS = 30
 """Calls after a compaction whose values and copied text are looked for."""
 
 OWN, ASSIST, ANSWER, FULL = "own compaction", "assist", "answer", "history before"
-"""The agent's own summary, it and what the bank adds to it, the bank's text in its place, and what all are made of."""
+"""The agent's own summary, the same and what the bank adds to it, the bank's text alone, and what all are made of."""
 _ANSWERED = (MessageKind.CALL, MessageKind.RESULT)
 
 
@@ -111,9 +111,9 @@ class LogAudit:
             )
             if f.name == OWN:
                 said.append(
-                    f"After {count_of(len(self.each), 'compaction')} the next {NEXT_CALLS} calls took {self.values:,} "
-                    f"values and {self.characters:,} characters of copied text from the history before it "
-                    f"({self.full_tokens:,.0f} tokens on average)."
+                    f"After {count_of(len(self.each), 'compaction')} the next {NEXT_CALLS} calls took "
+                    f"{self.values:,} values and {self.characters:,} characters of copied text from the history "
+                    f"before it ({self.full_tokens:,.0f} tokens on average)."
                 )
             kept = _KEPT.get(f.name, f"{f.name} would have kept")
             failed = f" (it failed at {count_of(f.failures, 'compaction')})" if f.failures else ""
@@ -154,7 +154,9 @@ LOG_COLUMNS: tuple[Column[Figures], ...] = (
 def each_columns(names: Sequence[str]) -> Iterator[Column[CompactionRow]]:
     """The columns of a table by compaction: the history, what was needed of it, and what each way kept."""
     yield Column("history", lambda row: row.kept[FULL].tokens, whole, "tokens of the history before it")
-    yield Column("values", lambda row: row.kept[FULL].bound.of, whole, "values that the next calls took from it")
+    yield Column(
+        "values", lambda row: row.kept[FULL].bound.of, whole, "values that the next calls took from it"
+    )
     for name in names:
         share, tokens = partial(_bound_share, name), partial(_tokens_of, name)
         yield Column(name, share, percent, "of these, kept next to what they belong to, %")
@@ -183,7 +185,8 @@ def audit_logs(
 ) -> LogAudit:
     """Measure the compactions and the reads in log files.
 
-    ``bank``: the settings of the bank that assists in at most ``assist`` tokens, or answers. Strategies that use a ``history_budget`` get the tokens of each summary. Nothing of the contents is in the result.
+    ``bank``: the settings of the bank that adds ``assist`` tokens to a summary, or answers in its place. It and
+    strategies that use a ``history_budget`` get the tokens of each summary. Nothing of the contents is in the result.
     Files that cannot be read are reported to ``tell``.
     """
     costs = Costs(named_counter(counter))
@@ -211,7 +214,9 @@ def audit_logs(
         values=sum(row.kept[OWN].values.of for row in measured),
         characters=sum(row.kept[OWN].characters.of for row in measured),
         full_tokens=ratio(sum(row.kept[FULL].tokens for row in measured), len(measured)),
-        figures=tuple(_figures(name, rows) for name in (measured[0].kept if measured else ()) if name != FULL),
+        figures=tuple(
+            figures_of(name, rows) for name in (measured[0].kept if measured else ()) if name != FULL
+        ),
         rereads=Rereads(*map(sum, zip(*reads, strict=True))),
         skipped_lines=files.skipped,
         unknown_files=tuple(files.unknown),
@@ -220,7 +225,9 @@ def audit_logs(
     )
 
 
-def _figures(name: str, sessions: Sequence[Sequence[CompactionRow]]) -> Figures:
+def figures_of(name: str, sessions: Sequence[Sequence[CompactionRow]]) -> Figures:
+    """What one way kept over all compactions, given by session."""
+
     def part(share: str, rows: Sequence[CompactionRow]) -> tuple[float, float]:
         tallies = [getattr(row.kept[name], share) for row in rows]
         return sum(t.has for t in tallies), sum(t.of for t in tallies)
@@ -241,13 +248,14 @@ def measure_compactions(
     seen: set[str],
     bank: MemoryBankSettings | None = None,
     assist: int = 2_000,
+    answer: int | None = None,
 ) -> list[CompactionRow]:
     """The compactions of a session that are followed by calls; those whose summary is in ``seen`` are left out.
 
     A compaction sees the history since the one before, with that one's summary as a user message. The values are
     those of the next 30 calls that only an output of this history showed; the text is what these calls copy from it.
-    What user messages or the last interaction show is left out. ANSWER and strategies get a budget of the summary's
-    tokens, ASSIST has ``assist`` tokens beside the summary.
+    What user messages or the last interaction show is left out. Strategies get a budget of the summary's tokens, and
+    so does ANSWER unless ``answer`` says how many; ASSIST has ``assist`` tokens beside the summary.
     """
     rows: list[CompactionRow] = []
     start, before = 0, None
@@ -279,9 +287,12 @@ def measure_compactions(
         always = [*filter(_is_asked, history), *history[tail:]]
         room = costs.of(own) - costs.of({"role": "user", "content": ""})
         trace, known = Trace(session.id, history), partial(_bank_says, history, bank, costs)
-        ways: dict[str, Callable[[], Sequence[object]]] = {OWN: partial(list, [own]), FULL: partial(list, history)}
+        ways: dict[str, Callable[[], Sequence[object]]] = {
+            OWN: partial(list, [own]),
+            FULL: partial(list, history),
+        }
         ways[ASSIST] = partial(known, assist, own)
-        ways[ANSWER] = partial(known, room)
+        ways[ANSWER] = partial(known, room if answer is None else answer)
         ways |= {s.name: partial(_memory_of, s, trace, always, costs.of(own), costs) for s in strategies}
         kept: dict[str, KeptByOne] = {}
         for name, way in ways.items():
@@ -316,10 +327,12 @@ def _bank_says(
     most: int,
     own: dict[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """What stands for a history where a bank answers in at most ``most`` tokens, or adds them to the summary ``own``."""
+    """What stands for a history where a bank answers in ``most`` tokens, or adds them to the summary ``own``."""
     local = {"selection": "evidence", "embedding_model": "lexical", "observer_mode": "off"}
     with MemoryBankState("lexical", counter=costs.counter) as state:
-        apply_memory_bank_strategy(copied(history), None, (bank or MemoryBankSettings()).model_copy(update=local), state)
+        apply_memory_bank_strategy(
+            copied(history), None, (bank or MemoryBankSettings()).model_copy(update=local), state
+        )
         text = what_is_known(state, most, lacking=own["content"] if own else "")
     return [*([own] if own else ()), {"role": "user", "content": text}]
 
