@@ -71,10 +71,16 @@ def sessions_in(paths: list[Path], every: int, summary: int, costs: Costs) -> It
 def main() -> None:
     parser = command_line(__doc__ or "")
     parser.add_argument("paths", nargs="+", type=Path)
-    parser.add_argument("--every", type=int, default=30_000, help="tokens of a recorded run between compactions")
-    parser.add_argument("--summary", type=int, default=2_700, help="tokens of a summary of a recorded run, at most")
+    parser.add_argument(
+        "--every", type=int, default=30_000, help="tokens of a recorded run between compactions"
+    )
+    parser.add_argument(
+        "--summary", type=int, default=2_700, help="tokens of a summary of a recorded run, at most"
+    )
     parser.add_argument("--answer", type=int, help="tokens of an answer; default: those of each summary")
-    parser.add_argument("--assist", type=int, default=2_000, help="tokens that assist adds to a summary, at most")
+    parser.add_argument(
+        "--assist", type=int, default=2_000, help="tokens that assist adds to a summary, at most"
+    )
     parser.add_argument("--json", type=Path, help="write all compactions, without contents")
     options = parser.parse_args()
     costs, seen, rows, began = Costs(named_counter(ENCODING)), set[str](), [], time.perf_counter()
@@ -86,7 +92,9 @@ def main() -> None:
         sys.exit("there is no compaction with calls before and after it")
     history = sum(row.kept[audit.FULL].tokens for row in each) / len(each)
     values = sum(row.kept[audit.FULL].values.of for row in each)
-    print(f"{len(rows)} sessions, {len(each)} compactions of {history:,.0f} tokens on average, {values:,} values\n")
+    print(
+        f"{len(rows)} sessions, {len(each)} compactions of {history:,.0f} tokens on average, {values:,} values\n"
+    )
     lines = []
     for name in (audit.OWN, audit.ASSIST, audit.ANSWER, audit.FULL):
         figures = audit.figures_of(name, rows)
@@ -97,7 +105,9 @@ def main() -> None:
     print(f"\n{time.perf_counter() - began:,.0f} s")
     if options.json:
         kept = [row._asdict() | {"kept": {k: v._asdict() for k, v in row.kept.items()}} for row in each]
-        options.json.write_text(json.dumps(about(options=vars(options) | {"paths": None, "json": None}, each=kept)))
+        options.json.write_text(
+            json.dumps(about(options=vars(options) | {"paths": None, "json": None}, each=kept))
+        )
 
 
 if __name__ == "__main__":

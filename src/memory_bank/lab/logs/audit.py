@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
-from memory_bank.context.compaction import what_is_known
+from memory_bank.context import what_is_known
 from memory_bank.lab.costs import Costs, named_counter
 from memory_bank.lab.logs.sessions import LogFiles, LoggedSession
 from memory_bank.lab.meter.copies import Tally, TextIndex, characters_kept, copied_stretches
