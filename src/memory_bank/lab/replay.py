@@ -246,7 +246,7 @@ class PlayedTurn:
 def play(
     trace: Trace, build: Build, turns: Iterable[tuple[int, Sequence[Need]]], *, strict: bool = False
 ) -> Iterator[PlayedTurn]:
-    """Build the context before each turn, given as its position and its needs, from copies of the messages.
+    """Build the context before each turn from copies of the messages; a turn is its position and its needs.
 
     Raises what the strategy raises when it is ``strict``.
     """

@@ -36,7 +36,7 @@ Complete = Callable[[list[dict[str, str]]], str]
 
 
 class Account(Protocol):
-    """Where calls are booked before they are made, so that limits hold."""
+    """Books each call of the model before it is made, so that no limit is exceeded."""
 
     def reserve(self, model: str, expected: Spent, limits: ObserverBudget) -> str | None:
         """Book a call and return None, or return the reason why a limit forbids it, without booking it."""
@@ -264,7 +264,7 @@ def extend_summary(
 
 
 def describe_call(number: int, record: InteractionRecord, note: str = "") -> str:
-    """A call as the model of a running summary is shown it."""
+    """A call as text for the model that writes a running summary."""
     arguments, output = _shortened(record, _CALL_ARGUMENT_CHARS, _CALL_CHARS)
     said = f"\nThe agent said: {note}" if note else ""
     return f"#{number} {record.tool_name}({arguments}){said}\n{output or '(nothing)'}"

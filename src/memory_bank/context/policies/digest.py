@@ -235,7 +235,7 @@ def choose_progressive(
 
 
 def _still_valid(blocks: Sequence[Block], present: set[Any]) -> list[Block]:
-    """The blocks before the first difference between the conversation now and when they were made.
+    """The blocks before the first one whose messages the conversation no longer has.
 
     Messages that a client has dropped from the beginning make no difference.
     """
