@@ -200,6 +200,8 @@ class MemoryBankSettings(Settings):
     """Evidence: seconds after which the provider has forgotten a prefix, so that a fold costs nothing more."""
     layout: Literal["native", "block"] = "native"
     """Evidence: past calls in their places with shortened results, or one message with excerpts."""
+    fold_note: Literal["off", "observer"] = "off"
+    """Evidence: at each fold the Observer's model notes, in the background, what was decided, tried, left to do."""
     keep_recent: AtLeast0 = 2
     """Evidence: interactions before the last that a fold keeps whole, within a fifth of the budget."""
     shorten_last: AtLeast0 = 0

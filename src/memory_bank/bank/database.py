@@ -413,6 +413,17 @@ class Database:
         """What the session's user asked for."""
         return self.value(sa.select(_s.task).where(of_session(sessions)), session=session_id) or ""
 
+    def set_note(self, session_id: str, note: str, generation: int | None) -> None:
+        """Store a session's note; nothing happens where content was deleted since ``generation``."""
+        with self.write() as c:
+            c.execute(
+                _SET.where(_s.generation == (generation or 0)).values(note=note), {"session": session_id}
+            )
+
+    def get_note(self, session_id: str) -> str:
+        """The note that a model wrote at the session's latest fold; "" where there is none."""
+        return self.value(sa.select(_s.note).where(of_session(sessions)), session=session_id) or ""
+
     def agent_of(self, session_id: str) -> str | None:
         """The agent of a session, or None."""
         return self.value(sa.select(_s.agent_id).where(of_session(sessions)), session=session_id)

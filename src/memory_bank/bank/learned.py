@@ -157,14 +157,14 @@ def lock_content(c: Connection, database: Database, session_id: str) -> None:
 
 
 def content_deleted(c: Connection, session_id: str) -> None:
-    """Within a write that deletes content: delete the namespace's model, and raise the session's generation.
+    """Within a write that deletes content: delete what was made of it, and raise the session's generation.
 
-    The model may have been fitted to that content. Processes that hold the session in memory, or are fitting a
-    model to it, compare generations and discard what they have.
+    That is the namespace's model, which may have been fitted to it, and the session's note. Processes that hold the
+    session in memory, or are fitting a model to it, compare generations and discard what they have.
     """
     key = sa.select(_key).where(of_session(sessions)).scalar_subquery()
     c.execute(sa.update(models).where(_m.namespace == key).values(model=None), {"session": session_id})
-    c.execute(NEXT_GENERATION, {"session": session_id})
+    c.execute(NEXT_GENERATION.values(note=None), {"session": session_id})
 
 
 def is_model_text(text: bytes) -> bool:

@@ -302,6 +302,7 @@ class Sessions:
             made = _Preview(MemoryProcessor(config, lambda session_id: memory), memory, learned)  # noqa: ARG005
         if store is not None:
             made.memory.add(store.get_many([t for t in stored if t not in made.stored]))
+        made.memory.database.set_note(session_id, self.database.get_note(session_id), made.memory.generation)
         made.stored = set(stored)
         if (used := self._processor.state(key, session_id)) is not None:
             made.memory.prefix_cache = copied(used.prefix_cache)
