@@ -192,7 +192,7 @@ def audit(
     files = log_files(traces)
     if any(map(log_format, files)):
         from memory_bank.config import MemoryBankSettings
-        from memory_bank.lab.logs.audit import LOG_COLUMNS, audit_logs, each_columns
+        from memory_bank.lab.logs.audit import LOG_COLUMNS, audit_logs, each_table
         from memory_bank.lab.replay import parse_strategy
 
         if budget or html:
@@ -206,8 +206,9 @@ def audit(
             print_json(logs.as_dict())
         else:
             if each and logs.each:
-                columns = list(each_columns([f.name for f in logs.figures]))
-                _print_figures("compaction", [(f"{r.session[:8]} {r.number}", r) for r in logs.each], columns)
+                titles, cells = each_table(logs.each)
+                table(titles, [[one_line(c, 60) for c in row] for row in cells], range(1, len(titles)))
+                print("% of the values that the next calls took, kept next to what they belong to\n")
             unread = _unread(logs.skipped_lines, logs.unreadable_files, logs.unknown_files)
             rows = [(f.name, f) for f in logs.figures]
             _print_audit("", rows, LOG_COLUMNS, logs.token_counter, unread, logs.sentences())

@@ -6,7 +6,7 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import pairwise
@@ -151,26 +151,24 @@ LOG_COLUMNS: tuple[Column[Figures], ...] = (
 )  # fmt: skip
 
 
-def each_columns(names: Sequence[str]) -> Iterator[Column[CompactionRow]]:
-    """The columns of a table by compaction: the history, what was needed of it, and what each way kept."""
-    yield Column("history", lambda row: row.kept[FULL].tokens, whole, "tokens of the history before it")
-    yield Column(
-        "values", lambda row: row.kept[FULL].bound.of, whole, "values that the next calls took from it"
-    )
-    for name in names:
-        share, tokens = partial(_bound_share, name), partial(_tokens_of, name)
-        yield Column(name, share, percent, "of these, kept next to what they belong to, %")
-        yield Column("tokens", tokens, whole, f"tokens of {name}")
-    meaning = "reads of files, up to the next compaction, of what one had removed"
-    yield Column("read again", lambda row: row.read_again, whole, meaning)
-
-
-def _bound_share(name: str, row: CompactionRow) -> float:
-    return ratio(row.kept[name].bound.has, row.kept[name].bound.of)
-
-
-def _tokens_of(name: str, row: CompactionRow) -> float:
-    return row.kept[name].tokens
+def each_table(rows: Sequence[CompactionRow]) -> tuple[list[str], list[list[str]]]:
+    """A table of compactions: titles, and rows with the tokens of the history, values needed, what each way kept."""
+    ways = [name for name in rows[0].kept if name != FULL]
+    titles = [
+        "compaction",
+        "history",
+        "values",
+        *(t for way in ways for t in (f"{way} %", "tokens")),
+        "read again",
+    ]
+    cells = []
+    for row in rows:
+        full, figures = row.kept[FULL], []
+        for kept in (row.kept[way] for way in ways):
+            figures += [percent(kept.bound.has / kept.bound.of) if kept.bound.of else "–", f"{kept.tokens:,}"]
+        first = [f"{row.session[:8]} {row.number}", f"{full.tokens:,}", f"{full.values.of:,}"]
+        cells.append([*first, *figures, f"{row.read_again:,}"])
+    return titles, cells
 
 
 def audit_logs(
