@@ -207,7 +207,7 @@ def _copy_beginning(c: Connection, database: Database, fork: ForkPoint, other: s
 
 
 def _leave(c: Connection, fork: ForkPoint) -> None:
-    """Delete from a session what is its fork's alone."""
+    """Delete from a session the records that belong to its fork only."""
     session = {"session": fork.session_id}
     taken = sa.select(_r.trace_id).where(of_session(records), _r.seq <= fork.takes)
     for table, which in (
@@ -217,5 +217,5 @@ def _leave(c: Connection, fork: ForkPoint) -> None:
         (lineage, _l.number.between(1, fork.number)),
     ):
         c.execute(sa.delete(table).where(of_session(table), which), session)
-    c.execute(sa.update(sessions).where(_MINE).values(task=None), session)
+    c.execute(sa.update(sessions).where(_MINE).values(task=None, note=None), session)
     c.execute(NEXT_GENERATION, session)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from memory_bank.bank.database import ANY, Database, as_database
 from memory_bank.bank.files import MemoryFiles
@@ -31,8 +31,6 @@ from memory_bank.transcript.transcript import Transcript, View, is_same
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
-T = TypeVar("T")
-
 
 class Session:
     """The messages of one task and what a strategy keeps of them, without stores.
@@ -51,7 +49,7 @@ class Session:
         self.prefix_cache = PrefixCache()
         self.over_budget_logged = False
         self.record_tool = ""
-        self._caches: dict[type, object] = {}
+        self._caches: dict[str, Any] = {}
 
     @property
     def embedder_name(self) -> str:
@@ -69,14 +67,11 @@ class Session:
     def store(self, view: View, *, insights_later: bool = False) -> None:
         """Store what is new in a view."""
 
-    def cache(self, kind: Callable[[], T]) -> T:
-        """The instance, until a reset, of a class in which a policy keeps what it derived."""
-        key = cast(type, kind)
-        if key not in self._caches:
-            self._caches[key] = kind()
-        return cast(T, self._caches[key])
+    def cache(self, name: str, make: Callable[[], Any] = dict) -> Any:
+        """What a policy keeps under a name until a reset: first what ``make`` returns."""
+        return self._caches[name] if name in self._caches else self._caches.setdefault(name, make())
 
-    def run_later(self, name: str, work: Callable[[], None]) -> None:  # noqa: ARG002
+    def run_later(self, name: str, work: Callable[[], object]) -> None:  # noqa: ARG002
         """Do work that no context needs."""
         work()
 
@@ -140,7 +135,7 @@ class MemoryBankState(Session):
     marks: dict[str, str]
     new_records: list[InteractionRecord]  # that the present step has stored
     shown_elsewhere: dict[tuple[str, str], InteractionRecord]  # in contexts, by session_id and trace_id
-    _deferred: dict[str, Callable[[], None]]
+    _deferred: dict[str, Callable[[], object]]
     _by_call: dict[str, list[str]] | None  # trace_ids by call id, once asked for
 
     def __init__(
@@ -186,21 +181,16 @@ class MemoryBankState(Session):
         url: str | Path | Database,
         session_id: str = "default",
         embedding_model: Embedder | str | None = None,
-        *,
-        agent_id: str | None = None,
-        namespace: str | None = None,
-        counter: TokenCounter | None = None,
-        on_jobs: Callable[[], None] | None = None,
-        defer: bool = False,
+        **options: Any,
     ) -> MemoryBankState:
         """Open a durable session: a file name, ``sqlite:///bank.db`` or ``postgresql://user@host/database``.
 
-        A session that exists continues where it stopped. ``agent_id`` is stored the first time it is given. A
-        Database that is passed in stays open when the session is closed. Raises DatabaseOpenError,
-        DatabaseVersionError, EmbedderLoadError, EmbedderMismatchError, ConfigError for another agent or namespace.
+        A session that exists continues where it stopped. ``options`` are further arguments of the class; ``agent_id``
+        is stored the first time it is given. A Database that is passed in stays open when the session is closed.
+        Raises DatabaseOpenError, DatabaseVersionError, EmbedderLoadError, EmbedderMismatchError, ConfigError for
+        another agent or namespace.
         """
-        more: dict[str, Any] = {"agent_id": agent_id, "namespace": namespace, "counter": counter}
-        return cls(embedding_model, database=url, session_id=session_id, on_jobs=on_jobs, defer=defer, **more)
+        return cls(embedding_model, database=url, session_id=session_id, **options)
 
     @property
     def insight_store(self) -> InsightStore:
@@ -302,7 +292,7 @@ class MemoryBankState(Session):
         self.new_records = list(records)
         log_ingested(records)
 
-    def run_later(self, name: str, work: Callable[[], None]) -> None:
+    def run_later(self, name: str, work: Callable[[], object]) -> None:
         if self.defer:
             self._deferred[name] = work
         else:
@@ -333,6 +323,18 @@ class MemoryBankState(Session):
     def spent(self) -> Spent:
         """What the session's Observer has cost."""
         return self._insights.spending.of_session()
+
+    @property
+    def note(self) -> str:
+        """What a model noted at the latest fold: what was decided, tried, and is left to do; "" for nothing."""
+        return self.database.get_note(self.session_id)
+
+    def note_later(self, calls: Sequence[tuple[int, str, str]], task: str, done: Callable[[], None]) -> None:
+        """Have the Observer's model write the note of a fold in the background, about its calls since the one before.
+
+        ``calls``: number, trace_id and the agent's words. ``done`` is called, in another thread, once it is stored.
+        """
+        self._insights.note_later(calls, self._task or task, self.generation, self.counter.count_text, done)
 
     @property
     def pending(self) -> int:

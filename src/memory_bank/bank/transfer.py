@@ -83,8 +83,8 @@ def export_lines(database: Database, session_id: str | None = None) -> Iterator[
 
 
 def _header(c: Connection, session: dict[str, Any]) -> Line:
-    columns = [sessions.c.created, sessions.c.task, sessions.c.agent_id]
-    row = c.execute(sa.select(*columns).where(of_session(sessions)), session).first() or (None, None, None)
+    columns = [sessions.c.created, sessions.c.task, sessions.c.note, sessions.c.agent_id]
+    row = c.execute(sa.select(*columns).where(of_session(sessions)), session).first() or [None] * len(columns)
     counts = {k: c.execute(count_of(t).where(of_session(t)), session).scalar() for k, t in _TABLES.items()}
     embedder = embedder_of(c) if counts["insight"] else None
     named = dict(zip(("name", "dimension"), embedder, strict=True)) if embedder else None
@@ -160,6 +160,7 @@ class _Header(BaseModel):
     format: int
     created: Annotated[float, _checked(is_time)] | None = None
     task: Annotated[str, BeforeValidator(decode_text)] | None = None
+    note: Annotated[str, BeforeValidator(decode_text)] | None = None
     agent_id: Annotated[str, _checked(is_session_id)] | None = None
     embedder: _Embedder | None = None
     rows: dict[str, int]
@@ -334,7 +335,7 @@ def _write_session(database: Database, session: _ReadSession, model: Embedder | 
             _bind(c, database, embedder, name)
         created = time.time() if header.created is None else header.created
         new = {"session_id": name, "created": created, "generation": 0}
-        new |= {"task": header.task, "agent_id": header.agent_id}
+        new |= {"task": header.task, "note": header.note, "agent_id": header.agent_id}
         is_new = database.insert_new(c, sessions, [new]) == 1
         database.lock_session(c, name)
         owner = sa.select(sessions.c.task, sessions.c.agent_id).where(of_session(sessions))

@@ -303,6 +303,7 @@ class Sessions:
             made = _Preview(MemoryProcessor(config, lambda session_id: memory), memory, learned)  # noqa: ARG005
         if store is not None:
             made.memory.add(store.get_many([t for t in stored if t not in made.stored]))
+        made.memory.database.set_note(session_id, self.database.get_note(session_id), made.memory.generation)
         made.stored = set(stored)
         if (used := self._processor.state(key, session_id)) is not None:
             made.memory.prefix_cache = copied(used.prefix_cache)
@@ -323,7 +324,7 @@ class Sessions:
         return int.from_bytes(digest[:8]) / 2**64 < self.config.service.holdout
 
     def finish(self, step: Rebuilt) -> None:
-        """Do the work that a step put off to return its context sooner; on failure the next step does it."""
+        """Do the work that a step left for after its context was returned; if it fails, the next step does it."""
         if not isinstance(step.state, MemoryBankState):
             return
         try:
@@ -361,7 +362,7 @@ class Sessions:
     def writing(
         self, namespace: str | None, name: str, *, agent_id: str | None = None
     ) -> Iterator[MemoryBankState]:
-        """As ``reading``, for storing records; creates the session if needed.
+        """``reading`` for a caller that stores records; creates the session if needed.
 
         Raises ConfigError for an invalid name and for a session of another agent.
         """

@@ -20,7 +20,7 @@ from memory_bank.service.proxy.answers import (
     add_usage,
     as_object,
 )
-from memory_bank.service.proxy.body import JsonObject, parse_body
+from memory_bank.service.proxy.body import JsonObject, with_member
 from memory_bank.service.proxy.rebuild import ModelRequest
 from memory_bank.service.proxy.upstream import Headers, UpstreamAnswer, after
 from memory_bank.service.sessions import Sessions, count_once
@@ -234,13 +234,8 @@ def _parse_object(data: bytes) -> JsonObject:
 
 def _add_to_usage(data: bytes, hidden: JsonObject) -> bytes:
     """A complete answer with the usage of hidden turns added to its own; everything else keeps its bytes."""
+    usage = as_object(_parse_object(data).get("usage"))
     try:
-        body = parse_body(data, "usage")
+        return with_member(data, "usage", add_usage(hidden, usage)) if usage and hidden else data
     except BodyError:
         return data
-    usage = as_object(body.value.get("usage"))
-    if not usage or not hidden:
-        return data
-    start, end = body.spans["usage"]
-    text = json.dumps(add_usage(hidden, usage), separators=(",", ":"))
-    return f"{body.text[:start]}{text}{body.text[end:]}".encode()
