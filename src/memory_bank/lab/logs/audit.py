@@ -176,7 +176,7 @@ def audit_logs(
     strategies: Sequence[Strategy] = (),
     *,
     bank: MemoryBankSettings | None = None,
-    assist: int = 2_000,
+    assist: int = 4_000,
     counter: str = ENCODING,
     tell: Callable[[str], None] = lambda _: None,
     progress: ProgressReport | None = None,
@@ -245,7 +245,7 @@ def measure_compactions(
     costs: Costs,
     seen: set[str],
     bank: MemoryBankSettings | None = None,
-    assist: int = 2_000,
+    assist: int = 4_000,
     answer: int | None = None,
 ) -> list[CompactionRow]:
     """The compactions of a session that are followed by calls; those whose summary is in ``seen`` are left out.
