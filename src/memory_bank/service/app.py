@@ -105,6 +105,7 @@ class Service:
             self.settings.memory_timeout,
             marks_cache=self.settings.cache_markers == "auto",
             inject=self.settings.inject_tools,
+            files=self.settings.memory_files,
         )
         self.operations.add("memory", rebuilder.check)
         self.proxy = Proxy(
