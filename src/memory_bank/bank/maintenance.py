@@ -329,7 +329,7 @@ def _stored(table: sa.Table) -> list[sa.ColumnElement[Any]]:
 
 
 def _values(table: sa.Table, row: Any) -> tuple[dict[str, Any], str]:
-    """The values of a row that was read by ``_stored``, and what is wrong with one, or ""."""
+    """The values of a row that ``_stored`` read, and the first thing that is wrong with them, or ""."""
     values: dict[str, Any] = {}
     for column in table.c:
         value = row[column.name]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from memory_bank.bank.database import ANY, Database, as_database
 from memory_bank.bank.learned import model_of_session
@@ -29,8 +29,6 @@ from memory_bank.transcript.tokens import approximate_counter, open_counter
 from memory_bank.transcript.transcript import Transcript, View, is_same
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
-
-T = TypeVar("T")
 
 
 class Session:
@@ -52,7 +50,7 @@ class Session:
         self.record_tool = ""
         # trace_ids that are pinned, and that no context shows, by marks and by ``tools.NAME.retain``
         self.retained: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
-        self._caches: dict[type, object] = {}
+        self._caches: dict[str, Any] = {}
 
     @property
     def embedder_name(self) -> str:
@@ -70,12 +68,9 @@ class Session:
     def store(self, view: View, *, insights_later: bool = False) -> None:
         """Store what is new in a view."""
 
-    def cache(self, kind: Callable[[], T]) -> T:
-        """The instance, until a reset, of a class in which a policy keeps what it derived."""
-        key = cast(type, kind)
-        if key not in self._caches:
-            self._caches[key] = kind()
-        return cast(T, self._caches[key])
+    def cache(self, name: str, make: Callable[[], Any] = dict) -> Any:
+        """What a policy keeps under a name until a reset: first what ``make`` returns."""
+        return self._caches[name] if name in self._caches else self._caches.setdefault(name, make())
 
     def run_later(self, name: str, work: Callable[[], object]) -> None:  # noqa: ARG002
         """Do work that no context needs."""
@@ -183,21 +178,16 @@ class MemoryBankState(Session):
         url: str | Path | Database,
         session_id: str = "default",
         embedding_model: Embedder | str | None = None,
-        *,
-        agent_id: str | None = None,
-        namespace: str | None = None,
-        counter: TokenCounter | None = None,
-        on_jobs: Callable[[], None] | None = None,
-        defer: bool = False,
+        **options: Any,
     ) -> MemoryBankState:
         """Open a durable session: a file name, ``sqlite:///bank.db`` or ``postgresql://user@host/database``.
 
-        A session that exists continues where it stopped. ``agent_id`` is stored the first time it is given. A
-        Database that is passed in stays open when the session is closed. Raises DatabaseOpenError,
-        DatabaseVersionError, EmbedderLoadError, EmbedderMismatchError, ConfigError for another agent or namespace.
+        A session that exists continues where it stopped. ``options`` are further arguments of the class; ``agent_id``
+        is stored the first time it is given. A Database that is passed in stays open when the session is closed.
+        Raises DatabaseOpenError, DatabaseVersionError, EmbedderLoadError, EmbedderMismatchError, ConfigError for
+        another agent or namespace.
         """
-        more: dict[str, Any] = {"agent_id": agent_id, "namespace": namespace, "counter": counter}
-        return cls(embedding_model, database=url, session_id=session_id, on_jobs=on_jobs, defer=defer, **more)
+        return cls(embedding_model, database=url, session_id=session_id, **options)
 
     @property
     def insight_store(self) -> InsightStore:

@@ -133,7 +133,7 @@ class Service:
                 log.error("an observer of the proxy failed: %s", type(e).__name__)
 
     def end(self, seconds: float) -> None:
-        """Begin a shutdown: start no new jobs; ``close`` has ``seconds``."""
+        """Begin a shutdown: no new jobs are started, and ``close`` may take ``seconds``."""
         self._until = time.monotonic() + seconds
         self.ending.set()
         self.observing.end()

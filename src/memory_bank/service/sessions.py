@@ -333,7 +333,7 @@ class Sessions:
         return int.from_bytes(digest[:8]) / 2**64 < self.config.service.holdout
 
     def finish(self, step: Rebuilt) -> None:
-        """Do the work that a step put off to return its context sooner; on failure the next step does it."""
+        """Do the work that a step left for after its context was returned; if it fails, the next step does it."""
         if not isinstance(step.state, MemoryBankState):
             return
         try:
@@ -365,7 +365,7 @@ class Sessions:
     def writing(
         self, namespace: str | None, name: str, *, agent_id: str | None = None
     ) -> Iterator[MemoryBankState]:
-        """As ``reading``, for storing records; creates the session if needed.
+        """``reading`` for a caller that stores records; creates the session if needed.
 
         Raises ConfigError for an invalid name and for a session of another agent.
         """

@@ -157,7 +157,7 @@ def record_tool(tools: object) -> str:
 
 
 def in_full(tool: str) -> str:
-    """What the heading of a list of calls says of ``record_tool``; "" without one."""
+    """The part of a heading above a list of calls that names ``record_tool``; "" without one."""
     return f' ({tool}("#n") returns one in full)' if tool else ""
 
 

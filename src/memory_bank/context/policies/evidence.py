@@ -165,7 +165,7 @@ class _Evidence:
 
 def _evidence(session: MemoryBankState, settings: MemoryBankSettings) -> _Evidence:
     """The session's evidence; made anew where the settings or the order of its records changed."""
-    state = session.cache(_Evidence)
+    state: _Evidence = session.cache("evidence", _Evidence)
     made_with = (settings.evidence_model, settings.tools, session.order_changes)
     if state.memory is None or state.made_with != made_with:
         learned = session.learned_model() if settings.evidence_model is None else None
@@ -177,7 +177,8 @@ def _evidence(session: MemoryBankState, settings: MemoryBankSettings) -> _Eviden
 
 def evidence_of(session: MemoryBankState) -> EvidenceMemory | None:
     """The evidence that a session has built so far."""
-    return session.cache(_Evidence).memory
+    state: _Evidence = session.cache("evidence", _Evidence)
+    return state.memory
 
 
 def fed_evidence(view: View, session: MemoryBankState, settings: MemoryBankSettings) -> EvidenceMemory:

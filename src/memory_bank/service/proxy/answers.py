@@ -19,9 +19,10 @@ MEMORY_TOOLS = frozenset({SEARCH_MEMORY, GET_RECORD, LIST_RECORDS})
 
 @dataclass(frozen=True, slots=True)
 class ModelToolCall:
-    """A tool call in a model's answer; ``item`` is the call as it goes into the next request.
+    """A tool call in a model's answer.
 
-    ``name`` is "" for a call that is no call of a function.
+    ``name``: the function's name; "" for a call of another kind. ``item``: the JSON object that stands for the call
+    in the messages of the next request.
     """
 
     name: object
@@ -36,7 +37,7 @@ class ModelToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ModelTurn:
-    """One answer of the model; ``messages`` represent it in the next request, without tool results."""
+    """One answer of the model. ``messages``: what the next request repeats of it; tool results are not included."""
 
     calls: Sequence[ModelToolCall] = ()
     messages: Sequence[object] = field(default=(), repr=False)

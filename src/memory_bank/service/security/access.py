@@ -64,7 +64,7 @@ def stored_id(namespace: str | None, name: str) -> str:
 
 
 def writable_id(namespace: str | None, name: str) -> str:
-    """As ``stored_id``, for a session or an agent that may be created.
+    """``stored_id`` of a session or an agent that may be created.
 
     Raises ConfigError also for a name with a secret of a known form: names are stored and shown as they are.
     """
