@@ -390,6 +390,8 @@ class ServiceSettings(Settings):
     """Share of sessions that are sent without memory, as a control with which the page compares the others."""
     inject_tools: bool | Literal["auto"] = "auto"
     """Offer the memory tools to the agent and answer their calls; auto: with rebuilt contexts, if it sends tools."""
+    memory_files: bool = False
+    """Offer, beside the memory tools, files below /memories that outlive a session; also over MCP."""
     cache_markers: Literal["auto", "off"] = "auto"
     """Messages API: add marks for the prefix cache (cache_control) to requests that have none."""
     context_management: Literal["auto", "pass", "remove"] = "auto"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from memory_bank.bank.database import ANY, Database, as_database
+from memory_bank.bank.files import MemoryFiles
 from memory_bank.bank.learned import model_of_session
 from memory_bank.bank.retrieval import log_ingested, records_of
 from memory_bank.bank.stores import FactStore, InsightStore, WiderScope, clear_insights
@@ -125,6 +126,7 @@ class MemoryBankState(Session):
 
     Attributes:
         fact_store: the session's FactStore.
+        files: what the tool ``memory_files`` works on: the MemoryFiles of the project "default", or others, or None.
         step_count: the number of the last stored step.
         steps: trace_id to step of every stored record, in the order of storing.
         marks: trace_id to mark of every record that a person pinned, excluded or forgot.
@@ -156,6 +158,7 @@ class MemoryBankState(Session):
         if agent_id is not None or namespace is not None:
             self.database.open_session(session_id, agent_id, ANY if namespace is None else namespace)
         self.fact_store = FactStore(self.database, session_id)
+        self.files: MemoryFiles | None = MemoryFiles(self.database, namespace=namespace)
         self._insights = InsightWriter(self.fact_store, on_jobs)
         self.scope: Scope = "session"
         self.settings = MemoryBankSettings()

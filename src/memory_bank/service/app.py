@@ -110,6 +110,7 @@ class Service:
                 self.settings.context_management == "auto"
                 and urlsplit(urls["anthropic"]).hostname == urlsplit(ANTHROPIC).hostname
             ),
+            files=self.settings.memory_files,
         )
         self.operations.add("memory", rebuilder.check)
         self.proxy = Proxy(

@@ -158,9 +158,7 @@ class _Evidence:
     memory: EvidenceMemory | None = None
     made_with: tuple[object, ...] = ()
     fold: _Fold | None = None
-    noted: int = (
-        0  # the number of the latest record that the session's note is about; 0 where that is not known
-    )
+    noted: int = 0  # the number of the latest record that the note is about; 0 where that is not known
 
 
 def _evidence(session: MemoryBankState, settings: MemoryBankSettings) -> _Evidence:

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from memory_bank.service.proxy.body import JsonObject
-from memory_bank.tools import GET_RECORD, LIST_RECORDS, SEARCH_MEMORY
+from memory_bank.tools import GET_RECORD, LIST_RECORDS, MEMORY_FILES, SEARCH_MEMORY
 from memory_bank.transcript.anthropic import THINKING
 from memory_bank.transcript.responses import OUTPUT_OF, item_type
 
@@ -32,7 +32,7 @@ class ModelToolCall:
     @property
     def is_memory(self) -> bool:
         """Whether it calls a memory tool, which the proxy answers; the client answers all others."""
-        return isinstance(self.name, str) and self.name in MEMORY_TOOLS
+        return isinstance(self.name, str) and self.name in (*MEMORY_TOOLS, MEMORY_FILES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
 
 import anyio
 from anyio import to_thread
@@ -124,11 +126,15 @@ class Injection:
 
     async def _call_tools(self, calls: Sequence[ModelToolCall]) -> list[ToolAnswer]:
         """The results of the calls of a turn, in their order."""
-        namespace, session = self.request.caller.namespace, self.request.memory.session or ""
+        namespace, session = self.request.caller.namespace, self.request.memory.session
+        project = self.request.headers.get("x-memory-project")
         room = max(LEAST_CHARS, MAX_CHARS // max(1, sum(call.is_memory for call in calls)))
 
         def read() -> list[ToolAnswer]:
-            with self.sessions.reading(namespace, session) as state:
+            memory: Any = nullcontext(self.sessions.files(namespace, project))
+            if session is not None:
+                memory = self.sessions.reading(namespace, session, project)
+            with memory as state:
                 return [
                     answer_tool_call(state, str(c.name), c.arguments, max_chars=room)
                     if c.is_memory
