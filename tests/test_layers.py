@@ -38,7 +38,7 @@ MAP: dict[str, set[str]] = {
         "bank", "config", "context", "errors", "faults", "models", "plan", "ports", "pricing", "processor", "provenance",
         "records", "selection", "shipped", "tools", "transcript",
     },
-    "lab": {"config", "errors", "pages", "pricing", "selection", "transcript"},  # and the face
+    "lab": {"config", "context", "errors", "pages", "pricing", "selection", "transcript"},  # and the face
     "cli": {
         "bank", "config", "context", "errors", "lab", "models", "plan", "ports", "records", "selection", "service",
         "shipped", "transcript",
@@ -100,7 +100,8 @@ def test_imports_follow_the_map():
 def test_the_lab_uses_public_names_only():
     """It imports the face and what packages export themselves; only the command line imports it."""
     packages = {
-        f"memory_bank.{p}" for p in ("config", "errors", "pages", "pricing", "selection", "transcript")
+        f"memory_bank.{p}"
+        for p in ("config", "context", "errors", "pages", "pricing", "selection", "transcript")
     }
     wrong = []
     for name, path in modules().items():

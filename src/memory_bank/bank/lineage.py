@@ -92,11 +92,8 @@ class Lineage:
         """The sessions that have these digests; of up to 500 digests, the oldest session first."""
         known = sa.select(*_l, _s.head, _s.head_calls, _s.forked_from, _s.namespace)
         known = known.join(sessions, _s.session_id == _l.session_id).order_by(_s.created, _s.session_id)
-        return [
-            KnownDigest(**row)
-            for part in in_parts(list(digests))
-            for row in self.database.rows(known.where(_l.digest.in_(part)))
-        ]
+        found = (self.database.rows(known.where(_l.digest.in_(part))) for part in in_parts(list(digests)))
+        return [KnownDigest(**row) for rows in found for row in rows]
 
     def head(self, session_id: str) -> str | None:
         """The head of a session."""

@@ -23,9 +23,7 @@ LONG_ARGUMENT = 160
 ARGUMENT_START = 80
 """Characters that are kept of its beginning."""
 _LEAVES = 40  # values of one call that are compared with those of other calls
-_OUTCOME_LEAVES = (
-    60  # of a JSON object, the shallow ones first, among which its telling values are looked for
-)
+_OUTCOME_LEAVES = 60  # of a JSON object, shallow ones first, that are searched for telling values
 _READ_CHARS = 400  # characters of a value that are read
 _SAME_CHARS = 200  # characters of two values that are compared
 _AFTER = 16  # characters shown after the place where a value differs from that of the call before

@@ -105,6 +105,11 @@ class Service:
             self.settings.memory_timeout,
             marks_cache=self.settings.cache_markers == "auto",
             inject=self.settings.inject_tools,
+            passes_edits=self.settings.context_management == "pass"
+            or (
+                self.settings.context_management == "auto"
+                and urlsplit(urls["anthropic"]).hostname == urlsplit(ANTHROPIC).hostname
+            ),
             files=self.settings.memory_files,
         )
         self.operations.add("memory", rebuilder.check)
