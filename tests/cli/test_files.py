@@ -122,5 +122,5 @@ def test_verify_reads_every_file(cli: Any, database: Database, bank_url: str) ->
     assert sorted(d.what for d in verify(database) if d.kind == "file") == [
         "/memories/a/old.md of namespace team, project default: its folder is missing",
         "/memories/new.md of namespace team, project default: its content is not readable",
-        "/x of namespace default, project shop: its path is not valid",
+        "/x of namespace default, project shop: its folder is missing",
     ]

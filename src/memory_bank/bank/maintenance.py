@@ -337,9 +337,7 @@ class _Verification:
             for row in found.mappings():
                 self.counts.files += row["content"] is not None
                 place, owner = row["path"], (row["namespace"], row["project"])
-                what = _values(files, row)[1] or (
-                    "" if place.startswith(f"{ROOT}/") else "its path is not valid"
-                )
+                what = _values(files, row)[1]
                 above = place.rpartition("/")[0]
                 if above != ROOT and (*owner, above) not in folders:
                     what = "its folder is missing"
