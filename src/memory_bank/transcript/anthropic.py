@@ -25,7 +25,7 @@ AnthropicMessage = dict[str, Any]
 Block = dict[str, Any]
 Make = Callable[[Any], list[Placed]]
 Derive = Callable[[Any, Make], list[Placed]]
-"""Returns what a function makes of a message. It may return what it made of the same object before."""
+"""Applies a function to a message, or returns what it returned for the same object before."""
 
 THINKING = frozenset({"thinking", "redacted_thinking"})
 CACHE_MARK = "cache_control"
@@ -297,7 +297,7 @@ def _as_blocks(message: AnthropicMessage) -> list[Any]:
 def without_thinking(
     messages: Sequence[Any], rule: Thinking, source: Sequence[Any] = (), wire: PartWire[Any] = _WIRE
 ) -> list[Any]:
-    """The messages without the thinking blocks that the rule leaves out from the first that differs from ``source``.
+    """The messages without the thinking that ``rule`` removes, from the first one on that differs from ``source``.
 
     Raises HistoryError where the turn that is being answered must have thinking and has none.
     """

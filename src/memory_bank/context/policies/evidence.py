@@ -99,7 +99,7 @@ def _kept_before(view: View, past: Sequence[Interaction]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Fold:
-    """What stands in the place of the older history for several steps, and what it was made for."""
+    """What replaces the older history until the next fold, and the history and settings that it was made for."""
 
     excerpts: Excerpts
     past: tuple[Interaction, ...]  # the interactions that it is about
