@@ -64,7 +64,7 @@ class Settings(BaseModel):
 
 @cache
 def _meanings() -> dict[tuple[str, str], str]:
-    """What each setting does, by its class and name: the text that stands below it in this module."""
+    """The description of each setting, by its class and name: the string below it in this module."""
     return {
         (c.name, setting.target.id): str(below.value.value)
         for c in ast.parse(Path(__file__).read_text(encoding="utf-8")).body
@@ -394,6 +394,8 @@ class ServiceSettings(Settings):
     """A client's request for a summary: upstream's with what memory knows besides, memory's alone, or untouched."""
     compaction_tokens: Annotated[Int, Field(ge=200, le=100_000)] = 4000
     """Most tokens of what memory adds to a summary, or answers in its place."""
+    memory_files: bool = False
+    """Offer, beside the memory tools, files below /memories that outlive a session; also over MCP."""
     cache_markers: Literal["auto", "off"] = "auto"
     """Messages API: add marks for the prefix cache (cache_control) to requests that have none."""
     redact: tuple[str, ...] = ()
@@ -514,7 +516,7 @@ _LEVELS = {"service": 1, "memory_strategies": 2}
 
 
 def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration changed by another one, setting by setting; a strategy of another type is replaced."""
+    """``below``, changed setting by setting by ``above``; a strategy of another type is replaced as a whole."""
     return {**below, **{k: _changed(below.get(k), v, _LEVELS.get(k, 0)) for k, v in above.items()}}
 
 

@@ -291,7 +291,7 @@ class LLMOrchestrator:
 
     @contextmanager
     def _recorded(self, sent: Sent, prefix: _Prefix) -> Iterator[list[Any]]:
-        """Write a call down at its end; its answer is put into the list."""
+        """Record a call when it has ended; the caller appends its answer to the list."""
         answers, error, began = list[Any](), "", time.perf_counter()
         try:
             yield answers

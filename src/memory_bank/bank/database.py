@@ -157,7 +157,7 @@ class Database:
         return None
 
     def wipe(self, seconds: float) -> None:
-        """Remove copies of deleted content that the database keeps beside its tables, if others let it."""
+        """Remove copies of deleted content outside the tables (SQLite's log), unless another process prevents it."""
 
     def now(self, c: Connection) -> float:
         """Unix seconds by the clock that all processes share."""
@@ -185,7 +185,10 @@ class Database:
         raise NotImplementedError
 
     def read_bytes(self, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
-        """``size`` bytes of a value of the row ``seq`` from ``start``. Raises StorageError, also without the row."""
+        """Read ``size`` bytes of a stored text, from byte ``start``, in the row with this ``seq``.
+
+        Raises StorageError, also when there is no such row.
+        """
         raise NotImplementedError
 
     def say(self, error: BaseException, opening: bool = False) -> str:
@@ -193,7 +196,7 @@ class Database:
         return first_line(error)
 
     def _create(self, must_exist: bool) -> None:
-        """Create the tables if there are none, in one transaction, in one process at a time."""
+        """Create the tables if there are none, in one transaction; other processes wait meanwhile."""
         if self.in_memory:
             return
         with self._reader.connect() as connection:

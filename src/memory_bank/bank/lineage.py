@@ -207,7 +207,7 @@ def _copy_beginning(c: Connection, database: Database, fork: ForkPoint, other: s
 
 
 def _leave(c: Connection, fork: ForkPoint) -> None:
-    """Delete from a session what is its fork's alone."""
+    """Delete from a session the records that belong to its fork only."""
     session = {"session": fork.session_id}
     taken = sa.select(_r.trace_id).where(of_session(records), _r.seq <= fork.takes)
     for table, which in (

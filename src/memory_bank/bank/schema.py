@@ -217,6 +217,17 @@ models = sa.Table(  # the evidence model fitted to a namespace's own sessions, o
     sa.Column("model", ExactText),  # JSON; NULL: none was better, or content it was fitted to was deleted
 )
 
+files = sa.Table(  # what an agent keeps below /memories, by a memory tool
+    "files",
+    metadata,
+    sa.Column("namespace", sa.String(64), primary_key=True),  # "default": that of a service without keys
+    sa.Column("project", sa.String(255), primary_key=True),
+    sa.Column("path", sa.String(1024), primary_key=True),
+    sa.Column("content", ExactText),  # NULL: a folder
+    sa.Column("created", sa.Float(53), nullable=False),
+    sa.Column("changed", sa.Float(53), nullable=False),
+)
+
 # Parts of statements. Statements are built once, at import: building one costs more than running it.
 
 SESSION: sa.BindParameter[str] = sa.bindparam("session")

@@ -346,7 +346,7 @@ class InsightWriter:
                 self.waiting.update((r.trace_id, by_id.get(r.trace_id)) for r in records)
 
     def write(self, records: Sequence[InteractionRecord], task: str, generation: int | None) -> None:
-        """Store insights of new records, and of those that an earlier, interrupted step left without one."""
+        """Store insights of new records, and of records that an interrupted step stored without one."""
         if not self.waiting or self.settings.observer_mode == "off":
             return
         new = {r.trace_id: r for r in records}

@@ -37,7 +37,7 @@ Complete = Callable[[list[dict[str, str]]], str]
 
 
 class Account(Protocol):
-    """Where calls are booked before they are made, so that limits hold."""
+    """Books each call of the model before it is made, so that no limit is exceeded."""
 
     def reserve(self, model: str, expected: Spent, limits: ObserverBudget) -> str | None:
         """Book a call and return None, or return the reason why a limit forbids it, without booking it."""
@@ -284,7 +284,7 @@ def extend_summary(
 
 
 def describe_call(number: int, record: InteractionRecord, note: str = "", chars: int = _CALL_CHARS) -> str:
-    """A call as the model of a running summary or a note is shown it; ``chars`` of its output."""
+    """A call as text for the model of a running summary or a note, with up to ``chars`` of its output."""
     arguments, output = _shortened(record, _CALL_ARGUMENT_CHARS, chars)
     said = f"\nThe agent said: {note}" if note else ""
     return f"#{number} {record.tool_name}({arguments}){said}\n{output or '(nothing)'}"

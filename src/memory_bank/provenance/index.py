@@ -183,7 +183,7 @@ def _count_characters(normal: str) -> npt.NDArray[np.int8]:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One text that the agent has seen, such as a tool's output or a user message; ``origin`` has no place in it."""
+    """One text that the agent has seen, such as a tool's output or a user message; ``origin.place`` is ""."""
 
     origin: Place
     text: str

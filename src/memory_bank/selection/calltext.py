@@ -80,7 +80,7 @@ def arguments_of(arguments: str) -> tuple[Argument, ...]:
 
 
 def shown_arguments(arguments: str) -> str:
-    """The texts in the arguments of a call that it shows where it stands in its place, one a line."""
+    """The texts in a call's arguments that a context shows when it keeps the call, one a line."""
     if len(arguments) <= LONG_ARGUMENT:
         return arguments
     found = (str(leaf.value) for leaf in islice(leaves(parse_arguments(arguments)), _LEAVES))
@@ -244,7 +244,7 @@ def is_id(key: str, value: str) -> bool:
 
 
 def tells_id(outcome: str) -> bool:
-    """Whether an outcome has an identifier among its values."""
+    """Whether an outcome contains an identifier."""
     return any(is_id(*part.split("=", 1)) for part in outcome.split(", ") if "=" in part)
 
 

@@ -105,6 +105,7 @@ class Service:
             self.settings.memory_timeout,
             marks_cache=self.settings.cache_markers == "auto",
             inject=self.settings.inject_tools,
+            files=self.settings.memory_files,
         )
         self.operations.add("memory", rebuilder.check)
         self.proxy = Proxy(
@@ -128,7 +129,7 @@ class Service:
                 log.error("an observer of the proxy failed: %s", type(e).__name__)
 
     def end(self, seconds: float) -> None:
-        """Begin a shutdown: start no new jobs; ``close`` has ``seconds``."""
+        """Begin a shutdown: no new jobs are started, and ``close`` may take ``seconds``."""
         self._until = time.monotonic() + seconds
         self.ending.set()
         self.observing.end()
@@ -152,7 +153,7 @@ class Service:
         if exchange.outcome in ("unreachable", "broken_off"):
             self.metrics.upstream_errors.inc()
         step, tokens, full_tokens = exchange.step, exchange.tokens, exchange.full_tokens
-        if step is None or not tokens or full_tokens is None:
+        if step is None or tokens is None or full_tokens is None:
             return
         sent, full, by_marks = _usage_of(exchange), None, exchange.route == "messages"
         if sent is not None:

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from cachetools import LRUCache
 
 from memory_bank.bank.database import Database
+from memory_bank.bank.files import DEFAULT_PROJECT, MemoryFiles
 from memory_bank.bank.learned import Learned, keep_model, learned_of
 from memory_bank.bank.listing import list_page
 from memory_bank.bank.maintenance import purge
@@ -323,7 +324,7 @@ class Sessions:
         return int.from_bytes(digest[:8]) / 2**64 < self.config.service.holdout
 
     def finish(self, step: Rebuilt) -> None:
-        """Do the work that a step put off to return its context sooner; on failure the next step does it."""
+        """Do the work that a step left for after its context was returned; if it fails, the next step does it."""
         if not isinstance(step.state, MemoryBankState):
             return
         try:
@@ -337,8 +338,13 @@ class Sessions:
             self._delay = str(e)
 
     @contextmanager
-    def reading(self, namespace: str | None, name: str) -> Iterator[MemoryBankState]:
-        """A session's memory, locked, for searches and ``handle_tool_call``. Raises NotFoundError."""
+    def reading(
+        self, namespace: str | None, name: str, project: str | None = None
+    ) -> Iterator[MemoryBankState]:
+        """A session's memory, locked, for searches and ``handle_tool_call``. Raises NotFoundError.
+
+        ``project``: that of the files.
+        """
         session_id = self.known(namespace, name)
         with self._holding(session_id, namespace) as kept:
             if kept.reader is None:
@@ -349,13 +355,14 @@ class Sessions:
                     kept.reader = kept.reader or made
             with kept.reader.lock:
                 kept.reader.prepare(self.bank_settings(), self.llm_client)
+                kept.reader.files = self.files(namespace, project)
                 yield kept.reader
 
     @contextmanager
     def writing(
         self, namespace: str | None, name: str, *, agent_id: str | None = None
     ) -> Iterator[MemoryBankState]:
-        """As ``reading``, for storing records; creates the session if needed.
+        """``reading`` for a caller that stores records; creates the session if needed.
 
         Raises ConfigError for an invalid name and for a session of another agent.
         """
@@ -364,6 +371,14 @@ class Sessions:
         self.database.open_session(session_id, agent, namespace)
         with self.traced("create_memory", session_id), self.reading(namespace, name) as state:
             yield state
+
+    def files(self, namespace: str | None, project: object = None) -> MemoryFiles | None:
+        """The files of a project, without secrets; None where the setting is off. Raises ConfigError for a name."""
+        name = str(project or DEFAULT_PROJECT)
+        writable_id(namespace, name)
+        if not self.config.service.memory_files:
+            return None
+        return MemoryFiles(self.database, name, namespace=namespace, redact=self.redacted)
 
     def _hidden(self, messages: list[object]) -> list[object]:
         return messages if self._redact is None else [self._redact(m) for m in check_messages(messages)]

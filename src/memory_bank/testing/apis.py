@@ -362,7 +362,7 @@ def _signature(body: JsonObject, position: int) -> str:
 
 
 def _unmarked(value: Any) -> Any:
-    """A value without cache marks, contents that are text as blocks."""
+    """A value without cache marks; contents that are a text become one block."""
     if isinstance(value, dict):
         kept = {k: v for k, v in value.items() if k != "cache_control"}
         if isinstance(kept.get("content"), str):

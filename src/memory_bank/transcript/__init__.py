@@ -17,6 +17,7 @@ from memory_bank.transcript.messages import (
 )
 from memory_bank.transcript.pairing import pairing_errors
 from memory_bank.transcript.tokens import ENCODING, open_counter
+from memory_bank.transcript.transcript import copy_of
 
 __all__ = [
     "ENCODING",
@@ -26,6 +27,7 @@ __all__ = [
     "calls_of",
     "compact",
     "content_text",
+    "copy_of",
     "is_text_part",
     "kind_of",
     "open_counter",

@@ -435,7 +435,7 @@ def _unanswered(i: int, open_calls: dict[str, None]) -> str:
 
 
 def cache_marks(*values: object) -> int:
-    """How many cache marks the blocks of these contents, tools or lists of messages have."""
+    """The number of cache marks in contents, tools or messages."""
     count = 0
     for value in values:
         if isinstance(value, dict):

@@ -42,7 +42,7 @@ def quote_lines(text: str) -> str:
 
 
 def unquote_lines(text: str) -> str:
-    r"""Undo ``quote_lines``.
+    r"""The text that ``quote_lines`` quoted.
 
     >>> unquote_lines(quote_lines("…\n\\#2 is a heading")) == "…\n\\#2 is a heading"
     True

@@ -454,7 +454,7 @@ def _place(at: int, kind: str) -> PartPlace:
 
 
 def _readable_text(item: object) -> str:
-    """The members of an item as JSON, without those that only the provider reads."""
+    """An item as JSON, without the members that only the provider can read."""
     if not isinstance(item, dict):
         return compact(item)
     rest = {k: v for k, v in item.items() if k not in _HIDDEN}

@@ -218,7 +218,7 @@ class Transcript:
         return stop
 
     def _changed(self, messages: Sequence[object], n: int) -> list[int]:
-        """The positions below ``n`` at which a message is not what it was."""
+        """The positions below ``n`` at which a message has changed since the last step."""
         head = messages[:n]
         positions: Iterable[int] = range(n)
         if n == len(self._objects) and all(map(is_, head, self._objects)):

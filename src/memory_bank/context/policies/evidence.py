@@ -157,14 +157,12 @@ class _Evidence:
     memory: EvidenceMemory | None = None
     made_with: tuple[object, ...] = ()
     fold: _Fold | None = None
-    noted: int = (
-        0  # the number of the latest record that the session's note is about; 0 where that is not known
-    )
+    noted: int = 0  # the number of the latest record that the note is about; 0 where that is not known
 
 
 def _evidence(session: MemoryBankState, settings: MemoryBankSettings) -> _Evidence:
     """The session's evidence; made anew where the settings or the order of its records changed."""
-    state = session.cache(_Evidence)
+    state: _Evidence = session.cache("evidence", _Evidence)
     made_with = (settings.evidence_model, settings.tools, session.order_changes)
     if state.memory is None or state.made_with != made_with:
         learned = session.learned_model() if settings.evidence_model is None else None
@@ -176,7 +174,8 @@ def _evidence(session: MemoryBankState, settings: MemoryBankSettings) -> _Eviden
 
 def evidence_of(session: MemoryBankState) -> EvidenceMemory | None:
     """The evidence that a session has built so far."""
-    return session.cache(_Evidence).memory
+    state: _Evidence = session.cache("evidence", _Evidence)
+    return state.memory
 
 
 def fed_evidence(view: View, session: MemoryBankState, settings: MemoryBankSettings) -> EvidenceMemory:

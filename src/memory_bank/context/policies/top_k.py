@@ -27,10 +27,6 @@ _NOTHING_YET = "there was no history yet"
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
 
-class _ShortenedOutputs(dict[tuple[str, int], Shortened]):
-    """Outputs shortened once, by trace_id and length."""
-
-
 def choose_top_k(view: View, session: MemoryBankState, *, settings: MemoryBankSettings) -> Choice:
     """The ``top_k`` records most similar to the retrieval query, without those of the tail.
 
@@ -50,7 +46,7 @@ def choose_top_k(view: View, session: MemoryBankState, *, settings: MemoryBankSe
     if wider is None and len(session.steps) <= len(without) and store.is_empty():
         return replace(base, unchanged=_NOTHING_YET, reasons=TopKReasons([], rank_all))
     ranking = rank_all(limit=max(1, settings.top_k))
-    cache = session.cache(_ShortenedOutputs)
+    cache: dict[tuple[str, int], Shortened] = session.cache("shortened outputs")
     if len(cache) > 256:
         cache.clear()
     limit = settings.max_chars_per_record

@@ -242,7 +242,7 @@ def _grams(text: str) -> Iterator[str]:
 
 
 def _needed_values(index: EvidenceIndex, step: RecordedStep) -> dict[int, float]:
-    """The values that a step's calls use, or later ones before an output shows them again, with their weights.
+    """The values used by a step's calls, or by later calls before an output repeats them, with their weights.
 
     Plain words count only as or in a whole argument.
     """

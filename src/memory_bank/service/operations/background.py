@@ -175,7 +175,7 @@ class ServiceLearning:
             log.info("namespace %s keeps the shipped evidence model: %s", namespace, reason)
 
     def address(self) -> tuple[str, dict[str, str]]:
-        """The URL of the database without its password, which other users could see in a command, and that apart."""
+        """The URL of the database without its password, for a command line, and variables that hold the password."""
         url = self.database.url
         password = url.password or url.query.get("password")
         bare = url._replace(password=None).difference_update_query(["password"])

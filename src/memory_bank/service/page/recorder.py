@@ -71,7 +71,7 @@ class Recorder:
         self._take(StepToStore(_figures(step), generation=getattr(step.state, "generation", None)), step)
 
     def take_outcome(self, step: Rebuilt, **came_to: Any) -> None:
-        """Record what a step's request came to, as fields of StepFigures, after the step. Never blocks."""
+        """Record the outcome of a recorded step's request, as fields of StepFigures. Never blocks."""
         self._take(StepToStore(replace(_figures(step), **came_to), outcome=True), None)
 
     def _take(self, new: StepToStore, step: Rebuilt | None) -> None:

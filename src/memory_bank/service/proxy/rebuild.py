@@ -20,11 +20,13 @@ from cachetools import LRUCache
 from memory_bank.errors import MemoryBankError
 from memory_bank.plan import Context
 from memory_bank.service.failures import code_of
+from memory_bank.service.proxy.answers import as_object
 from memory_bank.service.proxy.body import Body, JsonObject, render_body
 from memory_bank.service.proxy.dialects import Dialect, NotRebuiltError, TurnPlace, own_tools
 from memory_bank.service.proxy.identity import Identity, client_session
 from memory_bank.service.security.access import Caller, stored_id
 from memory_bank.service.sessions import Rebuilt, Sessions
+from memory_bank.tools import FILES_SCHEMA, TOOL_SCHEMAS
 from memory_bank.transcript.harness import asks_for_summary
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import MessageKind, kind_of, message_text, same_objects
@@ -36,6 +38,7 @@ MOST_REFUSED = 1_024
 """Sessions that are remembered with how their requests are sent; also the models in ``Proxy.proven``."""
 
 NOTHING_YET = "nothing to remember yet"
+SUMMARY, COMPLETED = "compaction request", "compaction request, completed by memory"
 FAILING = 3
 """Requests in a row that memory fails for, after which it counts as failing."""
 UNSEEN = 10
@@ -52,7 +55,7 @@ class MemoryResult:
     step that it is recorded as. ``tools``: the request's with the memory tools, where these are added.
     """
 
-    status: Literal["rebuilt", "unchanged", "passed", "failed"]
+    status: Literal["rebuilt", "unchanged", "passed", "failed", "answered"]
     reason: str | None = None
     data: bytes | None = field(default=None, repr=False)
     arrays: Mapping[str, Sequence[object]] = field(default_factory=dict, repr=False)
@@ -73,6 +76,7 @@ class ModelRequest:
     body: Body = field(repr=False)
     headers: Mapping[str, str] = field(repr=False)
     upstream_key: str | None = field(repr=False)
+    compacted: str | None = None
     memory: MemoryResult = MemoryResult("passed")
 
     @property
@@ -195,8 +199,9 @@ class Rebuilder:
     requests skip memory for ``pause`` seconds, then one tries. A session whose job still hangs is not used. The
     facts of a context are committed when it is returned. ``marks_cache``: requests whose client asks for no cache
     get marks where the API needs them. ``inject``: memory tools are added to requests whose session has records
-    and whose model may choose; "auto": only with a rebuilt context, and beside tools of the client. ``ways``: of the
-    sessions whose contexts upstream has refused; these have one block of memory, no marks and no added tools.
+    and whose model may choose; "auto": only with a rebuilt context, and beside tools of the client. ``files``: the
+    tool for files, too, from the first request on, unless the client brings its own. ``ways``: of the sessions
+    whose contexts upstream has refused; these have one block of memory, no marks and no added tools.
     """
 
     def __init__(
@@ -208,6 +213,7 @@ class Rebuilder:
         pause: float = 10.0,
         marks_cache: bool = True,
         inject: bool | Literal["auto"] = False,
+        files: bool = False,
     ) -> None:
         self.sessions = sessions
         self.timeout = timeout
@@ -216,6 +222,7 @@ class Rebuilder:
         self._identity = identity
         self._pause = pause
         self._inject = inject
+        self._files = [FILES_SCHEMA] if files else []
         self._shares: LRUCache[str | None, _Share] = LRUCache(1_024)
         self._limiter = anyio.CapacityLimiter(THREADS)
         self._finishers = anyio.CapacityLimiter(2)
@@ -317,6 +324,11 @@ class Rebuilder:
         prompts += [m for m in history.messages[-1:] if kind_of(m) is MessageKind.USER]
         is_summary = dialect.is_compaction(value) or any(asks_for_summary(message_text(m)) for m in prompts)
         strategy = headers.get("x-memory-strategy") or None
+        own = value.get("tools")
+        offers = self._inject is True or (self._inject and own)
+        has_files = isinstance(own, list) and any(str(as_object(t).get("type"))[:7] == "memory_" for t in own)
+        files = [] if has_files else self._files  # the client keeps those of its tool memory_20250818
+        only_files = dialect.offer_tools(value, files) if offers and files and not is_summary else None
         for _ in range(3):  # another conversation may continue the session meanwhile
             match = self._identity.session_of(
                 namespace,
@@ -325,13 +337,13 @@ class Rebuilder:
                 body=value,
                 messages=history.messages,
                 asks_summary=is_summary,
+                compacted=request.compacted,
                 records=not dialect.counts_only,
             )
             if match is None:
-                return MemoryResult("passed", NOTHING_YET)
+                return MemoryResult("passed", NOTHING_YET, tools=only_files)
             safer = (namespace, match.name) in self.ways
-            offers = self._inject is True or (self._inject and value.get("tools"))
-            offered = dialect.offer_tools(value) if offers and not safer else None
+            offered = dialect.offer_tools(value, [*files, *TOOL_SCHEMAS]) if offers and not safer else None
             tools = offered or own_tools(value)
             if dialect.counts_only:
                 context = self.sessions.preview(
@@ -343,7 +355,7 @@ class Rebuilder:
                     tools=tools,
                 )
                 if not isinstance(context, Context) or same_objects(context, history.messages):
-                    return MemoryResult("unchanged")
+                    return MemoryResult("unchanged", tools=None if safer else only_files)
                 arrays = {dialect.key: history.to_request(context), **({"tools": offered} if offered else {})}
                 return MemoryResult("rebuilt", data=render_body(request.body, arrays), arrays=arrays)
             job.session_id = stored_id(namespace, match.name)
@@ -369,12 +381,14 @@ class Rebuilder:
             return MemoryResult("failed", "busy")
         if is_summary:  # which is to be made of the real conversation
             tokens = step.full_tokens, step.full_tokens
-            return MemoryResult("passed", "compaction request", None, {}, match.name, *tokens, step)
+            return MemoryResult("passed", SUMMARY, None, {}, match.name, *tokens, step)
         arrays = {} if step.unchanged else {dialect.key: step.written}
         # a context that changes at each step would be written to the cache and never be read
         if self.marks_cache and not (safer or step.control or step.changes_again):
             marked = dialect.mark_cache(value, arrays.get(dialect.key) or value[dialect.key])
             arrays = arrays if marked is None else {dialect.key: marked}
+        if not (step.records and (self._inject is True or not step.unchanged)):
+            offered = None if safer or step.control else only_files
         return MemoryResult(
             "unchanged" if step.unchanged else "rebuilt",
             "control group (holdout)" if step.control else None,
@@ -384,7 +398,7 @@ class Rebuilder:
             tokens=step.tokens,
             full_tokens=step.full_tokens,
             step=step,
-            tools=offered if step.records and (self._inject is True or not step.unchanged) else None,
+            tools=offered,
         )
 
 
