@@ -9,7 +9,8 @@ model's summary stands what the agent itself said, the newest of its words, in `
 is the mean length of the 21 summaries with which runs of claude_code_dev begin.
 
 Printed are shares of the values that the next 30 calls took from the history before the compaction (``bound``: next
-to what they belong to), the characters that these calls copied from it, tokens, and the milliseconds of an answer.
+to what they belong to), the characters that these calls copied from it, and tokens. Clients differ: Codex keeps the
+user's messages itself, Claude Code does not, so that an answer to it repeats them (``--users-words``).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from harness import about, command_line
 from memory_bank import MemoryBankSettings
 from memory_bank.lab.costs import Costs, named_counter
 from memory_bank.lab.logs import audit
-from memory_bank.lab.logs.sessions import LogFiles, LoggedSession, log_files, log_format
+from memory_bank.lab.logs.sessions import Client, LogFiles, LoggedSession, log_files, log_format
 from memory_bank.lab.tables import markdown_table, percent
 from memory_bank.lab.traces import Trace, read_traces
 from memory_bank.transcript import ENCODING, MessageKind, content_text, kind_of, read
@@ -33,9 +34,9 @@ from memory_bank.transcript import ENCODING, MessageKind, content_text, kind_of,
 LOCAL = MemoryBankSettings(selection="evidence", embedding_model="lexical", observer_model="extractive")
 
 
-def compacted(trace: Trace, every: int, summary: int, costs: Costs) -> LoggedSession:
+def compacted(trace: Trace, every: int, summary: int, client: Client, costs: Costs) -> LoggedSession:
     """A run with a compaction whenever the messages since the one before have so many tokens."""
-    session = LoggedSession(trace.id, "message list", list(trace.messages))
+    session = LoggedSession(trace.id, client, list(trace.messages))
     tokens = start = 0
     for position, message in enumerate(trace.messages):
         tokens += costs.of(message)
@@ -59,13 +60,15 @@ def agents_words(messages: list[Any], most: int, costs: Costs) -> str:
     return "\n".join(reversed(said)) or "(nothing was said)"
 
 
-def sessions_in(paths: list[Path], every: int, summary: int, costs: Costs) -> Iterator[LoggedSession]:
+def sessions_in(
+    paths: list[Path], every: int, summary: int, client: Client, costs: Costs
+) -> Iterator[LoggedSession]:
     """The sessions of logs, and those made of recorded runs."""
     files = log_files(paths)
     yield from LogFiles([f for f in files if log_format(f)], lambda text: print(text, file=sys.stderr))
     for file in (f for f in files if not log_format(f)):
         runs = (run for run in read_traces(file) if isinstance(run, Trace))
-        yield from (compacted(run, every, summary, costs) for run in runs)
+        yield from (compacted(run, every, summary, client, costs) for run in runs)
 
 
 def main() -> None:
@@ -79,12 +82,16 @@ def main() -> None:
     )
     parser.add_argument("--answer", type=int, help="tokens of an answer; default: those of each summary")
     parser.add_argument(
-        "--assist", type=int, default=2_000, help="tokens that assist adds to a summary, at most"
+        "--assist", type=int, default=4_000, help="tokens that assist adds to a summary, at most"
+    )
+    parser.add_argument(
+        "--users-words", action="store_true", help="answers to runs repeat the user's messages"
     )
     parser.add_argument("--json", type=Path, help="write all compactions, without contents")
     options = parser.parse_args()
+    client: Client = "Claude Code" if options.users_words else "message list"
     costs, seen, rows, began = Costs(named_counter(ENCODING)), set[str](), [], time.perf_counter()
-    for session in sessions_in(options.paths, options.every, options.summary, costs):
+    for session in sessions_in(options.paths, options.every, options.summary, client, costs):
         found = audit.measure_compactions(session, (), costs, seen, LOCAL, options.assist, options.answer)
         rows += [found] if found else []
     each = [row for own in rows for row in own]

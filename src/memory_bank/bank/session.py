@@ -49,6 +49,8 @@ class Session:
         self.prefix_cache = PrefixCache()
         self.over_budget_logged = False
         self.record_tool = ""
+        # trace_ids that are pinned, and that no context shows, by marks and by ``tools.NAME.retain``
+        self.retained: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
         self._caches: dict[str, Any] = {}
 
     @property
@@ -161,8 +163,6 @@ class MemoryBankState(Session):
         self.scope: Scope = "session"
         self.settings = MemoryBankSettings()
         self.defer = defer
-        # trace_ids that are pinned, and that no context shows, by marks and by ``tools.NAME.retain``
-        self.retained: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
         self.storage_errors = 0
         self.order_changes = 0  # how often other processes changed the order of stored records
         self.generation: int | None = None

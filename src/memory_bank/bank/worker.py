@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from sqlalchemy.engine import Connection
 
@@ -386,13 +386,9 @@ class InsightWriter:
             if self._background is not None:
                 self._background.end()  # it finishes its current jobs
             self._observed_with = self.observer.chat, self.settings
-            database, session_id, attempts = (
-                self.facts.database,
-                self.facts.session_id,
-                self.settings.observer_attempts,
-            )
-            args = database, self.observer, self.store.embedding_model, session_id
-            self._background = BackgroundObserver(lambda: Worker(*args, attempts=attempts), idle=30.0)
+            args = self.facts.database, self.observer, self.store.embedding_model, self.facts.session_id
+            open_worker = partial(Worker, *args, attempts=self.settings.observer_attempts)
+            self._background = BackgroundObserver(open_worker, idle=30.0)
         self._background.wake()
 
     def note_later(

@@ -58,7 +58,7 @@ def what_is_known(session: Session, budget: int, *, lacking: str = "", users_wor
         room = budget - count(words) - count(fence(said, session.session_id)) - 4
         hint = in_full(session.record_tool)
         listed = memory.thread.tell(
-            after, min(room, thread_room(room, len(memory.numbers))), more=int(room * 0.25), hint=hint
+            after, min(room, thread_room(room, len(memory.numbers)) // 2), more=int(room * 0.25), hint=hint
         )
         asked = () if lacking else (words,) if users_words else _shown_after(view)
         try:

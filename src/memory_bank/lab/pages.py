@@ -129,10 +129,8 @@ class PageSection:
 
     def plots(self) -> list[dict[str, Any]]:
         """A frontier plot for each share, of the strategies that have both figures."""
-        return [
-            plot_of([p for n, f in self.rows if (p := share.point(n, f, n == self.best))], kept=share.title)
-            for share in self.shares
-        ]
+        points = ([s.point(n, f, n == self.best) for n, f in self.rows] for s in self.shares)
+        return [plot_of([*filter(None, p)], kept=s.title) for p, s in zip(points, self.shares, strict=True)]
 
 
 def figures_page(

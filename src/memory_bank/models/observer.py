@@ -200,12 +200,8 @@ class Observer:
     def messages(self, record: InteractionRecord, user_query: str) -> list[dict[str, str]]:
         """The request for a summary. Raises PromptError."""
         arguments, output = _shortened(record, _ARGUMENT_CHARS, self.settings.observer_max_chars)
-        values = {
-            "user_query": _shortened_task(user_query),
-            "tool_name": record.tool_name,
-            "arguments": arguments or "(none)",
-            "output": output or "(nothing)",
-        }
+        values = {"user_query": _shortened_task(user_query), "tool_name": record.tool_name}
+        values |= {"arguments": arguments or "(none)", "output": output or "(nothing)"}
         return fill_prompt(load_prompt("observer", self.settings.observer_prompt), values)
 
 
@@ -255,7 +251,7 @@ def completion_of(llm_client: object, model: str, timeout: float | None = None) 
 def extend_summary(
     complete: Complete, summary: str, calls: Sequence[str], task: str, words: int
 ) -> tuple[str | None, int]:
-    """A new summary of the old one and the calls, and the number of requests that it took.
+    """Write a summary of the old one and the calls; returns it, and the number of requests that it took.
 
     The summary is None, with a WARNING, when the model fails.
     """
@@ -265,12 +261,8 @@ def extend_summary(
             blocks.append([])
         blocks[-1].append(call)
     for number, block in enumerate(blocks, 1):
-        values = {
-            "task": _shortened_task(task),
-            "summary": summary or "(none yet)",
-            "calls": "\n\n".join(block),
-            "words": str(words),
-        }
+        values = {"task": _shortened_task(task), "summary": summary or "(none yet)"}
+        values |= {"calls": "\n\n".join(block), "words": str(words)}
         messages = fill_prompt(load_prompt("summary"), values)
         try:
             summary = complete(messages).strip()

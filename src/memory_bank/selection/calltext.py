@@ -23,9 +23,7 @@ LONG_ARGUMENT = 160
 ARGUMENT_START = 80
 """Characters that are kept of its beginning."""
 _LEAVES = 40  # values of one call that are compared with those of other calls
-_OUTCOME_LEAVES = (
-    60  # of a JSON object, the shallow ones first, among which its telling values are looked for
-)
+_OUTCOME_LEAVES = 60  # of a JSON object, shallow ones first, that are searched for telling values
 _READ_CHARS = 400  # characters of a value that are read
 _SAME_CHARS = 200  # characters of two values that are compared
 _AFTER = 16  # characters shown after the place where a value differs from that of the call before
@@ -124,7 +122,7 @@ def shown_value(text: str, chars: int, others: Iterable[str] = ()) -> str:
 
 
 def ending(text: str, chars: int) -> str:
-    """A value as further information: its start, or for a long path its end from a ``/`` on."""
+    """The start of a value; of a long path its end, from a ``/`` on."""
     if len(text) <= chars or "/" not in text[-chars:] or " " in text:
         return clip(text, chars)
     return "…" + text[text.index("/", len(text) - chars) :]

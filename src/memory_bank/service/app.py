@@ -39,6 +39,7 @@ from memory_bank.service.operations.telemetry import Telemetry
 from memory_bank.service.page import files
 from memory_bank.service.page.recorder import Recorder
 from memory_bank.service.proxy.body import MessageCache
+from memory_bank.service.proxy.compaction import Seals
 from memory_bank.service.proxy.dialects import DIALECTS, Provider
 from memory_bank.service.proxy.identity import Identity, canonical_bytes
 from memory_bank.service.proxy.rebuild import Rebuilder
@@ -105,6 +106,11 @@ class Service:
             self.settings.memory_timeout,
             marks_cache=self.settings.cache_markers == "auto",
             inject=self.settings.inject_tools,
+            passes_edits=self.settings.context_management == "pass"
+            or (
+                self.settings.context_management == "auto"
+                and urlsplit(urls["anthropic"]).hostname == urlsplit(ANTHROPIC).hostname
+            ),
             files=self.settings.memory_files,
         )
         self.operations.add("memory", rebuilder.check)
@@ -112,6 +118,7 @@ class Service:
             self.upstreams,
             rebuilder,
             cache=cache,
+            seals=Seals(database),
             add_trace=telemetry.carry,
             record=self.tell,
         )

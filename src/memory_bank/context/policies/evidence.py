@@ -75,7 +75,8 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
         note = fit_text(f"\n{NOTE_HEAD}{quote_lines(said)}", int(budget * NOTE_SHARE), count)
         budget -= count(note)
     excerpts, whole = choose(view, session, settings, memory, budget)
-    folded = tuple(view.history[: len(view.history) - len(whole)])
+    first = whole[0].start if whole else view.tail_start
+    folded = tuple(e for e in view.history if e.start < first)
     kept = _kept_before(view, folded)
     fold = _Fold(excerpts, folded, len(view.history), kept, settings, growth, gone, note)
     state.fold = fold if growth else None
@@ -98,7 +99,7 @@ def _kept_before(view: View, past: Sequence[Interaction]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Fold:
-    """What stands in the place of the older history for several steps, and what it was made for."""
+    """What replaces the older history until the next fold, and the history and settings that it was made for."""
 
     excerpts: Excerpts
     past: tuple[Interaction, ...]  # the interactions that it is about
@@ -139,13 +140,13 @@ class _Fold:
             settings != self.settings
             or len(view.history) < n
             or _kept_before(view, self.past) != self.kept
-            or sum(e.tokens for e in view.history[self.count :]) > growth
+            or sum(e.tokens for e in view.history[self.count :] if e.start not in view.held) > growth
         ):
             return None
         for then, now in zip(self.past, view.history, strict=False):
             if then is not now and (then.trace_ids != now.trace_ids or then.start != now.start):
                 return None
-        since = list(view.history[n:])
+        since = [e for e in view.history[n:] if e.start not in view.held]
         apart = view.pinned | view.hidden
         return None if any(e.fault or e.start in apart for e in since) else since
 

@@ -34,7 +34,7 @@ def choose_last(view: View, session: Session, *, n: int) -> Choice:
     """Keep what is never dropped and the last ``n`` interactions."""
     if len(view.history) < n:
         return Choice(unchanged="there are no older interactions")
-    whole = [e for e in view.history[len(view.history) - n + 1 :] if not e.fault]
+    whole = [e for e in view.history[len(view.history) - n + 1 :] if not (e.fault or e.start in view.pinned)]
     return Choice(whole=whole, reasons=Shown(whole))
 
 
@@ -45,7 +45,7 @@ def choose_adaptive(
     settings: AdaptiveSettings,
     policies: Sequence[tuple[str, Policy]],
 ) -> Choice:
-    """The choice of the first strategy with at most ``max_tokens`` tokens; of the smallest if none fits."""
+    """The choice of the first strategy whose context fits into ``max_tokens``, else of the one with the smallest."""
     plans: list[tuple[str, Plan]] = []
     for name, policy in policies:
         plans.append((name, make_plan(view, policy.choose(view, session), session, policy)))

@@ -114,11 +114,8 @@ class TopKReasons(Reasons):
         for i, r in enumerate(self.retrieved, 1):
             own = r.session_id is None
             if not own or r.trace_id not in here:
-                why = (
-                    "; its messages are no longer in the list"
-                    if own
-                    else f", {_session_phrase(r.session_id)}"
-                )
+                gone = "; its messages are no longer in the list"
+                why = gone if own else f", {_session_phrase(r.session_id)}"
                 tools = () if r.record is None else (r.record.tool_name,)
                 fate, reason = Fate.PART if r.cut else Fate.KEPT, f"retrieved record {i}{why}"
                 made.append(Decision(None, (r.trace_id,), tools, fate, r.score, reason, 0, r.session_id))

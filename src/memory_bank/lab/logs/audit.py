@@ -284,7 +284,8 @@ def measure_compactions(
 
         always = [*filter(_is_asked, history), *history[tail:]]
         room = costs.of(own) - costs.of({"role": "user", "content": ""})
-        trace, known = Trace(session.id, history), partial(_bank_says, history, bank, costs)
+        trace = Trace(session.id, history)
+        known = partial(_bank_says, history, bank, costs, session.client == "Claude Code")
         ways: dict[str, Callable[[], Sequence[object]]] = {
             OWN: partial(list, [own]),
             FULL: partial(list, history),
@@ -322,16 +323,21 @@ def _bank_says(
     history: Sequence[object],
     bank: MemoryBankSettings | None,
     costs: Costs,
+    users_words: bool,
     most: int,
     own: dict[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """What stands for a history where a bank answers in ``most`` tokens, or adds them to the summary ``own``."""
+    """What stands for a history where a bank answers in ``most`` tokens, or adds them to the summary ``own``.
+
+    ``users_words``: an answer repeats the user's messages, as for clients that do not keep them.
+    """
     local = {"selection": "evidence", "embedding_model": "lexical", "observer_mode": "off"}
     with MemoryBankState("lexical", counter=costs.counter) as state:
         apply_memory_bank_strategy(
             copied(history), None, (bank or MemoryBankSettings()).model_copy(update=local), state
         )
-        text = what_is_known(state, most, lacking=own["content"] if own else "")
+        summary = own["content"] if own else ""
+        text = what_is_known(state, most, lacking=summary, users_words=users_words and not own)
     return [*([own] if own else ()), {"role": "user", "content": text}]
 
 

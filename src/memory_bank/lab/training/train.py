@@ -84,15 +84,8 @@ def replay_steps(messages: Sequence[object], index: EvidenceIndex) -> Iterator[R
         yield RecordedStep(segment.start, interaction - 1, made, later)
         index.add_note(interaction=interaction, text=note)
         for n, (pair, arguments) in enumerate(zip(pairs, made, strict=True)):
-            output = pair.result.text if pair.result else ""
-            name = f"{segment.start}.{n}"
-            index.add_call(
-                trace_id=name,
-                interaction=interaction,
-                tool=pair.tool_name,
-                arguments=arguments,
-                output=output,
-            )
+            call = {"trace_id": f"{segment.start}.{n}", "tool": pair.tool_name, "arguments": arguments}
+            index.add_call(**call, interaction=interaction, output=pair.result.text if pair.result else "")
         interaction += bool(made)
 
 

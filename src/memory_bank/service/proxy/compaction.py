@@ -9,21 +9,21 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, cast
 
 import anyio
 from anyio import to_thread
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.session import MemoryBankState
+from memory_bank.bank.session import MemoryBankState, Session
 from memory_bank.context.compaction import what_is_known
 from memory_bank.errors import MemoryBankError, UpstreamError
 from memory_bank.service.proxy.answers import EventSplitter, as_object, rewrite_event
 from memory_bank.service.proxy.body import JsonObject, render_body
-from memory_bank.service.proxy.injection import MOST_BYTES, SendUpstream, is_readable, is_stream, parse_object, without_length
+from memory_bank.service.proxy.injection import MOST_BYTES, SendUpstream, parse_object
 from memory_bank.service.proxy.rebuild import COMPLETED, ModelRequest, Rebuilder
 from memory_bank.service.proxy.upstream import UpstreamAnswer, after
 from memory_bank.service.security.access import public_name
@@ -87,7 +87,6 @@ class Seals:
     def _hidden(self, nonce: bytes, data: bytes) -> bytes:
         stream = hashlib.shake_256(b"stream" + self._secret + nonce).digest(len(data))
         return bytes(a ^ b for a, b in zip(data, stream, strict=True))
-
 
     def text(self, namespace: str | None, session_id: str, digest: str) -> str | None:
         """A text of a session of a namespace that a compaction was answered with. Raises StorageError."""
@@ -168,7 +167,7 @@ class Compaction:
         answer = await self.send(request.render(), 0)
         if answer.status in UNKNOWN:
             return await self._own(answer) or answer
-        if not is_readable(answer):
+        if not answer.is_readable:
             return answer
         if self.by_item:
             return await self._with_item(answer)
@@ -178,9 +177,13 @@ class Compaction:
     async def _known(self, lacking: str = "", *, users_words: bool = False) -> str:
         """What the bank knows beside a summary that it need not repeat; "" for nothing, also where it fails."""
         service, step = self.sessions.config.service, self.request.memory.step
-        assert step is not None and step.state is not None
+        assert step is not None
         told = partial(
-            what_is_known, step.state, service.compaction_tokens, lacking=lacking, users_words=users_words
+            what_is_known,
+            cast("Session", step.state),
+            service.compaction_tokens,
+            lacking=lacking,
+            users_words=users_words,
         )
         try:
             with anyio.move_on_after(self.timeout):
@@ -190,7 +193,9 @@ class Compaction:
             log.warning("memory could not be read for a summary: %s", type(e).__name__)
         return ""
 
-    async def _own(self, instead_of: UpstreamAnswer | None = None, given: JsonObject = {}) -> UpstreamAnswer | None:  # noqa: B006
+    async def _own(
+        self, instead_of: UpstreamAnswer | None = None, given: JsonObject = {}
+    ) -> UpstreamAnswer | None:
         """The answer of the bank, in the place of upstream's; ``given``: what that says. None where it knows nothing.
 
         A ``compaction`` of upstream is held by ours, which comes back with each later request.
@@ -204,7 +209,7 @@ class Compaction:
         if not known:
             return None
         step = memory.step
-        assert step is not None and step.state is not None
+        assert step is not None
         model, item = request.model, JsonObject()
         out = step.counter.count_text(known)
         if self.by_item:
@@ -217,16 +222,23 @@ class Compaction:
         write: Callable[[JsonObject], list[bytes]]
         if request.dialect.key == "input":
             output = [{**item, "id": f"cmp_{number}"}] if item else [_message(f"msg_{number}", known)]
-            made = response_of(f"resp_{number}", request.value, output, into, out) | {"created_at": int(time.time())}
+            made = response_of(f"resp_{number}", request.value, output, into, out) | {
+                "created_at": int(time.time())
+            }
             if request.dialect.route == "compact":
                 users = [i for i in request.value["input"] if as_object(i).get("role") == "user"]
                 kept = ("id", "created_at", "usage")
-                made = {k: made[k] for k in kept} | {"object": "response.compaction", "output": [*users, *output]}
+                made = {k: made[k] for k in kept} | {
+                    "object": "response.compaction",
+                    "output": [*users, *output],
+                }
             write = response_events
         elif request.dialect.provider == "anthropic":
             text = f"{summary}{ADDED}{known}" if summary else known
             block = {**item, "content": text} if item else {"type": "text", "text": known}
-            made = message_of(f"msg_{number}", model, [block], "compaction" if item else "end_turn", into, out)
+            made = message_of(
+                f"msg_{number}", model, [block], "compaction" if item else "end_turn", into, out
+            )
             write = message_events
         else:
             said = {"role": "assistant", "content": known, "refusal": None}
@@ -237,7 +249,9 @@ class Compaction:
         if instead_of is not None:
             await instead_of.aclose()
         if foreign is None:
-            request.memory = replace(memory, status="answered", tokens=0 if memory.tokens is not None else None)
+            request.memory = replace(
+                memory, status="answered", tokens=0 if memory.tokens is not None else None
+            )
         else:
             request.memory = replace(memory, reason=COMPLETED)
         streamed = request.value.get("stream") is True and request.dialect.route != "compact"
@@ -250,12 +264,13 @@ class Compaction:
     def _kept(self, text: str) -> str:
         """Keep a text for later requests; its digest."""
         step = self.request.memory.step
-        assert step is not None and isinstance(step.state, MemoryBankState)
+        assert step is not None
+        assert isinstance(step.state, MemoryBankState)
         return self.sessions.database.add_summary(step.session_id, text, step.state.generation)
 
     async def _with_item(self, answer: UpstreamAnswer) -> UpstreamAnswer:
         """Upstream's answer in a form of ours, with its item in one of ours; the bank's where it has none."""
-        streamed = is_stream(answer)
+        streamed = answer.is_stream
         try:
             data = await answer.hold(MOST_BYTES)
         except UpstreamError as e:
@@ -276,23 +291,21 @@ class Compaction:
 
     async def _with_text(self, answer: UpstreamAnswer) -> UpstreamAnswer:
         """Upstream's summary with what it lacks after its text."""
-        if is_stream(answer):
-            pieces = self._stream(answer)
-            return UpstreamAnswer(answer.status, without_length(answer.headers), pieces, answer.aclose)
+        if answer.is_stream:
+            answer.replace_body(self._stream(answer.body))
+            return answer
         data = await answer.hold(MOST_BYTES)
         given = parse_object(data or b"")
         holder, key = next(_texts(given), ({}, ""))
         if key and (known := await self._known(holder[key])):
             holder[key] += ADDED + known
-            data = json.dumps(given).encode()
-            answer.headers = [*without_length(answer.headers), (b"content-length", str(len(data)).encode())]
-            answer.body = after(data)
+            answer.replace_body(json.dumps(given).encode())
         return answer
 
-    async def _stream(self, answer: UpstreamAnswer) -> AsyncGenerator[bytes, None]:
+    async def _stream(self, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """The events of a summary, with one more at the end of its text."""
         splitter, said, added = EventSplitter(), "", None
-        async for chunk in answer.body:
+        async for chunk in body:
             out = b""
             for event in splitter.feed(chunk):
                 value = event.value or {}
@@ -302,7 +315,9 @@ class Compaction:
                     added = ADDED + known if known else ""
                     out += _one_more(value, added) if added else b""
                 if added and self.request.dialect.key == "input":  # later events repeat the text
-                    out += rewrite_event(event, _with(value, said, said + added)) if event.value else event.raw
+                    out += (
+                        rewrite_event(event, _with(value, said, said + added)) if event.value else event.raw
+                    )
                 else:
                     out += event.raw
             if out:

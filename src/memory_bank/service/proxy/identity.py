@@ -54,7 +54,9 @@ HEADER = "x-memory-session"
 LATEST = 16
 """Interactions at the end of a list whose calls are compared."""
 
-How = Literal["header", "metadata", "client", "compaction", "prompt_cache_key", "chain", "calls", "fork", "new"]
+How = Literal[
+    "header", "metadata", "client", "compaction", "prompt_cache_key", "chain", "calls", "fork", "new"
+]
 
 _FIRST_DIGESTS = 16  # looked up in the first query; the others only if none of these helps
 

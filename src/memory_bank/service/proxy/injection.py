@@ -22,7 +22,7 @@ from memory_bank.service.proxy.answers import (
 )
 from memory_bank.service.proxy.body import JsonObject, with_member
 from memory_bank.service.proxy.rebuild import ModelRequest
-from memory_bank.service.proxy.upstream import Headers, UpstreamAnswer, after
+from memory_bank.service.proxy.upstream import UpstreamAnswer, after
 from memory_bank.service.sessions import Sessions, count_once
 from memory_bank.service.threads import in_thread_if_large, limiter
 from memory_bank.tools import MAX_CHARS, ToolAnswer, answer_tool_call
@@ -82,19 +82,16 @@ class Injection:
         usage: JsonObject = {}
         while True:
             answer = await self._ask()
-            if is_stream(answer):
+            if answer.is_stream:
                 answer = await self._stream(answer, usage)
-            elif is_readable(answer) and (data := await answer.hold(MOST_BYTES)) is not None:
+            elif answer.is_readable and (data := await answer.hold(MOST_BYTES)) is not None:
                 turn = self.request.dialect.read_answer(parse_object(data), value)
                 if self._may_hide() and turn.calls_memory:
                     usage = add_usage(usage, turn.usage)
                     await self._hide(turn)
                     continue
                 if self.fetched:
-                    data = _add_to_usage(data, usage)
-                    answer.body = after(data)
-                    length = (b"content-length", str(len(data)).encode())
-                    answer.headers = [*without_length(answer.headers), length]
+                    answer.replace_body(_add_to_usage(data, usage))
             if self.fetched:
                 answer.headers = [*answer.headers, (b"x-memory-fetched", str(self.fetched).encode())]
             return answer
@@ -175,9 +172,9 @@ class Injection:
         except BaseException:
             await close()
             raise
-        return UpstreamAnswer(
-            self.read.status, without_length(self.read.headers), after(first, pieces), close
-        )
+        joint = UpstreamAnswer(self.read.status, self.read.headers, pieces, close)
+        joint.replace_body(after(first, pieces))
+        return joint
 
     async def _join(self, joined: TurnStream) -> AsyncGenerator[bytes, None]:
         """The bytes of all turns as one stream."""
@@ -202,7 +199,7 @@ class Injection:
                 return
             await self._hide(turn)
             self.read = await self._ask()
-            if not is_stream(self.read):
+            if not self.read.is_stream:
                 if not joined.has_sent:
                     raise _AnsweredInsteadError
                 await self.read.aclose()
@@ -212,20 +209,8 @@ class Injection:
                 )
 
 
-def without_length(headers: Headers) -> Headers:
-    return [(n, v) for n, v in headers if n != b"content-length"]
-
-
-def is_readable(answer: UpstreamAnswer) -> bool:
-    """Whether an answer is a success and not compressed."""
-    return 200 <= answer.status < 300 and answer.header(b"content-encoding") in (b"", b"identity")
-
-
-def is_stream(answer: UpstreamAnswer) -> bool:
-    return is_readable(answer) and answer.header(b"content-type").startswith(b"text/event-stream")
-
-
 def parse_object(data: bytes) -> JsonObject:
+    """The JSON object in an answer, an empty one where there is none."""
     try:
         return as_object(json.loads(data))
     except (ValueError, RecursionError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -102,6 +103,23 @@ class UpstreamAnswer:
         """The first value of a header in lower case; empty without one."""
         return next((value.strip().lower() for n, value in self.headers if n == name), b"")
 
+    @property
+    def is_readable(self) -> bool:
+        """Whether it is a success and not compressed."""
+        return 200 <= self.status < 300 and self.header(b"content-encoding") in (b"", b"identity")
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it is readable events."""
+        return self.is_readable and self.header(b"content-type").startswith(b"text/event-stream")
+
+    def replace_body(self, body: bytes | AsyncIterator[bytes]) -> None:
+        """Give it another body, with its length if that is known."""
+        self.headers = [(n, v) for n, v in self.headers if n != b"content-length"]
+        if isinstance(body, bytes):
+            self.headers.append((b"content-length", str(len(body)).encode()))
+        self.body = after(body) if isinstance(body, bytes) else body
+
 
 @cache
 def certificates() -> ssl.SSLContext:
@@ -112,7 +130,7 @@ def certificates() -> ssl.SSLContext:
 class Upstream:
     """A model API at ``base_url`` with a pool of connections.
 
-    ``key`` is the service's own key there; ``timeout`` is in seconds without a byte. Requests are sent as
+    ``key`` is the service's own key there; ``name`` is a digest of the URL; ``timeout`` is in seconds without a byte. Requests are sent as
     given: no cookies, no retries, no redirects. A proxy that the environment names is used, except for
     loopback.
 
@@ -125,6 +143,7 @@ class Upstream:
             self._base = httpx2.URL(base_url)
         except (httpx2.InvalidURL, UnicodeError):
             raise ConfigError("the upstream is not a valid URL: check --upstream.") from None
+        self.name = hashlib.sha256(base_url.encode()).hexdigest()[:8]
         self._path = self._base.raw_path.rstrip(b"/")
         self._timeout = timeout
         self._timeouts = httpx2.Timeout(timeout, connect=min(30.0, timeout)).as_dict()
