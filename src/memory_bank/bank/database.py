@@ -429,7 +429,7 @@ class Database:
         return self.value(sa.select(_s.note).where(of_session(sessions)), session=session_id) or ""
 
     def add_summary(self, session_id: str, text: str, generation: int | None) -> str:
-        """Keep a text that stands for a conversation, and a few older ones, and return its digest; see ``set_note``."""
+        """Keep a text that stands for a conversation, and a few older ones; its digest. See ``set_note``."""
         digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
         with self.write() as c:
             self.lock_session(c, session_id)
@@ -453,7 +453,7 @@ class Database:
             with self.write() as c:
                 self.insert_new(c, bank, [{"key": "secret", "value": secrets.token_hex(32)}])
             found = self.value(known)
-        return bytes.fromhex(found)
+        return bytes.fromhex(found or "")
 
     def agent_of(self, session_id: str) -> str | None:
         """The agent of a session, or None."""

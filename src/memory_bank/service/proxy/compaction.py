@@ -9,9 +9,10 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Any, cast
 
 import anyio
@@ -41,6 +42,7 @@ from memory_bank.transcript.responses import CALL_OF, OUTPUT_OF, item_type
 
 log = logging.getLogger("memory_bank.Service")
 
+EMPTY: Mapping[str, Any] = MappingProxyType({})
 UNKNOWN = frozenset({400, 404, 405, 413, 415, 422, 501})
 """Statuses with which an upstream refuses a compaction; the bank answers then."""
 OPENING = "The following is a summary of the conversation so far, from the records that its memory keeps.\n\n"
@@ -194,7 +196,7 @@ class Compaction:
         return ""
 
     async def _own(
-        self, instead_of: UpstreamAnswer | None = None, given: JsonObject = {}
+        self, instead_of: UpstreamAnswer | None = None, given: Mapping[str, Any] = EMPTY
     ) -> UpstreamAnswer | None:
         """The answer of the bank, in the place of upstream's; ``given``: what that says. None where it knows nothing.
 

@@ -41,6 +41,7 @@ from memory_bank.service.proxy.compaction import Compaction, Seals, expand
 from memory_bank.service.proxy.dialects import DIALECTS, Dialect, Provider
 from memory_bank.service.proxy.injection import MOST_BYTES, Injection, parse_object
 from memory_bank.service.proxy.rebuild import (
+    COMPACTION,
     MOST_REFUSED,
     MemoryResult,
     ModelRequest,
@@ -118,7 +119,8 @@ class Proxy:
     and gets it in a safer form then (SessionWay), in this process; else nothing changes. Where only cache marks were
     refused, no request gets any from then on. ``proven``: models that accepted a change before thinking.
 
-    ``upstreams`` are the model APIs by provider. ``cache`` keeps parsed messages, ``seals`` makes the contents of compaction items, ``add_trace`` adds trace headers to
+    ``upstreams`` are the model APIs by provider. ``cache`` keeps parsed messages, ``seals`` makes what
+    compaction items hold, ``add_trace`` adds trace headers to
     a request for upstream, ``record`` is called with every finished exchange.
     """
 

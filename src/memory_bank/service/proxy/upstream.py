@@ -130,7 +130,8 @@ def certificates() -> ssl.SSLContext:
 class Upstream:
     """A model API at ``base_url`` with a pool of connections.
 
-    ``key`` is the service's own key there; ``name`` is a digest of the URL; ``timeout`` is in seconds without a byte. Requests are sent as
+    ``key`` is the service's own key there; ``timeout`` is in seconds without a byte; ``name``
+    is a digest of the URL. Requests are sent as
     given: no cookies, no retries, no redirects. A proxy that the environment names is used, except for
     loopback.
 
