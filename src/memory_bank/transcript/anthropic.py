@@ -267,15 +267,10 @@ def _arranged(messages: Sequence[Any], source: Sequence[Any]) -> list[AnthropicM
     out: list[AnthropicMessage] = []
     for is_assistant, group in groupby(messages, lambda m: _role(m) == "assistant"):
         run = list(group)
-        late_result = any(
-            _type(b) == "tool_result" for m in run[1:] if isinstance(m, dict) for _, b in _numbered(m)
-        )
-        if (
-            is_assistant
-            or late_result
-            or all(after.get(id(a)) is b for a, b in pairwise(run))
-            or any(_role(m) not in ("user", "system") for m in run)
-        ):
+        late = (block for m in run[1:] if isinstance(m, dict) for _, block in _numbered(m))
+        stays = is_assistant or any(_type(block) == "tool_result" for block in late)
+        stays = stays or all(after.get(id(a)) is b for a, b in pairwise(run))
+        if stays or any(_role(m) not in ("user", "system") for m in run):
             out += run
             continue
         for role in ("user", "system"):
