@@ -247,7 +247,7 @@ def test_a_forged_item_and_one_of_a_deleted_session_are_a_sentence_and_a_foreign
 
 
 def test_an_item_names_its_session_where_nothing_else_does(tmp_path):
-    with scripted(lambda _: say("ok"), tmp_path, strict=False, compaction="answer") as (server, p):
+    with scripted(lambda _: say("ok"), tmp_path, strict=False, compaction="answer") as (_, p):
         first = post(p.port, PATHS["responses"], asking("responses", TRIGGER))
         session, item = first.header(b"x-memory-session"), first.json()["output"][0]
         body = body_of("responses", ["order 99: PAY-00099 " * 200] * 2)
