@@ -41,6 +41,7 @@ RECENT, OLDER = (
 _RANK = 60  # of reciprocal ranks
 _ROWS_AT_ONCE = 2_000
 _TIE = 1e-6  # similarities this close to the next better one are equal
+_GAP = 1e-4  # similarities further apart than this are in different groups of ties
 _SPARE = 1_000  # rows more than asked for that are ranked by similarity
 
 _t = insights.c
@@ -108,11 +109,15 @@ class InsightSearch:
         self._faiss_used = compares and not database.ranks
         self._new_rows = _new_rows(scope, *([_t.embedding] if self._faiss_used else []))
         self._nearest_rows = _nearest_rows(scope)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.forget()
 
     def forget(self, generation: int = -1) -> None:
         """Drop what is cached. ``generation``: the sum of those of the sessions that are read next."""
+        with self._lock:
+            self._forget(generation)
+
+    def _forget(self, generation: int) -> None:
         self._generation = generation
         self._last_seq = -1
         self._faiss: Any = None
@@ -125,7 +130,7 @@ class InsightSearch:
         self._sessions: dict[str, int] = {}
         self._present = np.zeros(0, bool)
         self._states: list[CallState] = []
-        self._latest: dict[int, int] = {}  # by call, its latest row
+        self._latest: dict[tuple[int, int], int] = {}  # the latest row of a call, by session and call
 
     def rank(
         self,
@@ -149,21 +154,13 @@ class InsightSearch:
             scores = near / most
             if self.compares and vector is not None:
                 scores = np.zeros(len(near))
-                count = None if limit is None else limit + len(exclude) + _SPARE
+                count = None if limit is None else limit + len(exclude)
                 by_words = np.lexsort((-np.arange(len(near)), -near))[: np.count_nonzero(near)]
                 for rows in (by_words, self._nearest(vector(), count)):
                     scores[rows] += (_RANK + 1) / 2 / (_RANK + 1 + np.arange(len(rows)))
             rows = np.flatnonzero(shown)
             rows = rows[np.lexsort((-rows, -scores[rows]))][:limit]
             return [self._hit(row, own, scores[row], words[row], near[row]) for row in rows.tolist()]
-
-    def lacks(self, session_id: str, trace_ids: Collection[str]) -> list[str]:
-        """Those records of a session that had no insight at the last ranking."""
-        with self._lock:
-            mine = self._places[self._present, 0] == self._sessions.get(session_id, -1)
-            if np.count_nonzero(mine) == len(trace_ids):
-                return []
-            return [t for t in trace_ids if (session_id, t) not in self._rows]
 
     def _hit(self, row: int, own: str, score: float, words: float, near: float) -> Hit:
         why: Literal["words", "neighbour", "similarity", ""] = ""
@@ -175,7 +172,7 @@ class InsightSearch:
             return None if session_id == own else session_id, trace_id
 
         call, output = self._states[row]
-        latest = self._latest.get(call, row)
+        latest = self._latest.get((int(self._places[row, 0]), call), row)
         newer = place(latest) if self._states[latest].output != output else None
         session_id, trace_id = place(row)
         return Hit(trace_id, float(score), session_id, why, newer)
@@ -204,7 +201,7 @@ class InsightSearch:
                 rows = c.execute(self._new_rows, values).all()
                 generation = rows[0].generation
                 if generation != self._generation:  # a session was cleared or re-embedded: begin again
-                    self.forget(generation)
+                    self._forget(generation)
                     continue
                 if rows[0].seq is None:  # the outer join found no new row
                     return bool(self._keys)
@@ -233,11 +230,10 @@ class InsightSearch:
             self._keys.append(key)
             state = call_state(row.terms)
             self._states.append(state)
-            if (
-                state.call
-                and self._places[self._latest.get(state.call, number), 1] <= self._places[number, 1]
-            ):
-                self._latest[state.call] = number
+            session, place = places[number - first]
+            latest = self._latest.get((session, state.call), number)
+            if state.call and self._places[latest, 1] <= place:
+                self._latest[session, state.call] = number
         self._seqs += [row.seq for row in rows]
         self._last_seq = rows[-1].seq
         if self._faiss_used:
@@ -249,24 +245,38 @@ class InsightSearch:
             self._faiss.add(np.ascontiguousarray(vectors, dtype=np.float32))
 
     def _nearest(self, vector: Vectors, count: int | None) -> Vectors:
-        """The rows with the most similar summaries, at most ``count``, best first."""
+        """The rows with the most similar summaries, best first: the best ``count`` of all, and some more."""
+        replaced = len(self._keys) - int(np.count_nonzero(self._present))
+        wanted = len(self._keys) if count is None else count + replaced + _SPARE
+        while True:
+            wanted = min(wanted, len(self._keys))
+            rows, scores = best_first(*self._similar(vector, wanted)[::-1])
+            shown = self._present[rows]
+            rows, scores = rows[shown], scores[shown]
+            # after a clear gap nothing is tied with the last one that counts
+            if (
+                wanted == len(self._keys)
+                or not count
+                or (len(rows) > count and scores[count - 1] - scores[-1] > _GAP)
+            ):
+                return rows
+            wanted *= 4
+
+    def _similar(self, vector: Vectors, count: int) -> tuple[Vectors, Vectors]:
+        """``count`` nearest rows and their similarities; of rows that were stored just now none."""
         if self._faiss_used:
             if vector.shape[1] != self._faiss.d:
                 name = self.embedder_name
                 raise mismatch(self.database.name, name, self._faiss.d, name, vector.shape[1])
-            size = len(self._keys)
-            replaced = size - np.count_nonzero(self._present)
-            scores, rows = self._faiss.search(vector, size if count is None else min(count + replaced, size))
-            rows, _ = best_first(scores[0], rows[0])
-            return rows[self._present[rows]]
+            scores, rows = self._faiss.search(vector, count)
+            return rows[0], scores[0]
         check_embedder(self.database, self.embedder_name, vector.shape[1])
         values = {"session": self.session_id, "vector": vector.astype("<f4").tobytes(), "count": count}
         with self.database.read() as c:
             found = c.execute(self._nearest_rows, values).all()
         numbers = {seq: row for row, seq in enumerate(self._seqs)}
-        known = [(numbers[seq], -distance) for seq, distance in found if seq in numbers]  # others are newer
-        rows, scores = (np.array(column) for column in zip(*known, strict=True))
-        return best_first(scores, rows)[0]
+        known = [(numbers[seq], -distance) for seq, distance in found if seq in numbers]
+        return np.array([row for row, _ in known], np.intp), np.array([score for _, score in known])
 
 
 def shared_search(database: Database, session_id: str, embedder_name: str, compares: bool) -> InsightSearch:

@@ -320,10 +320,6 @@ class InsightStore:
         given = None if only_words else lambda: vector(query)
         return self._search(scope).rank(query, given, self.session_id, exclude, limit)
 
-    def lacks(self, trace_ids: Collection[str], scope: Scope = "session") -> list[str]:
-        """Those of the session's records that had no insight when ``rank`` was called last."""
-        return self._search(scope).lacks(self.session_id, trace_ids)
-
     def _search(self, scope: Scope) -> InsightSearch:
         with self._lock:
             if scope not in self._searches:

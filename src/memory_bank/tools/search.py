@@ -8,6 +8,7 @@ from functools import partial
 from itertools import islice, takewhile
 from typing import Any
 
+from memory_bank.bank.jobs import without_insight
 from memory_bank.bank.listing import Outline, holding, outlines, whole
 from memory_bank.errors import EmbeddingError
 from memory_bank.ports import Scope
@@ -89,10 +90,12 @@ def search_session(
             hits = ranked()
         except EmbeddingError as e:
             trouble, hits = e, ranked(only_words=True)
-    others = state.steps if store is None else store.lacks(state.steps, scope)
+    bare = list[str]()
+    if store is None or store.size() != state.fact_store.size():
+        bare = without_insight(state.database, state.session_id)[-_MAX_EXAMINED:]
     exact: dict[str, SearchMatch] = {}
     for form, text in reversed(forms.items()):
-        for outline, place in islice(_holders(state, list(others)[-_MAX_EXAMINED:], form), top_k):
+        for outline, place in islice(_holders(state, bare, form), top_k):
             exact.setdefault(outline.trace_id, SearchMatch(outline, None, holds=text, place=place))
     hits = sorted(filter(_fits, hits), key=lambda hit: hit.session_id is None and hit.trace_id in last)
     found = _loaded(state, _newest_first(hits)[:top_k])
@@ -158,8 +161,6 @@ def _holders(state: Any, trace_ids: Sequence[str], text: str) -> Iterator[tuple[
     if not (longest and trace_ids):
         return
     for outline in holding(state.database, state.session_id, trace_ids, [_stored_forms(r) for r in longest]):
-        if outline.is_own_answer:
-            continue
         if outline.output_bytes > _MAX_READ:
             yield outline, ""
             continue
