@@ -70,6 +70,18 @@ def tool(argument: str, value: Callable[[int], str], record: int = 1) -> Attack:
     return made
 
 
+def file(command: str, make: Callable[[int], dict[str, object]]) -> Attack:
+    """A call of the tool for files over MCP."""
+
+    def made(size: int) -> Request:
+        arguments = {"command": command, "path": "/memories/big", **make(size)}
+        params = {"name": "memory_files", "arguments": arguments}
+        call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+        return Request("POST", "/mcp", json.dumps(call).encode(), MCP)
+
+    return made
+
+
 def get(path: Callable[[int], str]) -> Attack:
     """A GET request."""
     return lambda size: Request("GET", path(size))
@@ -180,6 +192,13 @@ ATTACKS: dict[str, dict[str, tuple[int, Attack]]] = {
         "nested quantifiers": (100, tool("pattern", lambda n: "(a+)+" * n + "$", 2)),
         "a query of many ids": (1_000, tool("query", lambda n: " ".join(f"id-{i:06d}" for i in range(n)))),
         "a long trace_id": (10_000, tool("trace_id", lambda n: "f" * n)),
+    },
+    "files": {
+        "a path of many folders up": (5_000, file("view", lambda n: {"path": "/memories" + "/a/.." * n})),
+        "a path out of the folder": (5_000, file("delete", lambda n: {"path": "/memories" + "/.." * n})),
+        "names within names": (40, file("create", lambda n: {"path": "/memories" + "/n" * n, "file_text": ""})),
+        "a text in every place": (25_000, file("str_replace", lambda n: {"old_str": "", "new_str": "x" * n})),
+        "a line at the end": (5_000, file("insert", lambda n: {"insert_line": 0, "insert_text": "\n" * n + "x"})),
     },
     "queries": {
         "many parameters": (1_500, get(lambda n: "/v1/sessions?" + "&".join(f"{i:x}" for i in range(n)))),
@@ -319,6 +338,7 @@ def stored(port: int) -> None:
     ]
     body = json.dumps({"tool_outputs": outputs}).encode()
     assert ask(port, Request("POST", f"{SESSION}/ingest", body, JSON)) == "200"
+    assert ask(port, file("create", lambda n: {"file_text": "ab\n" * n})(20_000)) == "200"
 
 
 def measured(running: Service, kind: str, name: str, size: int, run: Callable[[int], str]) -> bool:
@@ -346,7 +366,7 @@ def main() -> int:
     parser.add_argument(
         "--only",
         type=words,
-        default="arguments,queries,bodies,outputs,upstream,connections",
+        default="arguments,files,queries,bodies,outputs,upstream,connections",
         help="kinds, with commas",
     )
     parser.add_argument("--scale", type=float, default=1.0, help="of all sizes")
@@ -360,7 +380,10 @@ def main() -> int:
     upstream.daemon_threads = True
     threading.Thread(target=upstream.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{upstream.server_address[1]}/v1"
-    with tempfile.TemporaryDirectory() as folder, Service(f"{folder}/bank.db", url) as running:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Service(f"{folder}/bank.db", url, memory_files=True) as running,
+    ):
         stored(running.port)
         for kind in [k for k in ATTACKS if k in kinds]:
             for name, (size, attack) in ATTACKS[kind].items():

@@ -19,10 +19,11 @@ from harness import DATA, about, command_line, print_head, print_row
 from memory_bank.config import Config, load_config, named_strategies
 from memory_bank.errors import MemoryBankError
 from memory_bank.lab.costs import named_counter
-from memory_bank.lab.pages import PageSection, PlottedShare, figures_page, render
+from memory_bank.lab.pages import PageSection, PlottedShare, figures_page
 from memory_bank.lab.replay import Strategy, parse_strategy, with_budgets
 from memory_bank.lab.tables import Column, markdown_table
 from memory_bank.lab.traces import Trace, TraceFiles, message_texts
+from memory_bank.pages import render
 
 WITHIN = 1.0  # points that a figure may differ from the reference meter's
 REFERENCE = "reference"

@@ -12,21 +12,21 @@ MAP: dict[str, set[str]] = {
     "records": set(),
     "shipped": set(),
     "faults": set(),
-    "plan_page": set(),
+    "pages": set(),
     "ports": {"records"},
     "prompts": {"errors", "shipped"},
     "config": {"errors", "shipped"},
     "pricing": {"config"},
     "vectors": {"errors", "ports"},
     "transcript": {"errors", "ports", "records"},
-    "plan": {"plan_page", "transcript"},
+    "plan": {"pages", "transcript"},
     "models": {"config", "errors", "ports", "pricing", "prompts", "records", "transcript", "vectors"},
     "selection": {"errors", "transcript"},
     "bank": {
         "config", "errors", "faults", "models", "plan", "ports", "pricing", "records", "selection", "transcript",
         "vectors",
     },
-    "history": {"bank", "errors", "models", "ports", "records", "transcript", "vectors"},
+    "history": {"bank", "errors", "models", "pages", "ports", "records", "transcript", "vectors"},
     "context": {
         "bank", "config", "errors", "faults", "models", "plan", "ports", "pricing", "records", "selection",
         "transcript", "vectors",
@@ -41,7 +41,7 @@ MAP: dict[str, set[str]] = {
         "bank", "config", "context", "errors", "faults", "models", "plan", "ports", "pricing", "processor", "provenance",
         "records", "selection", "shipped", "tools", "transcript",
     },
-    "lab": {"config", "errors", "pricing", "selection", "transcript"},  # and the face
+    "lab": {"config", "context", "errors", "pages", "pricing", "selection", "transcript"},  # and the face
     "cli": {
         "bank", "config", "context", "errors", "lab", "models", "plan", "ports", "records", "selection", "service",
         "shipped", "transcript",
@@ -102,7 +102,10 @@ def test_imports_follow_the_map():
 
 def test_the_lab_uses_public_names_only():
     """It imports the face and what packages export themselves; only the command line imports it."""
-    packages = {f"memory_bank.{p}" for p in ("config", "errors", "pricing", "selection", "transcript")}
+    packages = {
+        f"memory_bank.{p}"
+        for p in ("config", "context", "errors", "pages", "pricing", "selection", "transcript")
+    }
     wrong = []
     for name, path in modules().items():
         for node in ast.walk(ast.parse(path.read_text())):

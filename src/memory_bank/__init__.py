@@ -12,56 +12,28 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 __all__ = [  # to give an agent a memory
-    "TOOL_SCHEMAS",
-    "Config",
-    "LLMOrchestrator",
-    "LexicalEmbedder",
-    "MemoryBankError",
-    "MemoryBankSettings",
-    "MemoryBankState",
-    "MemoryProcessor",
-    "Plan",
-    "apply_memory_bank_strategy",
-    "handle_tool_call",
-    "is_memory_tool",
-    "load_config",
-    "load_embedder",
-    "memory_tools",
-]
+    "TOOL_SCHEMAS", "Config", "LLMOrchestrator", "LexicalEmbedder", "MemoryBankError", "MemoryBankSettings",
+    "MemoryBankState", "MemoryProcessor", "Plan", "apply_memory_bank_strategy", "handle_tool_call",
+    "is_memory_tool", "load_config", "load_embedder", "memory_tools",
+]  # fmt: skip
 __all__ += [  # single steps and their values, the parts of a plan, the guard against invented arguments
-    "CallReport",
-    "Decision",
-    "FactStore",
-    "Fate",
-    "Insight",
-    "InsightStore",
-    "InteractionRecord",
-    "ProvenanceGuard",
-    "check_call",
-    "extract_tool_outputs",
-    "format_retrieved_memory",
-    "ingest_tool_outputs",
-    "observe_tool_output",
-    "retrieve_and_format",
-]
+    "CallReport", "Decision", "FactStore", "Fate", "Insight", "InsightStore", "InteractionRecord",
+    "ProvenanceGuard", "check_call", "extract_tool_outputs", "format_retrieved_memory", "ingest_tool_outputs",
+    "observe_tool_output", "retrieve_and_format",
+]  # fmt: skip
 
 _HOMES = {
     "bank.retrieval": ("format_retrieved_memory", "ingest_tool_outputs", "retrieve_and_format"),
-    "bank.session": ("MemoryBankState",),
-    "bank.stores": ("FactStore", "InsightStore"),
-    "config": ("Config", "MemoryBankSettings", "load_config"),
-    "errors": ("MemoryBankError",),
-    "models.embedding": ("load_embedder",),
-    "models.lexical": ("LexicalEmbedder",),
-    "models.observer": ("observe_tool_output",),
-    "orchestrator": ("LLMOrchestrator",),
+    "bank.session": ("MemoryBankState",), "bank.stores": ("FactStore", "InsightStore"),
+    "config": ("Config", "MemoryBankSettings", "load_config"), "errors": ("MemoryBankError",),
+    "models.embedding": ("load_embedder",), "models.lexical": ("LexicalEmbedder",),
+    "models.observer": ("observe_tool_output",), "orchestrator": ("LLMOrchestrator",),
     "plan": ("Decision", "Fate", "Plan"),
     "processor": ("MemoryProcessor", "apply_memory_bank_strategy"),
     "provenance": ("CallReport", "ProvenanceGuard", "check_call"),
-    "records": ("Insight", "InteractionRecord"),
+    "records": ("Insight", "InteractionRecord"), "transcript.messages": ("extract_tool_outputs",),
     "tools": ("TOOL_SCHEMAS", "handle_tool_call", "is_memory_tool", "memory_tools"),
-    "transcript.messages": ("extract_tool_outputs",),
-}
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

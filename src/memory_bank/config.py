@@ -64,7 +64,7 @@ class Settings(BaseModel):
 
 @cache
 def _meanings() -> dict[tuple[str, str], str]:
-    """What each setting does, by its class and name: the text that stands below it in this module."""
+    """The description of each setting, by its class and name: the string below it in this module."""
     return {
         (c.name, setting.target.id): str(below.value.value)
         for c in ast.parse(Path(__file__).read_text(encoding="utf-8")).body
@@ -200,6 +200,8 @@ class MemoryBankSettings(Settings):
     """Evidence: seconds after which the provider has forgotten a prefix, so that a fold costs nothing more."""
     layout: Literal["native", "block"] = "native"
     """Evidence: past calls in their places with shortened results, or one message with excerpts."""
+    fold_note: Literal["off", "observer"] = "off"
+    """Evidence: at each fold the Observer's model notes, in the background, what was decided, tried, left to do."""
     keep_recent: AtLeast0 = 2
     """Evidence: interactions before the last that a fold keeps whole, within a fifth of the budget."""
     shorten_last: AtLeast0 = 0
@@ -388,8 +390,12 @@ class ServiceSettings(Settings):
     """Share of sessions that are sent without memory, as a control with which the page compares the others."""
     inject_tools: bool | Literal["auto"] = "auto"
     """Offer the memory tools to the agent and answer their calls; auto: with rebuilt contexts, if it sends tools."""
+    memory_files: bool = False
+    """Offer, beside the memory tools, files below /memories that outlive a session; also over MCP."""
     cache_markers: Literal["auto", "off"] = "auto"
     """Messages API: add marks for the prefix cache (cache_control) to requests that have none."""
+    context_management: Literal["auto", "pass", "remove"] = "auto"
+    """Messages API: send context_management upstream, or apply it here; auto: sent to Anthropic's own API only."""
     redact: tuple[str, ...] = ()
     """Regular expressions; text that matches is never stored."""
     redact_secrets: bool = True
@@ -508,7 +514,7 @@ _LEVELS = {"service": 1, "memory_strategies": 2}
 
 
 def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration changed by another one, setting by setting; a strategy of another type is replaced."""
+    """``below``, changed setting by setting by ``above``; a strategy of another type is replaced as a whole."""
     return {**below, **{k: _changed(below.get(k), v, _LEVELS.get(k, 0)) for k, v in above.items()}}
 
 

@@ -11,18 +11,9 @@ import os
 import signal
 
 POINTS = (  # of an agent's steps and of its background work
-    "write.begun",
-    "write.executed",
-    "write.committed",
-    "facts.executed",
-    "facts.stored",
-    "insights.executed",
-    "insights.stored",
-    "jobs.leased",
-    "jobs.observed",
-    "jobs.finished",
-    "step.done",
-)
+    "write.begun", "write.executed", "write.committed", "facts.executed", "facts.stored", "insights.executed",
+    "insights.stored", "jobs.leased", "jobs.observed", "jobs.finished", "step.done",
+)  # fmt: skip
 VERB_POINTS = ("purge.executed", "import.executed", "re_embed.executed")
 _name, _nth, _how = (os.environ.get("MEMORY_BANK_FAULT", "") + "::").split(":")[:3]
 if _name and _name not in POINTS + VERB_POINTS:

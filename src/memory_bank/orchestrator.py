@@ -183,7 +183,8 @@ class LLMOrchestrator:
         client gave it. Raises what the strategy raises, ModelError when there is no completion, and for a
         stream what the client raises.
         """
-        return self._call(*self._with_memory(messages, model, memory_key, session_id, options))
+        named = {"model": model, "memory_key": memory_key, "session_id": session_id}
+        return self._call(*self._with_memory(messages, **named, **options))
 
     def generate_plain(
         self, *, input_messages: list[dict[str, Any]], model: str | None = None, **options: Any
@@ -191,18 +192,9 @@ class LLMOrchestrator:
         """Answer messages as they are, without memory. Raises as ``generate`` does."""
         return self._call(*self._plain(input_messages, model, options))
 
-    async def agenerate(
-        self,
-        messages: Sequence[Any],
-        *,
-        model: str | None = None,
-        memory_key: str | None = None,
-        session_id: str | None = None,
-        **options: Any,
-    ) -> Any:
-        """As ``generate``, for asynchronous programs: with either kind of client."""
-        call = await asyncio.to_thread(self._with_memory, messages, model, memory_key, session_id, options)
-        return await self._acall(*call)
+    async def agenerate(self, messages: Sequence[Any], **given: Any) -> Any:
+        """As ``generate``, with the same arguments, for asynchronous programs: with either kind of client."""
+        return await self._acall(*await asyncio.to_thread(self._with_memory, messages, **given))
 
     async def agenerate_plain(
         self, *, input_messages: list[dict[str, Any]], model: str | None = None, **options: Any
@@ -223,10 +215,10 @@ class LLMOrchestrator:
     def _with_memory(
         self,
         messages: Any,
-        model: str | None,
-        memory_key: str | None,
-        session_id: str | None,
-        options: dict[str, Any],
+        model: str | None = None,
+        memory_key: str | None = None,
+        session_id: str | None = None,
+        **options: Any,
     ) -> _Call:
         name = self._model(model)
         key = memory_key or self._active["memory_key"] or self.processor.config.default_strategy
@@ -291,7 +283,7 @@ class LLMOrchestrator:
 
     @contextmanager
     def _recorded(self, sent: Sent, prefix: _Prefix) -> Iterator[list[Any]]:
-        """Write a call down at its end; its answer is put into the list."""
+        """Record a call when it has ended; the caller appends its answer to the list."""
         answers, error, began = list[Any](), "", time.perf_counter()
         try:
             yield answers

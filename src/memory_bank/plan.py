@@ -253,9 +253,9 @@ class Plan:
 
     def as_html(self) -> str:
         """The manifest as one self-contained page."""
-        from memory_bank.plan_page import render_plan
+        from memory_bank.pages import render
 
-        return render_plan(self.manifest())
+        return render("plan.html", m=self.manifest())
 
 
 _FIGURES = (

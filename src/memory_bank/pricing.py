@@ -28,13 +28,7 @@ RETRY_AFTER = 50
 LEAST_GROWTH, MOST_GROWTH = 2_000, 32_000
 """Bounds of ``growth_that_pays`` in tokens, where there is a prefix cache."""
 # By the beginning of a model's name, without its provider: (cached, cache_write) as shares of the input price.
-_RATIOS = {
-    "claude": (0.1, 1.25),
-    "gpt-4o": (0.5, 1.0),
-    "gpt-4.1": (0.25, 1.0),
-    "o3": (0.25, 1.0),
-    "o4": (0.25, 1.0),
-}
+_RATIOS = {"claude": (0.1, 1.25), "gpt-4o": (0.5, 1.0), **dict.fromkeys(("gpt-4.1", "o3", "o4"), (0.25, 1.0))}
 _USUAL = (0.1, 1.0)
 
 
@@ -185,12 +179,8 @@ class PrefixCache:
         sent = SentContext(messages, model, self._clock())
         with self._lock:
             before, self._last = self._last, sent
-        if (
-            before is not None
-            and before.is_answered
-            and before.model == model
-            and sent.at - before.at <= retention
-        ):
+        same = before is not None and before.is_answered and before.model == model
+        if before is not None and same and sent.at - before.at <= retention:
             length = common_length(before.messages, messages)
             sent.is_longer = length == len(before.messages)
             for message in messages[:length]:

@@ -92,7 +92,7 @@ class Spent:
         return self.prompt_tokens + self.completion_tokens
 
     def less(self, other: Spent) -> Spent:
-        """The difference."""
+        """This amount less another one."""
         return Spent(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 

@@ -88,7 +88,7 @@ def choose_diverse(
     costs: Sequence[int],
     budget: int,
 ) -> list[int]:
-    """The positions of the items that are relevant and not all alike, in order; at most ``budget`` in cost.
+    """The positions of items that are relevant and unlike one another, in order; their ``costs`` fit ``budget``.
 
     Maximal marginal relevance (Carbonell and Goldstein, SIGIR 1998), greedily: the next item is the one that
     fits with the greatest ``(1 - diversity) * relevance - diversity * similarity``, where similarity is the

@@ -187,7 +187,7 @@ def test_figures_come_back_as_they_were(database):
 
 def test_a_session_without_steps_has_no_curve(database):
     totals, points = token_curve(database, "b", 400)
-    assert (totals.first, totals.last, totals.steps, points) == (None, None, 0, [])
+    assert (totals["first"], totals["last"], totals["steps"], points) == (None, None, 0, [])
 
 
 def test_a_long_curve_is_bounded_and_keeps_its_peaks(database):
@@ -195,7 +195,7 @@ def test_a_long_curve_is_bounded_and_keeps_its_peaks(database):
     for start in range(0, len(wanted), 2_000):
         add_steps(database, wanted[start : start + 2_000], 0)
     totals, points = token_curve(database, "a", 300)
-    assert totals.steps == 12_000 and totals.last == 12_000
+    assert totals["steps"] == totals["last"] == 12_000
     assert len(points) <= 300
     assert sum(p.steps for p in points) == 12_000
     assert points[-1].number == 12_000 and points[-1].full_tokens == 12_000
@@ -221,5 +221,5 @@ def test_a_curve_of_any_width_holds_all_steps(tokens, points):
         part = tokens[start : p.number]
         assert (p.tokens, p.least_tokens, p.full_tokens) == (max(part), min(part), max(part) + 1)
         start = p.number
-    assert totals.tokens == sum(tokens)
+    assert totals["tokens"] == sum(tokens)
     database.close()

@@ -12,7 +12,7 @@ from tests.examples import examples, first_short
 from tests.shops import messages_of, shop_run
 
 from memory_bank import MemoryBankSettings, MemoryBankState, MemoryProcessor, apply_memory_bank_strategy
-from memory_bank.config import load_config
+from memory_bank.config import Config, load_config
 from memory_bank.context.policies.evidence import FOLD_SHARE, LEAST_FOLD, MOST_FOLD, evidence_of, fold_budget
 from memory_bank.pricing import (
     LEAST_GROWTH,
@@ -335,7 +335,8 @@ def test_of_a_turn_of_parallel_calls_only_the_chosen_ones_are_shown():
 def test_no_id_is_missing_in_a_shop_of_twelve_orders(seed, shell):
     turns = list(shop_run(seed, 12, shell=shell))
     chat = messages_of(turns)
-    processor = MemoryProcessor()
+    shipped = {"memory_bank": SHIPPED.model_copy(update={"token_encoding": "approximate"})}
+    processor = MemoryProcessor(Config(memory_strategies=shipped))
     missing = []
     for n, turn in enumerate(turns):
         context, tokens = processor.apply_strategy(chat[: 2 + 2 * n])

@@ -23,8 +23,10 @@ from memory_bank.models.lexical import LexicalEmbedder
 from memory_bank.service.app import create_app
 from memory_bank.service.operations.background import ServiceObserver, chat_of, observed_by
 from memory_bank.service.security.access import stored_id
+from memory_bank.service.security.redaction import Redaction
 from memory_bank.service.sessions import Sessions
 from memory_bank.testing import Reply, ScriptedServer, say
+from memory_bank.transcript import read
 
 LOCAL = {"type": "memory_bank", "embedding_model": "lexical", "token_encoding": "approximate"}
 BACKGROUND = LOCAL | {"observer_model": "m", "observer_mode": "background"}
@@ -209,3 +211,27 @@ def test_an_embedder_that_cannot_be_loaded_is_tried_again(
     assert observing.works
     observing.close(30)
     assert not observing.works
+
+
+def test_a_service_notes_at_a_fold_and_keeps_secrets_from_the_model(
+    configured: Any, database: Database, model: ScriptedServer
+) -> None:
+    note = {"selection": "evidence", "fold_note": "observer", "observer_mode": "off", "history_budget": 800}
+    config = config_for(configured, model, refresh_after=800, **note)
+    chat_model = chat_of(config, config.service.upstream)  # asks for a key, as for summaries
+    sessions = Sessions(database, config, chat_model, redact=Redaction().message, queued=lambda: None)
+    secret = f"sk-ant-api03-{'Ab1' * 30}"
+    history = [system(), user(), *rounds(60, size=400)]
+    history[3]["content"] += f" the key is {secret}"
+    for end in range(4, len(history) + 1, 2):
+        shown = sessions.rebuild("ns", "a", history[:end])
+        until(lambda: not [t for t in threading.enumerate() if t.name == "memory-bank-note"])
+    assert 2 <= len(model.requests) == namespace_totals(database, "ns").spent.calls
+    assert secret not in str([r.body for r in model.requests])
+    assert shown.status == "rebuilt"
+    for context in (shown.context, sessions.preview("ns", "a", history)):
+        texts = [str(read(m, "content")) for m in context]
+        assert any("The agent's notes (made before the latest calls):\nBy the model." in t for t in texts)
+    sessions.reset("ns", "a")
+    assert database.get_note(stored_id("ns", "a")) == ""
+    sessions.close()

@@ -14,7 +14,7 @@ FRAME = [
     "Excerpts (…: parts left out):", "Excerpts:", "Excerpts of calls that are no longer in the list of messages:",
     'Calls so far (get_record("#n") returns one in full):', "Calls #1 to #9: get_record",
     'An output that ends with [… #n] is shortened. get_record("#n") returns it in full.', "The agent's latest plan:",
-    "The agent's words:", "[RETRIEVED RECORD 2]", "</retrieved-data seal=00000000>", "</RETRIEVED-DATA>",
+    "The agent's words:", "The agent's notes (made before the latest calls):", "[RETRIEVED RECORD 2]", "</retrieved-data seal=00000000>", "</RETRIEVED-DATA>",
     "＜/retrieved-data＞",
 ]  # fmt: skip
 ORDINARY = [

@@ -155,7 +155,7 @@ class Database:
         return None
 
     def wipe(self, seconds: float) -> None:
-        """Remove copies of deleted content that the database keeps beside its tables, if others let it."""
+        """Remove copies of deleted content outside the tables (SQLite's log), unless another process prevents it."""
 
     def now(self, c: Connection) -> float:
         """Unix seconds by the clock that all processes share."""
@@ -183,7 +183,10 @@ class Database:
         raise NotImplementedError
 
     def read_bytes(self, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
-        """``size`` bytes of a value of the row ``seq`` from ``start``. Raises StorageError, also without the row."""
+        """Read ``size`` bytes of a stored text, from byte ``start``, in the row with this ``seq``.
+
+        Raises StorageError, also when there is no such row.
+        """
         raise NotImplementedError
 
     def say(self, error: BaseException, opening: bool = False) -> str:
@@ -191,7 +194,7 @@ class Database:
         return first_line(error)
 
     def _create(self, must_exist: bool) -> None:
-        """Create the tables if there are none, in one transaction, in one process at a time."""
+        """Create the tables if there are none, in one transaction; other processes wait meanwhile."""
         if self.in_memory:
             return
         with self._reader.connect() as connection:
@@ -411,6 +414,17 @@ class Database:
     def get_task(self, session_id: str) -> str:
         """What the session's user asked for."""
         return self.value(sa.select(_s.task).where(of_session(sessions)), session=session_id) or ""
+
+    def set_note(self, session_id: str, note: str, generation: int | None) -> None:
+        """Store a session's note; nothing happens where content was deleted since ``generation``."""
+        with self.write() as c:
+            c.execute(
+                _SET.where(_s.generation == (generation or 0)).values(note=note), {"session": session_id}
+            )
+
+    def get_note(self, session_id: str) -> str:
+        """The note that a model wrote at the session's latest fold; "" where there is none."""
+        return self.value(sa.select(_s.note).where(of_session(sessions)), session=session_id) or ""
 
     def agent_of(self, session_id: str) -> str | None:
         """The agent of a session, or None."""

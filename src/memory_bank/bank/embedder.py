@@ -27,7 +27,7 @@ def embedder_of(c: Connection) -> tuple[str, int] | None:
 
 
 def bank_embedder(database: Database) -> tuple[str, int] | None:
-    """As ``embedder_of``, over a connection of its own."""
+    """``embedder_of`` in a transaction of its own."""
     with database.read() as c:
         return embedder_of(c)
 

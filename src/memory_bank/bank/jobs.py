@@ -115,7 +115,7 @@ class JobQueue:
         return None if due is None else min(max(0.0, due - now), LONGEST_WAIT)
 
     def _change(self, owner: str, held: Collection[Job], values: Callable[[float], dict[str, Any]]) -> None:
-        """Change jobs that are still held; ``values`` gets the present time."""
+        """Update those of the jobs that ``owner`` still leases; ``values`` returns the new columns at a time."""
         mine = _t.seq.in_([job.seq for job in held]), _t.owner == owner
         with self.database.write() as c:
             c.execute(sa.update(jobs).where(*mine).values(values(self._now(c))))
@@ -272,6 +272,6 @@ def _spent(c: Connection, which: sa.ColumnElement[bool]) -> Spent:
 
 
 def spent_of(sums: Iterable[Any]) -> Spent:
-    """The values of ``SPENT_SUMS``."""
+    """What was spent, from the columns that ``SPENT_SUMS`` selects."""
     calls, prompt, completion, cost = sums
     return Spent(int(calls), int(prompt), int(completion), float(cost))

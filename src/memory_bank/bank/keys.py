@@ -27,7 +27,7 @@ _k = api_keys.c
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key as it is stored. ``namespace`` None: that of a service without keys. Times are Unix seconds.
+    """A stored API key. ``namespace`` None: the namespace of a service without keys. Times are Unix seconds.
 
     ``requests_per_minute`` and ``max_body_bytes`` None: as the service's settings say.
     """
@@ -106,7 +106,7 @@ class Keys:
         return made, key
 
     def all(self) -> list[ApiKey]:
-        """Every key there ever was, revoked ones too, oldest first."""
+        """All keys, revoked ones included, oldest first."""
         with self.database.read() as c:
             return _read(c)
 

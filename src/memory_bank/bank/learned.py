@@ -36,9 +36,10 @@ _key = sa.func.coalesce(_s.namespace, "")
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What a bank knows of a namespace's model: when it was ``fitted``, to how many ``sessions`` there were.
+    """The evidence model of a namespace.
 
-    ``model`` is JSON; None: the shipped model was not beaten, or content of a session was deleted since.
+    ``fitted``: when it was last fitted, in Unix seconds; ``sessions``: how many sessions the namespace had then.
+    ``model`` is JSON; None: the shipped model was better, or content of a session was deleted since.
     """
 
     fitted: float
@@ -149,17 +150,21 @@ def delete_model(database: Database, namespace: str | None) -> bool:
 
 
 def lock_content(c: Connection, database: Database, session_id: str) -> None:
-    """Before other locks of a write that deletes content of a session: lock it and its namespace's model."""
+    """Lock a session and the model of its namespace; the first locks of a write that deletes content."""
     key = c.execute(sa.select(_key).where(of_session(sessions)), {"session": session_id}).scalar()
     database.lock_name(c, f"model {key or ''}")
     database.lock_session(c, session_id)
 
 
 def content_deleted(c: Connection, session_id: str) -> None:
-    """Within a write that has deleted content: delete the model that may have been fitted to it; others notice."""
+    """Within a write that deletes content: delete what was made of it, and raise the session's generation.
+
+    That is the namespace's model, which may have been fitted to it, and the session's note. Processes that hold the
+    session in memory, or are fitting a model to it, compare generations and discard what they have.
+    """
     key = sa.select(_key).where(of_session(sessions)).scalar_subquery()
     c.execute(sa.update(models).where(_m.namespace == key).values(model=None), {"session": session_id})
-    c.execute(NEXT_GENERATION, {"session": session_id})
+    c.execute(NEXT_GENERATION.values(note=None), {"session": session_id})
 
 
 def is_model_text(text: bytes) -> bool:

@@ -92,11 +92,8 @@ class Lineage:
         """The sessions that have these digests; of up to 500 digests, the oldest session first."""
         known = sa.select(*_l, _s.head, _s.head_calls, _s.forked_from, _s.namespace)
         known = known.join(sessions, _s.session_id == _l.session_id).order_by(_s.created, _s.session_id)
-        return [
-            KnownDigest(**row)
-            for part in in_parts(list(digests))
-            for row in self.database.rows(known.where(_l.digest.in_(part)))
-        ]
+        found = (self.database.rows(known.where(_l.digest.in_(part))) for part in in_parts(list(digests)))
+        return [KnownDigest(**row) for rows in found for row in rows]
 
     def head(self, session_id: str) -> str | None:
         """The head of a session."""
@@ -207,7 +204,7 @@ def _copy_beginning(c: Connection, database: Database, fork: ForkPoint, other: s
 
 
 def _leave(c: Connection, fork: ForkPoint) -> None:
-    """Delete from a session what is its fork's alone."""
+    """Delete from a session the records that belong to its fork only."""
     session = {"session": fork.session_id}
     taken = sa.select(_r.trace_id).where(of_session(records), _r.seq <= fork.takes)
     for table, which in (
@@ -217,5 +214,5 @@ def _leave(c: Connection, fork: ForkPoint) -> None:
         (lineage, _l.number.between(1, fork.number)),
     ):
         c.execute(sa.delete(table).where(of_session(table), which), session)
-    c.execute(sa.update(sessions).where(_MINE).values(task=None), session)
+    c.execute(sa.update(sessions).where(_MINE).values(task=None, note=None), session)
     c.execute(NEXT_GENERATION, session)

@@ -366,9 +366,10 @@ def count_records(database: Database, session_id: str) -> int:
 
 
 def records_named(database: Database, session_id: str, name: str, limit: int = 20) -> list[Outline]:
-    """The records of a session that a name fits, at most ``limit``, the newest first.
+    """Find records of a session by a trace_id, the beginning of one, or a number.
 
-    A name is a trace_id, six or more characters that trace_ids begin with (in any case), or a number (``#12``).
+    Returns the record with the trace_id ``name``; else up to ``limit`` records, newest first, whose trace_ids begin
+    with ``name`` (at least six characters, in any case); else the record of that number (``12`` or ``#12``).
     """
     found = outlines(database, session_id, [name])
     if not found and len(name) >= PREFIX and is_trace_id(name):

@@ -17,7 +17,9 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder
+from memory_bank.bank.files import folders_above, is_place
 from memory_bank.bank.jobs import add_jobs
+from memory_bank.bank.keys import DEFAULT
 from memory_bank.bank.learned import content_deleted, delete_model, is_model_text, lock_content
 from memory_bank.bank.rows import derivation, from_row, is_derived, is_session_id, what_is_wrong
 from memory_bank.bank.schema import (
@@ -28,6 +30,7 @@ from memory_bank.bank.schema import (
     as_bytes,
     byte_length,
     count_of,
+    files,
     insights,
     jobs,
     lineage,
@@ -60,9 +63,14 @@ class Purged:
 
 
 def purge(
-    database: Database, *, session_id: str | None = None, before: float | None = None, dry_run: bool = False
+    database: Database,
+    *,
+    session_id: str | None = None,
+    namespace: str | None = None,
+    before: float | None = None,
+    dry_run: bool = False,
 ) -> Iterator[Purged]:
-    """Delete a session's content, or what was stored before a time (Unix seconds), or the intersection.
+    """Delete a session's content, a namespace's, what was stored before a time (Unix seconds), or the intersection.
 
     One transaction a session: what is yielded is deleted, and the evidence model that was fitted to the sessions
     of its namespace. An emptied session keeps its row, its agent and what its Observer spent, so that other
@@ -70,10 +78,13 @@ def purge(
     """
     if session_id is not None:
         names = [session_id]
+    elif namespace is not None:
+        owner = sa.func.coalesce(_s.namespace, DEFAULT)
+        names = sorted(database.column(sa.select(_s.session_id).where(owner == namespace)))
     elif before is not None:
         names = sorted(database.column(sa.select(_r.session_id).where(_r.timestamp < before).distinct()))
     else:
-        raise ValueError("name a session, a time, or both")
+        raise ValueError("name a session, a namespace or a time")
     for name in names:
         with database.read() if dry_run else database.erase() as c:
             if not dry_run:
@@ -81,6 +92,31 @@ def purge(
             found = _purge(c, name, before, dry_run)
         if found is not None:
             yield found
+
+
+def purge_files(
+    database: Database,
+    *,
+    namespace: str | None = None,
+    project: str | None = None,
+    before: float | None = None,
+    dry_run: bool = False,
+) -> tuple[int, int]:
+    """Delete an agent's files: of a namespace, of projects of this name, those not changed since ``before``.
+
+    Returns how many files there were, and their bytes. ``before`` leaves folders. Raises StorageError.
+    """
+    f = files.c
+    conditions = ((f.namespace, namespace), (f.project, project))
+    doomed = [column == wanted for column, wanted in conditions if wanted is not None]
+    if before is not None:
+        doomed += [f.changed < before, f.content.is_not(None)]
+    size = sa.cast(sum_of(byte_length(f.content)), sa.BigInteger)
+    with database.read() if dry_run else database.erase() as c:
+        count, total = c.execute(sa.select(sa.func.count(f.content), size).where(*doomed)).one()
+        if not dry_run:
+            c.execute(sa.delete(files).where(*doomed))
+    return count, int(total)
 
 
 def _purge(c: Connection, name: str, before: float | None, dry_run: bool) -> Purged | None:
@@ -151,6 +187,7 @@ class Counts:
     insights: int = 0
     jobs: int = 0
     sessions: int = 0
+    files: int = 0
 
 
 def verify(
@@ -165,7 +202,7 @@ def verify(
     check = _Verification(database, counts, repair, report or (lambda *_: None))
     for part in (
         check.file, check.sessions, check.embedder, check.records, check.insights, check.jobs, check.spending,
-        check.models,
+        check.models, check.files,
     ):  # fmt: skip
         try:
             yield from part()
@@ -297,6 +334,25 @@ class _Verification:
                 delete_model(self.database, row["namespace"])
             yield Defect("model", f"namespace {row['namespace'] or 'default'}: {what}", mended=self.repair)
 
+    def files(self) -> Iterator[Defect]:
+        """Every file of an agent is readable and in a folder."""
+        f = files.c
+        keys = sa.select(f.namespace, f.project, f.path)
+        with self.database.read() as c:
+            folders = {tuple(row) for row in c.execute(keys.where(f.content.is_(None)))}
+            found = c.execute(sa.select(*_stored(files)), execution_options={"yield_per": _BATCH})
+            for row in found.mappings():
+                self.counts.files += row["content"] is not None
+                what = _values(files, row)[1] or ("" if is_place(row["path"]) else "its path is not valid")
+                if (
+                    not {(row["namespace"], row["project"], above) for above in folders_above(row["path"])}
+                    <= folders
+                ):
+                    what = "a folder above it is missing"
+                if what:
+                    where = f"{_name(row['path'])} of namespace {row['namespace']}, project {row['project']}"
+                    yield Defect("file", f"{where}: {what}")
+
     def _pages(self, table: sa.Table, query: sa.Select[Any]) -> Iterator[RowMapping]:
         """All rows, a batch at a time, each over a connection of its own."""
         total = self.database.value(count_of(table)) or 0
@@ -329,7 +385,7 @@ def _stored(table: sa.Table) -> list[sa.ColumnElement[Any]]:
 
 
 def _values(table: sa.Table, row: Any) -> tuple[dict[str, Any], str]:
-    """The values of a row that was read by ``_stored``, and what is wrong with one, or ""."""
+    """The values of a row that ``_stored`` read, and the first thing that is wrong with them, or ""."""
     values: dict[str, Any] = {}
     for column in table.c:
         value = row[column.name]

@@ -97,6 +97,9 @@ sessions = sa.Table(
     sa.Column("created", sa.Float, nullable=False),
     sa.Column("generation", sa.Integer, nullable=False),  # incremented when rows are deleted
     sa.Column("task", ExactText),  # what the user asked for; part of the Observer's prompt
+    sa.Column(
+        "note", ExactText
+    ),  # that a model wrote at the latest fold; deleted with any content of the session
     sa.Column("agent_id", sa.String(255)),  # searches may cross the sessions of one agent
     sa.Column("namespace", sa.String(64)),  # a service's tenant; NULL without keys
     sa.Column("head", sa.String(64)),  # digest of its conversation up to the end of the last interaction
@@ -212,6 +215,17 @@ models = sa.Table(  # the evidence model fitted to a namespace's own sessions, o
     sa.Column("fitted", sa.Float(53), nullable=False),  # when it was tried last
     sa.Column("sessions", sa.Integer, nullable=False),  # of the namespace at that time
     sa.Column("model", ExactText),  # JSON; NULL: none was better, or content it was fitted to was deleted
+)
+
+files = sa.Table(  # what an agent keeps below /memories, by a memory tool
+    "files",
+    metadata,
+    sa.Column("namespace", sa.String(64), primary_key=True),  # "default": that of a service without keys
+    sa.Column("project", sa.String(255), primary_key=True),
+    sa.Column("path", sa.String(1024), primary_key=True),
+    sa.Column("content", ExactText),  # NULL: a folder
+    sa.Column("created", sa.Float(53), nullable=False),
+    sa.Column("changed", sa.Float(53), nullable=False),
 )
 
 # Parts of statements. Statements are built once, at import: building one costs more than running it.

@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from memory_bank.bank.database import ANY, Database, as_database
+from memory_bank.bank.files import MemoryFiles
 from memory_bank.bank.learned import model_of_session
 from memory_bank.bank.retrieval import log_ingested, records_of
 from memory_bank.bank.stores import FactStore, InsightStore, WiderScope, clear_insights
@@ -29,8 +30,6 @@ from memory_bank.transcript.tokens import approximate_counter, open_counter
 from memory_bank.transcript.transcript import Transcript, View, is_same
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
-
-T = TypeVar("T")
 
 
 class Session:
@@ -50,7 +49,9 @@ class Session:
         self.prefix_cache = PrefixCache()
         self.over_budget_logged = False
         self.record_tool = ""
-        self._caches: dict[type, object] = {}
+        # trace_ids that are pinned, and that no context shows, by marks and by ``tools.NAME.retain``
+        self.retained: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
+        self._caches: dict[str, Any] = {}
 
     @property
     def embedder_name(self) -> str:
@@ -68,14 +69,11 @@ class Session:
     def store(self, view: View, *, insights_later: bool = False) -> None:
         """Store what is new in a view."""
 
-    def cache(self, kind: Callable[[], T]) -> T:
-        """The instance, until a reset, of a class in which a policy keeps what it derived."""
-        key = cast(type, kind)
-        if key not in self._caches:
-            self._caches[key] = kind()
-        return cast(T, self._caches[key])
+    def cache(self, name: str, make: Callable[[], Any] = dict) -> Any:
+        """What a policy keeps under a name until a reset: first what ``make`` returns."""
+        return self._caches[name] if name in self._caches else self._caches.setdefault(name, make())
 
-    def run_later(self, name: str, work: Callable[[], None]) -> None:  # noqa: ARG002
+    def run_later(self, name: str, work: Callable[[], object]) -> None:  # noqa: ARG002
         """Do work that no context needs."""
         work()
 
@@ -128,6 +126,7 @@ class MemoryBankState(Session):
 
     Attributes:
         fact_store: the session's FactStore.
+        files: what the tool ``memory_files`` works on: the MemoryFiles of the project "default", or others, or None.
         step_count: the number of the last stored step.
         steps: trace_id to step of every stored record, in the order of storing.
         marks: trace_id to mark of every record that a person pinned, excluded or forgot.
@@ -138,7 +137,7 @@ class MemoryBankState(Session):
     marks: dict[str, str]
     new_records: list[InteractionRecord]  # that the present step has stored
     shown_elsewhere: dict[tuple[str, str], InteractionRecord]  # in contexts, by session_id and trace_id
-    _deferred: dict[str, Callable[[], None]]
+    _deferred: dict[str, Callable[[], object]]
     _by_call: dict[str, list[str]] | None  # trace_ids by call id, once asked for
 
     def __init__(
@@ -159,12 +158,11 @@ class MemoryBankState(Session):
         if agent_id is not None or namespace is not None:
             self.database.open_session(session_id, agent_id, ANY if namespace is None else namespace)
         self.fact_store = FactStore(self.database, session_id)
+        self.files: MemoryFiles | None = MemoryFiles(self.database, namespace=namespace)
         self._insights = InsightWriter(self.fact_store, on_jobs)
         self.scope: Scope = "session"
         self.settings = MemoryBankSettings()
         self.defer = defer
-        # trace_ids that are pinned, and that no context shows, by marks and by ``tools.NAME.retain``
-        self.retained: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
         self.storage_errors = 0
         self.order_changes = 0  # how often other processes changed the order of stored records
         self.generation: int | None = None
@@ -183,21 +181,16 @@ class MemoryBankState(Session):
         url: str | Path | Database,
         session_id: str = "default",
         embedding_model: Embedder | str | None = None,
-        *,
-        agent_id: str | None = None,
-        namespace: str | None = None,
-        counter: TokenCounter | None = None,
-        on_jobs: Callable[[], None] | None = None,
-        defer: bool = False,
+        **options: Any,
     ) -> MemoryBankState:
         """Open a durable session: a file name, ``sqlite:///bank.db`` or ``postgresql://user@host/database``.
 
-        A session that exists continues where it stopped. ``agent_id`` is stored the first time it is given. A
-        Database that is passed in stays open when the session is closed. Raises DatabaseOpenError,
-        DatabaseVersionError, EmbedderLoadError, EmbedderMismatchError, ConfigError for another agent or namespace.
+        A session that exists continues where it stopped. ``options`` are further arguments of the class; ``agent_id``
+        is stored the first time it is given. A Database that is passed in stays open when the session is closed.
+        Raises DatabaseOpenError, DatabaseVersionError, EmbedderLoadError, EmbedderMismatchError, ConfigError for
+        another agent or namespace.
         """
-        more: dict[str, Any] = {"agent_id": agent_id, "namespace": namespace, "counter": counter}
-        return cls(embedding_model, database=url, session_id=session_id, on_jobs=on_jobs, defer=defer, **more)
+        return cls(embedding_model, database=url, session_id=session_id, **options)
 
     @property
     def insight_store(self) -> InsightStore:
@@ -299,7 +292,7 @@ class MemoryBankState(Session):
         self.new_records = list(records)
         log_ingested(records)
 
-    def run_later(self, name: str, work: Callable[[], None]) -> None:
+    def run_later(self, name: str, work: Callable[[], object]) -> None:
         if self.defer:
             self._deferred[name] = work
         else:
@@ -330,6 +323,18 @@ class MemoryBankState(Session):
     def spent(self) -> Spent:
         """What the session's Observer has cost."""
         return self._insights.spending.of_session()
+
+    @property
+    def note(self) -> str:
+        """What a model noted at the latest fold: what was decided, tried, and is left to do; "" for nothing."""
+        return self.database.get_note(self.session_id)
+
+    def note_later(self, calls: Sequence[tuple[int, str, str]], task: str, done: Callable[[], None]) -> None:
+        """Have the Observer's model write the note of a fold in the background, about its calls since the one before.
+
+        ``calls``: number, trace_id and the agent's words. ``done`` is called, in another thread, once it is stored.
+        """
+        self._insights.note_later(calls, self._task or task, self.generation, self.counter.count_text, done)
 
     @property
     def pending(self) -> int:

@@ -88,17 +88,6 @@ class StepRange:
 
 
 @dataclass(frozen=True, slots=True)
-class StepSums:
-    """All steps of a session: the numbers of the first and the last (None: there are none), and sums."""
-
-    first: int | None
-    last: int | None
-    steps: int
-    tokens: int
-    full_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class UsageSums:
     """Steps with one model (None: the provider reported no usage) of sessions with memory, or of control ones.
 
@@ -212,15 +201,19 @@ def get_step(
     return None
 
 
-def token_curve(database: Database, session_id: str, points: int) -> tuple[StepSums, list[StepRange]]:
-    """The sums of a session's steps, and the steps in at most ``points`` ranges, oldest first."""
+def token_curve(
+    database: Database, session_id: str, points: int
+) -> tuple[dict[str, int | None], list[StepRange]]:
+    """The sums of a session's steps, and the steps in at most ``points`` ranges, oldest first.
+
+    The sums are ``steps``, ``tokens`` and ``full_tokens``, beside the numbers ``first`` and ``last`` (None: no step).
+    """
     ends = sa.func.min(_t.number), sa.func.max(_t.number), sa.func.count()
     with database.snapshot() as c:
-        first, last, count, tokens, full = c.execute(
-            sa.select(*ends, sum_of(_t.tokens), sum_of(_t.full_tokens)).where(of_session(steps)),
-            {"session": session_id},
-        ).one()
-        sums = StepSums(first, last, count, int(tokens), int(full))
+        of_all = sa.select(*ends, sum_of(_t.tokens), sum_of(_t.full_tokens)).where(of_session(steps))
+        first, last, count, *tokens = c.execute(of_all, {"session": session_id}).one()
+        names = ("first", "last", "steps", "tokens", "full_tokens")
+        sums = dict(zip(names, (first, last, count, *map(int, tokens)), strict=True))
         if first is None:
             return sums, []
         bucket = (_t.number - first) // -(-(last - first + 1) // points)

@@ -141,7 +141,8 @@ class FactStore:
             self.database.lock_session(c, self.session_id)
             found = self._change(c, trace_id, HAS_CONTENT, mark=mark)
             if found:
-                c.execute(NEXT_GENERATION, self._mine)
+                deleted = {"note": None} if mark == "excluded" else {}  # the note may quote the record
+                c.execute(NEXT_GENERATION.values(deleted), self._mine)
         return found
 
     def forget(self, trace_id: str) -> bool:

@@ -1,8 +1,9 @@
-"""Export and import of sessions as JSON lines, one value a stored row, without loss.
+"""Export and import of sessions and files as JSON lines, one value a stored row, without loss.
 
 A line is ``{"session_id": NAME, KIND: {column: value}}``. The first of a session has the kind ``session``: what
-belongs to it as a whole, and how many rows of each other kind follow. An import is idempotent: each session is
-imported in one transaction or refused, and rows that the bank has stay as they are.
+belongs to it as a whole, and how many rows of each other kind follow. Files have lines ``{"file": {column: value}}``.
+An import is idempotent: each session and file is imported in one transaction or refused, and rows that the bank has
+stay as they are.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder, bind, embed_all, embedder_of
+from memory_bank.bank.files import MemoryFiles, is_place
 from memory_bank.bank.rows import (
     FORGOTTEN,
     MARKS,
@@ -38,6 +40,7 @@ from memory_bank.bank.schema import (
     Embedding,
     ExactText,
     count_of,
+    files,
     in_parts,
     insights,
     jobs,
@@ -48,7 +51,7 @@ from memory_bank.bank.schema import (
     spending,
 )
 from memory_bank.bank.terms import terms_of
-from memory_bank.errors import EmbedderMismatchError, RecordError
+from memory_bank.errors import ConfigError, EmbedderMismatchError, FileCommandError, RecordError
 from memory_bank.faults import fault_point
 from memory_bank.ports import Embedder
 from memory_bank.vectors import embedder_name
@@ -67,7 +70,7 @@ Line = dict[str, Any]
 
 
 def export_lines(database: Database, session_id: str | None = None) -> Iterator[Line]:
-    """A session, or all sessions by name, as JSON values, from one snapshot of the bank.
+    """A session, or all sessions by name and all files, as JSON values, from one snapshot of the bank.
 
     A text in which JSON would join two lone surrogates is ``{"$utf8": base64}``, an embedding base64.
     """
@@ -84,11 +87,14 @@ def export_lines(database: Database, session_id: str | None = None) -> Iterator[
                 rows = sa.select(*_COLUMNS[kind]).where(of_session(table)).order_by(*order)
                 for row in c.execute(rows, session, execution_options={"yield_per": _BATCH}):
                     yield {"session_id": name, kind: _written(_COLUMNS[kind], row)}
+        every = sa.select(files).order_by(*files.primary_key)
+        for row in () if session_id else c.execute(every, execution_options={"yield_per": _BATCH}):
+            yield {"file": _written(files.c, row)}
 
 
 def _header(c: Connection, session: dict[str, Any]) -> Line:
-    columns = [sessions.c.created, sessions.c.task, sessions.c.agent_id]
-    row = c.execute(sa.select(*columns).where(of_session(sessions)), session).first() or (None, None, None)
+    columns = [sessions.c.created, sessions.c.task, sessions.c.note, sessions.c.agent_id]
+    row = c.execute(sa.select(*columns).where(of_session(sessions)), session).first() or [None] * len(columns)
     counts = {k: c.execute(count_of(t).where(of_session(t)), session).scalar() for k, t in _TABLES.items()}
     embedder = embedder_of(c) if counts["insight"] else None
     named = dict(zip(("name", "dimension"), embedder, strict=True)) if embedder else None
@@ -129,8 +135,16 @@ class ImportedSession:
 
 
 @dataclass(frozen=True, slots=True)
+class ImportedFile:
+    """A file or folder; ``new`` unless the bank had one under its path, which stays as it is."""
+
+    path: str
+    new: bool
+
+
+@dataclass(frozen=True, slots=True)
 class RefusedSession:
-    """A session that was not imported, and why; ``session_id`` is None if the line does not contain it."""
+    """A session or file that was not imported, and why; ``session_id`` is None if the line does not contain it."""
 
     session_id: str | None
     line: int
@@ -156,6 +170,7 @@ class _Header(BaseModel):
     format: int
     created: Annotated[float, _checked(is_time)] | None = None
     task: Annotated[str, BeforeValidator(decode_text)] | None = None
+    note: Annotated[str, BeforeValidator(decode_text)] | None = None
     agent_id: Annotated[str, _checked(is_session_id)] | None = None
     embedder: _Embedder | None = None
     rows: dict[str, int]
@@ -193,19 +208,7 @@ class _ReadSession:
         kind = next((k for k in _TABLES if k in line), None)
         if kind is None or not isinstance(line[kind], dict):
             raise RecordError("it is not a row of a session")
-        row: dict[str, Any] = {}
-        for column in _COLUMNS[kind]:
-            value = line[kind].get(column.name)
-            try:
-                if isinstance(column.type, ExactText):
-                    value = decode_text(value)
-                elif isinstance(column.type, Embedding):
-                    value = base64.b64decode(value, validate=True)
-            except (ValueError, TypeError):
-                raise RecordError(f"its {column.name} is not valid base64") from None
-            row[column.name] = value
-        if wrong := what_is_wrong(_COLUMNS[kind], row):
-            raise RecordError(wrong)
+        row = _read_row(_COLUMNS[kind], line[kind])
         embedder, vector = self.header.embedder, row.get("embedding", b"")
         usable = embedder is not None and len(vector) == 4 * embedder.dimension
         if kind == "insight" and not (usable and np.isfinite(np.frombuffer(vector, "<f4")).all()):
@@ -219,10 +222,40 @@ class _ReadSession:
         self.rows[kind].append({"session_id": self.session_id, **row})
 
 
+def _read_row(columns: Iterable[sa.Column[Any]], given: Line) -> dict[str, Any]:
+    """The values of a row as they are stored. Raises RecordError."""
+    row: dict[str, Any] = {}
+    for column in columns:
+        value = given.get(column.name)
+        try:
+            if isinstance(column.type, ExactText):
+                value = decode_text(value)
+            elif isinstance(column.type, Embedding):
+                value = base64.b64decode(str(value), validate=True)
+        except (ValueError, TypeError):
+            raise RecordError(f"its {column.name} is not valid base64") from None
+        row[column.name] = value
+    if wrong := what_is_wrong(columns, row):
+        raise RecordError(wrong)
+    return row
+
+
+def _write_file(database: Database, value: Any, number: int) -> ImportedFile | RefusedSession:
+    try:
+        row = _read_row(files.c, value if isinstance(value, dict) else {})
+        if not is_place(row["path"]):
+            raise RecordError("its path is not valid")
+        times = {"created": row["created"], "changed": row["changed"]}
+        project = MemoryFiles(database, row["project"], namespace=row["namespace"])
+        return ImportedFile(row["path"], project.restore(row["path"], row["content"], **times))
+    except (RecordError, ConfigError, FileCommandError) as e:
+        return RefusedSession(None, number, str(e).rstrip("."))
+
+
 def import_lines(
     database: Database, lines: Iterable[tuple[int, str | None]], model: Embedder | None = None
-) -> Iterator[ImportedSession | RefusedSession]:
-    """Import sessions from numbered lines (None: a line that cannot be read), each in one transaction.
+) -> Iterator[ImportedSession | ImportedFile | RefusedSession]:
+    """Import sessions and files from numbered lines (None: one that cannot be read), each in one transaction.
 
     Rows that the bank has are not changed; a record that differs under its trace_id refuses its session. With
     a ``model``, summaries that another model embedded are embedded again. Raises EmbedderMismatchError if the
@@ -245,6 +278,9 @@ def import_lines(
         name: str | None = None
         try:
             line = _parse_line(text)
+            if "file" in line:
+                yield _write_file(database, line["file"], number)
+                continue
             if not is_session_id(line.get("session_id")):
                 raise RecordError("it has no session_id")
             name = str(line["session_id"])
@@ -309,7 +345,7 @@ def _write_session(database: Database, session: _ReadSession, model: Embedder | 
             _bind(c, database, embedder, name)
         created = time.time() if header.created is None else header.created
         new = {"session_id": name, "created": created, "generation": 0}
-        new |= {"task": header.task, "agent_id": header.agent_id}
+        new |= {"task": header.task, "note": header.note, "agent_id": header.agent_id}
         is_new = database.insert_new(c, sessions, [new]) == 1
         database.lock_session(c, name)
         owner = sa.select(sessions.c.task, sessions.c.agent_id).where(of_session(sessions))

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from sqlalchemy.engine import Connection
 
@@ -22,14 +22,17 @@ from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.config import MemoryBankSettings
 from memory_bank.errors import EmbeddingError, MemoryBankError, StorageError
 from memory_bank.faults import fault_point
-from memory_bank.models.observer import EXTRACTIVE, Observer, Trouble
+from memory_bank.models.observer import EXTRACTIVE, Observer, Trouble, describe_call
 from memory_bank.ports import Embedder
 from memory_bank.records import Insight, InteractionRecord
 from memory_bank.transcript.messages import is_memory_tool
+from memory_bank.transcript.shortening import fit_text
 
 log = logging.getLogger("memory_bank.Observer")
 session_log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
+NOTE_TOKENS = 300
+"""Most tokens of the note at a fold."""
 LONGEST_SLEEP = 5.0
 """Seconds between two checks of an empty queue."""
 
@@ -288,6 +291,7 @@ class InsightWriter:
         self.observer = Observer()
         self.spending = Spending(facts.database, facts.session_id)
         self._background: BackgroundObserver | None = None
+        self._noting: threading.Thread | None = None
         self._observed_with: object = None
         self._on_jobs = on_jobs
         self._jobs = JobQueue(facts.database, facts.session_id)
@@ -342,7 +346,7 @@ class InsightWriter:
                 self.waiting.update((r.trace_id, by_id.get(r.trace_id)) for r in records)
 
     def write(self, records: Sequence[InteractionRecord], task: str, generation: int | None) -> None:
-        """Store insights of new records, and of those that an earlier, interrupted step left without one."""
+        """Store insights of new records, and of records that an interrupted step stored without one."""
         if not self.waiting or self.settings.observer_mode == "off":
             return
         new = {r.trace_id: r for r in records}
@@ -382,14 +386,43 @@ class InsightWriter:
             if self._background is not None:
                 self._background.end()  # it finishes its current jobs
             self._observed_with = self.observer.chat, self.settings
-            database, session_id, attempts = (
-                self.facts.database,
-                self.facts.session_id,
-                self.settings.observer_attempts,
-            )
-            args = database, self.observer, self.store.embedding_model, session_id
-            self._background = BackgroundObserver(lambda: Worker(*args, attempts=attempts), idle=30.0)
+            args = self.facts.database, self.observer, self.store.embedding_model, self.facts.session_id
+            open_worker = partial(Worker, *args, attempts=self.settings.observer_attempts)
+            self._background = BackgroundObserver(open_worker, idle=30.0)
         self._background.wake()
+
+    def note_later(
+        self,
+        calls: Sequence[tuple[int, str, str]],
+        task: str,
+        generation: int | None,
+        count: Callable[[str], int],
+        done: Callable[[], None],
+    ) -> None:
+        """Have the model write the session's note in a thread, and call ``done`` once it is stored.
+
+        ``calls`` are those since the note before: number, trace_id, the agent's words. Nothing happens without a
+        model, or while a note is being written: the next one is then about these calls, too.
+        """
+        if self.observer.name == EXTRACTIVE or (self._noting is not None and self._noting.is_alive()):
+            return
+        observer, database, session_id = self.observer, self.facts.database, self.facts.session_id
+
+        def write() -> None:
+            try:
+                records = {r.trace_id: r for r in self.facts.get_many([t for _, t, _ in calls])}
+                shown = [describe_call(n, records[t], said, 1_000) for n, t, said in calls if t in records]
+                note = observer.note(database.get_note(session_id), shown, task)
+                if isinstance(note, Trouble):
+                    log.warning("no note at a fold of session %s: %s", session_id, note.reason)
+                    return
+                database.set_note(session_id, fit_text(note, NOTE_TOKENS, count), generation)
+                done()
+            except Exception as e:  # the next fold tries again
+                log.warning("no note at a fold of session %s: %s", session_id, type(e).__name__)
+
+        self._noting = threading.Thread(target=write, name="memory-bank-note", daemon=True)
+        self._noting.start()
 
     def flush_drafts(self) -> int:
         """Store the drafts whose embedder failed; the number of records that still have no insight."""
@@ -400,7 +433,9 @@ class InsightWriter:
         return 0 if self.settings.observer_mode == "off" else len(self.waiting)
 
     def wait(self, until: float | None) -> int:
-        """Wait for the background Observer until a time of ``time.monotonic``; the number of jobs that are left."""
+        """Wait for a note and the background Observer until a time of ``time.monotonic``; how many jobs are left."""
+        if self._noting is not None:
+            self._noting.join(None if until is None else max(0.0, until - time.monotonic()))
         if self._background is not None and self._background.works:
             self._background.wake()
         pause = 0.01
@@ -412,7 +447,12 @@ class InsightWriter:
         return left
 
     def stop(self, timeout: float = 1.0) -> None:
-        """Let the background Observer start no further job, and wait so many seconds for its current ones."""
+        """Let the background Observer start no further job, and wait so many seconds for its current ones and a note.
+
+        Where others work at the jobs, a note is not waited for: it is still stored when it comes.
+        """
+        if self._noting is not None and self._on_jobs is None:
+            self._noting.join(timeout)
         if self._background is not None:
             self._background.close(timeout)
             self._background = None

@@ -189,24 +189,35 @@ def purge(
         None, help="Delete records stored longer ago than this: 30d, 12h, 90m, 1d12h."
     ),
     session: str | None = ONE_SESSION,
+    namespace: str | None = typer.Option(None, help="Everything of a namespace, the agents' files too."),
+    project: str | None = typer.Option(None, help="Only the agents' files of this project."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Show what would be deleted; change nothing."),
     as_json: bool = JSON,
 ) -> None:
-    """Delete old records, or everything in a session: records, insights, jobs.
+    """Delete old records, or everything in a session: records, insights, jobs; and the files of agents.
 
-    One transaction a session. The names of emptied sessions and what their Observer spent are kept.
+    One transaction a session. The names of emptied sessions and what their Observer spent are kept. Files below
+    /memories belong to no session: they are deleted by project, by namespace, and where not changed for so long.
     """
     from memory_bank.bank.maintenance import purge as run
+    from memory_bank.bank.maintenance import purge_files
 
-    if older_than is None and session is None:
-        raise ConfigError("nothing to delete was named: give --older-than 30d, --session ID, or both.")
+    if (older_than, session, namespace, project) == (None,) * 4:
+        raise ConfigError(
+            "nothing to delete was named: give --older-than 30d, --session ID, --namespace NAME or --project NAME."
+        )
+    if session is not None and (namespace, project) != (None, None):
+        raise ConfigError("--session goes with --older-than alone: files belong to no session.")
     before = None if older_than is None else time.time() - seconds_of(older_than)
     database = open_bank(db, session=session)
     gone: list[Purged] = []
-    complete = False
+    files, complete = (0, 0), False
+    what: dict[str, Any] = {"namespace": namespace, "before": before, "dry_run": dry_run}
     try:
-        for each in run(database, session_id=session, before=before, dry_run=dry_run):
+        for each in run(database, session_id=session, **what) if project is None else ():
             gone.append(each)
+        if session is None:
+            files = purge_files(database, project=project, **what)
         database.close()  # removes deleted data from SQLite's write-ahead log, too
         complete = True
     finally:  # after Ctrl-C or at a locked database earlier sessions are deleted all the same
@@ -216,10 +227,11 @@ def purge(
         if complete or gone or not as_json:
             answer(
                 {"dry_run": dry_run, "complete": complete, "sessions_emptied": total.pop("emptied"), **total,
-                 "sessions": [asdict(p) for p in gone]},
+                 "files": files[0], "file_bytes": files[1], "sessions": [asdict(p) for p in gone]},
                 f"{'would remove' if dry_run else 'removed'} {total['records']:,} records, "
                 f"{total['insights']:,} insights and {total['jobs']:,} jobs ({total['bytes']:,} bytes) "
-                f"of {len(gone):,} sessions{'' if complete else ', then it was stopped'}.",
+                f"of {len(gone):,} sessions{f' and {files[0]:,} files ({files[1]:,})' if files[0] else ''}"
+                f"{'' if complete else ', then it was stopped'}.",
                 as_json,
             )  # fmt: skip
 
@@ -265,7 +277,7 @@ def verify(
     answer(
         {**asdict(counts), "problems": dict(kinds), "left": left, "found": found},
         f"{counts.records:,} records ({counts.checked_ids:,} ids are their content's hash), "
-        f"{counts.insights:,} insights, {counts.jobs:,} jobs, {counts.sessions:,} sessions; "
+        f"{counts.insights:,} insights, {counts.jobs:,} jobs, {counts.sessions:,} sessions, {counts.files:,} files; "
         f"{counts.unobserved:,} records have no insight.\n"
         + (f"{kinds.total() - left:,} problems mended, {left:,} are left." if kinds else "no problems."),
         as_json,
@@ -282,11 +294,11 @@ def export(
     out: Path | None = typer.Option(None, help="Write to this file; default: standard output."),
     as_json: bool = typer.Option(False, "--json", help="One JSON array instead of JSON lines."),
 ) -> None:
-    """Write sessions as JSON lines, complete and exact: what `memory-bank bank import` reads."""
+    """Write sessions and agents' files as JSON lines, complete and exact: what `memory-bank bank import` reads."""
     from memory_bank.bank.transfer import export_lines
 
     database = open_bank(db, session=session)
-    count = 0
+    count = files = 0
     url = database.url
     bank = [Path(url.database)] if url.get_backend_name() == "sqlite" and url.database else []
     with output_file(out, *bank) as file:
@@ -296,8 +308,9 @@ def export(
             line = json_line(value)
             target.write(("," if number else "") + line.rstrip("\n") if as_json else line)
             count += "record" in value
+            files += "file" in value and value["file"]["content"] is not None
         target.write("]\n" if as_json else "")
-    tell(f"wrote {count:,} records.")
+    tell(f"wrote {count:,} records" + (f" and {files:,} files." if files else "."))
 
 
 def import_(
@@ -308,11 +321,11 @@ def import_(
     ),
     as_json: bool = JSON,
 ) -> None:
-    """Import exported sessions, each completely or not at all; existing records are not changed.
+    """Import exported sessions and files, each completely or not at all; what exists is not changed.
 
     Creates the bank when there is none.
     """
-    from memory_bank.bank.transfer import ImportedSession, import_lines
+    from memory_bank.bank.transfer import ImportedFile, ImportedSession, import_lines
     from memory_bank.models.embedding import load_embedder
 
     for path in files:
@@ -322,7 +335,7 @@ def import_(
     database = new_bank(db, None, "a bank")
     imported: list[ImportedSession] = []
     refused: list[dict[str, str | None]] = []
-    complete = False
+    kept, complete = 0, False
     try:
         with progress("imported", "sessions") as bar:
             for path in files:
@@ -331,21 +344,26 @@ def import_(
                         imported.append(each)
                         bar(len(imported))
                         continue
+                    if isinstance(each, ImportedFile):
+                        kept += each.new
+                        continue
                     of = "" if each.session_id is None else f", session {each.session_id!r}"
                     reason = f"{path}, line {each.line}{of}: {each.reason}"
                     refused.append({"session_id": each.session_id, "reason": reason})
                     tell(f"not imported: {reason}.")
         complete = True
     finally:
-        if complete or imported:
+        if complete or imported or kept:
             total = _sums(imported, "records", "known", "insights", "jobs")
             answer(
-                {"complete": complete, **total, "sessions": list(map(asdict, imported)), "refused": refused},
+                {"complete": complete, **total, "files": kept, "sessions": list(map(asdict, imported)),
+                 "refused": refused},
                 f"imported {total['records']:,} records with {total['insights']:,} insights of "
-                f"{len(imported):,} sessions; {total['known']:,} records were there already"
+                f"{len(imported):,} sessions{f' and {kept:,} files' if kept else ''}; "
+                f"{total['known']:,} records were there already"
                 f"{'' if complete else '; then it was stopped'}.",
                 as_json,
-            )
+            )  # fmt: skip
     if refused:
         raise typer.Exit(1)
 

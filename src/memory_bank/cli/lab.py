@@ -101,12 +101,8 @@ def replay(
 
 def _unread(skipped: int, files: Sequence[object], unknown: Sequence[object] = ()) -> list[tuple[str, str]]:
     """What of the given files was not read, with titles."""
-    counts = {
-        "skipped lines": skipped,
-        "files of another format": len(unknown),
-        "unreadable files": len(files),
-    }
-    return [(title, f"{n:,}") for title, n in counts.items() if n]
+    counts = {"skipped lines": skipped, "files of another format": len(unknown)}
+    return [(title, f"{n:,}") for title, n in (counts | {"unreadable files": len(files)}).items() if n]
 
 
 def _check_files(traces: list[Path]) -> None:
@@ -172,14 +168,15 @@ def audit(
     budget: list[int] = typer.Option([], min=0, help="Tokens of history to try, where a strategy has them."),
     jobs: int = typer.Option(1, min=1, help="How many processes measure."),
     html: Path | None = typer.Option(None, help="Write a page with the frontier plot."),
+    each: bool = typer.Option(False, "--each", help="Of agents' logs: a table of all compactions."),
     as_json: bool = JSON,
 ) -> None:
     """Measure on recorded runs what each memory keeps of the evidence that calls needed, and advise one.
 
     Of agents' logs (Claude Code's ~/.claude/projects, Codex's ~/.codex/sessions, lists of OpenAI messages): what the
-    agent's own compaction kept of what its next 30 calls took, what the strategy (default: the configuration's) would
-    have kept in as many tokens, and how often files were read again. No model is called: summaries are made by
-    extraction, nothing leaves this machine, and no contents are printed.
+    agent's own compaction kept of what its next 30 calls took, what the bank would have kept beside it (assist) or in
+    its place (answer), and how often files were read again; --strategy adds contexts of as many tokens. No model is
+    called: summaries are made by extraction, nothing leaves this machine, and no contents are printed.
     """
     from memory_bank.config import load_config, named_strategies
     from memory_bank.lab.logs.sessions import log_files, log_format
@@ -190,23 +187,32 @@ def audit(
     settings = load_config(config)
     files = log_files(traces)
     if any(map(log_format, files)):
-        from memory_bank.lab.logs.audit import LOG_COLUMNS, audit_logs
+        from memory_bank.config import MemoryBankSettings
+        from memory_bank.lab.logs.audit import LOG_COLUMNS, audit_logs, each_table
         from memory_bank.lab.replay import parse_strategy
 
         if budget or html:
             raise ConfigError("--budget and --html are for recorded runs: leave them out for agents' logs.")
-        strategies = [parse_strategy(name, settings) for name in strategy or [settings.default_strategy]]
+        strategies = [parse_strategy(name, settings) for name in strategy]
+        own = settings.strategy(settings.default_strategy)
+        bank = own if isinstance(own, MemoryBankSettings) else None
         with progress("read", "sessions") as bar:
-            logs = audit_logs(files, strategies, tell=tell, progress=bar)
+            logs = audit_logs(files, strategies, bank=bank, tell=tell, progress=bar)
         if as_json:
             print_json(logs.as_dict())
         else:
+            if each and logs.each:
+                titles, cells = each_table(logs.each)
+                table(titles, [[one_line(c, 60) for c in row] for row in cells], range(1, len(titles)))
+                print("% of the values that the next calls took, kept next to what they belong to\n")
             unread = _unread(logs.skipped_lines, logs.unreadable_files, logs.unknown_files)
             rows = [(f.name, f) for f in logs.figures]
             _print_audit("", rows, LOG_COLUMNS, logs.token_counter, unread, logs.sentences())
         if logs.unreadable_files or not logs.sessions:
             raise typer.Exit(1)
         return
+    if each:
+        raise ConfigError("--each is for agents' logs: leave it out for recorded runs.")
     plan = plan_audit(settings, strategy, budget, named_strategies(config))
     with output_file(html, *files) as target, progress("measured", "traces") as bar:
         report = run(files, plan, jobs=jobs, tell=tell, progress=bar)

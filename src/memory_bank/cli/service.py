@@ -213,13 +213,8 @@ def create_key(
     from memory_bank.bank.keys import Keys
 
     database = new_bank(db, config, "a key")
-    made, key = Keys(database).create(
-        name,
-        namespace=namespace,
-        operator=operator,
-        requests_per_minute=requests_per_minute,
-        max_body_bytes=max_body_bytes,
-    )
+    limits = {"requests_per_minute": requests_per_minute, "max_body_bytes": max_body_bytes}
+    made, key = Keys(database).create(name, namespace=namespace, operator=operator, **limits)
     database.close()
     answer({"key": key, **_as_json(made)}, key, as_json)
     if not as_json:

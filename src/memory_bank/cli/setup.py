@@ -98,9 +98,9 @@ def connect(
     write: bool = typer.Option(False, "--write", help="Write it to the client's configuration."),
     undo: bool = typer.Option(False, "--undo", help="Remove what --write has written."),
 ) -> None:
-    """Print what a client needs to send its requests through the proxy, and how to see that it works.
+    """Print the setting that sends a client's requests through the proxy, and how to check that it works.
 
-    A setting that the client's configuration has already is never changed.
+    Settings that the client's configuration already contains are never changed.
     """
     known = CLIENTS.get(client)
     if known is None:

@@ -41,11 +41,16 @@ class Policy:
 
 
 def build_context(
-    messages: Sequence[object], session: Session, policy: Policy, tools: Sequence[object] | None = None
+    messages: Sequence[object],
+    session: Session,
+    policy: Policy,
+    tools: Sequence[object] | None = None,
+    whole_tools: frozenset[str] = frozenset(),
 ) -> Context:
     """Build the context of the next model call. ``messages`` are never changed.
 
-    ``tools``: those of the call; the context names ``get_record`` only where it is among them.
+    ``tools``: those of the call; the context names ``get_record`` only where it is among them. ``whole_tools``: tools
+    whose interactions stay whole.
 
     Raises MessagesError, ConfigError, EmbeddingError, StorageError. Nothing that was stored is lost then, and
     the same call can be made again.
@@ -55,9 +60,9 @@ def build_context(
         session.record_tool = record_tool(tools)
         view = session.transcript.update(messages)
         session.store(view, insights_later=not policy.reads_insights)
-        if isinstance(session, MemoryBankState) and any(session.retained):
+        if whole_tools or any(session.retained):
             budget = policy.budget and policy.budget(sum(e.tokens for e in view.history))
-            view = _with_pins(view, session, budget)
+            view = _with_pins(view, session, budget, whole_tools)
             choice = _apply_pins(policy.choose(view, session), view, session, budget)
         else:
             choice = policy.choose(view, session)
@@ -67,32 +72,39 @@ def build_context(
         return context
 
 
-def _with_pins(view: View, session: MemoryBankState, budget: int | None) -> View:
+def _with_pins(view: View, session: Session, budget: int | None, whole_tools: frozenset[str]) -> View:
     """The view in which past interactions with pinned records are never dropped, and those excluded are hidden.
 
-    The newest pinned interactions whose tokens fit into ``budget`` (None: all) are kept; others are left to
-    the strategy. An interaction with an excluded record is hidden even if it has a pinned one, too.
+    Those of ``whole_tools`` are kept, and the newest others whose tokens fit into ``budget`` (None: all); others are
+    left to the strategy. An interaction with an excluded record is hidden even if it has a pinned one, too.
     """
     pinned_ids, excluded_ids = session.retained
     hidden = {e.start for e in view.history if not e.fault and excluded_ids.intersection(e.record_ids)}
+    held = {
+        e.start for e in view.interactions if whole_tools.intersection(p.tool_name for p in e.pairs)
+    } - hidden
     pinned: set[int] = set()
     kept = set(view.kept)
     for entry in reversed(view.history):
-        if entry.fault or entry.start in hidden or not pinned_ids.intersection(entry.record_ids):
-            continue
-        if budget is not None:
-            if entry.tokens > budget:
+        if entry.start not in held:
+            if entry.fault or entry.start in hidden or not pinned_ids.intersection(entry.record_ids):
                 continue
-            budget -= entry.tokens
+            if budget is not None:
+                if entry.tokens > budget:
+                    continue
+                budget -= entry.tokens
         pinned.add(entry.start)
         kept.update(range(entry.start, entry.stop))
-    return replace(view, kept=sorted(kept), pinned=frozenset(pinned), hidden=frozenset(hidden))
+    whole, without = frozenset(held), frozenset(hidden)
+    return replace(view, kept=sorted(kept), pinned=whole.union(pinned), hidden=without, held=whole)
 
 
-def _apply_pins(choice: Choice, view: View, session: MemoryBankState, budget: int | None) -> Choice:
+def _apply_pins(choice: Choice, view: View, session: Session, budget: int | None) -> Choice:
     """The choice without what is hidden, and with pinned records whose messages are no longer in the list."""
     pinned_ids, excluded_ids = session.retained
-    apart = {p for e in view.history if e.start in view.pinned | view.hidden for p in range(e.start, e.stop)}
+    apart = {
+        p for e in view.interactions if e.start in view.pinned | view.hidden for p in range(e.start, e.stop)
+    }
     if apart.intersection(choice.edits):
         choice = replace(choice, edits={p: e for p, e in choice.edits.items() if p not in apart})
     here = {t for e in view.interactions for t in e.record_ids}
@@ -114,12 +126,14 @@ def _apply_pins(choice: Choice, view: View, session: MemoryBankState, budget: in
     )
 
 
-def _pinned_text(gone: frozenset[str], view: View, session: MemoryBankState, budget: int | None) -> str:
+def _pinned_text(gone: frozenset[str], view: View, session: Session, budget: int | None) -> str:
     """Pinned records that no message shows, shortened, the newest that fit into what the others leave."""
+    if not gone or not isinstance(session, MemoryBankState):
+        return ""
     room = None if budget is None else budget - view.pinned_tokens
-    numbers = {t: n for n, t in enumerate(session.steps, 1) if t in gone} if gone else {}
+    numbers = {t: n for n, t in enumerate(session.steps, 1) if t in gone}
     lines: list[str] = []
-    for record in reversed(session.fact_store.get_many(list(numbers))) if numbers else ():
+    for record in reversed(session.fact_store.get_many(list(numbers))):
         shown = raw_data(record, _PINNED_CHARS).text
         line = f"#{numbers[record.trace_id]} {record.tool_name}: {shown}"
         if room is not None:

@@ -159,7 +159,7 @@ def choose(
 
 
 class _Chooser:
-    """The newest interactions whole, and the room for the list of calls and for what is shown of the rest."""
+    """Chooses, within the budget, the newest interactions whole, the list of calls and excerpts of the rest."""
 
     def __init__(
         self,
@@ -430,7 +430,7 @@ class EvidenceReasons(Reasons):
 
     @cached_property
     def _words(self) -> dict[str, list[float]]:
-        """By call: what each shown piece of its arguments, and of what the agent said with it, is worth."""
+        """By call: the worth of each shown piece of its arguments and of the agent's words beside it."""
         found: dict[str, list[float]] = {}
         for record in self._selection.shown:
             if self._tables.parsed[record].kind != "output":

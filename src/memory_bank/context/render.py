@@ -59,7 +59,7 @@ def render(plan: Plan) -> Context:
 def written(
     entries: Iterable[Entry], messages: Sequence[Any], edits: Mapping[int, Edit] = MappingProxyType({})
 ) -> list[Any]:
-    """The chat messages of a context, some of which are known from their ``edits``."""
+    """The chat messages of a context; where ``edits`` give a message, it is not read again."""
     out: list[Any] = []
     for position, change in entries:
         if position is None:

@@ -55,59 +55,13 @@ def _printable(text: str) -> str:
     return text.translate(dict.fromkeys(map(ord, hidden), "\ufffd"))
 
 
-_PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>A run, step by step</title>
-<style>
-:root { color-scheme: light dark; --soft: #888; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-details { border-left: 4px solid var(--soft); margin: .6rem 0; padding: .2rem .8rem; }
-summary { cursor: pointer; } summary small, dt { color: var(--soft); }
-.task, .final_answer { border-color: #27a; } .planning { border-color: #85c; } .scratchpad { border-color: #c80; }
-.action { border-color: #2a7; } .failed { border-color: #c33; }
-pre { font: 13px/1.4 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; }
-dd { margin: 0 0 .5rem 1rem; } img { max-width: 16rem; max-height: 12rem; }
-</style>
-<h1>A run, step by step</h1>
-<p><b>{{ "{:,}".format(steps | length) }}</b> steps ({{ kinds }}),
-<b>{{ "{:,}".format(tokens) }}</b> tokens by {{ counter }}.</p>
-{% for step, (title, rows), facts in steps %}
-<details class="{{ step.type }}{{ " failed" if step.error }}"{{ " open" if step.type not in closed }}>
-<summary>{{ title }} <small>{{ facts }}</small></summary>
-<dl>{% for label, text in rows %}<dt>{{ label }}<dd><pre>
-{{ text }}</pre>{% endfor %}</dl>
-{% for url in step.images %}
-{% if url.startswith("data:image/") %}
-<img alt="an image of the task" src="{{ url }}">
-{% else %}
-<p><code>{{ url }}</code></p>
-{% endif %}
-{% endfor %}
-</details>
-{% endfor %}
-</html>
-"""
-
-
 def render_page(steps: Sequence[Step], tokens: int, counter: str) -> str:
     """A self-contained HTML page of a run: it loads nothing, and every text is escaped.
 
     Images in ``data:`` URLs are shown, others are named by their URL.
     """
-    from jinja2 import Environment
+    from memory_bank.pages import render
 
     kinds = ", ".join(f"{n:,} {t.replace('_', ' ')}" for t, n in Counter(s.type for s in steps).items())
-    page = (
-        Environment(autoescape=True, trim_blocks=True)
-        .from_string(_PAGE)
-        .render(
-            steps=[(s, describe(s), _facts(s)) for s in steps],
-            closed=("system_prompt", "planning"),
-            kinds=kinds,
-            tokens=tokens,
-            counter=counter,
-        )
-    )
-    return page.encode("utf-8", "replace").decode("utf-8")
+    shown, closed = [(s, describe(s), _facts(s)) for s in steps], ("system_prompt", "planning")
+    return render("history.html", steps=shown, closed=closed, kinds=kinds, tokens=tokens, counter=counter)

@@ -279,7 +279,7 @@ def note_after(last: Step, text: str, kind: Any, trace_ids: Iterable[str]) -> Sc
 
 
 def open_summarizer(given: object, model: str) -> Complete | None:
-    """How a function or a chat model is asked; None for None. Raises HistoryError for anything else."""
+    """A summarizer from a function or a chat model; None for None. Raises HistoryError for anything else."""
     if callable(given) and not callable(getattr(given, "generate_plain", None)):
         return lambda messages: str(given("\n\n".join(m["content"] for m in messages)))
     try:

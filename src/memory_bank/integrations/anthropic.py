@@ -1,13 +1,18 @@
-"""Anthropic's SDK: MemoryBankTransport for its HTTP client, and so for ``create``, ``stream`` and ``tool_runner``."""
+"""Anthropic's SDK: MemoryBankTransport for its HTTP client, and so for ``create``, ``stream`` and ``tool_runner``.
+
+MemoryFilesTool is a backend of its memory tool.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Sequence
 from typing import Any, Unpack
 
-from memory_bank.errors import MissingExtraError
+from memory_bank.bank.files import MemoryFiles
+from memory_bank.errors import MemoryBankError, MissingExtraError
 from memory_bank.integrations.bridge import Bridge, BridgeOptions, ModelCall
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.anthropic import Thinking, from_anthropic, thinking_rule
@@ -17,6 +22,7 @@ from memory_bank.transcript.turns import Conversation
 try:
     import httpx2
     from anthropic import beta_async_tool, beta_tool
+    from anthropic.lib.tools import BetaAbstractMemoryTool, BetaAsyncAbstractMemoryTool, ToolError
 except ImportError as e:
     raise MissingExtraError("Anthropic's SDK", "anthropic") from e
 
@@ -144,6 +150,50 @@ class MemoryBankTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
             return await self.bridge.aanswer(name, arguments, session_id)
 
         return beta_async_tool(acall, **given) if asynchronous else beta_tool(call, **given)
+
+
+class MemoryFilesTool(BetaAbstractMemoryTool):
+    """A backend of ``memory_20250818`` for ``tool_runner``: its answers are those of the SDK's own, kept in a bank.
+
+    ``database``, ``project`` and ``namespace`` say which files, as in MemoryFiles. Raises ConfigError, StorageError.
+    """
+
+    def __init__(
+        self, database: Any = None, project: str = "default", *, namespace: str | None = None, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self.files = MemoryFiles(database, project, namespace=namespace)
+
+    def execute(self, command: Any) -> str:
+        """Answer a command. Raises ToolError with the text for the model."""
+        try:
+            return self.files.run(vars(command))
+        except MemoryBankError as e:
+            raise ToolError(str(e)) from None
+
+    view = create = str_replace = insert = delete = rename = execute
+
+    def clear_all_memory(self) -> str:
+        """Delete all files of the project."""
+        return self.files.clear()
+
+
+class AsyncMemoryFilesTool(BetaAsyncAbstractMemoryTool):
+    """As MemoryFilesTool, for AsyncAnthropic: commands run in a thread."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        self._tool = MemoryFilesTool(*given, **options)
+        super().__init__(cache_control=options.get("cache_control"))
+
+    async def execute(self, command: Any) -> str:
+        """Answer a command. Raises ToolError with the text for the model."""
+        return await asyncio.to_thread(self._tool.execute, command)
+
+    view = create = str_replace = insert = delete = rename = execute
+
+    async def clear_all_memory(self) -> str:
+        """Delete all files of the project."""
+        return await asyncio.to_thread(self._tool.clear_all_memory)
 
 
 def _with_messages(request: httpx2.Request, messages: list[Any]) -> httpx2.Request:

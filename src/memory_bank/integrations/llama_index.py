@@ -133,7 +133,5 @@ def with_memory(
 
 def function_tools(bridge: Bridge[Any], session_id: str | None = None) -> list[Any]:
     """The memory tools of a bridge as FunctionTools, for a session."""
-    return [
-        FunctionTool.from_defaults(fn=fn, name=name, description=fn.__doc__)
-        for name, fn in bridge.tools(session_id).items()
-    ]
+    functions = bridge.tools(session_id).items()
+    return [FunctionTool.from_defaults(fn=fn, name=name, description=fn.__doc__) for name, fn in functions]

@@ -71,9 +71,5 @@ class MemoryBankFilter:
             session_id = self._session_of(context.context)
             return await self.bridge.aanswer(schema["name"], arguments, session_id)
 
-        return FunctionTool(
-            name=schema["name"],
-            description=schema["description"],
-            params_json_schema=schema["parameters"],
-            on_invoke_tool=call,
-        )
+        name, description, parameters = (schema[key] for key in ("name", "description", "parameters"))
+        return FunctionTool(name, description, parameters, on_invoke_tool=call)

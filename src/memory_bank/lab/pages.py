@@ -1,4 +1,4 @@
-"""HTML pages and the frontier plot from templates: self-contained, everything escaped.
+"""Pages of figures, and the frontier plot.
 
 The plot shows evidence kept over history paid for, one labelled point a strategy.
 """
@@ -6,37 +6,17 @@ The plot shows evidence kept over history paid for, one labelled point a strateg
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from memory_bank.lab.meter.measure import COLUMNS
 from memory_bank.lab.tables import Column, percent
+from memory_bank.pages import render
 
 WIDTH, HEIGHT = 760, 440  # user units of the drawing
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 20, 20, 50  # margins
-_NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _Box = tuple[float, float, float, float]
-
-
-def render(template: str, **values: object) -> str:
-    """A template of this package filled in; characters that no page may hold become U+FFFD."""
-    return _environment().get_template(template).render(**values)
-
-
-@cache
-def _environment() -> Environment:
-    return Environment(
-        loader=PackageLoader("memory_bank.lab"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=lambda value: _NOT_IN_XML.sub("\ufffd", value) if type(value) is str else value,
-        keep_trailing_newline=True,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +129,8 @@ class PageSection:
 
     def plots(self) -> list[dict[str, Any]]:
         """A frontier plot for each share, of the strategies that have both figures."""
-        return [
-            plot_of([p for n, f in self.rows if (p := share.point(n, f, n == self.best))], kept=share.title)
-            for share in self.shares
-        ]
+        points = ([s.point(n, f, n == self.best) for n, f in self.rows] for s in self.shares)
+        return [plot_of([*filter(None, p)], kept=s.title) for p, s in zip(points, self.shares, strict=True)]
 
 
 def figures_page(

@@ -29,6 +29,7 @@ from memory_bank.transcript import (
     Interaction,
     MessageKind,
     compact,
+    copy_of,
     open_counter,
     pairing_errors,
     parse_messages,
@@ -246,7 +247,7 @@ class PlayedTurn:
 def play(
     trace: Trace, build: Build, turns: Iterable[tuple[int, Sequence[Need]]], *, strict: bool = False
 ) -> Iterator[PlayedTurn]:
-    """Build the context before each turn, given as its position and its needs, from copies of the messages.
+    """Build the context before each turn from copies of the messages; a turn is its position and its needs.
 
     Raises what the strategy raises when it is ``strict``.
     """
@@ -270,23 +271,8 @@ def play(
 
 
 def copied(messages: Sequence[Any]) -> list[Any]:
-    """Copies of messages: their containers are copied, texts are shared.
-
-    A message that is nested too deeply to be copied is returned as it is.
-    """
-
-    def copy(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {k: copy(v) for k, v in value.items()}
-        return [copy(v) for v in value] if isinstance(value, list) else value
-
-    copies = []
-    for message in messages:
-        try:
-            copies.append(copy(message))
-        except RecursionError:
-            copies.append(message)
-    return copies
+    """Copies of messages: their containers are copied, texts are shared."""
+    return list(map(copy_of, messages))
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ _SUMMARY_CHARS = 4_000  # an answer far beyond 200 words is cut here
 _SUMMARY_TOKENS = 500  # what an answer is expected to take at most, before it is there
 _BLOCK_CHARS = 60_000  # of all calls in one request for a running summary; of one call, and of its arguments:
 _CALL_CHARS, _CALL_ARGUMENT_CHARS = 4_000, 800
+_NOTE_CHARS = 24_000  # of all calls in one request for a note
 
 T = TypeVar("T")
 Complete = Callable[[list[dict[str, str]]], str]
@@ -36,7 +37,7 @@ Complete = Callable[[list[dict[str, str]]], str]
 
 
 class Account(Protocol):
-    """Where calls are booked before they are made, so that limits hold."""
+    """Books each call of the model before it is made, so that no limit is exceeded."""
 
     def reserve(self, model: str, expected: Spent, limits: ObserverBudget) -> str | None:
         """Book a call and return None, or return the reason why a limit forbids it, without booking it."""
@@ -113,9 +114,31 @@ class Observer:
 
     def ask(self, record: InteractionRecord, user_query: str) -> Insight | Trouble:
         """A summary by the model, or the reason why there is none; books the call."""
-        assert self.chat is not None, "only records that are sent are asked about"
+        summary = self._answer(self.messages(record, user_query))
+        if isinstance(summary, Trouble):
+            return summary
+        log.debug("observed %s (%s): %d characters", record.tool_name, record.trace_id, len(summary))
+        return Insight(record.trace_id, summary[:_SUMMARY_CHARS], self.name)
+
+    def note(self, before: str, calls: Sequence[str], user_query: str) -> str | Trouble:
+        """The agent's notes after more calls, with those ``before``, or why there are none; books the request.
+
+        Of calls that are too long together the latest are sent. Raises PromptError, StorageError.
+        """
+        sent: list[str] = []
+        for call in reversed(calls):
+            if sent and sum(map(len, sent)) + len(call) > _NOTE_CHARS:
+                sent.append(f"({len(calls) - len(sent)} earlier calls are left out)")
+                break
+            sent.append(call)
+        values = {"task": _shortened_task(user_query), "notes": before or "(none yet)"}
+        values["calls"] = "\n\n".join(reversed(sent))
+        return self._answer(fill_prompt(load_prompt("note"), values))
+
+    def _answer(self, messages: list[dict[str, str]]) -> str | Trouble:
+        """The model's answer, or the reason why there is none; books the call."""
+        assert self.chat is not None, "only an Observer with a model is asked"
         model, timeout = self.settings.observer_model, self.settings.observer_timeout
-        messages = self.messages(record, user_query)
         expected = self._priced(sum(map(approximate_counter().count_message, messages)), _SUMMARY_TOKENS)
         if self.account is not None:
             refused = self.account.reserve(model, expected, self.settings.observer_budget)
@@ -133,10 +156,7 @@ class Observer:
         if not prompt and not completion:  # the model did not report them
             prompt, completion = expected.prompt_tokens, approximate_counter().count_text(summary)
         self._settle(expected, self._priced(prompt, completion))
-        if not summary:
-            return Trouble("the model's reply was empty", again=True)
-        log.debug("observed %s (%s): %d characters", record.tool_name, record.trace_id, len(summary))
-        return Insight(record.trace_id, summary[:_SUMMARY_CHARS], self.name)
+        return summary or Trouble("the model's reply was empty", again=True)
 
     def observe(self, record: InteractionRecord, user_query: str) -> Insight:
         """Summarise a record; by extraction, marked to be made again, where the model fails."""
@@ -180,12 +200,8 @@ class Observer:
     def messages(self, record: InteractionRecord, user_query: str) -> list[dict[str, str]]:
         """The request for a summary. Raises PromptError."""
         arguments, output = _shortened(record, _ARGUMENT_CHARS, self.settings.observer_max_chars)
-        values = {
-            "user_query": _shortened_task(user_query),
-            "tool_name": record.tool_name,
-            "arguments": arguments or "(none)",
-            "output": output or "(nothing)",
-        }
+        values = {"user_query": _shortened_task(user_query), "tool_name": record.tool_name}
+        values |= {"arguments": arguments or "(none)", "output": output or "(nothing)"}
         return fill_prompt(load_prompt("observer", self.settings.observer_prompt), values)
 
 
@@ -245,12 +261,8 @@ def extend_summary(
             blocks.append([])
         blocks[-1].append(call)
     for number, block in enumerate(blocks, 1):
-        values = {
-            "task": _shortened_task(task),
-            "summary": summary or "(none yet)",
-            "calls": "\n\n".join(block),
-            "words": str(words),
-        }
+        values = {"task": _shortened_task(task), "summary": summary or "(none yet)"}
+        values |= {"calls": "\n\n".join(block), "words": str(words)}
         messages = fill_prompt(load_prompt("summary"), values)
         try:
             summary = complete(messages).strip()
@@ -263,8 +275,8 @@ def extend_summary(
     return summary, len(blocks)
 
 
-def describe_call(number: int, record: InteractionRecord, note: str = "") -> str:
-    """A call as the model of a running summary is shown it."""
-    arguments, output = _shortened(record, _CALL_ARGUMENT_CHARS, _CALL_CHARS)
+def describe_call(number: int, record: InteractionRecord, note: str = "", chars: int = _CALL_CHARS) -> str:
+    """A call as text for the model of a running summary or a note, with up to ``chars`` of its output."""
+    arguments, output = _shortened(record, _CALL_ARGUMENT_CHARS, chars)
     said = f"\nThe agent said: {note}" if note else ""
     return f"#{number} {record.tool_name}({arguments}){said}\n{output or '(nothing)'}"

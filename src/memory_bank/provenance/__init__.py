@@ -5,12 +5,5 @@ from memory_bank.provenance.check import ProvenanceGuard, check_call
 from memory_bank.provenance.report import CallReport, Nearest, Origin, Place, ValueReport
 
 __all__ = [
-    "CallReport",
-    "Nearest",
-    "Origin",
-    "Place",
-    "ProvenanceError",
-    "ProvenanceGuard",
-    "ValueReport",
-    "check_call",
-]
+    "CallReport", "Nearest", "Origin", "Place", "ProvenanceError", "ProvenanceGuard", "ValueReport", "check_call",
+]  # fmt: skip

@@ -32,12 +32,8 @@ from memory_bank.transcript.tokens import approximate_counter
 from memory_bank.transcript.transcript import Transcript, View
 
 Role = Literal["record", "user", "system", "schema", "agent"]
-_ROLES: dict[MessageKind, Role] = {
-    MessageKind.SYSTEM: "system",
-    MessageKind.USER: "user",
-    MessageKind.SAY: "agent",
-    MessageKind.CALL: "agent",
-}
+_ROLES: dict[MessageKind, Role] = {MessageKind.SYSTEM: "system", MessageKind.USER: "user"}
+_ROLES |= {MessageKind.SAY: "agent", MessageKind.CALL: "agent"}
 
 _SCANNED_CHARS = 1_000_000  # of one text, for identifiers to propose; every value is found anywhere
 _PROPOSED = 5_000  # identifiers of one text that are proposed
@@ -183,7 +179,7 @@ def _count_characters(normal: str) -> npt.NDArray[np.int8]:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One text that the agent has seen, such as a tool's output or a user message; ``origin`` has no place in it."""
+    """One text that the agent has seen, such as a tool's output or a user message; ``origin.place`` is ""."""
 
     origin: Place
     text: str

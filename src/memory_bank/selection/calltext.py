@@ -23,9 +23,7 @@ LONG_ARGUMENT = 160
 ARGUMENT_START = 80
 """Characters that are kept of its beginning."""
 _LEAVES = 40  # values of one call that are compared with those of other calls
-_OUTCOME_LEAVES = (
-    60  # of a JSON object, the shallow ones first, among which its telling values are looked for
-)
+_OUTCOME_LEAVES = 60  # of a JSON object, shallow ones first, that are searched for telling values
 _READ_CHARS = 400  # characters of a value that are read
 _SAME_CHARS = 200  # characters of two values that are compared
 _AFTER = 16  # characters shown after the place where a value differs from that of the call before
@@ -80,7 +78,7 @@ def arguments_of(arguments: str) -> tuple[Argument, ...]:
 
 
 def shown_arguments(arguments: str) -> str:
-    """The texts in the arguments of a call that it shows where it stands in its place, one a line."""
+    """The texts in a call's arguments that a context shows when it keeps the call, one a line."""
     if len(arguments) <= LONG_ARGUMENT:
         return arguments
     found = (str(leaf.value) for leaf in islice(leaves(parse_arguments(arguments)), _LEAVES))
@@ -244,7 +242,7 @@ def is_id(key: str, value: str) -> bool:
 
 
 def tells_id(outcome: str) -> bool:
-    """Whether an outcome has an identifier among its values."""
+    """Whether an outcome contains an identifier."""
     return any(is_id(*part.split("=", 1)) for part in outcome.split(", ") if "=" in part)
 
 

@@ -17,7 +17,8 @@ MAX_DEPTH = 60  # containers, and strings that are cut as texts, in one another
 LONGEST_WORD = 400  # a longer unbroken run (base64, minified data) is left out
 NAMED_LINES = 40  # texts of more lines name the line at which a quote goes on
 MAX_INDENT = 200  # characters of the longest indentation that a quote begins with
-LONG_CELL, CELL_START = 56, 28  # characters from which a value is shortened, and of its words that stay
+LONG_CELL = 56  # values with more characters are shortened in a segment's short form
+CELL_START = 28  # characters of a shortened value that stay, cut after a word
 GAP = "…"
 
 Cell = tuple[str, int, int]
@@ -42,7 +43,7 @@ class Segment:
     structured: bool = False
 
     def long_values(self) -> list[tuple[int, int]]:
-        """The spans of its text that its short form leaves out: all but the first words of long values.
+        """The spans of its text that its short form omits: of each long value, all but its first words.
 
         No spans where it is no JSON, or where nothing but a value would be left.
         """

@@ -74,7 +74,7 @@ class Candidate(NamedTuple):
 
 
 class Use(NamedTuple):
-    """A value in the arguments of a call; `leaf`: it is a whole argument, of the name `key`."""
+    """A value in the arguments of a call. `leaf`: it is the whole value of the argument `key`."""
 
     form: str
     leaf: bool

@@ -105,6 +105,12 @@ class Service:
             self.settings.memory_timeout,
             marks_cache=self.settings.cache_markers == "auto",
             inject=self.settings.inject_tools,
+            passes_edits=self.settings.context_management == "pass"
+            or (
+                self.settings.context_management == "auto"
+                and urlsplit(urls["anthropic"]).hostname == urlsplit(ANTHROPIC).hostname
+            ),
+            files=self.settings.memory_files,
         )
         self.operations.add("memory", rebuilder.check)
         self.proxy = Proxy(
@@ -128,7 +134,7 @@ class Service:
                 log.error("an observer of the proxy failed: %s", type(e).__name__)
 
     def end(self, seconds: float) -> None:
-        """Begin a shutdown: start no new jobs; ``close`` has ``seconds``."""
+        """Begin a shutdown: no new jobs are started, and ``close`` may take ``seconds``."""
         self._until = time.monotonic() + seconds
         self.ending.set()
         self.observing.end()

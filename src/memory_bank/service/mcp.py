@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext
+from functools import partial
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -16,8 +17,10 @@ from memory_bank.service.security.access import LOCAL, Caller, caller_of
 from memory_bank.service.sessions import Sessions
 from memory_bank.service.threads import in_thread
 from memory_bank.tools import (
+    FILES_SCHEMA,
     GET_RECORD,
     LIST_RECORDS,
+    MEMORY_FILES,
     SEARCH_MEMORY,
     TOOL_SCHEMAS,
     ToolAnswer,
@@ -99,7 +102,7 @@ def create_server(sessions: Sessions, session: str | None = None) -> Server[Any]
         version=__version__,
         title="memory_bank",
         instructions=_INSTRUCTIONS,
-        on_list_tools=answering(lambda *_: {"tools": _TOOLS}, types.ListToolsResult),
+        on_list_tools=answering(lambda *_: {"tools": memory.tools}, types.ListToolsResult),
         on_call_tool=answering(memory.call_tool, types.CallToolResult),
         on_list_resources=answering(memory.list_resources, types.ListResourcesResult),
         on_list_resource_templates=answering(
@@ -134,6 +137,7 @@ class _McpHandlers:
     def __init__(self, sessions: Sessions, session: str | None) -> None:
         self.sessions = sessions
         self.session = session
+        self.tools = [*_TOOLS, _FILES] if sessions.config.service.memory_files else _TOOLS
 
     def sentence(self, error: MemoryBankError, caller: Caller) -> str:
         """What a client is told of an error."""
@@ -148,11 +152,13 @@ class _McpHandlers:
     def call_tool(self, caller: Caller, header: str | None, params: Any) -> _Answer:
         given = dict(params.arguments or {})
         try:
-            name = self._session(caller, given.pop("session", None), header)
-            if params.name == MARK_RECORD:
-                answer = self._mark(caller, name, given)
+            files = self.sessions.files(caller.namespace, given.pop("project", None))
+            if params.name == MEMORY_FILES and files is not None:
+                answer = answer_tool_call(files, MEMORY_FILES, given)
             else:
-                answer = self._read(caller, name, params.name, given)
+                name = self._session(caller, given.pop("session", None), header)
+                asked = self._mark if params.name == MARK_RECORD else partial(self._read, params.name)
+                answer = asked(caller, name, given)
         except MemoryBankError as e:
             answer = ToolAnswer(self.sentence(e, caller), refused=True)
         media = [  # images and sounds as blocks of MCP
@@ -165,7 +171,7 @@ class _McpHandlers:
             return said
         return {**said, "structuredContent": {"result": answer.text, "records": list(answer.records)}}
 
-    def _read(self, caller: Caller, session: str, tool: str, given: _Answer) -> ToolAnswer:
+    def _read(self, tool: str, caller: Caller, session: str, given: _Answer) -> ToolAnswer:
         with self.sessions.reading(caller.namespace, session) as state:
             span = self.sessions.traced(tool, state.session_id) if tool == SEARCH_MEMORY else nullcontext()
             with span:
@@ -326,3 +332,14 @@ _TOOLS = [
         destructive=True,
     ),
 ]
+_FILES = _tool(
+    "Files of the agent's own",
+    MEMORY_FILES,
+    FILES_SCHEMA["function"]["description"],
+    FILES_SCHEMA["function"]["parameters"]["properties"],
+    destructive=True,
+)
+_FILES["annotations"]["idempotentHint"] = False
+_FILES["inputSchema"]["properties"]["project"] = _FILES["inputSchema"]["properties"].pop("session") | {
+    "description": "The project whose files they are; null for the default one."
+}

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from cachetools import LRUCache
 
 from memory_bank.bank.database import Database
+from memory_bank.bank.files import DEFAULT_PROJECT, MemoryFiles
 from memory_bank.bank.learned import Learned, keep_model, learned_of
 from memory_bank.bank.listing import list_page
 from memory_bank.bank.maintenance import purge
@@ -161,6 +162,7 @@ class Sessions:
         tools: Sequence[object] | None = None,
         beside: str | None = None,
         safer: bool = False,
+        whole_tools: frozenset[str] = frozenset(),
     ) -> Rebuilt:
         """Store what is new in the messages, and return the context of the next model call.
 
@@ -169,7 +171,8 @@ class Sessions:
         ``model``: that the request is for; its price decides how often the history is folded. ``tools``: those that
         the model gets; the context names ``get_record`` only where it is among them. ``beside``: what the proxy sends
         besides the messages, such as the client's tools; it counts for the context and for the full history.
-        ``safer``: the memory is one block, where the strategy can show it so.
+        ``safer``: the memory is one block, where the strategy can show it so. ``whole_tools``: tools whose calls and
+        results stay whole.
 
         Raises what MemoryProcessor.apply_strategy and ``to_request`` of the history raise, and ConfigError for an
         invalid name.
@@ -191,7 +194,14 @@ class Sessions:
                 self._register(session_id, kept, agent)
             with kept.lock:  # the plan must be this step's
                 shown, tokens = self._processor.apply_strategy(
-                    seen, key, None, client, session_id=session_id, model=model, tools=tools
+                    seen,
+                    key,
+                    None,
+                    client,
+                    session_id=session_id,
+                    model=model,
+                    tools=tools,
+                    whole_tools=whole_tools,
                 )
                 state = self._processor.state(key, session_id)
                 plan = state.last_plan if state is not None else None
@@ -273,6 +283,7 @@ class Sessions:
         strategy: str | None = None,
         model: str = "",
         tools: Sequence[object] | None = None,
+        whole_tools: frozenset[str] = frozenset(),
     ) -> list[object]:
         """The context that ``rebuild`` would return, built in memory: nothing is stored, no model is asked.
 
@@ -302,11 +313,12 @@ class Sessions:
             made = _Preview(MemoryProcessor(config, lambda session_id: memory), memory, learned)  # noqa: ARG005
         if store is not None:
             made.memory.add(store.get_many([t for t in stored if t not in made.stored]))
+        made.memory.database.set_note(session_id, self.database.get_note(session_id), made.memory.generation)
         made.stored = set(stored)
         if (used := self._processor.state(key, session_id)) is not None:
             made.memory.prefix_cache = copied(used.prefix_cache)
         shown, _ = made.processor.apply_strategy(
-            seen, key, None, None, session_id=session_id, model=model, tools=tools
+            seen, key, None, None, session_id=session_id, model=model, tools=tools, whole_tools=whole_tools
         )
         made.messages = seen
         with self._lock:
@@ -322,7 +334,7 @@ class Sessions:
         return int.from_bytes(digest[:8]) / 2**64 < self.config.service.holdout
 
     def finish(self, step: Rebuilt) -> None:
-        """Do the work that a step put off to return its context sooner; on failure the next step does it."""
+        """Do the work that a step left for after its context was returned; if it fails, the next step does it."""
         if not isinstance(step.state, MemoryBankState):
             return
         try:
@@ -336,8 +348,13 @@ class Sessions:
             self._delay = str(e)
 
     @contextmanager
-    def reading(self, namespace: str | None, name: str) -> Iterator[MemoryBankState]:
-        """A session's memory, locked, for searches and ``handle_tool_call``. Raises NotFoundError."""
+    def reading(
+        self, namespace: str | None, name: str, project: str | None = None
+    ) -> Iterator[MemoryBankState]:
+        """A session's memory, locked, for searches and ``handle_tool_call``. Raises NotFoundError.
+
+        ``project``: that of the files.
+        """
         session_id = self.known(namespace, name)
         with self._holding(session_id, namespace) as kept:
             if kept.reader is None:
@@ -348,13 +365,14 @@ class Sessions:
                     kept.reader = kept.reader or made
             with kept.reader.lock:
                 kept.reader.prepare(self.bank_settings(), self.llm_client)
+                kept.reader.files = self.files(namespace, project)
                 yield kept.reader
 
     @contextmanager
     def writing(
         self, namespace: str | None, name: str, *, agent_id: str | None = None
     ) -> Iterator[MemoryBankState]:
-        """As ``reading``, for storing records; creates the session if needed.
+        """``reading`` for a caller that stores records; creates the session if needed.
 
         Raises ConfigError for an invalid name and for a session of another agent.
         """
@@ -363,6 +381,14 @@ class Sessions:
         self.database.open_session(session_id, agent, namespace)
         with self.traced("create_memory", session_id), self.reading(namespace, name) as state:
             yield state
+
+    def files(self, namespace: str | None, project: object = None) -> MemoryFiles | None:
+        """The files of a project, without secrets; None where the setting is off. Raises ConfigError for a name."""
+        name = str(project or DEFAULT_PROJECT)
+        writable_id(namespace, name)
+        if not self.config.service.memory_files:
+            return None
+        return MemoryFiles(self.database, name, namespace=namespace, redact=self.redacted)
 
     def _hidden(self, messages: list[object]) -> list[object]:
         return messages if self._redact is None else [self._redact(m) for m in check_messages(messages)]

@@ -14,16 +14,6 @@ from memory_bank.transcript.pairing import pairing_errors
 from memory_bank.transcript.responses import item_errors
 
 __all__ = [
-    "LoggedRequest",
-    "Reply",
-    "Request",
-    "ScriptedModel",
-    "ScriptedServer",
-    "call",
-    "calls",
-    "fail",
-    "item_errors",
-    "pairing_errors",
-    "run_agent",
-    "say",
-]
+    "LoggedRequest", "Reply", "Request", "ScriptedModel", "ScriptedServer", "call", "calls", "fail", "item_errors",
+    "pairing_errors", "run_agent", "say",
+]  # fmt: skip

@@ -43,12 +43,8 @@ class Api:
         kind, code = "server_error" if reply.status >= 500 else "invalid_request_error", None
         if reply.status == 429:
             kind, code = "requests", "rate_limit_exceeded"
-        error = {
-            "message": reply.content or "",
-            "type": kind,
-            "param": reply.param,
-            "code": reply.code or code,
-        }
+        error: JsonObject = {"message": reply.content or "", "type": kind}
+        error |= {"param": reply.param, "code": reply.code or code}
         return json.dumps({"error": error}).encode()
 
 
@@ -100,11 +96,8 @@ class ScriptedChat(Api):
             if made:
                 message["tool_calls"] = made
             choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
-            return [
-                json.dumps(
-                    {**head, "object": "chat.completion", "choices": [choice], "usage": usage}
-                ).encode()
-            ]
+            whole = {**head, "object": "chat.completion", "choices": [choice], "usage": usage}
+            return [json.dumps(whole).encode()]
         head["object"] = "chat.completion.chunk"
         deltas: list[tuple[Any, Any]] = [*((d, None) for d in _deltas(reply, made)), ({}, reason)]
         chunks = [{**head, "choices": [{"index": 0, "delta": d, "finish_reason": r}]} for d, r in deltas]
@@ -240,13 +233,8 @@ class ScriptedResponses(Api):
             "output_tokens": out, "output_tokens_details": {"reasoning_tokens": thought}, "total_tokens": into + out,
         }  # fmt: skip
         asked = {k: v for k, v in body.items() if k in _DEFAULTS and v is not None}
-        own = {
-            "id": self.number("resp_"),
-            "output": output,
-            "store": body.get("store") is not False,
-            "usage": usage,
-        }
-        response = _DEFAULTS | asked | own
+        own = {"id": self.number("resp_"), "output": output, "usage": usage}
+        response = _DEFAULTS | asked | own | {"store": body.get("store") is not False}
         if response["store"]:
             with self._lock:
                 items = [*self._said(body), *output]
@@ -462,7 +450,7 @@ def _signature(body: JsonObject, position: int) -> str:
 
 
 def _unmarked(value: Any) -> Any:
-    """A value without cache marks, contents that are text as blocks."""
+    """A value without cache marks; contents that are a text become one block."""
     if isinstance(value, dict):
         kept = {k: v for k, v in value.items() if k != "cache_control"}
         if isinstance(kept.get("content"), str):

@@ -1,6 +1,7 @@
-"""Tools by which an agent reads what was left out of its context: search_memory, get_record, list_records."""
+"""Tools by which an agent reads what was left out of its context, and one for files of its own, ``memory_files``."""
 
 from memory_bank.tools.handlers import (
+    FILES_SCHEMA,
     MAX_CHARS,
     TOOL_SCHEMAS,
     ToolAnswer,
@@ -8,12 +9,20 @@ from memory_bank.tools.handlers import (
     handle_tool_call,
     memory_tools,
 )
-from memory_bank.transcript.messages import GET_RECORD, LIST_RECORDS, SEARCH_MEMORY, is_memory_tool
+from memory_bank.transcript.messages import (
+    GET_RECORD,
+    LIST_RECORDS,
+    MEMORY_FILES,
+    SEARCH_MEMORY,
+    is_memory_tool,
+)
 
 __all__ = [
+    "FILES_SCHEMA",
     "GET_RECORD",
     "LIST_RECORDS",
     "MAX_CHARS",
+    "MEMORY_FILES",
     "SEARCH_MEMORY",
     "TOOL_SCHEMAS",
     "ToolAnswer",

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from memory_bank.bank.files import COMMANDS, MemoryFiles
 from memory_bank.bank.listing import PREFIX, Outline, records_named
 from memory_bank.bank.retrieval import raw_data, session_name
-from memory_bank.errors import ConfigError, MemoryBankError
+from memory_bank.errors import ConfigError, FileCommandError, MemoryBankError
 from memory_bank.records import InteractionRecord
 from memory_bank.tools.search import search_session
 from memory_bank.tools.selection import (
@@ -30,6 +31,7 @@ from memory_bank.transcript.media import media_of
 from memory_bank.transcript.messages import (
     GET_RECORD,
     LIST_RECORDS,
+    MEMORY_FILES,
     SEARCH_MEMORY,
     is_memory_tool,
     parts_of,
@@ -90,6 +92,24 @@ TOOL_SCHEMAS: list[dict[str, Any]] = [
     ),
 ]
 """The schemas of the tools, in the form of the chat completions API."""
+FILES_SCHEMA: dict[str, Any] = _schema(
+    MEMORY_FILES,
+    "Your own files below /memories, which outlive this conversation: view them before you begin, and write down "
+    "what a later conversation will need. view shows a file with line numbers, or a folder; create makes a new file.",
+    command=("string", f"One of {', '.join(COMMANDS)}."),
+    path=("string?", "A path such as /memories/notes.md; null for rename."),
+    view_range=("array?", "view: the first and the last line, -1 for the end; else null."),
+    file_text=("string?", "create: the content; else null."),
+    old_str=("string?", "str_replace: a text that is in the file once; else null."),
+    new_str=("string?", "str_replace: what takes its place; else null."),
+    insert_line=("integer?", "insert: the line after which the text is put, 0 for the beginning; else null."),
+    insert_text=("string?", "insert: the text; else null."),
+    old_path=("string?", "rename: the file or folder; else null."),
+    new_path=("string?", "rename: its new path; else null."),
+)
+"""The schema of the tool for files, which is offered only where it is asked for."""
+FILES_SCHEMA["function"]["parameters"]["properties"]["command"]["enum"] = list(COMMANDS)
+FILES_SCHEMA["function"]["parameters"]["properties"]["view_range"]["items"] = {"type": "integer"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +130,16 @@ def handle_tool_call(state: Any, name: str, arguments: Any, *, max_chars: int = 
     """Return the text of the tool message that answers a call of one of our tools.
 
     ``state`` is a MemoryBankState; its own session and the ``scope`` of its latest step are visible, and
-    ``#12`` is always a record of its own session. ``arguments`` is JSON text or an object. ``max_chars``
-    limits what is quoted. A wrong call is answered by a sentence, never by an exception. Raises ConfigError
-    where ``state`` is no session.
+    ``#12`` is always a record of its own session; for ``memory_files`` a MemoryFiles will do. ``arguments`` is JSON
+    text or an object. ``max_chars`` limits what is quoted. A wrong call is answered by a sentence, never by an
+    exception. Raises ConfigError where ``state`` is neither.
     """
     return answer_tool_call(state, name, arguments, max_chars=max_chars).text
 
 
 def answer_tool_call(state: Any, name: str, arguments: Any, *, max_chars: int = MAX_CHARS) -> ToolAnswer:
     """As ``handle_tool_call``, with a description of the records and whether the call was refused."""
-    if not hasattr(state, "fact_store") or not isinstance(name, str):
+    if not (isinstance(state, MemoryFiles) or hasattr(state, "fact_store")) or not isinstance(name, str):
         raise ConfigError(
             f"the arguments are (state, name, arguments): the first is a {type(state).__name__}, "
             "where a MemoryBankState is expected."
@@ -131,6 +151,8 @@ def answer_tool_call(state: Any, name: str, arguments: Any, *, max_chars: int = 
         text = f"There is no memory tool {compact(name[:80])}: there are {', '.join(_HANDLERS)}."
     elif not isinstance(given, dict) or RAW in given:
         text = f"The arguments of {name} are no JSON object."
+    elif isinstance(state, MemoryFiles) and known != MEMORY_FILES:
+        text = _NOTHING_STORED
     else:
         return _answer(known, state, given, max(0, max_chars))
     return ToolAnswer(text, refused=True)
@@ -429,7 +451,21 @@ def _list(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
     return ToolAnswer(fence("\n".join(rows)) + f"\n{note}", records=described)
 
 
+def _files(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
+    """What Anthropic's memory tool answers; a longer answer is cut."""
+    files = state if isinstance(state, MemoryFiles) else state.files
+    if files is None:
+        raise RefusedCall("No files are kept here: the setting memory_files is off.")
+    try:
+        text = files.run(given)
+    except FileCommandError as e:
+        return ToolAnswer(cut_at_edge(sendable(str(e)), room, marked=True), refused=True)
+    if len(text) > room:
+        text = cut_at_edge(text, room, marked=True) + "\n[This is not all: view_range shows other lines.]"
+    return ToolAnswer(text)
+
+
 _HANDLERS = {
     schema["function"]["name"]: (handler, tuple(schema["function"]["parameters"]["properties"]))
-    for schema, handler in zip(TOOL_SCHEMAS, (_search, _get, _list), strict=True)
+    for schema, handler in zip([*TOOL_SCHEMAS, FILES_SCHEMA], (_search, _get, _list, _files), strict=True)
 }

@@ -17,19 +17,9 @@ from memory_bank.transcript.messages import (
 )
 from memory_bank.transcript.pairing import pairing_errors
 from memory_bank.transcript.tokens import ENCODING, open_counter
+from memory_bank.transcript.transcript import copy_of
 
 __all__ = [
-    "ENCODING",
-    "Interaction",
-    "MessageKind",
-    "TokenCounter",
-    "calls_of",
-    "compact",
-    "content_text",
-    "is_text_part",
-    "kind_of",
-    "open_counter",
-    "pairing_errors",
-    "parse_messages",
-    "read",
-]
+    "ENCODING", "Interaction", "MessageKind", "TokenCounter", "calls_of", "compact", "content_text", "copy_of",
+    "is_text_part", "kind_of", "open_counter", "pairing_errors", "parse_messages", "read",
+]  # fmt: skip

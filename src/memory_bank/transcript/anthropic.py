@@ -139,12 +139,10 @@ def from_anthropic(
         role, stop = _role(messages[start]), start + 1
         while role == "assistant" and stop < len(messages) and _role(messages[stop]) == "assistant":
             stop += 1
-        is_one = stop == start + 1
-        made = (
-            derive(messages[start], lambda m: _WIRE.chat_messages([m]))
-            if is_one
-            else wire.chat_messages(messages[start:stop])
-        )
+        if stop == start + 1:
+            made = derive(messages[start], lambda m: _WIRE.chat_messages([m]))
+        else:
+            made = wire.chat_messages(messages[start:stop])
         for n, (message, places) in enumerate(made):
             unit += n == 0 if role == "assistant" else message["role"] != "tool" or not joins
             joins = True
@@ -172,18 +170,14 @@ class AnthropicWire(PartWire[AnthropicMessage]):
             return {WHOLE: Part(MessageKind.USER if is_user else MessageKind.SAY, content_text(content))}
         if not content:
             return {WHOLE: Part(MessageKind.USER, []) if is_user else Part(MessageKind.REASONING)}
-        found = {
-            j: (_read_by_user if is_user else _read_by_assistant)(block) for j, block in enumerate(content)
-        }
+        found = dict(enumerate(map(_read_by_user if is_user else _read_by_assistant, content)))
         if said := [j for j, part in found.items() if part.kind is MessageKind.USER]:
             texts = [_unmarked(content[j]) for j in said]
             only = texts[0].get("text") if len(texts) == 1 and _type(texts[0]) == "text" else None
             found[said[0]] = Part(MessageKind.USER, only if isinstance(only, str) else texts)
-        return (
-            dict(sorted(found.items(), key=lambda part: part[1].kind is not MessageKind.RESULT))
-            if is_user
-            else found
-        )
+        if not is_user:
+            return found
+        return dict(sorted(found.items(), key=lambda part: part[1].kind is not MessageKind.RESULT))
 
     def speakers(self, native: AnthropicMessage) -> set[str]:
         """See PartWire."""
@@ -206,10 +200,8 @@ class AnthropicWire(PartWire[AnthropicMessage]):
         if message["role"] == "tool":
             block = {"type": "tool_result", "tool_use_id": message["tool_call_id"]}
             return {"role": "user", "content": [{**block, "content": message["content"]}]}
-        made = [
-            {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": {}}
-            for call in message["tool_calls"]
-        ]
+        named = ((call["id"], call["function"]["name"]) for call in message["tool_calls"])
+        made = [{"type": "tool_use", "id": i, "name": name, "input": {}} for i, name in named]
         return {"role": "assistant", "content": made}
 
     def finish(
@@ -435,7 +427,7 @@ def _unanswered(i: int, open_calls: dict[str, None]) -> str:
 
 
 def cache_marks(*values: object) -> int:
-    """How many cache marks the blocks of these contents, tools or lists of messages have."""
+    """The number of cache marks in contents, tools or messages."""
     count = 0
     for value in values:
         if isinstance(value, dict):

@@ -82,7 +82,7 @@ class Leaf(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Where it stands, in the form that ``get_record`` accepts: ``items[3].sku``; cut if it is long."""
+        """Its path, as ``get_record`` accepts it: ``items[3].sku``; cut if it is long."""
         steps: list[str | int] = []
         trail, used = self.trail, 0
         while trail is not None and used <= PATH_CHARS:

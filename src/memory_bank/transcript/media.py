@@ -38,13 +38,8 @@ class Media(NamedTuple):
     def line(self) -> str:
         """What a text says of it: ``[image/png, 84 kB, "chart.png"]``."""
         size = len(self.data) * 3 // 4
-        amount = (
-            f"{size:,} bytes"
-            if size < 1e3
-            else f"{size / 1e3:.0f} kB"
-            if size < 1e6
-            else f"{size / 1e6:,.0f} MB"
-        )
+        amount = f"{size / 1e3:.0f} kB" if size < 1e6 else f"{size / 1e6:,.0f} MB"
+        amount = f"{size:,} bytes" if size < 1e3 else amount
         name = json.dumps(self.name[:200], ensure_ascii=False) if self.name else ""
         return f"[{', '.join(filter(None, (self.kind, amount if size else '', name)))}]"
 
@@ -64,11 +59,8 @@ def media_of(part: object) -> Media | None:
     data, address = first(*_DATA), first(*_ADDRESS)
     head, is_url, rest = (data if data.startswith("data:") else address).partition(";base64,")
     data, address = (rest, "") if is_url else (data, address)
-    if not (
-        re.match(r"[\w+/-]+=*\s*\Z", data[:200], re.A)
-        if data
-        else "type" in given and (address or first("file_id"))
-    ):
+    is_base64 = bool(data) and re.match(r"[\w+/-]+=*\s*\Z", data[:200], re.A) is not None
+    if not is_base64 and (data or "type" not in given or not (address or first("file_id"))):
         return None
     label = str(given.get("type", "file")).removeprefix("input_").removesuffix("_url")
     sound = first("format") and f"{label}/{first('format')}"

@@ -127,8 +127,9 @@ MARKS = (MARK, f'{{"result":"{MARK}', f'{{"result": "{MARK}')
 SEARCH_MEMORY = "search_memory"
 GET_RECORD = "get_record"
 LIST_RECORDS = "list_records"
+MEMORY_FILES = "memory_files"
 _MEMORY_TOOL = re.compile(
-    r"(?:.*(?:memory[_-]?bank|\bmemory)(?:__|[-._/:]))?(?:search_memory|get_record|list_records)\Z",
+    r"(?:.*(?:memory[_-]?bank|\bmemory)(?:__|[-._/:]))?(?:search_memory|get_record|list_records|memory_files)\Z",
     re.I | re.S,
 )
 
@@ -157,7 +158,7 @@ def record_tool(tools: object) -> str:
 
 
 def in_full(tool: str) -> str:
-    """What the heading of a list of calls says of ``record_tool``; "" without one."""
+    """The part of a heading above a list of calls that names ``record_tool``; "" without one."""
     return f' ({tool}("#n") returns one in full)' if tool else ""
 
 

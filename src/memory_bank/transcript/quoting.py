@@ -20,7 +20,8 @@ _BLANK = rf"(?:[^\S{_BREAKS}]|[{_HIDDEN}])*+"
 _FRAME = (
     rf"(?=\\*+{_BLANK}(?:[#＃]\d|note before #\d|…|\[(?:…|\d+\] trace_id |RETRIEVED RECORD|masked: |shortened from )"
     r"|trace_id: |output \(|Excerpts(?::| \(| of calls )|Calls (?:so far|#\d)|An output that ends with \[…"
-    r"|The agent's (?:latest plan|words):|## Retrieved Context|(?:Summary|Raw Data): |-{19}"
+    r"|The agent's (?:latest plan:|words:|last message:|notes \()|An earlier summary of |## Retrieved Context"
+    r"|(?:Summary|Raw Data): |-{19}"
     r"|(?i:[<＜]/?retrieved-data)))"
 )
 _FIRST = re.compile(_FRAME)
@@ -41,7 +42,7 @@ def quote_lines(text: str) -> str:
 
 
 def unquote_lines(text: str) -> str:
-    r"""Undo ``quote_lines``.
+    r"""The text that ``quote_lines`` quoted.
 
     >>> unquote_lines(quote_lines("…\n\\#2 is a heading")) == "…\n\\#2 is a heading"
     True

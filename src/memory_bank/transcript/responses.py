@@ -237,10 +237,8 @@ def item_errors(items: object) -> list[str]:
                 errors.append(f"No tool call found for {words} output with call_id {call_id}.")
         if isinstance(own, str) and kind not in ("item_reference", "local_shell_call_output"):
             if own in ids:
-                errors.append(
-                    f"Duplicate item found with id {own}. "
-                    "Remove duplicate items from your input and try again."
-                )
+                advice = "Remove duplicate items from your input and try again."
+                errors.append(f"Duplicate item found with id {own}. {advice}")
             ids.add(own)
     for (kind, call_id), calls in unanswered.items():
         if calls and (kind, call_id) not in answered_later:
@@ -349,9 +347,7 @@ class _Reader:
     def __init__(self, chat: Conversation[Item]) -> None:
         self.chat = chat
         self._turn: _Turn | None = None
-        self._lead: list[
-            tuple[int, Item, str]
-        ] = []  # belongs to what follows: positions, items and their types
+        self._lead: list[tuple[int, Item, str]] = []  # belongs to what follows: positions, items, types
 
     def feed(self, position: int, item: Any, kind: str) -> None:
         """Read the next item."""
@@ -454,7 +450,7 @@ def _place(at: int, kind: str) -> PartPlace:
 
 
 def _readable_text(item: object) -> str:
-    """The members of an item as JSON, without those that only the provider reads."""
+    """An item as JSON, without the members that only the provider can read."""
     if not isinstance(item, dict):
         return compact(item)
     rest = {k: v for k, v in item.items() if k not in _HIDDEN}

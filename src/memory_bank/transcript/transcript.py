@@ -38,7 +38,8 @@ class View:
     user messages, assistant text, and interactions whose pairs are broken. ``new`` are the interactions
     whose records are not known to be stored: those since ``Transcript.acknowledge()``, and always the tail,
     which may still grow. ``pinned`` and ``hidden`` are the starts of past interactions that are kept, and never
-    shown, because a person or the configuration says so; the messages of pinned ones are in ``kept``.
+    shown, because a person or the configuration says so; the messages of pinned ones are in ``kept``. ``held`` are
+    those of the pinned that the request wants whole, whatever they take.
     """
 
     messages: Sequence[Any]
@@ -50,6 +51,7 @@ class View:
     new: Sequence[Interaction] = ()
     pinned: frozenset[int] = frozenset()
     hidden: frozenset[int] = frozenset()
+    held: frozenset[int] = frozenset()
 
     @property
     def history(self) -> Sequence[Interaction]:
@@ -70,8 +72,9 @@ class View:
 
     @property
     def pinned_tokens(self) -> int:
-        """Tokens of the pinned interactions, a part of ``kept_tokens``."""
-        return sum(e.tokens for e in self.history if e.start in self.pinned) if self.pinned else 0
+        """Tokens of the pinned interactions that a budget limits, a part of ``kept_tokens``."""
+        limited = self.pinned - self.held
+        return sum(e.tokens for e in self.history if e.start in limited) if limited else 0
 
     @property
     def tail(self) -> Interaction | None:
@@ -218,7 +221,7 @@ class Transcript:
         return stop
 
     def _changed(self, messages: Sequence[object], n: int) -> list[int]:
-        """The positions below ``n`` at which a message is not what it was."""
+        """The positions below ``n`` at which a message has changed since the last step."""
         head = messages[:n]
         positions: Iterable[int] = range(n)
         if n == len(self._objects) and all(map(is_, head, self._objects)):

@@ -73,7 +73,7 @@ class Wire(Generic[N]):
         raise NotImplementedError
 
     def say(self, message: ChatMessage) -> N:
-        """A new message with a text, as a chat message of the role user or system gives it."""
+        """A new message with a text; ``role`` is user or system."""
         raise NotImplementedError
 
     def repair(self, message: ChatMessage, source: Sequence[N]) -> N | None:  # noqa: ARG002

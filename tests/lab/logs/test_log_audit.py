@@ -7,6 +7,7 @@ import typer
 from tests.lab.logs.logged import (
     COPIED,
     NEEDED,
+    SOURCE,
     SUMMARY,
     ClaudeCode,
     claude_code_lines,
@@ -18,7 +19,16 @@ from typer.testing import CliRunner
 from memory_bank.cli.lab import audit as verb
 from memory_bank.config import Config
 from memory_bank.lab.costs import Costs, named_counter
-from memory_bank.lab.logs.audit import OWN, audit_logs, count_rereads, file_read, measure_compactions
+from memory_bank.lab.logs.audit import (
+    ANSWER,
+    ASSIST,
+    FULL,
+    OWN,
+    audit_logs,
+    count_rereads,
+    file_read,
+    measure_compactions,
+)
 from memory_bank.lab.logs.sessions import read_claude_code
 from memory_bank.lab.meter.copies import Tally
 from memory_bank.lab.replay import parse_strategy
@@ -44,7 +54,7 @@ def measured(config, costs, lines, *strategies):
 
 def test_a_compaction_by_hand(config, costs):
     [row] = measured(config, costs, claude_code_lines(), "full", f"{TOYS}keep_last", f"{TOYS}raises", "bank")
-    own, full, last = row[OWN], row["full"], row[f"{TOYS}keep_last"]
+    own, full, last = row.kept[OWN], row.kept["full"], row.kept[f"{TOYS}keep_last"]
     # The next calls take the account and copy its line, which also holds "169.75" and "entry_13".
     assert full.values.has == full.values.of >= 1
     assert full.characters == Tally(len(COPIED), len(COPIED))
@@ -52,8 +62,8 @@ def test_a_compaction_by_hand(config, costs):
     assert own.characters == Tally(0, len(COPIED))
     assert own.tokens == costs.of({"role": "user", "content": SUMMARY})
     assert (last.values.has, last.tokens) == (0, 0)  # the last interaction is nobody's memory
-    assert (row[f"{TOYS}raises"].failed, row[f"{TOYS}raises"].values.has) == (True, 0)
-    assert not row["bank"].failed
+    assert (row.kept[f"{TOYS}raises"].failed, row.kept[f"{TOYS}raises"].values.has) == (True, 0)
+    assert not row.kept["bank"].failed
 
 
 def test_what_a_user_or_the_last_interaction_shows_is_no_need(config, costs):
@@ -62,11 +72,11 @@ def test_what_a_user_or_the_last_interaction_shows_is_no_need(config, costs):
     [row] = measured(config, costs, shown.lines)
     assert NEEDED in str(shown.lines[1])
     [first] = measured(config, costs, claude_code_lines())
-    assert row[OWN].values.of == first[OWN].values.of - 1
+    assert row.kept[OWN].values.of == first.kept[OWN].values.of - 1
     late = ClaudeCode().user("Go").call("a", "Bash", "x", command="ls")
     late.call("b", "Bash", f"see {NEEDED}", command="ls -l")
     late.compact("…").call("c", "Bash", "ok", command=f"ledger {NEEDED}")
-    assert measured(config, costs, late.lines)[0][OWN].values.of == 0
+    assert measured(config, costs, late.lines)[0].kept[OWN].values.of == 0
 
 
 def test_a_compaction_without_calls_around_it_is_not_measured(config, costs):
@@ -79,7 +89,7 @@ def test_a_compaction_without_calls_around_it_is_not_measured(config, costs):
 def test_a_resumed_session_counts_its_compactions_once(tmp_path, config):
     files = [write_lines(tmp_path / f"{n}.jsonl", claude_code_lines()) for n in range(2)]
     report = audit_logs(files, [], counter="approximate")
-    assert (report.compactions, report.measured) == (2, 1)
+    assert (report.compactions, len(report.each)) == (2, 1)
 
 
 READS = [
@@ -136,7 +146,7 @@ def test_the_verb_says_it_in_plain_words_and_prints_no_contents(cli, tmp_path):
     assert "skipped lines: 1" in lines
     assert "2 sessions (1 of Claude Code, 1 of Codex), 11 calls, 2 compactions." in lines
     assert any(line.startswith("The agent's own compaction kept ") for line in lines)
-    assert any(line.startswith("memory_bank would have kept ") for line in lines)
+    assert any(line.startswith("The bank alone, in as many tokens") for line in lines)
     assert lines[-1].startswith("Of 4 file reads 2 (50.0%) read again what had been read before, 2 of them")
     for secret in (NEEDED, "quarter", "Ledger", "posting"):
         assert secret not in done.output
@@ -147,8 +157,8 @@ def test_the_verb_as_json(cli, tmp_path):
     done = cli(file, "--json", "--strategy", "full", "--strategy", "memory_bank")
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
-    assert [f["name"] for f in report["figures"]] == [OWN, "full", "memory_bank"]
-    own, full, bank = report["figures"]
+    assert [f["name"] for f in report["figures"]] == [OWN, ASSIST, ANSWER, "full", "memory_bank"]
+    own, _, _, full, bank = report["figures"]
     assert full["values"] == full["characters"] == 1
     assert own["values"] < 1
     assert 0 < bank["tokens"] <= 1.5 * own["tokens"]
@@ -170,3 +180,65 @@ def test_options_for_recorded_runs_are_refused(cli, tmp_path):
     done = cli(file, "--budget", 100)
     assert done.exit_code != 0
     assert "leave them out" in str(done.exception)
+
+
+# what the bank would have kept
+
+
+def long_lines(summary=SUMMARY):
+    """As ``claude_code_lines``, with more of everything, twice."""
+    log = ClaudeCode().user("Check the postings of the quarter.")
+    for part in range(2):
+        for n in range(6):
+            rows = [{"id": f"ORD-{part}{n}{i:02}", "account": f"ACC-{n * 97 + i}"} for i in range(12)]
+            log.call(f"a{part}{n}", "Bash", json.dumps(rows), command=f"orders --page {part}{n}")
+        log.call(f"s{part}", "Bash", "open", command=f"show ORD-{part}105 ACC-102")
+        log.call(f"r{part}", "Read", SOURCE, file_path=f"/shop/{part}.py")
+        log.call(f"b{part}", "Bash", "ok", command="ls /shop").compact(f"{summary} Part {part}.")
+        log.call(f"c{part}", "Bash", "paid", command=f"pay ORD-{part}105 ACC-102")
+        log.call(f"d{part}", "Read", SOURCE, file_path=f"/shop/{part}.py")
+    return log.lines
+
+
+def test_assist_and_answer_keep_more_than_the_summary_at_their_stated_lengths(config, costs):
+    [session] = read_claude_code(long_lines(" ".join([SUMMARY] * 30)), "x")
+    rows = measure_compactions(session, [], costs, set(), config.strategy("bank"), 400)
+    assert [(row.session, row.number, row.read_again) for row in rows] == [("s-1", 1, 1), ("s-1", 2, 1)]
+    for row in rows:
+        own, assist, answer, full = (row.kept[name] for name in (OWN, ASSIST, ANSWER, FULL))
+        assert own.bound.has < assist.bound.has <= full.bound.has == full.bound.of
+        assert own.bound.has < answer.bound.has
+        assert own.tokens < assist.tokens <= own.tokens + 400 + 10
+        assert 0.5 * own.tokens < answer.tokens <= own.tokens
+        assert not any(kept.failed for kept in row.kept.values())
+
+
+def test_a_summary_too_short_for_an_answer_and_no_room_beside_it(config, costs):
+    [session] = read_claude_code(claude_code_lines(), "x")
+    [row] = measure_compactions(session, [], costs, set(), config.strategy("bank"), 0)
+    assert row.kept[ANSWER].values.has == 0
+    assert row.kept[ASSIST].values == row.kept[OWN].values
+
+
+def test_the_verb_shows_each_compaction(cli, tmp_path):
+    file = write_lines(tmp_path / "claude.jsonl", long_lines(" ".join([SUMMARY] * 30)))
+    done = cli(file, "--each")
+    assert done.exit_code == 0, done.output
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert lines[0][:4] == ["compaction", "history", "values", "own"]
+    assert [line[:2] for line in lines if line[:1] == ["s-1"]] == [["s-1", "1"], ["s-1", "2"]]
+    told = done.stdout
+    assert "This summary and what the bank adds to it (assist) would have kept " in told
+    assert "The bank alone, in as many tokens as the summary (answer), would have kept " in told
+    assert "ORD-" not in told
+    report = json.loads(cli(file, "--json").stdout)
+    assert [f["name"] for f in report["figures"]] == [OWN, ASSIST, ANSWER]
+    assert [(row["number"], row["kept"][OWN]["tokens"] > 0) for row in report["each"]] == [
+        (1, True),
+        (2, True),
+    ]
+    recorded = tmp_path / "run.jsonl"
+    recorded.write_text(json.dumps({"id": "r", "messages": [{"role": "user", "content": "hi"}]}) + "\n")
+    refused = cli(recorded, "--each")
+    assert refused.exit_code != 0
+    assert "--each is for agents' logs" in str(refused.exception)

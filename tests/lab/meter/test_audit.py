@@ -25,10 +25,10 @@ from memory_bank.lab.pages import (
     figures_page,
     frontier,
     plot_of,
-    render,
 )
 from memory_bank.lab.replay import Strategy
 from memory_bank.lab.tables import percent
+from memory_bank.pages import render
 
 ORDERS = Path(__file__).parent / "orders.jsonl"
 TOYS = "tests.lab.meter.toys:"

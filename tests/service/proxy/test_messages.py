@@ -186,7 +186,7 @@ def test_everything_but_the_messages_keeps_its_bytes(tmp_path):
     messages = [user(TASK), *rounds(12, size=900)]
     extra = b'"metadata":{"user_id" : "u"}, "system":[{"type":"text","text":"\\u00e9"}],"context_management":{"edits":[]}'
     data = b'{"model":"claude",%b, "messages":%b,"max_tokens":9}' % (extra, json.dumps(messages).encode())
-    with served([say("ok")], tmp_path) as (server, p):
+    with served([say("ok")], tmp_path, context_management="pass") as (server, p):
         assert post(p.port, "/v1/messages", data, SESSION).status == 200
         sent = server.requests[0].data
         assert p.told()[0].memory == "rebuilt"

@@ -27,14 +27,6 @@ _LINES_SHARE = 0.7  # of a budget that does not hold a line for every call
 _THEMES = ((True, 160), (True, 80), (False, 160), (False, 80), (False, 40), (False, 0))
 
 
-class _Summaries(dict[str, str]):
-    """Summaries on one line, by trace_id."""
-
-
-class _Numbers(dict[str, int]):
-    """The number of every record, by trace_id."""
-
-
 @dataclass(frozen=True, slots=True)
 class Item:
     """One past call: its number in the session, its id, its summary, what the agent said with it."""
@@ -56,7 +48,8 @@ class Item:
 def items_of(interactions: Iterable[Interaction], session: MemoryBankState) -> list[Item]:
     """The calls of some interactions with their summaries, as the bank has them or by extraction."""
     interactions = list(interactions)
-    known, numbers = session.cache(_Summaries), numbers_of(session)
+    known: dict[str, str] = session.cache("summaries on one line")
+    numbers = numbers_of(session)
     if missing := [t for e in interactions for t in e.trace_ids if t and t not in known]:
         found = session.insight_store.get_insights(missing)
         bare = session.fact_store.get_many([t for t in missing if t not in found])
@@ -75,7 +68,7 @@ def items_of(interactions: Iterable[Interaction], session: MemoryBankState) -> l
 
 def numbers_of(session: MemoryBankState) -> dict[str, int]:
     """The number of every record of the session, as ``get_record("#12")`` takes it."""
-    cached = session.cache(_Numbers)
+    cached: dict[str, int] = session.cache("numbers")
     if len(cached) != len(session.steps):
         cached.clear()
         cached.update((t, i) for i, t in enumerate(session.steps, 1))
@@ -184,10 +177,6 @@ class Block:
     tried: bool = False
 
 
-class _Blocks(dict[ProgressiveSettings, list[Block]]):
-    """The running summary of each settings."""
-
-
 def choose_progressive(
     view: View, session: MemoryBankState, *, settings: ProgressiveSettings, llm_client: object
 ) -> Choice:
@@ -198,7 +187,7 @@ def choose_progressive(
     """
     past, budget = view.past, settings.compact_threshold
     present = {e.trace_ids for e in past}
-    cache = session.cache(_Blocks)
+    cache: dict[ProgressiveSettings, list[Block]] = session.cache("running summaries")
     blocks = _still_valid(cache.get(settings, []), present)
     folded = set(chain.from_iterable(b.keys for b in blocks))
     recent = [e for e in past if e.trace_ids not in folded]
@@ -235,7 +224,7 @@ def choose_progressive(
 
 
 def _still_valid(blocks: Sequence[Block], present: set[Any]) -> list[Block]:
-    """The blocks before the first difference between the conversation now and when they were made.
+    """The blocks before the first one whose messages the conversation no longer has.
 
     Messages that a client has dropped from the beginning make no difference.
     """
@@ -302,10 +291,6 @@ Notes = tuple[bool, dict[tuple[str, str], None]]
 """Whether a call failed, and its keys with their values."""
 
 
-class _Notes(dict[str, Notes]):
-    """The notes on every call, by trace_id."""
-
-
 def choose_scratchpad(view: View, session: MemoryBankState, *, settings: ScratchpadSettings) -> Choice:
     """A scratchpad of at most ``scratchpad_tokens`` tokens in place of all past interactions.
 
@@ -355,7 +340,7 @@ def _facts(items: Sequence[Item], noted: Mapping[str, Notes], most: int) -> Iter
 
 def _notes(items: Sequence[Item], session: MemoryBankState) -> dict[str, Notes]:
     """The notes on some calls; every output is looked at once."""
-    known = session.cache(_Notes)
+    known: dict[str, Notes] = session.cache("notes")  # by trace_id
     missing = [i.trace_id for i in items if i.trace_id not in known]
     known.update(dict.fromkeys(missing, (False, {})))
     for record in session.fact_store.get_many(missing) if missing else ():

@@ -16,12 +16,14 @@ from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.jsontext import parse_output
 from memory_bank.transcript.messages import Interaction, in_full, with_hint
 from memory_bank.transcript.quoting import quote_lines
-from memory_bank.transcript.shortening import shorten
+from memory_bank.transcript.shortening import fit_text, shorten
 from memory_bank.transcript.transcript import View, copy_of
 from memory_bank.transcript.turns import WHOLE, Edit
 
 LEAST_FOLD, FOLD_SHARE, MOST_FOLD = 2_000, 0.15, 16_000
 """Tokens of a fold with ``history_budget = "auto"``: a share of the older history between two bounds."""
+NOTE_HEAD = "The agent's notes (made before the latest calls):\n"
+NOTE_SHARE = 1 / 3  # of the tokens of a fold, at most
 
 
 def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBankSettings) -> Choice:
@@ -31,6 +33,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     ``refresh_after`` tokens: then comes the next fold. Before the first one nothing is changed. A session whose
     prefix the provider has forgotten (``cache_retention``) is folded at once. Where the selection fails, the context
     has the list of calls and the latest interactions, and the log a warning.
+    With ``fold_note`` a fold shows the note that a model wrote after the fold before.
     """
     state, past = _evidence(session, settings), view.past
     memory, fold = state.memory, state.fold
@@ -52,7 +55,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     since = None if fold is None else fold.interactions_since(view, settings, growth and fold.growth)
     # where nothing was added to the interactions of the fold, a new one would be the same
     if fold and since is not None and (not is_cold or len(since) + len(fold.past) <= fold.count):
-        session.run_later("evidence", partial(_feed, view, session, settings))
+        session.run_later("evidence", partial(fed_evidence, view, session, settings))
         return fold.choice(base, since, view, in_full(session.record_tool))
     # whether there are records whose messages the list has lost
     gone = False
@@ -60,17 +63,25 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
         gone = not session.steps.keys() <= {t for e in view.interactions for t in e.record_ids}
         if not gone:
             state.fold = None
-            session.run_later("evidence", partial(_feed, view, session, settings))
+            session.run_later("evidence", partial(fed_evidence, view, session, settings))
             shorter = "the older history is shorter than a fold and its growth"
             why = shorter if view.history else "there was no history yet"
             starts = [e.start for e in past] if view.hidden else ()
             return replace(base, unchanged=why, reasons=EvidenceReasons(Excerpts(memory), starts))
-    _feed(view, session, settings)
+    fed_evidence(view, session, settings)
+    note = ""
+    if settings.fold_note == "observer" and (said := session.note):
+        count = session.counter.count_text
+        note = fit_text(f"\n{NOTE_HEAD}{quote_lines(said)}", int(budget * NOTE_SHARE), count)
+        budget -= count(note)
     excerpts, whole = choose(view, session, settings, memory, budget)
-    folded = tuple(view.history[: len(view.history) - len(whole)])
+    first = whole[0].start if whole else view.tail_start
+    folded = tuple(e for e in view.history if e.start < first)
     kept = _kept_before(view, folded)
-    fold = _Fold(excerpts, folded, len(view.history), kept, settings, growth, gone)
+    fold = _Fold(excerpts, folded, len(view.history), kept, settings, growth, gone, note)
     state.fold = fold if growth else None
+    if settings.fold_note == "observer":
+        _note_later(state, view, session)
     return fold.choice(base, whole, view, in_full(session.record_tool))
 
 
@@ -97,6 +108,7 @@ class _Fold:
     settings: MemoryBankSettings
     growth: int  # tokens of interactions that may follow before the next fold
     gone: bool  # whether it shows records whose messages the list has lost
+    note: str  # what it quotes of a model's note, with its heading
 
     def choice(self, base: Choice, whole: Sequence[Interaction], view: View, hint: str) -> Choice:
         """The fold, and some interactions whole after those that it is about.
@@ -111,7 +123,7 @@ class _Fold:
         }
         return replace(
             base,
-            text=with_hint(self.excerpts.text, hint),
+            text=(with_hint(self.excerpts.text, hint) + self.note).lstrip("\n"),
             whole=whole,
             edits={**base.edits, **edits},
             in_place=in_place is not None,
@@ -128,13 +140,13 @@ class _Fold:
             settings != self.settings
             or len(view.history) < n
             or _kept_before(view, self.past) != self.kept
-            or sum(e.tokens for e in view.history[self.count :]) > growth
+            or sum(e.tokens for e in view.history[self.count :] if e.start not in view.held) > growth
         ):
             return None
         for then, now in zip(self.past, view.history, strict=False):
             if then is not now and (then.trace_ids != now.trace_ids or then.start != now.start):
                 return None
-        since = list(view.history[n:])
+        since = [e for e in view.history[n:] if e.start not in view.held]
         apart = view.pinned | view.hidden
         return None if any(e.fault or e.start in apart for e in since) else since
 
@@ -146,11 +158,12 @@ class _Evidence:
     memory: EvidenceMemory | None = None
     made_with: tuple[object, ...] = ()
     fold: _Fold | None = None
+    noted: int = 0  # the number of the latest record that the note is about; 0 where that is not known
 
 
 def _evidence(session: MemoryBankState, settings: MemoryBankSettings) -> _Evidence:
     """The session's evidence; made anew where the settings or the order of its records changed."""
-    state = session.cache(_Evidence)
+    state: _Evidence = session.cache("evidence", _Evidence)
     made_with = (settings.evidence_model, settings.tools, session.order_changes)
     if state.memory is None or state.made_with != made_with:
         learned = session.learned_model() if settings.evidence_model is None else None
@@ -162,16 +175,17 @@ def _evidence(session: MemoryBankState, settings: MemoryBankSettings) -> _Eviden
 
 def evidence_of(session: MemoryBankState) -> EvidenceMemory | None:
     """The evidence that a session has built so far."""
-    return session.cache(_Evidence).memory
+    state: _Evidence = session.cache("evidence", _Evidence)
+    return state.memory
 
 
-def _feed(view: View, session: MemoryBankState, settings: MemoryBankSettings) -> None:
-    """Add the stored records that are not yet in the session's evidence."""
+def fed_evidence(view: View, session: MemoryBankState, settings: MemoryBankSettings) -> EvidenceMemory:
+    """The session's evidence, with the stored records that were not yet in it."""
     memory = _evidence(session, settings).memory
     assert memory is not None
     missing = list(islice(session.steps, len(memory.numbers), None))
     if not missing:
-        return
+        return memory
     records = {r.trace_id: r for r in session.new_records}
     stored = session.fact_store.get_many([t for t in missing if t not in records])
     records.update((r.trace_id, r) for r in stored)
@@ -192,6 +206,18 @@ def _feed(view: View, session: MemoryBankState, settings: MemoryBankSettings) ->
             memory.add(replace(record, raw_input={}, input_text=None, raw_output="", output_text=""))
         else:
             memory.add(record, notes.get(trace_id, ""))
+    return memory
+
+
+def _note_later(state: _Evidence, view: View, session: MemoryBankState) -> None:
+    """Have a note written about the calls before the tail that the one before is not about, without excluded ones."""
+    assert state.memory is not None
+    words = {next(filter(None, e.trace_ids), ""): e.note for e in view.history}
+    apart = session.retained[1].union(view.tail.record_ids if view.tail else ())
+    numbers = state.memory.numbers
+    calls = [(n, t, words.get(t, "")) for t, n in numbers.items() if n > state.noted and t not in apart]
+    if calls:
+        session.note_later(calls, view.task, lambda: setattr(state, "noted", calls[-1][0]))
 
 
 def _shortened_tail(view: View, session: MemoryBankState, most: int) -> dict[int, Edit]:

@@ -34,7 +34,7 @@ def choose_last(view: View, session: Session, *, n: int) -> Choice:
     """Keep what is never dropped and the last ``n`` interactions."""
     if len(view.history) < n:
         return Choice(unchanged="there are no older interactions")
-    whole = [e for e in view.history[len(view.history) - n + 1 :] if not e.fault]
+    whole = [e for e in view.history[len(view.history) - n + 1 :] if not (e.fault or e.start in view.pinned)]
     return Choice(whole=whole, reasons=Shown(whole))
 
 
@@ -55,17 +55,14 @@ def choose_adaptive(
     return replace(plan.choice, chosen=name, budget=settings.max_tokens, unchanged=plan.why_unchanged)
 
 
-class _Masked(dict[tuple[str, int, str], Edit | None]):
-    """Masked messages by trace_id, ``max_length`` and tool; None for an output that is short enough."""
-
-
 def choose_masking(view: View, session: MemoryBankState, *, settings: MaskingSettings) -> Choice:
     """All messages; outputs before the last ``keep_last`` interactions keep ``max_length`` characters.
 
     The cut is marked ``[masked: …, trace_id …]``. Where the agent has ``get_record``, which returns the whole output
     for that id, the mark says so.
     """
-    cache, limit, tool = session.cache(_Masked), settings.max_length, session.record_tool
+    limit, tool = settings.max_length, session.record_tool
+    cache: dict[tuple[str, int, str], Edit | None] = session.cache("masked")  # None: short enough
     edits: dict[int, Edit] = {}
     part: list[Interaction] = []
     for interaction in view.interactions[: max(0, len(view.interactions) - settings.keep_last)]:
@@ -100,10 +97,6 @@ def _masked(message: object, session: MemoryBankState, trace_id: str, limit: int
     return Edit(change, masked, session.counter.count_message(masked))
 
 
-class _Vectors(dict[tuple[str | None, ...], npt.NDArray[np.float32]]):
-    """One unit vector for each interaction, by its trace_ids."""
-
-
 def choose_semantic(view: View, session: MemoryBankState, *, settings: SemanticSettings) -> Choice:
     """The most relevant past interactions in their order; at most ``history_budget`` tokens of history.
 
@@ -121,7 +114,8 @@ def choose_semantic(view: View, session: MemoryBankState, *, settings: SemanticS
     longest = note(", ".join(f"#{numbers[t]}" for e in past for t in e.trace_ids if t in numbers))
     note_room = session.counter.count_message(memory_message(longest, session.session_id))
     has_note = note_room <= room
-    model, known = session.insight_store.embedding_model, session.cache(_Vectors)
+    model = session.insight_store.embedding_model
+    known: dict[tuple[str | None, ...], npt.NDArray[np.float32]] = session.cache("vectors")  # by trace_ids
     if new := [e for e in past if e.trace_ids not in known]:
         texts = ["\n".join(f"{i.note} {i.summary}".strip() for i in items_of([e], session)) for e in new]
         rows = encode_documents(model, texts)

@@ -27,10 +27,6 @@ _NOTHING_YET = "there was no history yet"
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
 
-class _ShortenedOutputs(dict[tuple[str, int], Shortened]):
-    """Outputs shortened once, by trace_id and length."""
-
-
 def choose_top_k(view: View, session: MemoryBankState, *, settings: MemoryBankSettings) -> Choice:
     """The ``top_k`` records most similar to the retrieval query, without those of the tail.
 
@@ -50,7 +46,7 @@ def choose_top_k(view: View, session: MemoryBankState, *, settings: MemoryBankSe
     if wider is None and len(session.steps) <= len(without) and store.is_empty():
         return replace(base, unchanged=_NOTHING_YET, reasons=TopKReasons([], rank_all))
     ranking = rank_all(limit=max(1, settings.top_k))
-    cache = session.cache(_ShortenedOutputs)
+    cache: dict[tuple[str, int], Shortened] = session.cache("shortened outputs")
     if len(cache) > 256:
         cache.clear()
     limit = settings.max_chars_per_record
@@ -118,11 +114,8 @@ class TopKReasons(Reasons):
         for i, r in enumerate(self.retrieved, 1):
             own = r.session_id is None
             if not own or r.trace_id not in here:
-                why = (
-                    "; its messages are no longer in the list"
-                    if own
-                    else f", {_session_phrase(r.session_id)}"
-                )
+                gone = "; its messages are no longer in the list"
+                why = gone if own else f", {_session_phrase(r.session_id)}"
                 tools = () if r.record is None else (r.record.tool_name,)
                 fate, reason = Fate.PART if r.cut else Fate.KEPT, f"retrieved record {i}{why}"
                 made.append(Decision(None, (r.trace_id,), tools, fate, r.score, reason, 0, r.session_id))

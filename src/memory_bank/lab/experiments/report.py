@@ -12,8 +12,9 @@ from typing import Any
 from memory_bank.lab.experiments.plan import ExperimentPlan
 from memory_bank.lab.experiments.run import rows_in
 from memory_bank.lab.meter.measure import COLUMNS, Figures, figures_of, old_bound, ratio
-from memory_bank.lab.pages import OLD_BOUND, PlotPoint, plot_of, render
+from memory_bank.lab.pages import OLD_BOUND, PlotPoint, plot_of
 from memory_bank.lab.tables import Column, markdown_table, milliseconds, money, percent, whole
+from memory_bank.pages import render
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The audit of agents' logs: what their compactions kept, what a strategy would have kept, what was read again."""
+"""The audit of agents' logs: what their compactions kept, what the bank would have kept, what was read again."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
+from memory_bank.context import what_is_known
 from memory_bank.lab.costs import Costs, named_counter
 from memory_bank.lab.logs.sessions import LogFiles, LoggedSession
 from memory_bank.lab.meter.copies import Tally, TextIndex, characters_kept, copied_stretches
@@ -28,7 +30,8 @@ from memory_bank.transcript import ENCODING, MessageKind, calls_of, content_text
 NEXT_CALLS = 30
 """Calls after a compaction whose values and copied text are looked for."""
 
-OWN, FULL = "own compaction", "history before"
+OWN, ASSIST, ANSWER, FULL = "own compaction", "assist", "answer", "history before"
+"""The agent's own summary, the same and what the bank adds to it, the bank's text alone, and what all are made of."""
 _ANSWERED = (MessageKind.CALL, MessageKind.RESULT)
 
 
@@ -42,8 +45,16 @@ class KeptByOne(NamedTuple):
     failed: bool = False
 
 
-CompactionRow = Mapping[str, KeptByOne]
-"""One compaction of a session: what was kept by name (OWN, strategies), and FULL, the history before it."""
+class CompactionRow(NamedTuple):
+    """One compaction, the ``number``-th of its session: what each way by its name kept, FULL included.
+
+    ``read_again``: reads of files, up to the next compaction, of what one had removed.
+    """
+
+    session: str
+    number: int
+    kept: Mapping[str, KeptByOne]
+    read_again: int
 
 
 class Rereads(NamedTuple):
@@ -57,17 +68,17 @@ class Rereads(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LogAudit:
-    """The result of an audit of logs; the first figures are those of the clients' own compactions.
+    """The result of an audit of logs; the first figures are those of the clients' own compactions, assist, answer.
 
     Figures are what one way to compact kept over all compactions (shares, mean tokens), and its ``failures``, the
-    compactions at which it raised. ``compactions`` counts those in the logs, ``measured`` those that are followed by
+    compactions at which it raised. ``compactions`` counts those in the logs, ``each`` has those that are followed by
     calls and have a summary that can be read. ``values`` and ``characters`` are what the next calls took.
     """
 
     sessions: dict[str, int]
     calls: int
     compactions: int
-    measured: int
+    each: tuple[CompactionRow, ...]
     values: int
     characters: int
     full_tokens: float
@@ -81,6 +92,10 @@ class LogAudit:
     def as_dict(self) -> dict[str, Any]:
         """JSON values; NaN is None."""
         values = {f.name: json_value(getattr(self, f.name)) for f in fields(self)}
+        values["each"] = [
+            row._asdict() | {"kept": {name: kept._asdict() for name, kept in row.kept.items()}}
+            for row in self.each
+        ]
         figures = [f.as_dict() for f in self.figures]
         return values | {"figures": figures, "rereads": self.rereads._asdict(), "sentences": self.sentences()}
 
@@ -96,17 +111,17 @@ class LogAudit:
             )
             if f.name == OWN:
                 said.append(
-                    f"After {count_of(self.measured, 'compaction')} the next {NEXT_CALLS} calls took {self.values:,} "
-                    f"values and {self.characters:,} characters of copied text from the history before it "
-                    f"({self.full_tokens:,.0f} tokens on average)."
+                    f"After {count_of(len(self.each), 'compaction')} the next {NEXT_CALLS} calls took "
+                    f"{self.values:,} values and {self.characters:,} characters of copied text from the history "
+                    f"before it ({self.full_tokens:,.0f} tokens on average)."
                 )
-            kept = "The agent's own compaction kept" if f.name == OWN else f"{f.name} would have kept"
+            kept = _KEPT.get(f.name, f"{f.name} would have kept")
             failed = f" (it failed at {count_of(f.failures, 'compaction')})" if f.failures else ""
             said.append(
                 f"{kept} {values} of the values ({bound} next to what they belong to) and {copied_text} of the "
                 f"copied text in {f.tokens:,.0f} tokens{failed}."
             )
-        if self.compactions and not self.measured:
+        if self.compactions and not self.each:
             said.append("No compaction has both a readable summary and calls after it, so none is compared.")
         elif not self.compactions:
             said.append("No compaction is recorded, so there is nothing to compare a memory with.")
@@ -120,27 +135,56 @@ class LogAudit:
         return said
 
 
+_KEPT = {
+    OWN: "The agent's own compaction kept",
+    ASSIST: "This summary and what the bank adds to it (assist) would have kept",
+    ANSWER: "The bank alone, in as many tokens as the summary (answer), would have kept",
+}
+
 LOG_COLUMNS: tuple[Column[Figures], ...] = (
     Column("values", lambda f: f.values, percent,
            f"values that the next {NEXT_CALLS} calls took from before the compaction and that were kept, %"),
     Column("bound", lambda f: f.bound, percent, "those kept next to what they belong to, %"),
     Column("copied", lambda f: f.characters, percent,
            "characters that these calls copied from before the compaction and that were kept verbatim, %"),
-    Column("tokens", lambda f: f.tokens, whole, "mean tokens of the summary, or of the memory in its place"),
+    Column("tokens", lambda f: f.tokens, whole, "mean tokens of the summary, or of what stands in its place"),
 )  # fmt: skip
+
+
+def each_table(rows: Sequence[CompactionRow]) -> tuple[list[str], list[list[str]]]:
+    """A table of compactions: titles, and rows with the tokens of the history, values needed, what each way kept."""
+    ways = [name for name in rows[0].kept if name != FULL]
+    titles = [
+        "compaction",
+        "history",
+        "values",
+        *(t for way in ways for t in (f"{way} %", "tokens")),
+        "read again",
+    ]
+    cells = []
+    for row in rows:
+        full, figures = row.kept[FULL], []
+        for kept in (row.kept[way] for way in ways):
+            figures += [percent(kept.bound.has / kept.bound.of) if kept.bound.of else "–", f"{kept.tokens:,}"]
+        first = [f"{row.session[:8]} {row.number}", f"{full.tokens:,}", f"{full.values.of:,}"]
+        cells.append([*first, *figures, f"{row.read_again:,}"])
+    return titles, cells
 
 
 def audit_logs(
     paths: Sequence[Path],
-    strategies: Sequence[Strategy],
+    strategies: Sequence[Strategy] = (),
     *,
+    bank: MemoryBankSettings | None = None,
+    assist: int = 4_000,
     counter: str = ENCODING,
     tell: Callable[[str], None] = lambda _: None,
     progress: ProgressReport | None = None,
 ) -> LogAudit:
     """Measure the compactions and the reads in log files.
 
-    Strategies that use a ``history_budget`` get the tokens of each summary. Nothing of the contents is in the result.
+    ``bank``: the settings of the bank that adds ``assist`` tokens to a summary, or answers in its place. It and
+    strategies that use a ``history_budget`` get the tokens of each summary. Nothing of the contents is in the result.
     Files that cannot be read are reported to ``tell``.
     """
     costs = Costs(named_counter(counter))
@@ -155,7 +199,7 @@ def audit_logs(
             clients[session.client] += 1
             calls += sum(len(calls_of(m)) for m in session.messages if m.get("role") == "assistant")
             compactions += len(session.compactions)
-            rows.append(measure_compactions(session, strategies, costs, seen))
+            rows.append(measure_compactions(session, strategies, costs, seen, bank, assist))
             reads.append(count_rereads(session, costs))
             if progress is not None:
                 progress(n, n)
@@ -164,11 +208,13 @@ def audit_logs(
         sessions=dict(clients),
         calls=calls,
         compactions=compactions,
-        measured=len(measured),
-        values=sum(row[OWN].values.of for row in measured),
-        characters=sum(row[OWN].characters.of for row in measured),
-        full_tokens=ratio(sum(row[FULL].tokens for row in measured), len(measured)),
-        figures=tuple(_figures(name, rows) for name in (OWN, *(s.name for s in strategies)) if measured),
+        each=tuple(measured),
+        values=sum(row.kept[OWN].values.of for row in measured),
+        characters=sum(row.kept[OWN].characters.of for row in measured),
+        full_tokens=ratio(sum(row.kept[FULL].tokens for row in measured), len(measured)),
+        figures=tuple(
+            figures_of(name, rows) for name in (measured[0].kept if measured else ()) if name != FULL
+        ),
         rereads=Rereads(*map(sum, zip(*reads, strict=True))),
         skipped_lines=files.skipped,
         unknown_files=tuple(files.unknown),
@@ -177,13 +223,15 @@ def audit_logs(
     )
 
 
-def _figures(name: str, sessions: Sequence[Sequence[CompactionRow]]) -> Figures:
+def figures_of(name: str, sessions: Sequence[Sequence[CompactionRow]]) -> Figures:
+    """What one way kept over all compactions, given by session."""
+
     def part(share: str, rows: Sequence[CompactionRow]) -> tuple[float, float]:
-        tallies = [getattr(row[name], share) for row in rows]
+        tallies = [getattr(row.kept[name], share) for row in rows]
         return sum(t.has for t in tallies), sum(t.of for t in tallies)
 
     parts = {share: partial(part, share) for share in ("values", "bound", "characters")}
-    kept = [row[name] for rows in sessions for row in rows]
+    kept = [row.kept[name] for rows in sessions for row in rows]
     tokens, failures = ratio(sum(k.tokens for k in kept), len(kept)), sum(k.failed for k in kept)
     shares = {share: ratio_of_sums(map(own, sessions)) for share, own in parts.items()}
     return Figures(
@@ -192,18 +240,25 @@ def _figures(name: str, sessions: Sequence[Sequence[CompactionRow]]) -> Figures:
 
 
 def measure_compactions(
-    session: LoggedSession, strategies: Sequence[Strategy], costs: Costs, seen: set[str]
+    session: LoggedSession,
+    strategies: Sequence[Strategy],
+    costs: Costs,
+    seen: set[str],
+    bank: MemoryBankSettings | None = None,
+    assist: int = 4_000,
+    answer: int | None = None,
 ) -> list[CompactionRow]:
     """The compactions of a session that are followed by calls; those whose summary is in ``seen`` are left out.
 
     A compaction sees the history since the one before, with that one's summary as a user message. The values are
     those of the next 30 calls that only an output of this history showed; the text is what these calls copy from it.
-    What user messages or the last interaction show is left out. Strategies get a budget of the summary's tokens.
+    What user messages or the last interaction show is left out. Strategies get a budget of the summary's tokens, and
+    so does ANSWER unless ``answer`` says how many; ASSIST has ``assist`` tokens beside the summary.
     """
     rows: list[CompactionRow] = []
     start, before = 0, None
     stops = [position for position, _ in session.compactions[1:]] + [len(session.messages)]
-    for (position, summary), stop in zip(session.compactions, stops, strict=False):
+    for number, ((position, summary), stop) in enumerate(zip(session.compactions, stops, strict=False), 1):
         history = session.messages[start:position]
         if before is not None:
             history = [{"role": "user", "content": before}, *history]
@@ -227,15 +282,25 @@ def measure_compactions(
             present, bound = (Tally(sum(r[part] for r in recalled), len(values)) for part in (0, 1))
             return KeptByOne(present, bound, characters_kept(stretches, index), costs.total(messages))
 
-        row = {OWN: kept_by([own]), FULL: kept_by(history)}
         always = [*filter(_is_asked, history), *history[tail:]]
-        for strategy in strategies:
+        room = costs.of(own) - costs.of({"role": "user", "content": ""})
+        trace = Trace(session.id, history)
+        known = partial(_bank_says, history, bank, costs, session.client == "Claude Code")
+        ways: dict[str, Callable[[], Sequence[object]]] = {
+            OWN: partial(list, [own]),
+            FULL: partial(list, history),
+        }
+        ways[ASSIST] = partial(known, assist, own)
+        ways[ANSWER] = partial(known, room if answer is None else answer)
+        ways |= {s.name: partial(_memory_of, s, trace, always, costs.of(own), costs) for s in strategies}
+        kept: dict[str, KeptByOne] = {}
+        for name, way in ways.items():
             try:
-                memory = _memory_of(strategy, Trace(session.id, history), always, costs.of(own), costs)
-                row[strategy.name] = kept_by(memory)
-            except Exception:  # counted: a strategy's failure says nothing about the others
-                row[strategy.name] = kept_by([])._replace(failed=True)
-        rows.append(row)
+                kept[name] = kept_by(way())
+            except Exception:  # counted: a failure says nothing about the others
+                kept[name] = kept_by([])._replace(failed=True)
+        again = count_rereads(session, costs, number).after_compaction
+        rows.append(CompactionRow(session.id, number, kept, again))
     return rows
 
 
@@ -252,6 +317,28 @@ def _next_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _is_asked(message: object) -> bool:
     return kind_of(message) in (MessageKind.SYSTEM, MessageKind.USER)
+
+
+def _bank_says(
+    history: Sequence[object],
+    bank: MemoryBankSettings | None,
+    costs: Costs,
+    users_words: bool,
+    most: int,
+    own: dict[str, Any] | None = None,
+) -> list[dict[str, Any]]:
+    """What stands for a history where a bank answers in ``most`` tokens, or adds them to the summary ``own``.
+
+    ``users_words``: an answer repeats the user's messages, as for clients that do not keep them.
+    """
+    local = {"selection": "evidence", "embedding_model": "lexical", "observer_mode": "off"}
+    with MemoryBankState("lexical", counter=costs.counter) as state:
+        apply_memory_bank_strategy(
+            copied(history), None, (bank or MemoryBankSettings()).model_copy(update=local), state
+        )
+        summary = own["content"] if own else ""
+        text = what_is_known(state, most, lacking=summary, users_words=users_words and not own)
+    return [*([own] if own else ()), {"role": "user", "content": text}]
 
 
 def _memory_of(
@@ -300,10 +387,11 @@ def _copied_text(history: Sequence[object], after: Sequence[object], tail: int) 
     return list(found)
 
 
-def count_rereads(session: LoggedSession, costs: Costs) -> Rereads:
-    """The reads of a session. A read is a call that reads one file (by a tool's name, or by cat, head, sed -n …).
+def count_rereads(session: LoggedSession, costs: Costs, compaction: int | None = None) -> Rereads:
+    """The reads of a session; of one ``compaction``: those between it and the next.
 
-    A file is read again when at least half of the lines had been read from it before.
+    A read is a call that reads one file (by a tool's name, or by cat, head, sed -n …). A file is read again when at
+    least half of the lines had been read from it before.
     """
     lines_of: dict[str, dict[str, int]] = {}  # file → line → compactions made when it was last read
     asked: dict[str, str] = {}  # call → file
@@ -320,8 +408,9 @@ def count_rereads(session: LoggedSession, costs: Costs) -> Rereads:
             lines = list(filter(None, (re.sub(r"^\s*\d+\s?[\t→:|]", "", line).strip() for line in raw)))
             known = lines_of.setdefault(path, {})
             old = [known[line] for line in lines if line in known]
-            reads += 1
-            if lines and len(old) >= 0.5 * len(lines):
+            counts = compaction in (None, done)
+            reads += counts
+            if lines and counts and len(old) >= 0.5 * len(lines):
                 again += 1
                 removed += max(old) < done
                 tokens += costs.of(message)

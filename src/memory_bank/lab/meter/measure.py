@@ -37,7 +37,7 @@ RowsOf = Callable[[Build], list[RowT]]
 
 
 class NeedResult(NamedTuple):
-    """Whether a context holds a needed value, and next to its words; its age, kind and first use are the need's."""
+    """Whether a context holds a needed value, and whether beside its words (``bound``); the rest as in Need."""
 
     present: bool
     bound: bool

@@ -166,9 +166,9 @@ class _SearchIndex:
         """The evidence of the next turn."""
         candidates: dict[str, NeedKind]
         if kind_of(message) is MessageKind.CALL:
+            arguments = (c.arguments for c in calls_of(message))
             candidates = call_values(
-                (c.arguments for c in calls_of(message)),
-                lambda text: any(p in self.outputs for p in self._search(normalise(text))),
+                arguments, lambda t: not self.outputs.isdisjoint(self._search(normalise(t)))
             )
         else:
             text = "\n".join(content_texts(read(message, "content")))

@@ -84,15 +84,8 @@ def replay_steps(messages: Sequence[object], index: EvidenceIndex) -> Iterator[R
         yield RecordedStep(segment.start, interaction - 1, made, later)
         index.add_note(interaction=interaction, text=note)
         for n, (pair, arguments) in enumerate(zip(pairs, made, strict=True)):
-            output = pair.result.text if pair.result else ""
-            name = f"{segment.start}.{n}"
-            index.add_call(
-                trace_id=name,
-                interaction=interaction,
-                tool=pair.tool_name,
-                arguments=arguments,
-                output=output,
-            )
+            call = {"trace_id": f"{segment.start}.{n}", "tool": pair.tool_name, "arguments": arguments}
+            index.add_call(**call, interaction=interaction, output=pair.result.text if pair.result else "")
         interaction += bool(made)
 
 
@@ -242,7 +235,7 @@ def _grams(text: str) -> Iterator[str]:
 
 
 def _needed_values(index: EvidenceIndex, step: RecordedStep) -> dict[int, float]:
-    """The values that a step's calls use, or later ones before an output shows them again, with their weights.
+    """The values used by a step's calls, or by later calls before an output repeats them, with their weights.
 
     Plain words count only as or in a whole argument.
     """

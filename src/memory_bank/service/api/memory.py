@@ -280,7 +280,7 @@ def ingest(
 
 
 def _redacted(api: ApiContext, output: ToolOutput) -> ToolOutput:
-    """The output as it may be stored, hidden in it what would be in the messages of its call."""
+    """The output without the secrets that would be hidden in the messages of its call."""
     function: Any = {"name": output.tool_name, "arguments": output.raw_input}
     calls = [{"id": output.call_id, "type": "function", "function": function}]
     said: Any = api.sessions.redacted({"role": "assistant", "tool_calls": calls})

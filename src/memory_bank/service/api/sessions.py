@@ -371,7 +371,7 @@ def _step(api: ApiContext, step: StepFigures) -> StepItem:
 def get_curve(api: Api, name: SessionName, query: Annotated[CurveQuery, Query()]) -> Curve:
     """Tokens of the contexts and of the full histories, in a bounded number of points."""
     totals, points = steps.token_curve(api.database, api.known(name), query.points)
-    return Curve.of(totals, points=points)
+    return Curve.of(points=points, **totals)
 
 
 @route(steps_router, "GET", "/steps/{number}", "Get one step with its context", 404, 422)

@@ -30,7 +30,10 @@ def model_of(config: Config, settings: AnyStrategy) -> str | None:
     if isinstance(settings, AdaptiveSettings):
         return next((m for s in settings.strategies if (m := model_of(config, config.rung(s)))), None)
     model = getattr(settings, "summary_model", EXTRACTIVE)
-    if isinstance(settings, MemoryBankSettings) and settings.observer_mode != "off":
+    if isinstance(settings, MemoryBankSettings) and (settings.observer_mode, settings.fold_note) != (
+        "off",
+        "off",
+    ):
         model = settings.observer_model
     return None if model == EXTRACTIVE else str(model)
 
@@ -54,14 +57,15 @@ def chat_of(config: Config, base_url: str) -> OpenAIChat | None:
 
 
 def observed_by(config: Config) -> MemoryBankSettings | None:
-    """The settings of the Observer: those of the service's strategy if it uses a model.
+    """The settings of the Observer: those of the service's strategy if a model summarises for it.
 
     Otherwise those of the first other strategy with background observation, which a request may name. None if
     no strategy uses a model.
     """
     own = config.strategy(config.service.strategy or config.default_strategy)
     banks = [s for s in (own, *config.memory_strategies.values()) if isinstance(s, MemoryBankSettings)]
-    allowed = (s for s in banks if s is own or s.observer_mode == "background")
+    modes = {True: ("inline", "background"), False: ("background",)}
+    allowed = (s for s in banks if s.observer_mode in modes[s is own])
     return next((s for s in allowed if model_of(config, s)), None)
 
 
@@ -171,7 +175,7 @@ class ServiceLearning:
             log.info("namespace %s keeps the shipped evidence model: %s", namespace, reason)
 
     def address(self) -> tuple[str, dict[str, str]]:
-        """The URL of the database without its password, which other users could see in a command, and that apart."""
+        """The URL of the database without its password, for a command line, and variables that hold the password."""
         url = self.database.url
         password = url.password or url.query.get("password")
         bare = url._replace(password=None).difference_update_query(["password"])

@@ -140,13 +140,8 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
     if record.exc_info:
         more["trouble"] = _error_chain(record.exc_info[1])
     when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-    return {
-        "time": f"{when}.{int(record.msecs):03d}Z",
-        "level": record.levelname.lower(),
-        "logger": record.name.removeprefix(f"{OURS}."),
-        "message": text,
-        **more,
-    }
+    line = {"time": f"{when}.{int(record.msecs):03d}Z", "level": record.levelname.lower()}
+    return {**line, "logger": record.name.removeprefix(f"{OURS}."), "message": text, **more}
 
 
 def _error_chain(error: BaseException | None) -> list[str]:
@@ -216,19 +211,10 @@ class RequestLog:
             m.first_byte_seconds.labels(route).observe(answer.first)
         if answer.memory:
             m.memory.labels(answer.memory).inc()
-        fields = {
-            "method": method,
-            "route": route,
-            "status": answer.status,
-            "ms": round(1000 * seconds, 1),
-            "bytes": answer.bytes,
-        }
-        more = {
-            "cut": not answer.complete,
-            "memory": answer.memory,
-            "upstream_id": answer.upstream_id,
-            "key": getattr(scope["state"].get("caller"), "key_id", None),
-        }
+        fields = {"method": method, "route": route, "status": answer.status}
+        fields |= {"ms": round(1000 * seconds, 1), "bytes": answer.bytes}
+        more = {"cut": not answer.complete, "memory": answer.memory, "upstream_id": answer.upstream_id}
+        more |= {"key": getattr(scope["state"].get("caller"), "key_id", None)}
         level = logging.DEBUG if route in QUIET and answer.status < 400 else logging.INFO
         requests.log(level, "request", extra=fields | {k: v for k, v in more.items() if v})
 

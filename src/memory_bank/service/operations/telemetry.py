@@ -122,11 +122,8 @@ class Telemetry:
         if provider is not None:
             model = (exchange.model or "")[:100]
             name = f"chat {model}"
-            call = {
-                "gen_ai.operation.name": "chat",
-                "gen_ai.provider.name": provider,
-                "gen_ai.request.model": model,
-            }
+            call = {"gen_ai.operation.name": "chat", "gen_ai.provider.name": provider}
+            call |= {"gen_ai.request.model": model}
             figures = {**call, **server, **_without_none({"error.type": error})}
             self._duration.record(exchange.seconds, figures)
             for kind, count in (("input", exchange.input_tokens), ("output", exchange.output_tokens)):

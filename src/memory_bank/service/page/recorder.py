@@ -71,7 +71,7 @@ class Recorder:
         self._take(StepToStore(_figures(step), generation=getattr(step.state, "generation", None)), step)
 
     def take_outcome(self, step: Rebuilt, **came_to: Any) -> None:
-        """Record what a step's request came to, as fields of StepFigures, after the step. Never blocks."""
+        """Record the outcome of a recorded step's request, as fields of StepFigures. Never blocks."""
         self._take(StepToStore(replace(_figures(step), **came_to), outcome=True), None)
 
     def _take(self, new: StepToStore, step: Rebuilt | None) -> None:
@@ -281,9 +281,8 @@ class _Manifest:
             of["interactions"] += 1
             of["tokens"] += decision.tokens
             newest[decision.fate].append((count, decision))
-        decisions = [
-            d for _, d in sorted((d for latest in newest.values() for d in latest), key=lambda d: d[0])
-        ]
+        kept = sorted((d for latest in newest.values() for d in latest), key=lambda d: d[0])
+        decisions = [d for _, d in kept]
         shown = plan.shown()
         numbers = {t: n for n, t in enumerate(self.numbered, 1)}
         self.pieces = shown["pieces"]
@@ -314,9 +313,7 @@ class _Manifest:
         if gap > 0:
             del messages[FIRST_MESSAGES : FIRST_MESSAGES + gap]
         names = {c.call_id: c.name for m, _ in messages for c in _calls(m)}
-        texts = [
-            self._texts(m, origin) for m, origin in messages
-        ]  # pieces are found from the first message on
+        texts = [self._texts(m, origin) for m, origin in messages]  # pieces are found from the first one on
         entries = [self._message(m, origin, texts.pop(), names) for m, origin in reversed(messages)][::-1]
         if gap > 0:
             entries.insert(FIRST_MESSAGES, {"left_out": gap})
@@ -331,10 +328,8 @@ class _Manifest:
             return [[{"text": t}] for t in (text, *(call.text for call in calls))]
         is_result = read(message, "role") in ("tool", "function")
         quoted = origin.quoted_by(result_of(message).call_id) if is_result else origin.records
-        return [
-            list(self._parts(text, quoted)),
-            *(list(self._parts(c.text, origin.quoted_by(c.call_id), as_json=True)) for c in calls),
-        ]
+        of_calls = (self._parts(c.text, origin.quoted_by(c.call_id), as_json=True) for c in calls)
+        return [list(self._parts(text, quoted)), *map(list, of_calls)]
 
     def _message(
         self, message: Any, origin: _Origin, texts: list[_Parts], names: Mapping[Any, str]

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from memory_bank.service.proxy.body import JsonObject
-from memory_bank.tools import GET_RECORD, LIST_RECORDS, SEARCH_MEMORY
+from memory_bank.tools import GET_RECORD, LIST_RECORDS, MEMORY_FILES, SEARCH_MEMORY
 from memory_bank.transcript.anthropic import THINKING
 from memory_bank.transcript.responses import OUTPUT_OF, item_type
 
@@ -19,9 +19,10 @@ MEMORY_TOOLS = frozenset({SEARCH_MEMORY, GET_RECORD, LIST_RECORDS})
 
 @dataclass(frozen=True, slots=True)
 class ModelToolCall:
-    """A tool call in a model's answer; ``item`` is the call as it goes into the next request.
+    """A tool call in a model's answer.
 
-    ``name`` is "" for a call that is no call of a function.
+    ``name``: the function's name; "" for a call of another kind. ``item``: the JSON object that stands for the call
+    in the messages of the next request.
     """
 
     name: object
@@ -31,12 +32,12 @@ class ModelToolCall:
     @property
     def is_memory(self) -> bool:
         """Whether it calls a memory tool, which the proxy answers; the client answers all others."""
-        return isinstance(self.name, str) and self.name in MEMORY_TOOLS
+        return isinstance(self.name, str) and self.name in (*MEMORY_TOOLS, MEMORY_FILES)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelTurn:
-    """One answer of the model; ``messages`` represent it in the next request, without tool results."""
+    """One answer of the model. ``messages``: what the next request repeats of it; tool results are not included."""
 
     calls: Sequence[ModelToolCall] = ()
     messages: Sequence[object] = field(default=(), repr=False)

@@ -6,7 +6,7 @@ import json
 import re
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -19,6 +19,8 @@ JsonObject: TypeAlias = dict[str, Any]
 """A JSON object of a request or an answer, as some client or server wrote it."""
 
 Span = tuple[int, int]
+Edit = tuple[int, int, str]
+"""A part of a text, from its start to its end, and what stands there instead."""
 Elements = tuple[tuple[object, Span], ...]
 """The elements of an array, each with its start and end in the text."""
 
@@ -33,7 +35,8 @@ class Body:
     """A parsed body: ``data`` as it came, ``value`` the object in it.
 
     ``render_body`` uses the rest: the decoded ``text``, the ``spans`` of the editable members' values, the
-    ``elements`` of those that are arrays, and ``end``, the position at which a new member is inserted.
+    ``elements`` of those that are arrays, ``end``, the position at which a new member is inserted, the ``members``
+    (the span of each from the end of what is before it), and what is ``removed`` from the text.
     ``derive(element, make)`` returns ``make(element)``; a cached element always gives the same objects.
     """
 
@@ -43,6 +46,8 @@ class Body:
     spans: Mapping[str, Span] = field(default_factory=dict)
     elements: Mapping[str, Elements] = field(default_factory=dict)
     end: int = 0
+    members: Mapping[str, Span] = field(default_factory=dict)
+    removed: tuple[Edit, ...] = ()
     derive: Derive = derive_anew
 
 
@@ -69,6 +74,7 @@ def _parse(data: bytes, text: str, editable: Sequence[str]) -> Body:
     value: JsonObject = {}
     spans: dict[str, Span] = {}
     elements: dict[str, Elements] = {}
+    members: dict[str, Span] = {}
     start = _skip(text, 1 if text.startswith(_BOM) else 0)
     if text[start] != "{":
         raise BodyError("not a JSON object")
@@ -76,6 +82,7 @@ def _parse(data: bytes, text: str, editable: Sequence[str]) -> Body:
 
     def member(at: int) -> int:
         nonlocal last
+        before = last
         if text[at] != '"':
             raise ValueError("expected a member's name")
         key, at = _raw_decode(text, at)
@@ -99,12 +106,12 @@ def _parse(data: bytes, text: str, editable: Sequence[str]) -> Body:
         else:
             value[key], last = _raw_decode(text, at)
         if key in editable:
-            spans[key] = at, last
+            spans[key], members[key] = (at, last), (before, last)
         return last
 
     if _skip(text, _each(text, start, "}", member)) != len(text):
         raise ValueError("expected the end")
-    return Body(data, value, text, spans, elements, last)
+    return Body(data, value, text, spans, elements, last, members)
 
 
 def _each(text: str, start: int, closing: str, read: Callable[[int], int]) -> int:
@@ -137,7 +144,7 @@ def render_body(body: Body, arrays: Mapping[str, Sequence[object]]) -> bytes:
 
     Raises BodyError for an element that cannot be written as JSON.
     """
-    edits: list[tuple[int, int, str]] = []
+    edits: list[Edit] = []
     added: list[str] = []
     for key, new in arrays.items():
         if key in body.elements and same_objects([e for e, _ in body.elements[key]], new):
@@ -149,15 +156,37 @@ def render_body(body: Body, arrays: Mapping[str, Sequence[object]]) -> bytes:
             added.append(f"{json.dumps(key)}:{text}")
     if added:
         edits.append((body.end, body.end, ("," if body.value else "") + ",".join(added)))
-    if not edits:
-        return body.data
+    return _edited(body, edits) if edits else body.data
+
+
+def _edited(body: Body, edits: Iterable[Edit]) -> bytes:
+    """The text of a body with parts of it replaced, and without what was removed."""
     parts: list[str] = []
     at = 0
-    for start, end, text in sorted(edits):
+    for start, end, text in sorted([*edits, *body.removed]):
         parts += (body.text[at:start], text)
         at = end
-    parts.append(body.text[at:])
-    return "".join(parts).encode("utf-8")
+    return "".join([*parts, body.text[at:]]).encode("utf-8")
+
+
+def without_member(body: Body, name: str) -> Body:
+    """The body as it is sent without an editable member; ``value`` still has it, everything else keeps its bytes."""
+    if name not in body.members:
+        return body
+    start, end = body.members[name]
+    if body.text[start - 1] == "{":  # it is the first: the comma after it goes, too
+        at = _skip(body.text, end)
+        end = at + 1 if body.text[at] == "," else end
+    body = replace(body, removed=(*body.removed, (start, end, "")))
+    return replace(body, data=_edited(body, ()))
+
+
+def with_member(data: bytes, name: str, value: object) -> bytes:
+    """A JSON object with a member set; everything else keeps its bytes. Raises BodyError as ``parse_body`` does."""
+    body, text = parse_body(data, name), json.dumps(value, separators=(",", ":"))
+    new = "," * bool(body.value) + f"{json.dumps(name)}:{text}"
+    edit = (*body.spans[name], text) if name in body.spans else (body.end, body.end, new)
+    return _edited(body, [edit])
 
 
 def render_array(body: Body, member: str, new: Sequence[object]) -> str:

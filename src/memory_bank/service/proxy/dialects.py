@@ -113,8 +113,10 @@ class Dialect:
         """The conversation to be sent with marks for the provider's prefix cache; None where it needs none."""
         return None
 
-    def offer_tools(self, request: JsonObject) -> list[object] | None:
-        """The tools of a request followed by the memory tools; None where these cannot be offered."""
+    def offer_tools(
+        self, request: JsonObject, schemas: Sequence[JsonObject] = TOOL_SCHEMAS
+    ) -> list[object] | None:
+        """The tools of a request followed by memory tools; None where these cannot be offered."""
         raise NotImplementedError
 
     def read_answer(self, answer: JsonObject, request: JsonObject) -> ModelTurn:
@@ -150,11 +152,13 @@ class ChatDialect(Dialect):
 
         return RequestHistory(chat.messages, chat, read)
 
-    def offer_tools(self, request: JsonObject) -> list[object] | None:
+    def offer_tools(
+        self, request: JsonObject, schemas: Sequence[JsonObject] = TOOL_SCHEMAS
+    ) -> list[object] | None:
         """See Dialect. Not with several answers, nor with ``functions``, the older form of tools."""
         if request.get("n") not in (None, 1) or request.get("functions") or request.get("function_call"):
             return None
-        return _with_memory_tools(request, request.get("tool_choice"), TOOL_SCHEMAS)
+        return _with_memory_tools(request, request.get("tool_choice"), schemas)
 
     def read_answer(self, answer: JsonObject, request: JsonObject) -> ModelTurn:  # noqa: ARG002
         choices = answer.get("choices")
@@ -201,11 +205,13 @@ class ResponsesDialect(Dialect):
         items = request.get(self.key)
         return isinstance(items, list) and any(item_type(i) == "compaction_trigger" for i in items[-1:])
 
-    def offer_tools(self, request: JsonObject) -> list[object] | None:
+    def offer_tools(
+        self, request: JsonObject, schemas: Sequence[JsonObject] = TOOL_SCHEMAS
+    ) -> list[object] | None:
         """See Dialect. Not for a response in the background, nor for a stored prompt, which has tools."""
         if request.get("background") or (request.get("prompt") is not None and not request.get("tools")):
             return None
-        schemas = [{"type": "function", **s["function"]} for s in TOOL_SCHEMAS]
+        schemas = [{"type": "function", **s["function"]} for s in schemas]
         return _with_memory_tools(request, request.get("tool_choice"), schemas)
 
     def read_answer(self, answer: JsonObject, request: JsonObject) -> ModelTurn:
@@ -283,7 +289,9 @@ class MessagesDialect(Dialect):
     def mark_cache(self, request: JsonObject, conversation: Sequence[object]) -> list[object] | None:
         return with_cache_marks(request, conversation)
 
-    def offer_tools(self, request: JsonObject) -> list[object] | None:
+    def offer_tools(
+        self, request: JsonObject, schemas: Sequence[JsonObject] = TOOL_SCHEMAS
+    ) -> list[object] | None:
         """See Dialect. Not where the model thinks: a signature may be bound to the tools and to hidden turns."""
         thinking = as_object(request.get("thinking"))
         if thinking and thinking.get("type") != "disabled" and not drops_blocks(thinking):
@@ -295,7 +303,7 @@ class MessagesDialect(Dialect):
         # its choices in the words of the other APIs
         choices = {"None": None, "auto": "auto", "any": "required"}
         choice = choices.get(str(as_object(request.get("tool_choice")).get("type")), "none")
-        functions = [schema["function"] for schema in TOOL_SCHEMAS]
+        functions = [schema["function"] for schema in schemas]
         schemas = [
             {"name": f["name"], "description": f["description"], "input_schema": f["parameters"]}
             for f in functions

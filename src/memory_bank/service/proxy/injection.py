@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
 
 import anyio
 from anyio import to_thread
@@ -18,9 +20,9 @@ from memory_bank.service.proxy.answers import (
     add_usage,
     as_object,
 )
-from memory_bank.service.proxy.body import JsonObject, parse_body
+from memory_bank.service.proxy.body import JsonObject, with_member
 from memory_bank.service.proxy.rebuild import ModelRequest
-from memory_bank.service.proxy.upstream import Headers, UpstreamAnswer, after
+from memory_bank.service.proxy.upstream import UpstreamAnswer, after
 from memory_bank.service.sessions import Sessions, count_once
 from memory_bank.service.threads import in_thread_if_large, limiter
 from memory_bank.tools import MAX_CHARS, ToolAnswer, answer_tool_call
@@ -80,19 +82,16 @@ class Injection:
         usage: JsonObject = {}
         while True:
             answer = await self._ask()
-            if _is_stream(answer):
+            if answer.is_stream:
                 answer = await self._stream(answer, usage)
-            elif _is_readable(answer) and (data := await answer.hold(MOST_BYTES)) is not None:
-                turn = self.request.dialect.read_answer(_parse_object(data), value)
+            elif answer.is_readable and (data := await answer.hold(MOST_BYTES)) is not None:
+                turn = self.request.dialect.read_answer(parse_object(data), value)
                 if self._may_hide() and turn.calls_memory:
                     usage = add_usage(usage, turn.usage)
                     await self._hide(turn)
                     continue
                 if self.fetched:
-                    data = _add_to_usage(data, usage)
-                    answer.body = after(data)
-                    length = (b"content-length", str(len(data)).encode())
-                    answer.headers = [*_without_length(answer.headers), length]
+                    answer.replace_body(_add_to_usage(data, usage))
             if self.fetched:
                 answer.headers = [*answer.headers, (b"x-memory-fetched", str(self.fetched).encode())]
             return answer
@@ -127,11 +126,15 @@ class Injection:
 
     async def _call_tools(self, calls: Sequence[ModelToolCall]) -> list[ToolAnswer]:
         """The results of the calls of a turn, in their order."""
-        namespace, session = self.request.caller.namespace, self.request.memory.session or ""
+        namespace, session = self.request.caller.namespace, self.request.memory.session
+        project = self.request.headers.get("x-memory-project")
         room = max(LEAST_CHARS, MAX_CHARS // max(1, sum(call.is_memory for call in calls)))
 
         def read() -> list[ToolAnswer]:
-            with self.sessions.reading(namespace, session) as state:
+            memory: Any = nullcontext(self.sessions.files(namespace, project))
+            if session is not None:
+                memory = self.sessions.reading(namespace, session, project)
+            with memory as state:
                 return [
                     answer_tool_call(state, str(c.name), c.arguments, max_chars=room)
                     if c.is_memory
@@ -169,9 +172,9 @@ class Injection:
         except BaseException:
             await close()
             raise
-        return UpstreamAnswer(
-            self.read.status, _without_length(self.read.headers), after(first, pieces), close
-        )
+        joint = UpstreamAnswer(self.read.status, self.read.headers, pieces, close)
+        joint.replace_body(after(first, pieces))
+        return joint
 
     async def _join(self, joined: TurnStream) -> AsyncGenerator[bytes, None]:
         """The bytes of all turns as one stream."""
@@ -196,7 +199,7 @@ class Injection:
                 return
             await self._hide(turn)
             self.read = await self._ask()
-            if not _is_stream(self.read):
+            if not self.read.is_stream:
                 if not joined.has_sent:
                     raise _AnsweredInsteadError
                 await self.read.aclose()
@@ -206,20 +209,8 @@ class Injection:
                 )
 
 
-def _without_length(headers: Headers) -> Headers:
-    return [(n, v) for n, v in headers if n != b"content-length"]
-
-
-def _is_readable(answer: UpstreamAnswer) -> bool:
-    """Whether an answer is a success and not compressed."""
-    return 200 <= answer.status < 300 and answer.header(b"content-encoding") in (b"", b"identity")
-
-
-def _is_stream(answer: UpstreamAnswer) -> bool:
-    return _is_readable(answer) and answer.header(b"content-type").startswith(b"text/event-stream")
-
-
-def _parse_object(data: bytes) -> JsonObject:
+def parse_object(data: bytes) -> JsonObject:
+    """The JSON object in an answer, an empty one where there is none."""
     try:
         return as_object(json.loads(data))
     except (ValueError, RecursionError):
@@ -228,13 +219,8 @@ def _parse_object(data: bytes) -> JsonObject:
 
 def _add_to_usage(data: bytes, hidden: JsonObject) -> bytes:
     """A complete answer with the usage of hidden turns added to its own; everything else keeps its bytes."""
+    usage = as_object(parse_object(data).get("usage"))
     try:
-        body = parse_body(data, "usage")
+        return with_member(data, "usage", add_usage(hidden, usage)) if usage and hidden else data
     except BodyError:
         return data
-    usage = as_object(body.value.get("usage"))
-    if not usage or not hidden:
-        return data
-    start, end = body.spans["usage"]
-    text = json.dumps(add_usage(hidden, usage), separators=(",", ":"))
-    return f"{body.text[:start]}{text}{body.text[end:]}".encode()

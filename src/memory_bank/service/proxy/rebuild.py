@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import hashlib
 import logging
 import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import anyio
 from anyio import to_thread
 from cachetools import LRUCache
 
-from memory_bank.errors import MemoryBankError
+from memory_bank.errors import HistoryError, MemoryBankError
 from memory_bank.plan import Context
 from memory_bank.service.failures import code_of
+from memory_bank.service.proxy.answers import as_object
 from memory_bank.service.proxy.body import Body, JsonObject, render_body
+from memory_bank.service.proxy.clearing import CONTEXT_MANAGEMENT, clear, excluded_tools
 from memory_bank.service.proxy.dialects import Dialect, NotRebuiltError, TurnPlace, own_tools
 from memory_bank.service.proxy.identity import Identity, client_session
 from memory_bank.service.security.access import Caller, stored_id
 from memory_bank.service.sessions import Rebuilt, Sessions
+from memory_bank.tools import FILES_SCHEMA, TOOL_SCHEMAS
 from memory_bank.transcript.harness import asks_for_summary
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import MessageKind, kind_of, message_text, same_objects
+from memory_bank.transcript.tokens import open_counter
 
 log = logging.getLogger("memory_bank.Service")
 
@@ -36,6 +40,7 @@ MOST_REFUSED = 1_024
 """Sessions that are remembered with how their requests are sent; also the models in ``Proxy.proven``."""
 
 NOTHING_YET = "nothing to remember yet"
+COMPACTION = "compaction request"
 FAILING = 3
 """Requests in a row that memory fails for, after which it counts as failing."""
 UNSEEN = 10
@@ -47,6 +52,7 @@ class MemoryResult:
     """What memory did for a request.
 
     ``data`` is the body for upstream, None for the original one; ``arrays`` are the members that differ in it.
+    ``cleared``: the client's edits of ``context_management`` that were applied here.
     ``reason`` says, without contents, why the request ``passed`` or memory ``failed``, and ``trouble``, for the log,
     how it failed. ``session`` is the session's public name, ``tokens`` are those of one such request, ``step`` is the
     step that it is recorded as. ``tools``: the request's with the memory tools, where these are added.
@@ -62,6 +68,7 @@ class MemoryResult:
     step: Rebuilt | None = field(default=None, repr=False)
     tools: list[object] | None = field(default=None, repr=False)
     trouble: str = field(default="", repr=False)
+    cleared: Sequence[JsonObject] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -79,6 +86,11 @@ class ModelRequest:
     def value(self) -> JsonObject:
         """The members of its body."""
         return self.body.value
+
+    @property
+    def wants_clearing(self) -> bool:
+        """Whether its client wants old results or thinking cleared."""
+        return self.dialect.provider == "anthropic" and isinstance(self.value.get(CONTEXT_MANAGEMENT), dict)
 
     @property
     def model(self) -> str:
@@ -185,7 +197,7 @@ class _Share:
         reason = _unseen(max(own, talked))
         if UNSEEN in (own, talked):
             log.warning("%s: memory does nothing for an agent whose calls are of no known form", reason)
-        return dataclasses.replace(result, reason=reason)
+        return replace(result, reason=reason)
 
 
 class Rebuilder:
@@ -195,8 +207,10 @@ class Rebuilder:
     requests skip memory for ``pause`` seconds, then one tries. A session whose job still hangs is not used. The
     facts of a context are committed when it is returned. ``marks_cache``: requests whose client asks for no cache
     get marks where the API needs them. ``inject``: memory tools are added to requests whose session has records
-    and whose model may choose; "auto": only with a rebuilt context, and beside tools of the client. ``ways``: of the
-    sessions whose contexts upstream has refused; these have one block of memory, no marks and no added tools.
+    and whose model may choose; "auto": only with a rebuilt context, and beside tools of the client. ``files``: the
+    tool for files, too, from the first request on, unless the client brings its own. ``ways``: of the sessions
+    whose contexts upstream has refused; these have one block of memory, no marks and no added tools.
+    ``passes_edits``: upstream gets the ``context_management`` of the Messages API, which is applied here otherwise.
     """
 
     def __init__(
@@ -208,14 +222,18 @@ class Rebuilder:
         pause: float = 10.0,
         marks_cache: bool = True,
         inject: bool | Literal["auto"] = False,
+        passes_edits: bool = False,
+        files: bool = False,
     ) -> None:
         self.sessions = sessions
         self.timeout = timeout
         self.marks_cache = marks_cache
+        self.passes_edits = passes_edits
         self.ways: LRUCache[tuple[str | None, str], SessionWay] = LRUCache(MOST_REFUSED)
         self._identity = identity
         self._pause = pause
         self._inject = inject
+        self._files = [FILES_SCHEMA] if files else []
         self._shares: LRUCache[str | None, _Share] = LRUCache(1_024)
         self._limiter = anyio.CapacityLimiter(THREADS)
         self._finishers = anyio.CapacityLimiter(2)
@@ -293,7 +311,7 @@ class Rebuilder:
         """In a worker thread: rebuild a request, and turn errors into results."""
         job.is_running = True
         try:
-            return self._rebuild(job, request)
+            return self.written(request, self._rebuild(job, request))
         except NotRebuiltError as e:
             return MemoryResult("passed", str(e))
         except MemoryBankError as e:
@@ -317,6 +335,12 @@ class Rebuilder:
         prompts += [m for m in history.messages[-1:] if kind_of(m) is MessageKind.USER]
         is_summary = dialect.is_compaction(value) or any(asks_for_summary(message_text(m)) for m in prompts)
         strategy = headers.get("x-memory-strategy") or None
+        whole_tools = excluded_tools(value)
+        own = value.get("tools")
+        offers = self._inject is True or (self._inject and own)
+        has_files = isinstance(own, list) and any(str(as_object(t).get("type"))[:7] == "memory_" for t in own)
+        files = [] if has_files else self._files  # the client keeps those of its tool memory_20250818
+        only_files = dialect.offer_tools(value, files) if offers and files and not is_summary else None
         for _ in range(3):  # another conversation may continue the session meanwhile
             match = self._identity.session_of(
                 namespace,
@@ -328,10 +352,9 @@ class Rebuilder:
                 records=not dialect.counts_only,
             )
             if match is None:
-                return MemoryResult("passed", NOTHING_YET)
+                return MemoryResult("passed", NOTHING_YET, tools=only_files)
             safer = (namespace, match.name) in self.ways
-            offers = self._inject is True or (self._inject and value.get("tools"))
-            offered = dialect.offer_tools(value) if offers and not safer else None
+            offered = dialect.offer_tools(value, [*files, *TOOL_SCHEMAS]) if offers and not safer else None
             tools = offered or own_tools(value)
             if dialect.counts_only:
                 context = self.sessions.preview(
@@ -341,11 +364,12 @@ class Rebuilder:
                     strategy=strategy,
                     model=request.model,
                     tools=tools,
+                    whole_tools=whole_tools,
                 )
                 if not isinstance(context, Context) or same_objects(context, history.messages):
-                    return MemoryResult("unchanged")
+                    return MemoryResult("unchanged", tools=None if safer else only_files)
                 arrays = {dialect.key: history.to_request(context), **({"tools": offered} if offered else {})}
-                return MemoryResult("rebuilt", data=render_body(request.body, arrays), arrays=arrays)
+                return MemoryResult("rebuilt", arrays=arrays)
             job.session_id = stored_id(namespace, match.name)
             with self._lock:  # an abandoned job may use it
                 if any(other.session_id == job.session_id for other in self._stuck - {job}):
@@ -362,6 +386,7 @@ class Rebuilder:
                 tools=tools,
                 beside="".join(compact(v) for m in ("tools", "functions") if (v := value.get(m))),
                 safer=safer,
+                whole_tools=whole_tools,
             )
             if self._identity.is_current(namespace, match):
                 break
@@ -369,23 +394,53 @@ class Rebuilder:
             return MemoryResult("failed", "busy")
         if is_summary:  # which is to be made of the real conversation
             tokens = step.full_tokens, step.full_tokens
-            return MemoryResult("passed", "compaction request", None, {}, match.name, *tokens, step)
+            return MemoryResult("passed", COMPACTION, None, {}, match.name, *tokens, step)
         arrays = {} if step.unchanged else {dialect.key: step.written}
         # a context that changes at each step would be written to the cache and never be read
         if self.marks_cache and not (safer or step.control or step.changes_again):
             marked = dialect.mark_cache(value, arrays.get(dialect.key) or value[dialect.key])
             arrays = arrays if marked is None else {dialect.key: marked}
+        if not (step.records and (self._inject is True or not step.unchanged)):
+            offered = None if safer or step.control else only_files
         return MemoryResult(
             "unchanged" if step.unchanged else "rebuilt",
             "control group (holdout)" if step.control else None,
-            data=render_body(request.body, arrays) if arrays else None,
             arrays=arrays,
             session=match.name,
             tokens=step.tokens,
             full_tokens=step.full_tokens,
             step=step,
-            tools=offered if step.records and (self._inject is True or not step.unchanged) else None,
+            tools=offered,
         )
+
+    def written(self, request: ModelRequest, memory: MemoryResult) -> MemoryResult:
+        """The result with its body for upstream, without what the client wants cleared and upstream does not clear.
+
+        A request for a summary is of the real conversation, so nothing is cleared in it.
+        """
+        key, passes = request.dialect.key, self.passes_edits
+        if (
+            request.wants_clearing
+            and memory.reason != COMPACTION
+            and (memory.status == "rebuilt" or not passes)
+        ):
+            counter = open_counter() if memory.step is None else memory.step.counter
+            full, tokens, came = memory.full_tokens, memory.tokens, request.value[key]
+            if full is None or tokens is None:
+                full = tokens = sum(
+                    map(counter.count_message, request.dialect.history(request.body).messages)
+                )
+            given = memory.arrays.get(key, came)
+            with suppress(HistoryError):
+                done = clear(request.value, given, (full, tokens), counter, not passes)
+                memory = replace(memory, cleared=done.edits)
+                if not same_objects(done.messages, given):
+                    # its answer says nothing of the cache of memory's own context
+                    step = memory.step and replace(memory.step, sent_context=None)
+                    tokens = memory.tokens and memory.tokens - done.saved
+                    arrays = {**memory.arrays, key: done.messages}
+                    memory = replace(memory, status="rebuilt", arrays=arrays, tokens=tokens, step=step)
+        return replace(memory, data=render_body(request.body, memory.arrays) if memory.arrays else None)
 
 
 def _unseen(count: int) -> str:

@@ -21,9 +21,24 @@ from starlette.types import Receive, Scope, Send
 
 from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
 from memory_bank.service.failures import failure
-from memory_bank.service.proxy.body import Body, MessageCache, parse_body, render_body
+from memory_bank.service.proxy.answers import as_object
+from memory_bank.service.proxy.body import (
+    Body,
+    MessageCache,
+    parse_body,
+    render_body,
+    with_member,
+    without_member,
+)
+from memory_bank.service.proxy.clearing import (
+    CONTEXT_MANAGEMENT,
+    UNKNOWN,
+    reported,
+    reported_in_stream,
+    without_beta,
+)
 from memory_bank.service.proxy.dialects import DIALECTS, Dialect, Provider
-from memory_bank.service.proxy.injection import Injection
+from memory_bank.service.proxy.injection import MOST_BYTES, Injection, parse_object
 from memory_bank.service.proxy.rebuild import (
     MOST_REFUSED,
     MemoryResult,
@@ -116,6 +131,10 @@ class Proxy:
         await _ProxiedRequest(self, scope, receive, send).run()
 
 
+class _EditsUnknownError(Exception):
+    """Upstream has refused a request because it does not know ``context_management``."""
+
+
 class _ProxiedRequest:
     """One request: read, sent upstream, answered."""
 
@@ -131,6 +150,7 @@ class _ProxiedRequest:
         self.sent_tokens = 0
         self.body_was_read = asyncio.Event()
         self.usage = UsageReader()
+        self.was_accepted = False  # whether upstream has accepted a form of the request
 
     async def run(self) -> None:
         """Handle the request until its answer is complete, or until one side gives up."""
@@ -206,9 +226,15 @@ class _ProxiedRequest:
         assert self.request is not None
         headers = [(n, v) for n, v in headers if n != b"accept-encoding"]
         headers.append((b"accept-encoding", b"identity"))
-        rebuilder = self.proxy.rebuilder
-        send = partial(self._send_form, self.request, headers)
-        answer = await Injection(rebuilder.sessions, rebuilder.timeout, self.request, send).answer()
+        try:
+            answer = await self._answer(self.request, headers)
+        except _EditsUnknownError:
+            log.warning("upstream does not know context_management: it is applied here from now on")
+            rebuilder, request = self.proxy.rebuilder, self.request
+            rebuilder.passes_edits = False
+            request.body = without_member(request.body, CONTEXT_MANAGEMENT)
+            request.memory = await in_thread_if_large(data, rebuilder.written, request, request.memory)
+            answer = await self._answer(request, headers)
         memory, safe = self.request.memory, string.punctuation.replace("%", "")
         values = {
             "status": memory.status,
@@ -218,11 +244,41 @@ class _ProxiedRequest:
         }
         await self._relay(answer, [(f"x-memory-{n}".encode(), v.encode()) for n, v in values.items() if v])
 
+    async def _answer(self, request: ModelRequest, headers: Headers) -> UpstreamAnswer:
+        """The answer to a model request; it reports the client's edits that were applied here."""
+        rebuilder, removed = self.proxy.rebuilder, request.body.removed
+        if removed or (
+            request.value and CONTEXT_MANAGEMENT not in request.value and not rebuilder.passes_edits
+        ):
+            headers = without_beta(headers)
+        send = partial(self._send_form, request, headers)
+        answer = await Injection(rebuilder.sessions, rebuilder.timeout, request, send).answer()
+        memory = request.memory
+        if not (request.wants_clearing and answer.is_readable and (removed or memory.status == "rebuilt")):
+            return answer
+        if answer.is_stream:
+            answer.replace_body(reported_in_stream(answer.body, memory.cleared))
+        elif data := await answer.hold(MOST_BYTES):
+            value = parse_object(data)
+            report = reported(value, memory.cleared)[CONTEXT_MANAGEMENT]
+            if request.dialect.counts_only:
+                if memory.data is not None:  # the request as it came is counted, too
+                    value = parse_object(
+                        await (await self._send_upstream(headers, request.body.data)).hold() or b""
+                    )
+                original = as_object(value.get(CONTEXT_MANAGEMENT)).get("original_input_tokens")
+                report = {"original_input_tokens": original or value.get("input_tokens")}
+            with suppress(BodyError):
+                answer.replace_body(with_member(data, CONTEXT_MANAGEMENT, report))
+        return answer
+
     async def _rebuild(self, dialect: Dialect, data: bytes, key: str | None) -> None:
         """Set the request with its context from memory, in the form in which upstream gets it first."""
         request = self.request = ModelRequest(dialect, self.caller, Body(data), self.incoming.headers, key)
         try:
-            body = await in_thread_if_large(data, parse_body, data, dialect.key, "tools")
+            body = await in_thread_if_large(data, parse_body, data, dialect.key, "tools", CONTEXT_MANAGEMENT)
+            if dialect.provider == "anthropic" and not self.proxy.rebuilder.passes_edits:
+                body = without_member(body, CONTEXT_MANAGEMENT)
             request.body = await in_thread_if_large(data, self.proxy.cache.intern, body, dialect.key)
         except BodyError as e:
             request.memory = MemoryResult("passed", str(e))
@@ -253,6 +309,12 @@ class _ProxiedRequest:
         was, goes_on = request.memory, request.is_rebuilt("goes on")
         is_own = body == request.body.data
         answer = await self._send_upstream(headers, body, more + (was.tokens or 0))
+        is_first, self.was_accepted = not self.was_accepted, self.was_accepted or answer.status < 400
+        is_refused = (
+            is_first and answer.status in REFUSALS and request.wants_clearing and not request.body.removed
+        )
+        if is_refused and UNKNOWN.search(await answer.hold() or b""):
+            raise _EditsUnknownError
         if answer.status < 400 and not is_own:
             if goes_on and len(self.proxy.proven) < MOST_REFUSED:
                 self.proxy.proven.add(request.model)
@@ -366,6 +428,7 @@ def _as_it_came(request: ModelRequest, *, strips: bool = False, reason: str = RE
         arrays=arrays,
         tokens=request.memory.full_tokens,
         tools=None,
+        cleared=(),
     )
 
 

@@ -102,6 +102,23 @@ class UpstreamAnswer:
         """The first value of a header in lower case; empty without one."""
         return next((value.strip().lower() for n, value in self.headers if n == name), b"")
 
+    @property
+    def is_readable(self) -> bool:
+        """Whether it is a success and not compressed."""
+        return 200 <= self.status < 300 and self.header(b"content-encoding") in (b"", b"identity")
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it is readable events."""
+        return self.is_readable and self.header(b"content-type").startswith(b"text/event-stream")
+
+    def replace_body(self, body: bytes | AsyncIterator[bytes]) -> None:
+        """Give it another body, with its length if that is known."""
+        self.headers = [(n, v) for n, v in self.headers if n != b"content-length"]
+        if isinstance(body, bytes):
+            self.headers.append((b"content-length", str(len(body)).encode()))
+        self.body = after(body) if isinstance(body, bytes) else body
+
 
 @cache
 def certificates() -> ssl.SSLContext:

@@ -57,14 +57,14 @@ def caller_of(request: HTTPConnection) -> Caller:
 def stored_id(namespace: str | None, name: str) -> str:
     """The session_id in the database of the session that a caller names. Raises ConfigError."""
     if not name or len(name) > LONGEST_NAME or not name.isprintable() or NAMESPACE_END in name:
-        raise ConfigError(f"a session's name is 1 to {LONGEST_NAME} printable characters.")
+        raise ConfigError(f"a session's name (or a project's) is 1 to {LONGEST_NAME} printable characters.")
     if name in (".", ".."):  # no path of the API could name it
         raise ConfigError("a session cannot be named . or .. : choose another name.")
     return name if namespace is None else f"{namespace}{NAMESPACE_END}{name}"
 
 
 def writable_id(namespace: str | None, name: str) -> str:
-    """As ``stored_id``, for a session or an agent that may be created.
+    """``stored_id`` of a session or an agent that may be created.
 
     Raises ConfigError also for a name with a secret of a known form: names are stored and shown as they are.
     """

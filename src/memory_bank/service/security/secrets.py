@@ -307,7 +307,7 @@ def _named(text: str, lowered: str) -> Iterator[Span]:
 
 
 def _value_of(text: str, found: re.Match[str]) -> tuple[int, int]:
-    """The span of an assigned value; its end is -1 where there is none, or a word of a program or a sentence."""
+    """The span of an assigned value. The end is -1 without a value, and for a word of a program or a sentence."""
     quote, start = found["quote"], found.end()
     if quote is None:
         return found.start("value"), found.end("value") if _is_loose(text, found) else -1

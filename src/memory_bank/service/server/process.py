@@ -391,7 +391,7 @@ class BoundedProtocol(H11Protocol):
             self._waits_for, self._since = waits_for, self._last_byte
 
     def _look(self) -> None:
-        """Give the connection up where a deadline has passed; otherwise look again when the next one may have."""
+        """Close the connection if a deadline has passed; else check again at the next deadline."""
         now = self.loop.time()
         left = soon = min(self.head_seconds, self.body_pause, self.body_seconds)
         if self._waits_for == "head":  # single bytes do not prolong it
