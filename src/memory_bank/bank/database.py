@@ -7,7 +7,7 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from importlib import import_module
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
 
 import sqlalchemy as sa
+from cachetools import LRUCache
 from sqlalchemy.engine import Connection, Engine, RowMapping, make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
@@ -113,6 +114,7 @@ class Database:
         self.url = database_url(where)
         self.write_lock = threading.RLock()
         self.failed: Callable[[], None] | None = None  # called at every operation that fails
+        self.searches: LRUCache[Hashable, object] = LRUCache(16)  # indices over namespaces
         self._closed = False
         self._failed_write: tuple[float, str] | None = None  # when, and the error, if the latest one failed
         self._engine = self.open_engine(must_exist)
