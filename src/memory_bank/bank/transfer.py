@@ -24,7 +24,16 @@ from sqlalchemy.engine import Connection, RowMapping
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder, bind, embed_all, embedder_of
 from memory_bank.bank.files import ROOT, MemoryFiles, place_of
-from memory_bank.bank.rows import FORGOTTEN, MARKS, check_same, is_session_id, is_time, what_is_wrong
+from memory_bank.bank.rows import (
+    FORGOTTEN,
+    MARKS,
+    Row,
+    check_same,
+    from_row,
+    is_session_id,
+    is_time,
+    what_is_wrong,
+)
 from memory_bank.bank.schema import (
     IDS,
     NEXT_GENERATION,
@@ -41,6 +50,7 @@ from memory_bank.bank.schema import (
     sessions,
     spending,
 )
+from memory_bank.bank.terms import terms_of
 from memory_bank.errors import ConfigError, EmbedderMismatchError, FileError, RecordError
 from memory_bank.faults import fault_point
 from memory_bank.ports import Embedder
@@ -52,7 +62,7 @@ EXACT = "$utf8"
 _BATCH = 256
 _TWO_HALVES = re.compile("[\ud800-\udbff][\udc00-\udfff]")  # a JSON parser would join them
 _TABLES = {"record": records, "insight": insights, "job": jobs, "spending": spending}
-_LEFT_OUT = ("seq", "session_id", "owner", "leased", "expires")  # an imported job is free
+_LEFT_OUT = ("seq", "session_id", "owner", "leased", "expires", "terms")  # an imported job is free
 _COLUMNS = {kind: [c for c in table.c if c.name not in _LEFT_OUT] for kind, table in _TABLES.items()}
 
 Line = dict[str, Any]
@@ -339,6 +349,11 @@ def _write_session(database: Database, session: _ReadSession, model: Embedder | 
         values = {"agent_id": agent or header.agent_id, "task": task or header.task}
         c.execute(sa.update(sessions).where(of_session(sessions)).values(values), mine)
         stored, there = known(c, records, rows["record"]), known(c, insights, summaries)
+        contents: dict[str, Row] = {**known(c, records, summaries)}
+        contents |= {row["trace_id"]: row for row in rows["record"]}
+        for row in summaries:
+            content = contents.get(row["trace_id"])
+            row["terms"] = terms_of(row["summary"], None if content is None else from_row(content))
         for row in rows["record"]:
             old = stored.get(row["trace_id"])
             if old is not None and old["mark"] != FORGOTTEN:

@@ -327,7 +327,7 @@ class InsightWriter:
         if drafts and (mode == "background" or (mode == "inline" and self.observer.name == EXTRACTIVE)):
             made = [self.observer.extract(r) for r in observed]
         if made and store is not None and getattr(type(store.embedding_model), "instant", False):
-            embedded, rows = store.embed(made), to_rows(records, self.facts.session_id)
+            embedded, rows = store.embed(made, records), to_rows(records, self.facts.session_id)
 
             def write(c: Connection) -> None:
                 store.insert(c, embedded)
@@ -358,13 +358,13 @@ class InsightWriter:
             self._jobs.add(queued)
             self._may_have_jobs = self._may_have_jobs or bool(queued)
         self.waiting.update((d.trace_id, d) for d in drafts)
-        self._store_drafts(generation)
+        self._store_drafts(generation, found)
         self.waiting.clear()
 
-    def _store_drafts(self, generation: int | None = None) -> None:
+    def _store_drafts(self, generation: int | None = None, records: Sequence[InteractionRecord] = ()) -> None:
         drafts = [draft for draft in self.waiting.values() if draft is not None]
         if drafts and self.store is not None:
-            self.store.add_many(drafts, generation=generation)
+            self.store.add_many(drafts, records=records, generation=generation)
             for draft in drafts:
                 del self.waiting[draft.trace_id]
 
