@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
+from memory_bank.config import ServiceSettings
 from memory_bank.context import what_is_known
 from memory_bank.lab.costs import Costs, named_counter
 from memory_bank.lab.logs.sessions import LogFiles, LoggedSession
@@ -172,7 +173,7 @@ def audit_logs(
     strategies: Sequence[Strategy] = (),
     *,
     bank: MemoryBankSettings | None = None,
-    assist: int = 4_000,
+    assist: int = ServiceSettings().compaction_tokens,
     counter: str = ENCODING,
     tell: Callable[[str], None] = lambda _: None,
     progress: ProgressReport | None = None,
@@ -240,7 +241,7 @@ def measure_compactions(
     costs: Costs,
     seen: set[str],
     bank: MemoryBankSettings | None = None,
-    assist: int = 4_000,
+    assist: int = ServiceSettings().compaction_tokens,
     answer: int | None = None,
 ) -> list[CompactionRow]:
     """The compactions of a session that are followed by calls; those whose summary is in ``seen`` are left out.
