@@ -533,10 +533,7 @@ def _changed(below: Any, above: Any, levels: float) -> Any:
 
 
 def _variables() -> dict[str, tuple[list[str], Any]]:
-    """The environment variables that are settings: the place of each, in lower case, and its value.
-
-    Tables and lists are JSON. The variable of a table comes before those of its members. Raises ConfigError.
-    """
+    """Place, in lower case, and value of the environment variables that are settings, tables before their members."""
     found: dict[str, tuple[list[str], Any]] = {}
     for variable, text in sorted(os.environ.items()):
         if text and variable.upper().startswith(ENV_PREFIX) and variable != FAULT:

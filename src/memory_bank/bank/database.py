@@ -212,7 +212,6 @@ class Database:
                 connection.execute(sa.insert(schema_version), {"version_num": VERSION})
 
     def _is_bank(self, connection: Connection) -> bool:
-        """Whether the database is a bank of this version; False if it is empty."""
         tables = self.tables(connection)
         if not tables:
             return False

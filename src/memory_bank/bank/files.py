@@ -96,9 +96,7 @@ class MemoryFiles:
 
     @contextmanager
     def _changing(self, changed: float | None = None, *, erase: bool = False) -> Iterator[Tree]:
-        """The files, stored as they are at the end, also where a command is refused: its new folders stay, as in the
-        reference. Raises FileError where it is too much.
-        """
+        """The files, stored as they are at the end, also where a command is refused. Raises FileError."""
         refused = None
         with self.database.erase() if erase else self.database.write() as c:
             self.database.lock_name(c, f"files {self._key}")
@@ -184,7 +182,6 @@ class MemoryFiles:
         return f"Successfully renamed {old_path} to {new_path}"
 
     def _put(self, tree: Tree, place: str, text: str) -> str:
-        """Set a text, and return it as it is stored."""
         text = self._redact(text)
         if text != sendable(text):
             raise FileError("The text holds half a character (a lone surrogate): write it anew.")
@@ -210,7 +207,6 @@ def place_of(path: str) -> str:
 
 
 def _make_folders(tree: Tree, place: str) -> None:
-    """Make the missing folders above a place."""
     for folder in accumulate(place.split("/")[2:-1], "{}/{}".format, initial=ROOT):
         if tree.setdefault(folder, None) is not None:
             raise FileError(f"{folder} is a file, nothing can be below it: choose another path.")

@@ -176,10 +176,7 @@ class Lineage:
 
 
 def _copy_beginning(c: Connection, database: Database, fork: ForkPoint, other: str) -> None:
-    """Within a write that holds the bank (``lock_bank``), copy records, insights and jobs into a new session.
-
-    The copies keep their order and get the trace_ids that the new session derives from the same messages.
-    """
+    """Within a write that holds the bank (``lock_bank``), copy records, insights and jobs in order to a session."""
     session = {"session": fork.session_id}
 
     def rows_of(table: sa.Table, *which: sa.ColumnElement[bool]) -> Iterator[RowMapping]:
@@ -207,7 +204,6 @@ def _copy_beginning(c: Connection, database: Database, fork: ForkPoint, other: s
 
 
 def _leave(c: Connection, fork: ForkPoint) -> None:
-    """Delete from a session the records that belong to its fork only."""
     session = {"session": fork.session_id}
     taken = sa.select(_r.trace_id).where(of_session(records), _r.seq <= fork.takes)
     for table, which in (

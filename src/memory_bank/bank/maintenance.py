@@ -113,10 +113,7 @@ def purge_files(
 
 
 def _purge(c: Connection, name: str, before: float | None, dry_run: bool) -> Purged | None:
-    """Count the rows of a session, None for none, and delete them unless it is a ``dry_run``.
-
-    Steps go by age, too: a manifest has parts of records in it.
-    """
+    """Count the rows of a session, None for none, and delete them unless it is a ``dry_run``."""
     session = {"session": name}
     doomed = {table: of_session(table) for table in (insights, jobs, records, steps)}
     if before is not None:

@@ -227,7 +227,6 @@ def _test(connection: psycopg.Connection, record: ConnectionPoolEntry, _proxy: o
 
 
 def _lost(error: BaseException) -> bool:
-    """Whether the connection is broken or was never made."""
     return isinstance(error, DBAPIError) and (
         error.connection_invalidated
         or (isinstance(error, sa.exc.OperationalError) and error.statement is None)

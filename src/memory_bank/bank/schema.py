@@ -63,10 +63,7 @@ metadata = sa.MetaData()
 
 
 def _of_records(name: str, *columns: sa.Column[Any] | sa.Index) -> sa.Table:
-    """A table with at most one row for each record of a session, in the order of storing.
-
-    AUTOINCREMENT never reuses a number, so other processes see that a row has replaced the newest one.
-    """
+    """A table with at most one row for each record of a session; AUTOINCREMENT never reuses a number."""
     serial = sa.BigInteger().with_variant(sa.Integer, "sqlite")
     return sa.Table(
         name,

@@ -178,7 +178,6 @@ class _ReadSession:
 
     @classmethod
     def begin(cls, name: str, number: int, value: Any) -> _ReadSession:
-        """Read the first line of a session. Raises RecordError."""
         try:
             header = _Header.model_validate(value)
         except ValidationError as e:
@@ -189,14 +188,12 @@ class _ReadSession:
         return cls(name, number, header)
 
     def missing(self) -> str:
-        """Which of the announced rows are missing, or ""."""
         for kind, rows in self.rows.items():
             if len(rows) != (announced := self.header.rows.get(kind, 0)):
                 return f"it has {len(rows):,} of {announced:,} {kind}s: the file is incomplete or was changed"
         return ""
 
     def add(self, line: Line) -> None:
-        """Add the row of a line. Raises RecordError."""
         kind = next((k for k in _TABLES if k in line), None)
         if kind is None or not isinstance(line[kind], dict):
             raise RecordError("it is not a row of a session")
@@ -319,7 +316,6 @@ def _write_session(database: Database, session: _ReadSession, model: Embedder | 
     mine = {"session": name}
 
     def known(c: Connection, table: sa.Table, new: Sequence[Line]) -> dict[str, RowMapping]:
-        """The rows that the bank has of the same trace_ids."""
         query = sa.select(table).where(of_session(table), table.c.trace_id.in_(IDS))
         return rows_by_id(c, query, name, [row["trace_id"] for row in new])
 

@@ -141,10 +141,7 @@ def _run() -> int:
 
 
 def _stopped_by(error: OSError) -> int:
-    """The exit code after an operating system's error: 0 where the reader of the output exited, as `head` does.
-
-    What is still buffered is discarded: Python would try to write it at its end.
-    """
+    """The exit code after an operating system's error: 0 where the reader of the output exited, as `head` does."""
     is_pipe = isinstance(error, BrokenPipeError)
     if not is_pipe:
         file = f" ({error.filename})" if error.filename else ""

@@ -81,7 +81,6 @@ def _say(markup: str, text: str = "") -> None:
 
 
 def _show(step: ReplayStep) -> None:
-    """Print a step: its tokens, and what was brought back."""
     share = step.tokens / max(1, step.full_tokens)
     bar = ("#" * min(_BAR, round(_BAR * share))).ljust(_BAR, ".")
     _say(

@@ -130,11 +130,7 @@ def _database(db: str | None) -> str | None:
 
 @contextlib.contextmanager
 def _interrupts_between_steps() -> Iterator[Callable[[], None]]:
-    """Delay Ctrl-C until the yielded function is called, which then raises KeyboardInterrupt.
-
-    Otherwise Python could raise it in the middle of a database driver. A second Ctrl-C stops at once. Where
-    SIGINT is ignored (a background job) it stays ignored.
-    """
+    """Delay Ctrl-C until the yielded function is called: raised in a database driver, it could break its work."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield lambda: None
         return

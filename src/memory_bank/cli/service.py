@@ -154,11 +154,7 @@ async def _serve_stdio(server: Server[Any]) -> int | None:
 
 
 def _stdin_lines() -> AsyncIterator[str]:
-    """The lines of standard input, read by a daemon thread so that waiting never blocks the exit.
-
-    The library's own reader waits in a thread that Ctrl-C cannot stop. The thread reads from the descriptor,
-    for a daemon thread must not hold Python's buffered stdin when the interpreter ends.
-    """
+    """The lines of standard input, read from the descriptor by a daemon thread: waiting never blocks the exit."""
     import anyio
     from anyio.from_thread import run
     from anyio.lowlevel import current_token
@@ -254,7 +250,6 @@ def revoke_key(
 
 
 def _as_json(key: ApiKey) -> dict[str, Any]:
-    """A key as JSON values, without its digest."""
     from memory_bank.bank.keys import DEFAULT
 
     values = asdict(key)

@@ -141,7 +141,6 @@ def connect(
 
 
 def _edited_json(path: Path, old: str, values: dict[str, Any], undo: bool) -> str:
-    """The text of a JSON file with the values added or removed."""
     try:
         config = json.loads(old) if old.strip() else {}
     except ValueError:

@@ -73,11 +73,7 @@ def build_context(
 
 
 def _with_pins(view: View, session: Session, budget: int | None, whole_tools: frozenset[str]) -> View:
-    """The view in which past interactions with pinned records are never dropped, and those excluded are hidden.
-
-    Those of ``whole_tools`` are kept, and the newest others whose tokens fit into ``budget`` (None: all); others are
-    left to the strategy. An interaction with an excluded record is hidden even if it has a pinned one, too.
-    """
+    """The view in which past interactions with pinned records are never dropped, those with excluded ones hidden."""
     pinned_ids, excluded_ids = session.retained
     hidden = {e.start for e in view.history if not e.fault and excluded_ids.intersection(e.record_ids)}
     held = {

@@ -115,7 +115,6 @@ def _summaries(view: View) -> Iterator[str]:
 
 
 def _last_words(view: View, session: MemoryBankState, room: int) -> str:
-    """The agent's latest text; "" without one."""
     texts = (message_text(m) for m in reversed(view.messages) if read(m, "role") == "assistant")
     text = next((t for t in texts if t.strip()), "")
     return LAST_HEAD + quote_lines(fit_text(text, room, session.counter.count_text)) + "\n" if text else ""

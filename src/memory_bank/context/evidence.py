@@ -199,10 +199,7 @@ class _Chooser:
         self._made: dict[object, tuple[Interaction, dict[int, Edit]]] = {}
 
     def _latest_hidden(self, whole: Sequence[Interaction]) -> int:
-        """The step of the newest record before the tail that the messages do not show; 0 for none.
-
-        It may be newer than interactions kept whole where records came in apart from the messages.
-        """
+        """The step of the newest record before the tail that the messages do not show; 0 for none."""
         view, steps = self._view, self._session.steps
         tail = view.tail.record_ids if view.tail else ()
         before = min((steps[t] for t in tail if t in steps), default=self._session.step_count + 1)
@@ -238,16 +235,12 @@ class _Chooser:
         )  # fmt: skip
 
     def in_text(self) -> Excerpts:
-        """All in the memory text: the list of calls, then excerpts under the lines of their calls."""
         listed = self.listed(self._list_room)
         selection = self._select(self.room - listed.tokens - 1, None, listed.text)
         return self.excerpts(listed.text + selection.text, selection, listed.named)
 
     def in_place(self) -> Excerpts:
-        """Shown in their places: turns of which something is chosen. In the list of calls: all others.
-
-        Excerpts of records whose messages are no longer in the list stand after the list of calls.
-        """
+        """Shown in their places: turns of which something is chosen. In the list of calls: all others."""
         starts = {e.start for e in self.whole}
         turns = [e for e in self._view.past if e.start not in starts]
         self._at = {t: (e, place) for e in turns for place, t in enumerate(e.trace_ids) if t is not None}
@@ -275,11 +268,7 @@ class _Chooser:
         return self.excerpts(text, selection, listed.named | numbers, in_place)
 
     def _newest_of_tools(self, turns: Sequence[Interaction], room: int) -> dict[str, int]:
-        """The newest call of each tool that the context does not show otherwise: its trace_id, and its tokens.
-
-        It is shown in its place, with its outcome alone. Longer calls than ``MOST_OF_A_TOOL`` are left out; so are
-        the older ones where they have more tokens than ``room`` together.
-        """
+        """The newest call of each tool that the context does not show, as ``room`` allows: trace_id, tokens."""
         found: dict[str, int] = {}
         seen = {p.tool_name for e in self._visible for p in e.pairs}
         for turn in reversed(turns):
@@ -317,10 +306,7 @@ class _Chooser:
     def _placed(
         self, selection: Selection, besides: Collection[str]
     ) -> tuple[dict[int, Edit], str, set[int]]:
-        """The messages of turns of which something is chosen, the text of other excerpts, the numbers of these turns.
-
-        Of a turn only the calls of which something is chosen are shown, and those ``besides``, by trace_id.
-        """
+        """Messages of turns of which something is chosen, the text of other excerpts, numbers of these turns."""
         memory = self._memory
         shown: dict[str, ShownCall] = {trace_id: self._call(trace_id) for trace_id in besides}
         notes: dict[int, str] = {}
@@ -424,7 +410,6 @@ class EvidenceReasons(Reasons):
         return Fate.LEFT_OUT, None, f"#{number} counted in the list of calls{near}"
 
     def _gains(self, record: int) -> list[float]:
-        """What each shown piece of a record is worth."""
         first = self._tables.first_segment[record]
         return [self._selection.gains.get(first + p, 0.0) for p in self._selection.shown[record]]
 

@@ -225,7 +225,6 @@ class MemoryManager:
             self._set_steps([s for s in self._steps if isinstance(s, SystemPromptStep)])
 
     def _set_steps(self, steps: list[Step]) -> None:
-        """Replace the steps and drop everything that was computed from the old ones."""
         self._steps = steps
         self._types: Counter[type[Step]] = Counter(map(type, steps))
         self._rendered: dict[bool, tuple[int, list[Json]]] = {}

@@ -77,7 +77,6 @@ def _keep(steps: Sequence[Step], positions: Collection[int]) -> list[Step]:
 
 
 def _others(steps: Sequence[Step]) -> list[int]:
-    """The positions of the steps that may be dropped."""
     return [i for i, s in enumerate(steps) if not is_protected(s)]
 
 
@@ -233,7 +232,6 @@ def semantic_pruning(
 
 
 def _task_of(steps: Sequence[Step]) -> str | None:
-    """The last task; None without one."""
     return next((s.task for s in reversed(steps) if isinstance(s, TaskStep)), None)
 
 

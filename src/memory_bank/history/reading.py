@@ -269,7 +269,6 @@ def _of_model(native: object) -> Json:
 
 
 def _message(message: object) -> Json:
-    """A ChatMessage with all its fields but ``raw``; images in its content as URLs."""
     found: Json = freeze(message)
     parts = found.get("content")
     if not isinstance(parts, list):

@@ -451,10 +451,7 @@ def match_observations(step: ActionStep) -> list[int | None]:
 
 
 def _answers(step: ActionStep) -> list[tuple[int | None, Any]]:
-    """Position of the call (None without a call) and content of each answer; each call has exactly one.
-
-    The error answers the first call without an observation, else it is appended to the last answer.
-    """
+    """Position of the call (None without a call) and content of each answer; each call has exactly one."""
     positions = match_observations(step)
     answers = [(i, o.content) for i, o in zip(positions, step.observations, strict=True)]
     error = None if step.error is None else f"{ERROR}{step.error}"
@@ -471,7 +468,6 @@ def _answers(step: ActionStep) -> list[tuple[int | None, Any]]:
 
 
 def _observed(content: Any) -> Any:
-    """An answer as the content of a user message."""
     if not isinstance(content, list):
         text = content_text(content)
         return text if isinstance(content, str) and text.startswith(ERROR) else OBSERVATION + text

@@ -189,7 +189,6 @@ class AsyncMemoryFilesTool(BetaAsyncAbstractMemoryTool):
 
 
 def _with_messages(request: httpx2.Request, messages: list[Any]) -> httpx2.Request:
-    """The request with other messages."""
     headers = [
         (k, v) for k, v in request.headers.raw if k.lower() not in (b"content-length", b"transfer-encoding")
     ]

@@ -164,5 +164,4 @@ class _MemoryTool(BaseTool):
         )
 
     async def run_async(self, *, args: dict[str, Any], tool_context: Any) -> str:
-        """The tool's answer."""
         return await self._plugin.bridge.aanswer(self.name, args, session_of(tool_context))

@@ -58,7 +58,6 @@ class MemoryBankFilter:
         self._session_of = session_of
 
     async def __call__(self, data: CallModelData[Any]) -> ModelInputData:
-        """The input of a model call, rebuilt."""
         given = data.model_data
         items: list[Any] = list(given.input)
         rebuilt: list[Any] = await self.bridge.arebuild(

@@ -157,7 +157,6 @@ class _MemoryTool(Tool):
         super().__init__()
 
     def forward(self, **arguments: Any) -> str:
-        """The tool's answer."""
         return self._answer(self.name, arguments)
 
 

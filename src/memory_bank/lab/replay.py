@@ -166,10 +166,7 @@ def _as_messages(context: Iterable[object]) -> list[Any]:
 
 
 def _oracle(messages: list[Any], needs: Sequence[Need]) -> list[Any]:
-    """Anchor, last interaction, and a short excerpt for each need of the turn that they lack.
-
-    Its cost is a lower bound for what a memory can cost.
-    """
+    """Anchor, last interaction, and an excerpt for each need of the turn that they lack: a lower bound of costs."""
     segments = parse_messages(messages)
     last = next((s for s in reversed(segments) if isinstance(s, Interaction)), None)
     base: list[Any] = []

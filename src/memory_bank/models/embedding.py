@@ -130,7 +130,6 @@ class OpenAIEmbedder:
             yield batch
 
     def _ask(self, batch: list[str]) -> npt.NDArray[np.float32]:
-        """One request: the rows in the order of the batch."""
         import openai
 
         try:

@@ -129,7 +129,6 @@ def _identifiers(text: str, most: int) -> list[str]:
 
 
 def _packed(items: list[str], room: int) -> str:
-    """As many whole items as fit."""
     shown: list[str] = []
     for item in items:
         room -= len(item) + 2

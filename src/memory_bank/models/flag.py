@@ -118,7 +118,6 @@ class FlagEmbedder:
 
 
 def _load(source: str, pooling: str, device: str | None) -> Any:
-    """The loaded FlagModel; raises whatever the libraries below raise."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from FlagEmbedding import FlagModel
 
@@ -128,10 +127,7 @@ def _load(source: str, pooling: str, device: str | None) -> Any:
 
 
 def _one_pass(model: Any) -> Callable[..., Any] | None:
-    """An ``encode`` that runs a batch once on a CPU: FlagModel's own runs the first batch twice.
-
-    None where it does not give FlagModel's vectors, as with a later release.
-    """
+    """An ``encode`` that runs a batch once on a CPU, not twice; None where its vectors are not FlagModel's."""
     import torch
 
     def encode(texts: list[str], *, batch_size: int, max_length: int) -> Any:  # noqa: ARG001
@@ -216,7 +212,6 @@ def _on_hub(name: str) -> _ModelFiles:
 
 
 def _complete(folder: Path) -> bool:
-    """Whether a folder has a tokenizer and all the weights."""
     shards = {name for index in folder.glob("*.index.json") for name in _json(index)["weight_map"].values()}
     weights = any(any(folder.glob(pattern)) for pattern in _WEIGHTS)
     tokenizer = any((folder / name).exists() for name in _TOKENIZERS)
@@ -250,7 +245,6 @@ def _files_in(folder: Path, source: str, hub_name: str | None) -> _ModelFiles:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty when there is no file."""
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return found
 

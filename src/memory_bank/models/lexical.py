@@ -162,7 +162,6 @@ def _parts(piece: str) -> list[str]:
 
 
 def _word(word: str, weight: float) -> Iterator[tuple[bytes, float]]:
-    """A word and its character n-grams."""
     if word in STOP_WORDS:
         yield _bytes(word), STOP_WORD
         return

@@ -315,7 +315,6 @@ class ProvenanceGuard:
         self._lock = threading.Lock()
 
     def __call__(self, call: object, state: Any, messages: Any = None) -> CallReport:
-        """Check a call as ``check_call`` does. Raises its errors, and in mode "block" ProvenanceError."""
         report = check_call(call, state, messages, tools=self.tools)
         if not self.only_alarms or not report.ok:
             with self._lock:

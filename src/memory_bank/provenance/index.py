@@ -348,7 +348,6 @@ def _is_open(entry: Interaction) -> bool:
 
 
 def _identifiers_of(source: Source) -> Iterator[tuple[str, ValueKind, str, str]]:
-    """The identifiers in a source: as written, kind, key, place."""
     value = inner_json(source.text) if source.origin.role == "record" else None
     if value is None:
         text = source.text[:_SCANNED_CHARS]

@@ -211,10 +211,7 @@ def _json_in(text: str) -> object:
 def _telling(
     found: Iterable[tuple[str, str]], known: Collection[str], own: Collection[str]
 ) -> tuple[str, list[str]]:
-    """Return up to three of some (key, value) pairs as text, ids first, and their values.
-
-    ``own``: values that are shown where they are ids by their spelling, whatever their keys are.
-    """
+    """Up to three (key, value) pairs as text, ids first, and their values; those in ``own`` by spelling alone."""
     chosen = [
         (not is_id(key, text), key, text)
         for key, text in found

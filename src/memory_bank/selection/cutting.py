@@ -205,10 +205,7 @@ class _Cutter:
         self._start, self._end, self._label, self._in_structure = start, start, label, self._structured
 
     def _close(self, until: int = -1, before_string: bool = False) -> None:
-        """End the open segment: at `until`, the start of the next one, else where its last value ends.
-
-        Beside a string that is a source of its own, a segment without content is dropped.
-        """
+        """End the open segment at `until` or with its last value; beside a string, drop one without content."""
         start, end = self._start, max(self._end, until)
         if start < 0:
             return
@@ -371,7 +368,6 @@ class _Cutter:
 
     # -- lines -----------------------------------------------------------------
     def _add_lines(self, start: int, stop: int) -> None:
-        """Add lines of text, whole and with their indentation: short ones joined, long ones cut at white space."""
         text, width = self._text, self.width
         if start >= stop:
             return
@@ -481,10 +477,7 @@ def _is_header(items: list[Node], text: str) -> bool:
 
 # -- tables in text -----------------------------------------------------------
 def _find_table(text: str, lines: list[tuple[int, int]], number: int) -> tuple[str, list[str]] | None:
-    """Return the delimiter and the column names of the table whose header is a line; None for other lines.
-
-    The header is ruled off below it, the delimiter is "|" then, or it begins lines of equally many cells.
-    """
+    """The delimiter and column names of the table whose header a line is: ruled off below, or even cells follow."""
     if number + 2 >= len(lines):
         return None
     header, rule, row = (text[a:b] for a, b in lines[number : number + 3])
@@ -522,10 +515,7 @@ def _lines(text: str, start: int, stop: int) -> Iterator[tuple[int, int]]:
 
 
 def _wrap(text: str, start: int, stop: int, width: int, first: int) -> Iterator[tuple[int, int]]:
-    """Yield spans of about `width` characters (the first: `first`) of a long line, cut where words end.
-
-    An unbroken run of more than LONGEST_WORD characters is in none.
-    """
+    """Yield spans of about `width` characters (the first: `first`) of a long line, cut where words end."""
     room = first
     while start < stop:
         if stop - start <= room * 5 // 4:

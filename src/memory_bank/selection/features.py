@@ -275,7 +275,6 @@ class LinearScores:
         return np.asarray(total)
 
     def _sum(self, scope: str, rows: Rows) -> Array:
-        """Return the weighted sum of the features of a scope."""
         total: Array = np.zeros(1, dtype=np.float32)
         for n in _PLACES[scope]:
             total = total + self._weights[n] * _computed(FEATURES[n], rows)

@@ -361,7 +361,6 @@ class EvidenceIndex:
         return self._of(selection, gains)
 
     def _of(self, selection: Selection, gains: dict[int, float]) -> Selection:
-        """A selection with these segments."""
         shown: dict[int, tuple[int, ...]] = {}
         for segment in sorted(gains):
             record, place = self.tables.place_of(segment)

@@ -74,7 +74,6 @@ class Interner:
         self.table = Table(**columns)
 
     def __call__(self, keys: Iterable[Hashable]) -> list[int]:
-        """Return the numbers of some keys."""
         numbers = list(map(self.ids.__getitem__, keys))
         self.table.grow(len(self.ids) - self.table.size)
         return numbers
@@ -297,10 +296,7 @@ class EvidenceTables:
         self._touch(row, event=True)
 
     def _add_copy(self, file: FileAccess, record: int, item: ParsedRecord) -> None:
-        """Note that a record shows the text of a file: earlier copies of it are stale from now on.
-
-        An edit makes them half stale, as most of their text still stands in the file.
-        """
+        """Note that a record shows a file: earlier copies are stale from now on, half stale after an edit."""
         (number,) = self.files([file.path])
         self.records["file"][record] = number
         self.files.table["last"][number] = item.interaction

@@ -244,10 +244,7 @@ class Thread:
 
 
 class _Listing:
-    """Which form each call takes in a room: on its own line, as a value in its tool's line, or counted.
-
-    The calls that had lines of their own ``first`` have them before the rest gets any form.
-    """
+    """Which form each call takes in a room: a line of its own (``first`` first), its tool's line, or counted."""
 
     def __init__(
         self, thread: Thread, calls: Sequence[_Call], room: int, more: int, first: frozenset[int]

@@ -319,10 +319,7 @@ def _add_cell(text: str, key: str, found: dict[str, Candidate], cell: bool) -> N
 
 @lru_cache(maxsize=CACHED)
 def _token(text: str, group: str) -> tuple[str, int] | None:
-    """Return the form of a token that a group of _TOKEN matched, "" if it is no value, and its kind.
-
-    None for plain words, whose parts are no values either.
-    """
+    """The form of a token that a group of _TOKEN matched ("": no value), and its kind; None for plain words."""
     kind = KIND.get(group, KIND["path"])
     if group == "word":
         kind = kind_of(text)

@@ -219,7 +219,6 @@ class _McpHandlers:
         return {"resources": found, "nextCursor": json.dumps([name, lines[_PAGE - 1].number])}
 
     def read_resource(self, caller: Caller, _header: str | None, params: Any) -> _Answer:
-        """The list of sessions, or the text of a record."""
         uri, kind = str(params.uri), "text/plain"
         if uri == SESSIONS:
             names = self.sessions.names(caller.namespace, _PAGE)
@@ -237,7 +236,6 @@ class _McpHandlers:
         return {"contents": [{"uri": uri, "mimeType": kind, "text": text}]}
 
     def _session(self, caller: Caller, wanted: Any, header: str | None) -> str:
-        """The name of the session that a request is about."""
         if wanted is not None and not isinstance(wanted, str):
             raise InvalidRequestError("session is the name of a session, a text.")
         if name := wanted or header or self.session:

@@ -236,7 +236,6 @@ def _items(given: Any) -> list[Any]:
 
 
 def _tools(body: JsonObject) -> Iterator[JsonObject]:
-    """The tools of a request: its member ``tools``, those of ``additional_tools`` items, and what namespaces hold."""
     items = (i for i in _items(body.get("input")) if item_type(i) == "additional_tools")
     holders: list[Any] = [body, *items]
     while holders:

@@ -105,14 +105,12 @@ def completion(
 
 
 def _namespace(value: Any) -> Any:
-    """Dicts as objects, recursively."""
     if isinstance(value, dict):
         return SimpleNamespace(**{str(k): _namespace(v) for k, v in value.items()})
     return [_namespace(v) for v in value] if isinstance(value, list) else value
 
 
 def _copied(messages: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """A copy of the messages that later changes do not affect."""
     try:
         return tuple(copy.deepcopy(messages))
     except Exception:  # too deep, or holding what cannot be copied

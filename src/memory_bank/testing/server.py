@@ -148,7 +148,6 @@ class ScriptedServer:
         return replace(reply, headers={"x-request-id": f"req_{number}", **reply.headers}), kind, pieces
 
     def _answer(self, method: str, path: str, body: Any) -> Reply:
-        """The reply to a request."""
         try:
             if (method, path) == ("GET", "/v1/models"):
                 data = [{"id": m, "object": "model", "created": 0, "owned_by": "me"} for m in self.models]
@@ -176,7 +175,6 @@ class ScriptedServer:
             return _broken("the script failed", error)
 
     def _scripted(self, body: JsonObject) -> Reply:
-        """The next reply of the script."""
         with self._lock:
             try:
                 reply = next(self._replies)
@@ -227,7 +225,6 @@ class ScriptedServer:
         )
 
     def _number(self, prefix: str) -> str:
-        """The next id with a prefix: ``call_0001``."""
         with self._lock:
             self._numbers[prefix] += 1
             return f"{prefix}{self._numbers[prefix]:04d}"
@@ -256,11 +253,7 @@ def _is_tokens(value: Any) -> bool:
 
 
 class _Listener(ThreadingHTTPServer):
-    """A server on a free port; ``stop`` closes all its connections.
-
-    ``respond`` gets the method, the path with the query, the headers (names in lower case) and the body of a request.
-    ``hangups`` counts the clients that disconnected before their answer was complete.
-    """
+    """A server on a free port; ``stop`` closes all its connections, ``hangups`` counts clients that left early."""
 
     daemon_threads = True
     block_on_close = False
@@ -352,10 +345,7 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def _send(self, reply: Reply, kind: str, pieces: Sequence[bytes]) -> bool:
-        """Send a reply: a stream of events as one chunk for each piece, other replies as one body.
-
-        False if the client has gone, or if the reply was cut short on purpose (``Reply.cut``).
-        """
+        """Send a reply, a stream in a chunk a piece; False if the client has gone or the reply was cut."""
         chunked = kind == "text/event-stream"
         framing = {"transfer-encoding": "chunked"} if chunked else {"content-length": sum(map(len, pieces))}
         self.send_response(reply.status)
@@ -389,7 +379,6 @@ class _Handler(BaseHTTPRequestHandler):
         return False
 
     def _is_gone(self) -> bool:
-        """Whether the client has closed the connection."""
         self.connection.setblocking(False)
         try:
             return not self.connection.recv(1, socket.MSG_PEEK)

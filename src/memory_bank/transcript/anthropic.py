@@ -248,7 +248,6 @@ def _read_by_assistant(block: Any) -> Part:
 
 
 def _with_text(block: Block, text: Any) -> Block:
-    """The block with other arguments, another result or another text."""
     kind = _type(block)
     if kind == "tool_use":
         return {**block, "input": parse_arguments(text)}
@@ -258,11 +257,7 @@ def _with_text(block: Block, text: Any) -> Block:
 
 
 def _arranged(messages: Sequence[Any], source: Sequence[Any]) -> list[AnthropicMessage]:
-    """The messages with each run between assistant turns in the order that the API asks for.
-
-    A run that stood so in the request stays. In any other the user messages become one, and the system
-    messages, which must follow a user message, one after it.
-    """
+    """The messages, each run that the request did not have so in the order that the API asks for."""
     after = {id(a): b for a, b in pairwise(source)}
     out: list[AnthropicMessage] = []
     for is_assistant, group in groupby(messages, lambda m: _role(m) == "assistant"):

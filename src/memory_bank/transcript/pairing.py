@@ -104,7 +104,6 @@ def _answered(is_open: dict[tuple[str, str], bool], role: str, message: Mapping[
 
 
 def _as_dict(value: object) -> dict[str, Any] | None:
-    """The dict that a message or call is, or dumps to; None for anything else."""
     try:
         dumped = value if isinstance(value, dict) else value.model_dump()  # type: ignore[attr-defined]
     except Exception:

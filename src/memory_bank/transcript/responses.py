@@ -323,7 +323,6 @@ class _Turn:
     has_outputs: bool = False
 
     def holds(self, call_id: object) -> bool:
-        """Whether a call of the turn has this id."""
         return isinstance(call_id, str) and any(call["id"] == call_id for call in self.calls)
 
     def takes(self, call: Item, has_lead: bool) -> bool:
@@ -394,7 +393,6 @@ class _Reader:
             self._lead.append((position, item, kind))
 
     def close(self) -> None:
-        """End all units that are open."""
         self._close_turn()
         lead, self._lead = self._lead, []
         said = next((item for _, item, kind in lead if kind == "message"), None)

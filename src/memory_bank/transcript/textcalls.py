@@ -170,7 +170,6 @@ def _is_user(message: Any) -> bool:
 
 
 def _joined(first: Any, second: Any) -> ChatMessage:
-    """Two user messages as one."""
     texts = first["content"], second["content"]
     if all(isinstance(t, str) for t in texts):
         return {**first, "content": "\n\n".join(texts)}

@@ -104,10 +104,7 @@ class MessageCounter:
 
 
 def _classes(letter: bytes, digit: bytes, sign: bytes) -> bytes:
-    """Make a table for ``bytes.translate`` that replaces each letter, digit and sign of ASCII by the given byte.
-
-    Everything else becomes a blank: white space, control characters, and bytes of other characters.
-    """
+    """A table for ``bytes.translate``: letters, digits and signs of ASCII as these bytes, all else as blanks."""
     table = bytearray(b" " * 256)
     for code in range(128):
         if chr(code).isalpha():

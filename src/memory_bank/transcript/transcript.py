@@ -266,10 +266,7 @@ class Transcript:
         self._task, self._task_sought = None, 0
 
     def _rewind(self, position: int) -> int:
-        """Forget the messages from ``position`` on, and the last interaction that may reach there.
-
-        Returns the position from which messages are to be parsed again.
-        """
+        """Forget the messages from ``position`` on, and an open interaction; returns where parsing goes on."""
         closed = self._parser.closed
         cut = len(closed)
         while cut and closed[cut - 1].stop >= position:

@@ -224,10 +224,7 @@ def choose_progressive(
 
 
 def _still_valid(blocks: Sequence[Block], present: set[Any]) -> list[Block]:
-    """The blocks before the first one whose messages the conversation no longer has.
-
-    Messages that a client has dropped from the beginning make no difference.
-    """
+    """The blocks before the first one whose messages are gone, except from the conversation's beginning."""
     seen = False
     for i, block in enumerate(blocks):
         for key in block.keys:

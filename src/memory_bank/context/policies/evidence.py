@@ -90,7 +90,6 @@ def fold_budget(budget: int | float | str, older: int) -> int:
 
 
 def _kept_before(view: View, past: Sequence[Interaction]) -> list[int]:
-    """The positions of what is never dropped up to the end of some past interactions."""
     return [p for p in view.kept if past and p < past[-1].stop]
 
 
@@ -108,11 +107,7 @@ class _Fold:
     note: str  # what it quotes of a model's note, with its heading
 
     def choice(self, base: Choice, whole: Sequence[Interaction], view: View, hint: str) -> Choice:
-        """The fold, and some interactions whole after those that it is about.
-
-        Where the tools have changed since, the text says of them what ``hint`` says, or nothing.
-        Of messages that are not the view's own the context gets copies, which a caller may change.
-        """
+        """The fold, and some interactions whole after it; changed tools are told of with ``hint``."""
         in_place = self.excerpts.in_place
         edits = {
             p: replace(edit, message=copy_of(edit.message) if edit.change else view.messages[p])

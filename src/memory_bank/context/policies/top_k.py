@@ -75,7 +75,6 @@ class TopKReasons(Reasons):
 
     @cached_property
     def _ranks(self) -> dict[str, tuple[int, float]]:
-        """Rank and score of the session's own records."""
         return {h.trace_id: (i, h.score) for i, h in enumerate(self._ranking, 1) if h.session_id is None}
 
     def pieces(self, *, explained: bool = True) -> list[Piece]:  # noqa: ARG002

@@ -263,7 +263,6 @@ def _judge(model: ModelSettings, unit: Unit, answer: str, outputs: Sequence[str]
 
 
 def _is_overflow(error: openai.APIStatusError) -> bool:
-    """Whether an endpoint refused a request for its length."""
     if error.status_code == 413 or error.code == "context_length_exceeded":
         return True
     said = "context length|context window|maximum context|too many tokens|prompt is too long"

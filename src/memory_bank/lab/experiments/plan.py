@@ -182,7 +182,6 @@ def plan_experiment(experiment: Experiment, tell: Callable[[str], None]) -> Expe
 
 
 def _settings_of(strategy: Strategy) -> Any:
-    """The settings that define a strategy, as JSON values."""
     if strategy.config is not None:
         return strategy.settings().model_dump(mode="json")
     return {"type": strategy.kind, "target": strategy.target, **dict(strategy.options)}

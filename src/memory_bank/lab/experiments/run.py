@@ -121,7 +121,6 @@ class Results:
         os.fsync(self._file.fileno())
 
     def _read(self, experiment: str) -> int:
-        """Read what the file holds; the bytes of its complete lines."""
         kept, beginning = 0, b'{"experiment":'
         self._file.seek(0)
         for number, raw in enumerate(self._file, 1):

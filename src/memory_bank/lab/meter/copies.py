@@ -151,7 +151,6 @@ def characters_kept(wanted: Sequence[str], context: TextIndex) -> Tally:
 
 
 def _window_hashes(text: str) -> NDArray[np.uint64]:
-    """A hash of every window of 24 characters."""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32).astype(np.uint64)
     count = max(0, len(codes) - SHORTEST + 1)
     hashes = np.zeros(count, dtype=np.uint64)

@@ -236,7 +236,6 @@ def ratio(total: float, count: float) -> float:
 
 
 def _p95(ascending: Sequence[float]) -> float:
-    """The value that 95% of the numbers stay below."""
     return float(ascending[int(len(ascending) * 0.95)]) if ascending else math.nan
 
 

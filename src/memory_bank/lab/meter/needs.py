@@ -68,7 +68,6 @@ class NeedyTurn:
 
 
 def _words_near(text: str) -> frozenset[str]:
-    """The words of two and more characters in a text."""
     return frozenset(re.findall(r"[^\W_]{2,}", text))
 
 
@@ -148,7 +147,6 @@ class _SearchIndex:
         self._schema = normalise(schema)
 
     def add(self, position: int, message: object, kind: MessageKind) -> None:
-        """Add the next message."""
         text = NormalText(" \n ".join(map(normalise, message_texts(message))))
         for word in text.words:
             self._holding.setdefault(word, []).append(position)
@@ -163,7 +161,6 @@ class _SearchIndex:
             self._turns.append(position)
 
     def needs(self, message: object, constants: frozenset[str]) -> tuple[Need, ...]:
-        """The evidence of the next turn."""
         candidates: dict[str, NeedKind]
         if kind_of(message) is MessageKind.CALL:
             arguments = (c.arguments for c in calls_of(message))

@@ -184,7 +184,6 @@ def identifiers(text: str) -> list[str]:
 
 
 def _is_name(word: str) -> bool:
-    """Letters with digits, snake_case or camelCase."""
     with_digits = len(word) >= 4 and re.search(r"[A-Za-z]", word) and re.search(r"\d", word)
     snake_case = "_" in word[1:-1] and re.match(r"[A-Za-z]", word)
     return bool(with_digits or snake_case or _CAMEL.fullmatch(word))

@@ -235,10 +235,7 @@ def _grams(text: str) -> Iterator[str]:
 
 
 def _needed_values(index: EvidenceIndex, step: RecordedStep) -> dict[int, float]:
-    """The values used by a step's calls, or by later calls before an output repeats them, with their weights.
-
-    Plain words count only as or in a whole argument.
-    """
+    """The values used by a step's calls, or by later calls before an output repeats them, with their weights."""
     ids, kinds = index.tables.ids, index.tables.values["kind"]
     out: dict[int, float] = {}
     shown = ""

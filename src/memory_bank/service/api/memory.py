@@ -279,11 +279,7 @@ def _redacted(api: ApiContext, output: ToolOutput) -> ToolOutput:
 def _records_of(
     outputs: list[ToolOutput], session_id: str, step: int, key: str | None
 ) -> list[InteractionRecord]:
-    """The records of one step. The same outputs again have the same trace_ids.
-
-    A trace_id is made of call id, name, input, output and the ordinal among equals in the list. ``key`` tells equal
-    outputs without a call id apart that come from different calls.
-    """
+    """The records of one step; ``key`` tells apart equal outputs without a call id, which have the same trace_ids."""
     occurred: Counter[bytes] = Counter()
     records = []
     for output in outputs:

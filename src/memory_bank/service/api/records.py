@@ -290,10 +290,7 @@ def _mark(
 
 
 async def _streamed(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Produce chunks in a thread, joined to larger ones: each costs a switch of threads.
-
-    The first is read now, so that an error before it has its own status.
-    """
+    """Produce chunks in a thread, joined to larger ones; an error before the first still has its own status."""
 
     def joined() -> bytes:
         data = b""
@@ -313,7 +310,6 @@ async def _streamed(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def _record_json(api: ApiContext, o: listing.Outline) -> Iterator[bytes]:
-    """A record as JSON, its texts one piece at a time."""
     head = RecordHead.of(
         o,
         session=api.public(o.session_id),

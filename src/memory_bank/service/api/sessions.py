@@ -259,7 +259,6 @@ def _priced(api: ApiContext, model: str | None, sent: Usage | None, full: Usage 
 
 
 def _group(api: ApiContext, sums: list[UsageSums], sessions: int) -> Group:
-    """The figures of the sessions with memory, or of the control group."""
     count = sum(s.steps for s in sums)
     used = [s for s in sums if s.model is not None]
     calls = sum(s.steps for s in used)

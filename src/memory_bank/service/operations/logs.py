@@ -125,10 +125,7 @@ def escaped(text: str) -> str:
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    """What a line says: the four members of every line, the request's id, the ``extra`` fields, the error.
-
-    Of other packages' messages only the first line is taken, because later ones may quote values.
-    """
+    """What a line says: the members of every line, request id, ``extra``, error; one line of others' messages."""
     text, more = record.getMessage(), {}
     if record.name == OURS or record.name.startswith(f"{OURS}."):
         text = text[:_LONGEST]
@@ -145,10 +142,7 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _error_chain(error: BaseException | None) -> list[str]:
-    """Describe an error by types and frames, innermost first.
-
-    Only the library's own errors are quoted, because their messages hold no content.
-    """
+    """Describe an error by types and frames, innermost first; only the library's own messages are quoted."""
     chain: list[str] = []
     seen: set[int] = set()
     while error is not None and id(error) not in seen and len(chain) < _FRAMES:
@@ -247,7 +241,6 @@ class _ObservedResponse:
         self.complete = self.complete or (is_body and not message.get("more_body", False))
 
     def _headers(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        """The headers with the request's id."""
         own, given = self.id.encode("ascii"), _header(headers, b"x-request-id")
         if status := _header(headers, b"x-memory-status").decode("latin-1"):
             self.memory = status if status in STATUSES else "other"

@@ -208,11 +208,7 @@ def snapshot(step: Rebuilt) -> dict[str, Any]:
 
 
 class _Origin(NamedTuple):
-    """Where a message of the context comes from; ``place`` is what the page shows of it.
-
-    Only for messages of a shortened turn: ``records`` are its trace_ids, ``by_call`` those by call id, for ids that
-    belong to one record.
-    """
+    """Where a message of the context comes from, and the records, in all and ``by_call``, of a shortened turn."""
 
     place: Mapping[str, Any]
     records: frozenset[str] | None = None
@@ -376,11 +372,7 @@ class _Manifest:
     def _parts(
         self, text: str, quoted: frozenset[str] | None, *, as_json: bool = False
     ) -> Iterator[dict[str, Any]]:
-        """Split a text into pieces of records, references to a call, and the text between them.
-
-        ``quoted``: the records that a text of a shortened turn may quote; None for the memory message.
-        ``as_json``: the text is JSON, in which a piece may be escaped.
-        """
+        """Split a text (``as_json``: JSON) into pieces of records, references to a call, and the text between."""
         end = 0
         for start, stop, piece in self._find_pieces(text, quoted, as_json):
             yield from self._references(text[end:start], quoted)
@@ -393,7 +385,6 @@ class _Manifest:
     def _find_pieces(
         self, text: str, quoted: frozenset[str] | None, as_json: bool
     ) -> Iterator[tuple[int, int, int]]:
-        """Find the pieces in a text: ``(start, stop, number of the piece)``, in order."""
         headings = list(_RETRIEVED.finditer(text)) if quoted is None else []
         if headings and len(headings) == len(self.pieces):
             ends = [m.start() for m in headings[1:]] + [text.rfind("\n") if "\n" in text else len(text)]
@@ -416,11 +407,7 @@ class _Manifest:
                     break
 
     def _references(self, text: str, quoted: frozenset[str] | None) -> Iterator[dict[str, Any]]:
-        """Split text between pieces into what names a call and the rest.
-
-        Lines (``#12 get_order …``) name calls in the memory message; in a shortened turn ``[… #12]`` does, of its
-        own records.
-        """
+        """Split text between pieces into what names a call (``#12 get_order …``, quoted ``[… #12]``) and the rest."""
         end = 0
         for found in (_CALL_LINE if quoted is None else _REFERENCE).finditer(text):
             number = int(found[1])

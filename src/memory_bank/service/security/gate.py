@@ -266,11 +266,7 @@ class ResponseAborted(Exception):
 
 
 class _Guarded:
-    """The two directions of a request: reads its body up to a maximum, adds headers to its response.
-
-    ``page``: the allowed origin of a page that may read the response. ``too_large``: the error that is sent instead
-    of whatever the handler sends, since the body is too long.
-    """
+    """The two directions of a request: reads its body up to a maximum, adds headers to its response."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self.page: str | None = None
@@ -300,7 +296,6 @@ class _Guarded:
         return self.too_large
 
     async def send(self, message: Message) -> None:
-        """Send a message of the response."""
         if self.too_large is not None:
             if self._begun:
                 raise ResponseAborted("a response was aborted: the request's body is too long")

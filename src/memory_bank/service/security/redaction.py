@@ -90,10 +90,7 @@ class Redaction:
     def _value(
         self, value: Any, name: str, depth: int = 0, *, inner: bool = False, links: bool = False
     ) -> Any:
-        """Redact the value of a field (``name`` may be "").
-
-        ``inner``: it is part of a cached text. ``links``: it is a message or a call: names of members and ids stay.
-        """
+        """Redact a field's value; ``inner``: part of a cached text; ``links``: a message or call, whose ids stay."""
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, (str, int, float)):
@@ -169,7 +166,6 @@ class Redaction:
         return text if safe is read[0] else json.dumps(safe, ensure_ascii=False)
 
     def _matches(self, text: str) -> list[Span]:
-        """The matches of the user's expressions. Raises TimeoutError."""
         spans: list[Span] = []
         limit = self._seconds * (1 + len(text) / 1_000_000)
         for kind, rule in self._rules:

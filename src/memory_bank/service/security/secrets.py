@@ -24,10 +24,7 @@ _Search = tuple[str, str, re.Pattern[str]]  # a word, the kind of secret that be
 
 
 def _searches(*forms: tuple[str, str, str]) -> list[_Search]:
-    """Searches for forms of secrets: kind, first words, and the expression.
-
-    The group that matches is redacted, or the whole match of an expression without groups.
-    """
+    """Searches for forms of secrets: kind, first words, and the expression, whose group is redacted if it has one."""
     compiled = [(kind, words.split(), re.compile(pattern, re.ASCII)) for kind, words, pattern in forms]
     return [(word, kind, pattern) for kind, words, pattern in compiled for word in words]
 
@@ -338,7 +335,6 @@ def _is_loose(text: str, found: re.Match[str]) -> bool:
 
 
 def _is_value(value: str) -> bool:
-    """Whether a text is not a placeholder."""
     bare = value.strip()
     return bool(bare) and bare.lower() not in _NO_VALUES and not _TEMPLATE.fullmatch(bare)
 

@@ -167,7 +167,6 @@ class _Worker:
         self.trouble = ""
 
     def listen(self) -> None:
-        """Read its messages."""
         with suppress(EOFError, OSError):
             while self._pipe.poll():
                 self.trouble = self._pipe.recv()
@@ -373,7 +372,6 @@ class BoundedProtocol(H11Protocol):
         return self.conn.their_state is h11.IDLE and (self.cycle is None or self.cycle.response_complete)
 
     def _give_up(self) -> None:
-        """Close the connection at once."""
         if self._timer is not None:
             self._timer.cancel()
         self.connections.discard(self)

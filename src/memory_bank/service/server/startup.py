@@ -150,10 +150,7 @@ def checked(config: Config) -> dict[str, Any]:
 
 
 def _check_strategy(config: Config, name: str, chat: OpenAIChat | None) -> str | None:
-    """The name of the embedder that the strategy's contexts need, if any.
-
-    Raises ConfigError if memory would fail at every request, or the Observer's API does not know its model.
-    """
+    """The embedder that the strategy's contexts need, if any. Raises ConfigError if every request would fail."""
     settings = config.strategy(name)
     policy = policy_of(settings, chat, config.rung)
     model = model_of(config, settings)
