@@ -9,7 +9,6 @@ from tests.chats import call, result, user
 from tests.contracts.stores import to_redo, together
 
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
-from memory_bank.bank.jobs import Spending
 from memory_bank.bank.worker import Worker
 from memory_bank.config import ObserverBudget, Price
 from memory_bank.models.lexical import LexicalEmbedder
@@ -153,7 +152,6 @@ def test_a_budget_of_the_day_holds_for_eight_sessions_at_once(bank_url):
     together(*[lambda s=s: run(s) for s in states])
     assert len(model.calls) == 9
     assert sum(s.spent.calls for s in states) == 9
-    assert Spending(states[0].database, "a").of_day().calls == 9
     assert sum(sources(s).count("llm:m") for s in states) == 9
     for state in states:
         state.close()

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.examples import examples
+from tests.quoting import unquote_lines
 from tests.selection.texts import ANY_TEXT
 
 from memory_bank.selection.cutting import GAP, CutText, cut_text
 from memory_bank.selection.parsing import MAX_DEPTH, Node, find_structure, unescape
 from memory_bank.selection.values import find_candidates, fold, words_of
-from memory_bank.transcript.quoting import unquote_lines
 
 FRAME_LIKE = st.lists(
     st.sampled_from(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.chats import JSON, TEXT, call, good_chats, result, rounds, user
 from tests.examples import first_short
 from tests.growth import LINEAR, growth
+from tests.quoting import unquote_lines
 
 from memory_bank import InteractionRecord, MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.tools import (
@@ -36,7 +37,6 @@ from memory_bank.tools.selection import (
     select,
 )
 from memory_bank.transcript.jsontext import PATH_CHARS
-from memory_bank.transcript.quoting import unquote_lines
 
 LOCAL = MemoryBankSettings(
     embedding_model="lexical", observer_model="extractive", token_encoding="approximate"

@@ -5,8 +5,9 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.quoting import unquote_lines
 
-from memory_bank.transcript.quoting import INTRODUCTION, fence, quote_lines, unquote_lines
+from memory_bank.transcript.quoting import INTRODUCTION, fence, quote_lines
 
 FRAME = [
     "#2 get_order id=ORD-7", "#3 arguments", "note before #4", "…", "… line 12:", "[… #12]", "[… 40 more lines …]",

@@ -133,10 +133,7 @@ class Database:
     # what SQLite and PostgreSQL do each in its own way
 
     def open_engine(self, must_exist: bool) -> Engine:
-        """An engine with configured connections for ``url``, which is checked; sets ``name``.
-
-        Raises DatabaseOpenError, also if the driver is missing.
-        """
+        """An engine for ``url``, checked; sets ``name``. Raises DatabaseOpenError, also without its driver."""
         raise NotImplementedError
 
     def begin_snapshot(self, c: Connection) -> None:
@@ -144,10 +141,7 @@ class Database:
         raise NotImplementedError
 
     def begin_write(self, c: Connection, creating: bool = False) -> None:
-        """Begin a transaction that writes; ``creating`` tables, in one process at a time.
-
-        Raises StorageError if the database can only be read, DatabaseOpenError for lack of rights to create.
-        """
+        """Begin a transaction that writes, or creates tables. Raises StorageError, DatabaseOpenError."""
         raise NotImplementedError
 
     def tables(self, c: Connection) -> set[str]:
@@ -187,10 +181,7 @@ class Database:
         raise NotImplementedError
 
     def read_bytes(self, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
-        """Read ``size`` bytes of a stored text, from byte ``start``, in the row with this ``seq``.
-
-        Raises StorageError, also when there is no such row.
-        """
+        """Read ``size`` bytes of a stored text from byte ``start``, in the row of a ``seq``. Raises StorageError."""
         raise NotImplementedError
 
     def say(self, error: BaseException, opening: bool = False) -> str:

@@ -39,10 +39,7 @@ def check_embedder(database: Database, name: str, dimension: int | None) -> None
 
 
 def is_known(c: Connection, where: str, name: str, dimension: int | None) -> bool:
-    """Whether the bank was built with this embedder; False if it has no embeddings yet.
-
-    Raises EmbedderMismatchError if it was built with another one.
-    """
+    """Whether the bank has this embedder; False if it has none yet. Raises EmbedderMismatchError for another one."""
     known = dict(c.execute(_BANK).all())
     old_name, old_dimension = known.get("embedder"), known.get("dimension")
     if old_name is None or (old_name == name and (dimension is None or old_dimension == str(dimension))):
@@ -64,10 +61,7 @@ def mismatch(
 
 
 def bind(c: Connection, database: Database, name: str, dimension: int) -> None:
-    """Within a write, make this embedder the bank's and keep it so until the write has ended.
-
-    Raises EmbedderMismatchError if the bank has another one.
-    """
+    """Within a write, make this embedder the bank's until the write's end. Raises EmbedderMismatchError."""
     known = is_known(c, database.name, name, dimension)
     if database.lock_bank(c, exclusive=not known):  # another process may have stored one before the lock
         held, known = known, is_known(c, database.name, name, dimension)

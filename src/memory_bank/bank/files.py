@@ -62,10 +62,7 @@ class MemoryFiles:
         self._redact = redact
 
     def run(self, given: Mapping[str, Any]) -> str:
-        """The answer to a command: its name is the member ``command``, its parameters are other members.
-
-        Raises FileError with the text for the model, StorageError.
-        """
+        """The answer to a command with its parameters. Raises FileError for the model, StorageError."""
         name = given.get("command")
         if not isinstance(name, str) or name not in COMMANDS:
             raise FileError(f"Unknown command: {str(name)[:80]}")

@@ -58,10 +58,7 @@ class GroupWriter:
         self.free = leaders
 
     def run(self, operation: Operation[T], session_id: str) -> T:
-        """The result of ``operation`` once it is committed; if it raises, nothing of it is stored.
-
-        The operation may be run a second time after the first was rolled back.
-        """
+        """The result of ``operation`` once committed; if it raises, nothing is stored. It may run a second time."""
         write = _Write(operation, session_id)
         with self._changed:
             self.waiting.append(write)

@@ -178,10 +178,7 @@ def without_insight(database: Database, session_id: str) -> list[str]:
 
 
 def queue_unmade(database: Database, session_id: str | None = None, at_once: int = 500) -> int:
-    """Add jobs for all records without an insight or with one to be made again; returns how many were added.
-
-    Answers of our own tools are left out: they are never summarised.
-    """
+    """Add jobs for all records that need an insight or a new one, ours left out; returns how many were added."""
     unmade = _WITH_INSIGHT.outerjoin(jobs, JOB_OF_RECORD).limit(at_once)
     unmade = unmade.where(_i.seq.is_(None) | _i.redo.is_not(None), _t.seq.is_(None))
     if session_id is not None:
@@ -251,11 +248,6 @@ class Spending:
         """What the session's model calls have cost so far."""
         with self.database.read() as c:
             return _spent(c, _p.session_id == self.session_id)
-
-    def of_day(self) -> Spent:
-        """What the model calls of all sessions have cost today (UTC)."""
-        with self.database.read() as c:
-            return _spent(c, _p.day == self._today())
 
     def _today(self) -> str:
         return time.strftime("%Y-%m-%d", time.gmtime(self.clock()))

@@ -48,11 +48,7 @@ class ApiKey:
 
 
 def digest_of(key: str) -> str:
-    """What is stored of a key: its SHA-256, in hex.
-
-    Slow hashes are for passwords, which can be guessed. Here are 256 random bits: there is nothing to guess,
-    and a service checks a key with every request.
-    """
+    """The SHA-256 of a key, in hex, as stored: 256 random bits cannot be guessed, so no slow hash is needed."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -111,10 +107,7 @@ class Keys:
             return _read(c)
 
     def revoke(self, which: str) -> ApiKey:
-        """Revoke a key, named by key_id or name; a revoked key stays revoked.
-
-        Raises NotFoundError.
-        """
+        """Revoke a key, named by key_id or name; a revoked key stays revoked. Raises NotFoundError."""
         with self.database.write() as c:
             known = _read(c)
             found = [k for k in known if k.key_id == which] or [k for k in known if k.name == which]

@@ -96,10 +96,7 @@ def records_of_session(database: Database, session_id: str) -> list[InteractionR
 
 
 def namespaces_due(database: Database, new_sessions: int) -> Iterator[str | None]:
-    """The namespaces that have so many more sessions than when a model was fitted last; each is claimed once.
-
-    Several processes may ask: each namespace is returned to one of them.
-    """
+    """The namespaces with so many sessions more than at the last fit; each is claimed by one process."""
     before = sa.func.coalesce(sa.func.max(_m.sessions), 0)
     counts = sa.select(_key, sa.func.count(), before).outerjoin(models, _m.namespace == _key).group_by(_key)
     with database.read() as c:

@@ -123,10 +123,7 @@ class Lineage:
     def begin(
         self, session_id: str, namespace: str | None, entry: LineageEntry, fork: ForkPoint | None = None
     ) -> bool:
-        """Create a session from a request; with ``fork``, with what the other session had at that point.
-
-        Returns False and changes nothing if the session exists, or if there is one whose head is this request.
-        """
+        """Create a session, with what ``fork`` had at its point; False if it, or one with this head, exists."""
         forked_from = None if fork is None else fork.session_id
         with self.database.write() as c:
             self.database.lock_name(c, entry.whole)

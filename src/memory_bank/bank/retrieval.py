@@ -62,10 +62,7 @@ def log_ingested(records: Iterable[InteractionRecord]) -> None:
 def records_of(
     interactions: Iterable[Interaction], stored: Mapping[str, int], last_step: int
 ) -> tuple[list[InteractionRecord], int]:
-    """The records of interactions that are not among those ``stored``, and the step of the latest.
-
-    Each new interaction is a step; a late result belongs to the step of its interaction.
-    """
+    """The records of interactions that are not ``stored``, a step for each, and the step of the latest."""
     records: list[InteractionRecord] = []
     for interaction in interactions:
         ids = (*interaction.trace_ids, *interaction.earlier_ids)
@@ -199,10 +196,7 @@ def session_name(session_id: str) -> str:
 
 
 def query_of_view(view: View, kind: Literal["fixed", "task", "adaptive"], fixed: str) -> str:
-    """What to search for at a step: the ``fixed`` sentence, the task, or the task and the latest actions.
-
-    ``fixed`` is also used where there is no task.
-    """
+    """What to search for: the ``fixed`` sentence, also without a task; the task; or it and the latest actions."""
     if kind == "fixed":
         return fixed
     query = view.task[:_TASK_CHARS].strip()

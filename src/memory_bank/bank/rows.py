@@ -108,10 +108,7 @@ def check_same(a: Row, b: Row) -> None:
 
 
 def latest_insights(batch: Iterable[Insight]) -> list[Insight]:
-    """Keep the last insight of each trace_id, in order of first appearance.
-
-    Raises RecordError for an invalid insight.
-    """
+    """Keep the last insight of each trace_id, in order of first appearance. Raises RecordError for an invalid one."""
     latest: dict[str, Insight] = {}
     for insight in batch:
         if not isinstance(insight, Insight):
@@ -262,10 +259,7 @@ def _content_keys(record: InteractionRecord, output: str) -> list[bytes]:
 
 
 def rederived(rows: Iterable[Row], session_id: str, other: str) -> Iterator[tuple[str, str]]:
-    """The trace_ids of a session's records, oldest first, each with the one that it has in another session.
-
-    Ids that were not derived from content (made by hand, imported) stay the same.
-    """
+    """A session's trace_ids, oldest first, each with its one in another session; those not derived stay the same."""
     next_: defaultdict[bytes, int] = defaultdict(int)
     for row in rows:
         record, trace_id = from_row(row), row["trace_id"]

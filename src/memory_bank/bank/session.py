@@ -382,10 +382,7 @@ class MemoryBankState(Session):
             log.debug("MemoryBankState reset: session %s", self.session_id)
 
     def flush(self, timeout: float | None = None) -> int:
-        """Wait until every stored record has its summary; return the number of those that have none.
-
-        ``timeout`` in seconds; None waits without a limit. An embedder that refused summaries is asked again.
-        """
+        """Wait, at most ``timeout`` seconds, until all records have summaries; return the number of those without."""
         until = None if timeout is None else time.monotonic() + max(0.0, timeout)
         if self._deferred:
             self.finish()

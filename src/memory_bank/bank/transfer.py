@@ -70,10 +70,7 @@ Line = dict[str, Any]
 
 
 def export_lines(database: Database, session_id: str | None = None) -> Iterator[Line]:
-    """A session, or all sessions by name and all files, as JSON values, from one snapshot of the bank.
-
-    A text in which JSON would join two lone surrogates is ``{"$utf8": base64}``, an embedding base64.
-    """
+    """A session, or all sessions and files, as JSON values from one snapshot; embeddings are base64."""
     with database.snapshot() as c:
         names = [session_id]
         if session_id is None:

@@ -77,10 +77,7 @@ class Worker:
         self._paid: dict[int, Insight] = {}  # by job: insights that could not be stored
 
     def step(self) -> int:
-        """Take as many jobs as are observed concurrently, finish them, and return how many they were.
-
-        Raises StorageError, EmbeddingError; the jobs are free again then, or when their lease ends.
-        """
+        """Take and finish as many jobs as are observed at once; their number. Raises StorageError, EmbeddingError."""
         taken = self.queue.take(self.owner, max(1, self.observer.settings.observer_concurrency), self.lease)
         if not taken:
             return 0

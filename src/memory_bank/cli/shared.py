@@ -45,10 +45,7 @@ def service_settings(db: str | None, config: Path | None = None) -> ServiceSetti
 
 
 def open_bank(db: str | None, config: Path | None = None, session: str | None = None) -> Database:
-    """The existing bank that --db names, else the one that `serve` uses.
-
-    Raises ConfigError when there is none, StorageError when it has no such session.
-    """
+    """The existing bank that --db names, or of `serve`. Raises ConfigError, StorageError without the session."""
     from memory_bank.bank.database import Database, database_url
     from memory_bank.bank.listing import has_session
     from memory_bank.service.server.database import database_of
@@ -132,10 +129,7 @@ def answer(value: object, text: str, as_json: bool) -> None:
 
 @contextlib.contextmanager
 def output_file(path: Path | None, *inputs: Path) -> Iterator[TextIO | None]:
-    """A text file for results, or None without a path.
-
-    Raises ConfigError when it cannot be written, or is one of the ``inputs``.
-    """
+    """A text file for results, or None. Raises ConfigError when it cannot be written, or is one of the ``inputs``."""
     if path is None:
         yield None
         return
@@ -209,10 +203,7 @@ def table(
 
 @contextlib.contextmanager
 def progress(done: str, units: str) -> Iterator[Callable[..., None]]:
-    """A progress bar on a terminal, nothing elsewhere: ``done`` before it, ``units`` behind the numbers.
-
-    Yields a function of what is done, and of how much there is where that is known.
-    """
+    """A progress bar on a terminal, nothing elsewhere; yields a function of what is done and how much there is."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield lambda *_: None
         return

@@ -47,10 +47,7 @@ NOTHING = Selection()
 
 @lru_cache(maxsize=8)
 def evidence_model(path: str | None, learned: str | None = None) -> Model:
-    """The model of a file, else the one that a namespace has `learned` (JSON), else the shipped one.
-
-    A learned model of other features is ignored, with a warning. Raises ConfigError for such a file.
-    """
+    """The model of a file, the one that a namespace has `learned` (JSON), or the shipped one. Raises ConfigError."""
     if path is None and learned is not None:
         try:
             return parse_model(learned, "the evidence model of this namespace")
@@ -60,10 +57,7 @@ def evidence_model(path: str | None, learned: str | None = None) -> Model:
 
 
 class EvidenceMemory:
-    """The session's records in the order in which they were stored, as an EvidenceIndex and as a Thread.
-
-    The number of a record in that order, from 1, is how the context names it: ``#12``.
-    """
+    """The session's records in the order of storing, as index and thread; contexts call the first ``#1``."""
 
     def __init__(
         self, counter: TokenCounter, model: Model, tools: Mapping[str, ToolSettings] | None = None

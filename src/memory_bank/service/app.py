@@ -143,10 +143,7 @@ class Service:
         self.learning.end()
 
     def close(self) -> None:
-        """Finish the current jobs, record the last steps, close the sessions and the database.
-
-        Queued jobs stay in the database.
-        """
+        """Finish current jobs and steps, close sessions and the database; queued jobs stay in it."""
         until = self._until or time.monotonic() + self.settings.shutdown_timeout
         self.learning.close()
         self.observing.close(max(0.0, until - time.monotonic()))
@@ -208,10 +205,7 @@ def _usage_of(exchange: Exchange) -> Usage | None:
 
 
 def upstreams_of(settings: ServiceSettings) -> dict[Provider, str]:
-    """The base URLs that requests are forwarded to, without a trailing slash; Anthropic's ends with ``/v1``.
-
-    Raises ConfigError.
-    """
+    """The base URLs of upstreams without a trailing slash; Anthropic's ends with ``/v1``. Raises ConfigError."""
     given = settings.upstream or os.environ.get("OPENAI_BASE_URL") or OPENAI
     openai = _base_url(given, "the upstream", OPENAI, "--upstream or OPENAI_BASE_URL")
     given = settings.upstream_anthropic or os.environ.get("ANTHROPIC_BASE_URL") or ANTHROPIC
@@ -243,10 +237,7 @@ class _Application(FastAPI):
 
 
 def create_app(config: Config) -> FastAPI:
-    """Create the application. The database is opened at startup.
-
-    Raises ConfigError for an invalid upstream, host or origin.
-    """
+    """Create the application, whose start opens the database. Raises ConfigError for upstream, host or origin."""
 
     @asynccontextmanager
     async def lifespan(app: _Application) -> AsyncIterator[None]:

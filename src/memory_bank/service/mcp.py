@@ -74,10 +74,7 @@ _Handler = Callable[[Caller, str | None, Any], _Answer]
 
 
 def create_server(sessions: Sessions, session: str | None = None) -> Server[Any]:
-    """Create the server. ``session`` is the default session of requests that name none.
-
-    Over HTTP the caller is the one that the gate has set; over other transports the user of this machine.
-    """
+    """Create the server; ``session`` is for requests that name none. Over HTTP the caller is the gate's."""
     memory = _McpHandlers(sessions, session)
 
     def answering(handler: _Handler, kind: Any) -> Callable[[Any, Any], Any]:

@@ -267,10 +267,7 @@ class Sessions:
         return step
 
     def answered(self, step: Rebuilt, cached: int | None, *, by_marks: bool) -> None:
-        """Take the cached tokens that the complete answer to a step's context reports; see ``PrefixCache``.
-
-        Does not wait for a running step of the session.
-        """
+        """Take the cached tokens that an answer to a context reports, without waiting; see ``PrefixCache``."""
         if step.state is not None and step.sent_context is not None:
             step.state.prefix_cache.answered(step.sent_context, cached, by_marks=by_marks)
 
@@ -285,10 +282,7 @@ class Sessions:
         tools: Sequence[object] | None = None,
         whole_tools: frozenset[str] = frozenset(),
     ) -> list[object]:
-        """The context that ``rebuild`` would return, built in memory: nothing is stored, no model is asked.
-
-        Raises what ``rebuild`` raises.
-        """
+        """The context that ``rebuild`` would return or raise: nothing is stored, no model is asked."""
         session_id = stored_id(namespace, name)
         if self.is_control(session_id):
             return messages
@@ -326,10 +320,7 @@ class Sessions:
         return _with_own_text(shown, seen, messages)
 
     def is_control(self, session_id: str) -> bool:
-        """Whether a session is one of the share (``holdout``) that is left without memory, as a control.
-
-        Decided by a hash of its id: always the same for one session and one share.
-        """
+        """Whether a session is one of the share ``holdout`` without memory: decided by a hash of its id."""
         digest = hashlib.sha256(session_id.encode("utf-8", "surrogatepass")).digest()
         return int.from_bytes(digest[:8]) / 2**64 < self.config.service.holdout
 
@@ -367,10 +358,7 @@ class Sessions:
     def writing(
         self, namespace: str | None, name: str, *, agent_id: str | None = None
     ) -> Iterator[MemoryBankState]:
-        """``reading`` for a caller that stores records; creates the session if needed.
-
-        Raises ConfigError for an invalid name and for a session of another agent.
-        """
+        """``reading`` for a caller that stores; creates the session. Raises ConfigError, also for another agent."""
         agent = None if agent_id is None else writable_id(namespace, agent_id)
         session_id = writable_id(namespace, name)
         self.database.open_session(session_id, agent, namespace)

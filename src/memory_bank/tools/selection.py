@@ -37,10 +37,7 @@ Step = str | int | slice | EllipsisType
 
 
 class RefusedCall(Exception):
-    """A request that cannot be answered; the text says why.
-
-    ``sentence`` is ours, ``quoted`` what the output has instead: text of a tool, which an agent gets fenced.
-    """
+    """A request that cannot be answered; ``sentence`` is ours, ``quoted`` a tool's text, which is fenced."""
 
     def __init__(self, sentence: str, quoted: str = "") -> None:
         super().__init__(f"{sentence} {quoted}" if quoted else sentence)
@@ -203,10 +200,7 @@ def as_json(value: Any, indent: str = "") -> str:
 
 @dataclass(frozen=True, slots=True)
 class PathSelection:
-    """What a path selects: its text, the JSON value of that text (if any), and the values found.
-
-    ``found`` is None without a path, and ``single`` says that the path names exactly one value.
-    """
+    """A path's text, its JSON value, if any, and the values found (None: no path; ``single``: names exactly one)."""
 
     text: str
     value: Any
@@ -215,10 +209,7 @@ class PathSelection:
 
 
 def at_path(text: str, path: str | None, write: Callable[[Any], str]) -> PathSelection:
-    """Apply a path to an output; None, "" and ``$`` select all of it. ``write`` renders several values.
-
-    Raises RefusedCall if the output is not JSON or has nothing at the path.
-    """
+    """Apply a path to an output (None, "" and ``$``: all); ``write`` renders several values. Raises RefusedCall."""
     value = parse_exact(text)
     if path is None or path.strip() in ("", "$"):
         return PathSelection(text, value)
@@ -354,10 +345,7 @@ def _merged(spans: Iterable[tuple[int, int]]) -> list[range]:
 
 
 def matching_lines(pattern: str, lines: Iterable[tuple[int, str]]) -> list[int]:
-    """Return the numbers of the lines that match a regular expression, at most ``MAX_HITS``.
-
-    Raises RefusedCall for an invalid pattern, and for one that takes more than two seconds.
-    """
+    """The numbers of lines that match, at most ``MAX_HITS``. Raises RefusedCall: invalid, or over two seconds."""
     import regex  # slow to import; unlike ``re`` it has a time limit, and releases the interpreter lock
 
     try:
@@ -410,10 +398,7 @@ class LineSelection:
 
 
 def select_lines(layout: Layout, lines: object, pattern: str | None) -> LineSelection:
-    """Select lines by a specification, a pattern, or both. A match brings one line around it.
-
-    Raises RefusedCall; a pattern without a match selects nothing.
-    """
+    """Lines by a specification, a pattern (with a line around each match), or both. Raises RefusedCall."""
     within = chosen_lines(lines, layout.count) if lines is not None else [range(1, layout.count + 1)]
     if pattern is None:
         return LineSelection(layout, within)

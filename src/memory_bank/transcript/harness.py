@@ -41,10 +41,7 @@ _LOOKED_AT = 4_000  # characters at each end of a prompt
 
 
 def persons_text(text: str) -> str:
-    """The text without the blocks of a harness that it begins with; "" for a client's own summary.
-
-    Takes linear time.
-    """
+    """The text after a harness's blocks at its beginning; "" for a client's own summary. Takes linear time."""
     at = 0
     while (match := _OPENING.match(text, at)) is not None:
         closing = f"</{match[1]}>"

@@ -20,10 +20,7 @@ _PLAIN_KEY = re.compile(r"[^\W\d][\w-]*\Z")
 
 
 def parse_output(text: str) -> Any:
-    """What a tool's text means: its JSON value, or ``{"_raw": text}`` where it is not JSON.
-
-    Too deep, integers beyond Python's conversion limit, a byte-order mark: not JSON either.
-    """
+    """A tool's text as JSON value, or ``{"_raw": text}`` where it is none, too deep or has too long integers."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -70,10 +67,7 @@ def inner_json(text: str) -> Any:
 
 
 class Leaf(NamedTuple):
-    """A scalar in a JSON value.
-
-    ``key`` is the name of the innermost member around it, "" without one; ``depth`` counts the containers.
-    """
+    """A scalar in a JSON value; ``key`` is the innermost member's name around it, ``depth`` counts the containers."""
 
     value: Any
     key: str
@@ -135,10 +129,7 @@ def _children(node: Leaf) -> Iterator[Leaf]:
 
 
 def join_key(path: str, key: str | int) -> str:
-    """The path of an object's member or a list's item: ``a.b``, ``a["odd key"]``, ``a[0]``.
-
-    Long keys and paths are cut, so that the paths of an output's values need no more than its size.
-    """
+    """The path of a member or an item, ``a.b``, ``a["odd key"]``, ``a[0]``; long keys and paths are cut."""
     if isinstance(key, int):
         path = f"{path}[{key}]"
     elif len(key) <= _KEY_CHARS and _PLAIN_KEY.match(key):

@@ -422,10 +422,7 @@ Segment = Interaction | Utterance
 
 
 def check_messages(messages: object) -> Sequence[Any]:
-    """The messages, when they are a list or a tuple.
-
-    Raises MessagesError otherwise: a string or a single message is the usual mistake.
-    """
+    """The messages, when they are a list or a tuple; raises MessagesError otherwise, as for a string."""
     if not isinstance(messages, (list, tuple)):
         raise MessagesError(
             f"messages must be a list of chat messages, not {type(messages).__name__}: "
@@ -435,10 +432,7 @@ def check_messages(messages: object) -> Sequence[Any]:
 
 
 def check_shape(messages: object) -> None:
-    """Raise MessagesError for what is no list, and for messages of LangChain and contents of Gemini.
-
-    Nothing of these could be stored, for they have no roles and calls of a chat. The first eight are looked at.
-    """
+    """Raise MessagesError for no list, and, in the first eight, for LangChain's messages and Gemini's contents."""
     for message in check_messages(messages)[:8]:
         role, kind, parts = (read(message, key) for key in ("role", "type", "parts"))
         if not isinstance(role, str) and isinstance(kind, str) and kind in ("human", "ai"):
@@ -455,10 +449,7 @@ def check_shape(messages: object) -> None:
 
 
 def parse_messages(messages: object, start: int = 0) -> list[Segment]:
-    """Parse a list of messages into segments, which have them all in order; raises MessagesError for no list.
-
-    ``start``: the position of the first message.
-    """
+    """Parse messages, the first at position ``start``, into segments. Raises MessagesError for no list."""
     parser = Parser(start)
     for message in check_messages(messages):
         parser.feed(message)

@@ -26,7 +26,6 @@ _FRAME = (
 )
 _FIRST = re.compile(_FRAME)
 _LATER = re.compile(rf"[{_BREAKS}]{_FRAME}")
-_QUOTED = re.compile(rf"(\A|[{_BREAKS}])\\{_FRAME}")
 _LONE = re.compile("[\ud800-\udfff]")
 
 
@@ -39,15 +38,6 @@ def quote_lines(text: str) -> str:
     """
     text = _LATER.sub(lambda found: f"{found[0]}\\", text)
     return f"\\{text}" if _FIRST.match(text) else text
-
-
-def unquote_lines(text: str) -> str:
-    r"""The text that ``quote_lines`` quoted.
-
-    >>> unquote_lines(quote_lines("…\n\\#2 is a heading")) == "…\n\\#2 is a heading"
-    True
-    """
-    return _QUOTED.sub(r"\1", text)
 
 
 def one_line(text: str) -> str:

@@ -29,10 +29,7 @@ run()
 
 
 def part_of(text: str, query: Mapping[str, Any]) -> dict[str, Any]:
-    """Select a part of an output: the members of the API's model ``RecordPart`` but ``trace_id``. Raises RefusedCall.
-
-    ``query`` has the members path, lines, pattern and max_chars of ``RecordQuery``.
-    """
+    """The part of an output that the query's path, lines, pattern and max_chars select. Raises RefusedCall."""
     chosen, room = at_path(text, query["path"], written), query["max_chars"]
     found, values, rest = chosen.found, None, None
     rows: list[dict[str, Any]] = []
@@ -61,10 +58,7 @@ def part_of(text: str, query: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def part_of_long(pieces: Iterable[bytes], query: Mapping[str, Any]) -> dict[str, Any]:
-    """As ``part_of``, for an output given in pieces, in a child process.
-
-    Raises RefusedCall, InvalidRequestError after 120 seconds, and what reading the pieces raises.
-    """
+    """As ``part_of``, in a child process. Raises RefusedCall, InvalidRequestError after 120 seconds."""
     command = [sys.executable or "python3", "-c", _START, json.dumps(sys.path), json.dumps(query)]
     output, null = b"".join(pieces), subprocess.DEVNULL
     try:

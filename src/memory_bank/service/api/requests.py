@@ -121,10 +121,7 @@ class EncodedSlashes:
 
 
 async def body_of(request: Request) -> Body:
-    """Parse a request's body. Elements of ``messages`` keep their bytes (see ``render_array``).
-
-    Raises InvalidRequestError, HTTPException (415, 400).
-    """
+    """Parse a body; items of ``messages`` keep their bytes. Raises InvalidRequestError, HTTPException (415, 400)."""
     if not _IS_JSON.match(request.headers.get("content-type", JSON)):
         raise HTTPException(415, "the body must be JSON: send it with  content-type: application/json .")
     try:

@@ -39,10 +39,7 @@ def model_of(config: Config, settings: AnyStrategy) -> str | None:
 
 
 def chat_of(config: Config, base_url: str) -> OpenAIChat | None:
-    """The chat model of the Observer, at the upstream with OPENAI_API_KEY; None without a key.
-
-    Raises ConfigError if the service's strategy needs a key.
-    """
+    """The Observer's chat model, None without OPENAI_API_KEY. Raises ConfigError if the strategy needs one."""
     key = os.environ.get("OPENAI_API_KEY")
     if key:
         return OpenAIChat(base_url=base_url, api_key=key)
@@ -70,10 +67,7 @@ def observed_by(config: Config) -> MemoryBankSettings | None:
 
 
 class ServiceObserver(BackgroundObserver):
-    """Observes queued records of all sessions in a thread, with the limits and prices of the settings.
-
-    Several processes may work on the queue of one database.
-    """
+    """Observes queued records of all sessions in a thread, within limits, also beside other processes."""
 
     def __init__(self, database: Database, config: Config, chat: ChatModel | None) -> None:
         self.database = database

@@ -46,10 +46,7 @@ _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
 def set_up(form: Literal["text", "json"], *, verbose: bool = False) -> None:
-    """Write all logs of this process to standard error in one form.
-
-    The level is INFO for ours, DEBUG with ``verbose``, and WARNING for other packages.
-    """
+    """Write this process's logs to standard error: INFO of ours (``verbose``: DEBUG), WARNING of other packages."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     handler.addFilter(RepeatLimit())

@@ -147,10 +147,7 @@ class Telemetry:
 
     @contextmanager
     def memory(self, operation: str, session: str | None = None) -> Iterator[Span]:
-        """A span around an operation such as ``search_memory``, ``create_memory`` or ``delete_memory``.
-
-        Of an error only the type is recorded.
-        """
+        """A span around an operation such as ``search_memory``; of an error only the type is recorded."""
         span = self._tracer.start_span(operation, attributes=_memory(operation, session))
         with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
             try:

@@ -64,10 +64,7 @@ def stored_id(namespace: str | None, name: str) -> str:
 
 
 def writable_id(namespace: str | None, name: str) -> str:
-    """``stored_id`` of a session or an agent that may be created.
-
-    Raises ConfigError also for a name with a secret of a known form: names are stored and shown as they are.
-    """
+    """``stored_id`` of a new session or agent. Raises ConfigError, also for a name with a secret of a known form."""
     if kind := known_form(name[:LONGEST_NAME]):
         raise ConfigError(f"a name holds what looks like a secret ({kind}): choose another name.")
     return stored_id(namespace, name)
@@ -119,10 +116,7 @@ class Keyring:
                 await asyncio.wait({self._reading}, timeout=1.0)
 
     def caller(self, key: str | None) -> Caller:
-        """The caller with this key; ``LOCAL`` as long as no key was ever created.
-
-        Raises NotAuthorizedError with the same sentence for every reason.
-        """
+        """The caller with this key; ``LOCAL`` if no key was ever created. Raises NotAuthorizedError."""
         if not self.required:
             return LOCAL
         known = self._valid.get(key_id_of(key or "") or "", _UNKNOWN)
@@ -152,10 +146,7 @@ class Keyring:
 
 
 class RateLimits:
-    """A token bucket of requests per key. Each of ``workers`` processes grants its share of the limit.
-
-    A bucket holds the share of one minute and is refilled continuously. For one event loop.
-    """
+    """A token bucket a key, refilled over a minute; each of ``workers`` grants its share. For one event loop."""
 
     def __init__(self, workers: int = 1, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.workers = workers

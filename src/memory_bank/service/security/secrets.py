@@ -233,10 +233,7 @@ def known_form(text: str) -> str | None:
 
 
 def named_secret(name: str, value: object, *, sure: bool = True) -> str | None:
-    """Return the kind of secret that a field's value is, or None.
-
-    ``sure`` is False if the value may be a word of a program or a sentence.
-    """
+    """The kind of secret that a field's value is, or None; ``sure``: it can be no word of a program or sentence."""
     plain = re.sub(r"[^a-z0-9]", "", name[-60:].lower())
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return "password" if plain.endswith(_PASSWORDS) else None

@@ -21,10 +21,7 @@ def database_of(settings: ServiceSettings) -> str:
 
 
 def open_database(settings: ServiceSettings) -> Database:
-    """Open the database of the settings, creating it if necessary.
-
-    Raises DatabaseOpenError, DatabaseVersionError.
-    """
+    """Open the database of the settings, creating it if necessary. Raises DatabaseOpenError, DatabaseVersionError."""
     if not settings.database:
         default_database().parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # tool outputs are private
     return Database(database_of(settings))

@@ -304,10 +304,7 @@ def most_connections(handles: int) -> int:
 
 
 def protocol(most: int) -> type[BoundedProtocol]:
-    """The protocol for a server with at most so many connections.
-
-    It parses with h11: httptools, which uvicorn prefers where it is installed, takes headers of any length.
-    """
+    """The protocol of at most so many connections, by h11: httptools takes headers of any length."""
     return type("BoundedProtocol", (BoundedProtocol,), {"most": most})
 
 
