@@ -61,8 +61,8 @@ class LexicalEmbedder:
     """Embeds texts by hashing their words, without a model; an ``Embedder`` named ``lexical-v1``.
 
     A text becomes the signed sum of its ``hashed_terms``, scaled to length 1. Counts are damped (1 + ln n), and
-    stop-words weigh little. It compares spelling, not meaning: "car" does not find "vehicle". The method is feature hashing:
-    Weinberger et al., 2009, arXiv:0902.2206.
+    stop-words weigh little. It compares spelling, not meaning: "car" does not find "vehicle". The method is feature
+    hashing: Weinberger et al., 2009, arXiv:0902.2206.
 
     The same text gives the same vector in every process and whatever else is in the batch. Time is linear; of
     a text over 64,000 characters only the first 48,000 and the last 16,000 are read. Safe to share between
