@@ -112,9 +112,10 @@ class TermIndex:
             new = _segment(*map(np.concatenate, parts))
         self._segments.append(new)
 
-    def scores(self, query: Hashes, present: Any) -> tuple[Any, float]:
-        """BM25 of each row (float64), 0 where it is not ``present``, and the most that a row could have."""
+    def scores(self, query: Hashes, present: Any = None) -> tuple[Any, float]:
+        """BM25 of each row (float64), 0 where it is not ``present`` (a mask), and the most that a row could have."""
         lengths = np.concatenate(self._lengths)
+        present = np.ones(len(lengths), bool) if present is None else present
         scores = np.zeros(len(lengths))
         size = max(1, int(np.count_nonzero(present)))
         mean = lengths[present].sum() / size
