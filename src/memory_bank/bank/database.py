@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
@@ -23,6 +26,7 @@ from memory_bank.bank.schema import (
     bank,
     count_of,
     metadata,
+    of_namespace,
     of_session,
     records,
     schema_version,
@@ -177,10 +181,6 @@ class Database:
     def hold(self, c: Connection, session_ids: Collection[str]) -> Collection[str]:
         """Lock the bank and several sessions; skip sessions that another transaction holds, and return the others."""
         return session_ids
-
-    def holds(self, column: sa.Column[Any], text: str) -> sa.ColumnElement[bool]:
-        """The condition that a stored text contains a text, ignoring the case of ASCII letters."""
-        raise NotImplementedError
 
     def read_bytes(self, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
         """Read ``size`` bytes of a stored text, from byte ``start``, in the row with this ``seq``.
@@ -426,6 +426,33 @@ class Database:
         """The note that a model wrote at the session's latest fold; "" where there is none."""
         return self.value(sa.select(_s.note).where(of_session(sessions)), session=session_id) or ""
 
+    def add_summary(self, session_id: str, text: str, generation: int | None) -> str:
+        """Keep a text that stands for a conversation, and a few older ones; its digest. See ``set_note``."""
+        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        with self.write() as c:
+            self.lock_session(c, session_id)
+            session = {"session": session_id}
+            found = c.execute(sa.select(_s.summaries).where(of_session(sessions)), session).scalar()
+            kept = {**dict([*json.loads(found or "{}").items()][-7:]), digest: text}
+            where = _SET.where(_s.generation == (generation or 0))
+            c.execute(where.values(summaries=json.dumps(kept)), session)
+        return digest
+
+    def get_summary(self, namespace: str | None, session_id: str, digest: str) -> str | None:
+        """A text that was kept for a session of a namespace; None where it was deleted."""
+        query = sa.select(_s.summaries).where(of_session(sessions), of_namespace(namespace))
+        text = json.loads(self.value(query, session=session_id) or "{}").get(digest)
+        return text if isinstance(text, str) else None
+
+    def secret(self) -> bytes:
+        """32 random bytes that only this bank has, made at the first call."""
+        known = sa.select(bank.c.value).where(bank.c.key == "secret")
+        if (found := self.value(known)) is None:
+            with self.write() as c:
+                self.insert_new(c, bank, [{"key": "secret", "value": secrets.token_hex(32)}])
+            found = self.value(known)
+        return bytes.fromhex(found or "")
+
     def agent_of(self, session_id: str) -> str | None:
         """The agent of a session, or None."""
         return self.value(sa.select(_s.agent_id).where(of_session(sessions)), session=session_id)
@@ -444,11 +471,6 @@ class Database:
 @cache
 def _insert_new(insert: Callable[[sa.Table], Any], table: sa.Table) -> sa.Insert:
     return insert(table).on_conflict_do_nothing().execution_options(preserve_rowcount=True)  # type: ignore[no-any-return]
-
-
-def ascii_lower(text: str) -> str:
-    """A text with its ASCII letters in lower case."""
-    return text.encode("utf-8", "surrogatepass").lower().decode("utf-8", "surrogatepass")
 
 
 def first_line(error: BaseException) -> str:

@@ -100,6 +100,9 @@ sessions = sa.Table(
     sa.Column(
         "note", ExactText
     ),  # that a model wrote at the latest fold; deleted with any content of the session
+    sa.Column(
+        "summaries", ExactText
+    ),  # JSON: texts that answered compactions, by digest; deleted as the note is
     sa.Column("agent_id", sa.String(255)),  # searches may cross the sessions of one agent
     sa.Column("namespace", sa.String(64)),  # a service's tenant; NULL without keys
     sa.Column("head", sa.String(64)),  # digest of its conversation up to the end of the last interaction
@@ -224,7 +227,6 @@ files = sa.Table(  # what an agent keeps below /memories, by a memory tool
     sa.Column("project", sa.String(255), primary_key=True),
     sa.Column("path", sa.String(1024), primary_key=True),
     sa.Column("content", ExactText),  # NULL: a folder
-    sa.Column("created", sa.Float(53), nullable=False),
     sa.Column("changed", sa.Float(53), nullable=False),
 )
 

@@ -38,6 +38,7 @@ class StepFigures:
 
     ``tokens`` of all that was sent, ``full_tokens`` of the request as it came; ``messages`` counts the full history,
     ``records`` those stored at that time. ``status``: "rebuilt", "unchanged", "passed" (a request for a summary),
+    "answered" (one that the bank answered),
     "refused" (sent as it came, since upstream refused a context of the session) or CONTROL. ``changed_at`` is the
     position of the first message that is not that of the step before, where the provider's prefix cache ends, and
     ``changed`` what that message is: "memory", or its role; None where the context begins as the one before.
@@ -78,7 +79,10 @@ class StepToStore:
 
 @dataclass(frozen=True, slots=True)
 class StepRange:
-    """``steps`` steps up to ``number``: the most tokens of a full history, the most and the least sent."""
+    """Some steps in a row: how many, the last one's ``number``, and the extremes of their tokens.
+
+    ``tokens``, ``least_tokens``: the most and the fewest that were sent; ``full_tokens``: the most of a full history.
+    """
 
     number: int
     steps: int
@@ -115,7 +119,7 @@ def unpacked(stored: bytes) -> dict[str, Any]:
 
 
 def add_steps(database: Database, new: Sequence[StepToStore], kept: int) -> None:
-    """Store steps in one transaction, numbered on from the last step of their session, and what stored steps came to.
+    """Store new steps, numbered after the last one of their session, and the outcomes of stored steps, all or none.
 
     Only the latest ``kept`` steps of a session keep their manifests. A step newer than the deletion of its
     session revives the session, an older one is dropped; a manifest is dropped if the session was emptied

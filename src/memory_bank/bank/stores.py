@@ -141,7 +141,7 @@ class FactStore:
             self.database.lock_session(c, self.session_id)
             found = self._change(c, trace_id, HAS_CONTENT, mark=mark)
             if found:
-                deleted = {"note": None} if mark == "excluded" else {}  # the note may quote the record
+                deleted = {"note": None, "summaries": None} if mark == "excluded" else {}  # may quote it
                 c.execute(NEXT_GENERATION.values(deleted), self._mine)
         return found
 

@@ -23,7 +23,7 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder, bind, embed_all, embedder_of
-from memory_bank.bank.files import MemoryFiles, is_place
+from memory_bank.bank.files import ROOT, MemoryFiles, place_of
 from memory_bank.bank.rows import (
     FORGOTTEN,
     MARKS,
@@ -51,7 +51,7 @@ from memory_bank.bank.schema import (
     spending,
 )
 from memory_bank.bank.terms import terms_of
-from memory_bank.errors import ConfigError, EmbedderMismatchError, FileCommandError, RecordError
+from memory_bank.errors import ConfigError, EmbedderMismatchError, FileError, RecordError
 from memory_bank.faults import fault_point
 from memory_bank.ports import Embedder
 from memory_bank.vectors import embedder_name
@@ -132,14 +132,6 @@ class ImportedSession:
     known: int
     insights: int
     jobs: int
-
-
-@dataclass(frozen=True, slots=True)
-class ImportedFile:
-    """A file or folder; ``new`` unless the bank had one under its path, which stays as it is."""
-
-    path: str
-    new: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,26 +232,26 @@ def _read_row(columns: Iterable[sa.Column[Any]], given: Line) -> dict[str, Any]:
     return row
 
 
-def _write_file(database: Database, value: Any, number: int) -> ImportedFile | RefusedSession:
+def _write_file(database: Database, value: Any, number: int) -> bool | RefusedSession:
     try:
         row = _read_row(files.c, value if isinstance(value, dict) else {})
-        if not is_place(row["path"]):
+        if not row["path"].startswith(f"{ROOT}/") or place_of(row["path"]) != row["path"]:
             raise RecordError("its path is not valid")
-        times = {"created": row["created"], "changed": row["changed"]}
         project = MemoryFiles(database, row["project"], namespace=row["namespace"])
-        return ImportedFile(row["path"], project.restore(row["path"], row["content"], **times))
-    except (RecordError, ConfigError, FileCommandError) as e:
+        return project.restore(row["path"], row["content"], row["changed"])
+    except (RecordError, ConfigError, FileError) as e:
         return RefusedSession(None, number, str(e).rstrip("."))
 
 
 def import_lines(
     database: Database, lines: Iterable[tuple[int, str | None]], model: Embedder | None = None
-) -> Iterator[ImportedSession | ImportedFile | RefusedSession]:
+) -> Iterator[ImportedSession | bool | RefusedSession]:
     """Import sessions and files from numbered lines (None: one that cannot be read), each in one transaction.
 
-    Rows that the bank has are not changed; a record that differs under its trace_id refuses its session. With
-    a ``model``, summaries that another model embedded are embedded again. Raises EmbedderMismatchError if the
-    bank was built with another embedder, EmbeddingError, StorageError; sessions yielded before are imported.
+    Of a file it yields whether it was new. Rows that the bank has are not changed; a record that differs under
+    its trace_id refuses its session. With a ``model``, summaries that another model embedded are embedded again.
+    Raises EmbedderMismatchError if the bank was built with another embedder, EmbeddingError, StorageError; what was
+    yielded before is imported.
     """
     session: _ReadSession | None = None
     refused: set[str | None] = set()

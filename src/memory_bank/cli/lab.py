@@ -100,7 +100,7 @@ def replay(
 
 
 def _unread(skipped: int, files: Sequence[object], unknown: Sequence[object] = ()) -> list[tuple[str, str]]:
-    """What of the given files was not read, with titles."""
+    """What could not be read: pairs of a title and a count, without those of 0."""
     counts = {"skipped lines": skipped, "files of another format": len(unknown)}
     return [(title, f"{n:,}") for title, n in (counts | {"unreadable files": len(files)}).items() if n]
 
@@ -197,7 +197,8 @@ def audit(
         own = settings.strategy(settings.default_strategy)
         bank = own if isinstance(own, MemoryBankSettings) else None
         with progress("read", "sessions") as bar:
-            logs = audit_logs(files, strategies, bank=bank, tell=tell, progress=bar)
+            room = settings.service.compaction_tokens
+            logs = audit_logs(files, strategies, bank=bank, assist=room, tell=tell, progress=bar)
         if as_json:
             print_json(logs.as_dict())
         else:

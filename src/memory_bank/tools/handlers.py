@@ -13,7 +13,7 @@ from memory_bank.bank.files import COMMANDS, MemoryFiles
 from memory_bank.bank.listing import PREFIX, Outline, records_named
 from memory_bank.bank.retrieval import raw_data, session_name
 from memory_bank.bank.stores import WiderScope
-from memory_bank.errors import ConfigError, FileCommandError, MemoryBankError
+from memory_bank.errors import ConfigError, FileError, MemoryBankError
 from memory_bank.ports import Scope
 from memory_bank.records import InteractionRecord
 from memory_bank.tools.search import search_session
@@ -97,17 +97,17 @@ TOOL_SCHEMAS: list[dict[str, Any]] = [
 FILES_SCHEMA: dict[str, Any] = _schema(
     MEMORY_FILES,
     "Your own files below /memories, which outlive this conversation: view them before you begin, and write down "
-    "what a later conversation will need. view shows a file with line numbers, or a folder; create makes a new file.",
-    command=("string", f"One of {', '.join(COMMANDS)}."),
-    path=("string?", "A path such as /memories/notes.md; null for rename."),
-    view_range=("array?", "view: the first and the last line, -1 for the end; else null."),
-    file_text=("string?", "create: the content; else null."),
-    old_str=("string?", "str_replace: a text that is in the file once; else null."),
-    new_str=("string?", "str_replace: what takes its place; else null."),
-    insert_line=("integer?", "insert: the line after which the text is put, 0 for the beginning; else null."),
-    insert_text=("string?", "insert: the text; else null."),
-    old_path=("string?", "rename: the file or folder; else null."),
-    new_path=("string?", "rename: its new path; else null."),
+    "what a later conversation will need. Parameters of other commands are null.",
+    command=("string", "view shows a file with line numbers, or a folder; create makes a new file."),
+    path=("string?", "A path such as /memories/notes.md."),
+    view_range=("array?", "The first and the last line; -1 for the end."),
+    file_text=("string?", "The content of a new file."),
+    old_str=("string?", "A text that is in the file once."),
+    new_str=("string?", "What takes its place."),
+    insert_line=("integer?", "The line after which insert_text goes; 0 for the beginning."),
+    insert_text=("string?", "The text to insert."),
+    old_path=("string?", "What to rename."),
+    new_path=("string?", "Its new path."),
 )
 """The schema of the tool for files, which is offered only where it is asked for."""
 FILES_SCHEMA["function"]["parameters"]["properties"]["command"]["enum"] = list(COMMANDS)
@@ -230,25 +230,25 @@ def _search(state: Any, given: Mapping[str, Any], room: int, scope: Scope | None
         top_k = TOP_K if asked is None else max(1, min(20, int(asked)))
     except (TypeError, ValueError, OverflowError):
         raise RefusedCall("top_k is a whole number from 1 to 20.") from None
-    wider: WiderScope | None = state.wider if scope is None else WiderScope(state.database, state.session_id, scope)
+    wider: WiderScope | None = (
+        state.wider if scope is None else WiderScope(state.database, state.session_id, scope)
+    )
     size: int = (state.fact_store if wider is None else wider).size()
     if not size:
         raise NothingFound(_NOTHING_STORED)
     result = search_session(state, query, top_k, scope=scope, by_agent=scope is None)
-    trouble = ""
-    if not result.embedded:
-        trouble = "; without an embedder only exact words are found"
-    elif result.trouble is not None:
-        trouble = "; the embedder failed, so only words were compared"
-    places = [(m.session_id, m.outline.trace_id) for m in result.matches]
-    records = {(None, r.trace_id): r for r in state.fact_store.get_many([t for s, t in places if s is None])}
+    trouble = "" if result.trouble is None else "; the embedder failed, so only words were compared"
+    places: list[Any] = [(m.session_id, m.outline.trace_id) for m in result.matches]
+    records: dict[Any, InteractionRecord] = {
+        (None, r.trace_id): r for r in state.fact_store.get_many([t for s, t in places if s is None])
+    }
     if wider is not None:
         others = wider.entries([place for place in places if place[0] is not None])
         records.update((place, record) for place, (record, _) in others.items())
     found = [(m, records[at]) for m, at in zip(result.matches, places, strict=True) if at in records]
     if not found:
         raise NothingFound(
-            f"Nothing in the {size:,} records matches {compact(query[:80])}{trouble}: try other words, a name or "
+            f"Nothing matches {compact(query[:80])}{trouble}: try other words, a name or "
             f"an id as a tool wrote it, or {LIST_RECORDS}."
         )
     excerpt = min(700, max(80, room // len(found) - 400))
@@ -471,7 +471,7 @@ def _files(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
         raise RefusedCall("No files are kept here: the setting memory_files is off.")
     try:
         text = files.run(given)
-    except FileCommandError as e:
+    except FileError as e:
         return ToolAnswer(cut_at_edge(sendable(str(e)), room, marked=True), refused=True)
     if len(text) > room:
         text = cut_at_edge(text, room, marked=True) + "\n[This is not all: view_range shows other lines.]"

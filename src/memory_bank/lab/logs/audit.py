@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
+from memory_bank.config import ServiceSettings
 from memory_bank.context import what_is_known
 from memory_bank.lab.costs import Costs, named_counter
 from memory_bank.lab.logs.sessions import LogFiles, LoggedSession
@@ -56,6 +57,10 @@ class CompactionRow(NamedTuple):
     kept: Mapping[str, KeptByOne]
     read_again: int
 
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return self._asdict() | {"kept": {name: kept._asdict() for name, kept in self.kept.items()}}
+
 
 class Rereads(NamedTuple):
     """Reads of files, those of what had been read before, those of what a compaction had removed, their tokens."""
@@ -92,10 +97,7 @@ class LogAudit:
     def as_dict(self) -> dict[str, Any]:
         """JSON values; NaN is None."""
         values = {f.name: json_value(getattr(self, f.name)) for f in fields(self)}
-        values["each"] = [
-            row._asdict() | {"kept": {name: kept._asdict() for name, kept in row.kept.items()}}
-            for row in self.each
-        ]
+        values["each"] = [row.as_dict() for row in self.each]
         figures = [f.as_dict() for f in self.figures]
         return values | {"figures": figures, "rereads": self.rereads._asdict(), "sentences": self.sentences()}
 
@@ -154,13 +156,8 @@ LOG_COLUMNS: tuple[Column[Figures], ...] = (
 def each_table(rows: Sequence[CompactionRow]) -> tuple[list[str], list[list[str]]]:
     """A table of compactions: titles, and rows with the tokens of the history, values needed, what each way kept."""
     ways = [name for name in rows[0].kept if name != FULL]
-    titles = [
-        "compaction",
-        "history",
-        "values",
-        *(t for way in ways for t in (f"{way} %", "tokens")),
-        "read again",
-    ]
+    columns = (title for way in ways for title in (f"{way} %", "tokens"))
+    titles = ["compaction", "history", "values", *columns, "read again"]
     cells = []
     for row in rows:
         full, figures = row.kept[FULL], []
@@ -176,7 +173,7 @@ def audit_logs(
     strategies: Sequence[Strategy] = (),
     *,
     bank: MemoryBankSettings | None = None,
-    assist: int = 4_000,
+    assist: int = ServiceSettings().compaction_tokens,
     counter: str = ENCODING,
     tell: Callable[[str], None] = lambda _: None,
     progress: ProgressReport | None = None,
@@ -204,6 +201,7 @@ def audit_logs(
             if progress is not None:
                 progress(n, n)
     measured = [row for own in rows for row in own]
+    ways = measured[0].kept if measured else ()
     return LogAudit(
         sessions=dict(clients),
         calls=calls,
@@ -212,9 +210,7 @@ def audit_logs(
         values=sum(row.kept[OWN].values.of for row in measured),
         characters=sum(row.kept[OWN].characters.of for row in measured),
         full_tokens=ratio(sum(row.kept[FULL].tokens for row in measured), len(measured)),
-        figures=tuple(
-            figures_of(name, rows) for name in (measured[0].kept if measured else ()) if name != FULL
-        ),
+        figures=tuple(figures_of(name, rows) for name in ways if name != FULL),
         rereads=Rereads(*map(sum, zip(*reads, strict=True))),
         skipped_lines=files.skipped,
         unknown_files=tuple(files.unknown),
@@ -245,7 +241,7 @@ def measure_compactions(
     costs: Costs,
     seen: set[str],
     bank: MemoryBankSettings | None = None,
-    assist: int = 4_000,
+    assist: int = ServiceSettings().compaction_tokens,
     answer: int | None = None,
 ) -> list[CompactionRow]:
     """The compactions of a session that are followed by calls; those whose summary is in ``seen`` are left out.
@@ -286,13 +282,10 @@ def measure_compactions(
         room = costs.of(own) - costs.of({"role": "user", "content": ""})
         trace = Trace(session.id, history)
         known = partial(_bank_says, history, bank, costs, session.client == "Claude Code")
-        ways: dict[str, Callable[[], Sequence[object]]] = {
-            OWN: partial(list, [own]),
-            FULL: partial(list, history),
-        }
-        ways[ASSIST] = partial(known, assist, own)
+        ways: dict[str, Callable[[], Sequence[object]]]
+        ways = {OWN: partial(list, [own]), FULL: partial(list, history), ASSIST: partial(known, assist, own)}
         ways[ANSWER] = partial(known, room if answer is None else answer)
-        ways |= {s.name: partial(_memory_of, s, trace, always, costs.of(own), costs) for s in strategies}
+        ways |= {s.name: partial(_memory_of, s, trace, always, costs.of(own)) for s in strategies}
         kept: dict[str, KeptByOne] = {}
         for name, way in ways.items():
             try:
@@ -341,24 +334,12 @@ def _bank_says(
     return [*([own] if own else ()), {"role": "user", "content": text}]
 
 
-def _memory_of(
-    strategy: Strategy, history: Trace, always: Sequence[object], most: int, costs: Costs
-) -> list[Any]:
-    """What a strategy shows beyond what ``always`` stands in a context, in at most ``most`` tokens where it can.
-
-    Frames and notes may come on top of a ``history_budget``: it is lowered by as much, a few times.
-    """
-    budget = most = max(1, most)
-    for _ in range(4):
-        [limited] = with_budgets(strategy, [max(1, budget)], folds=True)
-        with limited.start(history) as build:
-            context = build(copied(history.messages), ())
-        memory = [m for m in context if m not in always]
-        over = costs.total(memory) - most
-        if over <= 0 or limited is strategy or budget <= 1:
-            break
-        budget -= over
-    return memory
+def _memory_of(strategy: Strategy, history: Trace, always: Sequence[object], budget: int) -> list[Any]:
+    """What a strategy shows beyond what ``always`` stands in a context; ``budget`` is its ``history_budget``."""
+    [limited] = with_budgets(strategy, [max(1, budget)], folds=True)
+    with limited.start(history) as build:
+        context = build(copied(history.messages), ())
+    return [m for m in context if m not in always]
 
 
 def _needed_values(history: Sequence[object], after: Sequence[object], tail: int) -> list[Need]:
