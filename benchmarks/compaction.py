@@ -111,7 +111,7 @@ def main() -> None:
     print(markdown_table(["", "values %", "bound %", "copied %", "bound, 95%", "tokens"], lines))
     print(f"\n{time.perf_counter() - began:,.0f} s")
     if options.json:
-        kept = [row._asdict() | {"kept": {k: v._asdict() for k, v in row.kept.items()}} for row in each]
+        kept = [row.as_dict() for row in each]
         options.json.write_text(
             json.dumps(about(options=vars(options) | {"paths": None, "json": None}, each=kept))
         )

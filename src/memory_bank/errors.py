@@ -6,7 +6,7 @@ MemoryBankError
 ├ HistoryError (ValueError): StepOrderError, StepFileError, ImageError, TokenBudgetError
 ├ TraceFileError (ValueError)
 ├ RecordError (ValueError): RecordConflictError
-├ FileCommandError (ValueError)
+├ FileError (ValueError)
 ├ StorageError: DatabaseOpenError, DatabaseVersionError
 ├ EmbeddingError: EmbedderLoadError, EmbedderMismatchError
 ├ ModelError
@@ -91,7 +91,7 @@ class RecordConflictError(RecordError):
     """A different record with the same trace_id is already stored; facts are never overwritten."""
 
 
-class FileCommandError(MemoryBankError, ValueError):
+class FileError(MemoryBankError, ValueError):
     """A command on an agent's own files is refused; the text is for the model and may quote the command."""
 
 

@@ -68,7 +68,7 @@ def cached_tokens(shared: int, minimum: int = CACHE_MINIMUM) -> int:
 
 
 def full_usage(sent: Usage, tokens: int, full_tokens: int, known_tokens: int, *, caches: bool) -> Usage:
-    """What the full history would have used in place of a context whose usage the provider reported.
+    """Estimate the usage of the full history from the usage that the provider reported for the context sent instead.
 
     Args:
         sent: the reported usage of the context, in all requests that were answered with it.

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.contracts.stores import together
 
-from memory_bank.bank.files import LONGEST_FILE, MOST_FILES, MemoryFiles
-from memory_bank.errors import ConfigError, FileCommandError
+from memory_bank.bank.files import MOST_BYTES, MOST_FILES, MemoryFiles
+from memory_bank.errors import ConfigError, FileError
 
 RECORDED = [
     json.loads(line) for line in Path(__file__).with_name("memory_tool.jsonl").read_text().splitlines()
@@ -20,7 +20,7 @@ RECORDED = [
 def answer(files, command):
     try:
         return files.run(command)
-    except FileCommandError as e:
+    except FileError as e:
         return f"error: {e}"
 
 
@@ -101,7 +101,7 @@ def test_two_writers_at_once(bank):
         ({"command": "create", "path": "/memories" + "/n" * 600, "file_text": ""}, "at most 1,000 bytes"),
         ({"command": "create", "path": "/memories/a/b", "file_text": ""}, "/memories/a is a file, nothing can be below it"),
         ({"command": "create", "path": "/memories/b", "file_text": "\ud800"}, "half a character"),
-        ({"command": "create", "path": "/memories/b", "file_text": "é" * LONGEST_FILE}, "at most 262,144 bytes, this one would have 524,288"),
+        ({"command": "create", "path": "/memories/b", "file_text": "é" * MOST_BYTES}, "at most 1,048,576 bytes in 1,000 files and folders"),
         ({"command": "rename", "old_path": "/memories/f", "new_path": "/memories/f/g/h"}, "cannot be moved into itself"),
         ({"command": "rename", "old_path": "/memories/f", "new_path": "/memories/" + "n/" * 490 + "m"}, "at most 1,000 bytes"),
     ],
@@ -116,19 +116,17 @@ def test_what_the_reference_does_not_answer_is_refused_in_a_sentence(database, c
 
 def test_limits_hold_for_every_way_to_write():
     files = MemoryFiles()
-    create(files, "/memories/full", "ab" + "x" * (LONGEST_FILE - 2))
+    create(files, "/memories/full", "ab" + "x" * (MOST_BYTES - 2))
     edits = [
         {"command": "insert", "path": "/memories/full", "insert_line": 0, "insert_text": ""},
         {"command": "str_replace", "path": "/memories/full", "old_str": "ab", "new_str": "abc"},
     ]
-    assert all("use several files" in answer(files, edit) for edit in edits)
-    assert view(files).endswith("256K\t/memories/full")
-    for number in range(MOST_FILES - 2):
+    assert all("delete or shorten some first" in answer(files, edit) for edit in edits)
+    assert view(files).endswith("1M\t/memories/full")
+    files.run({"command": "str_replace", "path": "/memories/full", "old_str": "ab", "new_str": ""})
+    for number in range(MOST_FILES - 1):
         create(files, f"/memories/{number}")
-    assert (
-        create(files, "/memories/one/more")
-        == f"error: There are {MOST_FILES:,} files and folders, the most: delete some first."
-    )
+    assert "at most 1,048,576 bytes in 1,000 files and folders" in create(files, "/memories/one/more")
     assert "edited" in answer(
         files, {"command": "insert", "path": "/memories/7", "insert_line": 0, "insert_text": "x"}
     )

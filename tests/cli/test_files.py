@@ -102,7 +102,7 @@ def test_a_broken_line_costs_its_file_alone(database: Database) -> None:
     good |= {"path": "/memories/x", "content": "x", "project": "new"}
     broken = [
         7, {}, good | {"path": "/memories/../x"}, good | {"path": "/etc/x"}, good | {"path": "/memories"},
-        good | {"content": 7}, good | {"content": "x" * 300_000}, good | {"created": "now"}, good | {"project": ""},
+        good | {"content": 7}, good | {"content": "x" * 1_100_000}, good | {"changed": "now"}, good | {"project": ""},
         good | {"project": "shop", "path": "/memories/new.md/below"},
     ]  # fmt: skip
     numbered = [(n, json.dumps({"file": value})) for n, value in enumerate([*broken, good], 1)]
@@ -120,7 +120,7 @@ def test_verify_reads_every_file(cli: Any, database: Database, bank_url: str) ->
         c.execute(sa.delete(files).where(files.c.path == "/memories/a", files.c.namespace == "team"))
         c.execute(sa.update(files).where(new, files.c.namespace == "team").values(content=broken))
     assert sorted(d.what for d in verify(database) if d.kind == "file") == [
-        "/memories/a/old.md of namespace team, project default: a folder above it is missing",
+        "/memories/a/old.md of namespace team, project default: its folder is missing",
         "/memories/new.md of namespace team, project default: its content is not readable",
-        "/x of namespace default, project shop: its path is not valid",
+        "/x of namespace default, project shop: its folder is missing",
     ]

@@ -37,8 +37,11 @@ _NEWEST = sa.select(sa.func.max(_r.seq)).where(of_session(records))
 
 @dataclass(frozen=True, slots=True)
 class ForkPoint:
-    """Where a fork leaves a session: it gets the records up to the ``seq`` of ``upto`` and the digests up to
-    ``number``. ``takes``: those up to this ``seq``, and the digests, are the fork's alone from then on."""
+    """Where a fork leaves a session.
+
+    The fork gets copies of the records with a ``seq`` of at most ``upto``, and of the digests up to ``number``.
+    ``takes``: the session itself loses its records up to this ``seq``, and these digests; 0: it keeps them.
+    """
 
     session_id: str
     upto: int
@@ -48,7 +51,7 @@ class ForkPoint:
 
 @dataclass(frozen=True, slots=True)
 class KnownDigest:
-    """A digest in the lineage of a session, as the ``number``-th of it.
+    """A digest in the lineage of a session; ``number`` is its position there, 0 for a ``LineageEntry.kept`` one.
 
     ``before`` is the ``seq`` of the newest record that the session had when the digest was added, 0 for none.
     The other values are the session's.

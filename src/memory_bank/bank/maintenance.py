@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder
-from memory_bank.bank.files import folders_above, is_place
+from memory_bank.bank.files import ROOT
 from memory_bank.bank.jobs import add_jobs
 from memory_bank.bank.keys import DEFAULT
 from memory_bank.bank.learned import content_deleted, delete_model, is_model_text, lock_content
@@ -95,25 +95,18 @@ def purge(
 
 
 def purge_files(
-    database: Database,
-    *,
-    namespace: str | None = None,
-    project: str | None = None,
-    before: float | None = None,
-    dry_run: bool = False,
+    database: Database, *, before: float | None = None, dry_run: bool = False, **owner: str | None
 ) -> tuple[int, int]:
-    """Delete an agent's files: of a namespace, of projects of this name, those not changed since ``before``.
+    """Delete agents' files: of the ``namespace`` and ``project`` that are given, and not changed since ``before``.
 
-    Returns how many files there were, and their bytes. ``before`` leaves folders. Raises StorageError.
+    Returns how many files there were, and their bytes. With ``before`` folders stay. Raises StorageError.
     """
-    f = files.c
-    conditions = ((f.namespace, namespace), (f.project, project))
-    doomed = [column == wanted for column, wanted in conditions if wanted is not None]
+    doomed = [files.c[name] == wanted for name, wanted in owner.items() if wanted is not None]
     if before is not None:
-        doomed += [f.changed < before, f.content.is_not(None)]
-    size = sa.cast(sum_of(byte_length(f.content)), sa.BigInteger)
+        doomed += [files.c.changed < before, files.c.content.is_not(None)]
+    size = sa.cast(sum_of(byte_length(files.c.content)), sa.BigInteger)
     with database.read() if dry_run else database.erase() as c:
-        count, total = c.execute(sa.select(sa.func.count(f.content), size).where(*doomed)).one()
+        count, total = c.execute(sa.select(sa.func.count(files.c.content), size).where(*doomed)).one()
         if not dry_run:
             c.execute(sa.delete(files).where(*doomed))
     return count, int(total)
@@ -343,14 +336,13 @@ class _Verification:
             found = c.execute(sa.select(*_stored(files)), execution_options={"yield_per": _BATCH})
             for row in found.mappings():
                 self.counts.files += row["content"] is not None
-                what = _values(files, row)[1] or ("" if is_place(row["path"]) else "its path is not valid")
-                if (
-                    not {(row["namespace"], row["project"], above) for above in folders_above(row["path"])}
-                    <= folders
-                ):
-                    what = "a folder above it is missing"
+                place, owner = row["path"], (row["namespace"], row["project"])
+                what = _values(files, row)[1]
+                above = place.rpartition("/")[0]
+                if above != ROOT and (*owner, above) not in folders:
+                    what = "its folder is missing"
                 if what:
-                    where = f"{_name(row['path'])} of namespace {row['namespace']}, project {row['project']}"
+                    where = f"{_name(place)} of namespace {owner[0]}, project {owner[1]}"
                     yield Defect("file", f"{where}: {what}")
 
     def _pages(self, table: sa.Table, query: sa.Select[Any]) -> Iterator[RowMapping]:

@@ -223,7 +223,6 @@ files = sa.Table(  # what an agent keeps below /memories, by a memory tool
     sa.Column("project", sa.String(255), primary_key=True),
     sa.Column("path", sa.String(1024), primary_key=True),
     sa.Column("content", ExactText),  # NULL: a folder
-    sa.Column("created", sa.Float(53), nullable=False),
     sa.Column("changed", sa.Float(53), nullable=False),
 )
 

@@ -137,7 +137,7 @@ class Sqlite(Database):
 
     @contextmanager
     def _waiting(self, c: Connection, milliseconds: int) -> Iterator[None]:
-        """Wait for other connections for another time than usually."""
+        """Wait this long for the locks of other connections, instead of ``BUSY_TIMEOUT_MS``."""
         c.exec_driver_sql(f"PRAGMA busy_timeout={milliseconds}")
         try:
             yield

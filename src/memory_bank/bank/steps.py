@@ -78,7 +78,10 @@ class StepToStore:
 
 @dataclass(frozen=True, slots=True)
 class StepRange:
-    """``steps`` steps up to ``number``: the most tokens of a full history, the most and the least sent."""
+    """Some steps in a row: how many, the last one's ``number``, and the extremes of their tokens.
+
+    ``tokens``, ``least_tokens``: the most and the fewest that were sent; ``full_tokens``: the most of a full history.
+    """
 
     number: int
     steps: int
@@ -115,7 +118,7 @@ def unpacked(stored: bytes) -> dict[str, Any]:
 
 
 def add_steps(database: Database, new: Sequence[StepToStore], kept: int) -> None:
-    """Store steps in one transaction, numbered on from the last step of their session, and what stored steps came to.
+    """Store new steps, numbered after the last one of their session, and the outcomes of stored steps, all or none.
 
     Only the latest ``kept`` steps of a session keep their manifests. A step newer than the deletion of its
     session revives the session, an older one is dropped; a manifest is dropped if the session was emptied

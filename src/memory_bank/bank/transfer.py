@@ -23,7 +23,7 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder, bind, embed_all, embedder_of
-from memory_bank.bank.files import MemoryFiles, is_place
+from memory_bank.bank.files import ROOT, MemoryFiles, place_of
 from memory_bank.bank.rows import FORGOTTEN, MARKS, check_same, is_session_id, is_time, what_is_wrong
 from memory_bank.bank.schema import (
     IDS,
@@ -41,7 +41,7 @@ from memory_bank.bank.schema import (
     sessions,
     spending,
 )
-from memory_bank.errors import ConfigError, EmbedderMismatchError, FileCommandError, RecordError
+from memory_bank.errors import ConfigError, EmbedderMismatchError, FileError, RecordError
 from memory_bank.faults import fault_point
 from memory_bank.ports import Embedder
 from memory_bank.vectors import embedder_name
@@ -233,12 +233,11 @@ def _read_row(columns: Iterable[sa.Column[Any]], given: Line) -> dict[str, Any]:
 def _write_file(database: Database, value: Any, number: int) -> ImportedFile | RefusedSession:
     try:
         row = _read_row(files.c, value if isinstance(value, dict) else {})
-        if not is_place(row["path"]):
+        if not row["path"].startswith(f"{ROOT}/") or place_of(row["path"]) != row["path"]:
             raise RecordError("its path is not valid")
-        times = {"created": row["created"], "changed": row["changed"]}
         project = MemoryFiles(database, row["project"], namespace=row["namespace"])
-        return ImportedFile(row["path"], project.restore(row["path"], row["content"], **times))
-    except (RecordError, ConfigError, FileCommandError) as e:
+        return ImportedFile(row["path"], project.restore(row["path"], row["content"], row["changed"]))
+    except (RecordError, ConfigError, FileError) as e:
         return RefusedSession(None, number, str(e).rstrip("."))
 
 

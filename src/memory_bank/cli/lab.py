@@ -100,7 +100,7 @@ def replay(
 
 
 def _unread(skipped: int, files: Sequence[object], unknown: Sequence[object] = ()) -> list[tuple[str, str]]:
-    """What of the given files was not read, with titles."""
+    """What could not be read: pairs of a title and a count, without those of 0."""
     counts = {"skipped lines": skipped, "files of another format": len(unknown)}
     return [(title, f"{n:,}") for title, n in (counts | {"unreadable files": len(files)}).items() if n]
 

@@ -39,7 +39,7 @@ def _toml(value: Any) -> str:
 
 
 class Client(NamedTuple):
-    """A client: the variable that it reads, or the values in its configuration file that ``--write`` sets.
+    """A client, and what points it at the proxy: a variable, or values in its configuration file (``--write``).
 
     ``file`` is the variable that names a folder, that folder below the user's, and the path in it. ``place`` says
     where what is printed belongs.

@@ -31,7 +31,7 @@ LEAST_TOKENS = 200
 USERS_HEAD = "The user's messages, in order:\n"
 SUMMARY_HEAD = "An earlier summary of the conversation:\n"
 LAST_HEAD = "The agent's last message:\n"
-_WORDS_SHARE, _LAST_SHARE, _SUMMARY_SHARE = 0.25, 0.08, 0.15  # of the budget, at most
+_WORDS_SHARE, _LAST_SHARE, _SUMMARY_SHARE = 0.2, 0.08, 0.15  # of the budget, at most
 _FENCED = re.compile(rf"{re.escape(MARK)}([0-9a-f]{{8}})>.*?</retrieved-data seal=\1>\s*", re.S)
 
 

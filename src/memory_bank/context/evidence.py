@@ -80,7 +80,7 @@ class EvidenceMemory:
         self._latest = 0  # the index takes interactions in order; a late result joins the latest
 
     def add(self, record: InteractionRecord, note: str = "") -> None:
-        """Take in a record, and what the agent said with its call; once.
+        """Add a record, and what the agent said with its call; a record that was added before is ignored.
 
         A record that cannot be cut into pieces stands in the thread alone, which is logged.
         """
@@ -244,7 +244,7 @@ class _Chooser:
         return self.excerpts(listed.text + selection.text, selection, listed.named)
 
     def in_place(self) -> Excerpts:
-        """Turns of which something is chosen in their places, the others in the list of calls.
+        """Shown in their places: turns of which something is chosen. In the list of calls: all others.
 
         Excerpts of records whose messages are no longer in the list stand after the list of calls.
         """
@@ -305,7 +305,7 @@ class _Chooser:
         return memory.opening[trace_id]
 
     def _tokens_alone(self, trace_id: str) -> int:
-        """The tokens of a turn with one call, of whose output its outcome alone is shown."""
+        """The tokens of a turn that shows one call, and of its output only the outcome."""
         turn, place = self._at[trace_id]
         edits = self._shorten(turn, {place: self._call(trace_id)}, "")
         return sum(edit.tokens for edit in edits.values())

@@ -165,7 +165,7 @@ def count_tokens(
 def fit_token_budget(
     max_tokens: int, *, counter: TokenCounter | None = None, wire: Wire = "tools"
 ) -> Pruning:
-    """A pruning to at most ``max_tokens``, which changes as little as needed, the oldest steps first.
+    """A pruning to at most ``max_tokens``; it changes no more than needed, and the oldest steps first.
 
     It cuts old observations to 400 characters, then to 100, and then drops whole steps. Tokens are those of the
     messages in the form ``wire``, by ``counter`` or else tiktoken's o200k_base. Raises HistoryError for a budget
@@ -453,7 +453,7 @@ def _text_of(step: Step, session_id: str) -> list[StepRecord]:
 
 
 def _origins(before: Sequence[Step], after: Sequence[Step]) -> list[int | None]:
-    """For each step after a pruning its old position, None for a new one; both keep their order."""
+    """For each step after a pruning, its position before it; None for a new step. Old steps keep their order."""
     places = {id(s): i for i, s in enumerate(before)}
     keys = [(type(s), s.step_number, s.timestamp) for s in before]
     origins: list[int | None] = []

@@ -153,9 +153,9 @@ class MemoryBankTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
 
 
 class MemoryFilesTool(BetaAbstractMemoryTool):
-    """A backend of ``memory_20250818`` for ``tool_runner``: its answers are those of the SDK's own, kept in a bank.
+    """A backend of ``memory_20250818`` for ``tool_runner`` that answers as the SDK's own and keeps files in a bank.
 
-    ``database``, ``project`` and ``namespace`` say which files, as in MemoryFiles. Raises ConfigError, StorageError.
+    ``database``, ``project`` and ``namespace`` as in MemoryFiles. Raises ConfigError, StorageError.
     """
 
     def __init__(
@@ -171,29 +171,29 @@ class MemoryFilesTool(BetaAbstractMemoryTool):
         except MemoryBankError as e:
             raise ToolError(str(e)) from None
 
-    view = create = str_replace = insert = delete = rename = execute
-
     def clear_all_memory(self) -> str:
         """Delete all files of the project."""
         return self.files.clear()
+
+    view = create = str_replace = insert = delete = rename = execute
 
 
 class AsyncMemoryFilesTool(BetaAsyncAbstractMemoryTool):
     """As MemoryFilesTool, for AsyncAnthropic: commands run in a thread."""
 
-    def __init__(self, *given: Any, **options: Any) -> None:
+    def __init__(self, *given: Any, cache_control: Any = None, **options: Any) -> None:
+        super().__init__(cache_control=cache_control)
         self._tool = MemoryFilesTool(*given, **options)
-        super().__init__(cache_control=options.get("cache_control"))
 
     async def execute(self, command: Any) -> str:
-        """Answer a command. Raises ToolError with the text for the model."""
+        """As that of MemoryFilesTool."""
         return await asyncio.to_thread(self._tool.execute, command)
 
-    view = create = str_replace = insert = delete = rename = execute
-
     async def clear_all_memory(self) -> str:
-        """Delete all files of the project."""
+        """As that of MemoryFilesTool."""
         return await asyncio.to_thread(self._tool.clear_all_memory)
+
+    view = create = str_replace = insert = delete = rename = execute
 
 
 def _with_messages(request: httpx2.Request, messages: list[Any]) -> httpx2.Request:

@@ -52,7 +52,7 @@ def strip_natives(rebuilt: Sequence[N], natives: Sequence[N], wire: PartWire[N],
 
 @dataclass(slots=True, eq=False)
 class _HeldSession:
-    """A session of a bridge: its last list where it has no name of its own, and how many calls use it."""
+    """A session of a bridge; ``last``: its last list, if the caller has not named it; ``users``: calls in it."""
 
     name: str
     last: list[ChatMessage] | None = None
@@ -125,7 +125,7 @@ class Bridge(Generic[N]):
     def rebuild(
         self, natives: Sequence[N], session_id: str | None = None, **call: Unpack[ModelCall]
     ) -> list[N]:
-        """The natives to send in place of these: kept ones themselves, shortened ones as copies."""
+        """The natives to send in place of these: unchanged ones are the same objects, shortened ones are copies."""
         rebuilt, name = self._rebuild(natives, session_id, **call)
         self._current.set(name)
         return rebuilt
@@ -224,7 +224,7 @@ class Bridge(Generic[N]):
 
     @contextmanager
     def _used(self, session_id: str | None, messages: list[ChatMessage]) -> Iterator[str]:
-        """The name of the session of a list, which is not closed meanwhile."""
+        """The name of the session that a list belongs to; the session stays open within the block."""
         spoken = None if session_id is not None else _spoken(messages)
         with self._lock:
             held = self._sessions.get(session_id or "") if spoken is None else self._continued(spoken)

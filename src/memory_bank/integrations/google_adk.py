@@ -137,12 +137,10 @@ class MemoryBankPlugin(BasePlugin):
 
     async def before_model_callback(self, *, callback_context: Any, llm_request: Any) -> None:
         """Rebuild the contents of a request."""
-        system = llm_request.config.system_instruction
-        llm_request.contents = await self.bridge.arebuild(
-            llm_request.contents,
-            session_of(callback_context),
-            system=system if isinstance(system, str) else None,
-        )
+        contents, session_id = llm_request.contents, session_of(callback_context)
+        given = llm_request.config.system_instruction
+        system = given if isinstance(given, str) else None
+        llm_request.contents = await self.bridge.arebuild(contents, session_id, system=system)
         llm_request.append_tools([t for t in self._tools if t.name not in llm_request.tools_dict])
 
 

@@ -108,11 +108,8 @@ def _read_action(step: ActionStep) -> dict[int, Part]:
     content: Any = [{"type": "text", "text": text}, *images] if images else text
     call_id = step.tool_calls[0].id
     name, arguments = joined_calls([(call.name, call.arguments) for call in step.tool_calls])
-    return {
-        _SAID: said,
-        _CALLED: Part(MessageKind.CALL, arguments, call_id, name),
-        _OBSERVED: Part(MessageKind.RESULT, content, call_id),
-    }
+    called = Part(MessageKind.CALL, arguments, call_id, name)
+    return {_SAID: said, _CALLED: called, _OBSERVED: Part(MessageKind.RESULT, content, call_id)}
 
 
 def add_memory(

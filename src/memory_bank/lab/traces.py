@@ -60,7 +60,7 @@ class _Gunzip(gzip.GzipFile):
 
 @contextmanager
 def open_lines(path: str | Path, errors: str = "surrogateescape") -> Iterator[io.TextIOWrapper]:
-    """The lines of a text file, plain or gzip; ``errors`` says what happens to bytes that are not UTF-8.
+    """The lines of a text file, plain or gzip; ``errors`` as in ``open``, for bytes that are not UTF-8.
 
     Iterating raises gzip.BadGzipFile where a gzip file unpacks to far more than its size.
     """

@@ -251,7 +251,7 @@ def completion_of(llm_client: object, model: str, timeout: float | None = None) 
 def extend_summary(
     complete: Complete, summary: str, calls: Sequence[str], task: str, words: int
 ) -> tuple[str | None, int]:
-    """A new summary of the old one and the calls, and the number of requests that it took.
+    """Write a summary of the old one and the calls; returns it, and the number of requests that it took.
 
     The summary is None, with a WARNING, when the model fails.
     """

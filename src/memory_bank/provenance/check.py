@@ -234,7 +234,7 @@ class _CallCheck:
         return tuple(unknown)
 
     def _mistyped(self, wanted: str, key: str, hard: Sequence[str] = ()) -> Near | None:
-        """A known identifier of which this one looks like a mistyped form, with its distance; or None."""
+        """The known identifier that this one may be a mistyped form of, and the distance in edits; or None."""
         limit = 2 if len(wanted) >= 10 else 1
         near = self._index.neighbours.nearest(wanted, key, limit) if len(wanted) >= 6 else None
         if near is None:

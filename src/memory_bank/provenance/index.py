@@ -179,7 +179,7 @@ def _count_characters(normal: str) -> npt.NDArray[np.int8]:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One text that the agent has seen, such as a tool's output or a user message; ``origin.place`` is ""."""
+    """One text that the agent has seen, such as a tool's output; ``origin`` names the whole text, no place in it."""
 
     origin: Place
     text: str

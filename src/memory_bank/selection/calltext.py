@@ -122,7 +122,7 @@ def shown_value(text: str, chars: int, others: Iterable[str] = ()) -> str:
 
 
 def ending(text: str, chars: int) -> str:
-    """A value as further information: its start, or for a long path its end from a ``/`` on."""
+    """The start of a value; of a long path its end, from a ``/`` on."""
     if len(text) <= chars or "/" not in text[-chars:] or " " in text:
         return clip(text, chars)
     return "…" + text[text.index("/", len(text) - chars) :]

@@ -120,7 +120,7 @@ class EvidenceIndex:
         return np.array([v for form, v in self._used[record] if folded and stands_in(form, folded)], np.int32)
 
     def _header(self, record: int, length: int) -> tuple[str, int]:
-        """That line in one of the lengths of ARGUMENT_CHARS, and its tokens."""
+        """The line above the excerpts of a record, in one of the lengths of ARGUMENT_CHARS, and its tokens."""
         if (record, length) not in self._headers:
             item, number = self.tables.parsed[record], self._calls[record]
             line = f"note before #{number + 1}" if item.kind == "note" else f"#{number} arguments"
@@ -354,7 +354,7 @@ class EvidenceIndex:
         return self._short[segment]
 
     def without_last(self, selection: Selection, tokens: int) -> Selection:
-        """Return a selection without its last chosen segments, so many that they have `tokens`, at least one."""
+        """Return a selection without its last chosen segments: at least one, and at least `tokens` tokens of them."""
         gains = dict(selection.gains)
         while gains and tokens > 0:
             tokens -= int(self.tables.segments["tokens"][gains.popitem()[0]])

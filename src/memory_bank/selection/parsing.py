@@ -78,7 +78,7 @@ def find_structure(text: str, start: int = 0, stop: int | None = None) -> list[N
 
 
 def _read_root(text: str, start: int, opener: int, stop: int) -> tuple[Node | None, int]:
-    """Return the container that opens at `opener`, None if what it holds is no list of values; and its end."""
+    """Return the container that opens at `opener` (None if it holds no list of values), and its end."""
     root = Node(start, opener, stop, stop, None)
     root.items = items = []
     stack = [root]

@@ -80,7 +80,7 @@ class Interner:
         return numbers
 
     def flags(self, keys: Iterable[Hashable]) -> Array:
-        """Return one bool a known key: whether it is among `keys`."""
+        """Return for each known key whether it is among `keys`."""
         out = np.zeros(self.table.size, dtype=bool)
         out[[number for key in keys if (number := self.ids.get(key)) is not None]] = True
         return out

@@ -140,7 +140,7 @@ class _McpHandlers:
         self.tools = [*_TOOLS, _FILES] if sessions.config.service.memory_files else _TOOLS
 
     def sentence(self, error: MemoryBankError, caller: Caller) -> str:
-        """What a client is told of an error."""
+        """The sentence that a client gets for an error."""
         if isinstance(error, NotFoundError):
             names = self._names(caller)
             there = f"there {'is' if len(names) == 1 else 'are'} {_quoted_names(names)}."

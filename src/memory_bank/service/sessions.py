@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from cachetools import LRUCache
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.files import DEFAULT_PROJECT, MemoryFiles
+from memory_bank.bank.files import MemoryFiles
 from memory_bank.bank.learned import Learned, keep_model, learned_of
 from memory_bank.bank.listing import list_page
 from memory_bank.bank.maintenance import purge
@@ -348,13 +348,8 @@ class Sessions:
             self._delay = str(e)
 
     @contextmanager
-    def reading(
-        self, namespace: str | None, name: str, project: str | None = None
-    ) -> Iterator[MemoryBankState]:
-        """A session's memory, locked, for searches and ``handle_tool_call``. Raises NotFoundError.
-
-        ``project``: that of the files.
-        """
+    def reading(self, namespace: str | None, name: str, project: object = None) -> Iterator[MemoryBankState]:
+        """A session's memory, locked, with a project's files, for ``handle_tool_call``. Raises NotFoundError."""
         session_id = self.known(namespace, name)
         with self._holding(session_id, namespace) as kept:
             if kept.reader is None:
@@ -384,7 +379,7 @@ class Sessions:
 
     def files(self, namespace: str | None, project: object = None) -> MemoryFiles | None:
         """The files of a project, without secrets; None where the setting is off. Raises ConfigError for a name."""
-        name = str(project or DEFAULT_PROJECT)
+        name = str(project or "default")
         writable_id(namespace, name)
         if not self.config.service.memory_files:
             return None

@@ -81,7 +81,7 @@ def half() -> Reply:
 
 
 def cut(after: int = 0) -> Reply:
-    """A connection closed after that many bytes of the body; 0: without any answer."""
+    """A fault: the connection is closed after ``after`` bytes of the body; 0: nothing is sent."""
     return Reply(content="this answer is not sent to its end " * 20, cut=after)
 
 

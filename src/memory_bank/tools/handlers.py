@@ -12,7 +12,7 @@ from typing import Any
 from memory_bank.bank.files import COMMANDS, MemoryFiles
 from memory_bank.bank.listing import PREFIX, Outline, records_named
 from memory_bank.bank.retrieval import raw_data, session_name
-from memory_bank.errors import ConfigError, FileCommandError, MemoryBankError
+from memory_bank.errors import ConfigError, FileError, MemoryBankError
 from memory_bank.provenance.identifiers import normal
 from memory_bank.records import InteractionRecord
 from memory_bank.tools.search import search_session
@@ -461,7 +461,7 @@ def _files(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
         raise RefusedCall("No files are kept here: the setting memory_files is off.")
     try:
         text = files.run(given)
-    except FileCommandError as e:
+    except FileError as e:
         return ToolAnswer(cut_at_edge(sendable(str(e)), room, marked=True), refused=True)
     if len(text) > room:
         text = cut_at_edge(text, room, marked=True) + "\n[This is not all: view_range shows other lines.]"

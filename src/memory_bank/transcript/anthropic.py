@@ -25,7 +25,7 @@ AnthropicMessage = dict[str, Any]
 Block = dict[str, Any]
 Make = Callable[[Any], list[Placed]]
 Derive = Callable[[Any, Make], list[Placed]]
-"""Returns what a function makes of a message. It may return what it made of the same object before."""
+"""Applies a function to a message, or returns what it returned for the same object before."""
 
 THINKING = frozenset({"thinking", "redacted_thinking"})
 CACHE_MARK = "cache_control"
@@ -267,15 +267,10 @@ def _arranged(messages: Sequence[Any], source: Sequence[Any]) -> list[AnthropicM
     out: list[AnthropicMessage] = []
     for is_assistant, group in groupby(messages, lambda m: _role(m) == "assistant"):
         run = list(group)
-        late_result = any(
-            _type(b) == "tool_result" for m in run[1:] if isinstance(m, dict) for _, b in _numbered(m)
-        )
-        if (
-            is_assistant
-            or late_result
-            or all(after.get(id(a)) is b for a, b in pairwise(run))
-            or any(_role(m) not in ("user", "system") for m in run)
-        ):
+        late = (block for m in run[1:] if isinstance(m, dict) for _, block in _numbered(m))
+        stays = is_assistant or any(_type(block) == "tool_result" for block in late)
+        stays = stays or all(after.get(id(a)) is b for a, b in pairwise(run))
+        if stays or any(_role(m) not in ("user", "system") for m in run):
             out += run
             continue
         for role in ("user", "system"):
@@ -297,7 +292,7 @@ def _as_blocks(message: AnthropicMessage) -> list[Any]:
 def without_thinking(
     messages: Sequence[Any], rule: Thinking, source: Sequence[Any] = (), wire: PartWire[Any] = _WIRE
 ) -> list[Any]:
-    """The messages without the thinking blocks that the rule leaves out from the first that differs from ``source``.
+    """The messages without the thinking that ``rule`` removes, from the first one on that differs from ``source``.
 
     Raises HistoryError where the turn that is being answered must have thinking and has none.
     """

@@ -138,16 +138,10 @@ def repeated_calls(
         if threshold > 1 and not _run(messages, last_two, 2):
             return []  # the last two differ, as nearly always
         interactions = latest_interactions(messages, _LOOKED_AT)
-    return [
-        {
-            "call_id": pair.call.call_id,
-            "tool_name": pair.call.name,
-            "arguments": pair.call.raw_input,
-            "output": pair.result.text,
-        }
-        for pair in _run(messages, interactions, threshold)
-        if pair.call is not None and pair.result is not None
-    ]
+    names = ("call_id", "tool_name", "arguments", "output")
+    pairs = ((p.call, p.result) for p in _run(messages, interactions, threshold))
+    found = ((c.call_id, c.name, c.raw_input, r.text) for c, r in pairs if c is not None and r is not None)
+    return [dict(zip(names, values, strict=True)) for values in found]
 
 
 def _run(messages: Sequence[object], interactions: Sequence[Interaction], threshold: int) -> list[Pair]:

@@ -25,15 +25,8 @@ Item = dict[str, Any]
 
 ROLES = frozenset({"user", "assistant", "system", "developer"})
 
-OUTPUT_OF = {
-    "function_call": "function_call_output",
-    "custom_tool_call": "custom_tool_call_output",
-    "computer_call": "computer_call_output",
-    "local_shell_call": "local_shell_call_output",
-    "shell_call": "shell_call_output",
-    "apply_patch_call": "apply_patch_call_output",
-    "program": "program_output",
-}
+_CALLS = ("function", "custom_tool", "computer", "local_shell", "shell", "apply_patch")
+OUTPUT_OF = {f"{kind}_call": f"{kind}_call_output" for kind in _CALLS} | {"program": "program_output"}
 """Types of calls, and the type of the item that answers each."""
 
 CALL_OF = {output: call for call, output in OUTPUT_OF.items()}

@@ -230,7 +230,7 @@ def _len(value: Any) -> int:
 
 
 def _share(sizes: list[int], room: int) -> list[int]:
-    """Room for each: the small ones whole, the rest in equal parts (water-filling)."""
+    """Divide ``room`` among parts: small ones get their whole size, the others equal shares (water-filling)."""
     shares = [0] * len(sizes)
     left, open_ = max(0, room), len(sizes)
     for i in sorted(range(len(sizes)), key=lambda i: sizes[i]):

@@ -196,7 +196,7 @@ def read_called(text: str) -> tuple[str, list[Any]] | None:
 
 
 def joined_calls(calls: Sequence[tuple[str, Any]]) -> tuple[str, str]:
-    """One call for those of a turn whose outputs are one text: its name, and as JSON the arguments of each.
+    """Join the calls of a turn whose outputs are one text: the name of the joined call, and its arguments as JSON.
 
     Arguments that are a text are code.
     """

@@ -239,7 +239,7 @@ class Transcript:
         return [i for i in positions if not is_same(self._snapshot[i], messages[i])]
 
     def _is_patchable(self, position: int, message: object) -> bool:
-        """Whether a changed message is a text of system or user, so that its neighbours stay as parsed."""
+        """Whether a changed message can be replaced alone: a text of system or user before and after the change."""
         at = self._closed_at(position)
         segment = self._parser.closed[at] if at >= 0 else None
         return (

@@ -81,7 +81,7 @@ class Wire(Generic[N]):
         raise HistoryError("the context holds a call or a result that the history does not have")
 
     def finish(self, written: list[tuple[int | None, N]], source: Sequence[N]) -> list[N]:  # noqa: ARG002
-        """The messages to be sent, each given with the position of the one that it is made of; None for a new one."""
+        """The messages to be sent. Each is given with the position of its original, None for a new message."""
         return [native for _, native in written]
 
 

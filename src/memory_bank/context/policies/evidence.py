@@ -41,11 +41,8 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     older = sum([e.tokens for e in past])
     budget = max(0, fold_budget(settings.history_budget, older) - view.pinned_tokens)
     is_cold = session.prefix_cache.sent() > settings.cache_retention
-    base = Choice(
-        role=settings.memory_role,
-        repair_pairs=settings.repair_pairs,
-        edits=_shortened_tail(view, session, settings.shorten_last),
-    )
+    shortened = _shortened_tail(view, session, settings.shorten_last)
+    base = Choice(role=settings.memory_role, repair_pairs=settings.repair_pairs, edits=shortened)
     if settings.refresh_after == "auto":
         latest, cache = past[-20:], session.prefix_cache  # whose mean length predicts that of the next ones
         mean = sum(e.tokens for e in latest) / max(1, len(latest))
@@ -99,7 +96,7 @@ def _kept_before(view: View, past: Sequence[Interaction]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Fold:
-    """What stands in the place of the older history for several steps, and what it was made for."""
+    """What replaces the older history until the next fold, and the history and settings that it was made for."""
 
     excerpts: Excerpts
     past: tuple[Interaction, ...]  # the interactions that it is about

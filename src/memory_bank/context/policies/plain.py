@@ -45,7 +45,7 @@ def choose_adaptive(
     settings: AdaptiveSettings,
     policies: Sequence[tuple[str, Policy]],
 ) -> Choice:
-    """The choice of the first strategy with at most ``max_tokens`` tokens; of the smallest if none fits."""
+    """The choice of the first strategy whose context fits into ``max_tokens``, else of the one with the smallest."""
     plans: list[tuple[str, Plan]] = []
     for name, policy in policies:
         plans.append((name, make_plan(view, policy.choose(view, session), session, policy)))

@@ -218,7 +218,7 @@ def _case(result: dict[str, Any], own: list[str], steps: list[list[str]]) -> dic
 
 
 def _replay_case(result: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """A case and its loss, by which cases are sorted."""
+    """The loss of a case, by which cases are sorted, and the case for the template."""
     rows = rows_in(result)
     kept, values = old_bound(rows)
     steps = []

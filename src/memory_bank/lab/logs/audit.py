@@ -56,6 +56,10 @@ class CompactionRow(NamedTuple):
     kept: Mapping[str, KeptByOne]
     read_again: int
 
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return self._asdict() | {"kept": {name: kept._asdict() for name, kept in self.kept.items()}}
+
 
 class Rereads(NamedTuple):
     """Reads of files, those of what had been read before, those of what a compaction had removed, their tokens."""
@@ -92,10 +96,7 @@ class LogAudit:
     def as_dict(self) -> dict[str, Any]:
         """JSON values; NaN is None."""
         values = {f.name: json_value(getattr(self, f.name)) for f in fields(self)}
-        values["each"] = [
-            row._asdict() | {"kept": {name: kept._asdict() for name, kept in row.kept.items()}}
-            for row in self.each
-        ]
+        values["each"] = [row.as_dict() for row in self.each]
         figures = [f.as_dict() for f in self.figures]
         return values | {"figures": figures, "rereads": self.rereads._asdict(), "sentences": self.sentences()}
 
@@ -154,13 +155,8 @@ LOG_COLUMNS: tuple[Column[Figures], ...] = (
 def each_table(rows: Sequence[CompactionRow]) -> tuple[list[str], list[list[str]]]:
     """A table of compactions: titles, and rows with the tokens of the history, values needed, what each way kept."""
     ways = [name for name in rows[0].kept if name != FULL]
-    titles = [
-        "compaction",
-        "history",
-        "values",
-        *(t for way in ways for t in (f"{way} %", "tokens")),
-        "read again",
-    ]
+    columns = (title for way in ways for title in (f"{way} %", "tokens"))
+    titles = ["compaction", "history", "values", *columns, "read again"]
     cells = []
     for row in rows:
         full, figures = row.kept[FULL], []
@@ -204,6 +200,7 @@ def audit_logs(
             if progress is not None:
                 progress(n, n)
     measured = [row for own in rows for row in own]
+    ways = measured[0].kept if measured else ()
     return LogAudit(
         sessions=dict(clients),
         calls=calls,
@@ -212,9 +209,7 @@ def audit_logs(
         values=sum(row.kept[OWN].values.of for row in measured),
         characters=sum(row.kept[OWN].characters.of for row in measured),
         full_tokens=ratio(sum(row.kept[FULL].tokens for row in measured), len(measured)),
-        figures=tuple(
-            figures_of(name, rows) for name in (measured[0].kept if measured else ()) if name != FULL
-        ),
+        figures=tuple(figures_of(name, rows) for name in ways if name != FULL),
         rereads=Rereads(*map(sum, zip(*reads, strict=True))),
         skipped_lines=files.skipped,
         unknown_files=tuple(files.unknown),
@@ -286,11 +281,8 @@ def measure_compactions(
         room = costs.of(own) - costs.of({"role": "user", "content": ""})
         trace = Trace(session.id, history)
         known = partial(_bank_says, history, bank, costs, session.client == "Claude Code")
-        ways: dict[str, Callable[[], Sequence[object]]] = {
-            OWN: partial(list, [own]),
-            FULL: partial(list, history),
-        }
-        ways[ASSIST] = partial(known, assist, own)
+        ways: dict[str, Callable[[], Sequence[object]]]
+        ways = {OWN: partial(list, [own]), FULL: partial(list, history), ASSIST: partial(known, assist, own)}
         ways[ANSWER] = partial(known, room if answer is None else answer)
         ways |= {s.name: partial(_memory_of, s, trace, always, costs.of(own), costs) for s in strategies}
         kept: dict[str, KeptByOne] = {}

@@ -283,7 +283,7 @@ def fit(samples: Sequence[Samples], recipe: Recipe = Recipe()) -> Model:
 
 
 def adapt(model: Model, samples: Sequence[Samples], ridge: float = 1000.0) -> Model:
-    """Return a model whose linear weights were moved towards the samples; what it knew stays where they say nothing.
+    """Return the model with its linear weights adapted to the samples; those of which they say nothing stay.
 
     `ridge`: how firmly it keeps its weights. Raises ValueError when no step needs anything.
     """

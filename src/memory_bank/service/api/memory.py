@@ -184,28 +184,17 @@ class Hits(ResponseModel):
 
 
 @route(
-    router,
-    "POST",
-    "/sessions/{name}/context",
-    "Build the context of the next model call",
-    *_OF_BODIES,
+    router, "POST", "/sessions/{name}/context", "Build the context of the next model call", *_OF_BODIES,
     body=ContextRequest,
-)
+)  # fmt: skip
 def build_context(api: Api, name: SessionName, body: JsonBody) -> BuiltContext:
     """Store what is new in a conversation and return the messages to send to the model instead.
 
     The session is created if it does not exist. The same conversation again stores nothing twice.
     """
     query = ContextRequest.parse(body.value)
-    step = api.sessions.rebuild(
-        api.namespace,
-        name,
-        _checked(query.messages),
-        agent_id=query.agent_id,
-        strategy=query.strategy,
-        size=len(body.data),
-        tools=query.tools,
-    )
+    given = {member: getattr(query, member) for member in ("agent_id", "strategy", "tools")}
+    step = api.sessions.rebuild(api.namespace, name, _checked(query.messages), size=len(body.data), **given)
     plan = None
     if step.plan is not None and step.state is not None and query.plan:
         with step.state.lock:  # the manifest reads the session's evidence
@@ -238,13 +227,9 @@ Key = Header(
 
 
 @route(
-    router,
-    "POST",
-    "/sessions/{name}/ingest",
-    "Store a conversation, or tool outputs",
-    *_OF_BODIES,
+    router, "POST", "/sessions/{name}/ingest", "Store a conversation, or tool outputs", *_OF_BODIES,
     body=IngestRequest,
-)
+)  # fmt: skip
 def ingest(
     api: Api, name: SessionName, body: JsonBody, idempotency_key: Annotated[str | None, Key] = None
 ) -> Ingested:

@@ -41,17 +41,13 @@ _TAGS = {
 }
 _SCHEMES = {
     "key": {
-        "type": "http",
-        "scheme": "bearer",
-        "description": "a service key, mb_…; required once a key exists",
+        "type": "http", "scheme": "bearer", "description": "a service key, mb_…; required once a key exists",
     },
     "memory_key": {
-        "type": "apiKey",
-        "in": "header",
-        "name": "x-memory-key",
+        "type": "apiKey", "in": "header", "name": "x-memory-key",
         "description": "the service key, if Authorization has that of the model's API",
     },
-}
+}  # fmt: skip
 _STATUSES = {
     401: "no valid key",
     403: "not allowed for this key, or called from a web page that is not allowed",

@@ -261,13 +261,9 @@ def _outline(api: ApiContext, name: str, wanted: str) -> listing.Outline:
 
 
 @route(
-    router,
-    "PUT",
-    "/sessions/{name}/records/{trace_id}/mark",
-    "Pin a record, or exclude it from contexts",
-    *(404, 413, 415, 422),
-    body=MarkRequest,
-)
+    router, "PUT", "/sessions/{name}/records/{trace_id}/mark", "Pin a record, or exclude it from contexts",
+    *(404, 413, 415, 422), body=MarkRequest,
+)  # fmt: skip
 def mark_record(api: Api, name: SessionName, trace_id: RecordId, body: JsonBody) -> None:
     """A pinned record is in every context, within the budget; an excluded one in none, and is still returned here.
 

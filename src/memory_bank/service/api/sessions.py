@@ -214,7 +214,7 @@ def get_stats(api: Api) -> Stats:
 
 
 def _sums(api: ApiContext, found: SessionInfo | NamespaceTotals, used: list[UsageSums]) -> dict[str, Any]:
-    """What a session and all sessions of a caller have in common."""
+    """The members that the answers on one session and on all sessions share."""
     tokens = TokenSums.of(found.tokens, compared=_compared(found.tokens.sent, found.tokens.full))
     return {"spend": found.spent, "tokens": tokens, "cost": _costs(api, used)}
 

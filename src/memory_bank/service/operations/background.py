@@ -95,7 +95,7 @@ class ServiceObserver(BackgroundObserver):
             self.wake()
 
     def wake(self) -> None:
-        """Say that a job was queued; nothing happens before ``start``."""
+        """Tell the worker that a job was queued; has no effect before ``start``."""
         if self._started:
             super().wake()
 

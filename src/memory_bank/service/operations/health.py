@@ -61,12 +61,9 @@ class Operations:
         self._client = httpx2.Client(verify=certificates(), timeout=PATIENCE, limits=limits)
         self._limiter = anyio.CapacityLimiter(4)  # so that a check that hangs blocks no request
         self._checks: dict[str, Check] = {
-            "database": self._check_database,
-            "storage": self._check_storage,
-            "upstream": self._check_upstream,
-            "embedder": self._check_embedder,
-            "observer": self._check_observer,
-        }
+            "database": self._check_database, "storage": self._check_storage, "upstream": self._check_upstream,
+            "embedder": self._check_embedder, "observer": self._check_observer,
+        }  # fmt: skip
         self._locks: dict[str, anyio.Lock] = {}
         self._latest: dict[str, tuple[float, dict[str, Any]]] = {}  # by part: until when, its result
 

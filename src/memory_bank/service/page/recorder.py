@@ -208,10 +208,10 @@ def snapshot(step: Rebuilt) -> dict[str, Any]:
 
 
 class _Origin(NamedTuple):
-    """Where a message of the context is from: its ``place`` as the page shows it.
+    """Where a message of the context comes from; ``place`` is what the page shows of it.
 
-    Of a message of a shortened turn also the ``records`` of the turn, and by the id of their call where that is one
-    record's.
+    Only for messages of a shortened turn: ``records`` are its trace_ids, ``by_call`` those by call id, for ids that
+    belong to one record.
     """
 
     place: Mapping[str, Any]
@@ -358,7 +358,7 @@ class _Manifest:
         return entry
 
     def _cut(self, parts: _Parts) -> _Parts:
-        """The parts with their texts cut to what is left: to the beginning, the size of the gap, and the end."""
+        """The parts, each text cut to the room that is left: its beginning, the size of the gap, its end."""
         cut: _Parts = []
         for part in parts:
             text = part["text"]

@@ -37,6 +37,7 @@ from memory_bank.transcript.turns import Conversation
 
 Provider = Literal["openai", "anthropic"]
 TurnPlace = Literal["begins", "goes on"]
+Schemas = Sequence[JsonObject]
 
 
 class NotRebuiltError(Exception):
@@ -113,9 +114,7 @@ class Dialect:
         """The conversation to be sent with marks for the provider's prefix cache; None where it needs none."""
         return None
 
-    def offer_tools(
-        self, request: JsonObject, schemas: Sequence[JsonObject] = TOOL_SCHEMAS
-    ) -> list[object] | None:
+    def offer_tools(self, request: JsonObject, schemas: Schemas = TOOL_SCHEMAS) -> list[object] | None:
         """The tools of a request followed by memory tools; None where these cannot be offered."""
         raise NotImplementedError
 
@@ -152,9 +151,7 @@ class ChatDialect(Dialect):
 
         return RequestHistory(chat.messages, chat, read)
 
-    def offer_tools(
-        self, request: JsonObject, schemas: Sequence[JsonObject] = TOOL_SCHEMAS
-    ) -> list[object] | None:
+    def offer_tools(self, request: JsonObject, schemas: Schemas = TOOL_SCHEMAS) -> list[object] | None:
         """See Dialect. Not with several answers, nor with ``functions``, the older form of tools."""
         if request.get("n") not in (None, 1) or request.get("functions") or request.get("function_call"):
             return None
@@ -205,9 +202,7 @@ class ResponsesDialect(Dialect):
         items = request.get(self.key)
         return isinstance(items, list) and any(item_type(i) == "compaction_trigger" for i in items[-1:])
 
-    def offer_tools(
-        self, request: JsonObject, schemas: Sequence[JsonObject] = TOOL_SCHEMAS
-    ) -> list[object] | None:
+    def offer_tools(self, request: JsonObject, schemas: Schemas = TOOL_SCHEMAS) -> list[object] | None:
         """See Dialect. Not for a response in the background, nor for a stored prompt, which has tools."""
         if request.get("background") or (request.get("prompt") is not None and not request.get("tools")):
             return None
@@ -289,9 +284,7 @@ class MessagesDialect(Dialect):
     def mark_cache(self, request: JsonObject, conversation: Sequence[object]) -> list[object] | None:
         return with_cache_marks(request, conversation)
 
-    def offer_tools(
-        self, request: JsonObject, schemas: Sequence[JsonObject] = TOOL_SCHEMAS
-    ) -> list[object] | None:
+    def offer_tools(self, request: JsonObject, schemas: Schemas = TOOL_SCHEMAS) -> list[object] | None:
         """See Dialect. Not where the model thinks: a signature may be bound to the tools and to hidden turns."""
         thinking = as_object(request.get("thinking"))
         if thinking and thinking.get("type") != "disabled" and not drops_blocks(thinking):
@@ -348,9 +341,7 @@ DIALECTS: tuple[Dialect, ...] = (
 )  # fmt: skip
 
 
-def _with_memory_tools(
-    request: JsonObject, choice: object, schemas: Sequence[JsonObject]
-) -> list[object] | None:
+def _with_memory_tools(request: JsonObject, choice: object, schemas: Schemas) -> list[object] | None:
     """A request's tools and these; None where it has tools of these names or the model must not choose."""
     tools = request.get("tools")
     if tools is not None and not isinstance(tools, list):
