@@ -136,30 +136,30 @@ def _thinking(messages: Sequence[Any]) -> dict[int, str]:
 
 def without_beta(headers: Headers) -> Headers:
     """The headers without the beta of ``context_management``; other betas stay."""
-    out: Headers = []
-    for name, value in headers:
-        if name == b"anthropic-beta":
-            value = b",".join(t for t in value.split(b",") if t.strip() != _BETA).strip()
-        if value or name != b"anthropic-beta":
-            out.append((name, value))
-    return out
+    shown = [
+        (n, b",".join(t for t in v.split(b",") if t.strip() != _BETA) if n == b"anthropic-beta" else v)
+        for n, v in headers
+    ]
+    return [(n, v) for n, v in shown if v.strip() or n != b"anthropic-beta"]
 
 
 def reported(answer: JsonObject, edits: Sequence[JsonObject]) -> JsonObject:
-    """The answer, which reports the edits that were applied here before those of upstream."""
+    """The ``context_management`` of an answer: the edits that were applied here, before those of upstream."""
     given = as_object(answer.get(CONTEXT_MANAGEMENT))
-    return {
-        **answer,
-        CONTEXT_MANAGEMENT: {**given, "applied_edits": [*edits, *(given.get("applied_edits") or ())]},
-    }
+    return {**given, "applied_edits": [*edits, *(given.get("applied_edits") or ())]}
 
 
 async def reported_in_stream(body: AsyncIterator[bytes], edits: Sequence[JsonObject]) -> AsyncIterator[bytes]:
     """A streamed message whose ``message_delta`` reports the edits; all else keeps its bytes."""
 
     def write(event: Event) -> bytes:
-        is_last = event.value is not None and event.value.get("type") == "message_delta"
-        return rewrite_event(event, reported(as_object(event.value), edits)) if is_last else event.raw
+        value = as_object(event.value)
+        is_last = value.get("type") == "message_delta"
+        return (
+            rewrite_event(event, value | {CONTEXT_MANAGEMENT: reported(value, edits)})
+            if is_last
+            else event.raw
+        )
 
     splitter = EventSplitter()
     async for chunk in body:
