@@ -21,9 +21,12 @@ MAP: dict[str, set[str]] = {
     "transcript": {"errors", "ports", "records"},
     "plan": {"pages", "transcript"},
     "models": {"config", "errors", "ports", "pricing", "prompts", "records", "transcript", "vectors"},
-    "bank": {"config", "errors", "faults", "models", "plan", "ports", "pricing", "records", "transcript", "vectors"},
-    "history": {"bank", "errors", "models", "pages", "ports", "records", "transcript", "vectors"},
     "selection": {"errors", "transcript"},
+    "bank": {
+        "config", "errors", "faults", "models", "plan", "ports", "pricing", "records", "selection", "transcript",
+        "vectors",
+    },
+    "history": {"bank", "errors", "models", "pages", "ports", "records", "transcript", "vectors"},
     "context": {
         "bank", "config", "errors", "faults", "models", "plan", "ports", "pricing", "records", "selection",
         "transcript", "vectors",

@@ -390,6 +390,10 @@ class ServiceSettings(Settings):
     """Share of sessions that are sent without memory, as a control with which the page compares the others."""
     inject_tools: bool | Literal["auto"] = "auto"
     """Offer the memory tools to the agent and answer their calls; auto: with rebuilt contexts, if it sends tools."""
+    compaction: Literal["assist", "answer", "pass"] = "assist"
+    """A client's request for a summary: upstream's with what memory knows besides, memory's alone, or untouched."""
+    compaction_tokens: Annotated[Int, Field(ge=200, le=100_000)] = 4000
+    """Most tokens of what memory adds to a summary, or answers in its place."""
     memory_files: bool = False
     """Offer, beside the memory tools, files below /memories that outlive a session; also over MCP."""
     cache_markers: Literal["auto", "off"] = "auto"

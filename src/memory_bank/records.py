@@ -6,7 +6,7 @@ import hashlib
 import time
 import uuid
 from dataclasses import astuple, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 NAMESPACE_END = "␟"
 """Separates namespace and name in a session_id of the service; no name contains it."""
@@ -63,14 +63,18 @@ class Insight:
 
 
 class Hit(NamedTuple):
-    """A record found by search: its trace_id and its cosine similarity to the query, in -1 to 1.
+    """A record found by a search: its trace_id and how well it fits, 0 to 1, comparable within the search.
 
-    ``session_id`` is None for a record of the session that searched.
+    ``session_id`` is None for a record of the session that searched. ``why``: it has ``words`` of the query, a
+    ``neighbour`` of it has, or its summary's ``similarity`` to the query; "" where nothing fits. ``newer`` is the
+    session_id (as above) and trace_id of the latest record of the same call, which returned something else.
     """
 
     trace_id: str
     score: float
     session_id: str | None = None
+    why: Literal["words", "neighbour", "similarity", ""] = ""
+    newer: tuple[str | None, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
 """The banks of these tests: in memory, in a file and in PostgreSQL, closed after each test."""
 
 import pytest
-from tests.contracts.insights import NumbersEmbedder
+from tests.contracts.insights import NumbersEmbedder, NumbersStore
 
 from memory_bank import MemoryBankSettings, MemoryBankState
 from memory_bank.bank.database import Database
-from memory_bank.bank.stores import FactStore, InsightStore
+from memory_bank.bank.stores import FactStore
 
 
 def local(**more):
@@ -32,7 +32,7 @@ class Bank:
     def store(self, session_id="default", agent_id=None):
         database = self.database()
         database.open_session(session_id, agent_id)
-        return InsightStore(NumbersEmbedder(), database, session_id)
+        return NumbersStore(NumbersEmbedder(), database, session_id)
 
     def state(self, session_id, agent_id=None):
         return MemoryBankState("lexical", database=self.database(), session_id=session_id, agent_id=agent_id)

@@ -14,6 +14,7 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder, re_embed
 from memory_bank.bank.schema import insights
 from memory_bank.bank.stores import FactStore, InsightStore
+from memory_bank.bank.terms import terms_of
 from memory_bank.errors import (
     EmbedderMismatchError,
     StorageError,
@@ -41,6 +42,7 @@ def test_no_bit_of_a_vector_is_lost(database):
     edges = np.array([0.0, -0.0, 1e-45, -1e-45, 1.1754942e-38, 3.4028235e38, 0.1, 1 / 3], dtype="<f4")
     vector = np.concatenate([bits[np.isfinite(bits)], edges]).astype("<f4").tobytes()
     row = {"session_id": "s", "trace_id": "t", "summary": "", "embedding": vector, "source": "x"}
+    row["terms"] = terms_of("", None)
     with database.write() as c:
         c.execute(sa.insert(insights), [row])
         assert c.execute(sa.select(insights.c.embedding)).scalar() == vector

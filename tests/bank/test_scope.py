@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.bank.conftest import local
 from tests.chats import call, result, rounds, system, user
-from tests.contracts.insights import NumbersEmbedder
+from tests.contracts.insights import NumbersEmbedder, NumbersStore, score_at
 from tests.examples import first_short
 
 from memory_bank import (
@@ -25,7 +25,6 @@ from memory_bank import (
 )
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import re_embed
-from memory_bank.bank.stores import InsightStore
 from memory_bank.errors import ConfigError
 
 SCOPES = ("session", "agent", "all")
@@ -339,7 +338,7 @@ def test_one_trace_id_in_two_sessions_is_two_records(bank):
     assert [(h.trace_id, h.session_id) for h in found] == [
         ("east", None), ("east", "two"), ("north", None), ("west", "two"),
     ]  # fmt: skip
-    assert [h.score for h in found if h.session_id is None] == pytest.approx([1, 0], abs=1e-6)
+    assert [h.score for h in found] == pytest.approx([score_at(n) for n in range(4)])
     excluded = one.rank("1 0", exclude=["east"], scope="agent", limit=2)
     assert [(h.trace_id, h.session_id) for h in excluded] == [("east", "two"), ("north", None)]
     one.add("east", "-1 0")
@@ -422,7 +421,7 @@ def _cosine(text):
 @given(st.lists(st.tuples(st.sampled_from(["own", "o1", "o2"]), st.integers(0, 4)), max_size=40))
 def test_an_index_of_several_sessions_sees_every_write_once(writes):
     database = Database()
-    stores = {s: InsightStore(NumbersEmbedder(), database, s) for s in ("own", "o1", "o2")}
+    stores = {s: NumbersStore(NumbersEmbedder(), database, s) for s in ("own", "o1", "o2")}
     for n, (session, i) in enumerate(writes):
         stores[session].add(f"{i}", f"{n} 1")
         found = [(h.session_id or "own", h.trace_id) for h in stores["own"].rank("1 0", scope="all")]

@@ -12,8 +12,8 @@ from tests.chats import call, result, system, user
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.bank.database import Database
 from memory_bank.bank.maintenance import purge
+from memory_bank.bank.session import NOTE_TOKENS
 from memory_bank.bank.transfer import export_lines, import_lines
-from memory_bank.bank.worker import NOTE_TOKENS
 from memory_bank.config import ObserverBudget, Price
 from memory_bank.context.policies.evidence import NOTE_HEAD
 from memory_bank.pricing import common_length

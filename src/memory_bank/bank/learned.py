@@ -164,7 +164,7 @@ def content_deleted(c: Connection, session_id: str) -> None:
     """
     key = sa.select(_key).where(of_session(sessions)).scalar_subquery()
     c.execute(sa.update(models).where(_m.namespace == key).values(model=None), {"session": session_id})
-    c.execute(NEXT_GENERATION.values(note=None), {"session": session_id})
+    c.execute(NEXT_GENERATION.values(note=None, summaries=None), {"session": session_id})
 
 
 def is_model_text(text: bytes) -> bool:

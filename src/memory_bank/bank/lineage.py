@@ -217,5 +217,5 @@ def _leave(c: Connection, fork: ForkPoint) -> None:
         (lineage, _l.number.between(1, fork.number)),
     ):
         c.execute(sa.delete(table).where(of_session(table), which), session)
-    c.execute(sa.update(sessions).where(_MINE).values(task=None, note=None), session)
+    c.execute(sa.update(sessions).where(_MINE).values(task=None, note=None, summaries=None), session)
     c.execute(NEXT_GENERATION, session)

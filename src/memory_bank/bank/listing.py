@@ -333,17 +333,13 @@ def stored_rows(
 
 
 def holding(
-    database: Database, session_id: str, texts: Sequence[Sequence[str]], limit: int, before: int | None = None
+    database: Database, session_id: str, trace_ids: Sequence[str], texts: Sequence[Sequence[str]]
 ) -> list[Outline]:
-    """The records whose outputs contain a text of each group (ASCII letters in any case), newest first.
-
-    ``before``: only records with a lower ``seq``.
-    """
+    """Those of some records whose outputs contain a text of each group (ASCII letters in any case), newest first."""
     conditions = [sa.or_(*(database.holds(_r.output, text) for text in group)) for group in texts]
-    if before is not None:
-        conditions.append(_r.seq < before)
-    query = sa.select(_r.trace_id).where(of_session(records), *conditions).order_by(_r.seq.desc())
-    return outlines(database, session_id, database.column(query.limit(limit), session=session_id))
+    query = sa.select(_r.trace_id).where(of_session(records), _r.trace_id.in_(IDS), *conditions)
+    query = query.order_by(_r.seq.desc())
+    return outlines(database, session_id, database.column(query, session=session_id, ids=trace_ids))
 
 
 def _outline_of(database: Database, row: RowMapping) -> Outline:

@@ -331,7 +331,7 @@ class _Verification:
         """Every file of an agent is readable and in a folder."""
         f = files.c
         keys = sa.select(f.namespace, f.project, f.path)
-        with self.database.read() as c:
+        with self.database.snapshot() as c:  # a cursor of PostgreSQL needs a transaction
             folders = {tuple(row) for row in c.execute(keys.where(f.content.is_(None)))}
             found = c.execute(sa.select(*_stored(files)), execution_options={"yield_per": _BATCH})
             for row in found.mappings():

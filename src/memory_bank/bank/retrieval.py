@@ -48,7 +48,7 @@ def ingest_tool_outputs(
     ]
     observer = Observer.create(llm_client, MemoryBankSettings(observer_model=observer_model))
     fact_store.store_many(records)
-    insight_store.add_many(observer.observe_all(records, user_query))
+    insight_store.add_many(observer.observe_all(records, user_query), records=records)
     log_ingested(records)
     return [r.trace_id for r in records]
 
@@ -111,7 +111,7 @@ def retrieve_and_format(
     top_k: int,
     max_chars: int,
 ) -> list[dict[str, str]]:
-    """The ``top_k`` records most similar to a query: ``[{"trace_id", "summary", "raw_data"}]``, best first.
+    """The ``top_k`` records that fit a query best: ``[{"trace_id", "summary", "raw_data"}]``, best first.
 
     ``raw_data`` has at most ``max_chars`` characters; a shortened text ends with a note and the trace_id.
     Raises ConfigError where a store is none, EmbeddingError, StorageError.
@@ -157,7 +157,7 @@ def retrieve(
     if wider is not None:
         others = wider.entries([(h.session_id, h.trace_id) for h in hits if h.session_id is not None])
     found = []
-    for trace_id, score, session_id in hits:
+    for trace_id, score, session_id, *_ in hits:
         other, insight = None, insights.get(trace_id)
         shown = cache.get((trace_id, max_chars))
         if session_id is not None:

@@ -199,6 +199,8 @@ def _fits(kind: Any, value: Any) -> bool:
         return isinstance(value, str)
     if isinstance(kind, Embedding):
         return isinstance(value, bytes)
+    if isinstance(kind, sa.LargeBinary):  # terms, see terms_of
+        return isinstance(value, bytes) and len(value) >= 20 and len(value) % 5 == 0
     if isinstance(kind, sa.String):
         return is_name(value, kind.length or 0)
     if isinstance(kind, sa.Boolean):

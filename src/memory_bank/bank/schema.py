@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection, Dialect, RowMapping
 from sqlalchemy.types import LargeBinary, TypeDecorator, TypeEngine, UserDefinedType
 
 T = TypeVar("T")
-VERSION = "1"
+VERSION = "2"
 
 
 class ExactText(TypeDecorator[str]):
@@ -100,6 +100,9 @@ sessions = sa.Table(
     sa.Column(
         "note", ExactText
     ),  # that a model wrote at the latest fold; deleted with any content of the session
+    sa.Column(
+        "summaries", ExactText
+    ),  # JSON: texts that answered compactions, by digest; deleted as the note is
     sa.Column("agent_id", sa.String(255)),  # searches may cross the sessions of one agent
     sa.Column("namespace", sa.String(64)),  # a service's tenant; NULL without keys
     sa.Column("head", sa.String(64)),  # digest of its conversation up to the end of the last interaction
@@ -129,6 +132,7 @@ insights = _of_records(
     sa.Column("embedding", Embedding, nullable=False),  # of unit length
     sa.Column("source", sa.String(255), nullable=False),
     sa.Column("redo", ExactText),  # why the summary has to be made again
+    sa.Column("terms", sa.LargeBinary, nullable=False),  # of summary and record; see ``terms.terms_of``
 )
 
 jobs = _of_records(  # records that wait for a summary by a language model; deleted when it is stored

@@ -1,9 +1,14 @@
-"""Ranking insights by similarity, for one session or a wider scope: with FAISS, or by the database itself."""
+"""Ranking insights, for one session or a wider scope: by the words of their records, and by similarity.
+
+Words are compared by BM25, over summary, tool, arguments and output. Where the embedder compares meanings, too, both
+rankings are joined by reciprocal ranks (Cormack and others, 2009); similarity is FAISS's, or the database's own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+import threading
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -11,18 +16,33 @@ import sqlalchemy as sa
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import check_embedder, is_known, mismatch
-from memory_bank.bank.schema import LAST, SESSION, Embedding, insights, sessions
+from memory_bank.bank.schema import (
+    INSIGHT_OF_RECORD,
+    LAST,
+    SESSION,
+    Embedding,
+    insights,
+    records,
+    sessions,
+)
+from memory_bank.bank.terms import CallState, TermIndex, call_state, terms_of_query
 from memory_bank.ports import Scope
 from memory_bank.records import Hit
 
 Vectors = npt.NDArray[Any]
-Key = tuple[str | None, str]
-"""Session_id and trace_id of an insight; None for the session that searches."""
+Key = tuple[str, str]
+"""Session_id and trace_id of an insight."""
 
+NEIGHBOUR = 0.2  # of the score of each record beside it in its session
+RECENT, OLDER = (
+    0.5,
+    0.9,
+)  # by how much more the newest record counts, and what is left of it one record earlier
+_RANK = 60  # of reciprocal ranks
 _ROWS_AT_ONCE = 2_000
-_TIE = 1e-6  # scores this close to the next better one are equal
-_GAP = 1e-4  # scores further apart than this are in different groups of ties
-_SPARE = 16
+_TIE = 1e-6  # similarities this close to the next better one are equal
+_GAP = 1e-4  # similarities further apart than this are in different groups of ties
+_SPARE = 1_000  # rows more than asked for that are ranked by similarity
 
 _t = insights.c
 _own = sessions.alias()
@@ -41,13 +61,14 @@ def within(session_id: sa.ColumnElement[str], scope: Scope) -> sa.ColumnElement[
     return session_id.in_(sa.select(sessions.c.session_id).where(included))
 
 
-def _new_rows(scope: Scope) -> sa.Select[Any]:
+def _new_rows(scope: Scope, *columns: sa.Column[bytes]) -> sa.Select[Any]:
     """The rows after ``last``, with the sum of the generations: one statement, so that both belong together.
 
     Generations only grow, and so does their sum, also when a session gets its agent and joins a scope.
     """
     new = (
-        sa.select(_t.seq, _t.session_id, _t.trace_id, _t.embedding)
+        sa.select(_t.seq, _t.session_id, _t.trace_id, _t.terms, records.c.seq.label("record"), *columns)
+        .select_from(insights.outerjoin(records, INSIGHT_OF_RECORD))
         .where(within(_t.session_id, scope), _t.seq > LAST)
         .order_by(_t.seq)
         .limit(_ROWS_AT_ONCE)
@@ -63,7 +84,7 @@ def _new_rows(scope: Scope) -> sa.Select[Any]:
 
 
 def best_first(scores: Vectors, rows: Vectors) -> tuple[Vectors, Vectors]:
-    """Rows and scores, best first; among scores within 1e-6 of one another the larger row, the newer, first."""
+    """Rows and similarities, best first; among those within 1e-6 of one another the larger row, the newer, first."""
     order = np.argsort(-scores, kind="stable")
     # neighbours are compared: equal vectors differ in the last bit, perhaps across a rounding edge
     ties = np.zeros(len(order), dtype=np.intp)
@@ -73,54 +94,104 @@ def best_first(scores: Vectors, rows: Vectors) -> tuple[Vectors, Vectors]:
 
 
 class InsightSearch:
-    """Ranks the insights in the scope of a session by a FAISS index that follows their rows.
+    """Ranks the insights in the scope of a session by indices in memory that follow their rows. Thread-safe.
 
-    Not thread-safe: the InsightStore holds a lock.
+    ``compares``: the embedder compares more than words, so its similarities count as well.
     """
 
-    def __init__(self, database: Database, session_id: str, embedder_name: str, scope: Scope) -> None:
+    def __init__(
+        self, database: Database, session_id: str, embedder_name: str, scope: Scope, compares: bool
+    ) -> None:
         self.database = database
         self.session_id = session_id
         self.embedder_name = embedder_name
-        self.scope = scope
-        self._new_rows = _new_rows(scope)
+        self.compares = compares
+        self._faiss_used = compares and not database.ranks
+        self._new_rows = _new_rows(scope, *([_t.embedding] if self._faiss_used else []))
+        self._nearest_rows = _nearest_rows(scope)
+        self._lock = threading.RLock()
         self.forget()
 
     def forget(self, generation: int = -1) -> None:
         """Drop what is cached. ``generation``: the sum of those of the sessions that are read next."""
+        with self._lock:
+            self._forget(generation)
+
+    def _forget(self, generation: int) -> None:
         self._generation = generation
         self._last_seq = -1
         self._faiss: Any = None
+        self._terms = TermIndex()
+        self._keys: list[Key] = []  # of each row; a replaced row stays, and is no longer present
         self._rows: dict[Key, int] = {}
-        self._keys: Any = []  # the key of each row
+        self._seqs: list[int] = []
+        self._places = np.zeros((0, 2), np.int64)  # the number of its session here, and of its record there
+        self._order: Vectors | None = None  # the rows that are present, by place
+        self._sessions: dict[str, int] = {}
+        self._present = np.zeros(0, bool)
+        self._states: list[CallState] = []
+        self._latest: dict[tuple[int, int], int] = {}  # the latest row of a call, by session and call
 
-    def rank(self, query: Callable[[], Vectors], exclude: Collection[str], limit: int | None) -> list[Hit]:
-        """The insights but the excluded, best first; ``query`` is called only if there are any.
+    def rank(
+        self,
+        query: str,
+        vector: Callable[[], Vectors] | None,
+        own: str,
+        exclude: Collection[str],
+        limit: int | None,
+    ) -> list[Hit]:
+        """The insights but the excluded, best first, also those that do not fit; among equals the newer first.
 
-        ``exclude`` are trace_ids of the session itself. Raises EmbedderMismatchError.
+        ``own`` is the session that searches, of which ``exclude`` are trace_ids; ``vector`` gives the query's, and is
+        called only if it is needed; None: only words are compared. Raises EmbedderMismatchError.
         """
-        if not self._update():
-            return []
-        vector = query()
-        self._check(vector.shape[1])
-        wanted = None if limit is None else limit + len(exclude) + _SPARE
-        while True:
-            rows, scores, complete = self._nearest(vector, wanted)
-            rows, scores = best_first(scores, rows)
-            if hidden := [self._rows[None, t] for t in exclude if (None, t) in self._rows]:
-                shown = ~np.isin(rows, hidden)
-                rows, scores = rows[shown], scores[shown]
-            # After a clear gap nothing is tied with the last one returned.
-            if (
-                complete
-                or limit is None
-                or wanted is None
-                or (len(rows) > limit and (limit == 0 or scores[limit - 1] - scores[-1] > _GAP))
-            ):
-                found = zip(rows[:limit].tolist(), scores[:limit].tolist(), strict=True)
-                keys: Mapping[int, Key] = self._keys
-                return [Hit(keys[row][1], score, keys[row][0]) for row, score in found]
-            wanted *= 4
+        with self._lock:
+            if not self._update():
+                return []
+            words, near, most = self._compare_words(query, own)
+            shown = self._present.copy()
+            shown[[self._rows[own, t] for t in exclude if (own, t) in self._rows]] = False
+            scores = near / most
+            if self.compares and vector is not None:
+                scores = np.zeros(len(near))
+                count = None if limit is None else limit + len(exclude)
+                by_words = np.lexsort((-np.arange(len(near)), -near))[: np.count_nonzero(near)]
+                for rows in (by_words, self._nearest(vector(), count)):
+                    scores[rows] += (_RANK + 1) / 2 / (_RANK + 1 + np.arange(len(rows)))
+            rows = np.flatnonzero(shown)
+            rows = rows[np.lexsort((-rows, -scores[rows]))][:limit]
+            return [self._hit(row, own, scores[row], words[row], near[row]) for row in rows.tolist()]
+
+    def _hit(self, row: int, own: str, score: float, words: float, near: float) -> Hit:
+        why: Literal["words", "neighbour", "similarity", ""] = ""
+        if score:
+            why = "words" if words else "neighbour" if near else "similarity"
+
+        def place(row: int) -> tuple[str | None, str]:
+            session_id, trace_id = self._keys[row]
+            return None if session_id == own else session_id, trace_id
+
+        call, output = self._states[row]
+        latest = self._latest.get((int(self._places[row, 0]), call), row)
+        newer = place(latest) if self._states[latest].output != output else None
+        session_id, trace_id = place(row)
+        return Hit(trace_id, float(score), session_id, why, newer)
+
+    def _compare_words(self, query: str, own: str) -> tuple[Vectors, Vectors, float]:
+        """BM25 of each row; the same with the neighbours' and more for the latest; the most that a row can have."""
+        words, most = self._terms.scores(terms_of_query(query), self._present)
+        if self._order is None:
+            order = np.lexsort((self._places[:, 1], self._places[:, 0]))
+            self._order = order[self._present[order]]
+        order = self._order
+        session = self._places[order, 0]
+        in_order, near = words[order], words.copy()
+        together = np.diff(session) == 0
+        near[order[1:]] += NEIGHBOUR * in_order[:-1] * together
+        near[order[:-1]] += NEIGHBOUR * in_order[1:] * together
+        mine = order[session == self._sessions.get(own, -1)]
+        near[mine] *= 1 + RECENT * OLDER ** np.arange(len(mine))[::-1]
+        return words, near, max(most, 1e-9) * (1 + 2 * NEIGHBOUR) * (1 + RECENT)
 
     def _update(self) -> bool:
         """Add the rows that this or another process has stored since; whether there are any."""
@@ -130,7 +201,7 @@ class InsightSearch:
                 rows = c.execute(self._new_rows, values).all()
                 generation = rows[0].generation
                 if generation != self._generation:  # a session was cleared or re-embedded: begin again
-                    self.forget(generation)
+                    self._forget(generation)
                     continue
                 if rows[0].seq is None:  # the outer join found no new row
                     return bool(self._keys)
@@ -142,61 +213,89 @@ class InsightSearch:
 
     def _extend(self, rows: Sequence[sa.Row[Any]]) -> None:
         """Add rows in the order of ``seq``; they replace earlier rows of their keys."""
-        import faiss
-
-        vectors = np.frombuffer(b"".join(row.embedding for row in rows), dtype="<f4").reshape(len(rows), -1)
-        if self._faiss is None:
-            self._faiss = faiss.IndexFlatIP(vectors.shape[1])
-        keys = [self._key(row) for row in rows]
-        replaced = {self._rows[key] for key in keys if key in self._rows}
-        if replaced:  # the others keep their order
-            self._faiss.remove_ids(np.array(sorted(replaced), dtype=np.int64))
-            self._keys = [key for row, key in enumerate(self._keys) if row not in replaced]
-            self._rows = {key: row for row, key in enumerate(self._keys)}
-        self._faiss.add(np.ascontiguousarray(vectors, dtype=np.float32))
-        self._rows.update((key, len(self._keys) + i) for i, key in enumerate(keys))
-        self._keys += keys
+        self._terms.add([row.terms for row in rows])
+        first = len(self._keys)
+        self._present = np.append(self._present, np.ones(len(rows), bool))
+        places = [
+            (self._sessions.setdefault(row.session_id, len(self._sessions)), row.record or row.seq)
+            for row in rows
+        ]
+        self._places = np.concatenate((self._places, np.array(places, np.int64)))
+        self._order = None
+        for number, row in enumerate(rows, first):
+            key = row.session_id, row.trace_id
+            if key in self._rows:
+                self._present[self._rows[key]] = False
+            self._rows[key] = number
+            self._keys.append(key)
+            state = call_state(row.terms)
+            self._states.append(state)
+            session, place = places[number - first]
+            latest = self._latest.get((session, state.call), number)
+            if state.call and self._places[latest, 1] <= place:
+                self._latest[session, state.call] = number
+        self._seqs += [row.seq for row in rows]
         self._last_seq = rows[-1].seq
+        if self._faiss_used:
+            import faiss
 
-    def _key(self, row: Any) -> Key:
-        return None if row.session_id == self.session_id else row.session_id, row.trace_id
+            vectors = np.frombuffer(b"".join(row.embedding for row in rows), "<f4").reshape(len(rows), -1)
+            if self._faiss is None:
+                self._faiss = faiss.IndexFlatIP(vectors.shape[1])
+            self._faiss.add(np.ascontiguousarray(vectors, dtype=np.float32))
 
-    def _check(self, dimension: int) -> None:
-        if dimension != self._faiss.d:
-            name = self.embedder_name
-            raise mismatch(self.database.name, name, self._faiss.d, name, dimension)
+    def _nearest(self, vector: Vectors, count: int | None) -> Vectors:
+        """The rows with the most similar summaries, best first: the best ``count`` of all, and some more."""
+        replaced = len(self._keys) - int(np.count_nonzero(self._present))
+        wanted = len(self._keys) if count is None else count + replaced + _SPARE
+        while True:
+            wanted = min(wanted, len(self._keys))
+            rows, scores = best_first(*self._similar(vector, wanted)[::-1])
+            shown = self._present[rows]
+            rows, scores = rows[shown], scores[shown]
+            # after a clear gap nothing is tied with the last one that counts
+            if (
+                wanted == len(self._keys)
+                or not count
+                or (len(rows) > count and scores[count - 1] - scores[-1] > _GAP)
+            ):
+                return rows
+            wanted *= 4
 
-    def _nearest(self, vector: Vectors, n: int | None) -> tuple[Vectors, Vectors, bool]:
-        """The ``n`` nearest rows (None: all) and their scores, and whether these are all rows."""
-        size = len(self._keys)
-        k = size if n is None else min(n, size)
-        scores, rows = (column[0] for column in self._faiss.search(vector, k))
-        return rows, scores, k == size
-
-
-class DatabaseSearch(InsightSearch):
-    """Exact inner products by pgvector over the rows of the scope; a row is its ``seq``."""
-
-    def _update(self) -> bool:
-        self._rows, self._keys = {}, {}
-        one = sa.select(_t.seq).where(within(_t.session_id, self.scope)).limit(1)
-        return self.database.value(one, session=self.session_id) is not None
-
-    def _check(self, dimension: int) -> None:
-        check_embedder(self.database, self.embedder_name, dimension)
-
-    def _nearest(self, vector: Vectors, n: int | None) -> tuple[Vectors, Vectors, bool]:
-        n = n if n is None or n < 2**31 else None  # the most that a LIMIT takes
-        asked = sa.literal(vector.astype("<f4").tobytes(), Embedding)
-        distance = _t.embedding.op("<#>", return_type=sa.Float)(asked).label("distance")
-        ranked = (
-            sa.select(_t.seq, _t.session_id, _t.trace_id, distance)
-            .where(within(_t.session_id, self.scope), sa.func.vector_dims(_t.embedding) == vector.shape[1])
-            .order_by(sa.text("distance"), _t.seq.desc())
-        )
+    def _similar(self, vector: Vectors, count: int) -> tuple[Vectors, Vectors]:
+        """``count`` nearest rows and their similarities; of rows that were stored just now none."""
+        if self._faiss_used:
+            if vector.shape[1] != self._faiss.d:
+                name = self.embedder_name
+                raise mismatch(self.database.name, name, self._faiss.d, name, vector.shape[1])
+            scores, rows = self._faiss.search(vector, count)
+            return rows[0], scores[0]
+        check_embedder(self.database, self.embedder_name, vector.shape[1])
+        values = {"session": self.session_id, "vector": vector.astype("<f4").tobytes(), "count": count}
         with self.database.read() as c:
-            rows = c.execute(ranked.limit(n), {"session": self.session_id}).all()
-        self._keys.update((row.seq, self._key(row)) for row in rows)
-        self._rows.update((key, seq) for seq, key in self._keys.items())
-        seqs = np.array([row.seq for row in rows], dtype=np.intp)
-        return seqs, np.array([-row.distance for row in rows]), len(rows) != n
+            found = c.execute(self._nearest_rows, values).all()
+        numbers = {seq: row for row, seq in enumerate(self._seqs)}
+        known = [(numbers[seq], -distance) for seq, distance in found if seq in numbers]
+        return np.array([row for row, _ in known], np.intp), np.array([score for _, score in known])
+
+
+def shared_search(database: Database, session_id: str, embedder_name: str, compares: bool) -> InsightSearch:
+    """The search over a namespace, by one of its sessions; all of them share it."""
+    namespace = database.value(sa.select(sessions.c.namespace).where(sessions.c.session_id == session_id))
+    with _sharing:
+        known = database.searches
+        if (namespace, embedder_name) not in known:
+            made = InsightSearch(database, session_id, embedder_name, "all", compares)
+            known[namespace, embedder_name] = made
+        return cast(InsightSearch, known[namespace, embedder_name])
+
+
+_sharing = threading.Lock()
+
+
+def _nearest_rows(scope: Scope) -> sa.Select[Any]:
+    """Row and negative inner product of the insights nearest to a vector, by pgvector."""
+    asked = sa.bindparam("vector", type_=Embedding)
+    distance = _t.embedding.op("<#>", return_type=sa.Float)(asked).label("distance")
+    found = sa.select(_t.seq, distance).where(within(_t.session_id, scope))
+    return found.order_by(sa.text("distance"), _t.seq.desc()).limit(sa.bindparam("count", type_=sa.Integer))

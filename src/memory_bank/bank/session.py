@@ -19,17 +19,21 @@ from memory_bank.bank.stores import FactStore, InsightStore, WiderScope, clear_i
 from memory_bank.bank.worker import InsightWriter
 from memory_bank.config import MemoryBankSettings
 from memory_bank.errors import EmbeddingError, StorageError
-from memory_bank.models.observer import EXTRACTIVE
+from memory_bank.models.observer import EXTRACTIVE, describe_call
 from memory_bank.plan import Context, Plan
 from memory_bank.ports import Embedder, Scope, TokenCounter
 from memory_bank.pricing import PrefixCache
 from memory_bank.records import InteractionRecord, Spent
 from memory_bank.transcript.jsontext import dump_value
 from memory_bank.transcript.messages import Pair
+from memory_bank.transcript.shortening import fit_text
 from memory_bank.transcript.tokens import approximate_counter, open_counter
 from memory_bank.transcript.transcript import Transcript, View, is_same
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
+
+NOTE_TOKENS = 300
+"""Most tokens of the note at a fold."""
 
 
 class Session:
@@ -167,6 +171,7 @@ class MemoryBankState(Session):
         self.order_changes = 0  # how often other processes changed the order of stored records
         self.generation: int | None = None
         self.step_count = 0
+        self._noting: threading.Thread | None = None  # writes a note
         self._prepared = False  # whether a step has begun
         self._given_counter = counter
         self._encoding: str | None = None
@@ -330,11 +335,32 @@ class MemoryBankState(Session):
         return self.database.get_note(self.session_id)
 
     def note_later(self, calls: Sequence[tuple[int, str, str]], task: str, done: Callable[[], None]) -> None:
-        """Have the Observer's model write the note of a fold in the background, about its calls since the one before.
+        """Have the Observer's model write the note of a fold in a thread, and call ``done`` once it is stored.
 
-        ``calls``: number, trace_id and the agent's words. ``done`` is called, in another thread, once it is stored.
+        ``calls`` are those since the note before: number, trace_id, the agent's words. Nothing happens without a
+        model, or while a note is being written: the next one is then about these calls, too.
         """
-        self._insights.note_later(calls, self._task or task, self.generation, self.counter.count_text, done)
+        observer, generation, count = self._insights.observer, self.generation, self.counter.count_text
+        task = self._task or task
+        if observer.name == EXTRACTIVE or (self._noting is not None and self._noting.is_alive()):
+            return
+
+        def write() -> None:
+            try:
+                records = {r.trace_id: r for r in self.fact_store.get_many([t for _, t, _ in calls])}
+                shown = [describe_call(n, records[t], said, 1_000) for n, t, said in calls if t in records]
+                note = observer.note(self.note, shown, task)
+                if isinstance(note, str):
+                    self.database.set_note(self.session_id, fit_text(note, NOTE_TOKENS, count), generation)
+                    done()
+                    return
+                reason = note.reason
+            except Exception as e:  # the next fold tries again
+                reason = type(e).__name__
+            log.warning("no note at a fold of session %s: %s", self.session_id, reason)
+
+        self._noting = threading.Thread(target=write, name="memory-bank-note", daemon=True)
+        self._noting.start()
 
     @property
     def pending(self) -> int:
@@ -370,11 +396,15 @@ class MemoryBankState(Session):
                 self.lock.release()
         else:
             left = max(1, len(self._insights.waiting))
+        if self._noting is not None:
+            self._noting.join(None if until is None else max(0.0, until - time.monotonic()))
         return left + self._insights.wait(until)
 
     def close(self) -> None:
         """Close the session's own database. What is stored stays stored; what is queued stays queued."""
         self._insights.stop()
+        if self._noting is not None and not self.defer:  # in a service it may still be stored later
+            self._noting.join(1.0)
         if self._deferred and self.lock.acquire(blocking=False):  # a step that hangs is not waited for
             try:
                 self.finish()

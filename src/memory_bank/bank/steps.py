@@ -38,6 +38,7 @@ class StepFigures:
 
     ``tokens`` of all that was sent, ``full_tokens`` of the request as it came; ``messages`` counts the full history,
     ``records`` those stored at that time. ``status``: "rebuilt", "unchanged", "passed" (a request for a summary),
+    "answered" (one that the bank answered),
     "refused" (sent as it came, since upstream refused a context of the session) or CONTROL. ``changed_at`` is the
     position of the first message that is not that of the step before, where the provider's prefix cache ends, and
     ``changed`` what that message is: "memory", or its role; None where the context begins as the one before.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -42,10 +42,12 @@ from memory_bank.bank.schema import (
     rows_by_id,
     steps,
 )
-from memory_bank.bank.search import DatabaseSearch, InsightSearch, within
+from memory_bank.bank.search import InsightSearch, shared_search, within
+from memory_bank.bank.terms import terms_of
 from memory_bank.errors import ConfigError
 from memory_bank.faults import fault_point
 from memory_bank.models.embedding import load_embedder
+from memory_bank.models.lexical import LexicalEmbedder
 from memory_bank.ports import Embedder, Scope
 from memory_bank.records import Hit, Insight, InteractionRecord
 from memory_bank.vectors import embedder_name, encode_documents, encode_queries
@@ -139,7 +141,7 @@ class FactStore:
             self.database.lock_session(c, self.session_id)
             found = self._change(c, trace_id, HAS_CONTENT, mark=mark)
             if found:
-                deleted = {"note": None} if mark == "excluded" else {}  # the note may quote the record
+                deleted = {"note": None, "summaries": None} if mark == "excluded" else {}  # may quote it
                 c.execute(NEXT_GENERATION.values(deleted), self._mine)
         return found
 
@@ -184,7 +186,7 @@ class FactStore:
 
 
 class InsightStore:
-    """The summaries of one session, searchable by cosine similarity; without a database they live in memory.
+    """The summaries of one session, to be searched by words and similarity; without a database they live in memory.
 
     ``embedding_model`` is anything with ``encode(list[str]) -> array (n, d)``, or a name such as ``"lexical"``;
     ``database`` a Database, a file name or a URL. Another embedder than the bank's raises EmbedderMismatchError,
@@ -211,6 +213,7 @@ class InsightStore:
         self._mine = {"session": session_id}
         self.database.open_session(session_id)
         self._lock = threading.RLock()
+        self._compares = self.embedder_name != LexicalEmbedder.name
         self._searches: dict[Scope, InsightSearch] = {}
         self._vector = lru_cache(64)(lambda query: encode_queries(embedding_model, [query]))
         check_embedder(self.database, self.embedder_name, None)
@@ -222,27 +225,47 @@ class InsightStore:
         """
         self.add_many([Insight(trace_id, summary)])
 
-    def add_many(self, batch: Sequence[Insight], *, generation: int | None = None) -> None:
+    def add_many(
+        self,
+        batch: Sequence[Insight],
+        *,
+        records: Iterable[InteractionRecord] = (),
+        generation: int | None = None,
+    ) -> None:
         """Embed and store several insights, in one batch and one transaction. Raises as ``add``.
 
-        ``generation``: the session's when the insights were made; nothing is stored if it was reset since.
+        ``records`` are those of the insights; the others are read. ``generation``: the session's when the insights
+        were made; nothing is stored if it was reset since.
         """
-        rows = self.embed(batch)
+        rows = self.embed(batch, records)
         if rows:
             with self._lock:
                 self.database.submit(lambda c: self.insert(c, rows, generation), self.session_id)
             fault_point("insights.stored")
 
-    def embed(self, batch: Sequence[Insight]) -> list[dict[str, Any]]:
-        """Insights as the rows that ``insert`` takes. Raises RecordError, EmbeddingError."""
+    def embed(
+        self, batch: Sequence[Insight], records: Iterable[InteractionRecord] = ()
+    ) -> list[dict[str, Any]]:
+        """Insights and their ``records`` as the rows that ``insert`` takes. Raises RecordError, EmbeddingError."""
         latest = latest_insights(batch)
         if not latest:
             return []
         vectors = encode_documents(self.embedding_model, [i.summary for i in latest])
+        known = {r.trace_id: r for r in records}
+        known |= self._records([i.trace_id for i in latest if i.trace_id not in known])
         return [
-            {"session_id": self.session_id, "embedding": vector.astype("<f4").tobytes(), **asdict(insight)}
+            {
+                "session_id": self.session_id,
+                "embedding": vector.astype("<f4").tobytes(),
+                "terms": terms_of(insight.summary, known.get(insight.trace_id)),
+                **asdict(insight),
+            }
             for insight, vector in zip(latest, vectors, strict=True)
         ]
+
+    def _records(self, trace_ids: Sequence[str]) -> dict[str, InteractionRecord]:
+        found = stored_rows(self.database, _BY_IDS, self.session_id, trace_ids)
+        return {trace_id: from_row(row) for trace_id, row in found.items()}
 
     def insert(self, c: Connection, rows: list[dict[str, Any]], generation: int | None = None) -> None:
         """Within a write that holds no session yet, insert the insights and replace existing ones.
@@ -276,24 +299,38 @@ class InsightStore:
             self.database.submit(write, self.session_id)
 
     def search(self, query: str, top_k: int = 3) -> list[str]:
-        """The trace_ids of the ``top_k`` most similar summaries, best first; ties: the newer first."""
+        """The trace_ids of the ``top_k`` insights that fit best, best first; among equals the newer first."""
         return [hit.trace_id for hit in self.rank(query, limit=max(0, top_k))]
 
     def rank(
-        self, query: str, exclude: Collection[str] = (), limit: int | None = None, *, scope: Scope = "session"
+        self,
+        query: str,
+        exclude: Collection[str] = (),
+        limit: int | None = None,
+        *,
+        scope: Scope = "session",
+        only_words: bool = False,
     ) -> list[Hit]:
-        """At most ``limit`` insights without the session's excluded ones, best first; ties (1e-6): the newer first.
+        """At most ``limit`` insights without the session's excluded ones, best first; among equals the newer first.
 
-        ``scope``: ``"agent"`` and ``"all"`` include other sessions, whose hits then name their session. Raises
-        EmbeddingError, EmbedderMismatchError.
+        By words, and by similarity where the embedder compares more than words. ``scope``: ``"agent"`` and ``"all"``
+        include other sessions, whose hits then name their session. Raises EmbeddingError, EmbedderMismatchError.
         """
+        # the vectors of long queries are not cached
+        vector = self._vector if len(query) <= 8_000 else self._vector.__wrapped__
+        given = None if only_words else lambda: vector(query)
+        return self._search(scope).rank(query, given, self.session_id, exclude, limit)
+
+    def _search(self, scope: Scope) -> InsightSearch:
         with self._lock:
             if scope not in self._searches:
-                kind = DatabaseSearch if self.database.ranks else InsightSearch
-                self._searches[scope] = kind(self.database, self.session_id, self.embedder_name, scope)
-            # the vectors of long queries are not cached
-            vector = self._vector if len(query) <= 8_000 else self._vector.__wrapped__
-            return self._searches[scope].rank(lambda: vector(query), exclude, limit)
+                about = self.database, self.session_id, self.embedder_name
+                self._searches[scope] = (
+                    shared_search(*about, self._compares)
+                    if scope == "all"
+                    else InsightSearch(*about, scope, self._compares)
+                )
+            return self._searches[scope]
 
     def get_summary(self, trace_id: str) -> str | None:
         """The summary, or None."""

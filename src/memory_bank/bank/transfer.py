@@ -24,7 +24,16 @@ from sqlalchemy.engine import Connection, RowMapping
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder, bind, embed_all, embedder_of
 from memory_bank.bank.files import ROOT, MemoryFiles, place_of
-from memory_bank.bank.rows import FORGOTTEN, MARKS, check_same, is_session_id, is_time, what_is_wrong
+from memory_bank.bank.rows import (
+    FORGOTTEN,
+    MARKS,
+    Row,
+    check_same,
+    from_row,
+    is_session_id,
+    is_time,
+    what_is_wrong,
+)
 from memory_bank.bank.schema import (
     IDS,
     NEXT_GENERATION,
@@ -41,6 +50,7 @@ from memory_bank.bank.schema import (
     sessions,
     spending,
 )
+from memory_bank.bank.terms import terms_of
 from memory_bank.errors import ConfigError, EmbedderMismatchError, FileError, RecordError
 from memory_bank.faults import fault_point
 from memory_bank.ports import Embedder
@@ -52,7 +62,7 @@ EXACT = "$utf8"
 _BATCH = 256
 _TWO_HALVES = re.compile("[\ud800-\udbff][\udc00-\udfff]")  # a JSON parser would join them
 _TABLES = {"record": records, "insight": insights, "job": jobs, "spending": spending}
-_LEFT_OUT = ("seq", "session_id", "owner", "leased", "expires")  # an imported job is free
+_LEFT_OUT = ("seq", "session_id", "owner", "leased", "expires", "terms")  # an imported job is free
 _COLUMNS = {kind: [c for c in table.c if c.name not in _LEFT_OUT] for kind, table in _TABLES.items()}
 
 Line = dict[str, Any]
@@ -122,14 +132,6 @@ class ImportedSession:
     known: int
     insights: int
     jobs: int
-
-
-@dataclass(frozen=True, slots=True)
-class ImportedFile:
-    """A file or folder; ``new`` unless the bank had one under its path, which stays as it is."""
-
-    path: str
-    new: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,25 +232,26 @@ def _read_row(columns: Iterable[sa.Column[Any]], given: Line) -> dict[str, Any]:
     return row
 
 
-def _write_file(database: Database, value: Any, number: int) -> ImportedFile | RefusedSession:
+def _write_file(database: Database, value: Any, number: int) -> bool | RefusedSession:
     try:
         row = _read_row(files.c, value if isinstance(value, dict) else {})
         if not row["path"].startswith(f"{ROOT}/") or place_of(row["path"]) != row["path"]:
             raise RecordError("its path is not valid")
         project = MemoryFiles(database, row["project"], namespace=row["namespace"])
-        return ImportedFile(row["path"], project.restore(row["path"], row["content"], row["changed"]))
+        return project.restore(row["path"], row["content"], row["changed"])
     except (RecordError, ConfigError, FileError) as e:
         return RefusedSession(None, number, str(e).rstrip("."))
 
 
 def import_lines(
     database: Database, lines: Iterable[tuple[int, str | None]], model: Embedder | None = None
-) -> Iterator[ImportedSession | ImportedFile | RefusedSession]:
+) -> Iterator[ImportedSession | bool | RefusedSession]:
     """Import sessions and files from numbered lines (None: one that cannot be read), each in one transaction.
 
-    Rows that the bank has are not changed; a record that differs under its trace_id refuses its session. With
-    a ``model``, summaries that another model embedded are embedded again. Raises EmbedderMismatchError if the
-    bank was built with another embedder, EmbeddingError, StorageError; sessions yielded before are imported.
+    Of a file it yields whether it was new. Rows that the bank has are not changed; a record that differs under
+    its trace_id refuses its session. With a ``model``, summaries that another model embedded are embedded again.
+    Raises EmbedderMismatchError if the bank was built with another embedder, EmbeddingError, StorageError; what was
+    yielded before is imported.
     """
     session: _ReadSession | None = None
     refused: set[str | None] = set()
@@ -346,6 +349,11 @@ def _write_session(database: Database, session: _ReadSession, model: Embedder | 
         values = {"agent_id": agent or header.agent_id, "task": task or header.task}
         c.execute(sa.update(sessions).where(of_session(sessions)).values(values), mine)
         stored, there = known(c, records, rows["record"]), known(c, insights, summaries)
+        contents: dict[str, Row] = {**known(c, records, summaries)}
+        contents |= {row["trace_id"]: row for row in rows["record"]}
+        for row in summaries:
+            content = contents.get(row["trace_id"])
+            row["terms"] = terms_of(row["summary"], None if content is None else from_row(content))
         for row in rows["record"]:
             old = stored.get(row["trace_id"])
             if old is not None and old["mark"] != FORGOTTEN:

@@ -22,17 +22,14 @@ from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.config import MemoryBankSettings
 from memory_bank.errors import EmbeddingError, MemoryBankError, StorageError
 from memory_bank.faults import fault_point
-from memory_bank.models.observer import EXTRACTIVE, Observer, Trouble, describe_call
+from memory_bank.models.observer import EXTRACTIVE, Observer, Trouble
 from memory_bank.ports import Embedder
 from memory_bank.records import Insight, InteractionRecord
 from memory_bank.transcript.messages import is_memory_tool
-from memory_bank.transcript.shortening import fit_text
 
 log = logging.getLogger("memory_bank.Observer")
 session_log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
-NOTE_TOKENS = 300
-"""Most tokens of the note at a fold."""
 LONGEST_SLEEP = 5.0
 """Seconds between two checks of an empty queue."""
 
@@ -291,7 +288,6 @@ class InsightWriter:
         self.observer = Observer()
         self.spending = Spending(facts.database, facts.session_id)
         self._background: BackgroundObserver | None = None
-        self._noting: threading.Thread | None = None
         self._observed_with: object = None
         self._on_jobs = on_jobs
         self._jobs = JobQueue(facts.database, facts.session_id)
@@ -331,7 +327,7 @@ class InsightWriter:
         if drafts and (mode == "background" or (mode == "inline" and self.observer.name == EXTRACTIVE)):
             made = [self.observer.extract(r) for r in observed]
         if made and store is not None and getattr(type(store.embedding_model), "instant", False):
-            embedded, rows = store.embed(made), to_rows(records, self.facts.session_id)
+            embedded, rows = store.embed(made, records), to_rows(records, self.facts.session_id)
 
             def write(c: Connection) -> None:
                 store.insert(c, embedded)
@@ -362,13 +358,13 @@ class InsightWriter:
             self._jobs.add(queued)
             self._may_have_jobs = self._may_have_jobs or bool(queued)
         self.waiting.update((d.trace_id, d) for d in drafts)
-        self._store_drafts(generation)
+        self._store_drafts(generation, found)
         self.waiting.clear()
 
-    def _store_drafts(self, generation: int | None = None) -> None:
+    def _store_drafts(self, generation: int | None = None, records: Sequence[InteractionRecord] = ()) -> None:
         drafts = [draft for draft in self.waiting.values() if draft is not None]
         if drafts and self.store is not None:
-            self.store.add_many(drafts, generation=generation)
+            self.store.add_many(drafts, records=records, generation=generation)
             for draft in drafts:
                 del self.waiting[draft.trace_id]
 
@@ -391,39 +387,6 @@ class InsightWriter:
             self._background = BackgroundObserver(open_worker, idle=30.0)
         self._background.wake()
 
-    def note_later(
-        self,
-        calls: Sequence[tuple[int, str, str]],
-        task: str,
-        generation: int | None,
-        count: Callable[[str], int],
-        done: Callable[[], None],
-    ) -> None:
-        """Have the model write the session's note in a thread, and call ``done`` once it is stored.
-
-        ``calls`` are those since the note before: number, trace_id, the agent's words. Nothing happens without a
-        model, or while a note is being written: the next one is then about these calls, too.
-        """
-        if self.observer.name == EXTRACTIVE or (self._noting is not None and self._noting.is_alive()):
-            return
-        observer, database, session_id = self.observer, self.facts.database, self.facts.session_id
-
-        def write() -> None:
-            try:
-                records = {r.trace_id: r for r in self.facts.get_many([t for _, t, _ in calls])}
-                shown = [describe_call(n, records[t], said, 1_000) for n, t, said in calls if t in records]
-                note = observer.note(database.get_note(session_id), shown, task)
-                if isinstance(note, Trouble):
-                    log.warning("no note at a fold of session %s: %s", session_id, note.reason)
-                    return
-                database.set_note(session_id, fit_text(note, NOTE_TOKENS, count), generation)
-                done()
-            except Exception as e:  # the next fold tries again
-                log.warning("no note at a fold of session %s: %s", session_id, type(e).__name__)
-
-        self._noting = threading.Thread(target=write, name="memory-bank-note", daemon=True)
-        self._noting.start()
-
     def flush_drafts(self) -> int:
         """Store the drafts whose embedder failed; the number of records that still have no insight."""
         try:
@@ -433,9 +396,7 @@ class InsightWriter:
         return 0 if self.settings.observer_mode == "off" else len(self.waiting)
 
     def wait(self, until: float | None) -> int:
-        """Wait for a note and the background Observer until a time of ``time.monotonic``; how many jobs are left."""
-        if self._noting is not None:
-            self._noting.join(None if until is None else max(0.0, until - time.monotonic()))
+        """Wait for the background Observer until a time of ``time.monotonic``; the number of jobs that are left."""
         if self._background is not None and self._background.works:
             self._background.wake()
         pause = 0.01
@@ -447,12 +408,7 @@ class InsightWriter:
         return left
 
     def stop(self, timeout: float = 1.0) -> None:
-        """Let the background Observer start no further job, and wait so many seconds for its current ones and a note.
-
-        Where others work at the jobs, a note is not waited for: it is still stored when it comes.
-        """
-        if self._noting is not None and self._on_jobs is None:
-            self._noting.join(timeout)
+        """Let the background Observer start no further job, and wait so many seconds for its current ones."""
         if self._background is not None:
             self._background.close(timeout)
             self._background = None

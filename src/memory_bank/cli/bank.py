@@ -325,7 +325,7 @@ def import_(
 
     Creates the bank when there is none.
     """
-    from memory_bank.bank.transfer import ImportedFile, ImportedSession, import_lines
+    from memory_bank.bank.transfer import ImportedSession, import_lines
     from memory_bank.models.embedding import load_embedder
 
     for path in files:
@@ -344,8 +344,8 @@ def import_(
                         imported.append(each)
                         bar(len(imported))
                         continue
-                    if isinstance(each, ImportedFile):
-                        kept += each.new
+                    if isinstance(each, bool):
+                        kept += each
                         continue
                     of = "" if each.session_id is None else f", session {each.session_id!r}"
                     reason = f"{path}, line {each.line}{of}: {each.reason}"

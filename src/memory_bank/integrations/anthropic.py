@@ -171,10 +171,6 @@ class MemoryFilesTool(BetaAbstractMemoryTool):
         except MemoryBankError as e:
             raise ToolError(str(e)) from None
 
-    def clear_all_memory(self) -> str:
-        """Delete all files of the project."""
-        return self.files.clear()
-
     view = create = str_replace = insert = delete = rename = execute
 
 
@@ -188,10 +184,6 @@ class AsyncMemoryFilesTool(BetaAsyncAbstractMemoryTool):
     async def execute(self, command: Any) -> str:
         """As that of MemoryFilesTool."""
         return await asyncio.to_thread(self._tool.execute, command)
-
-    async def clear_all_memory(self) -> str:
-        """As that of MemoryFilesTool."""
-        return await asyncio.to_thread(self._tool.clear_all_memory)
 
     view = create = str_replace = insert = delete = rename = execute
 

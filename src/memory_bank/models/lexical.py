@@ -28,11 +28,11 @@ MAX_NGRAM_CHARS = 40
 _CHUNK = re.compile(r"\w+(?:[-./:@+]\w+)*")
 _PIECE = re.compile(r"[^\W_]+")
 _CAMEL = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+|\d+")
-_CJK = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff]")
+CJK = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff]")
 _DIGIT = re.compile(r"\d")
 
 # English words that say nothing about a call, and words that every summary of a call has.
-_STOP_WORDS = frozenset(
+STOP_WORDS = frozenset(
     re.findall(
         r"\w+",
         "a about after all also an and any are as at be been but by can did do does for from had has have "
@@ -163,10 +163,10 @@ def _parts(piece: str) -> list[str]:
 
 def _word(word: str, weight: float) -> Iterator[tuple[bytes, float]]:
     """A word and its character n-grams."""
-    if word in _STOP_WORDS:
+    if word in STOP_WORDS:
         yield _bytes(word), STOP_WORD
         return
-    if _CJK.search(word):
+    if CJK.search(word):
         for n in CJK_NGRAMS:
             for i in range(len(word) - n + 1):
                 yield _bytes(word[i : i + n]), weight * (0.5 if n == 1 else 1.0)

@@ -39,6 +39,7 @@ from memory_bank.service.operations.telemetry import Telemetry
 from memory_bank.service.page import files
 from memory_bank.service.page.recorder import Recorder
 from memory_bank.service.proxy.body import MessageCache
+from memory_bank.service.proxy.compaction import Seals
 from memory_bank.service.proxy.dialects import DIALECTS, Provider
 from memory_bank.service.proxy.identity import Identity, canonical_bytes
 from memory_bank.service.proxy.rebuild import Rebuilder
@@ -114,6 +115,7 @@ class Service:
             self.upstreams,
             rebuilder,
             cache=cache,
+            seals=Seals(database),
             add_trace=telemetry.carry,
             record=self.tell,
         )
@@ -155,7 +157,7 @@ class Service:
         if exchange.outcome in ("unreachable", "broken_off"):
             self.metrics.upstream_errors.inc()
         step, tokens, full_tokens = exchange.step, exchange.tokens, exchange.full_tokens
-        if step is None or not tokens or full_tokens is None:
+        if step is None or tokens is None or full_tokens is None:
             return
         sent, full, by_marks = _usage_of(exchange), None, exchange.route == "messages"
         if sent is not None:

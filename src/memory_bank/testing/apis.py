@@ -11,6 +11,14 @@ from typing import Any
 
 from memory_bank.testing.replies import JsonObject, Reply, as_json, fail
 from memory_bank.transcript.anthropic import MOST_CACHE_MARKS, THINKING, cache_marks, message_errors
+from memory_bank.transcript.events import (
+    chat_events,
+    completion,
+    message_events,
+    message_of,
+    response_events,
+    response_of,
+)
 from memory_bank.transcript.messages import call_entry
 from memory_bank.transcript.pairing import pairing_errors
 from memory_bank.transcript.responses import ROLES, item_errors, item_type
@@ -20,8 +28,6 @@ RESPONSES = "/v1/responses"
 CONVERSATIONS = "/v1/conversations"
 MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
-
-Event = tuple[str, JsonObject]
 
 
 class Api:
@@ -43,22 +49,13 @@ class Api:
         kind, code = "server_error" if reply.status >= 500 else "invalid_request_error", None
         if reply.status == 429:
             kind, code = "requests", "rate_limit_exceeded"
-        error: JsonObject = {"message": reply.content or "", "type": kind}
-        error |= {"param": reply.param, "code": reply.code or code}
+        error = {
+            "message": reply.content or "",
+            "type": kind,
+            "param": reply.param,
+            "code": reply.code or code,
+        }
         return json.dumps({"error": error}).encode()
-
-
-def in_pieces(text: str) -> list[str]:
-    """Split a text into at most 64 pieces of at least 8 characters."""
-    size = max(8, -(-len(text) // 64))
-    return [text[i : i + size] for i in range(0, len(text), size)]
-
-
-def _as_events(events: Iterator[Event]) -> list[bytes]:
-    """Server-sent events with their names, one piece each."""
-    return [
-        f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode() for kind, fields in events
-    ]
 
 
 # Chat completions
@@ -78,47 +75,21 @@ class ScriptedChat(Api):
         return pairing_errors(body["messages"])
 
     def render(self, reply: Reply, body: JsonObject, size: int, streamed: bool) -> list[bytes]:
-        head = {"id": self.number("chatcmpl-"), "created": 0, "model": body["model"]}
         made = []
         for name, arguments, *given in reply.tool_calls:
             text = arguments if isinstance(arguments, str) else json.dumps(arguments)
             made.append(call_entry(given[0] if given else self.number("call_"), name, text))
         said = len(reply.content or "") + sum(len(c["function"]["arguments"]) for c in made)
         into, out = reply.usage or (size // 4, said // 4)
-        usage: JsonObject = {"prompt_tokens": into, "completion_tokens": out, "total_tokens": into + out}
+        message: JsonObject = {"role": "assistant", "content": reply.content, "refusal": None}
+        if reply.reasoning is not None:
+            message["reasoning_content"] = reply.reasoning
+        if made:
+            message["tool_calls"] = made
+        answer = completion(self.number("chatcmpl-"), body["model"], message, into, out)
         if reply.cached is not None:
-            usage["prompt_tokens_details"] = {"cached_tokens": reply.cached[0]}
-        reason = "tool_calls" if made else "stop"
-        if not streamed:
-            message: JsonObject = {"role": "assistant", "content": reply.content, "refusal": None}
-            if reply.reasoning is not None:
-                message["reasoning_content"] = reply.reasoning
-            if made:
-                message["tool_calls"] = made
-            choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
-            whole = {**head, "object": "chat.completion", "choices": [choice], "usage": usage}
-            return [json.dumps(whole).encode()]
-        head["object"] = "chat.completion.chunk"
-        deltas: list[tuple[Any, Any]] = [*((d, None) for d in _deltas(reply, made)), ({}, reason)]
-        chunks = [{**head, "choices": [{"index": 0, "delta": d, "finish_reason": r}]} for d, r in deltas]
-        options = body.get("stream_options")
-        if isinstance(options, dict) and options.get("include_usage"):
-            chunks = [{**chunk, "usage": None} for chunk in chunks]
-            chunks.append({**head, "choices": [], "usage": usage})
-        return [f"data: {c}\n\n".encode() for c in [*map(json.dumps, chunks), "[DONE]"]]
-
-
-def _deltas(reply: Reply, tool_calls: list[JsonObject]) -> Iterator[JsonObject]:
-    yield {"role": "assistant", "content": None if reply.content is None else ""}
-    for piece in in_pieces(reply.reasoning or ""):
-        yield {"reasoning_content": piece}
-    for piece in in_pieces(reply.content or ""):
-        yield {"content": piece}
-    for i, made in enumerate(tool_calls):
-        first = {**made, "function": {"name": made["function"]["name"], "arguments": ""}}
-        yield {"tool_calls": [{"index": i, **first}]}
-        for piece in in_pieces(made["function"]["arguments"]):
-            yield {"tool_calls": [{"index": i, "function": {"arguments": piece}}]}
+            answer["usage"]["prompt_tokens_details"] = {"cached_tokens": reply.cached[0]}
+        return chat_events(answer, body) if streamed else [json.dumps(answer).encode()]
 
 
 # Responses
@@ -127,15 +98,6 @@ _PARTS = {
     True: ("output_text", "refusal"),  # of the assistant
     False: ("input_text", "input_image", "input_file", "input_audio"),
 }
-
-_DEFAULTS: JsonObject = {
-    "object": "response", "created_at": 0, "status": "completed", "error": None, "incomplete_details": None,
-    "instructions": None, "max_output_tokens": None, "metadata": {}, "model": "", "parallel_tool_calls": True,
-    "previous_response_id": None, "reasoning": {"effort": None, "summary": None}, "temperature": 1.0,
-    "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [], "top_p": 1.0, "truncation": "disabled",
-    "user": None,
-}  # fmt: skip
-"""Members of a response; those of the request replace them."""
 
 
 class ScriptedResponses(Api):
@@ -211,8 +173,7 @@ class ScriptedResponses(Api):
         response = self._response(reply, body, size)
         if not streamed:
             return [json.dumps(response).encode()]
-        numbered = enumerate(_response_events(response))
-        return _as_events((kind, {"sequence_number": n, **fields}) for n, (kind, fields) in numbered)
+        return response_events(response)
 
     def _said(self, body: JsonObject) -> list[JsonObject]:
         """All items of a request: the stored ones, then its own with references resolved."""
@@ -228,13 +189,9 @@ class ScriptedResponses(Api):
         thought = len(reply.reasoning or "") // 4
         into, out = reply.usage or (size // 4, (said + len(reply.content or "")) // 4 + thought)
         cached, written = reply.cached or (0, 0)
-        usage = {
-            "input_tokens": into, "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written},
-            "output_tokens": out, "output_tokens_details": {"reasoning_tokens": thought}, "total_tokens": into + out,
-        }  # fmt: skip
-        asked = {k: v for k, v in body.items() if k in _DEFAULTS and v is not None}
-        own = {"id": self.number("resp_"), "output": output, "usage": usage}
-        response = _DEFAULTS | asked | own | {"store": body.get("store") is not False}
+        response = response_of(self.number("resp_"), body, output, into, out)
+        response["usage"]["input_tokens_details"] = {"cached_tokens": cached, "cache_write_tokens": written}
+        response["usage"]["output_tokens_details"] = {"reasoning_tokens": thought}
         if response["store"]:
             with self._lock:
                 items = [*self._said(body), *output]
@@ -270,45 +227,6 @@ class ScriptedResponses(Api):
             else:
                 add("fc_", "function_call", **made, arguments=text)
         return output
-
-
-def _response_events(response: JsonObject) -> Iterator[Event]:
-    start = {**response, "status": "in_progress", "output": [], "usage": None}
-    yield "response.created", {"response": start}
-    yield "response.in_progress", {"response": start}
-    for i, item in enumerate(response["output"]):
-        where = {"item_id": item["id"], "output_index": i}
-        if item["type"] == "reasoning":
-            begun = {**item, "summary": []}
-            events = _part_events(item["summary"], where, "summary_index", "reasoning_summary")
-        elif item["type"] == "message":
-            begun = {**item, "status": "in_progress", "content": []}
-            events = _part_events(item["content"], {**where, "logprobs": []}, "content_index", "content")
-        else:
-            field = "input" if "input" in item else "arguments"
-            name = "custom_tool_call_input" if field == "input" else "function_call_arguments"
-            begun = {**item, "status": "in_progress", field: ""}
-            events = _piecewise(f"response.{name}", where, field, item[field])
-        yield "response.output_item.added", {"output_index": i, "item": begun}
-        yield from events
-        yield "response.output_item.done", {"output_index": i, "item": item}
-    yield "response.completed", {"response": response}
-
-
-def _piecewise(name: str, where: JsonObject, field: str, text: str) -> Iterator[Event]:
-    for piece in in_pieces(text):
-        yield f"{name}.delta", {**where, "delta": piece}
-    yield f"{name}.done", {**where, field: text}
-
-
-def _part_events(parts: list[JsonObject], where: JsonObject, index: str, name: str) -> Iterator[Event]:
-    """The events of an item's parts, each of them added, written and done."""
-    text = "output_text" if name == "content" else f"{name}_text"
-    for i, part in enumerate(parts):
-        here = {**where, index: i}
-        yield f"response.{name}_part.added", {**here, "part": {**part, "text": ""}}
-        yield from _piecewise(f"response.{text}", here, "text", part["text"])
-        yield f"response.{name}_part.done", {**here, "part": part}
 
 
 def _items(given: Any) -> list[Any]:
@@ -426,16 +344,10 @@ class ScriptedMessages(Api):
             content.append({"type": "tool_use", "id": made, "name": name, "input": parsed})
         into, out = reply.usage or (size // 4, len(json.dumps(content)) // 4)
         read, written = reply.cached or (0, 0)
-        usage = {
-            "input_tokens": into - read - written, "cache_creation_input_tokens": written,
-            "cache_read_input_tokens": read, "output_tokens": out,
-        }  # fmt: skip
-        message = {
-            "id": self.number("msg_"), "type": "message", "role": "assistant", "model": body["model"],
-            "content": content, "stop_reason": "tool_use" if reply.tool_calls else "end_turn", "stop_sequence": None,
-            "usage": usage,
-        }  # fmt: skip
-        return _as_events(_message_events(message)) if streamed else [json.dumps(message).encode()]
+        reason = "tool_use" if reply.tool_calls else "end_turn"
+        message = message_of(self.number("msg_"), body["model"], content, reason, into - read - written, out)
+        message["usage"] |= {"cache_creation_input_tokens": written, "cache_read_input_tokens": read}
+        return message_events(message) if streamed else [json.dumps(message).encode()]
 
     def error_body(self, reply: Reply) -> bytes:
         kind = _KINDS.get(reply.status) or ("api_error" if reply.status >= 500 else "invalid_request_error")
@@ -462,28 +374,3 @@ def _unmarked(value: Any) -> Any:
 def _blocks(message: Any) -> list[JsonObject]:
     content = message.get("content") if isinstance(message, dict) else None
     return [b for b in content if isinstance(b, dict)] if isinstance(content, list) else []
-
-
-def _message_events(message: JsonObject) -> Iterator[Event]:
-    usage = message["usage"]
-    begun = {**message, "content": [], "stop_reason": None, "usage": {**usage, "output_tokens": 1}}
-    yield "message_start", {"message": begun}
-    yield "ping", {}
-    for index, block in enumerate(message["content"]):
-        kind = block["type"]
-        if kind == "tool_use":
-            empty: JsonObject = {"input": {}}
-            text, delta, member = json.dumps(block["input"]), "input_json_delta", "partial_json"
-        else:
-            empty = {"text": ""} if kind == "text" else {"thinking": "", "signature": ""}
-            text, delta, member = block[kind], f"{kind}_delta", kind
-        yield "content_block_start", {"index": index, "content_block": {**block, **empty}}
-        for piece in in_pieces(text):
-            yield "content_block_delta", {"index": index, "delta": {"type": delta, member: piece}}
-        if kind == "thinking":
-            signed = {"type": "signature_delta", "signature": block["signature"]}
-            yield "content_block_delta", {"index": index, "delta": signed}
-        yield "content_block_stop", {"index": index}
-    ended = {"stop_reason": message["stop_reason"], "stop_sequence": None}
-    yield "message_delta", {"delta": ended, "usage": {"output_tokens": usage["output_tokens"]}}
-    yield "message_stop", {}

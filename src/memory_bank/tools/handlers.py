@@ -13,7 +13,6 @@ from memory_bank.bank.files import COMMANDS, MemoryFiles
 from memory_bank.bank.listing import PREFIX, Outline, records_named
 from memory_bank.bank.retrieval import raw_data, session_name
 from memory_bank.errors import ConfigError, FileError, MemoryBankError
-from memory_bank.provenance.identifiers import normal
 from memory_bank.records import InteractionRecord
 from memory_bank.tools.search import search_session
 from memory_bank.tools.selection import (
@@ -232,7 +231,7 @@ def _search(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
     if not result.embedded:
         trouble = "; without an embedder only exact words are found"
     elif result.trouble is not None:
-        trouble = "; the embedder failed, so only exact words were looked for"
+        trouble = "; the embedder failed, so only words were compared"
     places = [(m.session_id, m.outline.trace_id) for m in result.matches]
     records = {(None, r.trace_id): r for r in state.fact_store.get_many([t for s, t in places if s is None])}
     if wider is not None:
@@ -244,12 +243,10 @@ def _search(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
     excerpt = min(700, max(80, room // len(found) - 400))
     blocks, described = [], []
     for number, (m, record) in enumerate(found, 1):
-        o, why = m.outline, f"similarity {m.score or 0.0:.2f}"
-        if m.holds is not None:
-            why = f'holds "{normal(m.holds)}"' + (f" at {m.place}" if m.place else "")
+        o = m.outline
         where = f"step {o.step_id}{_of_session(m.session_id)}"
         lines = [
-            f"[{number}] trace_id {o.trace_id}, {one_line(o.tool_name)}, {where}, {why}",
+            f"[{number}] trace_id {o.trace_id}, {one_line(o.tool_name)}, {where}, {m.reason}",
             f"arguments: {quote_lines(shorten(record.raw_input, 200).text)}",
             f"output: {quote_lines(raw_data(record, excerpt).text)}",
         ]
@@ -258,7 +255,7 @@ def _search(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
         blocks.append("\n".join(lines))
         score = None if m.score is None else round(m.score, 4)
         described.append(_described(o, m.session_id, score=score))
-    count = f"{len(found)} of {result.candidates if wider is None else size:,} records{trouble}"
+    count = f"{len(found)} of {size:,} records{trouble}"
     note = f"[{count}. An output exactly: {GET_RECORD} with its trace_id.]"
     return ToolAnswer(fence("\n\n".join(blocks)) + f"\n{note}", records=tuple(described))
 

@@ -1,15 +1,17 @@
-"""The one search over a session: records that contain the query's words exactly, then similar ones."""
+"""The one search: records that fit a query by words or similarity, of a session or a wider scope."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from functools import partial
+from itertools import islice, takewhile
 from typing import Any
 
+from memory_bank.bank.jobs import without_insight
 from memory_bank.bank.listing import Outline, holding, outlines, whole
-from memory_bank.bank.schema import in_parts
 from memory_bank.errors import EmbeddingError
+from memory_bank.ports import Scope
 from memory_bank.provenance.identifiers import find, identifiers_in, normal, runs
 from memory_bank.provenance.index import place_of
 from memory_bank.records import Hit
@@ -17,103 +19,154 @@ from memory_bank.records import Hit
 _MAX_EXACT_CHARS = 200  # longer texts are not searched for exactly
 _RUNS = 4  # runs of letters and digits, the longest, that the database filters by
 _MAX_WANTED = 20  # identifiers of a query that are searched for exactly
-_BATCH = 50
-_MAX_EXAMINED = 400  # records whose outputs are compared with one text
+_MAX_EXAMINED = 400  # records without an insight that are looked at
 _MAX_READ = 2 * 2**20  # bytes; a longer output counts as a match without being read
-_MAX_RANKED = 200  # records ranked when the scope has several sessions
 
 
 @dataclass(frozen=True, slots=True)
 class SearchMatch:
     """A record that was found.
 
-    ``holds`` is the text that its output contains exactly, ``place`` where: a JSON path, ``line 7``, or "".
-    ``score`` is the similarity of its insight, -1 to 1; None without an insight. ``session_id`` is None for a
-    record of the searched session, else the id of the session that has it.
+    ``why`` it was: see ``Hit``; also "holds", for an output that contains the text ``holds`` exactly, at ``place``: a
+    JSON path, ``line 7``, or "". ``score`` is how well it fits, 0 to 1; None without an insight. ``session_id`` is
+    None for a record of the searched session, else the id of the session that has it. ``newer`` is the trace_id of
+    the latest record of the same call, which returned something else.
     """
 
     outline: Outline
     score: float | None
     session_id: str | None = None
+    why: str = "holds"
     holds: str | None = None
     place: str = ""
+    newer: str | None = None
+
+    @property
+    def reason(self) -> str:
+        """Why it was found, and whether it is superseded, in words."""
+        said = {"neighbour": "beside a record that fits", "similarity": "similar in meaning"}
+        why = said.get(self.why, "has words of the query")
+        if self.holds is not None:
+            why = f'holds "{normal(self.holds)}"' + (f" at {self.place}" if self.place else "")
+        return (
+            why if self.newer is None else f"{why}; superseded: the same call returned something else later"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """Matches, best first; ``candidates`` counts the records they were chosen from.
+    """Matches, best first.
 
-    ``embedded`` is False where the session has no embedder. ``trouble`` is the embedder's error. In both
-    cases only exact words were searched.
+    ``embedded`` is False where the session has no embedder, so that only exact words were searched. ``trouble`` is
+    the embedder's error, where only words were compared.
     """
 
     matches: list[SearchMatch]
-    candidates: int
     embedded: bool = True
     trouble: EmbeddingError | None = None
 
 
-def search_session(state: Any, query: str, top_k: int) -> SearchResult:
-    """Search a session (a ``MemoryBankState``): exact matches first, the newest first, then by similarity.
+def search_session(
+    state: Any, query: str, top_k: int, *, scope: Scope | None = None, by_agent: bool = True
+) -> SearchResult:
+    """Search a session (a ``MemoryBankState``), or a ``scope``, by default the state's, for what fits a query.
 
-    Exact words, the query or an identifier in it, are searched in the session itself; similarity covers the
-    state's scope. Answers of our own tools are never found: they quote other records. Raises
-    EmbedderMismatchError, StorageError.
+    Best first, but records whose output contains the whole query before all others, and before an output the later
+    one of the same call. ``by_agent``: the records of the latest step, which an agent has in view, come last.
+    Records without an insight are found only in the session itself, by exact text: the query, or an identifier in
+    it. Answers of our own tools are never found: they quote other records. Raises EmbedderMismatchError,
+    StorageError.
     """
+    scope = scope or state.scope
     tokens = dict.fromkeys(token for token, _, _ in identifiers_in(query))
     wanted = [w for w in (query, *islice(tokens, _MAX_WANTED)) if len(w) <= _MAX_EXACT_CHARS]
+    forms = {normal(w): w for w in reversed(wanted)}
+    step, steps = state.step_count, reversed(state.steps.items())
+    last = {t for t, _ in takewhile(lambda item: item[1] == step, steps)} if by_agent else set()
+    trouble, hits = None, list[Hit]()
+    if (store := state.insight_store) is not None:
+        ranked = partial(store.rank, query, limit=top_k + len(last), scope=scope)
+        try:
+            hits = ranked()
+        except EmbeddingError as e:
+            trouble, hits = e, ranked(only_words=True)
+    bare = list[str]()
+    if store is None or store.size() != state.fact_store.size():
+        bare = without_insight(state.database, state.session_id)[-_MAX_EXAMINED:]
     exact: dict[str, SearchMatch] = {}
-    for form, text in reversed({normal(w): w for w in reversed(wanted)}.items()):
-        for outline, place in _holders(state, form):
-            if len(exact) >= top_k:
-                break
-            exact.setdefault(outline.trace_id, SearchMatch(outline, None, None, text, place))
-    trouble, embedded = None, state.insight_store is not None
-    ranking: list[Hit] = []
-    try:
-        if embedded:
-            limit = None if state.scope == "session" else _MAX_RANKED
-            ranking = state.insight_store.rank(query, limit=limit, scope=state.scope)
-    except EmbeddingError as e:
-        trouble = e
-    scores = {(hit.session_id, hit.trace_id): hit.score for hit in ranking}
-    found = [replace(m, score=scores.get((None, trace_id))) for trace_id, m in exact.items()]
-    similar = [at for at in scores if at[0] is not None or at[1] not in exact]
-    for batch in in_parts(similar, _BATCH):
-        if len(found) >= top_k:
-            break
-        loaded = {
-            (where, outline.trace_id): outline
-            for where in dict.fromkeys(session for session, _ in batch)
-            for outline in outlines(
-                state.database, where or state.session_id, [t for s, t in batch if s == where]
+    for form, text in reversed(forms.items()):
+        for outline, place in islice(_holders(state, bare, form), top_k):
+            exact.setdefault(outline.trace_id, SearchMatch(outline, None, holds=text, place=place))
+    hits = sorted(filter(_fits, hits), key=lambda hit: hit.session_id is None and hit.trace_id in last)
+    found = _loaded(state, _newest_first(hits)[:top_k])
+    found = [_with_place(state, match, forms) for match in found]
+    whole_query = wanted[0] if wanted and wanted[0] == query else None
+    found = [*exact.values(), *sorted(found, key=lambda m: whole_query is None or m.holds != whole_query)]
+    return SearchResult(found[:top_k], store is not None, trouble)
+
+
+def _fits(hit: Hit) -> bool:
+    return bool(hit.why)
+
+
+def _newest_first(hits: Sequence[Hit]) -> list[Hit]:
+    """The hits, before each the latest record of the same call, where that returned something else."""
+    known = {(hit.session_id, hit.trace_id): hit for hit in hits}
+    ordered: dict[tuple[str | None, str], Hit] = {}
+    for hit in hits:
+        if hit.newer is not None:
+            ordered.setdefault(
+                hit.newer, known.get(hit.newer, Hit(hit.newer[1], hit.score, hit.newer[0], hit.why))
             )
-            if not outline.is_own_answer
-        }
-        found += [SearchMatch(loaded[at], scores[at], at[0]) for at in batch if at in loaded]
-    return SearchResult(found[:top_k], len(exact) + len(similar), embedded, trouble)
+        ordered.setdefault((hit.session_id, hit.trace_id), hit)
+    return list(ordered.values())
 
 
-def _holders(state: Any, text: str) -> Iterator[tuple[Outline, str]]:
-    """The records whose outputs contain a text (in normal form) at token boundaries, with the place."""
+def _loaded(state: Any, hits: Sequence[Hit]) -> list[SearchMatch]:
+    """The hits with their records; those deleted meanwhile are left out."""
+    there = {
+        (session_id, outline.trace_id): outline
+        for session_id in dict.fromkeys(hit.session_id for hit in hits)
+        for outline in outlines(
+            state.database,
+            session_id or state.session_id,
+            [h.trace_id for h in hits if h.session_id == session_id],
+        )
+    }
+    return [
+        SearchMatch(outline, h.score, h.session_id, h.why, newer=h.newer and h.newer[1])
+        for h in hits
+        if (outline := there.get((h.session_id, h.trace_id))) is not None and not outline.is_own_answer
+    ]
+
+
+def _with_place(state: Any, match: SearchMatch, forms: dict[str, str]) -> SearchMatch:
+    """A match with the longest wanted text that its output contains exactly."""
+    if match.outline.output_bytes > _MAX_READ:
+        return match
+    output = whole(state.database, match.outline, "output")
+    folded, plain = output.casefold(), None
+    for form, text in reversed(forms.items()):
+        if form.isascii() and not all(run in folded for run in runs(form)):
+            continue
+        plain = plain or normal(output)
+        if find(plain, form) >= 0:
+            return replace(match, why="holds", holds=text, place=place_of(output, form))
+    return match
+
+
+def _holders(state: Any, trace_ids: Sequence[str], text: str) -> Iterator[tuple[Outline, str]]:
+    """Those of some records whose outputs contain a text (in normal form) at token boundaries, with the place."""
     longest = sorted(dict.fromkeys(runs(text)), key=len, reverse=True)[:_RUNS]
-    groups = [_stored_forms(run) for run in longest]
-    before, examined = None, 0
-    while longest and examined < _MAX_EXAMINED:
-        batch = holding(state.database, state.session_id, groups, _BATCH, before)
-        for outline in batch:
-            if outline.is_own_answer:
-                continue
-            if outline.output_bytes > _MAX_READ:
-                yield outline, ""
-                continue
-            output = whole(state.database, outline, "output")
-            if find(normal(output), text) >= 0:
-                yield outline, place_of(output, text)
-        if len(batch) < _BATCH:
-            return
-        examined += len(batch)
-        before = batch[-1].seq
+    if not (longest and trace_ids):
+        return
+    for outline in holding(state.database, state.session_id, trace_ids, [_stored_forms(r) for r in longest]):
+        if outline.output_bytes > _MAX_READ:
+            yield outline, ""
+            continue
+        output = whole(state.database, outline, "output")
+        if find(normal(output), text) >= 0:
+            yield outline, place_of(output, text)
 
 
 def _stored_forms(run: str) -> list[str]:

@@ -1,6 +1,8 @@
-"""Requests for a summary of the conversation, on the routes of every API."""
+"""Requests for a summary of the conversation, on the routes of every API, and what is sent after them."""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 from tests import blocks
@@ -8,11 +10,50 @@ from tests.chats import user
 from tests.service.proxied import post, scripted
 from tests.service.requests import PATHS, body_of
 
-from memory_bank.testing import say
+from memory_bank.service.proxy.compaction import LOST
+from memory_bank.testing import Reply, fail, say
 
 OUTPUTS = [f"order {n}: " + f"PAY-{n:05} " * 300 for n in range(12)]
 CODEX = user("You are performing a CONTEXT CHECKPOINT COMPACTION. Write it down.")
 CLAUDE = blocks.user("Your task is to create a detailed summary of the conversation so far.")
+TRIGGER = {"type": "compaction_trigger"}
+FOREIGN = {"type": "compaction", "id": "cmp_1", "encrypted_content": "gAAAAforeign"}
+SESSION = b"x-memory-session: s"
+COMPACT = "/v1/responses/compact"
+
+
+def key_of(api):
+    return "input" if api == "responses" else "messages"
+
+
+def asking(api, last=None, **members):
+    """A request for a summary, after twelve calls."""
+    body = {**body_of(api, OUTPUTS), **members}
+    body[key_of(api)] += [last] if last else []
+    return body
+
+
+def events(came):
+    found = [line[6:] for line in came.body.decode().splitlines() if line.startswith("data: {")]
+    return [json.loads(line) for line in found]
+
+
+def text_of(api, came):
+    """The text of a complete or streamed answer."""
+    if came.body.lstrip().startswith(b"{"):
+        value = came.json()
+        if api == "chat":
+            return value["choices"][0]["message"]["content"]
+        [part] = value["content"] if api == "messages" else value["output"][0]["content"]
+        return part["text"]
+    if api == "chat":
+        return "".join(c["delta"].get("content") or "" for e in events(came) for c in e["choices"])
+    kind = "content_block_delta" if api == "messages" else "response.output_text.delta"
+    deltas = [e["delta"] for e in events(came) if e["type"] == kind]
+    return "".join(d if isinstance(d, str) else d["text"] for d in deltas)
+
+
+TEXTS = [("chat", CODEX), ("responses", CODEX), ("messages", CLAUDE)]
 
 
 @pytest.mark.parametrize(
@@ -20,7 +61,7 @@ CLAUDE = blocks.user("Your task is to create a detailed summary of the conversat
     [
         ("chat", CODEX, {}),
         ("responses", CODEX, {}),
-        ("responses", {"type": "compaction_trigger"}, {}),
+        ("responses", TRIGGER, {}),
         ("responses", None, {"instructions": "You are tasked with summarizing conversations."}),
         ("messages", CLAUDE, {}),
         (
@@ -28,16 +69,190 @@ CLAUDE = blocks.user("Your task is to create a detailed summary of the conversat
             None,
             {"system": "You are a helpful AI assistant tasked with summarizing conversations."},
         ),
-        ("messages", None, {"compaction": {"instructions": "keep ids"}}),
+        ("messages", None, {"compaction": {"type": "summarize", "instructions": "keep ids"}}),
     ],
 )
-def test_a_request_for_a_summary_passes_untouched_and_is_recorded(tmp_path, api, last, members):
-    body, key = {**body_of(api, OUTPUTS), **members}, "input" if api == "responses" else "messages"
-    body[key] += [last] if last else []
-    with scripted(lambda _: say("a summary"), tmp_path, strict=False) as (server, p):
-        came = post(p.port, PATHS[api], body, b"x-memory-session: s")
+def test_with_pass_a_request_for_a_summary_is_not_touched_and_recorded(tmp_path, api, last, members):
+    body = asking(api, last, **members)
+    with scripted(lambda _: say("a summary"), tmp_path, strict=False, compaction="pass") as (server, p):
+        came = post(p.port, PATHS[api], body, SESSION)
         assert came.header(b"x-memory-status") == b"passed"
         assert came.header(b"x-memory-reason") == b"compaction request"
-        assert server.requests[0].body[key] == body[key]
+        assert server.requests[0].body[key_of(api)] == body[key_of(api)]
+        assert b"retrieved-data" not in came.body
         with p.service.sessions.reading(None, "s") as state:
             assert state.fact_store.size() == 12
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("api", "last"), TEXTS)
+def test_assist_adds_what_a_summary_lacks_after_its_text(tmp_path, api, last, stream):
+    said = "The agent reads orders. " + OUTPUTS[3]
+    with scripted(lambda _: say(said), tmp_path, strict=False) as (server, p):
+        came = post(p.port, PATHS[api], asking(api, last, stream=stream), SESSION)
+        summary, _, known = text_of(api, came).partition(
+            "\n\nWhat the memory of this session holds besides:\n"
+        )
+        assert summary == said
+        assert known.startswith("<retrieved-data seal=")
+        assert "PAY-00007" in known
+        assert came.header(b"x-memory-reason") == b"compaction request, completed by memory"
+        if stream and api == "responses":  # later events repeat the whole text
+            assert [e for e in events(came) if e["type"] == "response.completed"][0]["response"]["output"][0][
+                "content"
+            ][0]["text"] == text_of(api, came)
+        assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("api", "last"), TEXTS)
+def test_answer_asks_no_model(tmp_path, api, last, stream):
+    with scripted([], tmp_path, strict=False, compaction="answer") as (server, p):
+        came = post(p.port, PATHS[api], asking(api, last, stream=stream), SESSION)
+        assert came.status == 200
+        text = text_of(api, came)
+        assert text.startswith("The user's messages, in order:\n- Check the orders.")
+        assert "PAY-00007" in text
+        assert server.requests == []
+        assert came.header(b"x-memory-status") == b"answered"
+        [told] = p.told()
+        assert (told.status, told.memory, told.tokens, told.outcome) == (200, "answered", 0, "complete")
+        assert told.full_tokens > 10_000
+        assert told.input_tokens is None  # nothing was paid
+
+
+@pytest.mark.parametrize("mode", ["assist", "answer"])
+@pytest.mark.parametrize("upstream", ["knows", "refuses", "says"])
+def test_codex_gets_exactly_one_item_and_goes_on_with_it(tmp_path, mode, upstream):
+    done = {"type": "response.output_item.done", "output_index": 0, "item": FOREIGN}
+    response = {"id": "resp_1", "output": [FOREIGN], "usage": {"input_tokens": 9, "output_tokens": 2}}
+    known = [
+        f"data: {json.dumps(e)}\n\n" for e in (done, {"type": "response.completed", "response": response})
+    ]
+
+    def model(body):
+        if body["input"][-1] != TRIGGER:
+            return say("Going on.")
+        return {"knows": Reply(raw=known), "refuses": fail(400, "unknown item"), "says": say("a text")}[
+            upstream
+        ]
+
+    with scripted(model, tmp_path, strict=False, compaction=mode) as (server, p):
+        came = post(p.port, PATHS["responses"], asking("responses", TRIGGER, stream=True), SESSION)
+        items = [e["item"] for e in events(came) if e["type"] == "response.output_item.done"]
+        assert [i["type"] for i in items] == ["compaction"]
+        last = events(came)[-1]
+        assert last["type"] == "response.completed"
+        assert last["response"]["usage"]["input_tokens"] > 0
+        assert "PAY" not in items[0]["encrypted_content"]
+        later = {"model": "m", "input": [user("Check the orders."), *items, user("Go on.")]}
+        for _ in range(2):
+            again = post(p.port, PATHS["responses"], later, SESSION)
+            assert again.status == 200
+            assert again.header(b"x-memory-session") in (b"s", None)
+        first, second = (r.body["input"] for r in server.requests[-2:])
+        assert first == second  # the same bytes for the prefix cache
+        assert (FOREIGN in first) == (mode == "assist" and upstream == "knows")
+        assert "PAY-00007" in json.dumps(first)
+        assert items[0] not in first
+
+
+@pytest.mark.parametrize("mode", ["assist", "answer"])
+def test_the_route_for_compaction_keeps_the_users_messages_and_adds_one_item(tmp_path, mode):
+    with scripted([], tmp_path, strict=False, compaction=mode) as (_, p):  # upstream has no such route
+        came = post(p.port, COMPACT, asking("responses"), SESSION)
+        value = came.json()
+        assert value["object"] == "response.compaction"
+        assert [i.get("role") or i["type"] for i in value["output"]] == ["user", "compaction"]
+        assert (
+            value["usage"]["total_tokens"] == value["usage"]["input_tokens"] + value["usage"]["output_tokens"]
+        )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("upstream", ["knows", "refuses"])
+def test_a_compaction_of_the_messages_api_is_one_block(tmp_path, stream, upstream):
+    block = {"type": "compaction", "content": "Orders were read.", "signature": "sig"}
+    message = {"type": "message", "content": [block], "usage": {"input_tokens": 5, "output_tokens": 6}}
+    made = [
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "compaction", "content": None}},
+        {"type": "content_block_delta", "index": 0, "delta": {**block, "type": "compaction_delta"}},
+    ]
+
+    def model(body):
+        if "compaction" not in body:
+            return say("Going on.")
+        if upstream == "refuses":
+            return fail(400, "compaction: Extra inputs are not permitted")
+        return Reply(raw=[f"data: {json.dumps(e)}\n\n" for e in made]) if stream else message
+
+    body = asking("messages", None, compaction={"type": "summarize"}, stream=stream)
+    with scripted(model, tmp_path, strict=False) as (server, p):
+        came = post(p.port, PATHS["messages"], body, SESSION)
+        if stream:
+            [start] = [e for e in events(came) if e["type"] == "content_block_start"]
+            [delta] = [e["delta"] for e in events(came) if e["type"] == "content_block_delta"]
+            [end] = [e for e in events(came) if e["type"] == "message_delta"]
+            assert (start["content_block"]["type"], end["delta"]["stop_reason"]) == (
+                "compaction",
+                "compaction",
+            )
+            given = {**delta, "type": "compaction"}
+        else:
+            [given] = came.json()["content"]
+            assert came.json()["stop_reason"] == "compaction"
+        assert "PAY-00007" in given["content"]
+        assert ("Orders were read." in given["content"]) == (upstream == "knows")
+        later = body_of("messages", [])
+        later["messages"] = [blocks.turn(given), blocks.user("Go on.")]
+        assert post(p.port, PATHS["messages"], later, SESSION).status == 200
+        sent = server.requests[-1].body["messages"]
+        assert any(block in m["content"] for m in sent) == (upstream == "knows")
+        assert "PAY-00007" in json.dumps(sent)
+        assert given["encrypted_content"] not in json.dumps(sent)
+
+
+def item_of(p, *headers):
+    came = post(p.port, PATHS["responses"], asking("responses", TRIGGER), *headers)
+    return came.json()["output"][0]
+
+
+def later(p, server, item, *headers):
+    """What upstream gets of a request with an item."""
+    came = post(p.port, PATHS["responses"], {"model": "m", "input": [item, user("Go on.")]}, *headers)
+    assert came.status == 200
+    return json.dumps(server.requests[-1].body)
+
+
+def test_a_forged_item_and_one_of_a_deleted_session_are_a_sentence_and_a_foreign_one_passes(tmp_path):
+    with scripted(lambda _: say("ok"), tmp_path, strict=False, compaction="answer") as (server, p):
+        item = item_of(p, SESSION)
+        sealed = item["encrypted_content"]
+        for forged in (
+            sealed[:-4] + "AAAA",
+            "mbc1.",
+            "mbc1.!!",
+            "mbc1." + "A" * 80,
+            sealed[:40] + sealed[44:],
+        ):
+            sent = later(p, server, {**item, "encrypted_content": forged})
+            assert LOST in sent
+            assert "PAY" not in sent
+        assert FOREIGN["encrypted_content"] in later(p, server, FOREIGN)
+        assert "PAY-00007" in later(p, server, item)
+        p.service.sessions.reset(None, "s")
+        sent = later(p, server, item)
+        assert LOST in sent
+        assert "PAY" not in sent
+
+
+def test_an_item_names_its_session_where_nothing_else_does(tmp_path):
+    with scripted(lambda _: say("ok"), tmp_path, strict=False, compaction="answer") as (_, p):
+        first = post(p.port, PATHS["responses"], asking("responses", TRIGGER))
+        session, item = first.header(b"x-memory-session"), first.json()["output"][0]
+        body = body_of("responses", ["order 99: PAY-00099 " * 200] * 2)
+        body["input"] = [*body["input"][:2], item, *body["input"][2:]]
+        came = post(p.port, PATHS["responses"], body)
+        assert came.header(b"x-memory-session") == session
+        with p.service.sessions.reading(None, session.decode()) as state:
+            assert state.fact_store.size() == 14

@@ -35,7 +35,7 @@ _FRAMES = 30
 _OWN_KEYS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-STATUSES = frozenset({"rebuilt", "unchanged", "passed", "failed"})
+STATUSES = frozenset({"rebuilt", "unchanged", "passed", "failed", "answered"})
 """The values of ``x-memory-status``."""
 GONE = 499
 """The status of a request whose client disconnected before the response."""

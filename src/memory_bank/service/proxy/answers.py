@@ -366,6 +366,8 @@ class MessageStream(TurnStream):
         elif kind == "content_block_delta":
             delta = as_object(value.get("delta"))
             into, piece = _DELTAS.get(str(delta.get("type")), ("", ""))
+            if delta.get("type") == "compaction_delta":
+                block |= {k: v for k, v in delta.items() if k != "type" and v is not None}
             if isinstance(text := delta.get(piece), str):
                 old = block.get(into)
                 block[into] = old + text if isinstance(old, str) else text

@@ -336,8 +336,18 @@ class CountTokensDialect(MessagesDialect):
     counts_only = True
 
 
+class CompactDialect(ResponsesDialect):
+    """The compaction of a conversation by the Responses API, as a request of its own."""
+
+    route = "compact"
+    path = "/responses/compact"
+
+    def is_compaction(self, request: JsonObject) -> bool:  # noqa: ARG002
+        return True
+
+
 DIALECTS: tuple[Dialect, ...] = (
-    ChatDialect(), ResponsesDialect(), MessagesDialect(), CountTokensDialect(),
+    ChatDialect(), ResponsesDialect(), MessagesDialect(), CountTokensDialect(), CompactDialect(),
 )  # fmt: skip
 
 

@@ -54,7 +54,9 @@ HEADER = "x-memory-session"
 LATEST = 16
 """Interactions at the end of a list whose calls are compared."""
 
-How = Literal["header", "metadata", "client", "prompt_cache_key", "chain", "calls", "fork", "new"]
+How = Literal[
+    "header", "metadata", "client", "compaction", "prompt_cache_key", "chain", "calls", "fork", "new"
+]
 
 _FIRST_DIGESTS = 16  # looked up in the first query; the others only if none of these helps
 
@@ -91,6 +93,7 @@ class Identity:
         body: Mapping[str, object],
         messages: Sequence[object],
         asks_summary: bool = False,
+        compacted: str | None = None,
         records: bool = True,
     ) -> SessionMatch | None:
         """The session that a request belongs to; None for a conversation that has had no tool call yet.
@@ -98,11 +101,14 @@ class Identity:
         ``messages`` are chat messages as parsed from JSON. A name in the header may be percent-encoded.
         ``upstream_key`` separates the conversations of clients with different keys; it is not stored.
         ``asks_summary``: the request asks for a summary of the conversation, as clients do before they compact it.
+        ``compacted``: the session that a compaction item of ours in the request names.
         ``records``: False only looks the session up and stores nothing.
 
         Raises ConfigError for an invalid name, StorageError.
         """
         named = named_session(namespace, headers, body, messages)
+        if named is None and compacted is not None:
+            named = SessionMatch(compacted, "compaction")
         key = body.get("prompt_cache_key") if named is None else named.name
         key = key if isinstance(key, str) and key else None
         if named is None:

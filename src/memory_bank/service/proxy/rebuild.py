@@ -40,7 +40,7 @@ MOST_REFUSED = 1_024
 """Sessions that are remembered with how their requests are sent; also the models in ``Proxy.proven``."""
 
 NOTHING_YET = "nothing to remember yet"
-COMPACTION = "compaction request"
+COMPACTION, COMPLETED = "compaction request", "compaction request, completed by memory"
 FAILING = 3
 """Requests in a row that memory fails for, after which it counts as failing."""
 UNSEEN = 10
@@ -58,7 +58,7 @@ class MemoryResult:
     step that it is recorded as. ``tools``: the request's with the memory tools, where these are added.
     """
 
-    status: Literal["rebuilt", "unchanged", "passed", "failed"]
+    status: Literal["rebuilt", "unchanged", "passed", "failed", "answered"]
     reason: str | None = None
     data: bytes | None = field(default=None, repr=False)
     arrays: Mapping[str, Sequence[object]] = field(default_factory=dict, repr=False)
@@ -81,6 +81,7 @@ class ModelRequest:
     headers: Mapping[str, str] = field(repr=False)
     upstream_key: str | None = field(repr=False)
     memory: MemoryResult = MemoryResult("passed")
+    compacted: str | None = None
 
     @property
     def value(self) -> JsonObject:
@@ -349,6 +350,7 @@ class Rebuilder:
                 body=value,
                 messages=history.messages,
                 asks_summary=is_summary,
+                compacted=request.compacted,
                 records=not dialect.counts_only,
             )
             if match is None:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Literal
 from urllib.parse import quote
 
-from anyio import CancelScope
+from anyio import CancelScope, to_thread
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
@@ -32,9 +32,11 @@ from memory_bank.service.proxy.body import (
     without_member,
 )
 from memory_bank.service.proxy.clearing import CONTEXT_MANAGEMENT
+from memory_bank.service.proxy.compaction import Compaction, Seals, expand
 from memory_bank.service.proxy.dialects import DIALECTS, Dialect, Provider
 from memory_bank.service.proxy.injection import MOST_BYTES, Injection, parse_object
 from memory_bank.service.proxy.rebuild import (
+    COMPACTION,
     MOST_REFUSED,
     MemoryResult,
     ModelRequest,
@@ -42,6 +44,7 @@ from memory_bank.service.proxy.rebuild import (
     SessionWay,
 )
 from memory_bank.service.proxy.upstream import (
+    NO_USAGE,
     Headers,
     Upstream,
     UpstreamAnswer,
@@ -111,13 +114,15 @@ class Proxy:
     and gets it in a safer form then (SessionWay), in this process; else nothing changes. Where only cache marks were
     refused, no request gets any from then on. ``proven``: models that accepted a change before thinking.
 
-    ``upstreams`` are the model APIs by provider. ``cache`` keeps parsed messages, ``add_trace`` adds trace headers to
+    ``upstreams`` are the model APIs by provider. ``cache`` keeps parsed messages, ``seals`` makes what
+    compaction items hold, ``add_trace`` adds trace headers to
     a request for upstream, ``record`` is called with every finished exchange.
     """
 
     upstreams: Mapping[Provider, Upstream]
     rebuilder: Rebuilder
     cache: MessageCache
+    seals: Seals
     add_trace: Callable[[Headers], Headers]
     record: Callable[[Exchange], None]
     proven: set[str] = field(default_factory=set)
@@ -183,7 +188,7 @@ class _ProxiedRequest:
         exchange.memory, exchange.reason = memory.status, memory.reason
         exchange.tokens = None if memory.tokens is None else self.sent_tokens
         exchange.full_tokens = memory.full_tokens
-        usage = self.usage.tokens()
+        usage = self.usage.tokens() if exchange.answered_tokens or memory.status != "answered" else NO_USAGE
         exchange.input_tokens, exchange.output_tokens = usage.input, usage.output
         exchange.cached_tokens, exchange.written_tokens = usage.cached, usage.written
 
@@ -245,7 +250,11 @@ class _ProxiedRequest:
             headers = clearing.without_beta(headers)
         send = partial(self._send_form, request, headers)
         self.injection = Injection(rebuilder.sessions, rebuilder.timeout, request, send)
-        answer, memory = await self.injection.answer(), request.memory
+        if request.memory.reason == COMPACTION:
+            answer = await Compaction(rebuilder, self.proxy.seals, request, send, self.upstream.name).answer()
+        else:
+            answer = await self.injection.answer()
+        memory = request.memory
         is_ours = request.body.removed or memory.status == "rebuilt"
         if not (is_ours and request.wants_clearing and answer.is_readable):
             return answer
@@ -268,10 +277,10 @@ class _ProxiedRequest:
         """Set the request with its context from memory, in the form in which upstream gets it first."""
         request = self.request = ModelRequest(dialect, self.caller, Body(data), self.incoming.headers, key)
         try:
-            body = await in_thread_if_large(data, parse_body, data, dialect.key, "tools", CONTEXT_MANAGEMENT)
-            if dialect.provider == "anthropic" and not self.proxy.rebuilder.passes_edits:
-                body = without_member(body, CONTEXT_MANAGEMENT)
-            request.body = await in_thread_if_large(data, self.proxy.cache.intern, body, dialect.key)
+            request.body = await in_thread_if_large(data, self._parsed, dialect, data)
+            expanded = await to_thread.run_sync(expand, request, self.proxy.seals, self.upstream.name)
+            if expanded is not None:
+                request.body = await in_thread_if_large(data, self._parsed, dialect, expanded)
         except BodyError as e:
             request.memory = MemoryResult("passed", str(e))
             return
@@ -290,6 +299,12 @@ class _ProxiedRequest:
             request.memory = replace(memory, reason=memory.reason or SAFER)
         if request.is_rebuilt("begins") and not is_proven:
             request.memory = _as_it_came(request, reason=UNTRIED)
+
+    def _parsed(self, dialect: Dialect, data: bytes) -> Body:
+        body = parse_body(data, dialect.key, "tools", CONTEXT_MANAGEMENT)
+        if dialect.provider == "anthropic" and not self.proxy.rebuilder.passes_edits:
+            body = without_member(body, CONTEXT_MANAGEMENT)
+        return self.proxy.cache.intern(body, dialect.key)
 
     async def _send_form(
         self, request: ModelRequest, headers: Headers, body: bytes, more: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -129,7 +130,8 @@ def certificates() -> ssl.SSLContext:
 class Upstream:
     """A model API at ``base_url`` with a pool of connections.
 
-    ``key`` is the service's own key there; ``timeout`` is in seconds without a byte. Requests are sent as
+    ``key`` is the service's own key there; ``timeout`` is in seconds without a byte; ``name``
+    is a digest of the URL. Requests are sent as
     given: no cookies, no retries, no redirects. A proxy that the environment names is used, except for
     loopback.
 
@@ -142,6 +144,7 @@ class Upstream:
             self._base = httpx2.URL(base_url)
         except (httpx2.InvalidURL, UnicodeError):
             raise ConfigError("the upstream is not a valid URL: check --upstream.") from None
+        self.name = hashlib.sha256(base_url.encode()).hexdigest()[:8]
         self._path = self._base.raw_path.rstrip(b"/")
         self._timeout = timeout
         self._timeouts = httpx2.Timeout(timeout, connect=min(30.0, timeout)).as_dict()

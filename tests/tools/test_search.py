@@ -1,0 +1,142 @@
+"""The one search: what it finds, in which order, why, and what it never finds."""
+
+import pytest
+from tests.bank.conftest import *  # noqa: F403  the fixture ``bank``: memory, SQLite, PostgreSQL
+
+from memory_bank import InteractionRecord, MemoryBankState
+from memory_bank.bank.maintenance import purge
+from memory_bank.bank.transfer import export_lines
+from memory_bank.errors import EmbeddingError
+from memory_bank.tools.search import search_session
+
+
+def record(n, tool, arguments, output):
+    return InteractionRecord(f"{n:08d}-trace", n, tool, arguments, output)
+
+
+SHOP = [
+    record(1, "get_order", {"id": "ORD-7"}, {"status": "open", "carrier": "unknown", "total": 12}),
+    record(2, "list_returns", {"customer": "CUS-1"}, "two parcels came back damaged"),
+    record(3, "get_customer", {"id": "CUS-1"}, {"name": "Ada", "address": "Main Street 5", "parcel": "PX-9"}),
+    record(4, "read_policy", {}, "Refunds are paid within fourteen days of a return."),
+    record(5, "get_order", {"id": "ORD-7"}, {"status": "shipped", "carrier": "Snail", "total": 12}),
+    record(6, "ping", {}, "pong"),
+]
+
+
+@pytest.fixture
+def state(bank):
+    made = bank.state("shop")
+    made.add(SHOP, task="help the customer")
+    return made
+
+
+def steps(state, query, top_k=5, **options):
+    return [m.outline.step_id for m in search_session(state, query, top_k, **options).matches]
+
+
+def test_words_rank_and_say_why(state):
+    result = search_session(state, "when is a refund paid", 5)
+    first, *others = result.matches
+    assert (first.outline.step_id, first.why, first.reason) == (4, "words", "has words of the query")
+    assert 0 < first.score <= 1
+    assert {m.outline.step_id for m in others if m.why == "neighbour"} <= {3, 5}
+    assert all(m.reason == "beside a record that fits" for m in others if m.why == "neighbour")
+
+
+@pytest.mark.parametrize("query", ["PX-9", "px-9", "parcel PX-9 of Ada"])
+def test_exact_identifiers_come_first_with_their_place(state, query):
+    first = search_session(state, query, 3).matches[0]
+    assert first.outline.step_id == 3
+    if query != "parcel PX-9 of Ada":
+        assert first.reason == 'holds "px-9" at parcel'
+
+
+def test_a_query_that_nothing_matches_finds_nothing(state):
+    assert search_session(state, "zeppelin quantum xyzzy", 20).matches == []
+
+
+def test_the_latest_fact_comes_first_and_the_older_says_so(state):
+    matches = search_session(state, "status of order ORD-7", 5, by_agent=False).matches
+    found = [m.outline.step_id for m in matches]
+    assert found.index(5) < found.index(1)
+    older = next(m for m in matches if m.outline.step_id == 1)
+    assert older.newer == SHOP[4].trace_id
+    assert "superseded" in older.reason
+    assert next(m for m in matches if m.outline.step_id == 5).newer is None
+    only = search_session(state, "unknown carrier open", 1, by_agent=False).matches
+    assert [m.outline.step_id for m in only] == [5]  # also where only the older one would have been found
+
+
+def test_a_failed_call_and_another_object_supersede_nothing(state):
+    state.add([
+        record(7, "get_order", {"id": "ORD-7"}, {"error": "timeout"}),
+        record(8, "get_order", {"id": "ORD-8"}, {"status": "lost"}),
+    ])  # fmt: skip
+    newest = search_session(state, "order ORD-7 shipped Snail", 5, by_agent=False).matches[0]
+    assert (newest.outline.step_id, newest.newer) == (5, None)
+
+
+def test_what_an_agent_has_in_view_comes_last(state):
+    assert steps(state, "pong", by_agent=False)[0] == 6
+    state.add([record(7, "ping", {"again": True}, "pong")])
+    assert steps(state, "pong")[0] == 6
+    assert steps(state, "pong", by_agent=False)[0] == 7
+
+
+def test_names_in_the_middle_of_a_long_output_are_found(state):
+    filler = "lorem ipsum dolor " * 20_000
+    state.add(
+        [record(7, "read_log", {}, f"{filler} request REQ-40001 failed {filler}"), record(8, "ping", {}, "x")]
+    )
+    assert steps(state, "REQ-40001")[0] == 7
+
+
+def test_a_record_of_a_wider_scope_is_found_from_one_index_for_the_namespace(bank):
+    one, two, stranger = (bank.state(s) for s in ("one", "two", "three"))
+    one.add(SHOP[:3])
+    two.add(SHOP[3:])
+    assert steps(two, "damaged parcels", scope="all") == steps(one, "damaged parcels", by_agent=False)
+    found = search_session(one, "refunds", 5, scope="all").matches
+    assert [(m.session_id, m.outline.step_id) for m in found][0] == ("two", 4)
+    assert search_session(one, "refunds", 5).matches == []
+    stranger.add([record(1, "note", {}, "refunds refunds")])
+    assert search_session(two, "refunds", 5, scope="all").matches[0].session_id == "three"
+
+
+@pytest.mark.parametrize("end", ["reset", "forget", "purge"])
+def test_what_was_deleted_is_not_found(bank, state, end):
+    other = bank.state("other")
+    other.add(SHOP[:1])
+    assert steps(other, "refunds", scope="all") == [4, *steps(other, "refunds", scope="all")[1:]]
+    if end == "reset":
+        state.reset()
+    elif end == "forget":
+        state.fact_store.forget(SHOP[3].trace_id)
+    else:
+        list(purge(bank.database(), session_id="shop"))
+    assert 4 not in steps(state, "refunds paid fourteen") + steps(other, "refunds paid fourteen", scope="all")
+    left = [line for line in export_lines(bank.database(), "shop") if "ourteen" in str(line)]
+    assert left == []
+
+
+def test_an_embedder_that_fails_leaves_the_words(bank):
+    class Moody:
+        name = "moody"
+        fails = False
+
+        def encode(self, texts):
+            if self.fails:
+                raise OSError("gone")
+            return [[1.0, len(text) % 7] for text in texts]
+
+    model = Moody()
+    state = MemoryBankState(model, database=bank.database(), session_id="moody")
+    state.add(SHOP)
+    both = search_session(state, "refunds paid", 3)
+    assert both.matches[0].outline.step_id == 4
+    assert both.matches[0].why == "words"
+    model.fails = True
+    result = search_session(state, "refunds are paid", 3)
+    assert isinstance(result.trouble, EmbeddingError)
+    assert result.matches[0].outline.step_id == 4
