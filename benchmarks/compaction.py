@@ -24,6 +24,7 @@ from typing import Any
 
 from harness import about, command_line
 from memory_bank import MemoryBankSettings
+from memory_bank.config import ServiceSettings
 from memory_bank.lab.costs import Costs, named_counter
 from memory_bank.lab.logs import audit
 from memory_bank.lab.logs.sessions import Client, LogFiles, LoggedSession, log_files, log_format
@@ -82,7 +83,10 @@ def main() -> None:
     )
     parser.add_argument("--answer", type=int, help="tokens of an answer; default: those of each summary")
     parser.add_argument(
-        "--assist", type=int, default=4_000, help="tokens that assist adds to a summary, at most"
+        "--assist",
+        type=int,
+        default=ServiceSettings().compaction_tokens,
+        help="tokens that assist adds at most",
     )
     parser.add_argument(
         "--users-words", action="store_true", help="answers to runs repeat the user's messages"

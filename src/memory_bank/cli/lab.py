@@ -197,7 +197,8 @@ def audit(
         own = settings.strategy(settings.default_strategy)
         bank = own if isinstance(own, MemoryBankSettings) else None
         with progress("read", "sessions") as bar:
-            logs = audit_logs(files, strategies, bank=bank, tell=tell, progress=bar)
+            room = settings.service.compaction_tokens
+            logs = audit_logs(files, strategies, bank=bank, assist=room, tell=tell, progress=bar)
         if as_json:
             print_json(logs.as_dict())
         else:

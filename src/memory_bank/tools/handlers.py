@@ -95,17 +95,17 @@ TOOL_SCHEMAS: list[dict[str, Any]] = [
 FILES_SCHEMA: dict[str, Any] = _schema(
     MEMORY_FILES,
     "Your own files below /memories, which outlive this conversation: view them before you begin, and write down "
-    "what a later conversation will need. view shows a file with line numbers, or a folder; create makes a new file.",
-    command=("string", f"One of {', '.join(COMMANDS)}."),
-    path=("string?", "A path such as /memories/notes.md; null for rename."),
-    view_range=("array?", "view: the first and the last line, -1 for the end; else null."),
-    file_text=("string?", "create: the content; else null."),
-    old_str=("string?", "str_replace: a text that is in the file once; else null."),
-    new_str=("string?", "str_replace: what takes its place; else null."),
-    insert_line=("integer?", "insert: the line after which the text is put, 0 for the beginning; else null."),
-    insert_text=("string?", "insert: the text; else null."),
-    old_path=("string?", "rename: the file or folder; else null."),
-    new_path=("string?", "rename: its new path; else null."),
+    "what a later conversation will need. Parameters of other commands are null.",
+    command=("string", "view shows a file with line numbers, or a folder; create makes a new file."),
+    path=("string?", "A path such as /memories/notes.md."),
+    view_range=("array?", "The first and the last line; -1 for the end."),
+    file_text=("string?", "The content of a new file."),
+    old_str=("string?", "A text that is in the file once."),
+    new_str=("string?", "What takes its place."),
+    insert_line=("integer?", "The line after which insert_text goes; 0 for the beginning."),
+    insert_text=("string?", "The text to insert."),
+    old_path=("string?", "What to rename."),
+    new_path=("string?", "Its new path."),
 )
 """The schema of the tool for files, which is offered only where it is asked for."""
 FILES_SCHEMA["function"]["parameters"]["properties"]["command"]["enum"] = list(COMMANDS)

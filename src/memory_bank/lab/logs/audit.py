@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
+from memory_bank.config import ServiceSettings
 from memory_bank.context import what_is_known
 from memory_bank.lab.costs import Costs, named_counter
 from memory_bank.lab.logs.sessions import LogFiles, LoggedSession
@@ -172,7 +173,7 @@ def audit_logs(
     strategies: Sequence[Strategy] = (),
     *,
     bank: MemoryBankSettings | None = None,
-    assist: int = 4_000,
+    assist: int = ServiceSettings().compaction_tokens,
     counter: str = ENCODING,
     tell: Callable[[str], None] = lambda _: None,
     progress: ProgressReport | None = None,
@@ -240,7 +241,7 @@ def measure_compactions(
     costs: Costs,
     seen: set[str],
     bank: MemoryBankSettings | None = None,
-    assist: int = 4_000,
+    assist: int = ServiceSettings().compaction_tokens,
     answer: int | None = None,
 ) -> list[CompactionRow]:
     """The compactions of a session that are followed by calls; those whose summary is in ``seen`` are left out.
@@ -284,7 +285,7 @@ def measure_compactions(
         ways: dict[str, Callable[[], Sequence[object]]]
         ways = {OWN: partial(list, [own]), FULL: partial(list, history), ASSIST: partial(known, assist, own)}
         ways[ANSWER] = partial(known, room if answer is None else answer)
-        ways |= {s.name: partial(_memory_of, s, trace, always, costs.of(own), costs) for s in strategies}
+        ways |= {s.name: partial(_memory_of, s, trace, always, costs.of(own)) for s in strategies}
         kept: dict[str, KeptByOne] = {}
         for name, way in ways.items():
             try:
@@ -333,24 +334,12 @@ def _bank_says(
     return [*([own] if own else ()), {"role": "user", "content": text}]
 
 
-def _memory_of(
-    strategy: Strategy, history: Trace, always: Sequence[object], most: int, costs: Costs
-) -> list[Any]:
-    """What a strategy shows beyond what ``always`` stands in a context, in at most ``most`` tokens where it can.
-
-    Frames and notes may come on top of a ``history_budget``: it is lowered by as much, a few times.
-    """
-    budget = most = max(1, most)
-    for _ in range(4):
-        [limited] = with_budgets(strategy, [max(1, budget)], folds=True)
-        with limited.start(history) as build:
-            context = build(copied(history.messages), ())
-        memory = [m for m in context if m not in always]
-        over = costs.total(memory) - most
-        if over <= 0 or limited is strategy or budget <= 1:
-            break
-        budget -= over
-    return memory
+def _memory_of(strategy: Strategy, history: Trace, always: Sequence[object], budget: int) -> list[Any]:
+    """What a strategy shows beyond what ``always`` stands in a context; ``budget`` is its ``history_budget``."""
+    [limited] = with_budgets(strategy, [max(1, budget)], folds=True)
+    with limited.start(history) as build:
+        context = build(copied(history.messages), ())
+    return [m for m in context if m not in always]
 
 
 def _needed_values(history: Sequence[object], after: Sequence[object], tail: int) -> list[Need]:
