@@ -95,36 +95,35 @@ def expand(request: ModelRequest, seals: Seals, upstream: str) -> bytes | None:
     elements = request.value.get(key)
     if _BEGINNING.encode() not in request.body.data or not isinstance(elements, list):
         return None
-    made: list[object] = []
-    found = False
-    for element in elements:
-        parts = [element] if key == "input" else as_object(element).get("content")
-        own = [p for p in parts if _is_ours(p)] if isinstance(parts, list) else []
-        if not own or not isinstance(parts, list):
-            made.append(element)
-            continue
-        found, made = True, [e for e in made if not _is_replaced(e, key)]
-        session_id = text = foreign = None
-        try:
-            if values := seals.read(own[-1]["encrypted_content"]):
-                session_id, digest, foreign, where = values
-                text = seals.text(namespace, session_id, digest)
-                foreign = foreign if text and where == upstream else None
-        except MemoryBankError as e:
-            log.warning("a compaction item could not be read: %s", type(e).__name__)
-        if text:
-            request.compacted = public_name(namespace, str(session_id))
-        if foreign:
-            made.append(foreign if key == "input" else {"role": "assistant", "content": [foreign]})
-        said = {"role": "user", "content": f"{OPENING}{text}" if text else LOST}
-        made.append({"type": "message", **said} if key == "input" else said)
-        if rest := [p for p in parts if not _is_ours(p)]:
-            made.append({**as_object(element), "content": rest})
-    return render_body(request.body, {key: made}) if found else None
+    found = (n for n in reversed(range(len(elements))) if _parts(elements[n], key)[0])
+    if (at := next(found, -1)) < 0:
+        return None
+    own, rest = _parts(elements[at], key)
+    session_id = text = foreign = None
+    try:
+        if values := seals.read(own[-1]["encrypted_content"]):
+            session_id, digest, foreign, where = values
+            text = seals.text(namespace, session_id, digest)
+            foreign = foreign if text and where == upstream else None
+    except MemoryBankError as e:
+        log.warning("a compaction item could not be read: %s", type(e).__name__)
+    if text:
+        request.compacted = public_name(namespace, str(session_id))
+    made = [e for e in elements[:at] if not _is_replaced(e, key)]
+    if foreign:
+        made.append(foreign if key == "input" else {"role": "assistant", "content": [foreign]})
+    said = {"role": "user", "content": f"{OPENING}{text}" if text else LOST}
+    made.append({"type": "message", **said} if key == "input" else said)
+    made += [{**as_object(elements[at]), "content": rest}] if rest else []
+    return render_body(request.body, {key: [*made, *elements[at + 1 :]]})
 
 
-def _is_ours(part: object) -> bool:
-    return str(as_object(part).get("encrypted_content")).startswith(_BEGINNING)
+def _parts(element: object, key: str) -> tuple[list[Any], list[Any]]:
+    """The compaction items of ours in an element of a conversation, and its other parts."""
+    content = [element] if key == "input" else as_object(element).get("content")
+    parts = content if isinstance(content, list) else []
+    own = [p for p in parts if str(as_object(p).get("encrypted_content")).startswith(_BEGINNING)]
+    return own, [p for p in parts if p not in own] if own else []
 
 
 def _is_replaced(element: object, key: str) -> bool:
