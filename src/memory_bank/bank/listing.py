@@ -332,16 +332,6 @@ def stored_rows(
         return rows_by_id(c, query, session_id, wanted)
 
 
-def holding(
-    database: Database, session_id: str, trace_ids: Sequence[str], texts: Sequence[Sequence[str]]
-) -> list[Outline]:
-    """Those of some records whose outputs contain a text of each group (ASCII letters in any case), newest first."""
-    conditions = [sa.or_(*(database.holds(_r.output, text) for text in group)) for group in texts]
-    query = sa.select(_r.trace_id).where(of_session(records), _r.trace_id.in_(IDS), *conditions)
-    query = query.order_by(_r.seq.desc())
-    return outlines(database, session_id, database.column(query, session=session_id, ids=trace_ids))
-
-
 def _outline_of(database: Database, row: RowMapping) -> Outline:
     values = dict(row)
     for text in ("input", "output"):

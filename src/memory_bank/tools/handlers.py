@@ -227,11 +227,7 @@ def _search(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
     if not size:
         raise NothingFound(_NOTHING_STORED)
     result = search_session(state, query, top_k)
-    trouble = ""
-    if not result.embedded:
-        trouble = "; without an embedder only exact words are found"
-    elif result.trouble is not None:
-        trouble = "; the embedder failed, so only words were compared"
+    trouble = "" if result.trouble is None else "; the embedder failed, so only words were compared"
     places = [(m.session_id, m.outline.trace_id) for m in result.matches]
     records = {(None, r.trace_id): r for r in state.fact_store.get_many([t for s, t in places if s is None])}
     if wider is not None:
