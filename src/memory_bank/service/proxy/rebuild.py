@@ -424,24 +424,23 @@ class Rebuilder:
         is_own = memory.status == "rebuilt" or not passes
         if is_own and request.wants_clearing and memory.reason != COMPACTION:
             counter = open_counter() if step is None else step.counter
-            full, tokens, given = (
+            given, full, tokens = (
+                memory.arrays.get(key, request.value[key]),
                 memory.full_tokens,
                 memory.tokens,
-                memory.arrays.get(key, request.value[key]),
             )
             if full is None or tokens is None:
-                full = tokens = sum(
-                    map(counter.count_message, request.dialect.history(request.body).messages)
-                )
+                messages = request.dialect.history(request.body).messages
+                full = tokens = sum(map(counter.count_message, messages))
             with suppress(HistoryError):
-                done = clear(request.value, given, (full, tokens), counter, not passes)
-                memory = replace(memory, cleared=done.edits)
+                written, saved, edits = clear(request.value, given, (full, tokens), counter, not passes)
+                memory = replace(memory, cleared=edits)
                 if not same_objects(
-                    done.messages, given
-                ):  # what is cached of it says nothing of memory's context
+                    written, given
+                ):  # its answer says nothing of the cache of memory's context
                     step = step and replace(step, sent_context=None)
-                    tokens = memory.tokens and memory.tokens - done.saved
-                    arrays = {**memory.arrays, key: done.messages}
+                    tokens = memory.tokens and memory.tokens - saved
+                    arrays = {**memory.arrays, key: written}
                     memory = replace(memory, status="rebuilt", arrays=arrays, tokens=tokens, step=step)
         return replace(memory, data=render_body(request.body, memory.arrays) if memory.arrays else None)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
 import string
@@ -438,10 +437,6 @@ def _as_it_came(request: ModelRequest, *, strips: bool = False, reason: str = RE
 
 async def _read_error(answer: UpstreamAnswer) -> str:
     """The type and code of a refusal's error where they are plain names; its connection is released."""
-    try:
-        error = json.loads(await answer.hold() or b"")["error"]
-        found = [str(error.get(k) or "") for k in ("type", "code")]
-        names = [n for n in found if re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", n)]
-    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
-        names = []
-    return "/".join(names) or "no type"
+    error = as_object(parse_object(await answer.hold() or b"").get("error"))
+    names = [str(error.get(k) or "") for k in ("type", "code")]
+    return "/".join(n for n in names if re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", n)) or "no type"
