@@ -417,10 +417,9 @@ class Database:
 
     def set_note(self, session_id: str, note: str, generation: int | None) -> None:
         """Store a session's note; nothing happens where content was deleted since ``generation``."""
+        same = _SET.where(_s.generation == (generation or 0))
         with self.write() as c:
-            c.execute(
-                _SET.where(_s.generation == (generation or 0)).values(note=note), {"session": session_id}
-            )
+            c.execute(same.values(note=note), {"session": session_id})
 
     def get_note(self, session_id: str) -> str:
         """The note that a model wrote at the session's latest fold; "" where there is none."""

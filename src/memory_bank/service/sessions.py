@@ -162,7 +162,7 @@ class Sessions:
         tools: Sequence[object] | None = None,
         beside: str | None = None,
         safer: bool = False,
-        whole_tools: frozenset[str] = frozenset(),
+        whole: frozenset[str] = frozenset(),
     ) -> Rebuilt:
         """Store what is new in the messages, and return the context of the next model call.
 
@@ -171,7 +171,7 @@ class Sessions:
         ``model``: that the request is for; its price decides how often the history is folded. ``tools``: those that
         the model gets; the context names ``get_record`` only where it is among them. ``beside``: what the proxy sends
         besides the messages, such as the client's tools; it counts for the context and for the full history.
-        ``safer``: the memory is one block, where the strategy can show it so. ``whole_tools``: tools whose calls and
+        ``safer``: the memory is one block, where the strategy can show it so. ``whole``: tools whose calls and
         results stay whole.
 
         Raises what MemoryProcessor.apply_strategy and ``to_request`` of the history raise, and ConfigError for an
@@ -194,14 +194,7 @@ class Sessions:
                 self._register(session_id, kept, agent)
             with kept.lock:  # the plan must be this step's
                 shown, tokens = self._processor.apply_strategy(
-                    seen,
-                    key,
-                    None,
-                    client,
-                    session_id=session_id,
-                    model=model,
-                    tools=tools,
-                    whole_tools=whole_tools,
+                    seen, key, None, client, session_id=session_id, model=model, tools=tools, whole=whole
                 )
                 state = self._processor.state(key, session_id)
                 plan = state.last_plan if state is not None else None
@@ -283,7 +276,7 @@ class Sessions:
         strategy: str | None = None,
         model: str = "",
         tools: Sequence[object] | None = None,
-        whole_tools: frozenset[str] = frozenset(),
+        whole: frozenset[str] = frozenset(),
     ) -> list[object]:
         """The context that ``rebuild`` would return, built in memory: nothing is stored, no model is asked.
 
@@ -318,7 +311,7 @@ class Sessions:
         if (used := self._processor.state(key, session_id)) is not None:
             made.memory.prefix_cache = copied(used.prefix_cache)
         shown, _ = made.processor.apply_strategy(
-            seen, key, None, None, session_id=session_id, model=model, tools=tools, whole_tools=whole_tools
+            seen, key, None, None, session_id=session_id, model=model, tools=tools, whole=whole
         )
         made.messages = seen
         with self._lock:
