@@ -501,8 +501,9 @@ def test_a_search_of_all_sessions_is_of_the_keys_own(world):
         assert HIDDEN not in mine.body.decode()
         assert world.victim.namespace not in theirs.body.decode()
     asked = {"name": "search_memory", "arguments": {"query": HIDDEN, "scope": "all"}}
-    assert HIDDEN + "-" not in rpc(world, key, "tools/call", asked).body.decode()
-    assert "falcon-plan" in rpc(world, world.victim_key, "tools/call", asked).body.decode()
+    assert "Nothing matches" in rpc(world, key, "tools/call", asked).body.decode()
+    theirs = rpc(world, world.victim_key, "tools/call", asked).body.decode()
+    assert theirs.count(HIDDEN) > 2 and world.victim.namespace not in theirs
 
 
 def test_the_same_conversation_of_two_keys_is_two_sessions(world):
