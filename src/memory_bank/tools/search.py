@@ -81,7 +81,7 @@ def search_session(
     if (store := state.insight_store) is not None:
         ranked = partial(store.rank, query, limit=top_k + len(last), scope=scope)
         try:
-            hits = ranked()
+            hits = ranked(only_alike=True)
         except EmbeddingError as e:
             trouble, hits = e, ranked(only_words=True)
     if store is None or store.size() != state.fact_store.size():
