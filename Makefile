@@ -44,6 +44,7 @@ ATTACKS := tests/service/test_connections.py \
 	tests/bank/test_erasing.py \
 	tests/bank/test_files.py \
 	tests/service/proxy/test_files.py \
+	tests/service/proxy/test_compaction.py \
 	tests/tools/test_tools.py \
 	tests/service/proxy/test_rebuild.py::test_slow_steps_of_a_key_pause_memory_for_that_key_alone \
 	tests/cli/test_transfer.py::test_broken_lines_cost_their_session \

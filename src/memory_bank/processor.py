@@ -95,12 +95,12 @@ def _in_form(source: Conversation[Any] | None, applied: Applied, session: Sessio
 
 
 def _apply(
-    messages: Any, session: Session, policy: Policy, tools: Tools, whole_tools: frozenset[str] = frozenset()
+    messages: Any, session: Session, policy: Policy, tools: Tools, whole: frozenset[str] = frozenset()
 ) -> Applied:
     """The context of a strategy; with ``on_storage_error="pass_through"`` the messages, where the database fails."""
     with session.lock:
         try:
-            context = build_context(messages, session, policy, tools, whole_tools)
+            context = build_context(messages, session, policy, tools, whole)
         except StorageError as e:
             if not isinstance(session, MemoryBankState) or not policy.bank:
                 raise
@@ -153,14 +153,14 @@ class MemoryProcessor:
         session_id: str | None = None,
         model: str | None = None,
         tools: Tools = None,
-        whole_tools: frozenset[str] = frozenset(),
+        whole: frozenset[str] = frozenset(),
     ) -> Applied:
         """``(messages, token_count)`` of the strategy under ``memory_key``, by default the configured one.
 
         ``input_token_count``: the caller's count of the messages; "no_strategy" returns it instead of counting.
         ``model``: that the context is for. Its price in the configuration, or else its name, tells what its
         provider charges for a cached prefix, and so how often the history is folded. ``tools``: those of the model
-        call; the context names ``get_record`` only where it is among them. ``whole_tools``: names of tools whose
+        call; the context names ``get_record`` only where it is among them. ``whole``: names of tools whose
         calls and results stay whole.
         Raises UnknownStrategyError, MessagesError, what the strategy raises, and with ``loop_detection`` "raise"
         LoopDetectedError, after the strategy has stored what is new.
@@ -178,7 +178,7 @@ class MemoryProcessor:
             session = self._session(key, session_id, stored=policy.bank is not None)
             if model:
                 session.prefix_cache.take_price(price_of(self.config.prices, model), model)
-            applied = _apply(chat, session, policy, tools, whole_tools)
+            applied = _apply(chat, session, policy, tools, whole)
             plan = session.last_plan
             if plan is not None and plan.view.messages is chat:  # no other thread's step
                 parsed = plan.view.interactions

@@ -16,7 +16,6 @@ from memory_bank.bank.listing import (
     Tokens,
     find_record,
     has_session,
-    holding,
     list_outlines,
     list_page,
     list_sessions,
@@ -294,31 +293,6 @@ def test_a_record_that_goes_while_it_is_read_is_an_error(database):
     FactStore(database, "s").clear()
     with pytest.raises(StorageError):
         list(reading)
-
-
-def test_the_database_finds_words_in_outputs(database):
-    store(
-        database, "Order ORD-1001 is late\0 and NUL", {"order": "ord-1002", "umlaut": "Straße"},
-        'escaped \\u00e4 and "quoted"', "lone \ud800 surrogate, ORD-1001 again", "nothing here", "Ärger",
-    )  # fmt: skip
-
-    ids = list(FactStore(database, "s").steps())
-
-    def numbers(*groups, among=ids):
-        return [o.number for o in holding(database, "s", among, groups)]
-
-    assert numbers(["ORD-1001"]) == [4, 1]
-    assert numbers(["ord-100"]) == [4, 2, 1]
-    assert numbers(["nul"]) == [1]  # after a NUL
-    assert numbers(["straße"]) == [2]
-    assert numbers(["straSSe", "straße"]) == [2]
-    assert numbers(["\\u00e4"]) == [3]
-    assert numbers(['"quoted"']) == [3]
-    assert numbers(["Ärger"]) == [6]
-    assert numbers(["ord-1001"], ["again"]) == [4]
-    assert numbers(["%"]) == numbers(["ORD_1001"]) == []
-    assert numbers(["ord-1001"], among=ids[:3]) == [1]
-    assert numbers(["ord-1001"], among=[]) == []
 
 
 @given(st.lists(TEXT, min_size=1, max_size=4), st.integers(1, 7))

@@ -7,7 +7,6 @@ import time
 from itertools import pairwise
 
 import pytest
-import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.chats import JSON, TEXT, call, good_chats, result, rounds, user
@@ -215,7 +214,7 @@ def test_only_the_own_session_is_visible(tmp_path):
     assert "SECRET" not in get(mine, secret)
     assert secret not in get(mine, secret[:-1] + ("1" if secret[-1] == "0" else "0"))
     assert "SECRET" not in handle_tool_call(mine, "search_memory", {"query": "SECRET-4711"}).replace(
-        'for "SECRET-4711"', ""
+        'matches "SECRET-4711"', ""
     )
 
 
@@ -372,28 +371,13 @@ def test_search_finds_an_exact_id_with_its_place():
     assert answer.count("\noutput: ") == 2
 
 
-def test_a_query_of_any_length_looks_into_the_outputs_a_bounded_number_of_times():
-    state = MemoryBankState()
-    stored(*(f"id-{n:04d}x" for n in range(3)), state=state)  # without insights: looked for in the texts
-    looks = []
-    sa.event.listen(state.database._engine, "before_cursor_execute", lambda *asked: looks.append(asked[2]))
-
-    def looks_for(identifiers):
-        looks.clear()
-        query = " ".join(f"id-{n:04d}x" for n in range(identifiers))
-        assert "[1]" in handle_tool_call(state, "search_memory", {"query": query})
-        return sum("instr" in sql for sql in looks)
-
-    assert looks_for(5) < looks_for(40) == looks_for(800)
-
-
 def test_search_without_an_embedder_finds_exact_words():
     state = MemoryBankState()
     stored("the parcel PX-55012 is late", "other", state=state)
     answer = handle_tool_call(state, "search_memory", '{"query": "PX-55012", "top_k": null}')
     assert "PX-55012 is late" in answer
     assert "line 1" in answer
-    assert "without an embedder" in answer
+    assert "other" not in answer
 
 
 def test_results_of_memory_tools_are_not_found_again():

@@ -176,10 +176,6 @@ class Database:
         """Lock the bank and several sessions; skip sessions that another transaction holds, and return the others."""
         return session_ids
 
-    def holds(self, column: sa.Column[Any], text: str) -> sa.ColumnElement[bool]:
-        """The condition that a stored text contains a text, ignoring the case of ASCII letters."""
-        raise NotImplementedError
-
     def read_bytes(self, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
         """Read ``size`` bytes of a stored text from byte ``start``, in the row of a ``seq``. Raises StorageError."""
         raise NotImplementedError
@@ -411,10 +407,9 @@ class Database:
 
     def set_note(self, session_id: str, note: str, generation: int | None) -> None:
         """Store a session's note; nothing happens where content was deleted since ``generation``."""
+        same = _SET.where(_s.generation == (generation or 0))
         with self.write() as c:
-            c.execute(
-                _SET.where(_s.generation == (generation or 0)).values(note=note), {"session": session_id}
-            )
+            c.execute(same.values(note=note), {"session": session_id})
 
     def get_note(self, session_id: str) -> str:
         """The note that a model wrote at the session's latest fold; "" where there is none."""
@@ -465,11 +460,6 @@ class Database:
 @cache
 def _insert_new(insert: Callable[[sa.Table], Any], table: sa.Table) -> sa.Insert:
     return insert(table).on_conflict_do_nothing().execution_options(preserve_rowcount=True)  # type: ignore[no-any-return]
-
-
-def ascii_lower(text: str) -> str:
-    """A text with its ASCII letters in lower case."""
-    return text.encode("utf-8", "surrogatepass").lower().decode("utf-8", "surrogatepass")
 
 
 def first_line(error: BaseException) -> str:

@@ -145,6 +145,21 @@ def session_details(database: Database, namespace: str | None, session_id: str) 
         return next(iter(_details(c, one)), None)
 
 
+def newest_searchable(database: Database, namespace: str | None, agent_id: str | None = None) -> str | None:
+    """The id of the newest session with records of a namespace, or of an agent in it; None without one."""
+    has_records = sa.exists().where(_r.session_id == _s.session_id)
+    found = sa.select(_s.session_id).where(of_namespace(namespace), has_records)
+    if agent_id is not None:
+        found = found.where(_s.agent_id == agent_id)
+    return database.value(found.order_by(_s.created.desc(), _s.session_id.desc()).limit(1))
+
+
+def newest_of_namespaces(database: Database) -> list[str]:
+    """The ids of the newest sessions with records, one for each namespace."""
+    namespaces = database.column(sa.select(_s.namespace).distinct().order_by(_s.namespace))
+    return [s for n in namespaces if (s := newest_searchable(database, n)) is not None]
+
+
 def list_page(
     database: Database,
     namespace: str | None,
@@ -330,16 +345,6 @@ def stored_rows(
         return {}
     with database.read() as c:
         return rows_by_id(c, query, session_id, wanted)
-
-
-def holding(
-    database: Database, session_id: str, trace_ids: Sequence[str], texts: Sequence[Sequence[str]]
-) -> list[Outline]:
-    """Those of some records whose outputs contain a text of each group (ASCII letters in any case), newest first."""
-    conditions = [sa.or_(*(database.holds(_r.output, text) for text in group)) for group in texts]
-    query = sa.select(_r.trace_id).where(of_session(records), _r.trace_id.in_(IDS), *conditions)
-    query = query.order_by(_r.seq.desc())
-    return outlines(database, session_id, database.column(query, session=session_id, ids=trace_ids))
 
 
 def _outline_of(database: Database, row: RowMapping) -> Outline:

@@ -14,7 +14,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError, InvalidatePoolError
 
-from memory_bank.bank.database import Database, ascii_lower, first_line
+from memory_bank.bank.database import Database, first_line
 from memory_bank.bank.schema import bank, sessions
 from memory_bank.errors import DatabaseOpenError
 
@@ -190,15 +190,6 @@ class Postgres(Database):
             if found is None:
                 raise sa.exc.InvalidRequestError("the row is no longer there")
         return bytes(found)
-
-    def holds(self, column: sa.Column[Any], text: str) -> sa.ColumnElement[bool]:
-        """See Database. Compares the escape format of bytea, which also invalid UTF-8 has."""
-        stored = sa.func.lower(sa.func.encode(sa.type_coerce(column, sa.LargeBinary), "escape"))
-        given = "".join(
-            chr(b) if 0 < b < 128 and b != 92 else "\\\\" if b == 92 else f"\\{b:03o}"
-            for b in ascii_lower(text).encode("utf-8", "surrogatepass")
-        )
-        return sa.func.strpos(stored, given) > 0
 
     def say(self, error: BaseException, opening: bool = False) -> str:
         if isinstance(error, sa.exc.TimeoutError):

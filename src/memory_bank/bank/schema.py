@@ -94,12 +94,8 @@ sessions = sa.Table(
     sa.Column("created", sa.Float, nullable=False),
     sa.Column("generation", sa.Integer, nullable=False),  # incremented when rows are deleted
     sa.Column("task", ExactText),  # what the user asked for; part of the Observer's prompt
-    sa.Column(
-        "note", ExactText
-    ),  # that a model wrote at the latest fold; deleted with any content of the session
-    sa.Column(
-        "summaries", ExactText
-    ),  # JSON: texts that answered compactions, by digest; deleted as the note is
+    sa.Column("note", ExactText),  # that a model wrote at the latest fold; deleted with any content
+    sa.Column("summaries", ExactText),  # JSON: texts for compactions, by digest; deleted as the note is
     sa.Column("agent_id", sa.String(255)),  # searches may cross the sessions of one agent
     sa.Column("namespace", sa.String(64)),  # a service's tenant; NULL without keys
     sa.Column("head", sa.String(64)),  # digest of its conversation up to the end of the last interaction

@@ -19,7 +19,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.pool import StaticPool
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from memory_bank.bank.database import Database, ascii_lower, first_line
+from memory_bank.bank.database import Database, first_line
 from memory_bank.bank.schema import metadata
 from memory_bank.errors import DatabaseOpenError, StorageError
 
@@ -160,10 +160,6 @@ class Sqlite(Database):
                     return blob.read(size)
             except sqlite3.Error as e:
                 raise sa.exc.OperationalError("blobopen", None, e) from e
-
-    def holds(self, column: sa.Column[Any], text: str) -> sa.ColumnElement[bool]:
-        stored = sa.func.lower(sa.cast(sa.type_coerce(column, sa.LargeBinary), sa.Text))
-        return sa.func.instr(stored, ascii_lower(text)) > 0
 
 
 @functools.cache

@@ -1,57 +1,29 @@
-"""Texts as hashed terms, and BM25 over them: how records are ranked by words.
+"""The terms of records, and BM25 over them: how records are ranked by words.
 
-A term is a word without case and inflection, or a whole name of several words, such as ``user_id``, ``ORD-48213`` or
-``src/app.py``, beside its words. A bank stores the terms of a record, never a second copy of its texts.
+A bank stores the hashed terms of a record, never a second copy of its texts.
 """
 
 from __future__ import annotations
 
-import re
-import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from hashlib import blake2b
 from struct import Struct
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from memory_bank.models.lexical import CJK, MAX_CHARS, STOP_WORDS, TAIL_CHARS
+from memory_bank.models.lexical import Hashes, hashed_terms, stop_terms
 from memory_bank.records import InteractionRecord
 from memory_bank.selection.effects import is_failure
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import readable_output
 
-Hashes = npt.NDArray[np.uint32]
-
 BESIDE = 0.3  # weight of summary, tool and arguments beside an output
 SATURATION, LENGTH = 1.2, 0.5  # k1 and b of BM25 (Robertson and Zaragoza, 2009)
-_MOST_CHARS = 2 * 2**20  # of a longer text the middle is left out
 _FINE = 23  # a stored weight is one byte: 23 times its logarithm
 _HEAD = Struct("<fQQ")
 _MANNER = {"description", "timeout", "limit", "max_results", "verbose"}  # arguments that name no object
-
-_BASE = np.uint64(0x9E3779B97F4A7C15)  # odd: it has an inverse modulo 2^64
-_INVERSE = np.uint64(pow(int(_BASE), -1, 2**64))
-_FOREIGN = re.compile(r"[^\x00-\x7f]+")
-_ESCAPES = re.compile(r"\\[nrtbf\"/\\]")
-
-
-def _table(characters: Iterable[str]) -> npt.NDArray[np.bool_]:
-    return np.isin(np.arange(256), [ord(c) for c in characters])
-
-
-_UPPER, _LOWER, _DIGIT = (_table(c for c in map(chr, range(128)) if is_(c)) for is_ in (
-    str.isupper, str.islower, str.isdigit
-))  # fmt: skip
-_WORD = (
-    _UPPER | _LOWER | _DIGIT | (np.arange(256) > 127)
-)  # of other alphabets only letters and digits are left
-_IN_NAME = _table("-._@+#")
-_IN_PATH = _IN_NAME | _table("/:")
-_CODE = np.where(_UPPER, np.arange(256) + 32, np.where(_WORD | _IN_PATH, np.arange(256), 0)).astype(np.uint64)
 
 
 class CallState(NamedTuple):
@@ -68,8 +40,7 @@ def terms_of(summary: str, record: InteractionRecord | None) -> bytes:
     """The terms of a summary with its record, as they are stored: those of the output count most.
 
     That is the sum of all weights (float32), the CallState (two uint64), then the terms in ascending order (uint32)
-    and their weights (uint8, logarithms), all little-endian. Of a text over 64,000 characters the middle counts only
-    for names and for what has a digit, and of one over 2 MiB not at all.
+    and their weights (uint8, logarithms), all little-endian.
     """
     call, output, beside = 0, summary, ""
     if record is not None:
@@ -84,7 +55,7 @@ def terms_of(summary: str, record: InteractionRecord | None) -> bytes:
             arguments = sorted((k, compact(v)) for k, v in arguments.items() if k not in _MANNER)
         if not is_failure(output):
             call = _digest(compact([record.tool_name, arguments])) or 1
-    hashes, is_beside = _hashed(output, beside)
+    hashes, is_beside = hashed_terms(output, beside)
     weights = np.where(is_beside, BESIDE, 1.0)
     terms, which = np.unique(hashes, return_inverse=True)
     sums = np.rint(_FINE * np.log1p(np.bincount(which, weights, len(terms))))
@@ -104,93 +75,8 @@ def call_state(stored: bytes) -> CallState:
 
 def terms_of_query(query: str) -> Hashes:
     """The different terms of a query, without the words that every text has, unless it has no others."""
-    asked = np.unique(_hashed(query)[0])
-    return left if len(left := np.setdiff1d(asked, _stop_terms())) else asked
-
-
-@cache
-def _stop_terms() -> Hashes:
-    return np.unique(_hashed(" ".join(STOP_WORDS))[0])
-
-
-def _hashed(text: str, beside: str = "") -> tuple[Hashes, npt.NDArray[np.bool_]]:
-    """The terms of two texts, each as often as it occurs, and whether it is of the second."""
-    encoded = [_encoded(text), _encoded(beside)]
-    data = np.frombuffer(b" ".join((b"", *encoded, b"")), np.uint8)
-    # the hash of a stretch is a polynomial of its bytes modulo 2^64, the same wherever it stands
-    powers, inverses = (np.full(len(data), base) for base in (_BASE, _INVERSE))
-    powers[0] = inverses[0] = 1
-    sums = _sums((_CODE[data] + np.uint64(1)) * np.cumprod(powers))
-    inverses = np.cumprod(inverses)
-
-    def hashed(start: Any, end: Any) -> Any:
-        return (sums[end] - sums[start]) * inverses[start]
-
-    word = _WORD[data]
-    start, end = whole = _stretches(word)
-    humps = np.flatnonzero(word[1:] & _LOWER[data[:-1]] & _UPPER[data[1:]]) + 1
-    if len(humps):  # of userName also both words
-        begin, stop = (np.sort(np.concatenate((edge, humps))) for edge in whole)
-        inner = np.isin(begin, humps) | np.isin(stop, humps)
-        start, end = np.concatenate((start, begin[inner])), np.concatenate((end, stop[inner]))
-    digits = _sums(_DIGIT[data])
-    plain = digits[end] == digits[start]
-    read = ~plain | (start < MAX_CHARS - TAIL_CHARS) | (end > len(data) - TAIL_CHARS)
-    starts = [start[read]]
-    found = [hashed(start[read], _stems(_CODE[data], start[read], end[read], plain[read]))]
-    for joiners in (_IN_NAME, _IN_PATH):
-        joins = joiners[data]
-        joins[1:-1] &= word[:-2] & word[2:]
-        start, end = _stretches(word | joins)
-        joined = _sums(joins)
-        several = joined[end] > joined[start]
-        starts.append(start[several])
-        found.append(hashed(starts[-1], end[several]))
-    mixed: Any = np.concatenate(found)  # the finaliser of MurmurHash3: neighbours differ in all bits
-    mixed = (mixed ^ (mixed >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
-    mixed = (mixed ^ (mixed >> np.uint64(33))) >> np.uint64(32)
-    return mixed.astype(np.uint32), np.concatenate(starts) > len(encoded[0])
-
-
-def _encoded(text: str) -> bytes:
-    """A text as bytes of which all that are no ASCII are letters; of a very long one the middle is left out."""
-    if text.lstrip()[:1] in ("{", "["):  # a line break in JSON is no letter
-        text = _ESCAPES.sub(" ", text)
-    if len(text) > _MOST_CHARS:
-        text = f"{text[: _MOST_CHARS // 2]}\n{text[-_MOST_CHARS // 2 :]}"
-    if text.isascii():
-        return text.encode()
-    return _FOREIGN.sub(_letters, unicodedata.normalize("NFKC", text)).encode("utf-8", "replace")
-
-
-def _letters(match: re.Match[str]) -> str:
-    """Text in another alphabet without case and signs; each Chinese or Japanese character is a word."""
-    return CJK.sub(r" \g<0> ", "".join(c if c.isalnum() else " " for c in match[0].casefold()))
-
-
-def _sums(values: Any) -> Any:
-    """The sum of the first i values, i = 0 to n."""
-    total = np.cumsum(values)
-    return np.concatenate((np.zeros(1, total.dtype), total))
-
-
-def _stretches(mask: Any) -> tuple[Any, Any]:
-    """Where the stretches of true values begin and end; the first and the last value are false."""
-    edges = np.flatnonzero(mask[1:] != mask[:-1]) + 1
-    return edges[::2], edges[1::2]
-
-
-def _stems(codes: Any, start: Any, end: Any, plain: Any) -> Any:
-    """The ends of words without their endings: closed, closes and closing end as close does."""
-    for ending, least in (("s", 4), ("ing", 6), ("ed", 5), ("e", 4), ("y", 4), ("i", 4)):
-        ends = plain & (end - start >= least)
-        for i, character in enumerate(reversed(ending), 1):
-            ends &= codes[end - i] == ord(character)
-        if ending == "s":  # neither access nor status
-            ends &= (codes[end - 2] != ord("s")) & (codes[end - 2] != ord("u"))
-        end = end - len(ending) * ends
-    doubled = plain & (end - start >= 4) & (codes[end - 1] == codes[end - 2])  # planned
-    return end - doubled
+    asked = np.unique(hashed_terms(query)[0])
+    return left if len(left := np.setdiff1d(asked, stop_terms())) else asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,9 +112,10 @@ class TermIndex:
             new = _segment(*map(np.concatenate, parts))
         self._segments.append(new)
 
-    def scores(self, query: Hashes, present: Any) -> tuple[Any, float]:
-        """BM25 of each row (float64), 0 where it is not ``present``, and the most that a row could have."""
+    def scores(self, query: Hashes, present: Any = None) -> tuple[Any, float]:
+        """BM25 of each row (float64), 0 where it is not ``present`` (a mask), and the most that a row could have."""
         lengths = np.concatenate(self._lengths)
+        present = np.ones(len(lengths), bool) if present is None else present
         scores = np.zeros(len(lengths))
         size = max(1, int(np.count_nonzero(present)))
         mean = lengths[present].sum() / size

@@ -45,12 +45,12 @@ def build_context(
     session: Session,
     policy: Policy,
     tools: Sequence[object] | None = None,
-    whole_tools: frozenset[str] = frozenset(),
+    whole: frozenset[str] = frozenset(),
 ) -> Context:
     """Build the context of the next model call. ``messages`` are never changed.
 
-    ``tools``: those of the call; the context names ``get_record`` only where it is among them. ``whole_tools``: tools
-    whose interactions stay whole.
+    ``tools``: those of the call; the context names ``get_record`` only where it is among them. ``whole``: the
+    tools whose interactions stay whole.
 
     Raises MessagesError, ConfigError, EmbeddingError, StorageError. Nothing that was stored is lost then, and
     the same call can be made again.
@@ -60,9 +60,9 @@ def build_context(
         session.record_tool = record_tool(tools)
         view = session.transcript.update(messages)
         session.store(view, insights_later=not policy.reads_insights)
-        if whole_tools or any(session.retained):
+        if whole or any(session.retained):
             budget = policy.budget and policy.budget(sum(e.tokens for e in view.history))
-            view = _with_pins(view, session, budget, whole_tools)
+            view = _with_pins(view, session, budget, whole)
             choice = _apply_pins(policy.choose(view, session), view, session, budget)
         else:
             choice = policy.choose(view, session)
@@ -72,13 +72,11 @@ def build_context(
         return context
 
 
-def _with_pins(view: View, session: Session, budget: int | None, whole_tools: frozenset[str]) -> View:
+def _with_pins(view: View, session: Session, budget: int | None, whole: frozenset[str]) -> View:
     """The view in which past interactions with pinned records are never dropped, those with excluded ones hidden."""
     pinned_ids, excluded_ids = session.retained
     hidden = {e.start for e in view.history if not e.fault and excluded_ids.intersection(e.record_ids)}
-    held = {
-        e.start for e in view.interactions if whole_tools.intersection(p.tool_name for p in e.pairs)
-    } - hidden
+    held = {e.start for e in view.interactions if any(p.tool_name in whole for p in e.pairs)} - hidden
     pinned: set[int] = set()
     kept = set(view.kept)
     for entry in reversed(view.history):
@@ -91,8 +89,8 @@ def _with_pins(view: View, session: Session, budget: int | None, whole_tools: fr
                 budget -= entry.tokens
         pinned.add(entry.start)
         kept.update(range(entry.start, entry.stop))
-    whole, without = frozenset(held), frozenset(hidden)
-    return replace(view, kept=sorted(kept), pinned=whole.union(pinned), hidden=without, held=whole)
+    pins, hides, holds = map(frozenset[int], (pinned | held, hidden, held))
+    return replace(view, kept=sorted(kept), pinned=pins, hidden=hides, held=holds)
 
 
 def _apply_pins(choice: Choice, view: View, session: Session, budget: int | None) -> Choice:

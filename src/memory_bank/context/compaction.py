@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
 
 from memory_bank.bank.session import MemoryBankState, Session
 from memory_bank.context.policies.evidence import NOTE_HEAD, NOTE_SHARE, fed_evidence
@@ -14,7 +13,6 @@ from memory_bank.transcript.harness import SUMMARY_OPENINGS, asks_for_summary, p
 from memory_bank.transcript.messages import (
     MARK,
     MessageKind,
-    content_text,
     in_full,
     kind_of,
     message_text,
@@ -35,7 +33,9 @@ _WORDS_SHARE, _LAST_SHARE, _SUMMARY_SHARE = 0.2, 0.08, 0.15  # of the budget, at
 _FENCED = re.compile(rf"{re.escape(MARK)}([0-9a-f]{{8}})>.*?</retrieved-data seal=\1>\s*", re.S)
 
 
-def what_is_known(session: Session, budget: int, *, lacking: str = "", users_words: bool = False) -> str:
+def what_is_known(
+    session: Session | None, budget: int, *, lacking: str = "", users_words: bool = False
+) -> str:
     """What a session knows of its conversation after its latest step, in at most ``budget`` tokens; "" for nothing.
 
     The text is the list of calls, the agent's latest plan and words, and what of the outputs the next calls may
@@ -60,7 +60,9 @@ def what_is_known(session: Session, budget: int, *, lacking: str = "", users_wor
         listed = memory.thread.tell(
             after, min(room, thread_room(room, len(memory.numbers)) // 2), more=int(room * 0.25), hint=hint
         )
-        asked = () if lacking else (words,) if users_words else _shown_after(view)
+        asked = (
+            [words] if users_words or lacking else [message_text(m) for m in view.messages if _is_users(m)]
+        )
         try:
             selection = memory.index.select(
                 anchor=[lacking, *asked],
@@ -75,14 +77,13 @@ def what_is_known(session: Session, budget: int, *, lacking: str = "", users_wor
         return words + (fence(known, session.session_id) if known else "")
 
 
-def _shown_after(view: View) -> list[str]:
-    """The user's messages, which a client keeps."""
-    return [content_text(read(m, "content")) for m in view.messages if kind_of(m) is MessageKind.USER]
+def _is_users(message: object) -> bool:
+    return kind_of(message) is MessageKind.USER
 
 
 def _users_words(view: View, session: MemoryBankState, room: int) -> str:
     """The user's messages without what clients add, the task and the newest of them; "" where there is none."""
-    texts = [persons_text(message_text(m)) for m in view.messages if kind_of(m) is MessageKind.USER]
+    texts = [persons_text(message_text(m)) for m in view.messages if _is_users(m)]
     said = [t for t in texts if t and not asks_for_summary(t)]
     task = view.task or session.database.get_task(session.session_id)
     said = [task, *(t for t in said if t != task)] if task else said
@@ -102,16 +103,9 @@ def _users_words(view: View, session: MemoryBankState, room: int) -> str:
 
 def _earlier_summary(view: View, session: MemoryBankState, room: int) -> str:
     """What a summary in the messages says beside what a bank had fenced in it; "" without one."""
-    text = next(_summaries(view), "")
+    texts = [message_text(m).strip() for m in view.messages if _is_users(m)]
+    text = next((_FENCED.sub("", t) for t in reversed(texts) if t.startswith(SUMMARY_OPENINGS)), "")
     return SUMMARY_HEAD + quote_lines(fit_text(text, room, session.counter.count_text)) + "\n" if text else ""
-
-
-def _summaries(view: View) -> Iterator[str]:
-    for message in reversed(view.messages):
-        if kind_of(message) is MessageKind.USER:
-            text = message_text(message).strip()
-            if text.startswith(SUMMARY_OPENINGS):
-                yield _FENCED.sub("", text)
 
 
 def _last_words(view: View, session: MemoryBankState, room: int) -> str:

@@ -1,38 +1,26 @@
-"""The lexical embedder: hashed words, sub-words and identifiers as vectors, with numpy alone."""
+"""Words and names of texts as hashed terms, and the embedder that is built on them, with numpy alone."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from zlib import crc32
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Features = tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]
+Hashes = npt.NDArray[np.uint32]
 
-#: Of a longer text only the head and the tail are read.
+#: Of a longer text only the head and the tail are read as words.
 MAX_CHARS = 64_000
 TAIL_CHARS = 16_000
-
-# Weights of tokens: an identifier that matches as a whole says more than any word.
-IDENTIFIER, WORD, PART, STOP_WORD = 2.5, 1.0, 0.5, 0.1
-# All character n-grams of a word together weigh this share of the word.
-SUBWORDS = 0.6
-NGRAMS, CJK_NGRAMS = (3, 4), (1, 2)
-MAX_NGRAM_CHARS = 40
-
-_CHUNK = re.compile(r"\w+(?:[-./:@+]\w+)*")
-_PIECE = re.compile(r"[^\W_]+")
-_CAMEL = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+|\d+")
-CJK = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff]")
-_DIGIT = re.compile(r"\d")
+_MOST_CHARS = 2 * 2**20  # of a longer text the middle is left out
+_STOPPED = 0.1  # weight of a stop-word in a vector
 
 # English words that say nothing about a call, and words that every summary of a call has.
-STOP_WORDS = frozenset(
+_STOP_WORDS = frozenset(
     re.findall(
         r"\w+",
         "a about after all also an and any are as at be been but by can did do does for from had has have "
@@ -43,15 +31,38 @@ STOP_WORDS = frozenset(
     )
 )
 
+_BASE = np.uint64(0x9E3779B97F4A7C15)  # odd: it has an inverse modulo 2^64
+_INVERSE = np.uint64(pow(int(_BASE), -1, 2**64))
+_FOREIGN = re.compile(r"[^\x00-\x7f]+")
+_ESCAPES = re.compile(r"\\[nrtbf\"/\\]")
+
+
+_FOREIGN = re.compile(r"[^\x00-\x7f]+")
+_CJK = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff]")
+_ESCAPES = re.compile(r"\\[nrtbf\"/\\]")
+
+
+def _table(characters: Iterable[str]) -> npt.NDArray[np.bool_]:
+    return np.isin(np.arange(256), [ord(c) for c in characters])
+
+
+_UPPER, _LOWER, _DIGIT = (_table(c for c in map(chr, range(128)) if is_(c)) for is_ in (
+    str.isupper, str.islower, str.isdigit
+))  # fmt: skip
+_WORD = (
+    _UPPER | _LOWER | _DIGIT | (np.arange(256) > 127)
+)  # of other alphabets only letters and digits are left
+_IN_NAME = _table("-._@+#")
+_IN_PATH = _IN_NAME | _table("/:")
+_CODE = np.where(_UPPER, np.arange(256) + 32, np.where(_WORD | _IN_PATH, np.arange(256), 0)).astype(np.uint64)
+
 
 class LexicalEmbedder:
     """Embeds texts by hashing their words, without a model; an ``Embedder`` named ``lexical-v1``.
 
-    A text becomes the signed sum of its hashed features, scaled to length 1: identifiers as wholes
-    (``ORD-48213``, ``user_id``, ``a@b.com``), their parts (at separators, camelCase humps and between letters
-    and digits), words without case, and the character n-grams of words, which let "refunded" find "refund".
-    Counts are damped (1 + ln n), stop-words weigh little. It compares spelling, not meaning: "car" does not
-    find "vehicle". The method is feature hashing: Weinberger et al., 2009, arXiv:0902.2206.
+    A text becomes the signed sum of its ``hashed_terms``, scaled to length 1. Counts are damped (1 + ln n), and
+    stop-words weigh little. It compares spelling, not meaning: "car" does not find "vehicle". The method is feature
+    hashing: Weinberger et al., 2009, arXiv:0902.2206.
 
     The same text gives the same vector in every process and whatever else is in the batch. Time is linear; of
     a text over 64,000 characters only the first 48,000 and the last 16,000 are read. Safe to share between
@@ -63,123 +74,111 @@ class LexicalEmbedder:
     name = "lexical-v1"
     dimension = 512
 
-    _CACHE_TOKENS = 50_000
-    _CACHE_TOKEN_CHARS = 64
-
-    def __init__(self) -> None:
-        self._cache: dict[str, Features] = {}
-
     def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Embed texts: float32 of shape (n, 512), rows of length 1, or zeros for a text without words."""
         rows = np.zeros((len(texts), self.dimension), dtype=np.float32)
         for row, text in zip(rows, texts, strict=True):
             if len(text) > MAX_CHARS:
                 text = f"{text[: MAX_CHARS - TAIL_CHARS]}\n{text[-TAIL_CHARS:]}"
-            if not text.isascii():
-                text = unicodedata.normalize("NFKC", text)
-            if counts := Counter(_CHUNK.findall(text)):
-                found = self._features(list(counts))
-                damped = 1.0 + np.log(np.fromiter(counts.values(), np.float64, len(counts)))
-                weights = np.concatenate([f[1] for f in found]) * np.repeat(
-                    damped, [len(f[0]) for f in found]
-                )
-                summed = np.bincount(np.concatenate([f[0] for f in found]), weights, minlength=self.dimension)
-                norm = float(np.sqrt(np.sum(summed * summed)))
-                row[:] = summed / norm if norm > 1e-9 else 0.0
+            terms, counts = np.unique(hashed_terms(text)[0], return_counts=True)
+            weights = (1 + np.log(counts)) * np.where(np.isin(terms, stop_terms()), _STOPPED, 1.0)
+            signed = np.where(terms & 1, weights, -weights)
+            summed = np.bincount((terms >> 1) % self.dimension, signed, self.dimension)
+            norm = float(np.sqrt(np.sum(summed * summed)))
+            row[:] = summed / norm if norm > 1e-9 else 0.0
         return rows
 
     def encode_queries(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """As ``encode``: a query is read like any other text."""
         return self.encode(texts)
 
-    def _features(self, tokens: list[str]) -> list[Features]:
-        cache, hashed = self._cache, dict[str, Features]()
-        if new := [token for token in tokens if token not in cache]:
-            hashed = dict(zip(new, _hashed(new, self.dimension), strict=True))
-        found = [hashed[token] if token in hashed else cache[token] for token in tokens]
-        if len(cache) + len(hashed) > self._CACHE_TOKENS:
-            cache = self._cache = {}
-        cache.update((t, features) for t, features in hashed.items() if len(t) <= self._CACHE_TOKEN_CHARS)
-        return found
+
+@cache
+def stop_terms() -> Hashes:
+    """The terms of words that nearly every text has, in ascending order."""
+    return np.unique(hashed_terms(" ".join(_STOP_WORDS))[0])
 
 
-def _hashed(tokens: list[str], dimension: int) -> list[Features]:
-    """For each token the indices of the vector that it adds to, and its signed weights there."""
-    hashes: list[int] = []
-    weights: list[float] = []
-    ends: list[int] = []
-    for token in tokens:
-        for feature, weight in _weighted(token):
-            hashes.append(crc32(feature))
-            weights.append(weight)
-        ends.append(len(hashes))
-    h = np.array(hashes, np.uint32)
-    # crc32 is linear: neighbours differ in few bits. The finaliser of MurmurHash3 spreads them.
-    h = (h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B)
-    h = (h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35)
-    h ^= h >> np.uint32(16)
-    indices = ((h >> np.uint32(1)) % np.uint32(dimension)).astype(np.intp)
-    signed = np.array(weights, np.float64) * np.where(h & np.uint32(1), 1.0, -1.0)
-    starts = [0, *ends]
-    # Copies, so that a cached token does not keep the arrays of a whole text alive.
-    return [(indices[a:b].copy(), signed[a:b].copy()) for a, b in pairwise(starts)]
+def hashed_terms(text: str, beside: str = "") -> tuple[Hashes, npt.NDArray[np.bool_]]:
+    """The terms of two texts, each as often as it occurs, and whether it is of the second.
+
+    A term is a word without case and inflection, a part of a camelCase word, or a whole name of several words, such
+    as ``user_id``, ``ORD-48213`` or ``src/app.py``, beside its words. Of a text over 64,000 characters the middle
+    counts only for names and for what has a digit, and of one over 2 MiB not at all.
+    """
+    encoded = [_encoded(text), _encoded(beside)]
+    data = np.frombuffer(b" ".join((b"", *encoded, b"")), np.uint8)
+    # the hash of a stretch is a polynomial of its bytes modulo 2^64, the same wherever it stands
+    powers, inverses = (np.full(len(data), base) for base in (_BASE, _INVERSE))
+    powers[0] = inverses[0] = 1
+    sums = _sums((_CODE[data] + np.uint64(1)) * np.cumprod(powers))
+    inverses = np.cumprod(inverses)
+
+    def hashed(start: Any, end: Any) -> Any:
+        return (sums[end] - sums[start]) * inverses[start]
+
+    word = _WORD[data]
+    start, end = whole = _stretches(word)
+    humps = np.flatnonzero(word[1:] & _LOWER[data[:-1]] & _UPPER[data[1:]]) + 1
+    if len(humps):  # of userName also both words
+        begin, stop = (np.sort(np.concatenate((edge, humps))) for edge in whole)
+        inner = np.isin(begin, humps) | np.isin(stop, humps)
+        start, end = np.concatenate((start, begin[inner])), np.concatenate((end, stop[inner]))
+    digits = _sums(_DIGIT[data])
+    plain = digits[end] == digits[start]
+    read = ~plain | (start < MAX_CHARS - TAIL_CHARS) | (end > len(data) - TAIL_CHARS)
+    starts = [start[read]]
+    found = [hashed(start[read], _stems(_CODE[data], start[read], end[read], plain[read]))]
+    for joiners in (_IN_NAME, _IN_PATH):
+        joins = joiners[data]
+        joins[1:-1] &= word[:-2] & word[2:]
+        start, end = _stretches(word | joins)
+        joined = _sums(joins)
+        several = joined[end] > joined[start]
+        starts.append(start[several])
+        found.append(hashed(starts[-1], end[several]))
+    mixed: Any = np.concatenate(found)  # the finaliser of MurmurHash3: neighbours differ in all bits
+    mixed = (mixed ^ (mixed >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+    mixed = (mixed ^ (mixed >> np.uint64(33))) >> np.uint64(32)
+    return mixed.astype(np.uint32), np.concatenate(starts) > len(encoded[0])
 
 
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
+def _encoded(text: str) -> bytes:
+    """A text as bytes of which all that are no ASCII are letters; of a very long one the middle is left out."""
+    if text.lstrip()[:1] in ("{", "["):  # a line break in JSON is no letter
+        text = _ESCAPES.sub(" ", text)
+    if len(text) > _MOST_CHARS:
+        text = f"{text[: _MOST_CHARS // 2]}\n{text[-_MOST_CHARS // 2 :]}"
+    if text.isascii():
+        return text.encode()
+    return _FOREIGN.sub(_letters, unicodedata.normalize("NFKC", text)).encode("utf-8", "replace")
 
 
-def _weighted(token: str) -> Iterator[tuple[bytes, float]]:
-    """The features of a token with their weights."""
-    pieces = _PIECE.findall(token)
-    whole = token.casefold()
-    if len(pieces) == 1 and len(parts := _parts(pieces[0])) == 1 and pieces[0] == token:
-        if _DIGIT.search(token):
-            yield _bytes(whole), IDENTIFIER
-        else:
-            yield from _word(whole, WORD)
-        return
-    identifier = len(pieces) != 1 or not pieces[0].isalpha() or pieces[0] != token
-    plain = "-" in token and token.replace("-", "").isalpha()
-    yield _bytes(whole), IDENTIFIER if identifier and not plain else WORD
-    for piece in pieces:
-        parts = _parts(piece)
-        if len(parts) > 1 and piece != token:
-            yield _bytes(piece.casefold()), WORD
-        for part in parts:
-            if _DIGIT.search(part):
-                yield _bytes(part.casefold()), WORD
-            else:
-                yield from _word(part.casefold(), PART if not plain else WORD)
+def _letters(match: re.Match[str]) -> str:
+    """Text in another alphabet without case and signs; each Chinese or Japanese character is a word."""
+    return _CJK.sub(r" \g<0> ", "".join(c if c.isalnum() else " " for c in match[0].casefold()))
 
 
-def _parts(piece: str) -> list[str]:
-    """The humps of a camelCase name, letters and digits apart; the whole where there are more than five."""
-    if piece.isdigit() or (piece.isalpha() and (piece.islower() or piece.isupper())):
-        return [piece]
-    parts = _CAMEL.findall(piece)
-    return parts if 1 <= len(parts) <= 5 else [piece]
+def _sums(values: Any) -> Any:
+    """The sum of the first i values, i = 0 to n."""
+    total = np.cumsum(values)
+    return np.concatenate((np.zeros(1, total.dtype), total))
 
 
-def _word(word: str, weight: float) -> Iterator[tuple[bytes, float]]:
-    if word in STOP_WORDS:
-        yield _bytes(word), STOP_WORD
-        return
-    if CJK.search(word):
-        for n in CJK_NGRAMS:
-            for i in range(len(word) - n + 1):
-                yield _bytes(word[i : i + n]), weight * (0.5 if n == 1 else 1.0)
-        return
-    yield _bytes(word), weight
-    if len(word) < 4:
-        return
-    framed = f"<{word[:MAX_NGRAM_CHARS]}>"
-    grams: list[bytes]
-    if framed.isascii():  # a byte is a character: encode once, then slice
-        raw = framed.encode()
-        grams = [raw[i : i + n] for n in NGRAMS for i in range(len(raw) - n + 1)]
-    else:
-        grams = [_bytes(framed[i : i + n]) for n in NGRAMS for i in range(len(framed) - n + 1)]
-    share = weight * SUBWORDS / len(grams) ** 0.5
-    for gram in grams:
-        yield b"#" + gram, share
+def _stretches(mask: Any) -> tuple[Any, Any]:
+    """Where the stretches of true values begin and end; the first and the last value are false."""
+    edges = np.flatnonzero(mask[1:] != mask[:-1]) + 1
+    return edges[::2], edges[1::2]
+
+
+def _stems(codes: Any, start: Any, end: Any, plain: Any) -> Any:
+    """The ends of words without their endings: closed, closes and closing end as close does."""
+    for ending, least in (("s", 4), ("ing", 6), ("ed", 5), ("e", 4), ("y", 4), ("i", 4)):
+        ends = plain & (end - start >= least)
+        for i, character in enumerate(reversed(ending), 1):
+            ends &= codes[end - i] == ord(character)
+        if ending == "s":  # neither access nor status
+            ends &= (codes[end - 2] != ord("s")) & (codes[end - 2] != ord("u"))
+        end = end - len(ending) * ends
+    doubled = plain & (end - start >= 4) & (codes[end - 1] == codes[end - 2])  # planned
+    return end - doubled

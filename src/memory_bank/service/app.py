@@ -100,17 +100,14 @@ class Service:
             provider: Upstream(url, timeout=self.settings.upstream_timeout, key=keys[provider])
             for provider, url in urls.items()
         }
+        passes = {"pass": True, "auto": urlsplit(urls["anthropic"]).hostname == urlsplit(ANTHROPIC).hostname}
         rebuilder = Rebuilder(
             self.sessions,
             Identity(database, lambda m: cache.result("canonical", m, canonical_bytes)),
             self.settings.memory_timeout,
             marks_cache=self.settings.cache_markers == "auto",
             inject=self.settings.inject_tools,
-            passes_edits=self.settings.context_management == "pass"
-            or (
-                self.settings.context_management == "auto"
-                and urlsplit(urls["anthropic"]).hostname == urlsplit(ANTHROPIC).hostname
-            ),
+            passes_edits=passes.get(self.settings.context_management, False),
             files=self.settings.memory_files,
         )
         self.operations.add("memory", rebuilder.check)
@@ -289,8 +286,9 @@ def create_app(config: Config) -> FastAPI:
     modules = (health, sessions, memory, records)
     for router in (*(m.router for m in modules), sessions.steps_router, files.router):
         app.include_router(router)
-    for path in ("/v1/sessions", "/v1/sessions/{rest:path}", "/v1/stats", "/v1/stats/{rest:path}"):
-        app.router.routes.append(Route(path, UnknownRoute(), include_in_schema=False))
+    for path in ("/v1/sessions", "/v1/search", "/v1/stats"):
+        for rest in ("", "/{rest:path}"):
+            app.router.routes.append(Route(path + rest, UnknownRoute(), include_in_schema=False))
     app.router.routes.append(Route("/mcp", McpEndpoint(), methods=["POST"]))
     app.router.routes.append(Route("/v1/{path:path}", ProxyEndpoint(), include_in_schema=False))
     # first, as they are called at every step

@@ -20,7 +20,7 @@ from cachetools import LRUCache
 from memory_bank.bank.database import Database
 from memory_bank.bank.files import MemoryFiles
 from memory_bank.bank.learned import Learned, keep_model, learned_of
-from memory_bank.bank.listing import list_page
+from memory_bank.bank.listing import list_page, newest_searchable
 from memory_bank.bank.maintenance import purge
 from memory_bank.bank.schema import sessions
 from memory_bank.bank.session import MemoryBankState, Session
@@ -29,7 +29,7 @@ from memory_bank.bank.stores import FactStore
 from memory_bank.config import Config, MemoryBankSettings, NoStrategySettings, StoredSettings
 from memory_bank.errors import ConfigError, EmbeddingError, NotFoundError, StorageError
 from memory_bank.plan import Context, Plan
-from memory_bank.ports import TokenCounter
+from memory_bank.ports import Scope, TokenCounter
 from memory_bank.pricing import SentContext, common_length
 from memory_bank.processor import MemoryProcessor
 from memory_bank.service.proxy.dialects import RequestHistory
@@ -162,7 +162,7 @@ class Sessions:
         tools: Sequence[object] | None = None,
         beside: str | None = None,
         safer: bool = False,
-        whole_tools: frozenset[str] = frozenset(),
+        whole: frozenset[str] = frozenset(),
     ) -> Rebuilt:
         """Store what is new in the messages, and return the context of the next model call.
 
@@ -171,7 +171,7 @@ class Sessions:
         ``model``: that the request is for; its price decides how often the history is folded. ``tools``: those that
         the model gets; the context names ``get_record`` only where it is among them. ``beside``: what the proxy sends
         besides the messages, such as the client's tools; it counts for the context and for the full history.
-        ``safer``: the memory is one block, where the strategy can show it so. ``whole_tools``: tools whose calls and
+        ``safer``: the memory is one block, where the strategy can show it so. ``whole``: tools whose calls and
         results stay whole.
 
         Raises what MemoryProcessor.apply_strategy and ``to_request`` of the history raise, and ConfigError for an
@@ -194,14 +194,7 @@ class Sessions:
                 self._register(session_id, kept, agent)
             with kept.lock:  # the plan must be this step's
                 shown, tokens = self._processor.apply_strategy(
-                    seen,
-                    key,
-                    None,
-                    client,
-                    session_id=session_id,
-                    model=model,
-                    tools=tools,
-                    whole_tools=whole_tools,
+                    seen, key, None, client, session_id=session_id, model=model, tools=tools, whole=whole
                 )
                 state = self._processor.state(key, session_id)
                 plan = state.last_plan if state is not None else None
@@ -280,7 +273,7 @@ class Sessions:
         strategy: str | None = None,
         model: str = "",
         tools: Sequence[object] | None = None,
-        whole_tools: frozenset[str] = frozenset(),
+        whole: frozenset[str] = frozenset(),
     ) -> list[object]:
         """The context that ``rebuild`` would return or raise: nothing is stored, no model is asked."""
         session_id = stored_id(namespace, name)
@@ -312,7 +305,7 @@ class Sessions:
         if (used := self._processor.state(key, session_id)) is not None:
             made.memory.prefix_cache = copied(used.prefix_cache)
         shown, _ = made.processor.apply_strategy(
-            seen, key, None, None, session_id=session_id, model=model, tools=tools, whole_tools=whole_tools
+            seen, key, None, None, session_id=session_id, model=model, tools=tools, whole=whole
         )
         made.messages = seen
         with self._lock:
@@ -341,7 +334,27 @@ class Sessions:
     @contextmanager
     def reading(self, namespace: str | None, name: str, project: object = None) -> Iterator[MemoryBankState]:
         """A session's memory, locked, with a project's files, for ``handle_tool_call``. Raises NotFoundError."""
-        session_id = self.known(namespace, name)
+        with self._reading(namespace, self.known(namespace, name), project) as state:
+            yield state
+
+    @contextmanager
+    def searching(
+        self, namespace: str | None, agent: str | None = None
+    ) -> Iterator[tuple[MemoryBankState | None, Scope]]:
+        """A memory and the scope in which it searches every session of a namespace, or those of an agent.
+
+        It is that of the newest session with records; None without one. Raises ConfigError for an invalid name.
+        """
+        agent_id = None if agent is None else stored_id(namespace, agent)
+        session_id = newest_searchable(self.database, namespace, agent_id)
+        held = nullcontext() if session_id is None else self._reading(namespace, session_id)
+        with held as state:
+            yield state, "all" if agent is None else "agent"
+
+    @contextmanager
+    def _reading(
+        self, namespace: str | None, session_id: str, project: object = None
+    ) -> Iterator[MemoryBankState]:
         with self._holding(session_id, namespace) as kept:
             if kept.reader is None:
                 made = MemoryBankState.open(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, takewhile
 from typing import Any
 
 from memory_bank.bank.jobs import without_insight
-from memory_bank.bank.listing import Outline, holding, outlines, whole
+from memory_bank.bank.listing import Outline, outlines, whole
+from memory_bank.bank.terms import TermIndex, terms_of, terms_of_query
 from memory_bank.errors import EmbeddingError
 from memory_bank.ports import Scope
 from memory_bank.provenance.identifiers import find, identifiers_in, normal, runs
@@ -17,10 +18,9 @@ from memory_bank.provenance.index import place_of
 from memory_bank.records import Hit
 
 _MAX_EXACT_CHARS = 200  # longer texts are not searched for exactly
-_RUNS = 4  # runs of letters and digits, the longest, that the database filters by
 _MAX_WANTED = 20  # identifiers of a query that are searched for exactly
 _MAX_EXAMINED = 400  # records without an insight that are looked at
-_MAX_READ = 2 * 2**20  # bytes; a longer output counts as a match without being read
+_MAX_READ = 2 * 2**20  # bytes of an output in which a place is looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +28,15 @@ class SearchMatch:
     """A record that was found.
 
     ``why`` it was: see ``Hit``; also "holds", for an output that contains the text ``holds`` exactly, at ``place``: a
-    JSON path, ``line 7``, or "". ``score`` is how well it fits, 0 to 1; None without an insight. ``session_id`` is
-    None for a record of the searched session, else the id of the session that has it. ``newer`` is the trace_id of
-    the latest record of the same call, which returned something else.
+    JSON path, or ``line 7``. ``score`` is how well it fits, 0 to 1. ``session_id`` is None for a record of the
+    searched session, else the id of the session that has it. ``newer`` is the trace_id of the latest record of the
+    same call, which returned something else.
     """
 
     outline: Outline
-    score: float | None
-    session_id: str | None = None
-    why: str = "holds"
+    score: float
+    session_id: str | None
+    why: str
     holds: str | None = None
     place: str = ""
     newer: str | None = None
@@ -49,20 +49,17 @@ class SearchMatch:
         if self.holds is not None:
             why = f'holds "{normal(self.holds)}"' + (f" at {self.place}" if self.place else "")
         return (
-            why if self.newer is None else f"{why}; superseded: the same call returned something else later"
+            why
+            if self.newer is None
+            else f"{why}; superseded by {self.newer}, a later result of the same call"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """Matches, best first.
-
-    ``embedded`` is False where the session has no embedder, so that only exact words were searched. ``trouble`` is
-    the embedder's error, where only words were compared.
-    """
+    """Matches, best first; ``trouble`` is the embedder's error, where only words were compared."""
 
     matches: list[SearchMatch]
-    embedded: bool = True
     trouble: EmbeddingError | None = None
 
 
@@ -73,9 +70,8 @@ def search_session(
 
     Best first, but records whose output contains the whole query before all others, and before an output the later
     one of the same call. ``by_agent``: the records of the latest step, which an agent has in view, come last.
-    Records without an insight are found only in the session itself, by exact text: the query, or an identifier in
-    it. Answers of our own tools are never found: they quote other records. Raises EmbedderMismatchError,
-    StorageError.
+    Of records without an insight the session's newest 400 are found, by words. Answers of our own tools are never
+    found: they quote other records. Raises EmbedderMismatchError, StorageError.
     """
     scope = scope or state.scope
     tokens = dict.fromkeys(token for token, _, _ in identifiers_in(query))
@@ -87,26 +83,32 @@ def search_session(
     if (store := state.insight_store) is not None:
         ranked = partial(store.rank, query, limit=top_k + len(last), scope=scope)
         try:
-            hits = ranked()
+            hits = ranked(only_alike=True)
         except EmbeddingError as e:
             trouble, hits = e, ranked(only_words=True)
-    bare = list[str]()
     if store is None or store.size() != state.fact_store.size():
-        bare = without_insight(state.database, state.session_id)[-_MAX_EXAMINED:]
-    exact: dict[str, SearchMatch] = {}
-    for form, text in reversed(forms.items()):
-        for outline, place in islice(_holders(state, bare, form), top_k):
-            exact.setdefault(outline.trace_id, SearchMatch(outline, None, holds=text, place=place))
-    hits = sorted(filter(_fits, hits), key=lambda hit: hit.session_id is None and hit.trace_id in last)
+        hits = sorted([*hits, *_without_insight(state, query)], key=lambda hit: -hit.score)
+    hits = sorted(
+        (hit for hit in hits if hit.why), key=lambda hit: hit.session_id is None and hit.trace_id in last
+    )
     found = _loaded(state, _newest_first(hits)[:top_k])
     found = [_with_place(state, match, forms) for match in found]
     whole_query = wanted[0] if wanted and wanted[0] == query else None
-    found = [*exact.values(), *sorted(found, key=lambda m: whole_query is None or m.holds != whole_query)]
-    return SearchResult(found[:top_k], store is not None, trouble)
+    found.sort(key=lambda m: whole_query is None or m.holds != whole_query)
+    return SearchResult(found, trouble)
 
 
-def _fits(hit: Hit) -> bool:
-    return bool(hit.why)
+def _without_insight(state: Any, query: str) -> list[Hit]:
+    """The session's records that have no insight yet, or will have none, as far as they have words of the query."""
+    bare = without_insight(state.database, state.session_id)[-_MAX_EXAMINED:]
+    if not bare:
+        return []
+    index = TermIndex()
+    index.add([terms_of("", record) for record in state.fact_store.get_many(bare)])
+    scores, most = index.scores(terms_of_query(query))
+    return [Hit(t, s / most, None, "words") for t, s in zip(bare, scores.tolist(), strict=True) if s > 0][
+        ::-1
+    ]
 
 
 def _newest_first(hits: Sequence[Hit]) -> list[Hit]:
@@ -153,29 +155,3 @@ def _with_place(state: Any, match: SearchMatch, forms: dict[str, str]) -> Search
         if find(plain, form) >= 0:
             return replace(match, why="holds", holds=text, place=place_of(output, form))
     return match
-
-
-def _holders(state: Any, trace_ids: Sequence[str], text: str) -> Iterator[tuple[Outline, str]]:
-    """Those of some records whose outputs contain a text (in normal form) at token boundaries, with the place."""
-    longest = sorted(dict.fromkeys(runs(text)), key=len, reverse=True)[:_RUNS]
-    if not (longest and trace_ids):
-        return
-    for outline in holding(state.database, state.session_id, trace_ids, [_stored_forms(r) for r in longest]):
-        if outline.output_bytes > _MAX_READ:
-            yield outline, ""
-            continue
-        output = whole(state.database, outline, "output")
-        if find(normal(output), text) >= 0:
-            yield outline, place_of(output, text)
-
-
-def _stored_forms(run: str) -> list[str]:
-    """How a run in normal form may be written in a stored text; the database folds the case of ASCII."""
-    if run.isascii():
-        return [run]
-    forms = [run, run.upper()]
-    for form in tuple(forms):
-        escaped = form.encode("utf-16-be", "surrogatepass").hex()
-        units = [escaped[i : i + 4] for i in range(0, len(escaped), 4)]
-        forms.append("".join(chr(int(u, 16)) if u < "0080" else f"\\u{u}" for u in units))
-    return list(dict.fromkeys(forms))

@@ -74,6 +74,12 @@ _DEFAULTS: JsonObject = {
 """Members of a response; those of the request replace them."""
 
 
+def text_item(item_id: str, text: str) -> JsonObject:
+    """An assistant message as an item."""
+    part = {"type": "output_text", "annotations": [], "logprobs": [], "text": text}
+    return {"id": item_id, "type": "message", "status": "completed", "role": "assistant", "content": [part]}
+
+
 def response_of(
     answer_id: str, request: Mapping[str, Any], output: list[JsonObject], into: int, out: int
 ) -> JsonObject:

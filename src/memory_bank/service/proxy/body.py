@@ -34,19 +34,18 @@ T = TypeVar("T")
 class Body:
     """A parsed body: ``data`` as it came, ``value`` the object in it.
 
-    ``render_body`` uses the rest: the decoded ``text``, the ``spans`` of the editable members' values, the
-    ``elements`` of those that are arrays, ``end``, the position at which a new member is inserted, the ``members``
-    (the span of each from the end of what is before it), and what is ``removed`` from the text.
+    ``render_body`` uses the rest: the decoded ``text``, the ``spans`` of the editable members (from the end of what
+    is before, with the start of the value), the ``elements`` of those that are arrays, ``end``, the position at which
+    a new member is inserted, and what is ``removed`` from the text.
     ``derive(element, make)`` returns ``make(element)``; a cached element always gives the same objects.
     """
 
     data: bytes
     value: JsonObject = field(default_factory=dict)
     text: str = ""
-    spans: Mapping[str, Span] = field(default_factory=dict)
+    spans: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
     elements: Mapping[str, Elements] = field(default_factory=dict)
     end: int = 0
-    members: Mapping[str, Span] = field(default_factory=dict)
     removed: tuple[Edit, ...] = ()
     derive: Derive = derive_anew
 
@@ -72,9 +71,8 @@ def parse_body(data: bytes, *editable: str) -> Body:
 
 def _parse(data: bytes, text: str, editable: Sequence[str]) -> Body:
     value: JsonObject = {}
-    spans: dict[str, Span] = {}
+    spans: dict[str, tuple[int, int, int]] = {}
     elements: dict[str, Elements] = {}
-    members: dict[str, Span] = {}
     start = _skip(text, 1 if text.startswith(_BOM) else 0)
     if text[start] != "{":
         raise BodyError("not a JSON object")
@@ -106,12 +104,12 @@ def _parse(data: bytes, text: str, editable: Sequence[str]) -> Body:
         else:
             value[key], last = _raw_decode(text, at)
         if key in editable:
-            spans[key], members[key] = (at, last), (before, last)
+            spans[key] = before, at, last
         return last
 
     if _skip(text, _each(text, start, "}", member)) != len(text):
         raise ValueError("expected the end")
-    return Body(data, value, text, spans, elements, last, members)
+    return Body(data, value, text, spans, elements, last)
 
 
 def _each(text: str, start: int, closing: str, read: Callable[[int], int]) -> int:
@@ -135,8 +133,8 @@ def _skip(text: str, at: int) -> int:
     return match.end()
 
 
-def render_body(body: Body, arrays: Mapping[str, Sequence[object]]) -> bytes:
-    """The body with these arrays as its members; the same bytes object when nothing changes.
+def render_body(body: Body, members: Mapping[str, object]) -> bytes:
+    """The body with these arrays and other values as its members; the same bytes object when nothing changes.
 
     The members must be among those named to ``parse_body``. An element that is the object that was parsed
     keeps its bytes, wherever it now stands (it must not have been modified); any other element is written as
@@ -146,12 +144,15 @@ def render_body(body: Body, arrays: Mapping[str, Sequence[object]]) -> bytes:
     """
     edits: list[Edit] = []
     added: list[str] = []
-    for key, new in arrays.items():
-        if key in body.elements and same_objects([e for e, _ in body.elements[key]], new):
+    for key, new in members.items():
+        if not isinstance(new, (list, tuple)):
+            text = json.dumps(new, separators=(",", ":"))
+        elif key in body.elements and same_objects([e for e, _ in body.elements[key]], new):
             continue
-        text = render_array(body, key, new)
+        else:
+            text = render_array(body, key, new)
         if key in body.value:
-            edits.append((*body.spans[key], text))
+            edits.append((*body.spans[key][1:], text))
         else:
             added.append(f"{json.dumps(key)}:{text}")
     if added:
@@ -171,22 +172,19 @@ def _edited(body: Body, edits: Iterable[Edit]) -> bytes:
 
 def without_member(body: Body, name: str) -> Body:
     """The body as it is sent without an editable member; ``value`` still has it, everything else keeps its bytes."""
-    if name not in body.members:
+    if name not in body.spans:
         return body
-    start, end = body.members[name]
+    start, _, end = body.spans[name]
     if body.text[start - 1] == "{":  # it is the first: the comma after it goes, too
         at = _skip(body.text, end)
         end = at + 1 if body.text[at] == "," else end
-    body = replace(body, removed=(*body.removed, (start, end, "")))
+    body = replace(body, removed=((start, end, ""),))
     return replace(body, data=_edited(body, ()))
 
 
 def with_member(data: bytes, name: str, value: object) -> bytes:
     """A JSON object with a member set; everything else keeps its bytes. Raises BodyError as ``parse_body`` does."""
-    body, text = parse_body(data, name), json.dumps(value, separators=(",", ":"))
-    new = "," * bool(body.value) + f"{json.dumps(name)}:{text}"
-    edit = (*body.spans[name], text) if name in body.spans else (body.end, body.end, new)
-    return _edited(body, [edit])
+    return render_body(parse_body(data, name), {name: value})
 
 
 def render_array(body: Body, member: str, new: Sequence[object]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from memory_bank.ports import TokenCounter
 from memory_bank.service.proxy.answers import Event, EventSplitter, as_object, rewrite_event
@@ -24,14 +24,6 @@ UNKNOWN = re.compile(rb"context[_-]management(?!\W{1,9}edits)")
 
 _BETA = b"context-management-2025-06-27"  # the token of anthropic-beta that belongs to the member
 _WIRE = AnthropicWire()
-
-
-class Cleared(NamedTuple):
-    """Messages, the tokens that clearing saved in them, and the edits as an answer reports them."""
-
-    messages: Sequence[Any]
-    saved: int
-    edits: list[JsonObject]
 
 
 def edit_of(request: JsonObject, kind: str) -> JsonObject | None:
@@ -53,8 +45,9 @@ def clear(
     tokens: tuple[int, int],
     counter: TokenCounter,
     thinking: bool,
-) -> Cleared:
-    """The messages ``written`` for a request without what its edits want cleared of the messages that came.
+) -> tuple[list[Any], int, list[JsonObject]]:
+    """The messages ``written`` for a request without what its edits want cleared of the messages that came; also the
+    tokens that this saves, and the edits as an answer reports them.
 
     ``tokens``: of what came, and of what was written; what memory left out or shortened counts as cleared.
     ``thinking``: old thinking goes, too. From the first changed message on it goes as its signatures demand.
@@ -104,7 +97,7 @@ def clear(
     if gone := sum(i not in shown or shown[i] != result for i, result in results.items()):
         less = max(0, full - tokens[1] + saved)
         edits.append({"type": CLEAR_TOOLS, "cleared_tool_uses": gone, "cleared_input_tokens": less})
-    return Cleared(out, saved, edits)
+    return out, saved, edits
 
 
 def _amount(edit: JsonObject | None, member: str, default: int) -> int:
@@ -136,30 +129,30 @@ def _thinking(messages: Sequence[Any]) -> dict[int, str]:
 
 def without_beta(headers: Headers) -> Headers:
     """The headers without the beta of ``context_management``; other betas stay."""
-    out: Headers = []
-    for name, value in headers:
-        if name == b"anthropic-beta":
-            value = b",".join(t for t in value.split(b",") if t.strip() != _BETA).strip()
-        if value or name != b"anthropic-beta":
-            out.append((name, value))
-    return out
+    shown = [
+        (n, b",".join(t for t in v.split(b",") if t.strip() != _BETA) if n == b"anthropic-beta" else v)
+        for n, v in headers
+    ]
+    return [(n, v) for n, v in shown if v.strip() or n != b"anthropic-beta"]
 
 
 def reported(answer: JsonObject, edits: Sequence[JsonObject]) -> JsonObject:
-    """The answer, which reports the edits that were applied here before those of upstream."""
+    """The ``context_management`` of an answer: the edits that were applied here, before those of upstream."""
     given = as_object(answer.get(CONTEXT_MANAGEMENT))
-    return {
-        **answer,
-        CONTEXT_MANAGEMENT: {**given, "applied_edits": [*edits, *(given.get("applied_edits") or ())]},
-    }
+    return {**given, "applied_edits": [*edits, *(given.get("applied_edits") or ())]}
 
 
 async def reported_in_stream(body: AsyncIterator[bytes], edits: Sequence[JsonObject]) -> AsyncIterator[bytes]:
     """A streamed message whose ``message_delta`` reports the edits; all else keeps its bytes."""
 
     def write(event: Event) -> bytes:
-        is_last = event.value is not None and event.value.get("type") == "message_delta"
-        return rewrite_event(event, reported(as_object(event.value), edits)) if is_last else event.raw
+        value = as_object(event.value)
+        is_last = value.get("type") == "message_delta"
+        return (
+            rewrite_event(event, value | {CONTEXT_MANAGEMENT: reported(value, edits)})
+            if is_last
+            else event.raw
+        )
 
     splitter = EventSplitter()
     async for chunk in body:

@@ -9,17 +9,16 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from functools import cached_property, partial
-from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import anyio
 from anyio import to_thread
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.session import MemoryBankState, Session
+from memory_bank.bank.session import MemoryBankState
 from memory_bank.context.compaction import what_is_known
 from memory_bank.errors import MemoryBankError, UpstreamError
 from memory_bank.service.proxy.answers import EventSplitter, as_object, rewrite_event
@@ -29,20 +28,11 @@ from memory_bank.service.proxy.rebuild import COMPLETED, ModelRequest, Rebuilder
 from memory_bank.service.proxy.upstream import UpstreamAnswer, after
 from memory_bank.service.security.access import public_name
 from memory_bank.service.threads import limiter
-from memory_bank.transcript.events import (
-    as_events,
-    chat_events,
-    completion,
-    message_events,
-    message_of,
-    response_events,
-    response_of,
-)
+from memory_bank.transcript import events
 from memory_bank.transcript.responses import CALL_OF, OUTPUT_OF, item_type
 
 log = logging.getLogger("memory_bank.Service")
 
-EMPTY: Mapping[str, Any] = MappingProxyType({})
 UNKNOWN = frozenset({400, 404, 405, 413, 415, 422, 501})
 """Statuses with which an upstream refuses a compaction; the bank answers then."""
 OPENING = "The following is a summary of the conversation so far, from the records that its memory keeps.\n\n"
@@ -105,36 +95,35 @@ def expand(request: ModelRequest, seals: Seals, upstream: str) -> bytes | None:
     elements = request.value.get(key)
     if _BEGINNING.encode() not in request.body.data or not isinstance(elements, list):
         return None
-    made: list[object] = []
-    found = False
-    for element in elements:
-        parts = [element] if key == "input" else as_object(element).get("content")
-        own = [p for p in parts if _is_ours(p)] if isinstance(parts, list) else []
-        if not own or not isinstance(parts, list):
-            made.append(element)
-            continue
-        found, made = True, [e for e in made if not _is_replaced(e, key)]
-        session_id = text = foreign = None
-        try:
-            if values := seals.read(own[-1]["encrypted_content"]):
-                session_id, digest, foreign, where = values
-                text = seals.text(namespace, session_id, digest)
-                foreign = foreign if text and where == upstream else None
-        except MemoryBankError as e:
-            log.warning("a compaction item could not be read: %s", type(e).__name__)
-        if text:
-            request.compacted = public_name(namespace, str(session_id))
-        if foreign:
-            made.append(foreign if key == "input" else {"role": "assistant", "content": [foreign]})
-        said = {"role": "user", "content": f"{OPENING}{text}" if text else LOST}
-        made.append({"type": "message", **said} if key == "input" else said)
-        if rest := [p for p in parts if not _is_ours(p)]:
-            made.append({**as_object(element), "content": rest})
-    return render_body(request.body, {key: made}) if found else None
+    found = (n for n in reversed(range(len(elements))) if _parts(elements[n], key)[0])
+    if (at := next(found, -1)) < 0:
+        return None
+    own, rest = _parts(elements[at], key)
+    session_id = text = foreign = None
+    try:
+        if values := seals.read(own[-1]["encrypted_content"]):
+            session_id, digest, foreign, where = values
+            text = seals.text(namespace, session_id, digest)
+            foreign = foreign if text and where == upstream else None
+    except MemoryBankError as e:
+        log.warning("a compaction item could not be read: %s", type(e).__name__)
+    if text:
+        request.compacted = public_name(namespace, str(session_id))
+    made = [e for e in elements[:at] if not _is_replaced(e, key)]
+    if foreign:
+        made.append(foreign if key == "input" else {"role": "assistant", "content": [foreign]})
+    said = {"role": "user", "content": f"{OPENING}{text}" if text else LOST}
+    made.append({"type": "message", **said} if key == "input" else said)
+    made += [{**as_object(elements[at]), "content": rest}] if rest else []
+    return render_body(request.body, {key: [*made, *elements[at + 1 :]]})
 
 
-def _is_ours(part: object) -> bool:
-    return str(as_object(part).get("encrypted_content")).startswith(_BEGINNING)
+def _parts(element: object, key: str) -> tuple[list[Any], list[Any]]:
+    """The compaction items of ours in an element of a conversation, and its other parts."""
+    content = [element] if key == "input" else as_object(element).get("content")
+    parts = content if isinstance(content, list) else []
+    own = [p for p in parts if str(as_object(p).get("encrypted_content")).startswith(_BEGINNING)]
+    return own, [p for p in parts if p not in own] if own else []
 
 
 def _is_replaced(element: object, key: str) -> bool:
@@ -160,10 +149,10 @@ class Compaction:
 
     async def answer(self) -> UpstreamAnswer:
         """The answer for the client; every other answer is closed."""
-        request, mode = self.request, self.sessions.config.service.compaction
-        step = request.memory.step
+        request, mode, step = self.request, self.sessions.config.service.compaction, self.request.memory.step
         if mode == "pass" or step is None or step.control or not step.records:
             return await self.send(request.render(), 0)
+        self.step = step
         if mode == "answer" and (own := await self._own()):
             return own
         answer = await self.send(request.render(), 0)
@@ -178,97 +167,82 @@ class Compaction:
 
     async def _known(self, lacking: str = "", *, users_words: bool = False) -> str:
         """What the bank knows beside a summary that it need not repeat; "" for nothing, also where it fails."""
-        service, step = self.sessions.config.service, self.request.memory.step
-        assert step is not None
-        told = partial(
-            what_is_known,
-            cast("Session", step.state),
-            service.compaction_tokens,
-            lacking=lacking,
-            users_words=users_words,
-        )
-        try:
-            with anyio.move_on_after(self.timeout):
-                return await to_thread.run_sync(told, abandon_on_cancel=True, limiter=limiter("tools"))
-            log.warning("memory took longer than %g s for a summary", self.timeout)
-        except MemoryBankError as e:
-            log.warning("memory could not be read for a summary: %s", type(e).__name__)
+        state, budget = self.step.state, self.sessions.config.service.compaction_tokens
+        told = partial(what_is_known, state, budget, lacking=lacking, users_words=users_words)
+        with anyio.move_on_after(self.timeout):
+            return await self._in_thread(told) or ""
+        log.warning("memory took longer than %g s for a summary", self.timeout)
         return ""
 
+    async def _in_thread(self, work: Callable[[], str]) -> str | None:
+        """What it returns; None where it fails, whose text may hold contents."""
+        try:
+            return await to_thread.run_sync(work, abandon_on_cancel=True, limiter=limiter("tools"))
+        except Exception as e:
+            log.warning("memory failed for a summary: %s", type(e).__name__)
+            return None
+
     async def _own(
-        self, instead_of: UpstreamAnswer | None = None, given: Mapping[str, Any] = EMPTY
+        self, instead_of: UpstreamAnswer | None = None, given: JsonObject | None = None
     ) -> UpstreamAnswer | None:
         """The answer of the bank, in the place of upstream's; ``given``: what that says. None where it knows nothing.
 
         A ``compaction`` of upstream is held by ours, which comes back with each later request.
         """
-        request, memory = self.request, self.request.memory
-        items = given.get(CONTENT[request.dialect.provider]) or ()
+        request, memory, given = self.request, self.request.memory, given or {}
+        route, is_messages = request.dialect.route, request.dialect.provider == "anthropic"
+        items = given.get("content" if is_messages else "output") or ()
         foreign = next((i for i in items if as_object(i).get("type") == "compaction"), None)
         summary = str(as_object(foreign).get("content") or "")
         # Codex and /responses/compact keep the user's messages
-        known = await self._known(summary, users_words=not self.by_item or request.dialect.key == "messages")
-        if not known:
+        known = await self._known(summary, users_words=not self.by_item or is_messages)
+        sealed = (
+            await self._in_thread(partial(self._sealed, known, foreign)) if self.by_item and known else ""
+        )
+        if not known or sealed is None:
             return None
-        step = memory.step
-        assert step is not None
-        model, item = request.model, JsonObject()
-        out = step.counter.count_text(known)
-        if self.by_item:
-            digest = await to_thread.run_sync(self._kept, known)
-            sealed = await to_thread.run_sync(
-                partial(self.seals.seal, step.session_id, digest, foreign, self.upstream)
-            )
-            item = {"type": "compaction", "encrypted_content": sealed}
-        into, number = memory.full_tokens or 0, secrets.token_hex(12)
+        text = f"{summary}{ADDED}{known}" if summary else known
+        item = {"type": "compaction", "encrypted_content": sealed} if self.by_item else {}
+        into, out, now = memory.full_tokens or 0, self.step.counter.count_text(known), int(time.time())
+        number = secrets.token_hex(12)
         write: Callable[[JsonObject], list[bytes]]
-        if request.dialect.key == "input":
-            output = [{**item, "id": f"cmp_{number}"}] if item else [_message(f"msg_{number}", known)]
-            made = response_of(f"resp_{number}", request.value, output, into, out) | {
-                "created_at": int(time.time())
-            }
-            if request.dialect.route == "compact":
-                users = [i for i in request.value["input"] if as_object(i).get("role") == "user"]
-                kept = ("id", "created_at", "usage")
-                made = {k: made[k] for k in kept} | {
-                    "object": "response.compaction",
-                    "output": [*users, *output],
-                }
-            write = response_events
-        elif request.dialect.provider == "anthropic":
-            text = f"{summary}{ADDED}{known}" if summary else known
-            block = {**item, "content": text} if item else {"type": "text", "text": known}
-            made = message_of(
-                f"msg_{number}", model, [block], "compaction" if item else "end_turn", into, out
-            )
-            write = message_events
+        if is_messages:
+            block = {**item, "content": text} if item else {"type": "text", "text": text}
+            ends = "compaction" if item else "end_turn"
+            made = events.message_of(f"msg_{number}", request.model, [block], ends, into, out)
+            write = events.message_events
+        elif route == "chat":
+            said = {"role": "assistant", "content": text, "refusal": None}
+            made = events.completion(f"chatcmpl-{number}", request.model, said, into, out, now)
+            write = partial(events.chat_events, request=request.value)
         else:
-            said = {"role": "assistant", "content": known, "refusal": None}
-            made = completion(f"chatcmpl-{number}", model, said, into, out, int(time.time()))
-            write = partial(chat_events, request=request.value)
+            output = [item | {"id": f"cmp_{number}"} if item else events.text_item(f"msg_{number}", text)]
+            made = events.response_of(f"resp_{number}", request.value, output, into, out) | {
+                "created_at": now
+            }
+            write = events.response_events
+        if route == "compact":
+            users = [i for i in request.value["input"] if as_object(i).get("role") == "user"]
+            made = {k: made[k] for k in ("id", "created_at", "usage")} | {"object": "response.compaction"}
+            made["output"] = [*users, *output]
         if given.get("usage"):
             made["usage"] = given["usage"]
         if instead_of is not None:
             await instead_of.aclose()
-        if foreign is None:
-            request.memory = replace(
-                memory, status="answered", tokens=0 if memory.tokens is not None else None
-            )
-        else:
-            request.memory = replace(memory, reason=COMPLETED)
-        streamed = request.value.get("stream") is True and request.dialect.route != "compact"
-        pieces = write(made) if streamed else [json.dumps(made).encode()]
+        status: Any = memory.status if foreign else "answered"
+        reason = COMPLETED if foreign else memory.reason
+        request.memory = replace(memory, status=status, reason=reason)
+        streamed = request.value.get("stream") is True and route != "compact"
         kind = b"text/event-stream" if streamed else b"application/json"
-        data = b"".join(pieces)
-        length = str(len(data)).encode()
-        return UpstreamAnswer(200, [(b"content-type", kind), (b"content-length", length)], after(data))
+        answer = UpstreamAnswer(200, [(b"content-type", kind)], after(b""))
+        answer.replace_body(b"".join(write(made)) if streamed else json.dumps(made).encode())
+        return answer
 
-    def _kept(self, text: str) -> str:
-        """Keep a text for later requests; its digest."""
-        step = self.request.memory.step
-        assert step is not None
-        assert isinstance(step.state, MemoryBankState)
-        return self.sessions.database.add_summary(step.session_id, text, step.state.generation)
+    def _sealed(self, text: str, foreign: JsonObject | None) -> str:
+        """Keep a text for later requests, and seal what names it."""
+        generation = self.step.state.generation if isinstance(self.step.state, MemoryBankState) else None
+        digest = self.sessions.database.add_summary(self.step.session_id, text, generation)
+        return self.seals.seal(self.step.session_id, digest, foreign, self.upstream)
 
     async def _with_item(self, answer: UpstreamAnswer) -> UpstreamAnswer:
         """Upstream's answer in a form of ours, with its item in one of ours; the bank's where it has none."""
@@ -316,24 +290,11 @@ class Compaction:
                     known = await self._known(said)
                     added = ADDED + known if known else ""
                     out += _one_more(value, added) if added else b""
-                if added and self.request.dialect.key == "input":  # later events repeat the text
-                    out += (
-                        rewrite_event(event, _with(value, said, said + added)) if event.value else event.raw
-                    )
-                else:
-                    out += event.raw
+                repeats = added and event.value and self.request.dialect.key == "input"
+                out += rewrite_event(event, _with(value, said, f"{said}{added}")) if repeats else event.raw
             if out:
                 yield out
         yield b"".join(event.raw for event in splitter.close())
-
-
-CONTENT = {"openai": "output", "anthropic": "content"}
-"""The member of an answer that holds its items, by provider."""
-
-
-def _message(item_id: str, text: str) -> JsonObject:
-    part = {"type": "output_text", "annotations": [], "logprobs": [], "text": text}
-    return {"id": item_id, "type": "message", "status": "completed", "role": "assistant", "content": [part]}
 
 
 def _texts(answer: JsonObject) -> Iterator[tuple[JsonObject, str]]:
@@ -373,9 +334,11 @@ def _one_more(end: JsonObject, text: str) -> bytes:
         return b"data: " + json.dumps({**end, "choices": [choice]}).encode() + b"\n\n"
     if end.get("type") == "content_block_stop":
         delta = {"type": "text_delta", "text": text}
-        return b"".join(as_events([("content_block_delta", {"index": end.get("index"), "delta": delta})]))
+        return b"".join(
+            events.as_events([("content_block_delta", {"index": end.get("index"), "delta": delta})])
+        )
     fields = {k: v for k, v in end.items() if k not in ("type", "text")} | {"delta": text}
-    return b"".join(as_events([("response.output_text.delta", fields)]))
+    return b"".join(events.as_events([("response.output_text.delta", fields)]))
 
 
 def _with(value: Any, text: str, new: str) -> Any:

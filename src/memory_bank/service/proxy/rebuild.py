@@ -80,8 +80,8 @@ class ModelRequest:
     body: Body = field(repr=False)
     headers: Mapping[str, str] = field(repr=False)
     upstream_key: str | None = field(repr=False)
-    compacted: str | None = None
     memory: MemoryResult = MemoryResult("passed")
+    compacted: str | None = None
 
     @property
     def value(self) -> JsonObject:
@@ -336,7 +336,7 @@ class Rebuilder:
         prompts += [m for m in history.messages[-1:] if kind_of(m) is MessageKind.USER]
         is_summary = dialect.is_compaction(value) or any(asks_for_summary(message_text(m)) for m in prompts)
         strategy = headers.get("x-memory-strategy") or None
-        whole_tools = excluded_tools(value)
+        whole = excluded_tools(value)
         own = value.get("tools")
         offers = self._inject is True or (self._inject and own)
         has_files = isinstance(own, list) and any(str(as_object(t).get("type"))[:7] == "memory_" for t in own)
@@ -366,7 +366,7 @@ class Rebuilder:
                     strategy=strategy,
                     model=request.model,
                     tools=tools,
-                    whole_tools=whole_tools,
+                    whole=whole,
                 )
                 if not isinstance(context, Context) or same_objects(context, history.messages):
                     return MemoryResult("unchanged", tools=None if safer else only_files)
@@ -388,7 +388,7 @@ class Rebuilder:
                 tools=tools,
                 beside="".join(compact(v) for m in ("tools", "functions") if (v := value.get(m))),
                 safer=safer,
-                whole_tools=whole_tools,
+                whole=whole,
             )
             if self._identity.is_current(namespace, match):
                 break
@@ -420,27 +420,27 @@ class Rebuilder:
 
         A request for a summary is of the real conversation, so nothing is cleared in it.
         """
-        key, passes = request.dialect.key, self.passes_edits
-        if (
-            request.wants_clearing
-            and memory.reason != COMPACTION
-            and (memory.status == "rebuilt" or not passes)
-        ):
-            counter = open_counter() if memory.step is None else memory.step.counter
-            full, tokens, came = memory.full_tokens, memory.tokens, request.value[key]
+        key, step, passes = request.dialect.key, memory.step, self.passes_edits
+        is_own = memory.status == "rebuilt" or not passes
+        if is_own and request.wants_clearing and memory.reason != COMPACTION:
+            counter = open_counter() if step is None else step.counter
+            given, full, tokens = (
+                memory.arrays.get(key, request.value[key]),
+                memory.full_tokens,
+                memory.tokens,
+            )
             if full is None or tokens is None:
-                full = tokens = sum(
-                    map(counter.count_message, request.dialect.history(request.body).messages)
-                )
-            given = memory.arrays.get(key, came)
+                messages = request.dialect.history(request.body).messages
+                full = tokens = sum(map(counter.count_message, messages))
             with suppress(HistoryError):
-                done = clear(request.value, given, (full, tokens), counter, not passes)
-                memory = replace(memory, cleared=done.edits)
-                if not same_objects(done.messages, given):
-                    # its answer says nothing of the cache of memory's own context
-                    step = memory.step and replace(memory.step, sent_context=None)
-                    tokens = memory.tokens and memory.tokens - done.saved
-                    arrays = {**memory.arrays, key: done.messages}
+                written, saved, edits = clear(request.value, given, (full, tokens), counter, not passes)
+                memory = replace(memory, cleared=edits)
+                if not same_objects(
+                    written, given
+                ):  # its answer says nothing of the cache of memory's context
+                    step = step and replace(step, sent_context=None)
+                    tokens = memory.tokens and memory.tokens - saved
+                    arrays = {**memory.arrays, key: written}
                     memory = replace(memory, status="rebuilt", arrays=arrays, tokens=tokens, step=step)
         return replace(memory, data=render_body(request.body, memory.arrays) if memory.arrays else None)
 

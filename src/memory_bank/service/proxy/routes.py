@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
 import string
@@ -21,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
 from memory_bank.service.failures import failure
+from memory_bank.service.proxy import clearing
 from memory_bank.service.proxy.answers import as_object
 from memory_bank.service.proxy.body import (
     Body,
@@ -30,13 +30,7 @@ from memory_bank.service.proxy.body import (
     with_member,
     without_member,
 )
-from memory_bank.service.proxy.clearing import (
-    CONTEXT_MANAGEMENT,
-    UNKNOWN,
-    reported,
-    reported_in_stream,
-    without_beta,
-)
+from memory_bank.service.proxy.clearing import CONTEXT_MANAGEMENT
 from memory_bank.service.proxy.compaction import Compaction, Seals, expand
 from memory_bank.service.proxy.dialects import DIALECTS, Dialect, Provider
 from memory_bank.service.proxy.injection import MOST_BYTES, Injection, parse_object
@@ -155,7 +149,6 @@ class _ProxiedRequest:
         self.sent_tokens = 0
         self.body_was_read = asyncio.Event()
         self.usage = UsageReader()
-        self.was_accepted = False  # whether upstream has accepted a form of the request
 
     async def run(self) -> None:
         """Handle the request until its answer is complete, or until one side gives up."""
@@ -251,28 +244,28 @@ class _ProxiedRequest:
 
     async def _answer(self, request: ModelRequest, headers: Headers) -> UpstreamAnswer:
         """The answer to a model request; it reports the client's edits that were applied here."""
-        rebuilder, removed = self.proxy.rebuilder, request.body.removed
-        if removed or (
-            request.value and CONTEXT_MANAGEMENT not in request.value and not rebuilder.passes_edits
-        ):
-            headers = without_beta(headers)
+        rebuilder = self.proxy.rebuilder
+        if request.value and not rebuilder.passes_edits:
+            headers = clearing.without_beta(headers)
         send = partial(self._send_form, request, headers)
+        self.injection = Injection(rebuilder.sessions, rebuilder.timeout, request, send)
         if request.memory.reason == COMPACTION:
-            return await Compaction(rebuilder, self.proxy.seals, request, send, self.upstream.name).answer()
-        answer = await Injection(rebuilder.sessions, rebuilder.timeout, request, send).answer()
+            answer = await Compaction(rebuilder, self.proxy.seals, request, send, self.upstream.name).answer()
+        else:
+            answer = await self.injection.answer()
         memory = request.memory
-        if not (request.wants_clearing and answer.is_readable and (removed or memory.status == "rebuilt")):
+        is_ours = request.body.removed or memory.status == "rebuilt"
+        if not (is_ours and request.wants_clearing and answer.is_readable):
             return answer
         if answer.is_stream:
-            answer.replace_body(reported_in_stream(answer.body, memory.cleared))
+            answer.replace_body(clearing.reported_in_stream(answer.body, memory.cleared))
         elif data := await answer.hold(MOST_BYTES):
             value = parse_object(data)
-            report = reported(value, memory.cleared)[CONTEXT_MANAGEMENT]
+            report = clearing.reported(value, memory.cleared)
             if request.dialect.counts_only:
                 if memory.data is not None:  # the request as it came is counted, too
-                    value = parse_object(
-                        await (await self._send_upstream(headers, request.body.data)).hold() or b""
-                    )
+                    whole = await self._send_upstream(headers, request.body.data)
+                    value |= parse_object(await whole.hold() or b"")
                 original = as_object(value.get(CONTEXT_MANAGEMENT)).get("original_input_tokens")
                 report = {"original_input_tokens": original or value.get("input_tokens")}
             with suppress(BodyError):
@@ -322,11 +315,8 @@ class _ProxiedRequest:
         was, goes_on = request.memory, request.is_rebuilt("goes on")
         is_own = body == request.body.data
         answer = await self._send_upstream(headers, body, more + (was.tokens or 0))
-        is_first, self.was_accepted = not self.was_accepted, self.was_accepted or answer.status < 400
-        is_refused = (
-            is_first and answer.status in REFUSALS and request.wants_clearing and not request.body.removed
-        )
-        if is_refused and UNKNOWN.search(await answer.hold() or b""):
+        passes = request.wants_clearing and not (request.body.removed or self.injection.hidden)
+        if passes and answer.status in REFUSALS and clearing.UNKNOWN.search(await answer.hold() or b""):
             raise _EditsUnknownError
         if answer.status < 400 and not is_own:
             if goes_on and len(self.proxy.proven) < MOST_REFUSED:
@@ -447,10 +437,6 @@ def _as_it_came(request: ModelRequest, *, strips: bool = False, reason: str = RE
 
 async def _read_error(answer: UpstreamAnswer) -> str:
     """The type and code of a refusal's error where they are plain names; its connection is released."""
-    try:
-        error = json.loads(await answer.hold() or b"")["error"]
-        found = [str(error.get(k) or "") for k in ("type", "code")]
-        names = [n for n in found if re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", n)]
-    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
-        names = []
-    return "/".join(names) or "no type"
+    error = as_object(parse_object(await answer.hold() or b"").get("error"))
+    names = [str(error.get(k) or "") for k in ("type", "code")]
+    return "/".join(n for n in names if re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", n)) or "no type"
