@@ -138,5 +138,5 @@ def test_a_request_for_a_summary_counts_as_it_was_sent(tmp_path):
     path, body = BODIES["chat"]
     given = {"chat": (path, {**body, "messages": [*MESSAGES, asks]})}
     arrived, came, _, [step], _ = run(tmp_path, "chat", [say("A summary.")], given=given)
-    assert came.header(b"x-memory-reason") == b"compaction request"
+    assert came.header(b"x-memory-reason") == b"compaction request, completed by memory"
     assert step["tokens"] == step["full_tokens"] == pytest.approx(counted(arrived[0]), rel=0.02)
