@@ -49,7 +49,9 @@ class SearchMatch:
         if self.holds is not None:
             why = f'holds "{normal(self.holds)}"' + (f" at {self.place}" if self.place else "")
         return (
-            why if self.newer is None else f"{why}; superseded: the same call returned something else later"
+            why
+            if self.newer is None
+            else f"{why}; superseded by {self.newer}, a later result of the same call"
         )
 
 
