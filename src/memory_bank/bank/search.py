@@ -205,6 +205,9 @@ class InsightSearch:
                     self._forget(generation)
                     continue
                 if rows[0].seq is None:  # the outer join found no new row
+                    if len(self._keys) > 64 + 2 * np.count_nonzero(self._present):  # most were replaced
+                        self._forget(generation)
+                        continue
                     return bool(self._keys)
                 if not self._keys:
                     is_known(c, self.database.name, self.embedder_name, None)
