@@ -44,7 +44,7 @@ MAP: dict[str, set[str]] = {
     "lab": {"config", "context", "errors", "pages", "pricing", "selection", "transcript"},  # and the face
     "cli": {
         "bank", "config", "context", "errors", "lab", "models", "plan", "ports", "records", "selection", "service",
-        "shipped", "transcript",
+        "shipped", "tools", "transcript",
     },
 }  # fmt: skip
 FACE = {"__init__", "__main__"}

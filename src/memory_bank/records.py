@@ -6,7 +6,7 @@ import hashlib
 import time
 import uuid
 from dataclasses import astuple, dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 NAMESPACE_END = "␟"
 """Separates namespace and name in a session_id of the service; no name contains it."""
@@ -73,7 +73,7 @@ class Hit(NamedTuple):
     trace_id: str
     score: float
     session_id: str | None = None
-    why: Literal["words", "neighbour", "similarity", ""] = ""
+    why: str = ""
     newer: tuple[str | None, str] | None = None
 
 

@@ -7,6 +7,9 @@ import sys
 import pytest
 from tests.cli.conftest import ODD, line, run_of, write
 
+from memory_bank.bank.database import Database
+from memory_bank.bank.session import MemoryBankState
+from memory_bank.records import InteractionRecord
 from memory_bank.testing import ScriptedServer, fail, say
 
 
@@ -141,18 +144,32 @@ def test_search(cli, bank):
     done = cli.bank(bank, "search", "order alpha-2", "--session", "one", "--json", "--top-k", "2")
     hits = done.json()["hits"]
     assert hits[0]["step"] == 3
-    assert len(hits) == 2
+    assert hits[0]["why"] == "holds" and "alpha-2" in hits[0]["reason"]
+    assert {h["session_id"] for h in hits} == {"one"}
     table = cli.bank(bank, "search", "order", "--session", "one").out
     assert hits[0]["trace_id"] in table  # in a file no cell is folded
-
-
-def test_search_wants_to_know_the_session_where_there_are_several(cli, bank):
-    done = cli.bank(bank, "search", "x")
-    assert done.code == 2
-    assert "--session" in done.sentence()
     done = cli.bank(bank, "search", "x", "--session", "three")
     assert done.code == 1
     assert "'three'" in done.sentence()
+
+
+def test_search_without_a_session_is_over_all(cli, bank):
+    found = cli.bank(bank, "search", "order", "--json", "--top-k", "20").json()
+    assert found["session_id"] is None
+    assert {h["session_id"] for h in found["hits"]} == {"one", "two"}
+    done = cli.bank(bank, "search", "xylophone")
+    assert (done.code, done.out) == (0, "nothing matches 'xylophone': try other words, a name or an id.\n")
+    assert cli.bank(bank, "search", " ").code == 2
+
+
+def test_search_is_over_the_sessions_of_every_key(cli, tmp_path):
+    database = Database(tmp_path / "keys.db")
+    for namespace in ("a", "b"):
+        with MemoryBankState.open(database, namespace, "lexical", namespace=namespace) as state:
+            state.add([InteractionRecord.create(1, "get", {}, f"zephyr of {namespace}")])
+    database.close()
+    found = cli.bank(tmp_path / "keys.db", "search", "zephyr", "--json").json()["hits"]
+    assert [h["session_id"] for h in found] == ["a", "b"]
 
 
 def test_search_of_a_bank_without_anything(cli, tmp_path):

@@ -19,10 +19,11 @@ import pytest
 from tests.chats import call, result, rounds, user
 from tests.contracts.embedder import TEXTS, EmbedderContract
 
-from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
+from memory_bank import InteractionRecord, MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.errors import EmbedderLoadError, EmbedderMismatchError
 from memory_bank.models.embedding import load_embedder
 from memory_bank.models.flag import BGE_INSTRUCTIONS, FlagEmbedder
+from memory_bank.tools.search import search_session
 
 pytestmark = [pytest.mark.long, pytest.mark.bge]
 if (
@@ -274,3 +275,13 @@ def test_meaning_is_found_where_no_word_is_shared(minilm_folder: Path, tmp_path:
         assert state.last_plan.embedder == name
     with pytest.raises(EmbedderMismatchError, match="re-embed"):
         MemoryBankState.open(tmp_path / "bank.db", embedding_model="lexical")
+
+
+def test_a_search_finds_by_meaning_and_nothing_for_nothing(minilm_folder):
+    state = MemoryBankState(str(minilm_folder))
+    outputs = ["The parcel arrived damaged and the client is angry.", "Invoice 7 was paid by card.", "pong"]
+    state.add([InteractionRecord.create(n, "tool", {"n": n}, text) for n, text in enumerate(outputs, 1)])
+    state.add([InteractionRecord.create(4, "ping", {}, "pong")])
+    (best, *_) = search_session(state, "broken package", 3).matches
+    assert (best.outline.step_id, best.why) == (1, "similarity")
+    assert search_session(state, "dinosaur bones in Argentina", 3).matches == []

@@ -346,8 +346,51 @@ def test_a_wider_scope_names_the_session(tmp_path):
     with TestClient(create_app(config)) as http:
         ingested(http, "one", tool_outputs=[OUTPUT])
         ingested(http, "two", tool_outputs=[{**OUTPUT, "raw_output": "nothing like it"}])
-        found = hits(http, "due", "two")
+        found = hits(http, "due or nothing", "two")
         assert {h.session for h in found.hits} == {"one", "two"}
+
+
+def found_everywhere(http, **query):
+    answer = http.get("/v1/search", params=query)
+    assert answer.status_code == 200, answer.text
+    return Hits.model_validate(answer.json())
+
+
+def test_one_search_finds_what_any_session_holds(http):
+    assert found_everywhere(http, q="anything") == Hits(hits=[], note=None)
+    ingested(
+        http, "one", tool_outputs=[{**OUTPUT, "raw_output": "the zephyr carrier is late"}], agent_id="bot"
+    )
+    ingested(http, "two", tool_outputs=[{**OUTPUT, "raw_output": "the walrus carrier is early"}])
+    ingested(http, "three", tool_outputs=[{**OUTPUT, "raw_output": "unrelated text"}])
+    [hit] = found_everywhere(http, q="zephyr").hits
+    assert (hit.session, hit.why, hit.reason, hit.newer) == ("one", "holds", 'holds "zephyr" at line 1', None)
+    assert {h.session for h in found_everywhere(http, q="which carrier").hits} == {"one", "two"}
+    assert {h.session for h in found_everywhere(http, q="which carrier", agent="bot").hits} == {"one"}
+    assert found_everywhere(http, q="carrier", agent="nobody").hits == []
+    assert found_everywhere(http, q="xylophone quartz").hits == []
+    for wrong in (
+        {},
+        {"q": ""},
+        {"q": " "},
+        {"q": "x" * 8_001},
+        {"q": "x", "agent": ""},
+        {"q": "x", "scope": "all"},
+    ):
+        told(http.get("/v1/search", params=wrong), 422, "invalid_request")
+    http.delete("/v1/sessions/one")
+    assert found_everywhere(http, q="zephyr").hits == []
+
+
+def test_a_search_says_what_is_superseded(http):
+    for number, status in enumerate(("packed", "shipped")):
+        ingested(
+            http, tool_outputs=[{**OUTPUT, "call_id": f"c{number}", "raw_output": f"parcel status {status}"}]
+        )
+    new, old = hits(http, "parcel status").hits
+    assert ("shipped" in new.excerpt, new.newer) == (True, None)
+    assert old.newer == new.trace_id and new.trace_id in old.reason
+    assert 0 < old.score <= 1
 
 
 # --- sessions

@@ -111,6 +111,12 @@ CASES = {
         Ask("/v1/sessions/{session}/search?q={word}", status=404), Ask(f"/v1/sessions/own/search?q={WORD}", status=200),
         Ask(f"/v1/sessions/wide/search?q={WORD}&top_k=20", status=200),
     ],
+    "GET /v1/search": [
+        Ask("/v1/search?q={word}", status=200), Ask(f"/v1/search?q={WORD}&top_k=50", status=200),
+        Ask("/v1/search?q={word}&agent={agent}", status=200), Ask("/v1/search?q={word}&agent={namespace}%E2%90%9F{agent}"),
+    ],
+    "ANY /v1/search": [Ask("/v1/search?q={word}", "POST", {}, status=405)],
+    "ANY /v1/search/{rest:path}": [Ask("/v1/search/{session}", status=404)],
     "GET /v1/sessions/{name}/records": [
         Ask(RECORDS, status=404), Ask(RECORDS + "?after=3&limit=2", status=404), Ask("/v1/sessions/own/records?after=1", status=200),
     ],
@@ -180,7 +186,7 @@ CASES = {
 }  # fmt: skip
 
 TOOLS = {
-    "search_memory": [{"query": "{word}"}, {"query": "{word}", "session": "{session}"}, {"query": WORD, "session": "own"}, {"query": WORD, "session": "wide"}],
+    "search_memory": [{"query": "{word}"}, {"query": "{word}", "session": "{session}"}, {"query": WORD, "session": "own"}, {"query": WORD, "session": "wide"}, {"query": WORD, "scope": "all"}, {"query": "{word}", "scope": "all", "session": "{session}"}],
     "get_record": [
         {"trace_id": t, "session": s}
         for t in ("{trace_id}", "{trace_id:.8}", "#1") for s in ("{session}", "{namespace}␟{session}", "{namespace}/{session}")
@@ -485,6 +491,24 @@ def test_equal_names_and_contents_stay_apart(world):
     world.done(world.twin_key, Ask("/v1/sessions/falcon-plan", "DELETE", status=204))
     world.done(world.twin_key, Ask("/v1/sessions/falcon-plan", status=404))
     assert world.everything(world.victim_key) == before
+
+
+def test_a_search_of_all_sessions_is_of_the_keys_own(world):
+    key = world.stranger()
+    world.done(
+        key, Ask("/v1/sessions/mole/context", "POST", {"messages": conversation("MOLE-1", 2)}, status=200)
+    )
+    for query in (WORD, HIDDEN, "order"):
+        theirs = world.ask(world.victim_key, Ask(f"/v1/search?q={query}&top_k=50"))
+        mine = world.ask(key, Ask(f"/v1/search?q={query}&top_k=50"))
+        assert theirs.json()["hits"]
+        assert {h["session"] for h in mine.json()["hits"]} <= {"mole", "own", "wide"}
+        assert HIDDEN not in mine.body.decode()
+        assert world.victim.namespace not in theirs.body.decode()
+    asked = {"name": "search_memory", "arguments": {"query": HIDDEN, "scope": "all"}}
+    assert "Nothing matches" in rpc(world, key, "tools/call", asked).body.decode()
+    theirs = rpc(world, world.victim_key, "tools/call", asked).body.decode()
+    assert theirs.count(HIDDEN) > 2 and world.victim.namespace not in theirs
 
 
 def test_the_same_conversation_of_two_keys_is_two_sessions(world):

@@ -155,6 +155,8 @@ def test_what_it_offers(session):
         assert tool.description == ours[tool.name]["description"]
         properties = dict(tool.input_schema["properties"])
         assert properties.pop("session")["type"] == ["string", "null"]
+        if tool.name == "search_memory":
+            assert properties.pop("scope")["enum"] == ["session", "all", None]
         assert properties == ours[tool.name]["parameters"]["properties"]
         assert tool.input_schema["additionalProperties"] is False
         assert tool.output_schema["required"] == ["result", "records"]
@@ -203,6 +205,26 @@ def test_which_session_is_meant(session, bank):
         assert "session is the name" in text_of(call(session, "list_records", {"session": odd}))
     assert "several" in text_of(call(session, "list_records", {"session": ""}))
     assert not call(session, "list_records", {"session": "odd/name é"}).is_error
+
+
+def test_a_search_may_be_over_all_sessions(session, bank):
+    found = call(session, "search_memory", {"query": "ORD-17", "scope": "all"})
+    [record, *_] = found.structured_content["records"]
+    assert (record["trace_id"], record["session"]) == (bank["main"][17], "main")
+    assert "of the session main" in text_of(found) and "its trace_id and session" in text_of(found)
+    whole = call(session, "get_record", {"trace_id": record["trace_id"], "session": record["session"]})
+    assert ORDERS[17] in text_of(whole)
+    nothing = call(session, "search_memory", {"query": "xylophone quartz", "scope": "all"})
+    assert not nothing.is_error and "try other words" in text_of(nothing)
+    for wrong, sentence in (
+        ({"scope": "world"}, 'scope is "session" or "all"'),
+        ({"scope": "all", "session": "main"}, "leave session out"),
+    ):
+        refused = call(session, "search_memory", {"query": "x", **wrong})
+        assert refused.is_error and sentence in text_of(refused)
+    assert not call(
+        session, "search_memory", {"query": "ORD-17", "scope": "session", "session": "main"}
+    ).is_error
 
 
 def test_hostile_text_stays_within_its_fence(session):

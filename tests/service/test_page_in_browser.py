@@ -370,6 +370,23 @@ def test_a_search_finds_what_is_exact_and_leads_to_it(opened):
     assert page.text("#session-tab-search-panel .empty").endswith("records")  # the search is still there
 
 
+def test_the_list_of_sessions_finds_what_any_session_holds(opened):
+    page = opened("#/")
+    page.click("#find-session")
+    page.write("ORD-59182")
+    page.wait("document.querySelectorAll('#sessions .hits li').length > 1")
+    first = page.texts("#sessions .hits li")[0]
+    assert "holds ORD-59182" in first and "shop-refunds" in first
+    page.js("document.querySelector('#sessions .hits a').focus()")
+    page.press("Enter")
+    page.wait(".lines mark")
+    assert page.js("location.hash").startswith("#/s/shop-refunds/records/")
+    page.js(
+        "(f => { f.value = 'xylophone quartz'; f.dispatchEvent(new Event('input')); })(document.querySelector('#find-session'))"
+    )
+    page.wait("document.querySelector('#sessions').innerText.includes('No record matches')")
+
+
 # -- pictures for the docs
 
 

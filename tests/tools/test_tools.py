@@ -214,7 +214,7 @@ def test_only_the_own_session_is_visible(tmp_path):
     assert "SECRET" not in get(mine, secret)
     assert secret not in get(mine, secret[:-1] + ("1" if secret[-1] == "0" else "0"))
     assert "SECRET" not in handle_tool_call(mine, "search_memory", {"query": "SECRET-4711"}).replace(
-        'for "SECRET-4711"', ""
+        'matches "SECRET-4711"', ""
     )
 
 

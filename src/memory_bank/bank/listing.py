@@ -145,6 +145,21 @@ def session_details(database: Database, namespace: str | None, session_id: str) 
         return next(iter(_details(c, one)), None)
 
 
+def newest_searchable(database: Database, namespace: str | None, agent_id: str | None = None) -> str | None:
+    """The id of the newest session with records of a namespace, or of an agent in it; None without one."""
+    has_records = sa.exists().where(_r.session_id == _s.session_id)
+    found = sa.select(_s.session_id).where(of_namespace(namespace), has_records)
+    if agent_id is not None:
+        found = found.where(_s.agent_id == agent_id)
+    return database.value(found.order_by(_s.created.desc(), _s.session_id.desc()).limit(1))
+
+
+def newest_of_namespaces(database: Database) -> list[str]:
+    """The ids of the newest sessions with records, one for each namespace."""
+    namespaces = database.column(sa.select(_s.namespace).distinct().order_by(_s.namespace))
+    return [s for n in namespaces if (s := newest_searchable(database, n)) is not None]
+
+
 def list_page(
     database: Database,
     namespace: str | None,

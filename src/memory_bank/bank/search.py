@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,7 @@ RECENT, OLDER = (
     0.9,
 )  # by how much more the newest record counts, and what is left of it one record earlier
 _RANK = 60  # of reciprocal ranks
-_ROWS_AT_ONCE = 2_000
+_ROWS_AT_ONCE = 10_000
 _TIE = 1e-6  # similarities this close to the next better one are equal
 _GAP = 1e-4  # similarities further apart than this are in different groups of ties
 _SPARE = 1_000  # rows more than asked for that are ranked by similarity
@@ -139,11 +139,13 @@ class InsightSearch:
         own: str,
         exclude: Collection[str],
         limit: int | None,
+        least: float = -1.0,
     ) -> list[Hit]:
         """The insights but the excluded, best first, also those that do not fit; among equals the newer first.
 
         ``own`` is the session that searches, of which ``exclude`` are trace_ids; ``vector`` gives the query's, and is
-        called only if it is needed; None: only words are compared. Raises EmbedderMismatchError.
+        called only if it is needed; None: only words are compared. A similarity below ``least`` is no reason.
+        Raises EmbedderMismatchError.
         """
         with self._lock:
             if not self._update():
@@ -151,22 +153,21 @@ class InsightSearch:
             words, near, most = self._compare_words(query, own)
             shown = self._present.copy()
             shown[[self._rows[own, t] for t in exclude if (own, t) in self._rows]] = False
-            scores = near / most
+            scores, alike = near / most, np.zeros(len(near), bool)
             if self.compares and vector is not None:
                 scores = np.zeros(len(near))
                 count = None if limit is None else limit + len(exclude)
                 by_words = np.lexsort((-np.arange(len(near)), -near))[: np.count_nonzero(near)]
-                for rows in (by_words, self._nearest(vector(), count)):
+                nearest, similarities = self._nearest(vector(), count)
+                alike[nearest] = similarities >= least
+                for rows in (by_words, nearest):
                     scores[rows] += (_RANK + 1) / 2 / (_RANK + 1 + np.arange(len(rows)))
             rows = np.flatnonzero(shown)
             rows = rows[np.lexsort((-rows, -scores[rows]))][:limit]
-            return [self._hit(row, own, scores[row], words[row], near[row]) for row in rows.tolist()]
+            reasons = np.select([words > 0, near > 0, alike], ["words", "neighbour", "similarity"], "")
+            return [self._hit(row, own, scores[row], reasons[row]) for row in rows.tolist()]
 
-    def _hit(self, row: int, own: str, score: float, words: float, near: float) -> Hit:
-        why: Literal["words", "neighbour", "similarity", ""] = ""
-        if score:
-            why = "words" if words else "neighbour" if near else "similarity"
-
+    def _hit(self, row: int, own: str, score: float, why: Any) -> Hit:
         def place(row: int) -> tuple[str | None, str]:
             session_id, trace_id = self._keys[row]
             return None if session_id == own else session_id, trace_id
@@ -175,7 +176,7 @@ class InsightSearch:
         latest = self._latest.get((int(self._places[row, 0]), call), row)
         newer = place(latest) if self._states[latest].output != output else None
         session_id, trace_id = place(row)
-        return Hit(trace_id, float(score), session_id, why, newer)
+        return Hit(trace_id, float(score), session_id, str(why), newer)
 
     def _compare_words(self, query: str, own: str) -> tuple[Vectors, Vectors, float]:
         """BM25 of each row; the same with the neighbours' and more for the latest; the most that a row can have."""
@@ -204,6 +205,9 @@ class InsightSearch:
                     self._forget(generation)
                     continue
                 if rows[0].seq is None:  # the outer join found no new row
+                    if len(self._keys) > 64 + 2 * np.count_nonzero(self._present):  # most were replaced
+                        self._forget(generation)
+                        continue
                     return bool(self._keys)
                 if not self._keys:
                     is_known(c, self.database.name, self.embedder_name, None)
@@ -244,8 +248,8 @@ class InsightSearch:
                 self._faiss = faiss.IndexFlatIP(vectors.shape[1])
             self._faiss.add(np.ascontiguousarray(vectors, dtype=np.float32))
 
-    def _nearest(self, vector: Vectors, count: int | None) -> Vectors:
-        """The rows with the most similar summaries, best first: the best ``count`` of all, and some more."""
+    def _nearest(self, vector: Vectors, count: int | None) -> tuple[Vectors, Vectors]:
+        """The rows of the most similar summaries and their similarities: the best ``count``, and some more."""
         replaced = len(self._keys) - int(np.count_nonzero(self._present))
         wanted = len(self._keys) if count is None else count + replaced + _SPARE
         while True:
@@ -259,7 +263,7 @@ class InsightSearch:
                 or not count
                 or (len(rows) > count and scores[count - 1] - scores[-1] > _GAP)
             ):
-                return rows
+                return rows, scores
             wanted *= 4
 
     def _similar(self, vector: Vectors, count: int) -> tuple[Vectors, Vectors]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,6 +59,11 @@ _BY_IDS = sa.select(*_r).where(of_session(records), _r.trace_id.in_(IDS))
 _INSIGHTS = sa.select(_i.trace_id, _i.summary, _i.source, _i.redo).where(
     of_session(insights), _i.trace_id.in_(IDS)
 )
+_OTHER_THINGS = (  # what no agent's records are about: a query is as similar to them as to anything
+    "The weather in the mountains changes within hours.", "A recipe for bread with olives.",
+    "The orchestra played a symphony.", "How tall is the tallest tree?", "Rules of a card game for four players.",
+    "A poem about autumn and the sea.", "The history of a medieval castle.", "Training plan for a marathon.",
+)  # fmt: skip
 _FIRST = sa.select(_i.seq).where(of_session(insights)).limit(1)
 
 
@@ -216,6 +221,7 @@ class InsightStore:
         self._compares = self.embedder_name != LexicalEmbedder.name
         self._searches: dict[Scope, InsightSearch] = {}
         self._vector = lru_cache(64)(lambda query: encode_queries(embedding_model, [query]))
+        self._unlike = cache(lambda: encode_documents(embedding_model, _OTHER_THINGS))
         check_embedder(self.database, self.embedder_name, None)
 
     def add(self, trace_id: str, summary: str) -> None:
@@ -310,16 +316,21 @@ class InsightStore:
         *,
         scope: Scope = "session",
         only_words: bool = False,
+        only_alike: bool = False,
     ) -> list[Hit]:
         """At most ``limit`` insights without the session's excluded ones, best first; among equals the newer first.
 
         By words, and by similarity where the embedder compares more than words. ``scope``: ``"agent"`` and ``"all"``
-        include other sessions, whose hits then name their session. Raises EmbeddingError, EmbedderMismatchError.
+        include other sessions, whose hits then name their session. ``only_alike``: a similarity is a reason only if
+        above the query's to texts about other things. Raises EmbeddingError, EmbedderMismatchError.
         """
         # the vectors of long queries are not cached
         vector = self._vector if len(query) <= 8_000 else self._vector.__wrapped__
         given = None if only_words else lambda: vector(query)
-        return self._search(scope).rank(query, given, self.session_id, exclude, limit)
+        least = -1.0
+        if only_alike and self._compares:
+            least = float((self._unlike() @ vector(query)[0]).max())
+        return self._search(scope).rank(query, given, self.session_id, exclude, limit, least)
 
     def _search(self, scope: Scope) -> InsightSearch:
         with self._lock:

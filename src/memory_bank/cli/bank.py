@@ -19,7 +19,6 @@ from memory_bank.cli.shared import (
     EMBEDDER,
     JSON,
     ONE_SESSION,
-    SESSION,
     answer,
     bank_embedder_of,
     json_line,
@@ -38,6 +37,8 @@ from memory_bank.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
     from memory_bank.bank.maintenance import Purged
+    from memory_bank.ports import Scope
+    from memory_bank.tools.search import SearchMatch
 
 
 def sessions(db: str | None = DB, as_json: bool = JSON) -> None:
@@ -110,46 +111,53 @@ def show(
 
 
 def search(
-    query: str = typer.Argument(..., help="What to look for."),
+    query: str = typer.Argument(..., help="What to look for: words, a name, an id."),
     db: str | None = DB,
-    session: str | None = SESSION,
+    session: str | None = ONE_SESSION,
     top_k: int = typer.Option(5, min=1, help="How many records."),
     embedding_model: str | None = EMBEDDER,
     as_json: bool = JSON,
 ) -> None:
-    """Search a session's insights by similarity."""
-    from memory_bank.bank.listing import list_sessions
-    from memory_bank.bank.stores import FactStore, InsightStore
+    """Search the records of all sessions, or of one, by words and similarity."""
+    from memory_bank.bank.listing import newest_of_namespaces
+    from memory_bank.bank.retrieval import session_name
+    from memory_bank.bank.session import MemoryBankState
+    from memory_bank.config import MemoryBankSettings
+    from memory_bank.tools.search import search_session
 
+    if not query.strip():
+        raise ConfigError("the query is empty: give words, a name or an id.")
     database = open_bank(db, session=session)
-    if session is None:
-        known = [s.session_id for s in list_sessions(database)]
-        if not known:
-            answer({"session_id": None, "embedder": None, "hits": []}, "the bank is empty.", as_json)
-            return
-        if len(known) > 1:
-            names = ", ".join(map(repr, known[:3])) + (", …" if len(known) > 3 else "")
-            raise ConfigError(
-                f"{database.name} has {len(known)} sessions ({names}): name one with --session."
-            )
-        session = known[0]
-    store = InsightStore(bank_embedder_of(database, embedding_model), database, session)
-    hits = list(store.rank(query, limit=top_k))
-    facts = {r.trace_id: r for r in FactStore(database, session).get_many([h.trace_id for h in hits])}
-    found = [(h, r, store.get_summary(h.trace_id)) for h in hits if (r := facts.get(h.trace_id))]
+    searched = newest_of_namespaces(database) if session is None else [session]
+    model = bank_embedder_of(database, embedding_model)
+    found: list[tuple[int, str, SearchMatch]] = []
+    for each in searched:
+        with MemoryBankState.open(database, each, model) as state:
+            state.prepare(MemoryBankSettings(observer_model="extractive"))
+            scope: Scope = "all" if session is None else "session"
+            result = search_session(state, query.strip(), top_k, scope=scope, by_agent=False)
+        if result.trouble is not None:
+            tell(f"only words were compared: {result.trouble}")
+        found += [(rank, m.outline.session_id, m) for rank, m in enumerate(result.matches)]
+    found = sorted(found, key=lambda match: match[0])[:top_k]  # the best of each namespace first
     if as_json:
         listed = [
-            {"trace_id": h.trace_id, "score": round(h.score, 6), "step": r.step_id, "tool": r.tool_name,
-             "summary": text}
-            for h, r, text in found
+            {"session_id": where, "trace_id": m.outline.trace_id,
+             "score": None if m.score is None else round(m.score, 6), "step": m.outline.step_id,
+             "tool": m.outline.tool_name, "why": m.why, "reason": m.reason, "newer": m.newer,
+             "summary": m.outline.summary}
+            for _, where, m in found
         ]  # fmt: skip
-        print_json({"session_id": session, "embedder": store.embedder_name, "hits": listed})
-        return
-    rows = [
-        [f"{h.score:.3f}", r.step_id, one_line(r.tool_name, 30), h.trace_id, one_line(text or "", 100)]
-        for h, r, text in found
-    ]
-    table(["score", "step", "tool", "trace_id", "summary"], rows, whole=(0, 1, 3))
+        print_json({"session_id": session, "embedder": model.name, "hits": listed})
+    elif not found:
+        print(f"nothing matches {visible(query.strip(), 200)!r}: try other words, a name or an id.")
+    else:
+        rows = [
+            [session_name(where), m.outline.step_id, one_line(m.outline.tool_name, 30), m.outline.trace_id,
+             one_line(m.reason, 120), one_line(m.outline.summary or "", 100)]
+            for _, where, m in found
+        ]  # fmt: skip
+        table(["session", "step", "tool", "trace_id", "why", "summary"], rows, whole=(1, 3))
 
 
 def re_embed(

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 DB = typer.Option(None, "--db", help="The bank: a file name or URL; default: the one that `serve` uses.")
 CONFIG = typer.Option(None, "--config", help="Configuration file; default: the shipped one.")
 JSON = typer.Option(False, "--json", help="Print JSON.")
-SESSION = typer.Option(None, "--session", help="The session; may be left out when there is only one.")
 ONE_SESSION = typer.Option(None, "--session", help="Only this session; default: all.")
 EMBEDDER = typer.Option(None, "--embedding-model", help="Default: the embedder the bank was built with.")
 

@@ -295,8 +295,9 @@ def create_app(config: Config) -> FastAPI:
     modules = (health, sessions, memory, records)
     for router in (*(m.router for m in modules), sessions.steps_router, files.router):
         app.include_router(router)
-    for path in ("/v1/sessions", "/v1/sessions/{rest:path}", "/v1/stats", "/v1/stats/{rest:path}"):
-        app.router.routes.append(Route(path, UnknownRoute(), include_in_schema=False))
+    for path in ("/v1/sessions", "/v1/search", "/v1/stats"):
+        for rest in ("", "/{rest:path}"):
+            app.router.routes.append(Route(path + rest, UnknownRoute(), include_in_schema=False))
     app.router.routes.append(Route("/mcp", McpEndpoint(), methods=["POST"]))
     app.router.routes.append(Route("/v1/{path:path}", ProxyEndpoint(), include_in_schema=False))
     # first, as they are called at every step

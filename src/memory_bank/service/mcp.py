@@ -155,8 +155,12 @@ class _McpHandlers:
             files = self.sessions.files(caller.namespace, given.pop("project", None))
             if params.name == MEMORY_FILES and files is not None:
                 answer = answer_tool_call(files, MEMORY_FILES, given)
+            elif params.name == SEARCH_MEMORY and given.get("scope") not in (None, "session"):
+                answer = self._search_all(caller, given)
             else:
                 name = self._session(caller, given.pop("session", None), header)
+                if params.name == SEARCH_MEMORY:
+                    given.pop("scope", None)
                 asked = self._mark if params.name == MARK_RECORD else partial(self._read, params.name)
                 answer = asked(caller, name, given)
         except MemoryBankError as e:
@@ -176,6 +180,17 @@ class _McpHandlers:
             span = self.sessions.traced(tool, state.session_id) if tool == SEARCH_MEMORY else nullcontext()
             with span:
                 return answer_tool_call(state, tool, given)
+
+    def _search_all(self, caller: Caller, given: _Answer) -> ToolAnswer:
+        if given.pop("scope") != "all":
+            raise InvalidRequestError('scope is "session" or "all".')
+        if given.pop("session", None):
+            raise InvalidRequestError('scope "all" searches every session: leave session out, or the scope.')
+        with self.sessions.searching(caller.namespace) as (state, scope):
+            if state is None:
+                raise InvalidRequestError(_NOTHING_TO_SEARCH)
+            with self.sessions.traced(SEARCH_MEMORY, state.session_id):
+                return answer_tool_call(state, SEARCH_MEMORY, given, scope=scope)
 
     def _mark(self, caller: Caller, session: str, given: Mapping[str, Any]) -> ToolAnswer:
         """Note a person's decision about a record."""
@@ -258,6 +273,8 @@ class _McpHandlers:
 
 _NO_SESSION = "There is no session yet: it begins with the first tool output that an agent's memory keeps."
 
+_NOTHING_TO_SEARCH = "There is nothing to search yet: no session has stored a tool output."
+
 
 def _quoted_names(names: list[str]) -> str:
     shown = ", ".join(json.dumps(n, ensure_ascii=False) for n in names[:_NAMES_SHOWN])
@@ -271,6 +288,11 @@ def _record_uri(session: str, trace_id: str) -> str:
 _SESSION = {
     "type": ["string", "null"],
     "description": "The session, where there are several; null for the own.",
+}
+_SCOPE = {
+    "type": ["string", "null"],
+    "enum": ["session", "all", None],
+    "description": "all: search every session, without naming one; null for the own or named session.",
 }
 _RESULT = {
     "type": "object",
@@ -321,7 +343,12 @@ _MARKING = {
 }
 _TOOLS = [
     *(
-        _tool(_TITLES[f["name"]], f["name"], f["description"], f["parameters"]["properties"])
+        _tool(
+            _TITLES[f["name"]],
+            f["name"],
+            f["description"],
+            f["parameters"]["properties"] | ({"scope": _SCOPE} if f["name"] == SEARCH_MEMORY else {}),
+        )
         for f in (schema["function"] for schema in TOOL_SCHEMAS)
     ),
     _tool(  # clients ask before a destructive tool is called

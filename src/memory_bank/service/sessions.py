@@ -20,7 +20,7 @@ from cachetools import LRUCache
 from memory_bank.bank.database import Database
 from memory_bank.bank.files import MemoryFiles
 from memory_bank.bank.learned import Learned, keep_model, learned_of
-from memory_bank.bank.listing import list_page
+from memory_bank.bank.listing import list_page, newest_searchable
 from memory_bank.bank.maintenance import purge
 from memory_bank.bank.schema import sessions
 from memory_bank.bank.session import MemoryBankState, Session
@@ -29,7 +29,7 @@ from memory_bank.bank.stores import FactStore
 from memory_bank.config import Config, MemoryBankSettings, NoStrategySettings, StoredSettings
 from memory_bank.errors import ConfigError, EmbeddingError, NotFoundError, StorageError
 from memory_bank.plan import Context, Plan
-from memory_bank.ports import TokenCounter
+from memory_bank.ports import Scope, TokenCounter
 from memory_bank.pricing import SentContext, common_length
 from memory_bank.processor import MemoryProcessor
 from memory_bank.service.proxy.dialects import RequestHistory
@@ -343,7 +343,27 @@ class Sessions:
     @contextmanager
     def reading(self, namespace: str | None, name: str, project: object = None) -> Iterator[MemoryBankState]:
         """A session's memory, locked, with a project's files, for ``handle_tool_call``. Raises NotFoundError."""
-        session_id = self.known(namespace, name)
+        with self._reading(namespace, self.known(namespace, name), project) as state:
+            yield state
+
+    @contextmanager
+    def searching(
+        self, namespace: str | None, agent: str | None = None
+    ) -> Iterator[tuple[MemoryBankState | None, Scope]]:
+        """A memory and the scope in which it searches every session of a namespace, or those of an agent.
+
+        It is that of the newest session with records; None without one. Raises ConfigError for an invalid name.
+        """
+        agent_id = None if agent is None else stored_id(namespace, agent)
+        session_id = newest_searchable(self.database, namespace, agent_id)
+        held = nullcontext() if session_id is None else self._reading(namespace, session_id)
+        with held as state:
+            yield state, "all" if agent is None else "agent"
+
+    @contextmanager
+    def _reading(
+        self, namespace: str | None, session_id: str, project: object = None
+    ) -> Iterator[MemoryBankState]:
         with self._holding(session_id, namespace) as kept:
             if kept.reader is None:
                 made = MemoryBankState.open(

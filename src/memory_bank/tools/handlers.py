@@ -12,7 +12,9 @@ from typing import Any
 from memory_bank.bank.files import COMMANDS, MemoryFiles
 from memory_bank.bank.listing import PREFIX, Outline, records_named
 from memory_bank.bank.retrieval import raw_data, session_name
+from memory_bank.bank.stores import WiderScope
 from memory_bank.errors import ConfigError, FileError, MemoryBankError
+from memory_bank.ports import Scope
 from memory_bank.records import InteractionRecord
 from memory_bank.tools.search import search_session
 from memory_bank.tools.selection import (
@@ -137,8 +139,13 @@ def handle_tool_call(state: Any, name: str, arguments: Any, *, max_chars: int = 
     return answer_tool_call(state, name, arguments, max_chars=max_chars).text
 
 
-def answer_tool_call(state: Any, name: str, arguments: Any, *, max_chars: int = MAX_CHARS) -> ToolAnswer:
-    """As ``handle_tool_call``, with a description of the records and whether the call was refused."""
+def answer_tool_call(
+    state: Any, name: str, arguments: Any, *, max_chars: int = MAX_CHARS, scope: Scope | None = None
+) -> ToolAnswer:
+    """As ``handle_tool_call``, with a description of the records and whether the call was refused.
+
+    ``scope``, of ``search_memory`` alone: where it searches instead of the state's; every record names its session.
+    """
     if not (isinstance(state, MemoryFiles) or hasattr(state, "fact_store")) or not isinstance(name, str):
         raise ConfigError(
             f"the arguments are (state, name, arguments): the first is a {type(state).__name__}, "
@@ -154,7 +161,8 @@ def answer_tool_call(state: Any, name: str, arguments: Any, *, max_chars: int = 
     elif isinstance(state, MemoryFiles) and known != MEMORY_FILES:
         text = _NOTHING_STORED
     else:
-        return _answer(known, state, given, max(0, max_chars))
+        more = {} if scope is None else {"scope": scope}
+        return _answer(known, state, given, max(0, max_chars), **more)
     return ToolAnswer(text, refused=True)
 
 
@@ -179,7 +187,7 @@ def memory_tools(state: Any, *, max_chars: int = MAX_CHARS) -> dict[str, Callabl
     return {SEARCH_MEMORY: search_memory, GET_RECORD: get_record, LIST_RECORDS: list_records}
 
 
-def _answer(tool: str, state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
+def _answer(tool: str, state: Any, given: Mapping[str, Any], room: int, **more: Scope) -> ToolAnswer:
     try:
         for name, longest in LONGEST_ARGUMENTS.items():
             value = given.get(name)
@@ -192,7 +200,7 @@ def _answer(tool: str, state: Any, given: Mapping[str, Any], room: int) -> ToolA
             if name not in known:
                 takes = ", ".join(known)
                 raise RefusedCall(f"{tool} has no parameter {compact(name[:80])}: it takes {takes}.")
-        return handler(state, given, room)
+        return handler(state, given, room, **more)
     except RefusedCall as e:
         text = f"{e.sentence}\n{fence(e.quoted)}" if e.quoted else e.sentence
         return ToolAnswer(text, refused=not isinstance(e, NothingFound))
@@ -213,7 +221,7 @@ def _of_session(session_id: str | None) -> str:
     return "" if session_id is None else f" of the session {session_name(session_id)}"
 
 
-def _search(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
+def _search(state: Any, given: Mapping[str, Any], room: int, scope: Scope | None = None) -> ToolAnswer:
     query = str(given.get("query") or "").strip()
     if not query:
         raise RefusedCall("search_memory needs a query: words, or an id that you look for.")
@@ -222,25 +230,33 @@ def _search(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
         top_k = TOP_K if asked is None else max(1, min(20, int(asked)))
     except (TypeError, ValueError, OverflowError):
         raise RefusedCall("top_k is a whole number from 1 to 20.") from None
-    wider = state.wider
+    wider: WiderScope | None = (
+        state.wider if scope is None else WiderScope(state.database, state.session_id, scope)
+    )
     size: int = (state.fact_store if wider is None else wider).size()
     if not size:
         raise NothingFound(_NOTHING_STORED)
-    result = search_session(state, query, top_k)
+    result = search_session(state, query, top_k, scope=scope, by_agent=scope is None)
     trouble = "" if result.trouble is None else "; the embedder failed, so only words were compared"
-    places = [(m.session_id, m.outline.trace_id) for m in result.matches]
-    records = {(None, r.trace_id): r for r in state.fact_store.get_many([t for s, t in places if s is None])}
+    places: list[Any] = [(m.session_id, m.outline.trace_id) for m in result.matches]
+    records: dict[Any, InteractionRecord] = {
+        (None, r.trace_id): r for r in state.fact_store.get_many([t for s, t in places if s is None])
+    }
     if wider is not None:
         others = wider.entries([place for place in places if place[0] is not None])
         records.update((place, record) for place, (record, _) in others.items())
     found = [(m, records[at]) for m, at in zip(result.matches, places, strict=True) if at in records]
     if not found:
-        raise NothingFound(f"Nothing was found for {compact(query[:80])}{trouble}.")
+        raise NothingFound(
+            f"Nothing matches {compact(query[:80])}{trouble}: try other words, a name or "
+            f"an id as a tool wrote it, or {LIST_RECORDS}."
+        )
     excerpt = min(700, max(80, room // len(found) - 400))
     blocks, described = [], []
     for number, (m, record) in enumerate(found, 1):
         o = m.outline
-        where = f"step {o.step_id}{_of_session(m.session_id)}"
+        session_id = state.session_id if scope and m.session_id is None else m.session_id
+        where = f"step {o.step_id}{_of_session(session_id)}"
         lines = [
             f"[{number}] trace_id {o.trace_id}, {one_line(o.tool_name)}, {where}, {m.reason}",
             f"arguments: {quote_lines(shorten(record.raw_input, 200).text)}",
@@ -250,9 +266,10 @@ def _search(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
             lines.insert(2, f"summary: {quote_lines(cut_at_edge(o.summary, excerpt, marked=True))}")
         blocks.append("\n".join(lines))
         score = None if m.score is None else round(m.score, 4)
-        described.append(_described(o, m.session_id, score=score))
+        described.append(_described(o, session_id, score=score, newer=m.newer))
     count = f"{len(found)} of {size:,} records{trouble}"
-    note = f"[{count}. An output exactly: {GET_RECORD} with its trace_id.]"
+    named = "its trace_id and session" if scope else "its trace_id"
+    note = f"[{count}. An output exactly: {GET_RECORD} with {named}.]"
     return ToolAnswer(fence("\n\n".join(blocks)) + f"\n{note}", records=tuple(described))
 
 

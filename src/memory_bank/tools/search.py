@@ -49,7 +49,9 @@ class SearchMatch:
         if self.holds is not None:
             why = f'holds "{normal(self.holds)}"' + (f" at {self.place}" if self.place else "")
         return (
-            why if self.newer is None else f"{why}; superseded: the same call returned something else later"
+            why
+            if self.newer is None
+            else f"{why}; superseded by {self.newer}, a later result of the same call"
         )
 
 
@@ -81,7 +83,7 @@ def search_session(
     if (store := state.insight_store) is not None:
         ranked = partial(store.rank, query, limit=top_k + len(last), scope=scope)
         try:
-            hits = ranked()
+            hits = ranked(only_alike=True)
         except EmbeddingError as e:
             trouble, hits = e, ranked(only_words=True)
     if store is None or store.size() != state.fact_store.size():

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query
 from pydantic import AfterValidator, ConfigDict, Field, StrictBool, WithJsonSchema
 
 from memory_bank.bank.retrieval import records_of
+from memory_bank.bank.session import MemoryBankState
 from memory_bank.errors import BodyError, InvalidRequestError, MessagesError
+from memory_bank.ports import Scope
 from memory_bank.records import InteractionRecord, content_key, derive_trace_id
 from memory_bank.service.api.openapi import TRACE_ID, Count, Json, RequestModel, ResponseModel
 from memory_bank.service.api.records import RecordItem, beginning, record_input
@@ -166,18 +168,36 @@ class SearchQuery(RequestModel):
     top_k: Annotated[int, Field(ge=1, le=50, description="maximum number of hits")] = 10
 
 
+class SearchAllQuery(SearchQuery):
+    """Query of ``search_all``."""
+
+    agent: str | None = Field(
+        None, min_length=1, max_length=LONGEST_NAME, description="only sessions of this agent"
+    )
+
+
 class SearchHit(RecordItem):
     """A record that was found."""
 
     session: str = Field(description="the session that has it")
-    score: float | None = Field(description="similarity of its summary, -1 to 1; null without one")
+    score: float | None = Field(
+        description="how well it fits, 0 to 1, comparable within one answer; null without a summary"
+    )
+    why: Literal["holds", "words", "neighbour", "similarity"] = Field(
+        description="its output holds a text exactly; it has words of the query; a record beside it has; "
+        "its summary is similar in meaning"
+    )
+    reason: str = Field(description="the same in words", examples=['holds "ORD-7" at order.id'])
+    newer: str | None = Field(
+        description="trace_id of the latest record of the same call in the session, which returned something else"
+    )
     holds: str | None = Field(description="the text that its output contains exactly")
     place: str | None = Field(description="where: a JSON path or a line", examples=["items[3].sku"])
     excerpt: str = Field(description="the beginning of its output")
 
 
 class Hits(ResponseModel):
-    """Search results: exact matches first, then similar records, best first."""
+    """Search results, best first; empty where nothing fits."""
 
     hits: list[SearchHit]
     note: str | None = Field(description="which part of the search failed")
@@ -310,16 +330,29 @@ def _records_of(
 
 @route(router, "GET", "/sessions/{name}/search", "Search a session", 404, 422, 501)
 def search_session(api: Api, name: SessionName, query: Annotated[SearchQuery, Query()]) -> Hits:
-    """Records whose output contains the words, or an identifier in them, exactly; then similar records."""
+    """Records whose output contains all of the query exactly, then those that fit by words or similarity."""
+    with api.sessions.reading(api.namespace, name) as state:
+        return _hits(api, state, query)
+
+
+@route(router, "GET", "/search", "Search all sessions", 422, 501)
+def search_all(api: Api, query: Annotated[SearchAllQuery, Query()]) -> Hits:
+    """As the search of a session, over the records with a summary of all of the caller's sessions."""
+    with api.sessions.searching(api.namespace, query.agent) as (state, scope):
+        return _hits(api, state, query, scope)
+
+
+def _hits(
+    api: ApiContext, state: MemoryBankState | None, query: SearchQuery, scope: Scope | None = None
+) -> Hits:
     words = query.q.strip()
     if not words:
         raise InvalidRequestError("q is empty: give words, or an id to search for.")
-    with (
-        api.sessions.reading(api.namespace, name) as state,
-        api.sessions.traced("search_memory", state.session_id),
-    ):
-        found = search.search_session(state, words, query.top_k)
-    note = None if found.trouble is None else f"only exact words were searched: {found.trouble}"
+    if state is None:
+        return Hits(hits=[], note=None)
+    with api.sessions.traced("search_memory", state.session_id):
+        found = search.search_session(state, words, query.top_k, scope=scope, by_agent=False)
+    note = None if found.trouble is None else f"only words were compared: {found.trouble}"
     hits = [
         SearchHit.of(
             match.outline,

@@ -2,8 +2,9 @@
 
 import { Failure, Poll, at, get } from "./api.js";
 import { Curve } from "./curve.js";
-import { copier, el, marked, plainText, put, told } from "./dom.js";
+import { copier, el, plainText, put, told } from "./dom.js";
 import { beside, bytes, clock, costs, count, less, money, plural, short } from "./format.js";
+import { Hits } from "./hits.js";
 import { go, link } from "./route.js";
 import { Rows } from "./rows.js";
 import { Tabs } from "./tabs.js";
@@ -33,8 +34,7 @@ export class SessionView {
       moved: (i) => this.last !== null && go(link(name, "steps", this.last - i), true),
     });
     this.recordRows = new Rows({ label: "Records, newest first", height: 56, row: (i) => this.recordRow(i), sign: (i) => this.recordSign(i), need: (from, to) => this.needRecords(from, to) });
-    this.hits = el("ol", { class: "hits" });
-    this.hitsTold = el("p", { class: "empty", role: "status" });
+    this.hits = new Hits(at(name, "search"), name);
     this.field = el("input", {
       type: "search", id: "find-text", placeholder: "Words, a name, an id", autocomplete: "off", spellcheck: "false",
       "aria-label": "Search the records of this session", oninput: () => this.type(),
@@ -46,7 +46,7 @@ export class SessionView {
     ], ["steps", "records", "search"]);
     put(this.tabs.panels.steps, el("div", { class: "scroll" }, this.stepRows.element));
     put(this.tabs.panels.records, el("div", { class: "scroll" }, this.recordRows.element));
-    put(this.tabs.panels.search, el("div", { class: "bar" }, this.field), el("div", { class: "scroll" }, this.hitsTold, this.hits));
+    put(this.tabs.panels.search, el("div", { class: "bar" }, this.field), el("div", { class: "scroll" }, this.hits.told, this.hits.list));
     const title = el("h1", { id: "session-title", tabindex: "-1" }, told(name, "name"));
     put(
       box,
@@ -275,36 +275,7 @@ export class SessionView {
     }, 250);
   }
 
-  async search() {
-    const wanted = this.field.value.trim();
-    this.searching?.abort();
-    this.searching = new AbortController();
-    if (!wanted) {
-      put(this.hits);
-      put(this.hitsTold, "");
-      return;
-    }
-    try {
-      const { hits, note } = await get(at(this.name, "search"), { q: wanted.slice(0, 8000), top_k: 20 }, this.searching.signal);
-      put(this.hitsTold, hits.length ? plural(hits.length, "record") : "Nothing was found.", note ? ` ${note}` : "");
-      put(this.hits, hits.map((hit) => this.hit(hit, wanted)));
-    } catch (error) {
-      if (error instanceof Failure) put(this.hitsTold, error.message);
-      else if (error.name !== "AbortError") throw error;
-    }
-  }
-
-  hit(hit, wanted) {
-    const find = (hit.holds ?? "").toWellFormed();
-    const why = hit.holds ? ["holds ", el("mark", {}, told(hit.holds)), hit.place ? [" at ", told(hit.place)] : ""].flat() : [`similarity ${(hit.score ?? 0).toFixed(2)}`];
-    const elsewhere = hit.session === this.name ? "" : [" of ", told(hit.session, "name")];
-    return el(
-      "li", {},
-      el(
-        "a", { href: link(hit.session, "records", hit.trace_id, { find }) },
-        el("span", { class: "first" }, el("span", {}, el("b", {}, `#${count(hit.number)} `), told(hit.tool_name, "name"), elsewhere), el("span", { class: "dim why-found" }, why)),
-        el("span", { class: "summary dim" }, marked(hit.summary ?? hit.excerpt, hit.holds ?? wanted)),
-      ),
-    );
+  search() {
+    return this.hits.search(this.field.value.trim());
   }
 }

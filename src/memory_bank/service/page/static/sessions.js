@@ -1,8 +1,9 @@
-// The sessions, newest first: found by name, opened by link, kept up to date.
+// The sessions, newest first: found by name or task, opened by link, kept up to date; a search in the records of all.
 
 import { Failure, Poll, get } from "./api.js";
 import { el, plainText, put, told } from "./dom.js";
 import { ago, plural } from "./format.js";
+import { Hits } from "./hits.js";
 import { link } from "./route.js";
 import { Rows } from "./rows.js";
 
@@ -16,13 +17,14 @@ export class Sessions {
     this.query = "";
     this.asked = 0;
     this.field = el("input", {
-      type: "search", id: "find-session", placeholder: "Find a session", autocomplete: "off", spellcheck: "false",
-      "aria-label": "Find a session by its name", oninput: () => this.search(),
+      type: "search", id: "find-session", placeholder: "Find a session or a record", autocomplete: "off", spellcheck: "false",
+      "aria-label": "Find a session by its name or task, or a record by its contents", oninput: () => this.search(),
     });
     this.told = el("p", { class: "empty", role: "status" });
+    this.hits = new Hits("v1/search");
     this.trouble = document.getElementById("trouble");
     this.rows = new Rows({ label: "Sessions, newest first", height: 56, row: (i) => this.row(i), sign: (i) => this.sign(i), need: (_, to) => this.more(to) });
-    put(box, el("div", { class: "bar" }, this.field), el("div", { class: "scroll" }, this.told, this.rows.element));
+    put(box, el("div", { class: "bar" }, this.field), el("div", { class: "scroll" }, this.told, this.rows.element, this.hits.told, this.hits.list));
     this.poll = new Poll(5000, () => this.refresh());
   }
 
@@ -36,7 +38,9 @@ export class Sessions {
       this.query = this.field.value;
       this.list = [];
       this.next = null;
+      const found = this.hits.search(this.query.trim());
       await this.refresh().catch((e) => put(this.told, e.message));
+      await found;
     }, 200);
   }
 
@@ -51,7 +55,7 @@ export class Sessions {
     if (!rest.length) this.next = page.next;
     this.rows.set(this.list.length);
     this.choose(this.current);
-    const nothing = this.query ? "No session has this in its name." : "No session yet: point an agent's base_url here.";
+    const nothing = this.query ? "No session has this in its name or task." : "No session yet: point an agent's base_url here.";
     put(this.told, page.notice ? `Latest requests: ${page.notice}.` : this.list.length ? "" : nothing);
     this.told.hidden = this.list.length > 0 && !page.notice;
     if (this.trouble.textContent === (page.trouble ?? "")) return; // an alert that is put anew is read aloud anew
