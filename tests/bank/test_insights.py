@@ -307,7 +307,7 @@ def test_it_agrees_with_the_reference(store, seed):
 
 
 def test_an_index_is_built_page_by_page(monkeypatch):
-    assert search._ROWS_AT_ONCE == 2_000
+    monkeypatch.setattr(search, "_ROWS_AT_ONCE", 2_000)
     database = Database()
     NumbersStore(NumbersEmbedder(), database).add_many([Insight(f"{n}", f"1 {n}") for n in range(4_001)])
     store = NumbersStore(NumbersEmbedder(), database)

@@ -160,6 +160,10 @@ CASES = {
         Ask("/v1/chat/completions", "POST", chat(), (("x-memory-session", "{namespace}%E2%90%9F{session}"),), status=200),
         Ask("/v1/chat/completions", "POST", chat(), (("x-memory-session", "{session}"), ("x-memory-agent", "{agent}"), ("x-memory-strategy", "wide")), status=200),
     ],
+    "ANY /v1/responses/compact": [
+        Ask("/v1/responses/compact", "POST", {"model": "m", "input": ITEMS}, (("x-memory-session", "{session}"),)),
+        Ask("/v1/responses/compact", "POST", {"model": "m", "input": ITEMS, "prompt_cache_key": "{session}"}),
+    ],
     "ANY /v1/responses": [
         Ask("/v1/responses", "POST", {"model": "m", "input": "{word}", "metadata": NAMED}, status=200),
         Ask("/v1/responses", "POST", {"model": "m", "input": ITEMS}, (("x-memory-session", "{session}"),), status=200),
@@ -235,6 +239,7 @@ def plain(text, ids):
         text = text.replace(getattr(ids, name), f"<{name}>")
     text = text.replace(ids.trace_id[:8], "<trace_id>")
     text = re.sub(r"the (?:latest|nearest) are [^.]*", "<own records>", text)
+    text = re.sub(r"\bmbc1\.[\w-]+|\bcmp_[0-9a-f]{24}", "<made>", text)
     return FIGURES.sub("<figure>", UNIQUE.sub("<new>", text))
 
 

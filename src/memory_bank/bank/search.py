@@ -39,7 +39,7 @@ RECENT, OLDER = (
     0.9,
 )  # by how much more the newest record counts, and what is left of it one record earlier
 _RANK = 60  # of reciprocal ranks
-_ROWS_AT_ONCE = 2_000
+_ROWS_AT_ONCE = 10_000
 _TIE = 1e-6  # similarities this close to the next better one are equal
 _GAP = 1e-4  # similarities further apart than this are in different groups of ties
 _SPARE = 1_000  # rows more than asked for that are ranked by similarity
@@ -205,6 +205,9 @@ class InsightSearch:
                     self._forget(generation)
                     continue
                 if rows[0].seq is None:  # the outer join found no new row
+                    if len(self._keys) > 64 + 2 * np.count_nonzero(self._present):  # most were replaced
+                        self._forget(generation)
+                        continue
                     return bool(self._keys)
                 if not self._keys:
                     is_known(c, self.database.name, self.embedder_name, None)
