@@ -283,10 +283,7 @@ class Database:
         return c.execute(_insert_new(type(self).insert, table), rows).rowcount
 
     def check_writing(self) -> None:
-        """Raise StorageError if the database can only be read, its disk is nearly full, or writes fail.
-
-        Writes only if a write of this process failed over a minute ago, and no records were written since then.
-        """
+        """Raise StorageError if the database can only be read, its disk is nearly full, or a write has failed."""
         room = self.room()
         if room is not None and room < _ROOM:
             raise StorageError(f"{self.name}: its disk has {room / 2**20:.1f} MiB left: make room on it.")

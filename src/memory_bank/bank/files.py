@@ -187,10 +187,7 @@ class MemoryFiles:
 
 
 def place_of(path: str) -> str:
-    """A path without ``.``, ``..`` and doubled slashes. Raises FileError where it leads out of ``/memories``.
-
-    Nothing is decoded: ``%2e%2e``, a backslash and look-alikes are characters of a name.
-    """
+    """A path without ``.``, ``..`` and doubled slashes, nothing decoded. Raises FileError outside ``/memories``."""
     if not path.startswith(ROOT):
         raise FileError(f"Path must start with /memories, got: {path}")
     place = "/" + posixpath.normpath(f"memories/{path[len(ROOT) :].lstrip('/')}")

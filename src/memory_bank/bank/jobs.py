@@ -222,10 +222,7 @@ class Spending:
         self._reserved = threading.local()  # the day of this thread's call, which may end on the next day
 
     def reserve(self, model: str, expected: Spent, limits: ObserverBudget) -> str | None:
-        """Book a call before it is made. Returns why a limit forbids it, or None; then nothing is booked.
-
-        ``expected`` is the most that the call can cost: concurrent callers never exceed a limit together.
-        """
+        """Book the most that a call can cost before it is made, None; or why a limit forbids it, nothing booked."""
         day = self._reserved.day = self._today()
         with self.database.write() as c:
             if any(limit is not None for _, limit in limits):

@@ -81,10 +81,7 @@ def records_of(
 
 @dataclass(frozen=True, slots=True)
 class Retrieved:
-    """A retrieved record: its summary, its raw data as shown, whether that is shortened, and its score.
-
-    For a record of another session ``session_id`` names it and ``record`` is the record; else both are None.
-    """
+    """A retrieved record; ``session_id`` and ``record`` are those of another session's record, else None."""
 
     trace_id: str
     summary: str

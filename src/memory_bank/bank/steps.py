@@ -79,10 +79,7 @@ class StepToStore:
 
 @dataclass(frozen=True, slots=True)
 class StepRange:
-    """Some steps in a row: how many, the last one's ``number``, and the extremes of their tokens.
-
-    ``tokens``, ``least_tokens``: the most and the fewest that were sent; ``full_tokens``: the most of a full history.
-    """
+    """Some steps in a row: how many, the last one's ``number``, and the extremes of their tokens."""
 
     number: int
     steps: int
@@ -208,10 +205,7 @@ def get_step(
 def token_curve(
     database: Database, session_id: str, points: int
 ) -> tuple[dict[str, int | None], list[StepRange]]:
-    """The sums of a session's steps, and the steps in at most ``points`` ranges, oldest first.
-
-    The sums are ``steps``, ``tokens`` and ``full_tokens``, beside the numbers ``first`` and ``last`` (None: no step).
-    """
+    """A session's step sums (also ``first``, ``last``), and its steps in at most ``points`` ranges, oldest first."""
     ends = sa.func.min(_t.number), sa.func.max(_t.number), sa.func.count()
     with database.snapshot() as c:
         of_all = sa.select(*ends, sum_of(_t.tokens), sum_of(_t.full_tokens)).where(of_session(steps))

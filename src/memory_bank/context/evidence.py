@@ -128,10 +128,7 @@ class Excerpts:
 def choose(
     view: View, session: MemoryBankState, settings: MemoryBankSettings, memory: EvidenceMemory, budget: int
 ) -> tuple[Excerpts, list[Interaction]]:
-    """What stands for the older history in at most ``budget`` tokens, and the newest interactions, kept whole.
-
-    Where the selection fails, that is the list of calls and the latest interactions, and the log has a warning.
-    """
+    """What stands for the older history in at most ``budget`` tokens; a failed selection is logged."""
     chooser = _Chooser(view, session, settings, memory, budget, RECENT_SHARE, settings.keep_recent)
     try:
         in_place = settings.layout == "native" and budget >= NATIVE_BUDGET

@@ -59,10 +59,7 @@ class ShownCall:
 
 
 def quotes_by_text(cut: CutText, places: Sequence[int]) -> Iterator[tuple[str, str]]:
-    """What is quoted of each text in some arguments: the text, and the quotes from it.
-
-    A quote has the beginning of its text, which tells the call from others.
-    """
+    """What is quoted of each text in some arguments, with its beginning, which tells the call from others."""
     by_source: dict[int, set[int]] = {}
     for place in places:
         by_source.setdefault(cut.segments[place].source, set()).add(place)

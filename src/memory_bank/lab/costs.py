@@ -61,10 +61,7 @@ class Costs:
 
 
 class ScriptedCache:
-    """A provider's prefix cache during one run: it holds what earlier requests of the run began with.
-
-    ``minimum``: tokens from which a prefix is kept.
-    """
+    """A provider's prefix cache during one run: what its requests began with, from ``minimum`` tokens."""
 
     def __init__(self, counter: TokenCounter, minimum: int = CACHE_MINIMUM) -> None:
         self.minimum = minimum

@@ -42,10 +42,7 @@ Build = Callable[[list[Any], Sequence[Need]], list[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """What to measure: a key of a configuration, a plugin function, the full history or the oracle.
-
-    ``name`` is its name in tables. It is picklable, and started anew for every trace.
-    """
+    """What to measure: a key of a configuration, a plugin, the full history or the oracle; picklable."""
 
     name: str
     kind: Literal["configured", "plugin", "full", "oracle"]
@@ -123,10 +120,7 @@ def uses_budget(strategy: Strategy) -> bool:
 def with_budgets(
     strategy: Strategy, budgets: Sequence[float | str], *, folds: bool = False
 ) -> list[Strategy]:
-    """The strategy with each ``history_budget`` (tokens, a share of the older history, or "auto").
-
-    A strategy that has no such setting, or whose name sets it, stays as it is. ``folds``: at every step.
-    """
+    """The strategy with each ``history_budget`` that it takes and its name does not set; ``folds``: at every step."""
     if strategy.config is None or not uses_budget(strategy) or "history_budget" in strategy.name:
         return [strategy]
     often = {"refresh_after": 0} if folds and hasattr(strategy.settings(), "refresh_after") else {}
@@ -294,10 +288,7 @@ class ReplayStep:
 def replay_trace(
     trace: Trace, config: Config, strategy: str, *, memory: TraceMemory | None = None
 ) -> Generator[ReplayStep, None, None]:
-    """Play one trace through a strategy of a configuration: a ReplayStep before every assistant turn.
-
-    Raises what the strategy raises.
-    """
+    """Play a trace through a configured strategy: a ReplayStep a turn. Raises what the strategy raises."""
     costs = Costs(open_counter(getattr(config.strategy(strategy), "token_encoding", ENCODING)))
     turns = [(i, ()) for i, message in enumerate(trace.messages) if is_turn(message)]
     full = seen = tokens = 0

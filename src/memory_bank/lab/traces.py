@@ -60,10 +60,7 @@ class _Gunzip(gzip.GzipFile):
 
 @contextmanager
 def open_lines(path: str | Path, errors: str = "surrogateescape") -> Iterator[io.TextIOWrapper]:
-    """The lines of a text file, plain or gzip; ``errors`` as in ``open``, for bytes that are not UTF-8.
-
-    Iterating raises gzip.BadGzipFile where a gzip file unpacks to far more than its size.
-    """
+    """The lines of a text file, plain or gzip. Raises gzip.BadGzipFile where it unpacks to far more than its size."""
     with open(path, "rb") as file:
         stream: Any = file
         if file.peek(2)[:2] == b"\x1f\x8b":

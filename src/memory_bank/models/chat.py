@@ -270,10 +270,7 @@ class PlainChat:
 
 
 def failure_of(error: Exception) -> str:
-    """Why a call of a chat model failed: status, cause and what to do, without any content of the call.
-
-    The sentence of a ModelError; of any other error its type, and the HTTP status where it has one.
-    """
+    """Why a call of a chat model failed: status, cause and what to do, without any content of the call."""
     if isinstance(error, ModelError):
         return str(error)
     given = (_count(read(error, name)) or 0 for name in ("status_code", "status", "code"))

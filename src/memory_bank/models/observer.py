@@ -75,10 +75,7 @@ class Observer:
         account: Account | None = None,
         logged: dict[str, object] | None = None,
     ) -> Observer:
-        """The Observer of some settings.
-
-        Raises ConfigError for a client that cannot be used, and for a limit on the cost without a price.
-        """
+        """The Observer of some settings. Raises ConfigError for a wrong client, or a cost limit without a price."""
         model, limits = settings.observer_model, settings.observer_budget
         chat = None if model == EXTRACTIVE else as_chat_model(llm_client)
         made = cls(chat, settings, account, {} if logged is None else logged)
@@ -121,10 +118,7 @@ class Observer:
         return Insight(record.trace_id, summary[:_SUMMARY_CHARS], self.name)
 
     def note(self, before: str, calls: Sequence[str], user_query: str) -> str | Trouble:
-        """The agent's notes after more calls, with those ``before``, or why there are none; books the request.
-
-        Of calls that are too long together the latest are sent. Raises PromptError, StorageError.
-        """
+        """The notes after more calls (the latest, if many), or why none. Raises PromptError, StorageError."""
         sent: list[str] = []
         for call in reversed(calls):
             if sent and sum(map(len, sent)) + len(call) > _NOTE_CHARS:
@@ -240,10 +234,7 @@ def observe_tool_output(
 
 
 def completion_of(llm_client: object, model: str, timeout: float | None = None) -> Complete | None:
-    """How a client is asked, for at most ``timeout`` seconds; None without one, or with the model "extractive".
-
-    Raises ConfigError for a client that cannot be used.
-    """
+    """How a client is asked, within ``timeout`` seconds; None for extraction. Raises ConfigError."""
     chat = None if model == EXTRACTIVE else as_chat_model(llm_client)
     return None if chat is None else lambda messages: reply_text(ask(chat, messages, model, timeout))
 
@@ -251,10 +242,7 @@ def completion_of(llm_client: object, model: str, timeout: float | None = None) 
 def extend_summary(
     complete: Complete, summary: str, calls: Sequence[str], task: str, words: int
 ) -> tuple[str | None, int]:
-    """Write a summary of the old one and the calls; returns it, and the number of requests that it took.
-
-    The summary is None, with a WARNING, when the model fails.
-    """
+    """A summary of the old one and the calls, None with a WARNING on failure, and the number of requests."""
     blocks: list[list[str]] = [[]]
     for call in calls:
         if blocks[-1] and sum(map(len, blocks[-1])) + len(call) > _BLOCK_CHARS:

@@ -54,10 +54,7 @@ _indexes_lock = threading.Lock()
 
 
 def index_of(state: Any, messages: Any = None, tools: object = None) -> SourceIndex:
-    """The index of a session, updated with what is new since the last call; arguments as of ``check_call``.
-
-    Raises MessagesError, StorageError.
-    """
+    """The session's index, brought up to date; arguments as of ``check_call``. Raises MessagesError, StorageError."""
     with _indexes_lock:
         index = _indexes.get(state)
         if index is None:

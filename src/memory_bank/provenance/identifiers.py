@@ -69,10 +69,7 @@ _LONGEST = 300  # characters of an identifier; longer tokens are data, such as b
 
 
 def hard_runs(value: str) -> list[str]:
-    """The parts of a token that cannot be guessed: numbers of 4 digits or more, letters mixed with digits.
-
-    Dates, years, round numbers, units and the like are not among them. The parts are case-folded.
-    """
+    """The case-folded parts of a token that cannot be guessed: 4 digits or more, letters mixed with digits."""
     if not _DIGIT.search(value):
         return []
     return [
@@ -216,10 +213,7 @@ def number_forms(text: str) -> Iterator[str]:
 
 
 def find(text: str, value: str) -> int:
-    """The first position of a value in a text at token boundaries, both in normal form; -1 without one.
-
-    A number is not found within another: 645 is neither in 645.99 nor in 1,645.
-    """
+    """The first position of a value in a text at token boundaries, both in normal form; -1 without one."""
     if not value:
         return -1
     is_number = bool(_NUMBER.match(value))

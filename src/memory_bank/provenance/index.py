@@ -67,10 +67,7 @@ Near = tuple[KnownIdentifier, int]
 
 
 def distance(a: str, b: str, limit: int) -> int:
-    """The edits from ``a`` to ``b`` (insert, delete, replace, swap two neighbours); ``limit + 1`` for more.
-
-    This is the optimal string alignment distance, computed in a band around the diagonal.
-    """
+    """The edits (optimal string alignment) from ``a`` to ``b``, in a band; ``limit + 1`` for more."""
     if abs(len(a) - len(b)) > limit:
         return limit + 1
     start = next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -23,10 +23,7 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A source (``role``) and the place in it: a JSON path, ``line N``, or "".
-
-    ``trace_id``, ``tool`` and ``step`` name a record; ``session_id`` is None for the session itself.
-    """
+    """A source and the JSON path, ``line N`` or "" in it; ``session_id`` names another session."""
 
     role: str
     place: str = ""

@@ -54,10 +54,7 @@ _TELLING = re.compile(
 
 
 class Argument(NamedTuple):
-    """A value in the arguments of a call, on one line, with the name that it stands under.
-
-    ``start``: what values are compared by: case folded, so many characters as are always shown.
-    """
+    """A value in a call's arguments, on one line, with its name; ``start``: its folded beginning, to compare."""
 
     key: str
     text: str
@@ -86,10 +83,7 @@ def shown_arguments(arguments: str) -> str:
 
 
 def distinguishing(arguments: Sequence[Argument], frequency: Sequence[int]) -> tuple[Argument, ...]:
-    """The values that tell a call from the tool's other calls: one that only it has, else the two rarest.
-
-    ``frequency``: in how many of the tool's calls each value stands.
-    """
+    """The values that tell a call from its tool's others: one that only it has, else the two rarest."""
     known = {a.start: (number, at) for at, (a, number) in enumerate(zip(arguments, frequency, strict=True))}
     firsts = {a.start: a for a in reversed(arguments)}.values()
     found = [a for a in firsts if len(a.start) >= 2] or list(arguments)
@@ -106,10 +100,7 @@ def clip(text: str, chars: int) -> str:
 
 
 def shown_value(text: str, chars: int, others: Iterable[str] = ()) -> str:
-    """A value as a line shows it: longer than ``chars`` where it differs late from one of the ``others``.
-
-    A long path is its start and its last part, as the start says little where all files are in one folder.
-    """
+    """A value as a line shows it: longer where it differs late from ``others``; a path's start and last part."""
     name = text[text.rstrip("/").rfind("/") :] if "/" in text and " " not in text else ""
     if len(text) > chars and 1 < len(name) <= _NAME_CHARS and LEAST_CHARS + len(name) < len(text):
         return f"{text[:LEAST_CHARS]}…{name}"
@@ -129,10 +120,7 @@ def ending(text: str, chars: int) -> str:
 
 
 def outcome(output: str, known: Collection[str] = ()) -> tuple[str, list[str]]:
-    """What came back in a few words, and the values of a JSON object or of labelled lines among them.
-
-    "" for nothing, ``error: …`` for a failure, else its telling values. ``known``: values that need not be shown.
-    """
+    """What came back in a few words ("" for nothing, ``error: …``), and the values in it, without ``known`` ones."""
     text = output.strip()
     if is_failure(output):
         return f"error: {clip(one_line(_error_text(text)), _ERROR_CHARS)}", []
@@ -254,10 +242,7 @@ def _error_text(text: str) -> str:
 
 
 def call_line(number: int, tool: str, arguments: str, chars: int = ARGUMENT_CHARS[-1]) -> str:
-    """Return one line for a call, ``#number tool key=value, …``, with about `chars` characters of arguments.
-
-    With 0 characters it is the number and the first word of the tool's name, with -1 the number alone.
-    """
+    """A line for a call, ``#number tool key=value, …``; with 0 `chars` number and tool's word, with -1 the number."""
     if chars < 0:
         return f"#{number}"
     name = one_line(tool)[:80]

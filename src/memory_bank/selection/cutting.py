@@ -43,10 +43,7 @@ class Segment:
     structured: bool = False
 
     def long_values(self) -> list[tuple[int, int]]:
-        """The spans of its text that its short form omits: of each long value, all but its first words.
-
-        No spans where it is no JSON, or where nothing but a value would be left.
-        """
+        """The spans that a text's short form omits: all but the first words of each long JSON value; or none."""
         found = []
         for _, start, end in self.cells if self.structured and len(self.cells) > 1 else ():
             if end - start > LONG_CELL and "\n" not in self.text[start:end]:

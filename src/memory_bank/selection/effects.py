@@ -117,10 +117,7 @@ _LEAVES = 200
 def changes_something(
     tool: str, arguments: object, output: str = "", declared: Mapping[str, Effect] | None = None
 ) -> bool:
-    """Whether a call changed something outside the conversation; True where nothing says that it did not.
-
-    ``declared`` gives the effect by tool name. A call that failed changed nothing.
-    """
+    """Whether a call that did not fail changed something; True where not even ``declared`` effects say otherwise."""
     effect = (declared or {}).get(tool)
     if effect is None:
         effect = "write" if _may_change(tool, parse_arguments(arguments)) else "read"

@@ -104,10 +104,7 @@ def load_model(path: Path = MODEL_FILE) -> Model:
 
 
 def parse_model(text: str, name: str) -> Model:
-    """Return the model of a text of ``dump_model``; `name` says in errors what it is.
-
-    Raises ConfigError if it is unreadable or was trained on other features.
-    """
+    """The model of a text of ``dump_model``, called `name` in errors. Raises ConfigError if it is unusable."""
     try:
         data = json.loads(text)
         names, copied = list(data["features"]), data.get("copied", {"features": [], "weights": []})

@@ -107,10 +107,7 @@ def thread_room(budget: int, calls: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ThreadText:
-    """The thread as text; ``named``: the numbers of the calls that it names with what distinguishes them.
-
-    ``lines``: of these, the calls on lines of their own.
-    """
+    """The thread as text; ``named`` are the calls that it tells apart, ``lines`` those of them on their own lines."""
 
     text: str = ""
     tokens: int = 0

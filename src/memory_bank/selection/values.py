@@ -61,10 +61,7 @@ _TRIVIAL_DIGITS = frozenset(("", *"123456789", "15", "25"))
 
 
 class Candidate(NamedTuple):
-    """A value in a segment: its form for comparison, its kind, the key it stands under, its spelling.
-
-    `cell`: it is a whole cell of a table, a whole JSON leaf, a whole line or a quoted string.
-    """
+    """A value in a segment: form, kind, key, spelling; `cell`: a whole cell, JSON leaf, line or quoted string."""
 
     form: str
     kind: int
@@ -205,10 +202,7 @@ def parse_record(
     arguments: str = "",
     kind: RecordKind = "output",
 ) -> ParsedRecord:
-    """Cut the text of a record, find the candidates in it and the uses in `arguments`, count tokens.
-
-    The text is `output`, for arguments `arguments` themselves.
-    """
+    """Cut a record's output (or `arguments`), find candidates in it and uses in `arguments`, count tokens."""
     own_arguments = kind == "arguments"
     cut = cut_text(arguments, unfold=True) if own_arguments else cut_text(output)
     gaps = [len(cut.gap_before(n)) for n in range(len(cut.segments))]

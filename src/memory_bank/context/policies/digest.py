@@ -94,10 +94,7 @@ def digest(
     chars: int = 500,
     most_lines: int | None = None,
 ) -> str:
-    """At most ``room`` tokens about the calls, oldest first; "" where there is room for nothing.
-
-    As many of the newest as fit have a line of their own (``most_lines`` at most), the rest are themes.
-    """
+    """At most ``room`` tokens about the calls: ``most_lines`` lines of the newest as fit, themes of the rest."""
     if not items or room <= 0:
         return ""
     count = session.counter.count_text
@@ -289,10 +286,7 @@ Notes = tuple[bool, dict[tuple[str, str], None]]
 
 
 def choose_scratchpad(view: View, session: MemoryBankState, *, settings: ScratchpadSettings) -> Choice:
-    """A scratchpad of at most ``scratchpad_tokens`` tokens in place of all past interactions.
-
-    Observations and failures first, then as many key values as there is room for, the latest first.
-    """
+    """A scratchpad of at most ``scratchpad_tokens`` tokens in place of all past interactions."""
     budget = view.kept_tokens + settings.scratchpad_tokens
     if not view.past:
         return Choice(unchanged="there was no history yet", budget=budget)

@@ -98,10 +98,7 @@ def _masked(message: object, session: MemoryBankState, trace_id: str, limit: int
 
 
 def choose_semantic(view: View, session: MemoryBankState, *, settings: SemanticSettings) -> Choice:
-    """The most relevant past interactions in their order; at most ``history_budget`` tokens of history.
-
-    A note within the budget says which calls are not shown. A history that fits is left untouched.
-    """
+    """The most relevant past interactions in order, in ``history_budget`` tokens, with a note on the others."""
     past, room = view.past, max(0, settings.history_budget - view.pinned_tokens)
     budget = view.kept_tokens + room
     if sum(e.tokens for e in past) <= room:

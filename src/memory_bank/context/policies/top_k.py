@@ -28,10 +28,7 @@ log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
 
 def choose_top_k(view: View, session: MemoryBankState, *, settings: MemoryBankSettings) -> Choice:
-    """The ``top_k`` records most similar to the retrieval query, without those of the tail.
-
-    A wider scope ranks other sessions' records together with the session's own, even without any history.
-    """
+    """The ``top_k`` records most similar to the query, of every session in the scope, without those of the tail."""
     session.scope = settings.scope
     base = Choice(role=settings.memory_role, repair_pairs=settings.repair_pairs)
     if session.insight_store is None:  # nothing was stored yet

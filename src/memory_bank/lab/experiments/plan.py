@@ -155,10 +155,7 @@ class ExperimentPlan:
 
 
 def plan_experiment(experiment: Experiment, tell: Callable[[str], None]) -> ExperimentPlan:
-    """Read the cases and list the units; skipped lines are reported to ``tell``.
-
-    Raises ConfigError (no case, an unknown id, a live suite without models), TraceFileError, UnknownStrategyError.
-    """
+    """Read the cases, list the units. Raises ConfigError, TraceFileError, UnknownStrategyError."""
     file = experiment.strategy_config
     config = load_config(None if file is None else experiment.path(file))
     strategies = [parse_strategy(text, config) for text in experiment.strategies]

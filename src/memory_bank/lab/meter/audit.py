@@ -38,10 +38,7 @@ class AuditPlan:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The result of an audit; the first measurement is no memory. ``sentence`` is the advice.
-
-    ``losses``: the traces that lose most under the advised strategy, with their old values and how many it kept.
-    """
+    """The result of an audit: no memory is measured first, ``sentence`` advises, ``losses`` has the worst traces."""
 
     traces: int
     measurements: tuple[Measured, ...]
@@ -123,10 +120,7 @@ def audit(
     tell: Callable[[str], None] = lambda _: None,
     progress: ProgressReport | None = None,
 ) -> Audit:
-    """Measure the strategies of a plan on files of traces, and advise the one that ``choose`` returns.
-
-    Broken lines and files that cannot be read are skipped and reported to ``tell``.
-    """
+    """Measure the strategies of a plan on files of traces, and advise one; what cannot be read is told."""
     files = TraceFiles(paths, tell)
     traces = list(files)
     measured = measure(traces, plan.strategies, counter=counter, jobs=jobs, progress=progress)

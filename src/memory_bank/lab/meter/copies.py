@@ -132,10 +132,7 @@ def covered(text: str, *indexes: TextIndex) -> int:
 
 
 def copied_stretches(message: object, source: TextIndex, *near: TextIndex) -> list[str]:
-    """The stretches of ``source`` that a message's calls repeat word for word.
-
-    Left out are those of which half or more also stands in ``near``, where the model would see them anyway.
-    """
+    """The stretches of ``source`` that a message's calls repeat, without those that stand half in ``near``."""
     return [
         stretch
         for text in argument_texts(message)

@@ -67,10 +67,7 @@ class StepRow(NamedTuple):
 
 
 def measure_trace(trace: Trace, turns: Sequence[NeedyTurn], build: Build, costs: Costs) -> list[StepRow]:
-    """The rows of a trace, one a turn. A strategy that raises has an empty context at that turn.
-
-    As in the reference meter, only values that a tool output held first count as needs.
-    """
+    """The rows of a trace, one a turn; a strategy that raises has empty contexts, needs come from tool outputs."""
     parts = []  # of the full history, which only grows
     full, anchor, last = [0], [0], [0]  # last: of the last interaction before each message
     for i, message in enumerate(trace.messages):
@@ -105,10 +102,7 @@ def measure_trace(trace: Trace, turns: Sequence[NeedyTurn], build: Build, costs:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Figures by name, which are attributes too, and the 95% bounds of some of them by bootstrap, ``(low, high)``.
-
-    Shares are 0 to 1; NaN where there was nothing to share.
-    """
+    """Figures by name, which are attributes too (shares 0 to 1, NaN for none), and 95% bounds by bootstrap."""
 
     by_name: dict[str, Any]
     intervals: dict[str, tuple[float, float]]
@@ -124,10 +118,7 @@ class Figures:
 
 
 def sum_up(rows: Sequence[Any], **more: Any) -> dict[str, Any]:
-    """The figures of every meter: steps, tokens of contexts and of the full history, times, exceptions, broken pairs.
-
-    Rows have ``tokens``, ``full``, ``seconds``, ``error`` and ``broken``.
-    """
+    """The figures of every meter, of rows with ``tokens``, ``full``, ``seconds``, ``error`` and ``broken``."""
     seconds = sorted(row.seconds for row in rows)
     return {
         "steps": len(rows),

@@ -95,10 +95,7 @@ def recall(need: Need, texts: Iterable[NormalText]) -> tuple[bool, bool]:
 
 
 def environment_constants(traces: Iterable[Trace]) -> frozenset[str]:
-    """Argument values, in normal form, that a fifth of the tasks (at least eight) use: they need no memory.
-
-    A task is the trace's ``task``, or the trace itself where it names none.
-    """
+    """Argument values, in normal form, that a fifth of the tasks (at least eight) use: they need no memory."""
     tasks: set[str] = set()
     users: defaultdict[str, set[str]] = defaultdict(set)
     for trace in traces:

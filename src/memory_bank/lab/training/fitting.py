@@ -29,10 +29,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Values or segments of a trace file: features `x` (n, features), needed or not `y`, weight `w`, trace and step.
-
-    `w` of one that is not needed says how many it stands for, of a needed one how much it counts in its step.
-    """
+    """Features `x` (n, features) of values or segments, needed or not `y`, weight `w`, trace and step."""
 
     x: Array
     y: Array
@@ -68,10 +65,7 @@ class TrainingSteps:
 
 
 def balance(samples: Sequence[Samples], power: float = 0.5, trace_power: float = 0.85) -> TrainingSteps:
-    """Return the steps in which something is needed, weighted.
-
-    A file weighs its needed values to `power`, a trace in it to `trace_power`. ValueError if there are none.
-    """
+    """The steps that need something, weighted by file and trace to these powers. ValueError if there are none."""
     parts: list[tuple[Array, ...]] = []
     first = 0
     for s in samples:
@@ -133,10 +127,7 @@ def soft(data: TrainingSteps, score: Array) -> tuple[Array, float]:
 
 
 def fit_linear(data: TrainingSteps, ridge: float, start: Array | None = None) -> Array:
-    """Return conditional-logit weights with a ridge, by damped Newton steps on standardised features.
-
-    `start`: scores by row that the weighted features are added to.
-    """
+    """Conditional-logit weights with a ridge, by damped Newton steps, on top of `start`, scores by row."""
     mean = data.x.mean(0)
     spread = np.sqrt(np.maximum(((data.x - mean) ** 2).mean(0), 1e-4))
     z = ((data.x - mean) / spread).astype(np.float32)
@@ -165,10 +156,7 @@ def fit_linear(data: TrainingSteps, ridge: float, start: Array | None = None) ->
 
 
 def fit_trees(data: TrainingSteps, recipe: Recipe, seed: int) -> tuple[Array, Array, Array]:
-    """Fit symmetric trees by histograms, with the gradients of the softmax within each step.
-
-    Returns feature (trees, depth), threshold (trees, depth), leaf (trees, 2**depth).
-    """
+    """Symmetric trees by histograms: feature and threshold (trees, depth), leaf (trees, 2**depth)."""
     trees, depth, ridge = recipe.trees, recipe.depth, 60.0
     random = np.random.default_rng(seed)
     rows_all, count = data.x.shape
@@ -249,10 +237,7 @@ def logistic(z: Array, y: Array, w: Array, beta: Array, penalty: Array) -> Array
 
 
 def fit_copied(samples: Sequence[Samples], ridge: float = 30.0) -> Array:
-    """Return logistic weights and a bias for segments; a file weighs its positive samples to the power 0.5.
-
-    Empty where too little is copied.
-    """
+    """Logistic weights and a bias for segments, files balanced by their root; empty where too little is copied."""
     used = [s for s in samples if s.y.sum() >= 20]
     if not used:
         return np.zeros(0, np.float32)
@@ -271,10 +256,7 @@ def fit_copied(samples: Sequence[Samples], ridge: float = 30.0) -> Array:
 
 
 def fit(samples: Sequence[Samples], recipe: Recipe = Recipe()) -> Model:
-    """Fit both parts of the model to the samples of several files; their mixture gives log-odds.
-
-    Raises ValueError when no step needs anything.
-    """
+    """Fit both parts of the model to samples of files, as log-odds. ValueError when no step needs anything."""
     data = balance(samples)
     weights = fit_linear(data, recipe.ridge)
     several = [fit_trees(data, recipe, seed) for seed in range(recipe.fits)]
@@ -283,10 +265,7 @@ def fit(samples: Sequence[Samples], recipe: Recipe = Recipe()) -> Model:
 
 
 def adapt(model: Model, samples: Sequence[Samples], ridge: float = 1000.0) -> Model:
-    """Return the model with its linear weights adapted to the samples; those of which they say nothing stay.
-
-    `ridge`: how firmly it keeps its weights. Raises ValueError when no step needs anything.
-    """
+    """The model with linear weights adapted as firmly as `ridge` says. ValueError when no step needs anything."""
     data = balance(samples)
     change = fit_linear(data, ridge, start=model.log_odds(np.ascontiguousarray(data.x.T))) / (1 - model.mix)
     return _calibrated(replace(model, weights=model.weights + change), data)

@@ -53,10 +53,7 @@ _PLAIN_KINDS = (KIND["word"], KIND["capital"], KIND["name"])
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """An assistant message of a recorded run: its position, the tail before it, its calls' arguments.
-
-    `later`: of the interactions from this one on, which a fold serves, the arguments and the folded outputs.
-    """
+    """An assistant message: its position, the tail before it, its calls' arguments; `later`: what a fold serves."""
 
     position: int
     tail: int
@@ -125,11 +122,7 @@ class Collected:
 
 
 def collect(traces: Iterable[Trace], every: int = 1, seed: int = 0) -> Collected:
-    """Return the samples of some traces, of every `every`-th one.
-
-    Of each step that has older values: all values that its calls need and all segments that they copy from, and some
-    of the others.
-    """
+    """The samples of every `every`-th trace: all values that calls need, segments they copy from, some others."""
     random = np.random.default_rng(seed)
     chosen = ((n, trace) for n, trace in enumerate(traces) if n % every == 0)
     steps = [(n, step) for n, trace in chosen for step in _steps_of(trace, random)]
@@ -209,10 +202,7 @@ class CopiedText:
         self._records = len(t.parsed)
 
     def sources(self, arguments: Sequence[str], last: int, anchor: str) -> set[int]:
-        """Return the segments before `last` from which some calls copy what neither anchor nor tail shows.
-
-        Of several copies of a text the latest counts.
-        """
+        """Segments before `last` from which calls copy what neither anchor nor tail shows, the latest of equals."""
         found: set[int] = set()
         for gram in (gram for call in arguments for gram in _grams_of_call(call)):
             places = self._places.get(gram)
