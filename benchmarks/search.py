@@ -3,13 +3,13 @@
     python benchmarks/search.py FILES... [--limit 60] [--model MODEL]
     python benchmarks/search.py --curve 500,5000,50000,100000
 
-Queries are what an agent wrote before a call (25 characters or more), at most twelve a run. Wanted are the older outputs
-(at most three of them) that show a value of the call which neither the task nor the query shows; the last interaction
-does not count. hit@k is the share of such values of which one of the first k results shows the source. Beside the search
-stands BM25 over the outputs alone. ``--model`` adds the search with an embedder.
+Queries are what an agent wrote before a call (25 characters or more), at most twelve a run. Wanted are the older
+outputs (at most three of them) that show a value of the call which neither the task nor the query shows; the last
+interaction does not count. hit@k is the share of such values of which one of the first k results shows the source.
+Beside the search stands BM25 over the outputs alone. ``--model`` adds the search with an embedder.
 
-``--curve`` measures searches of made-up records: in a session of 500 and in a namespace of sessions of 500, the first one
-(which reads the index) and the median of nine more, beside a scan of all stored outputs for one of the words.
+``--curve`` measures searches of made-up records: in a session of 500 and in a namespace of sessions of 500, the first
+one (which reads the index) and the median of nine more, beside a scan of all stored outputs for one of the words.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def bm25(outputs: list[str], query: str) -> list[int]:
 
 def measure(path: Path, limit: int, model: str) -> None:
     found: dict[str, list[list[float]]] = {}
-    for trace in list(read_traces([path]))[:limit]:
+    for trace in [t for t in read_traces(path) if isinstance(t, Trace)][:limit]:
         states: dict[str, MemoryBankState] = {}
         for position, query, wanted, outputs in queries(trace):
             ranked = {"BM25 over outputs": bm25(outputs, query)}

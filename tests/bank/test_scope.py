@@ -452,7 +452,7 @@ def test_tools_without_an_embedder_read_other_sessions_records(bank):
     two.scope = "agent"
     trace_id = next(iter(one.fact_store.steps()))
     assert "ONE-1000" in handle_tool_call(two, "get_record", {"trace_id": trace_id})
-    assert "Nothing was found" in handle_tool_call(two, "search_memory", {"query": "late"})
+    assert "Nothing matches" in handle_tool_call(two, "search_memory", {"query": "late"})
 
 
 def test_a_search_says_how_much_there_is(bank):

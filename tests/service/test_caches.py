@@ -2,9 +2,6 @@
 
 import json
 
-import numpy as np
-
-from memory_bank import LexicalEmbedder
 from memory_bank.service.proxy.body import MessageCache, parse_body
 
 
@@ -21,14 +18,3 @@ def test_parsed_messages():
     assert 0 <= cache._chars <= 100_000
     interned(cache, [{"content": "x" * MessageCache.LONGEST}])
     assert max(map(len, cache._by_text)) < 60_000
-
-
-def test_words_of_the_lexical_embedder(monkeypatch):
-    monkeypatch.setattr(LexicalEmbedder, "_CACHE_TOKENS", 100)
-    embedder = LexicalEmbedder()
-    long = "ab1" * 1_000
-    assert np.any(embedder.encode([long]))
-    assert not embedder._cache
-    for n in range(30):
-        embedder.encode([" ".join(f"word{n}x{k}" for k in range(10))])
-        assert len(embedder._cache) <= 100

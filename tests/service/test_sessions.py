@@ -85,11 +85,10 @@ def test_no_name_is_another_namespaces_session(database):
 def test_a_wider_scope_ends_at_the_namespace(database, scope):
     bank = load_config().strategy("memory_bank").model_dump()
     sessions = Sessions(database, configured({"memory_bank": bank | {"scope": scope}}))
-    sessions.rebuild("one", "a", CHAT, agent_id="x")
-    sessions.rebuild("one", "b", CHAT[:4], agent_id="x")
-    sessions.rebuild("two", "c", CHAT[:4], agent_id="x")
+    for namespace, name, messages in (("one", "a", CHAT), ("one", "b", CHAT[:4]), ("two", "c", CHAT[:4])):
+        sessions.finish(sessions.rebuild(namespace, name, messages, agent_id="x"))
     with sessions.reading("one", "b") as state:
-        assert "ORD-1007" in handle_tool_call(state, "search_memory", {"query": "ORD-1007"})
+        assert 'holds "ord-1007"' in handle_tool_call(state, "search_memory", {"query": "ORD-1007"})
         assert state.wider.size() == 13
     with sessions.reading("two", "c") as state:
         assert "ORD-1007" not in handle_tool_call(state, "search_memory", {"query": "get_order 1007"})
