@@ -387,16 +387,17 @@ def test_whatever_a_client_sends(messages):
 
 
 def test_a_long_conversation_is_looked_at_once():
-    once = Redaction()
     messages = [
         m
         for i in range(500)
         for m in (call((f"c{i}", "get_order", {"n": i})), result(f"c{i}", f"order {i} " + "x" * 900))
     ]
-    raw = json.dumps(messages)
-    first = cpu_seconds(lambda: [once.message(m) for m in messages])
-    again = cpu_seconds(lambda: [once.message(m) for m in [*json.loads(raw), result("d", "new")]])
-    assert again < first / 2
+    first, again = [], []
+    for _ in range(3):  # the least of them: the machine may be busy with something else
+        once, equal = Redaction(), json.loads(json.dumps(messages))
+        first.append(cpu_seconds(lambda: [once.message(m) for m in messages]))  # noqa: B023
+        again.append(cpu_seconds(lambda: [once.message(m) for m in [*equal, result("d", "new")]]))  # noqa: B023
+    assert min(again) < min(first) / 2
 
 
 def test_a_text_that_is_longer_than_all_that_is_kept(redaction):
