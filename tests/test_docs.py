@@ -20,13 +20,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from memory_bank.config import Config
+from memory_bank.config import load_config
 from memory_bank.testing import ScriptedServer, call, calls, say
 
 ROOT = Path(__file__).parents[1]
@@ -140,7 +139,8 @@ def run_page(page: str, folder: Path) -> str:
         if block.language == "python":
             exec(compile(block.code, page, "exec"), scope)
         elif block.language == "toml":
-            Config(**tomllib.loads(block.code))
+            (folder / "page.toml").write_text(block.code)
+            load_config(folder / "page.toml")
         elif block.language == "console":
             printed += run_commands(block.commands(), folder)
     with contextlib.suppress(KeyError):
