@@ -19,6 +19,7 @@ from memory_bank.errors import (
     EmbedderMismatchError,
     StorageError,
 )
+from memory_bank.models.lexical import LexicalEmbedder
 from memory_bank.records import Insight
 
 
@@ -69,6 +70,20 @@ def test_a_long_session_is_ranked_as_by_faiss(database):
             assert [h.score for h in got] == pytest.approx([h.score for h in expected], abs=1e-6)
 
 
+def test_a_row_that_is_committed_after_a_later_one_is_found(database):
+    """Sessions write at once, so numbers are committed in another order than they were given."""
+    early, late, asking = (InsightStore(LexicalEmbedder(), database, s) for s in ("early", "late", "asking"))
+    late.add("first", "the bank has an embedder")
+    rows = early.embed([Insight("slow", "a zebra crossing")])
+    with database.write() as c:
+        early.insert(c, rows)
+        writing = threading.Thread(target=late.add, args=("fast", "another zebra"))
+        writing.start()
+        writing.join()
+        assert {h.trace_id for h in asking.rank("zebra", scope="all") if h.why == "words"} == {"fast"}
+    assert {h.trace_id for h in asking.rank("zebra", scope="all") if h.why == "words"} == {"fast", "slow"}
+
+
 def test_a_session_is_found_by_its_b_tree(database):
     store = InsightStore(NumbersEmbedder(), database)
     store.add("a", "1 0")
@@ -95,6 +110,7 @@ def at_once(workers):
 
 WORKER = """
 import sys, threading
+from memory_bank.models.lexical import LexicalEmbedder
 from memory_bank.records import Insight
 from memory_bank.bank.database import Database
 from memory_bank.bank.stores import FactStore

@@ -1,7 +1,8 @@
-"""Files that an agent keeps below ``/memories``, by the six commands of Anthropic's tool ``memory_20250818``.
+"""An agent's own files, in a folder called ``/memories``.
 
-Answers and errors are to the byte those of the SDK's reference for a folder of the file system,
-``anthropic/lib/tools/_beta_builtin_memory_tool.py`` (2.12). Every folder has the size of an empty one of ext4.
+An agent works on them with the six commands of Anthropic's memory tool (``memory_20250818``). Answers and errors have
+the texts of Anthropic's SDK, to the byte (``anthropic/lib/tools/_beta_builtin_memory_tool.py``, version 2.12). A
+folder is always listed with a size of 4K.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _f = files.c
 
 
 class MemoryFiles:
-    """The files of one project of a namespace; those of others cannot be named. Safe between threads and processes.
+    """The files of one project of a namespace; no path leads to the files of another. Several processes may use them.
 
     ``redact`` returns a text without what must not be stored. Raises ConfigError for a name that is not 1 to 180
     printable characters.

@@ -21,9 +21,11 @@ from memory_bank.bank.schema import (
     LAST,
     SESSION,
     Embedding,
+    count_of,
     insights,
     records,
     sessions,
+    sum_of,
 )
 from memory_bank.bank.terms import CallState, TermIndex, call_state, terms_of_query
 from memory_bank.ports import Scope
@@ -34,10 +36,8 @@ Key = tuple[str, str]
 """Session_id and trace_id of an insight."""
 
 NEIGHBOUR = 0.2  # of the score of each record beside it in its session
-RECENT, OLDER = (
-    0.5,
-    0.9,
-)  # by how much more the newest record counts, and what is left of it one record earlier
+RECENT = 0.5  # by how much more the newest record of the searching session counts
+OLDER = 0.9  # what is left of that one record earlier
 _RANK = 60  # of reciprocal ranks
 _ROWS_AT_ONCE = 10_000
 _TIE = 1e-6  # similarities this close to the next better one are equal
@@ -61,11 +61,13 @@ def within(session_id: sa.ColumnElement[str], scope: Scope) -> sa.ColumnElement[
     return session_id.in_(sa.select(sessions.c.session_id).where(included))
 
 
-def _new_rows(scope: Scope, *columns: sa.Column[bytes]) -> sa.Select[Any]:
-    """The rows after ``last``, with the sum of the generations: one statement, so that both belong together.
+def _new_rows(scope: Scope, counts: bool, *columns: sa.Column[bytes]) -> sa.Select[Any]:
+    """The rows after ``last``, the sum of the generations and, if it ``counts``, the number of rows, at one moment.
 
     Generations only grow, and so does their sum, also when a session gets its agent and joins a scope.
     """
+    all_rows = count_of(insights).where(within(_t.session_id, scope)).scalar_subquery()
+    count: sa.ColumnElement[Any] = all_rows if counts else sa.literal(0)
     new = (
         sa.select(_t.seq, _t.session_id, _t.trace_id, _t.terms, records.c.seq.label("record"), *columns)
         .select_from(insights.outerjoin(records, INSIGHT_OF_RECORD))
@@ -75,7 +77,7 @@ def _new_rows(scope: Scope, *columns: sa.Column[bytes]) -> sa.Select[Any]:
         .subquery()
     )
     generations = (
-        sa.select(sa.func.coalesce(sa.func.sum(sessions.c.generation), 0).label("generation"))
+        sa.select(sum_of(sessions.c.generation).label("generation"), count.label("count"))
         .where(within(sessions.c.session_id, scope))
         .subquery()
     )
@@ -107,7 +109,9 @@ class InsightSearch:
         self.embedder_name = embedder_name
         self.compares = compares
         self._faiss_used = compares and not database.ranks
-        self._new_rows = _new_rows(scope, *([_t.embedding] if self._faiss_used else []))
+        # sessions that write at once to PostgreSQL may commit a lower ``seq`` after a higher one
+        self._has_late_rows = database.ranks and scope != "session"
+        self._new_rows = _new_rows(scope, self._has_late_rows, *([_t.embedding] if self._faiss_used else []))
         self._nearest_rows = _nearest_rows(scope)
         self._lock = threading.RLock()
         self.forget()
@@ -124,7 +128,7 @@ class InsightSearch:
         self._terms = TermIndex()
         self._keys: list[Key] = []  # of each row; a replaced row stays, and is no longer present
         self._rows: dict[Key, int] = {}
-        self._seqs: list[int] = []
+        self._seqs = np.zeros(0, np.int64)  # ascending
         self._places = np.zeros((0, 2), np.int64)  # the number of its session here, and of its record there
         self._order: Vectors | None = None  # the rows that are present, by place
         self._sessions: dict[str, int] = {}
@@ -196,6 +200,7 @@ class InsightSearch:
 
     def _update(self) -> bool:
         """Add the rows that this or another process has stored since; whether there are any."""
+        was_read_again = False
         while True:
             with self.database.read() as c:
                 values = {"session": self.session_id, "last": self._last_seq}
@@ -204,16 +209,18 @@ class InsightSearch:
                 if generation != self._generation:  # a session was cleared or re-embedded: begin again
                     self._forget(generation)
                     continue
-                if rows[0].seq is None:  # the outer join found no new row
-                    if len(self._keys) > 64 + 2 * np.count_nonzero(self._present):  # most were replaced
-                        self._forget(generation)
-                        continue
-                    return bool(self._keys)
-                if not self._keys:
+                if rows[0].seq is not None and not self._keys:
                     is_known(c, self.database.name, self.embedder_name, None)
-            self._extend(rows)
-            if len(rows) < _ROWS_AT_ONCE:
-                return True
+            if rows[0].seq is not None:  # else the outer join found no new row
+                self._extend(rows)
+            if len(rows) == _ROWS_AT_ONCE:
+                continue
+            present = np.count_nonzero(self._present)
+            is_late = self._has_late_rows and present != rows[0].count
+            if was_read_again or not (is_late or len(self._keys) > 64 + 2 * present):  # most were replaced
+                return bool(self._keys)
+            was_read_again = True
+            self._forget(generation)
 
     def _extend(self, rows: Sequence[sa.Row[Any]]) -> None:
         """Add rows in the order of ``seq``; they replace earlier rows of their keys."""
@@ -238,7 +245,7 @@ class InsightSearch:
             latest = self._latest.get((session, state.call), number)
             if state.call and self._places[latest, 1] <= place:
                 self._latest[session, state.call] = number
-        self._seqs += [row.seq for row in rows]
+        self._seqs = np.append(self._seqs, [row.seq for row in rows])
         self._last_seq = rows[-1].seq
         if self._faiss_used:
             import faiss
@@ -267,7 +274,7 @@ class InsightSearch:
             wanted *= 4
 
     def _similar(self, vector: Vectors, count: int) -> tuple[Vectors, Vectors]:
-        """``count`` nearest rows and their similarities; of rows that were stored just now none."""
+        """The ``count`` most similar rows and their similarities. Rows stored since ``_update`` are left out."""
         if self._faiss_used:
             if vector.shape[1] != self._faiss.d:
                 name = self.embedder_name
@@ -278,13 +285,17 @@ class InsightSearch:
         values = {"session": self.session_id, "vector": vector.astype("<f4").tobytes(), "count": count}
         with self.database.read() as c:
             found = c.execute(self._nearest_rows, values).all()
-        numbers = {seq: row for row, seq in enumerate(self._seqs)}
-        known = [(numbers[seq], -distance) for seq, distance in found if seq in numbers]
-        return np.array([row for row, _ in known], np.intp), np.array([score for _, score in known])
+        seqs, distances = (np.array([row[i] for row in found]) for i in (0, 1))
+        rows = np.minimum(np.searchsorted(self._seqs, seqs), len(self._seqs) - 1)
+        known = self._seqs[rows] == seqs
+        return rows[known], -distances[known]
+
+
+_sharing = threading.Lock()
 
 
 def shared_search(database: Database, session_id: str, embedder_name: str, compares: bool) -> InsightSearch:
-    """The search over a namespace, by one of its sessions; all of them share it."""
+    """The search over the namespace of a session: one for all its sessions."""
     namespace = database.value(sa.select(sessions.c.namespace).where(sessions.c.session_id == session_id))
     with _sharing:
         known = database.searches
@@ -294,11 +305,8 @@ def shared_search(database: Database, session_id: str, embedder_name: str, compa
         return cast(InsightSearch, known[namespace, embedder_name])
 
 
-_sharing = threading.Lock()
-
-
 def _nearest_rows(scope: Scope) -> sa.Select[Any]:
-    """Row and negative inner product of the insights nearest to a vector, by pgvector."""
+    """The ``count`` insights nearest to ``vector`` by pgvector: ``seq`` and the negative inner product."""
     asked = sa.bindparam("vector", type_=Embedding)
     distance = _t.embedding.op("<#>", return_type=sa.Float)(asked).label("distance")
     found = sa.select(_t.seq, distance).where(within(_t.session_id, scope))

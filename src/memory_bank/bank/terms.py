@@ -94,12 +94,12 @@ class TermIndex:
 
     def __init__(self) -> None:
         self._segments: list[_Segment] = []
-        self._lengths: list[Any] = []
+        self._lengths = np.zeros(0)  # of each row: the sum of its weights
 
     def add(self, stored: Sequence[bytes]) -> None:
         """Add rows, numbered on from those that are there, each as ``terms_of`` returns it."""
-        first = sum(map(len, self._lengths))
-        self._lengths.append(np.array([_HEAD.unpack_from(b)[0] for b in stored]))
+        first = len(self._lengths)
+        self._lengths = np.append(self._lengths, [_HEAD.unpack_from(b)[0] for b in stored])
         counts = [(len(b) - _HEAD.size) // 5 for b in stored]
         terms = b"".join(b[_HEAD.size : _HEAD.size + 4 * n] for b, n in zip(stored, counts, strict=True))
         weights = b"".join(b[_HEAD.size + 4 * n :] for b, n in zip(stored, counts, strict=True))
@@ -114,7 +114,7 @@ class TermIndex:
 
     def scores(self, query: Hashes, present: Any = None) -> tuple[Any, float]:
         """BM25 of each row (float64), 0 where it is not ``present`` (a mask), and the most that a row could have."""
-        lengths = np.concatenate(self._lengths)
+        lengths = self._lengths
         present = np.ones(len(lengths), bool) if present is None else present
         scores = np.zeros(len(lengths))
         size = max(1, int(np.count_nonzero(present)))

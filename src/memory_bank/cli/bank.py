@@ -143,7 +143,7 @@ def search(
     if as_json:
         listed = [
             {"session_id": where, "trace_id": m.outline.trace_id,
-             "score": None if m.score is None else round(m.score, 6), "step": m.outline.step_id,
+             "score": round(m.score, 6), "step": m.outline.step_id,
              "tool": m.outline.tool_name, "why": m.why, "reason": m.reason, "newer": m.newer,
              "summary": m.outline.summary}
             for _, where, m in found

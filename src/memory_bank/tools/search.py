@@ -48,11 +48,8 @@ class SearchMatch:
         why = said.get(self.why, "has words of the query")
         if self.holds is not None:
             why = f'holds "{normal(self.holds)}"' + (f" at {self.place}" if self.place else "")
-        return (
-            why
-            if self.newer is None
-            else f"{why}; superseded by {self.newer}, a later result of the same call"
-        )
+        newer = f"; superseded by {self.newer}, a later result of the same call" if self.newer else ""
+        return why + newer
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +103,8 @@ def _without_insight(state: Any, query: str) -> list[Hit]:
     index = TermIndex()
     index.add([terms_of("", record) for record in state.fact_store.get_many(bare)])
     scores, most = index.scores(terms_of_query(query))
-    return [Hit(t, s / most, None, "words") for t, s in zip(bare, scores.tolist(), strict=True) if s > 0][
-        ::-1
-    ]
+    newest_first = reversed([*zip(bare, scores.tolist(), strict=True)])
+    return [Hit(trace_id, score / most, None, "words") for trace_id, score in newest_first if score > 0]
 
 
 def _newest_first(hits: Sequence[Hit]) -> list[Hit]:
@@ -143,7 +139,7 @@ def _loaded(state: Any, hits: Sequence[Hit]) -> list[SearchMatch]:
 
 
 def _with_place(state: Any, match: SearchMatch, forms: dict[str, str]) -> SearchMatch:
-    """A match with the longest wanted text that its output contains exactly."""
+    """A match with the text that its output contains exactly: the query, or the first of its identifiers."""
     if match.outline.output_bytes > _MAX_READ:
         return match
     output = whole(state.database, match.outline, "output")

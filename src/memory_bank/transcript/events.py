@@ -29,7 +29,7 @@ def as_events(events: Iterable[Event]) -> list[bytes]:
 def completion(
     answer_id: str, model: str, message: JsonObject, into: int, out: int, created: int = 0
 ) -> JsonObject:
-    """A chat completion with a message; ``into`` and ``out`` are the tokens of its usage."""
+    """A chat completion whose choice is ``message``; its usage is ``into`` tokens read and ``out`` written."""
     reason = "tool_calls" if message.get("tool_calls") else "stop"
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
     usage = {"prompt_tokens": into, "completion_tokens": out, "total_tokens": into + out}
@@ -38,7 +38,7 @@ def completion(
 
 
 def chat_events(answer: JsonObject, request: Mapping[str, Any]) -> list[bytes]:
-    """The events of a completion; the usage comes where the request asks for it."""
+    """A chat completion as a stream of events; the last has the usage if the request asks for it."""
     [choice] = answer["choices"]
     head = {k: answer[k] for k in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
     deltas = [*((d, None) for d in _deltas(choice["message"])), ({}, choice["finish_reason"])]

@@ -180,9 +180,7 @@ class SearchHit(RecordItem):
     """A record that was found."""
 
     session: str = Field(description="the session that has it")
-    score: float | None = Field(
-        description="how well it fits, 0 to 1, comparable within one answer; null without a summary"
-    )
+    score: float = Field(description="how well it fits, 0 to 1; only scores of one answer can be compared")
     why: Literal["holds", "words", "neighbour", "similarity"] = Field(
         description="its output holds a text exactly; it has words of the query; a record beside it has; "
         "its summary is similar in meaning"
@@ -326,14 +324,14 @@ def _records_of(
 
 @route(router, "GET", "/sessions/{name}/search", "Search a session", 404, 422, 501)
 def search_session(api: Api, name: SessionName, query: Annotated[SearchQuery, Query()]) -> Hits:
-    """Records whose output contains all of the query exactly, then those that fit by words or similarity."""
+    """Search one session. Records whose output contains the whole query come first, then those that fit it best."""
     with api.sessions.reading(api.namespace, name) as state:
         return _hits(api, state, query)
 
 
 @route(router, "GET", "/search", "Search all sessions", 422, 501)
 def search_all(api: Api, query: Annotated[SearchAllQuery, Query()]) -> Hits:
-    """As the search of a session, over the records with a summary of all of the caller's sessions."""
+    """Search all of your sessions at once. A record is found as soon as it has a summary."""
     with api.sessions.searching(api.namespace, query.agent) as (state, scope):
         return _hits(api, state, query, scope)
 
@@ -355,7 +353,7 @@ def _hits(
             match,
             input=record_input(match.outline),
             session=api.public(match.outline.session_id),
-            score=None if match.score is None else round(match.score, 6),
+            score=round(match.score, 6),
             place=match.place or None,
             excerpt=beginning(match.outline.output_head, match.outline.output_bytes, _EXCERPT_CHARS),
         )
