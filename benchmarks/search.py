@@ -6,7 +6,7 @@
 Queries are what an agent wrote before a call (25 characters or more), at most twelve a run. Wanted are the older
 outputs (at most three of them) that show a value of the call which neither the task nor the query shows; the last
 interaction does not count. hit@k is the share of such values of which one of the first k results shows the source.
-Beside the search stands BM25 over the outputs alone. ``--model`` adds the search with an embedder.
+Beside the search stands textbook BM25 over the outputs alone. ``--model`` adds the search with an embedder.
 
 ``--curve`` measures searches of made-up records: in a session of 500 and in a namespace of sessions of 500, the first
 one (which reads the index) and the median of nine more, beside a scan of all stored outputs for one of the words.
@@ -14,23 +14,21 @@ one (which reads the index) and the median of nine more, beside a scan of all st
 
 from __future__ import annotations
 
+import math
 import random
+import re
+import sqlite3
 import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import sqlalchemy as sa
 
 from harness import command_line, print_head, print_row, words
 from memory_bank import InteractionRecord, MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.bank.database import Database
-from memory_bank.bank.schema import records
-from memory_bank.bank.terms import TermIndex, terms_of, terms_of_query
 from memory_bank.lab.traces import Trace, read_traces
 from memory_bank.provenance.identifiers import identifiers_in
 from memory_bank.tools.search import search_session
@@ -70,10 +68,24 @@ def queries(trace: Trace) -> Iterator[tuple[int, str, list[list[int]], list[str]
                 yield position, text, wanted, list(outputs)
 
 
-def bm25(outputs: list[str], query: str) -> list[int]:
-    index = TermIndex()
-    index.add([terms_of(output, None) for output in outputs])
-    return np.argsort(-index.scores(terms_of_query(query))[0], kind="stable").tolist()
+def terms(text: str) -> list[str]:
+    split = re.sub(r"([a-z])([A-Z])", r"\1 \2", re.sub(r"[_/.:@#-]", " ", text))
+    return [re.sub(r"(ing|ed|es|s)$", "", word) for word in re.findall(r"[a-z0-9]+", split.lower())]
+
+
+def bm25(outputs: list[str], query: str, k1: float = 1.2, b: float = 0.75) -> list[int]:
+    """The numbers of the outputs by the textbook: Robertson and Zaragoza, 2009."""
+    counts = [Counter(terms(output[:40_000])) for output in outputs]
+    lengths = [count.total() for count in counts]
+    mean = statistics.mean(lengths) or 1
+    scores = [0.0] * len(outputs)
+    for term in set(terms(query)):
+        holders = [n for n, count in enumerate(counts) if term in count]
+        idf = math.log(1 + (len(counts) - len(holders) + 0.5) / (len(holders) + 0.5))
+        for n in holders:
+            often = counts[n][term]
+            scores[n] += idf * often * (k1 + 1) / (often + k1 * (1 - b + b * lengths[n] / mean))
+    return sorted(range(len(outputs)), key=lambda n: -scores[n])
 
 
 def measure(path: Path, limit: int, model: str) -> None:
@@ -105,7 +117,8 @@ def curve(sizes: list[int], seed: int = 1) -> None:
     vocabulary = [f"w{n}" for n in range(20_000)]
     print_head("records", "where", "first, s", "then, ms", "scan, ms")
     with tempfile.TemporaryDirectory() as folder:
-        database, stored = Database(Path(folder) / "bank.db"), 0
+        path, stored = Path(folder) / "bank.db", 0
+        database = Database(path)
         for size in sizes:
             while stored < size:
                 state = MemoryBankState("lexical", database=database, session_id=f"s{stored}")
@@ -123,10 +136,10 @@ def curve(sizes: list[int], seed: int = 1) -> None:
                     began = time.perf_counter()
                     search_session(state, "status of thing T-77 with w12, w400 and w77", 10, scope=scope)  # type: ignore[arg-type]
                     times.append(time.perf_counter() - began)
-                scan: Any = sa.select(records.c.seq).where(sa.func.instr(records.c.output, b"w12") > 0)
                 began = time.perf_counter()
                 if scope == "all":
-                    database.column(scan)
+                    with sqlite3.connect(path) as c:
+                        c.execute("SELECT seq FROM records WHERE instr(output, ?)", (b"w12",)).fetchall()
                 scanned = time.perf_counter() - began
                 then, whole = (
                     1000 * statistics.median(times[1:]),

@@ -265,8 +265,7 @@ def _search(state: Any, given: Mapping[str, Any], room: int, scope: Scope | None
         if o.summary is not None:
             lines.insert(2, f"summary: {quote_lines(cut_at_edge(o.summary, excerpt, marked=True))}")
         blocks.append("\n".join(lines))
-        score = None if m.score is None else round(m.score, 4)
-        described.append(_described(o, session_id, score=score, newer=m.newer))
+        described.append(_described(o, session_id, score=round(m.score, 4), newer=m.newer))
     count = f"{len(found)} of {size:,} records{trouble}"
     named = "its trace_id and session" if scope else "its trace_id"
     note = f"[{count}. An output exactly: {GET_RECORD} with {named}.]"
