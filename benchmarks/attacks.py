@@ -3,6 +3,7 @@
     python benchmarks/attacks.py
     python benchmarks/attacks.py --only arguments,bodies --scale 0.2
     python benchmarks/attacks.py --only odd --scale 0.4              # some sixty odd tool outputs
+    python benchmarks/attacks.py --only json                         # attacks with "json" in their names
 
 Starts ``memory-bank serve`` on a fresh database with a hostile upstream, all on loopback, and makes each attack
 at 1, 2, 4 and 8 times a size: hostile arguments of the memory tools, odd queries, heads, request bodies and tool
@@ -398,11 +399,18 @@ def main() -> int:
         "--only",
         type=words,
         default="arguments,files,compaction,queries,bodies,outputs,upstream,connections",
-        help="kinds, with commas",
+        help="kinds, or parts of the attacks' names, with commas",
     )
     parser.add_argument("--scale", type=float, default=1.0, help="of all sizes")
     args = parser.parse_args()
-    kinds = args.only
+    kinds = [*ATTACKS, "connections"]
+    chosen = [
+        (kind, name) for kind in ATTACKS for name in ATTACKS[kind]
+        if any(word == kind or (word not in kinds and word.lower() in name.lower()) for word in args.only)
+    ]  # fmt: skip
+    for word in args.only:
+        if word not in kinds and not any(word.lower() in name.lower() for _, name in chosen):
+            parser.error(f"--only: {word!r} is no kind ({', '.join(kinds)}), and in the name of no attack")
     bad = 0
     times = " | ".join(f"{n} × (CPU ms)" for n in SIZES)
     print(f"| kind | attack | size at 1 × | {times} | growth | MB | slowest health (ms) | answer |")
@@ -416,11 +424,11 @@ def main() -> int:
         Service(f"{folder}/bank.db", url, memory_files=True) as running,
     ):
         stored(running.port)
-        for kind in [k for k in ATTACKS if k in kinds]:
-            for name, (size, attack) in ATTACKS[kind].items():
-                run = functools.partial(lambda made, n: ask(running.port, made(n)), attack)
-                bad += not measured(running, kind, name, int(size * args.scale), run)
-        if "connections" in kinds:
+        for kind, name in chosen:
+            size, attack = ATTACKS[kind][name]
+            run = functools.partial(lambda made, n: ask(running.port, made(n)), attack)
+            bad += not measured(running, kind, name, int(size * args.scale), run)
+        if "connections" in args.only:
             run = functools.partial(idle, running.port)
             bad += not measured(running, "connections", "half a head", int(100 * args.scale), run)
     print(f"\n{bad} attacks grew more than {LIMIT:.0f} times or failed." if bad else "\nNone grew too fast.")

@@ -1,25 +1,30 @@
 """The documented set-up, tried as users of its description do: forms of arguments, lazy loading, settings, logs."""
 
 import importlib.util
+import itertools
 import logging
 
+import numpy as np
 import pytest
 
 from memory_bank import (
     FactStore,
     InsightStore,
+    InteractionRecord,
     LexicalEmbedder,
     MemoryBankSettings,
     MemoryBankState,
     MemoryProcessor,
     apply_memory_bank_strategy,
+    format_retrieved_memory,
     handle_tool_call,
     ingest_tool_outputs,
     load_config,
     retrieve_and_format,
 )
-from memory_bank.errors import ConfigError, EmbedderLoadError, MemoryBankError
+from memory_bank.errors import ConfigError, EmbedderLoadError, EmbedderMismatchError, MemoryBankError
 from memory_bank.history import HierarchicalMemory, keep_last_n_steps, to_memory_bank
+from memory_bank.testing import ScriptedModel
 from tests.chats import rounds, user
 
 SETTINGS = MemoryBankSettings(observer_model="extractive", embedding_model="lexical")
@@ -118,6 +123,7 @@ def test_the_documented_lines_are_logged_by_every_path(caplog):
     for trace_id in state.steps:
         assert ("memory_bank.Ingestion", f"Ingested tool 'get_order' -> trace_id={trace_id}") in lines
     assert ("memory_bank.MemoryBankStrategy", "Added 2 retrieved records to context") in lines
+    assert ("memory_bank.MemoryBankStrategy", f"Memory Bank Strategy - Step {state.step_count}") in lines
     assert any(text.startswith("Context constructed: ") for _, text in lines)
     caplog.clear()
     with caplog.at_level(logging.DEBUG, logger="memory_bank"):
@@ -127,6 +133,85 @@ def test_the_documented_lines_are_logged_by_every_path(caplog):
         )
     assert f"Ingested tool 'find' -> trace_id={first}" in caplog.text
     assert "MemoryBankState reset" in caplog.text and "ORD-7" not in caplog.text
+
+
+def test_a_step_is_counted_once_however_often_the_strategy_is_called():
+    state = MemoryBankState()
+    apply_memory_bank_strategy([user()], None, SETTINGS, state)
+    assert state.step_count == 0
+    for n in (1, 3, 3, 3, 4):
+        apply_memory_bank_strategy(chat(n), None, SETTINGS, state)
+        assert state.step_count == n == max(state.fact_store.steps().values())
+
+
+def test_the_defaults_of_retrieval_and_no_records():
+    facts, insights = FactStore(), InsightStore("lexical")
+    outputs = [("find", {"q": i}, {"id": f"ORD-{i}", "text": "x" * 3_000}) for i in range(5)]
+    ingest_tool_outputs(outputs, "q", facts, insights, None, "extractive", 1)
+    found = retrieve_and_format("how to proceed with the task", facts, insights)
+    assert len(found) == 3 and all(len(r["raw_data"]) <= 2_000 for r in found)
+    assert format_retrieved_memory([]) == "" and "[RETRIEVED RECORD 3]" in format_retrieved_memory(found)
+
+
+def by_hand(embedder):
+    """Two stores with two records; one has a summary written by hand."""
+    facts, insights = FactStore(), InsightStore(embedder)
+    records = [InteractionRecord.create(n, "find", {"q": n}, {"id": f"HND-{n}"}) for n in (1, 2)]
+    facts.store_many(records)
+    insights.add(records[0].trace_id, "A summary by hand.")
+    return facts, insights, records
+
+
+@pytest.mark.parametrize("order", [["fact_store", "insight_store"], ["insight_store", "fact_store"]])
+@pytest.mark.parametrize("database", [None, "bank.db"])
+def test_stores_that_are_assigned_are_used_wholly(order, database, tmp_path):
+    facts, insights, [done, bare] = by_hand("lexical")
+    model = ScriptedModel(["By the model."] * 3)
+    settings = MemoryBankSettings(embedding_model="lexical", observer_model="m", top_k=5)
+    with MemoryBankState(database=database and tmp_path / database) as state:
+        for name in order:
+            setattr(state, name, {"fact_store": facts, "insight_store": insights}[name])
+        assert (state.fact_store, state.insight_store) == (facts, insights)
+        for _ in range(2):
+            context, _ = apply_memory_bank_strategy(chat(2), model, settings, state)
+        assert len(model.calls) == 3  # the two calls, and the record without a summary
+        assert insights.get_summary(done.trace_id) == "A summary by hand." and "by hand" in str(context)
+        assert insights.get_summary(bare.trace_id) == "By the model." and "HND-2" in str(context)
+        assert (facts.size(), insights.size(), state.step_count, state.pending) == (4, 4, 4, 0)
+        for name, store in (("fact_store", FactStore()), ("insight_store", InsightStore("lexical"))):
+            with pytest.raises(ConfigError, match="has stored in its"):
+                setattr(state, name, store)
+        state.fact_store, state.insight_store = facts, insights  # what it has
+        state.reset()
+        assert facts.size() == insights.size() == 0
+        state.fact_store = FactStore()
+    if database:
+        with MemoryBankState.open(tmp_path / database) as again:
+            assert again.fact_store.size() == 0
+
+
+def test_what_cannot_be_a_store_is_refused_in_one_sentence(tmp_path):
+    for name, wrong in itertools.product(
+        ("fact_store", "insight_store"), (None, {}, "lexical", LexicalEmbedder())
+    ):
+        with pytest.raises(ConfigError, match=r"was assigned as a state's \w+: give one made by"):
+            setattr(MemoryBankState(), name, wrong)
+    other = FactStore(tmp_path / "bank.db")
+    with pytest.raises(ConfigError, match="open the state there"):
+        MemoryBankState().fact_store = other
+    other.database.close()
+    with MemoryBankState("lexical", database=tmp_path / "other.db") as state:
+        apply_memory_bank_strategy(chat(2), None, SETTINGS, state)
+    _, insights, _ = by_hand(Ones())
+    with MemoryBankState(database=tmp_path / "other.db", session_id="new") as state:
+        with pytest.raises(EmbedderMismatchError):
+            state.insight_store = insights
+        assert insights.size() == 1  # it is what it was
+
+
+class Ones:
+    def encode(self, texts):
+        return np.ones((len(texts), 2))
 
 
 @pytest.mark.parametrize("name", ["evidence_model", "observer_prompt"])

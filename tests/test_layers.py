@@ -15,7 +15,7 @@ MAP: dict[str, set[str]] = {
     "pages": set(),
     "ports": {"records"},
     "prompts": {"errors", "shipped"},
-    "config": {"errors", "shipped"},
+    "config": {"errors", "prompts", "shipped"},
     "pricing": {"config"},
     "vectors": {"errors", "ports"},
     "transcript": {"errors", "ports", "records"},

@@ -24,6 +24,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import to_jsonable_python
 
 from memory_bank.errors import ConfigError, UnknownStrategyError
+from memory_bank.prompts import load_prompt
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
@@ -233,7 +234,7 @@ class MemoryBankSettings(Settings):
     observer_mode: Literal["inline", "background", "off"] = "inline"
     """When a model summarises: within the step, while the agent's own model call runs, or never."""
     observer_prompt: str | None = None
-    """Another prompt file, with the parts and placeholders of prompts/observer.prompt.md."""
+    """Another prompt file: as prompts/observer.prompt.md, or one text without placeholders, the system prompt."""
     observer_min_chars: AtLeast0 = 0
     """Outputs with fewer characters are summarised by extraction and never sent to the model."""
     observer_max_chars: Annotated[Int, Field(ge=200)] = 10_000
@@ -493,6 +494,8 @@ class Config(Settings):
                 if file is not None and not Path(file).is_file():
                     wrong = f"there is no file {file}: correct the path, or remove it."
                     raise ConfigError(f"{_place([*place, name])}: {wrong}")
+                if file is not None and name == "observer_prompt":
+                    load_prompt("observer", file)
 
     def strategy(self, key: str) -> AnyStrategy:
         """The settings under a key. Raises UnknownStrategyError, which names the nearest known key."""

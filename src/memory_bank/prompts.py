@@ -15,14 +15,28 @@ _PART = re.compile(r"^=== (system|user) ===\s*$", re.MULTILINE)
 
 @lru_cache(maxsize=16)
 def load_prompt(name: str, path: str | None = None) -> str:
-    """The text of ``prompts/NAME.prompt.md``, or of another file. Raises PromptError."""
+    """The text of ``prompts/NAME.prompt.md``, or of another file with the same placeholders.
+
+    A file without parts is the user part where it has a placeholder, else the system part of the shipped prompt.
+    Raises PromptError.
+    """
     file = Path(path) if path else shipped_file(f"prompts/{name}.prompt.md")
     try:
-        return file.read_text(encoding="utf-8-sig")
+        text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as e:
         raise PromptError(
             f"the prompt file {file} cannot be read ({type(e).__name__}): restore it or set another path."
         ) from e
+    if path:
+        shipped = load_prompt(name)
+        if text.strip() and not _PART.search(text):
+            has_values, user = _PLACEHOLDER.search(text), shipped[shipped.index("=== user ===") :]
+            text = f"=== user ===\n{text}" if has_values else f"=== system ===\n{text}\n{user}"
+        try:
+            fill_prompt(text, dict.fromkeys(_PLACEHOLDER.findall(shipped), ""))
+        except PromptError as e:
+            raise PromptError(f"{path}: {e}") from None
+    return text
 
 
 def fill_prompt(template: str, values: dict[str, str]) -> list[dict[str, str]]:

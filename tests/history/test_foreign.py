@@ -3,6 +3,7 @@
 import datetime as dt
 import logging
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -70,6 +71,41 @@ def test_a_log_gives_all_its_fields_back(tmp_path):
     assert (action.thought, action.is_final, answer.output) == ("I look.", True, "ORD-7")
     call, result = action.to_messages()
     assert call["tool_calls"][0]["id"] == "c1" and result["content"].startswith("ORD-7 is late")
+
+
+class Said(Enum):
+    UNCERTAIN = 1
+
+
+@dataclass(frozen=True)
+class Signal:
+    """As tinyAgent's signals: an object whose text is what it says."""
+
+    signal_type: Said
+    message: str
+
+    def __str__(self):
+        return f"[{self.signal_type.name}] {self.message}"
+
+
+def test_code_without_a_call_and_signals_are_kept_and_never_sent(tmp_path):
+    [step] = typed_steps([{**LOG[2], "tool_calls": None, "error": None, "code_action": "print('Hello')"}])
+    assert step.code_action == "print('Hello')"
+    called = [{"id": "c1", "function": {"name": "python_interpreter", "arguments": "print(1)"}}]
+    [same] = typed_steps([{**LOG[2], "tool_calls": called, "code_action": "print(1)"}])
+    assert same.code_action is None and same.tool_calls[0].arguments == "print(1)"
+    told = ActionStep(
+        "I look.", code_action="x = 1", signals=[Signal(Said.UNCERTAIN, "a list?"), "[COMMIT] yes"]
+    )
+    assert told.signals == ("[UNCERTAIN] a list?", "[COMMIT] yes")
+    assert told.to_messages() == [{"role": "assistant", "content": "I look."}]
+    history = MemoryManager()
+    history.extend([step, told])
+    history.save(tmp_path / "run.jsonl")
+    assert MemoryManager.load(tmp_path / "run.jsonl").steps == history.steps
+    page = history.visualize()
+    assert all(text in page for text in ("Hello", "[UNCERTAIN] a list?", "x = 1"))
+    assert len(told.truncate(4).code_action) <= 4
 
 
 def test_the_outputs_of_several_calls_are_one_and_none_is_missing():

@@ -4,6 +4,7 @@ import copy
 import datetime as dt
 import io
 import json
+import logging
 import re
 from decimal import Decimal
 
@@ -13,11 +14,14 @@ from rich.console import Console
 from tests.chats import good_chats
 from tests.history.test_steps import PNG, STEPS
 
+from memory_bank import MemoryBankState
 from memory_bank.errors import HistoryError, ImageError, StepFileError, StepOrderError
 from memory_bank.history import (
     ActionStep,
+    AdaptiveMemoryManager,
     AgentMemory,
     FinalAnswerStep,
+    HierarchicalMemory,
     MemoryManager,
     PlanningStep,
     ScratchpadStep,
@@ -25,8 +29,10 @@ from memory_bank.history import (
     SystemPromptStep,
     TaskStep,
     ToolCall,
+    chain,
     keep_last_n_steps,
     no_pruning,
+    prune_old_observations,
 )
 from memory_bank.transcript.tokens import MessageCounter
 
@@ -115,6 +121,57 @@ def test_pruning_runs_when_due_and_where_it_raises_nothing_changes():
     with pytest.raises(HistoryError, match="list of steps"):
         manager.prune(lambda steps: 7)
     assert manager.steps == before
+
+
+def test_a_pruning_is_logged_without_contents(caplog):
+    manager = history(8)
+    with caplog.at_level(logging.DEBUG, logger="memory_bank.History"):
+        manager.prune(prune_old_observations(keep_last_n=3, max_length=5))
+        manager.prune(chain(keep_last_n_steps(4)))
+        manager.prune(no_pruning())
+        AdaptiveMemoryManager(10_000).prune()
+    assert [(r.levelno, r.getMessage()) for r in caplog.records] == [
+        (logging.DEBUG, f"pruned by {line} left")
+        for line in (
+            "prune_old_observations: 5 of 10 steps removed or replaced, 10",
+            "chain: 4 of 10 steps removed or replaced, 6",
+            "no_pruning: 0 of 6 steps removed or replaced, 6",
+            "AdaptiveMemoryManager._prune_mildly: 0 of 0 steps removed or replaced, 0",
+        )
+    ]
+
+
+def test_a_manager_without_a_pruning_says_that_nothing_is_pruned(caplog):
+    with caplog.at_level(logging.WARNING, logger="memory_bank"):
+        history(5, max_steps_before_prune=6)
+        history(50, prune_strategy=keep_last_n_steps(2), max_steps_before_prune=6)
+        AdaptiveMemoryManager(10_000, max_steps_before_prune=1).extend([action(1), action(2)])
+        HierarchicalMemory(MemoryBankState("lexical"), max_steps_before_prune=1).extend(
+            [action(1), action(2)]
+        )
+        assert caplog.records == []
+        manager = history(50, max_steps_before_prune=6)
+    assert [r.getMessage() for r in caplog.records] == [
+        "a history has more than 6 steps and no prune_strategy: nothing is pruned"
+    ]
+    assert len(manager) == 52
+
+
+def test_steps_that_are_assigned_are_the_history_and_wrong_ones_change_nothing():
+    heard = []
+    manager = history(5, callbacks={Step: heard.append})
+    tokens, n = manager.token_count, len(heard)
+    manager.steps = [s for s in manager.steps if s.step_number != 2]
+    assert [s.step_number for s in manager] == [0, 0, 1, 3, 4, 5] and manager.action_count == 4
+    assert manager.token_count < tokens and "ORD-1 " not in str(manager.to_messages()) and len(heard) == n
+    before = manager.steps
+    for wrong, error in ((reversed(before), StepOrderError), ([*before, "x"], HistoryError)):
+        with pytest.raises(error):
+            manager.steps = wrong
+    with pytest.raises(StepOrderError):
+        manager.prune(lambda steps: list(reversed(steps)))
+    assert manager.steps == before
+    assert manager.add(action(9)).step_number == 6
 
 
 @pytest.mark.parametrize("n", [0, -1, True, 2.5, None])

@@ -24,6 +24,7 @@ from memory_bank.errors import HistoryError, MessagesError, StorageError, TokenB
 from memory_bank.history import (
     ActionStep,
     AdaptiveMemoryManager,
+    AgentMemory,
     HierarchicalMemory,
     MemoryManager,
     PlanningStep,
@@ -82,14 +83,18 @@ def simple_prunings():
         numbers.map(keep_last_n_steps),
         numbers.map(keep_system_and_recent),
         st.builds(
-            lambda n, age, length: prune_old_observations(n, age, length, now=9.0),
+            lambda n, age, length: prune_old_observations(
+                keep_last_n=n, max_age_seconds=age, max_length=length, now=9.0
+            ),
             st.none() | numbers,
             st.none() | st.floats(0.1, 9),
             numbers,
         ),
-        st.builds(lambda k, d: semantic_pruning(LexicalEmbedder(), k, diversity=d), numbers, st.floats(0, 1)),
-        numbers.map(summarize_old_steps),
-        numbers.map(lambda n: summarize_old_steps(n, lambda text: text[:50])),
+        st.builds(
+            lambda k, d: semantic_pruning(LexicalEmbedder(), keep=k, diversity=d), numbers, st.floats(0, 1)
+        ),
+        numbers.map(lambda n: summarize_old_steps(keep_last_n=n)),
+        numbers.map(lambda n: summarize_old_steps(keep_last_n=n, summarizer=lambda text: text[:50])),
     )
 
 
@@ -158,7 +163,7 @@ def test_what_each_pruning_keeps():
     assert no_pruning(steps) == steps
     assert [s.step_number for s in keep_last_n_steps(2)(steps)] == [0, 0, 5, 6]
     assert [s.step_number for s in keep_system_and_recent(4)(steps)] == [0, 0, 3, 3, 4, 5, 6]
-    assert wholes(prune_old_observations(2, max_length=50)(steps)) == [False] * 4 + [True] * 2
+    assert wholes(prune_old_observations(keep_last_n=2, max_length=50)(steps)) == [False] * 4 + [True] * 2
     assert chain()(steps) == chain(no_pruning, no_pruning())(steps) == no_pruning()(steps) == steps
 
 
@@ -169,8 +174,14 @@ def wholes(steps):
 def test_an_age_alone_cuts_by_age_alone_and_counts_from_now():
     steps = run(8)  # at 0 to 7 seconds
     assert wholes(prune_old_observations(max_age_seconds=5, now=7.0)(steps)) == [False] * 2 + [True] * 6
-    assert wholes(prune_old_observations(6, max_age_seconds=2.5, now=7.0)(steps)) == [False] * 5 + [True] * 3
-    assert wholes(prune_old_observations(6, max_age_seconds=60, now=7.0)(steps)) == [False] * 2 + [True] * 6
+    assert (
+        wholes(prune_old_observations(keep_last_n=6, max_age_seconds=2.5, now=7.0)(steps))
+        == [False] * 5 + [True] * 3
+    )
+    assert (
+        wholes(prune_old_observations(keep_last_n=6, max_age_seconds=60, now=7.0)(steps))
+        == [False] * 2 + [True] * 6
+    )
     assert wholes(prune_old_observations(max_age_seconds=3600)(steps)) == [False] * 7 + [True]  # of 1970
     fresh = [replace(s, timestamp=time.time()) for s in steps]
     assert wholes(prune_old_observations(max_age_seconds=3600)(fresh)) == [True] * 8
@@ -199,16 +210,17 @@ def test_tokens_of_steps_and_of_messages():
     [
         lambda: keep_last_n_steps(0),
         lambda: keep_system_and_recent(-1),
-        lambda: prune_old_observations(0),
-        lambda: prune_old_observations(1, max_length=0),
-        lambda: prune_old_observations(1, max_age_seconds=0),
+        lambda: prune_old_observations(keep_last_n=0),
+        lambda: prune_old_observations(keep_last_n=1, max_length=0),
+        lambda: prune_old_observations(keep_last_n=1, max_age_seconds=0),
         lambda: fit_token_budget(0),
-        lambda: semantic_pruning(LexicalEmbedder(), 0),
+        lambda: semantic_pruning(LexicalEmbedder(), keep=0),
         lambda: semantic_pruning(LexicalEmbedder(), diversity=1.5),
         lambda: semantic_pruning("BAAI/bge"),
-        lambda: summarize_old_steps(0),
-        lambda: summarize_old_steps(1, 7),
+        lambda: summarize_old_steps(keep_last_n=0),
+        lambda: summarize_old_steps(keep_last_n=1, summarizer=7),
         lambda: chain(7),
+        lambda: to_memory_bank(MemoryBankState("lexical"), 1000),
         lambda: AdaptiveMemoryManager(0),
         lambda: AdaptiveMemoryManager(9, ladder=[no_pruning]),
         lambda: HierarchicalMemory(Rows(), recent=0),
@@ -220,35 +232,52 @@ def test_limits_that_are_none_are_one_clear_error(bad):
         bad()
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: prune_old_observations(3600),  # seconds?
+        lambda: prune_old_observations(5, 100),
+        lambda: semantic_pruning(LexicalEmbedder(), 1000),  # tokens?
+        lambda: summarize_old_steps(4000),  # characters?
+        lambda: AgentMemory(2000),
+    ],
+)
+def test_a_number_that_could_be_taken_for_another_one_needs_its_name(call):
+    with pytest.raises(TypeError, match="positional argument"):
+        call()
+
+
 def test_relevance_with_diversity():
     texts = [*["refund of order 7 approved"] * 2, "weather in Paris", "order 7 shipped late"]
     actions = [ActionStep(t, step_number=i) for i, t in enumerate(texts, 1)]
     steps = [TaskStep("refund order 7"), *actions, ActionStep("end", step_number=9)]
-    relevant = semantic_pruning(LexicalEmbedder(), 2, diversity=0.0)(steps)
+    relevant = semantic_pruning(LexicalEmbedder(), keep=2, diversity=0.0)(steps)
     assert [s.step_number for s in relevant] == [0, 1, 2, 9]
-    diverse = semantic_pruning(LexicalEmbedder(), 2, diversity=0.5)(steps)
+    diverse = semantic_pruning(LexicalEmbedder(), keep=2, diversity=0.5)(steps)
     assert [s.step_number for s in diverse] == [0, 2, 4, 9]
 
 
 def test_a_summary_takes_the_earlier_one_in_and_a_failing_model_leaves_an_extraction(caplog):
     steps = run(8)
-    short = summarize_old_steps(3)(steps)
+    short = summarize_old_steps(keep_last_n=3)(steps)
     note = short[2]
     assert isinstance(note, ScratchpadStep) and note.kind == "summary" and note.step_number == 5
     assert all(f"ORD-{1000 + i}" in note.text for i in range(5))
-    again = summarize_old_steps(1)(short)
+    again = summarize_old_steps(keep_last_n=1)(short)
     assert all(f"ORD-{1000 + i}" in again[2].text for i in range(7)) and len(again) == 4
-    small = summarize_old_steps(1, max_chars=600)(steps)[2].text
+    small = summarize_old_steps(keep_last_n=1, max_chars=600)(steps)[2].text
     assert len(small) <= 600 and "earlier lines are left out" in small
-    by_model = summarize_old_steps(3, ScriptedModel(["ORD-1000 to ORD-1004 were looked at."]))(steps)
+    by_model = summarize_old_steps(
+        keep_last_n=3, summarizer=ScriptedModel(["ORD-1000 to ORD-1004 were looked at."])
+    )(steps)
     assert by_model[2].text == "ORD-1000 to ORD-1004 were looked at."
 
     def broken(text):
         raise RuntimeError("no key")
 
     with caplog.at_level(logging.WARNING):
-        assert "ORD-1000" in summarize_old_steps(3, broken)(steps)[2].text
-        assert "ORD-1000" in summarize_old_steps(3, lambda text: "")(steps)[2].text
+        assert "ORD-1000" in summarize_old_steps(keep_last_n=3, summarizer=broken)(steps)[2].text
+        assert "ORD-1000" in summarize_old_steps(keep_last_n=3, summarizer=lambda text: "")(steps)[2].text
     assert "RuntimeError" in caplog.text and "answered nothing" in caplog.text
 
 

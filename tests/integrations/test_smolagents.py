@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -10,21 +11,22 @@ import pytest
 from tests.integrations.pages import ANSWER, run_example
 from tests.integrations.shop import SHOPS, STEPS, Model, answer, check, get_order, get_parcel, task
 
-from memory_bank.errors import MessagesError
+from memory_bank.errors import HistoryError, MessagesError
 from memory_bank.testing import Reply, ScriptedServer
 
 pytest.importorskip("smolagents", reason="needs smolagents[openai]")
 
 from PIL import Image
 from smolagents import CodeAgent, LogLevel, OpenAIModel, ToolCallingAgent, tool
-from smolagents.memory import ActionStep, FinalAnswerStep, PlanningStep, TaskStep, ToolCall
+from smolagents import Model as SilentModel
+from smolagents.memory import ActionStep, FinalAnswerStep, PlanningStep, SystemPromptStep, TaskStep, ToolCall
 from smolagents.models import ChatMessage
 from smolagents.monitoring import Timing, TokenUsage
 from smolagents.utils import AgentToolExecutionError
 
 from memory_bank import history as typed
 from memory_bank.history import MemoryManager, keep_last_n_steps, typed_steps
-from memory_bank.integrations.smolagents import WIRE, add_memory, native_step, use_history
+from memory_bank.integrations.smolagents import WIRE, HistoryMemory, add_memory, native_step, use_history
 
 
 class SmolModel(Model):
@@ -160,6 +162,163 @@ def test_steps_go_both_ways_without_loss(tmp_path):
     assert (usage.input_tokens, usage.output_tokens) == (3, 4)
     logged = typed_steps([s.dict() for s in natives()[2:5]])
     assert [s.action_output for s in logged] == [[1, {"a": 2}], None, "ORD-7"]
+
+
+def remembering(n=4, pad=None, **options):
+    """An agent whose memory is a typed history of a task and n actions, and that history."""
+    agent = ToolCallingAgent([], SilentModel(), verbosity_level=LogLevel.OFF)
+    history = MemoryManager(**options)
+    use_history(agent, history, pad)
+    agent.memory.steps.append(TaskStep("Find them."))
+    for i in range(n):
+        agent.memory.steps.append(observed(i))
+    return agent, history
+
+
+def observed(i):
+    return ActionStep(i + 1, Timing(0.0, 1.0), observations=f"<out {i}>", model_output="m")
+
+
+def sent(agent):
+    """The texts of the next model call."""
+    return [part["text"] for m in agent.write_memory_to_messages() for part in m.content]
+
+
+def replace_all(agent):
+    agent.memory.steps = [TaskStep("Another task."), observed(7)]
+
+
+def change_in_place(agent):
+    agent.memory.steps[1].observations = "CHANGED"
+
+
+def drop_a_call_in_place(agent):
+    agent.memory.steps[1].tool_calls = [ToolCall("f", {"a": [1]}, "c")]
+    agent.memory.steps[1].tool_calls[0].arguments["a"].append(2)
+
+
+def held(agent):
+    steps = agent.memory.steps
+    del steps[1]
+    steps.append(observed(8))
+    steps.pop()
+
+
+def new_prompt(agent):
+    agent.memory.system_prompt.system_prompt = "A new prompt."
+
+
+EDITS = {
+    "pop": lambda a: a.memory.steps.pop(),
+    "pop first": lambda a: a.memory.steps.pop(0),
+    "del": lambda a: a.memory.steps.__delitem__(1),
+    "del slice": lambda a: a.memory.steps.__delitem__(slice(1, 3)),
+    "insert": lambda a: a.memory.steps.insert(1, observed(9)),
+    "set": lambda a: a.memory.steps.__setitem__(1, observed(9)),
+    "set slice": lambda a: a.memory.steps.__setitem__(slice(1, 4), [TaskStep("Go on."), observed(9)]),
+    "clear": lambda a: a.memory.steps.clear(),
+    "remove": lambda a: a.memory.steps.remove(a.memory.steps[2]),
+    "extend": lambda a: a.memory.steps.extend([TaskStep("Go on."), observed(9)]),
+    "reverse": lambda a: a.memory.steps.reverse(),
+    "sort": lambda a: a.memory.steps.sort(key=lambda s: -getattr(s, "step_number", 0)),
+    "twice": lambda a: a.memory.steps.append(a.memory.steps[1]),
+    "times": lambda a: a.memory.steps.__imul__(2),
+    "slice": lambda a: setattr(a.memory, "steps", a.memory.steps[-2:]),
+    "sum": lambda a: setattr(a.memory, "steps", [*a.memory.steps, TaskStep("Go on.")]),
+    "all": replace_all,
+    "held": held,
+    "in place": change_in_place,
+    "call in place": drop_a_call_in_place,
+    "prompt in place": new_prompt,
+    "prompt": lambda a: setattr(a.memory, "system_prompt", SystemPromptStep("A new prompt.")),
+}
+
+
+@pytest.mark.parametrize("reads_history_first", [False, True])
+@pytest.mark.parametrize("name", EDITS)
+def test_memory_can_be_edited_as_that_of_any_agent(name, reads_history_first, tmp_path):
+    plain = ToolCallingAgent([], SilentModel(), verbosity_level=LogLevel.OFF)
+    plain.memory.steps += [TaskStep("Find them."), *map(observed, range(4))]
+    agent, history = remembering()
+    assert sent(agent) == sent(plain)
+    for each in (plain, agent):
+        EDITS[name](each)
+    if reads_history_first:
+        history.save(tmp_path / "run.jsonl")
+        saved = MemoryManager.load(tmp_path / "run.jsonl").steps
+        assert [
+            t for s in map(native_step, saved) for m in s.to_messages() for t in [m.content[0]["text"]]
+        ] == sent(plain)
+    assert sent(agent) == sent(plain)
+    assert len(agent.memory.steps) == len(plain.memory.steps) == len(history) - 1
+    numbers = [s.step_number for s in history.get_steps_by_type(typed.ActionStep)]
+    assert numbers == sorted(set(numbers))
+    history.prune(keep_last_n_steps(1))
+    agent.memory.steps.append(observed(5))
+    assert sent(agent)[-1].endswith("<out 5>") and len(agent.memory.steps) <= 4
+
+
+def test_edits_keep_what_is_not_edited_and_refuse_what_is_no_step():
+    heard = []
+    agent, history = remembering(step_callbacks=[heard.append])
+    before = history.steps
+    agent.memory.steps[1].observations_images = None  # no change
+    assert history.steps == before and all(a is b for a, b in zip(history.steps, before, strict=True))
+    del agent.memory.steps[1]
+    assert history.steps == (*before[:2], *before[3:]) and len(heard) == 4
+    agent.memory.steps.insert(0, TaskStep("First of all."))
+    agent.memory.steps += [observed(9)]
+    assert [s.step_number for s in history] == [0, 0, 0, 2, 3, 4, 5] and len(heard) == 5
+    for wrong in ("text", {"role": "user"}, None):
+        with pytest.raises(HistoryError, match="is no step of smolagents"):
+            agent.memory.steps.append(wrong)
+        agent.memory.steps.insert(1, wrong)
+        with pytest.raises(HistoryError, match="is no step of smolagents"):
+            sent(agent)
+        assert len(agent.memory.steps) == 6 == len(history) - 1
+    assert type(copy.deepcopy(agent.memory.steps)) is list
+    agent.memory.steps[1].observations = None
+    history.prune(keep_last_n_steps(1))
+    assert [type(s) for s in agent.memory.steps] == [TaskStep, TaskStep, ActionStep]
+
+
+def test_a_callback_may_edit_and_a_pruning_works_on_what_was_edited():
+    def callback(step, agent):
+        for earlier in agent.memory.steps[:-1]:
+            if isinstance(earlier, ActionStep):
+                earlier.observations = "gone"
+        if step.step_number == 2:
+            agent.memory.steps.append(TaskStep("A note of the callback."))
+
+    agent, history = remembering(step_callbacks=[callback])
+    assert [t for t in sent(agent) if "out" in t] == ["Observation:\n<out 3>"]
+    assert sum("A note of the callback." in t for t in sent(agent)) == 1
+    agent.memory.steps[-1].observations = "NEW " * 100
+    history.prune(typed.prune_old_observations(keep_last_n=1, max_length=10))
+    agent.memory.steps.append(observed(6))
+    history.prune(typed.prune_old_observations(keep_last_n=1, max_length=40))
+    assert "NEW" in sent(agent)[-3] and len(sent(agent)[-3]) < 60 and "<out 3>" not in str(sent(agent))
+
+
+def test_the_scratchpad_is_shown_once_whatever_is_done_to_the_steps():
+    pad = typed.AgentMemory()
+    pad.observe("refunds need a reason code")
+    agent, history = remembering(pad=pad)
+    agent.memory.steps = agent.memory.steps[-3:]
+    agent.memory.steps.reverse()
+    agent.memory.steps.append(observed(9))
+    assert sum("a reason code" in t for t in sent(agent)) == 1
+    assert history.get_steps_by_type(typed.ScratchpadStep) == [] and len(history) == 4
+
+
+def test_code_is_kept_without_a_call():
+    agent, history = remembering(0)
+    codes = ["print('Hello')", None, "print('World')"]
+    agent.memory.steps = [ActionStep(n, Timing(0.0, 1.0), code_action=c) for n, c in enumerate(codes, 1)]
+    history.steps = tuple(typed.Step.from_dict(s.dict()) for s in history.steps)
+    assert agent.memory.return_full_code() == "print('Hello')\n\nprint('World')"
+    memory = HistoryMemory(MemoryManager("This is a system prompt."))
+    assert (memory.system_prompt.system_prompt, memory.steps) == ("This is a system prompt.", [])
 
 
 @pytest.mark.parametrize("code", [False, True])

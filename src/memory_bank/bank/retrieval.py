@@ -102,8 +102,8 @@ def retrieve_and_format(
     query: str,
     fact_store: FactStore,
     insight_store: InsightStore,
-    top_k: int,
-    max_chars: int,
+    top_k: int = 3,
+    max_chars: int = 2_000,
 ) -> list[dict[str, str]]:
     """The ``top_k`` records that fit a query best: ``[{"trace_id", "summary", "raw_data"}]``, best first.
 
@@ -171,12 +171,12 @@ def raw_data(record: InteractionRecord, max_chars: int) -> Shortened:
 
 
 def format_retrieved_memory(records: Sequence[dict[str, Any]]) -> str:
-    """The documented text of retrieved records; for one with a ``session_id`` it names the session.
+    """The documented text of retrieved records, "" without any; for one with a ``session_id`` it names the session.
 
     Lines of their data that look like the frame of this text get a backslash, so that a tool cannot forge a
     record.
     """
-    blocks = [f"{HEADING}\n"]
+    blocks = [f"{HEADING}\n"] if records else []
     for i, record in enumerate(records, 1):
         session = record.get("session_id")
         origin = "" if session is None else f"(session {session_name(session)}) "

@@ -18,7 +18,7 @@ from memory_bank.bank.retrieval import log_ingested, records_of
 from memory_bank.bank.stores import FactStore, InsightStore, WiderScope, clear_insights
 from memory_bank.bank.worker import InsightWriter
 from memory_bank.config import MemoryBankSettings
-from memory_bank.errors import EmbeddingError, StorageError
+from memory_bank.errors import ConfigError, EmbeddingError, StorageError
 from memory_bank.models.observer import EXTRACTIVE, describe_call
 from memory_bank.plan import Context, Plan
 from memory_bank.ports import Embedder, Scope, TokenCounter
@@ -161,9 +161,8 @@ class MemoryBankState(Session):
         self.database = as_database(database)
         if agent_id is not None or namespace is not None:
             self.database.open_session(session_id, agent_id, ANY if namespace is None else namespace)
-        self.fact_store = FactStore(self.database, session_id)
         self.files: MemoryFiles | None = MemoryFiles(self.database, namespace=namespace)
-        self._insights = InsightWriter(self.fact_store, on_jobs)
+        self._insights = InsightWriter(FactStore(self.database, session_id), on_jobs)
         self.scope: Scope = "session"
         self.settings = MemoryBankSettings()
         self.defer = defer
@@ -198,9 +197,49 @@ class MemoryBankState(Session):
         return cls(embedding_model, database=url, session_id=session_id, **options)
 
     @property
+    def fact_store(self) -> FactStore:
+        """Its FactStore. One that is assigned joins the session with its records; see ``insight_store``."""
+        return self._insights.facts
+
+    @fact_store.setter
+    def fact_store(self, store: FactStore) -> None:
+        self._check_assigned(store, self.fact_store, FactStore)
+        joined = FactStore(self.database, self.session_id)
+        joined.store_many(store.get_many(list(store.steps())))
+        vars(store).update(vars(joined))
+        self._insights.facts, self.generation = store, None  # the next step reads what it holds
+
+    @property
     def insight_store(self) -> InsightStore:
-        """Its InsightStore; None until there is something to embed and an embedding model is known."""
+        """Its InsightStore; None until there is something to embed and an embedding model is known.
+
+        One that is assigned joins the session with its summaries and its embedding model. Raises ConfigError where
+        it is not in memory, and where the session has summaries already.
+        """
         return cast(InsightStore, self._insights.store)
+
+    @insight_store.setter
+    def insight_store(self, store: InsightStore) -> None:
+        self._check_assigned(store, self.insight_store, InsightStore)
+        joined = InsightStore(store.embedding_model, self.database, self.session_id)
+        joined.add_many(list(store.get_insights(store.trace_ids()).values()))
+        vars(store).update(vars(joined))
+        self._insights.store, self.generation = store, None
+
+    def _check_assigned(self, store: Any, own: Any, kind: type) -> None:
+        name = kind.__name__
+        if not isinstance(store, kind):
+            raise ConfigError(
+                f"a {type(store).__name__} was assigned as a state's {name}: give one made by {name}(…)."
+            )
+        if store is not own and own is not None and own.size():
+            raise ConfigError(
+                f"the state has stored in its {name} already: add to that one, or reset the state."
+            )
+        if store is not own and not store.database.in_memory:
+            raise ConfigError(
+                f"the {name} is in {store.database.name}: open the state there, MemoryBankState.open(…)."
+            )
 
     @property
     def embedder_name(self) -> str:
@@ -249,6 +288,7 @@ class MemoryBankState(Session):
         if view.interactions:
             self._insights.bind(self.settings.embedding_model)
         records, step = records_of(view.new, self.steps, self.step_count)
+        log.debug("Memory Bank Strategy - Step %d", step)
         later = insights_later and self.defer and self.observer_name == EXTRACTIVE
         task = self._task or view.task  # a shorter list, or a client's summary, does not replace it
         self._store_facts(records, step, task, drafts=not later)

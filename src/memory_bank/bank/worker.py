@@ -294,7 +294,8 @@ class InsightWriter:
     def begin(self, settings: MemoryBankSettings, llm_client: object) -> None:
         """Take the settings of a step. Raises ConfigError."""
         self.settings = settings
-        self.observer = Observer.create(llm_client, settings, self.spending, self._logged)
+        is_durable = not self.facts.database.in_memory
+        self.observer = Observer.create(llm_client, settings, self.spending, self._logged, is_durable)
 
     def bind(self, model: Embedder | str) -> None:
         """Make the store, unless there is one. A model that is named is loaded now."""

@@ -31,7 +31,7 @@ from memory_bank.history.steps import (
     one_line,
     trace_ids_of,
 )
-from memory_bank.history.values import freeze, positive, type_name
+from memory_bank.history.values import freeze, log, positive, type_name
 from memory_bank.ports import ChatModel, TokenCounter
 from memory_bank.transcript.jsontext import dump_value
 from memory_bank.transcript.tokens import open_counter
@@ -51,10 +51,11 @@ class MemoryManager:
     """The typed history of one agent. Thread-safe.
 
     ``prune_strategy`` runs when there are more than ``max_steps_before_prune`` steps without the system prompt, and
-    again after as many more steps where it left more than that. ``wire`` is the form of the messages, "tools" or
-    "text"; ``counter`` counts their tokens, by default as tiktoken's o200k_base. ``callbacks`` are functions by step
-    class, called with each step of that class after it was added; ``step_callbacks`` further ones in the forms of
-    smolagents: a list for ActionSteps, or by step class. Callbacks with a parameter ``agent`` get ``agent`` as that.
+    again after as many more steps where it left more than that. Without one nothing is pruned, and a WARNING says so.
+    ``wire`` is the form of the messages, "tools" or "text"; ``counter`` counts their tokens, by default as tiktoken's
+    o200k_base. ``callbacks`` are functions by step class, called with each step of that class after it was added;
+    ``step_callbacks`` further ones in the forms of smolagents: a list for ActionSteps, or by step class. Callbacks
+    with a parameter ``agent`` get ``agent`` as that.
     Raises HistoryError for a limit below 1, or an argument of the wrong type.
 
     Example:
@@ -82,6 +83,8 @@ class MemoryManager:
         self.wire: Wire = wire
         self.lock = threading.RLock()
         self.agent = agent
+        # called before steps are read, so that an adapter can bring what was changed elsewhere
+        self.refresh: Callable[[], object] = lambda: None
         self._counter = counter
         self._counted = 0  # the number of messages that are in _tokens
         self._tokens = 0
@@ -103,9 +106,22 @@ class MemoryManager:
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The steps, the oldest first."""
+        """The steps, the oldest first. Other steps can be assigned: callbacks and prunings do not run for them.
+
+        Raises HistoryError for what is no step, StepOrderError for a number below the one before it.
+        """
+        self.refresh()
         with self.lock:
             return tuple(self._steps)
+
+    @steps.setter
+    def steps(self, steps: Iterable[Step]) -> None:
+        given = check_steps(list(steps), "the steps of a history")
+        if given != sorted(given, key=lambda s: s.step_number):
+            raise StepOrderError("the steps are not in the order of their numbers: give them in order.")
+        with self.lock:
+            if list(map(id, given)) != list(map(id, self._steps)):
+                self._set_steps(given)
 
     @property
     def counter(self) -> TokenCounter:
@@ -125,6 +141,7 @@ class MemoryManager:
             if (kind := type_name(step)).startswith("smolagents."):
                 how = "convert it by memory_bank.history.typed_steps"
             raise HistoryError(f"a {kind} was added to a history: {how}.")
+        self.refresh()
         with self.lock:
             last = self._steps[-1].step_number if self._steps else 0
             if step.step_number == 0 and (number := last + isinstance(step, ActionStep)):
@@ -167,6 +184,7 @@ class MemoryManager:
 
         The list is new; its messages are shared and cannot be changed: copy.deepcopy returns plain ones.
         """
+        self.refresh()
         with self.lock:
             done, messages = self._rendered.get(summary_mode, (0, []))
             for step in self._steps[done:]:
@@ -195,23 +213,29 @@ class MemoryManager:
     def prune(self, strategy: Pruning | None = None) -> int:
         """Prune by ``strategy``, else by ``prune_strategy``; returns the number of removed steps.
 
-        When the pruning raises, nothing changes. Raises HistoryError for a strategy that returns no steps.
+        DEBUG logs which pruning ran, how many steps it removed or replaced, and how many are left. When the pruning
+        raises, nothing changes. Raises HistoryError for a strategy that returns no steps.
         """
+        self.refresh()
         with self.lock:
             before = self._steps
             if (chosen := strategy or self.prune_strategy) is not None:
-                kept = check_steps(chosen(tuple(before)))
-                if list(map(id, kept)) != list(map(id, before)):
-                    self._set_steps(kept)
+                self.steps = kept = check_steps(chosen(tuple(before)))
+                name = getattr(chosen, "__qualname__", type(chosen).__name__).partition(".<locals>")[0]
+                gone = len(set(map(id, before)) - set(map(id, kept)))
+                counts = f"{gone} of {len(before)} steps removed or replaced, {len(kept)} left"
+                log.debug("pruned by %s: %s", name, counts)
             self._pruned_at = len(self._steps)
             return len(before) - len(self._steps)
 
     def _prune_if_due(self) -> None:
         limit = self.max_steps_before_prune
-        is_over = len(self._steps) - self._types[SystemPromptStep] > limit
+        over = len(self._steps) - self._types[SystemPromptStep] - limit
+        if over == 1 and self.prune_strategy is None and type(self).prune is MemoryManager.prune:
+            log.warning("a history has more than %d steps and no prune_strategy: nothing is pruned", limit)
         # A pruning that left more than the limit runs again only after as many further steps.
         next_prune = self._pruned_at + limit if self._pruned_at > limit else 0
-        if is_over and self.prune_strategy is not None and len(self._steps) >= next_prune:
+        if over > 0 and self.prune_strategy is not None and len(self._steps) >= next_prune:
             self.prune()
 
     def clear(self) -> None:
@@ -359,11 +383,11 @@ def _parse_file(lines: Sequence[bytes]) -> tuple[list[Step], Json, str]:
 _cut = prunings.prune_old_observations
 LADDER: tuple[tuple[str, Pruning], ...] = (
     ("no_pruning", prunings.no_pruning),
-    ("observations before the last 5 to 1,000 characters", _cut(5, max_length=1_000)),
-    ("observations before the last 3 to 300 characters", _cut(3, max_length=300)),
-    ("observations before the last to 100 characters", _cut(1)),
-    ("the last 20 actions", prunings.chain(prunings.keep_system_and_recent(20), _cut(1))),
-    ("the last 5 actions", prunings.chain(prunings.keep_system_and_recent(5), _cut(1))),
+    ("observations before the last 5 to 1,000 characters", _cut(keep_last_n=5, max_length=1_000)),
+    ("observations before the last 3 to 300 characters", _cut(keep_last_n=3, max_length=300)),
+    ("observations before the last to 100 characters", _cut(keep_last_n=1)),
+    ("the last 20 actions", prunings.chain(prunings.keep_system_and_recent(20), _cut(keep_last_n=1))),
+    ("the last 5 actions", prunings.chain(prunings.keep_system_and_recent(5), _cut(keep_last_n=1))),
 )
 """The prunings of AdaptiveMemoryManager, the mildest first; ``fit_token_budget`` follows the last."""
 

@@ -106,10 +106,10 @@ def keep_system_and_recent(n: int) -> Pruning:
 
 
 def prune_old_observations(
+    *,
     keep_last_n: int | None = None,
     max_age_seconds: float | None = None,
     max_length: int = 100,
-    *,
     now: float | None = None,
 ) -> Pruning:
     """A pruning that cuts observations and errors of old actions to ``max_length`` characters.
@@ -202,7 +202,7 @@ def fit_token_budget(
 
 
 def semantic_pruning(
-    embedder: Embedder, keep: int = 10, *, query: str | None = None, diversity: float = 0.3
+    embedder: Embedder, *, keep: int = 10, query: str | None = None, diversity: float = 0.3
 ) -> Pruning:
     """A pruning to system prompts, tasks, the last step and the ``keep`` most relevant other steps.
 
@@ -236,9 +236,9 @@ def _task_of(steps: Sequence[Step]) -> str | None:
 
 
 def summarize_old_steps(
+    *,
     keep_last_n: int = 5,
     summarizer: Summarize | ChatModel | None = None,
-    *,
     model: str = "",
     max_chars: int = 4_000,
 ) -> Pruning:
@@ -328,10 +328,10 @@ def line_of(step: Step) -> str:
     return f"{step.step_number}. " + "; ".join(parts)
 
 
-def check_steps(steps: object) -> list[Step]:
-    """The steps that a pruning returned. Raises HistoryError unless they are a list of steps."""
+def check_steps(steps: object, what: str = "what a pruning returns") -> list[Step]:
+    """The steps of a list, or of ``what``. Raises HistoryError unless they are a list of steps."""
     if not isinstance(steps, (list, tuple)) or not all(isinstance(s, Step) for s in steps):
-        raise HistoryError("a pruning must return a list of steps: see memory_bank.history.Pruning.")
+        raise HistoryError(f"{what} must be a list of steps, such as TaskStep.")
     return list(steps)
 
 
@@ -352,10 +352,15 @@ def to_memory_bank(state: MemoryBankState, prune: Pruning | None = None, *, keep
     A shortened observation ends in its ``trace_id``; in the place of dropped steps one ScratchpadStep (kind "bank")
     lists calls and trace_ids. They are the trace_ids that ``apply_memory_bank_strategy`` gives the same messages, so
     nothing is stored twice. When storing fails the pruning raises and nothing is pruned. ``prune``: by default
-    ``prune_old_observations(keep_last_n)``. Raises HistoryError where ``state`` is no bank.
+    ``prune_old_observations`` with ``keep_last_n``. Raises HistoryError where ``state`` is no bank, and ``prune`` no
+    function.
     """
     check_bank(state, "to_memory_bank")
-    chosen = prune if prune is not None else prune_old_observations(keep_last_n)
+    chosen = prune if prune is not None else prune_old_observations(keep_last_n=keep_last_n)
+    if not callable(chosen):
+        raise HistoryError(
+            f"to_memory_bank was given a {type(chosen).__name__} as its pruning: give a pruning."
+        )
 
     def prune_and_store(steps: Sequence[Step]) -> list[Step]:
         before = list(steps)

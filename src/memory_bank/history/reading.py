@@ -238,13 +238,14 @@ def _native_action(native: object) -> ActionStep:
     error, seen = read(native, "error"), read(native, "observations")
     if images := [_image_part(i) for i in read(native, "observations_images") or ()]:
         seen = [*([] if seen is None else [{"type": "text", "text": seen}]), *images]
-    said = read(native, "model_output")
+    said, code = read(native, "model_output"), read(native, "code_action")
     return ActionStep(
         said if isinstance(said, str) or said is None else content_text(freeze(said)),
         tuple(calls),
         () if seen is None else (Observation(seen, calls[0].id if calls else None),),
         None if error is None else str(read(error, "message") or error),
         error_type=None if error is None else read(error, "type") or type(error).__name__,
+        code_action=None if [c.arguments for c in calls] == [code] else code,
         is_final=bool(read(native, "is_final_answer")),
         action_output=read(native, "action_output"),
         step_number=read(native, "step_number"),

@@ -48,8 +48,8 @@ class AgentMemory:
     """
 
     def __init__(
-        self, max_items: int = 100, max_observations: int = 50, max_failures: int = 20, max_chars: int = 2_000
-    ) -> None:
+        self, *, max_items: int = 100, max_observations: int = 50, max_failures: int = 20, max_chars: int = 2_000
+    ) -> None:  # fmt: skip
         given = {"max_items": max_items, "max_observations": max_observations, "max_failures": max_failures}
         self.limits = {name: positive(n, name) for name, n in {**given, "max_chars": max_chars}.items()}
         self._items: dict[str, Any] = {}

@@ -309,11 +309,12 @@ class ActionStep(Step):
     answered by the error, else by "[no result]": every call has a result. What the model saw and answered,
     ``model_input_messages`` and ``model_output_message``, is kept for ``full_steps`` and never sent again.
     ``action_output`` is what the step gave as a JSON value, where that is more than its observations;
-    ``error_type`` the class of the error.
+    ``error_type`` the class of the error. ``code_action`` is code that the step ran, where that is not the argument
+    of its call, and ``signals`` what the agent said of its own certainty, as texts: both are kept and never sent.
     """
 
     type = "action"
-    texts = ("thought", "tool_calls", "observations", "error", "error_type")
+    texts = ("thought", "tool_calls", "observations", "error", "error_type", "code_action")
     thought: Text | None = None
     tool_calls: Calls = ()
     observations: Observations = ()
@@ -325,6 +326,8 @@ class ActionStep(Step):
     model_output_message: Frozen = None
     action_output: Frozen = None
     error_type: Text | None = None
+    code_action: Text | None = None
+    signals: Annotated[tuple[Annotated[str, BeforeValidator(str)], ...], LISTED] = ()
 
     def __post_init__(self) -> None:
         error: object = self.error
@@ -376,6 +379,8 @@ def describe(step: Step) -> tuple[str, list[tuple[str, str]]]:
     """A title, and the step's texts with a label each ("" for its main text), for people to read."""
     if isinstance(step, ActionStep):
         rows = [("thought", step.thought)] if step.thought else []
+        rows += [("signal", text) for text in step.signals]
+        rows += [("code", step.code_action)] if step.code_action is not None else []
         rows += [("call", f"{c.name}({c.text})") for c in step.tool_calls]
         rows += [("observation", o.text) for o in step.observations]
         rows += [("error", step.error)] if step.error is not None else []

@@ -7,9 +7,9 @@ import copy
 import dataclasses
 import importlib
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 from memory_bank import history as typed
 from memory_bank.errors import MessagesError, MissingExtraError
@@ -45,6 +45,7 @@ class RetrievedStep(MemoryStep):
 
     text: str
     role: str = "user"
+    is_pad: bool = False  # a scratchpad, which is shown anew each time
 
     def to_messages(self, summary_mode: bool = False) -> list[SmolMessage]:  # noqa: ARG002
         """The message."""
@@ -196,83 +197,144 @@ def use_history(
 class HistoryMemory(AgentMemory):
     """A typed history in the form of ``agent.memory``; see ``use_history``.
 
-    ``steps`` are the history's steps as steps of smolagents: those that the agent added are the very objects.
+    ``steps`` are the history's steps as steps of smolagents: those that the agent added are the very objects. Changes
+    of the list, of a step in it and of the system prompt are in the history when either is read next; steps that are
+    new at the list's end are added, with callbacks and prunings. Raises HistoryError for what is no step.
     """
 
     def __init__(self, history: typed.MemoryManager, pad: typed.AgentMemory | None = None) -> None:
         self.history = history
         self.pad = pad
-        self._natives: dict[int, tuple[typed.Step, MemoryStep]] = {}  # by the id of the typed step
+        self._prompt = SystemPromptStep("")
+        self._steps = _Steps(self)
+        self._known: list[_Known] = []  # what both sides held when they were compared
+        self._is_busy = False
+        self._show()
+        history.refresh = self.refresh
 
     @property
     def system_prompt(self) -> SystemPromptStep:
         """The history's system prompt."""
-        found = self.history.get_steps_by_type(typed.SystemPromptStep)
-        return SystemPromptStep(found[0].system_prompt if found else "")
+        self.refresh()
+        return self._prompt
 
     @system_prompt.setter
     def system_prompt(self, prompt: SystemPromptStep) -> None:
-        if prompt.system_prompt == self.system_prompt.system_prompt:
-            return
-        new = typed.SystemPromptStep(prompt.system_prompt)
-
-        def with_prompt(steps: Sequence[typed.Step]) -> list[typed.Step]:
-            return [new, *(s for s in steps if not isinstance(s, typed.SystemPromptStep))]
-
-        self.history.prune(with_prompt)
+        self.refresh()
+        self._prompt = prompt
 
     @property
     def steps(self) -> list[MemoryStep]:
-        """The steps of smolagents; what is appended to the list is added to the history."""
-        return _Steps(self)
+        """The steps of smolagents, with the scratchpad before the last."""
+        self.refresh()
+        return self._steps
 
     @steps.setter
     def steps(self, steps: Iterable[MemoryStep]) -> None:
-        given = list(steps)
-        self.history.reset()
-        for step in given:
-            self.add(step)
+        self._steps[:] = list(steps)
+        self.refresh()
 
     def reset(self) -> None:
         """Remove all steps but the system prompt."""
         self.history.reset()
 
-    def add(self, native: MemoryStep) -> None:
-        """Add a step of smolagents to the history. Raises HistoryError for anything else."""
-        if isinstance(native, RetrievedStep):
-            return  # the scratchpad as it was shown
-        [step] = typed.typed_steps([native])
-        added = self.history.add(dataclasses.replace(step, step_number=0))
-        self._natives[id(added)] = added, native
+    def refresh(self) -> None:
+        """Give the history what was changed here, then show what it holds."""
+        if self._is_busy:
+            return
+        self._is_busy = True
+        try:
+            self._take()
+        finally:
+            self._show()
+            self._is_busy = False
 
-    def natives(self) -> list[MemoryStep]:
-        """The history's steps but the system prompt, as steps of smolagents, with the scratchpad before the last."""
-        known, self._natives = self._natives, {}
-        found: list[MemoryStep] = []
-        for step in self.history.steps:
-            if not isinstance(step, typed.SystemPromptStep):
-                native = known[id(step)][1] if id(step) in known else native_step(step)
-                self._natives[id(step)] = step, native
-                found.append(native)
+    def _take(self) -> bool:
+        """Give the history the list, if that was changed since it was shown, and return whether it was."""
+        known = {id(k.native): k for k in self._known}
+        natives = [n for n in self._steps if not (isinstance(n, RetrievedStep) and n.is_pad)]
+        natives = [*([self._prompt] if self._prompt.system_prompt else []), *natives]
+        now = [_read(n, known.get(id(n))) for n in natives]
+        if list(map(id, now)) == list(map(id, self._known)):
+            return False
+        kept = max((i for i, k in enumerate(now, 1) if id(k.native) in known), default=0)
+        steps: list[typed.Step] = []
+        self._known = []
+        if not kept:
+            self.history.clear()
+        for i, (step, native, state) in enumerate(now):
+            last = steps[-1].step_number if steps else 0
+            number = max(step.step_number * (id(native) in known), last + isinstance(step, typed.ActionStep))
+            step = step if step.step_number == number else dataclasses.replace(step, step_number=number)
+            self._known.append(_Known(step, native, state))
+            steps.append(step)
+            if i >= kept:
+                self.history.add(step)
+                steps = list(self.history.steps)  # it may have pruned
+            elif i == kept - 1:
+                self.history.steps = steps
+        return True
+
+    def _show(self) -> None:
+        known = {id(k.step): k for k in self._known}
+        self._known = [
+            known.get(id(s)) or _Known(s, n := native_step(s), _state_of(n)) for s in self.history.steps
+        ]
+        natives = [k.native for k in self._known]
+        if natives and isinstance(natives[0], SystemPromptStep):
+            self._prompt = natives.pop(0)
+        elif self._prompt.system_prompt:
+            self._prompt = SystemPromptStep("")
         if self.pad is not None and (text := self.pad.to_context()):
-            found.insert(len(found) - 1, RetrievedStep(text))
-        return found
+            natives.insert(len(natives) - 1, RetrievedStep(text, is_pad=True))
+        self._steps[:] = natives
 
 
 class _Steps(list[MemoryStep]):
-    """The list ``steps``; appending adds to the history, which may prune."""
+    """The list ``steps``; what is appended is added to the history at once. Its copies are plain lists."""
 
     def __init__(self, memory: HistoryMemory) -> None:
-        super().__init__(memory.natives())
+        super().__init__()
         self._memory = memory
 
     def append(self, step: MemoryStep) -> None:
-        self._memory.add(step)
-        self[:] = self._memory.natives()
+        super().append(step)
+        self._memory.refresh()
 
-    def extend(self, steps: Iterable[MemoryStep]) -> None:
-        for step in steps:
-            self.append(step)
+    def __reduce__(self) -> Any:
+        return list, (list(self),)
+
+
+class _Known(NamedTuple):
+    """A step of the history, its step of smolagents, and the state of that when it was read."""
+
+    step: typed.Step
+    native: MemoryStep
+    state: list[Any]
+
+
+def _read(native: MemoryStep, known: _Known | None) -> _Known:
+    """A step with its typed form: ``known``, unless it was changed. Raises HistoryError for what is no step."""
+    state = _state_of(native) if dataclasses.is_dataclass(native) else []
+    if known is not None and state == known.state:
+        return known
+    [step] = typed.typed_steps([native])
+    if known is not None:
+        same = {"step_number": known.step.step_number, "timestamp": known.step.timestamp}
+        before, now = (getattr(s, "observations", ()) for s in (known.step, step))
+        if before and [o.text for o in before] == [o.text for o in now]:
+            same["observations"] = before  # they may name their records
+        step = dataclasses.replace(step, **same)
+    return _Known(step, native, state)
+
+
+def _state_of(native: MemoryStep) -> list[Any]:
+    """What shows that a step was changed in place: lists, times and usage by value, all else by identity."""
+    by_value = (list, dict, Timing, TokenUsage)
+    return [
+        repr(v) if isinstance(v, by_value) and not k.startswith("model_") else (id(v), v)
+        for k, v in vars(native).items()
+    ]
 
 
 def native_step(step: typed.Step) -> MemoryStep:
@@ -298,6 +360,7 @@ def native_step(step: typed.Step) -> MemoryStep:
         p for c in contents for p in ([{"type": "text", "text": c}] if isinstance(c, str) else c)
     ]
     texts = [p["text"] for p in parts if p.get("type") == "text"]
+    code = calls[0].arguments if len(calls) == 1 and isinstance(calls[0].arguments, str) else None
     said = step.model_output_message["content"] if step.model_output_message is not None else None
     error = None
     if step.error is not None:
@@ -309,7 +372,7 @@ def native_step(step: typed.Step) -> MemoryStep:
         tool_calls=calls or None,
         error=error,
         model_output=copy.deepcopy(said) if isinstance(said, list) else step.thought,
-        code_action=calls[0].arguments if len(calls) == 1 and isinstance(calls[0].arguments, str) else None,
+        code_action=step.code_action if code is None else code,
         observations="\n".join(texts) if texts else None,
         observations_images=[_picture(p["image_url"]["url"]) for p in parts if _is_picture(p)] or None,
         action_output=copy.deepcopy(step.action_output),

@@ -59,13 +59,14 @@ class Observer:
     """Summarises records as its settings say; by extraction without a chat model, or with the model "extractive".
 
     ``account`` is asked before every call whether the budget allows it. ``logged``: the reasons of failures that
-    were logged as a warning.
+    were logged as a warning. ``is_durable``: `memory-bank observe` can make its summaries again.
     """
 
     chat: ChatModel | None = None
     settings: MemoryBankSettings = field(default_factory=MemoryBankSettings)
     account: Account | None = None
     logged: dict[str, object] = field(default_factory=dict, compare=False)
+    is_durable: bool = False
 
     @classmethod
     def create(
@@ -74,11 +75,12 @@ class Observer:
         settings: MemoryBankSettings,
         account: Account | None = None,
         logged: dict[str, object] | None = None,
+        is_durable: bool = False,
     ) -> Observer:
         """The Observer of some settings. Raises ConfigError for a wrong client, or a cost limit without a price."""
         model, limits = settings.observer_model, settings.observer_budget
         chat = None if model == EXTRACTIVE else as_chat_model(llm_client)
-        made = cls(chat, settings, account, {} if logged is None else logged)
+        made = cls(chat, settings, account, {} if logged is None else logged, is_durable)
         has_limit = (limits.cost_per_session, limits.cost_per_day) != (None, None)
         if has_limit and model != EXTRACTIVE and made.price is None:
             raise ConfigError(
@@ -153,13 +155,14 @@ class Observer:
         return summary or Trouble("the model's reply was empty", again=True)
 
     def observe(self, record: InteractionRecord, user_query: str) -> Insight:
-        """Summarise a record; by extraction, marked to be made again, where the model fails."""
+        """Summarise a record; by extraction, with the reason, where the model fails."""
         if not self.sends(record):
             return self.extract(record)
         answer = self.ask(record, user_query)
         if isinstance(answer, Insight):
             return answer
-        self.warn(answer.reason, record, "extractive summaries stand in, to be made again")
+        again = "stand in until `memory-bank observe` makes them again"
+        self.warn(answer.reason, record, f"extractive summaries {again if self.is_durable else 'stay'}")
         return self.extract(record, answer.reason)
 
     def warn(self, reason: str, record: InteractionRecord, outcome: str) -> None:

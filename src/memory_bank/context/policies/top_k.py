@@ -55,8 +55,7 @@ def choose_top_k(view: View, session: MemoryBankState, *, settings: MemoryBankSe
     if not view.history and not len(ranking):
         return replace(base, unchanged=_NOTHING_YET, reasons=reasons)
     log.debug("Added %d retrieved records to context", len(found))
-    text = format_retrieved_memory([r.as_dict() for r in found]) if found else ""
-    return replace(base, text=text, reasons=reasons)
+    return replace(base, text=format_retrieved_memory([r.as_dict() for r in found]), reasons=reasons)
 
 
 class TopKReasons(Reasons):
