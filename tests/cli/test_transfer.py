@@ -206,7 +206,9 @@ def test_sessions_stay_with_the_key_that_made_them(tmp_path: Path, bank_url: str
     assert not [x for x in take(target, list(map(json.dumps, without))) if isinstance(x, RefusedSession)]
     assert newest_searchable(target, "team") is None
     for _ in range(2):
-        assert [x.session_id for x in take(target, lines)] == [f"{n}{NAMESPACE_END}s" for n in ("others", "team")]
+        assert [x.session_id for x in take(target, lines)] == [
+            f"{n}{NAMESPACE_END}s" for n in ("others", "team")
+        ]
         assert newest_searchable(target, "team") == f"team{NAMESPACE_END}s"
         assert newest_searchable(target, None) is None
     assert lines_of(target) == lines
