@@ -146,7 +146,8 @@ def main() -> None:
     costs, seen, rows, began = Costs(named_counter(ENCODING)), set[str](), [], time.perf_counter()
     if options.notes:
         runs = (run for path in options.paths for run in read_traces(path) if isinstance(run, Trace))
-        return print_notes(islice(runs, options.notes), costs)
+        print_notes(islice(runs, options.notes), costs)
+        return
     for session in sessions_in(options.paths, options.every, options.summary, client, costs):
         found = audit.measure_compactions(session, (), costs, seen, LOCAL, options.assist, options.answer)
         rows += [found] if found else []
