@@ -336,6 +336,14 @@ class CountTokensDialect(MessagesDialect):
     counts_only = True
 
 
+class InputTokensDialect(ResponsesDialect):
+    """The counting of a response's tokens; see CountTokensDialect."""
+
+    route = "input_tokens"
+    path = "/responses/input_tokens"
+    counts_only = True
+
+
 class CompactDialect(ResponsesDialect):
     """The compaction of a conversation by the Responses API, as a request of its own."""
 
@@ -347,7 +355,8 @@ class CompactDialect(ResponsesDialect):
 
 
 DIALECTS: tuple[Dialect, ...] = (
-    ChatDialect(), ResponsesDialect(), MessagesDialect(), CountTokensDialect(), CompactDialect(),
+    ChatDialect(), ResponsesDialect(), MessagesDialect(), CountTokensDialect(), InputTokensDialect(),
+    CompactDialect(),
 )  # fmt: skip
 
 
