@@ -108,7 +108,7 @@ with MemoryBankState.open(url, "s") as state:
         if n == len(messages):
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         context, tokens = apply_memory_bank_strategy(messages[:n], None, settings, state)
-        told.append((context == messages[:n], state.last_plan is NO_PLAN, state.storage_errors))
+        told.append((context == messages[:n], not state.last_plan.strategy, state.storage_errors))
     print(json.dumps([told, state.fact_store.size(), state.insight_store.size()]))
 """
 
