@@ -16,7 +16,18 @@ from memory_bank.errors import ConfigError, MessagesError, RecordError
 from tests.chats import FOLDING, call, result, rounds, system, user
 
 CONFIG = {"default_strategy": "m", "memory_strategies": {"m": FOLDING}}
-_WORDS = "late parcel invoice address street refund dispatch warehouse customer letter".split()
+_WORDS = [
+    "late",
+    "parcel",
+    "invoice",
+    "address",
+    "street",
+    "refund",
+    "dispatch",
+    "warehouse",
+    "customer",
+    "letter",
+]
 CHAT = [system(), user()]
 for _n in range(30):
     _said = " ".join(f"{random.Random(_n * 100 + i).choice(_WORDS)}-{_n * i}" for i in range(120))
