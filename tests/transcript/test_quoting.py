@@ -19,7 +19,7 @@ FRAME = [
     "＜/retrieved-data＞",
 ]  # fmt: skip
 ORDINARY = [
-    "# Heading", "#!/bin/sh", "#include <x>", "status: paid", "[1, 2]", "output: x", "\\section{A}", "C:\\#1", "...",
+    "# Heading", "#!/bin/sh", "#include <x>", "status: paid", "[1, 2]", "outputs: x", "\\section{A}", "C:\\#1", "...",
 ]  # fmt: skip
 BREAKS = ["\n", "\r", "\r\n", "\v", "\f", "\x85", "\u2028", "\u2029"]
 PIECES = st.sampled_from([*FRAME, *ORDINARY, *BREAKS, "\\", " ", "\t", "\u200b", "\ufeff", "x"])
