@@ -100,14 +100,15 @@ class Service:
             provider: Upstream(url, timeout=self.settings.upstream_timeout, key=keys[provider])
             for provider, url in urls.items()
         }
-        passes = {"pass": True, "auto": urlsplit(urls["anthropic"]).hostname == urlsplit(ANTHROPIC).hostname}
+        known = urlsplit(urls["anthropic"]).hostname == urlsplit(ANTHROPIC).hostname
+        passes: dict[str, tuple[Provider, ...]] = {"pass": ("openai", "anthropic"), "remove": ()}
         rebuilder = Rebuilder(
             self.sessions,
             Identity(database, lambda m: cache.result("canonical", m, canonical_bytes)),
             self.settings.memory_timeout,
             marks_cache=self.settings.cache_markers == "auto",
             inject=self.settings.inject_tools,
-            passes_edits=passes.get(self.settings.context_management, False),
+            passes=passes.get(self.settings.context_management, passes["pass"] if known else ("openai",)),
             files=self.settings.memory_files,
         )
         self.operations.add("memory", rebuilder.check)

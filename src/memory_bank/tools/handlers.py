@@ -12,6 +12,7 @@ from typing import Any
 from memory_bank.bank.files import COMMANDS, MemoryFiles
 from memory_bank.bank.listing import PREFIX, Outline, records_named
 from memory_bank.bank.retrieval import raw_data, session_name
+from memory_bank.bank.search import superseding
 from memory_bank.bank.stores import WiderScope
 from memory_bank.errors import ConfigError, FileError, MemoryBankError
 from memory_bank.ports import Scope
@@ -291,13 +292,15 @@ def _get(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
     else:
         shown, note, what = _some_lines(chosen, lines, None if pattern is None else str(pattern), room, what)
     arguments = record.input_text if record.input_text is not None else compact(record.raw_input)
+    newer = superseding(state.database, session_id or state.session_id, record.trace_id)
+    newer_line = f"{Mark.SUPERSEDED}{newer}, a later result of the same call\n" if newer else ""
     answer = fence(
         f"{Mark.TOOL}{one_line(record.tool_name)}\n{Mark.STEP}{record.step_id}{_of_session(session_id)}\n"
-        f"{Mark.TRACE_ID}{record.trace_id}\n"
+        f"{Mark.TRACE_ID}{record.trace_id}\n{newer_line}"
         f"{Mark.ARGUMENTS}{quote_lines(shorten(record.raw_input, 2_000, text=arguments).text)}\n"
         f"{Mark.OUTPUT_OF}{one_line(what)}):\n{quote_lines(shown)}"
     )
-    described = (_described(record, session_id),)
+    described = (_described(record, session_id, newer=newer),)
     return ToolAnswer(f"{answer}\n{note}" if note else answer, records=described, parts=parts)
 
 

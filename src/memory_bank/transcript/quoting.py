@@ -58,6 +58,7 @@ class Mark(StrEnum):
     TOOL = "tool: "
     STEP = "step: "
     TRACE_ID = "trace_id: "
+    SUPERSEDED = "superseded by "
     ARGUMENTS = "arguments: "
     SUMMARY = "summary: "
     OUTPUT = "output: "

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -23,7 +23,7 @@ from memory_bank.service.failures import code_of
 from memory_bank.service.proxy.answers import as_object
 from memory_bank.service.proxy.body import Body, JsonObject, render_body
 from memory_bank.service.proxy.clearing import CONTEXT_MANAGEMENT, clear, excluded_tools
-from memory_bank.service.proxy.dialects import Dialect, NotRebuiltError, TurnPlace, own_tools
+from memory_bank.service.proxy.dialects import Dialect, NotRebuiltError, Provider, TurnPlace, own_tools
 from memory_bank.service.proxy.identity import Identity, client_session
 from memory_bank.service.security.access import Caller, stored_id
 from memory_bank.service.sessions import Rebuilt, Sessions
@@ -41,6 +41,7 @@ MOST_REFUSED = 1_024
 
 NOTHING_YET = "nothing to remember yet"
 COMPACTION, COMPLETED = "compaction request", "compaction request, completed by memory"
+THRESHOLD = "compaction at the client's threshold"
 FAILING = 3
 """Requests in a row that memory fails for, after which it counts as failing."""
 UNSEEN = 10
@@ -73,7 +74,11 @@ class MemoryResult:
 
 @dataclass(slots=True, eq=False)
 class ModelRequest:
-    """A request of a dialect, and what memory did for it. The ``body`` has no members if it cannot be edited."""
+    """A request of a dialect, and what memory did for it. The ``body`` has no members if it cannot be edited.
+
+    ``compacted``: the session that a compaction item of ours names. ``manages``: what its ``context_management`` says
+    is done here where upstream does not know it.
+    """
 
     dialect: Dialect
     caller: Caller
@@ -82,6 +87,7 @@ class ModelRequest:
     upstream_key: str | None = field(repr=False)
     memory: MemoryResult = MemoryResult("passed")
     compacted: str | None = None
+    manages: bool = False
 
     @property
     def value(self) -> JsonObject:
@@ -92,6 +98,12 @@ class ModelRequest:
     def wants_clearing(self) -> bool:
         """Whether its client wants old results or thinking cleared."""
         return self.dialect.provider == "anthropic" and isinstance(self.value.get(CONTEXT_MANAGEMENT), dict)
+
+    @property
+    def reports(self) -> bool:
+        """Whether its answer says which edits of the client were applied here."""
+        applied = self.body.removed or self.memory.status == "rebuilt"
+        return bool(applied) and self.wants_clearing and not self.dialect.counts_only
 
     @property
     def model(self) -> str:
@@ -211,7 +223,7 @@ class Rebuilder:
     and whose model may choose; "auto": only with a rebuilt context, and beside tools of the client. ``files``: the
     tool for files, too, from the first request on, unless the client brings its own. ``ways``: of the sessions
     whose contexts upstream has refused; these have one block of memory, no marks and no added tools.
-    ``passes_edits``: upstream gets the ``context_management`` of the Messages API, which is applied here otherwise.
+    ``passes``: the providers whose upstream gets ``context_management``, which is applied here otherwise.
     """
 
     def __init__(
@@ -223,13 +235,13 @@ class Rebuilder:
         pause: float = 10.0,
         marks_cache: bool = True,
         inject: bool | Literal["auto"] = False,
-        passes_edits: bool = False,
+        passes: Iterable[Provider] = (),
         files: bool = False,
     ) -> None:
         self.sessions = sessions
         self.timeout = timeout
         self.marks_cache = marks_cache
-        self.passes_edits = passes_edits
+        self.passes = set(passes)
         self.ways: LRUCache[tuple[str | None, str], SessionWay] = LRUCache(MOST_REFUSED)
         self._identity = identity
         self._pause = pause
@@ -420,7 +432,7 @@ class Rebuilder:
 
         A request for a summary is of the real conversation, so nothing is cleared in it.
         """
-        key, step, passes = request.dialect.key, memory.step, self.passes_edits
+        key, step, passes = request.dialect.key, memory.step, not request.body.removed
         is_own = memory.status == "rebuilt" or not passes
         if is_own and request.wants_clearing and memory.reason != COMPACTION:
             counter = open_counter() if step is None else step.counter

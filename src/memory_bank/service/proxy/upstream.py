@@ -9,7 +9,7 @@ import re
 import ssl
 import urllib.request
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from functools import cache
+from functools import cache, reduce
 from typing import NamedTuple
 
 from anyio import CancelScope
@@ -21,6 +21,7 @@ from memory_bank.errors import (
     NotFoundError,
     UpstreamError,
 )
+from memory_bank.service.proxy.answers import add_usage, as_object
 from memory_bank.service.security.access import own_key
 from memory_bank.service.security.gate import is_loopback
 
@@ -372,6 +373,8 @@ def _usages(text: bytes, *, last_first: bool = False) -> Iterator[ReportedUsage]
             continue
         if not isinstance(usage, dict):
             continue
+        if isinstance(spent := usage.get("iterations"), list):  # no other figure has a compaction
+            usage = reduce(add_usage, map(as_object, spent)) if spent else usage
         into = count(usage, "prompt_tokens", "input_tokens")
         read, written = (count(usage, f"cache_{kind}_input_tokens") for kind in ("read", "creation"))
         # the Messages API does not count these as input
