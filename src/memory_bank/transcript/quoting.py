@@ -82,8 +82,10 @@ _BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _BREAK = re.compile(f"([{_BREAKS}])")
 _UNUSUAL = re.compile(r"[^\n\t\x20-\x7e]")
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
-_ANSI = re.compile(r"(?:\x1b\[|\x9b)[0-?]*+[ -/]*+[@-~]")
-_BLANK_LETTERS = "\u115f\u1160\u3164\uffa0\u2800\ufffc\U0001d159"
+# A sequence that colours text; "[masked: " after an escape character is none.
+_BRACKETED = "|".join(re.escape(m[2:]) for m in Mark if m[0] == "[" and m[1].isalpha())
+_ANSI = re.compile(rf"\x1b\[(?:[0-?]++[A-Za-z]|[A-Za-z](?!{_BRACKETED}))")
+_BLANK_LETTERS = "\u115f\u1160\u2065\u3164\uffa0\u2800\ufffc\U0001d159"
 _ALIKE = str.maketrans("аеорсухіјѕһԁοα‹〈⟨❮⋯︙", "aeopcyxijshdoa<<<<……")
 _LONE = re.compile("[\ud800-\udfff]")
 
@@ -97,7 +99,9 @@ class _Appearance(dict[int, str]):
         c = chr(code)
         if c in _BREAKS:
             looks = "\n"
-        elif c.isspace():
+        elif c == "\x1b":
+            looks = c
+        elif c.isspace() and c != "\x1f":
             looks = " "
         elif c in _BLANK_LETTERS or 0xE0000 <= code <= 0xE0FFF:
             looks = ""
@@ -143,7 +147,7 @@ def quote_lines(text: str) -> str:
     """
     if not _UNUSUAL.search(text):
         return _FRAME.sub(r"\\\g<0>", text)
-    looks = _ANSI.sub("", text).translate(_APPEARANCE)
+    looks = _ANSI.sub("", text.translate(_APPEARANCE)).replace("\x1b", "")
     if not _FRAME.search(looks):
         return text
     pieces = _BREAK.split(text)  # lines at even places, each with what ends it
@@ -181,7 +185,7 @@ def _without(seal: str, text: str) -> str:
     if not _UNUSUAL.search(text):
         return re.sub(f"(?i)({seal[:4]})(?={seal[4:]})", r"\1 ", text)
     bare = _ANSI.sub(lambda found: "\0" * len(found[0]), text)
-    seen = [(place, x) for place, c in enumerate(bare) for x in _APPEARANCE[ord(c)].lower()]
+    seen = [(place, x) for place, c in enumerate(bare) for x in _APPEARANCE[ord(c)].lower() if x != "\x1b"]
     looks = "".join(x for _, x in seen)
     for found in reversed([*re.finditer(f"(?={seal})", looks)]):
         at = seen[found.start() + 4][0]
