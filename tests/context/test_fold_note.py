@@ -15,9 +15,9 @@ from memory_bank.bank.maintenance import purge
 from memory_bank.bank.session import NOTE_TOKENS
 from memory_bank.bank.transfer import export_lines, import_lines
 from memory_bank.config import ObserverBudget, Price
+from memory_bank.context.policies.evidence import NOTE_HEAD
 from memory_bank.pricing import common_length
 from memory_bank.testing import ScriptedModel
-from memory_bank.transcript.quoting import Mark
 
 SETTINGS = MemoryBankSettings(
     selection="evidence", embedding_model="lexical", observer_model="m", observer_mode="off", fold_note="observer",
@@ -74,9 +74,9 @@ def test_a_note_of_each_fold_is_shown_from_the_next_one_on_and_counted_in_dollar
     folds = folds_of(contexts)
     assert len(folds) >= 3
     assert len(model.calls) == len(folds)  # one call a fold
-    assert Mark.NOTES not in str(contexts[folds[0]])
+    assert NOTE_HEAD not in str(contexts[folds[0]])
     for number, place in enumerate(folds[1:], 1):
-        assert f"{Mark.NOTES}\nNote {number}: pages" in memory(contexts[place])
+        assert f"{NOTE_HEAD}Note {number}: pages" in memory(contexts[place])
         stands = contexts[place : [*folds, len(contexts)][number + 1]]
         assert {memory(c) for c in stands} == {memory(contexts[place])}  # a note breaks no prefix
     assert state.spent.calls == len(folds)
@@ -156,7 +156,7 @@ def test_another_process_goes_on_with_the_note_and_another_session_never_sees_it
             steps(state, numbered(), CHAT[:100])
             assert state.note
         with MemoryBankState.open(database, "a") as state:
-            assert f"{Mark.NOTES}\nNote " in memory(steps(state, None, CHAT[:110], start=108)[-1])
+            assert f"{NOTE_HEAD}Note " in memory(steps(state, None, CHAT[:110], start=108)[-1])
         with MemoryBankState.open(database, "b") as state:
             model = numbered()
             steps(state, model, [system(), user("Other."), *looks(50, what="OTHER")])

@@ -68,8 +68,8 @@ def check(text, seal=""):
     """Assert that nothing stored stands in a text as a line of the frame, and that the fence ends once."""
     free = [line for line in BREAKS.split(text) if bare(line).startswith(tuple(FORGED + LISTED))]
     assert free == []
-    if Mark.OPENING in text and (found := re.search(f"^{Mark.OPENING}(\\w+)>$", text, re.M)):
-        assert text.count(f"{Mark.CLOSING}{found[1]}>") == 1
+    if Mark.OPENING in text and (found := re.search(f"^{Mark.OPENING} seal=(\\w+)>$", text, re.M)):
+        assert text.count(f"{Mark.CLOSING} seal={found[1]}>") == 1
         assert text.count(found[1]) == 2
     return "zqf" in text
 
@@ -162,7 +162,7 @@ def test_pinned_records_are_quoted(tmp_path, retain):
     assert any(Mark.PINNED in text for text in texts)
     assert all(check(text) for text in texts if Mark.PINNED in text)
     seal = seal_of(stored_id("ns", "run"))
-    assert all(text.count(f"{Mark.CLOSING}{seal}>") == 1 for text in texts if Mark.PINNED in text)
+    assert all(text.count(f"{Mark.CLOSING} seal={seal}>") == 1 for text in texts if Mark.PINNED in text)
     sessions.close()
     database.close()
 

@@ -6,7 +6,8 @@ import logging
 import re
 
 from memory_bank.bank.session import MemoryBankState, Session
-from memory_bank.context.policies.evidence import NOTE_SHARE, fed_evidence
+from memory_bank.context.policies.evidence import NOTE_HEAD, NOTE_SHARE, fed_evidence
+from memory_bank.plan import NO_PLAN
 from memory_bank.selection.index import Selection
 from memory_bank.selection.thread import thread_room
 from memory_bank.transcript.harness import SUMMARY_OPENINGS, asks_for_summary, persons_text
@@ -27,7 +28,7 @@ log = logging.getLogger("memory_bank.MemoryBankStrategy")
 LEAST_TOKENS = 200
 """A smaller budget has no room for anything of use."""
 _WORDS_SHARE, _LAST_SHARE, _SUMMARY_SHARE = 0.2, 0.08, 0.15  # of the budget, at most
-_FENCED = re.compile(rf"{re.escape(MARK)}([0-9a-f]{{8}})>.*?{Mark.CLOSING}\1>\s*", re.S)
+_FENCED = re.compile(rf"{re.escape(MARK)}([0-9a-f]{{8}})>.*?{Mark.CLOSING} seal=\1>\s*", re.S)
 
 
 def what_is_known(
@@ -40,7 +41,7 @@ def what_is_known(
     ``users_words``: with the user's messages before that, for clients that do not keep them, and what an earlier
     summary said. The session is one of a strategy with a memory bank; others know nothing. Raises StorageError.
     """
-    if not isinstance(session, MemoryBankState) or session.last_plan is None or budget < LEAST_TOKENS:
+    if not isinstance(session, MemoryBankState) or session.last_plan is NO_PLAN or budget < LEAST_TOKENS:
         return ""
     with session.lock:
         view, count = session.last_plan.view, session.counter.count_text
@@ -48,7 +49,7 @@ def what_is_known(
         words = _users_words(view, session, int(budget * _WORDS_SHARE)) if users_words else ""
         said = "" if lacking else _last_words(view, session, int(budget * _LAST_SHARE))
         if note := session.note:
-            said += f"{Mark.NOTES}\n{quote_lines(fit_text(note, int(budget * NOTE_SHARE), count))}\n"
+            said += f"{NOTE_HEAD}{quote_lines(fit_text(note, int(budget * NOTE_SHARE), count))}\n"
         if users_words:
             said = _earlier_summary(view, session, int(budget * _SUMMARY_SHARE)) + said
         after = session.step_count + 1
@@ -82,7 +83,9 @@ def _users_words(view: View, session: MemoryBankState, room: int) -> str:
     """The user's messages without what clients add, the task and the newest of them; "" where there is none."""
     texts = [persons_text(message_text(m)) for m in view.messages if _is_users(m)]
     said = [t for t in texts if t and not asks_for_summary(t)]
-    task = view.task or session.database.get_task(session.session_id)
+    task = (
+        session.database.get_task(session.session_id) or view.task
+    )  # the list may hold a request for a summary alone
     said = [task, *(t for t in said if t != task)] if task else said
     if not said:
         return ""
@@ -102,7 +105,7 @@ def _earlier_summary(view: View, session: MemoryBankState, room: int) -> str:
     """What a summary in the messages says beside what a bank had fenced in it; "" without one."""
     texts = [message_text(m).strip() for m in view.messages if _is_users(m)]
     text = next((_FENCED.sub("", t) for t in reversed(texts) if t.startswith(SUMMARY_OPENINGS)), "")
-    return _under(Mark.EARLIER_SUMMARY, text, room, session)
+    return _under(f"{Mark.EARLIER_SUMMARY}the conversation:", text, room, session)
 
 
 def _last_words(view: View, session: MemoryBankState, room: int) -> str:
@@ -111,6 +114,6 @@ def _last_words(view: View, session: MemoryBankState, room: int) -> str:
     return _under(Mark.LAST, text, room, session)
 
 
-def _under(head: Mark, text: str, room: int, session: MemoryBankState) -> str:
+def _under(head: str, text: str, room: int, session: MemoryBankState) -> str:
     """A text, quoted in at most ``room`` tokens below its heading; "" for none."""
     return f"{head}\n{quote_lines(fit_text(text, room, session.counter.count_text))}\n" if text else ""

@@ -38,6 +38,7 @@ log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
 NATIVE_BUDGET = 1_500
 """Tokens from which past turns are shown in their native form; the frames of messages cost too much below."""
+EXCERPTS_HEAD = f"{Mark.EXCERPTS} of calls that are no longer in the list of messages:\n"
 RECENT_SHARE = 0.2
 """The share of a budget for the newest interactions, which are kept whole."""
 LISTED_TOKENS = 10  # of a call in the list of calls, about, which leaves out those shown in place
@@ -324,8 +325,7 @@ class _Chooser:
         for start, (turn, calls) in sorted(turns.items()):
             in_place |= self._shorten(turn, calls, notes.get(start, ""))
         numbers = {call.number for call in shown.values()}
-        elsewhere = [f"{Mark.EXCERPTS_ELSEWHERE}\n", *elsewhere] if elsewhere else []
-        return in_place, "".join(elsewhere), numbers
+        return in_place, EXCERPTS_HEAD + "".join(elsewhere) if elsewhere else "", numbers
 
     def _shorten(self, turn: Interaction, shown: Mapping[int, ShownCall], note: str) -> dict[int, Edit]:
         """``shorten_turn``; what the step before made in the same way is taken again."""

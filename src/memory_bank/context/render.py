@@ -102,7 +102,7 @@ def repair_interaction(interaction: Interaction, mode: str) -> tuple[list[Entry]
             answers: dict[str, Any] = {"role": "tool", "tool_call_id": call.call_id}
             if call.call_id is None:
                 answers = {"role": "function", "name": call.name}
-            out.append((None, {**answers, "content": Mark.MISSING.value}))
+            out.append((None, {**answers, "content": f"{Mark.MISSING} for this call]"}))
         for position in orphans:
             out += _with_call(interaction.messages[position - interaction.start], position)
     else:

@@ -23,7 +23,7 @@ from memory_bank.selection.tables import OWN, Array, EvidenceTables
 from memory_bank.selection.values import ParsedRecord, fold, parse_record, stands_in
 from memory_bank.transcript.quoting import Mark
 
-EXCERPT_HEAD, SHORT_HEAD = f"{Mark.EXCERPTS_WITH_GAPS}\n", f"{Mark.EXCERPTS}\n"
+EXCERPT_HEAD, SHORT_HEAD = f"{Mark.EXCERPTS} (…: parts left out):\n", f"{Mark.EXCERPTS}:\n"
 
 # Chosen over all recorded sets together.
 LONG_ARGUMENTS = 160

@@ -31,7 +31,7 @@ from memory_bank.transcript.quoting import Mark, one_line, quote_lines
 
 HEAD = f"{Mark.CALLS}{{}}:\n"
 """The headings have a place for what ``transcript.messages.in_full`` says of the tool that returns a record."""
-PARTS_HEAD = f"{Mark.PARTS}{{}}.\n"
+PARTS_HEAD = f"{Mark.PARTS} #n] is shortened{{}}.\n"
 """The first line of a context that has no list of calls, because every call stands in its place."""
 PLAN_HEAD = f"{Mark.PLAN}\n"
 DECISIONS_HEAD = f"{Mark.WORDS}\n"

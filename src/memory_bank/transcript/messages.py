@@ -122,7 +122,7 @@ def carries_only_media(message: object) -> bool:
 
 # Our own tools
 
-MARK: str = Mark.OPENING.value
+MARK = f"{Mark.OPENING} seal="
 MARKS = (MARK, f'{{"result":"{MARK}', f'{{"result": "{MARK}')
 """How an answer of the memory tools begins: as text, or as MCP's structured content, written as JSON."""
 SEARCH_MEMORY = "search_memory"

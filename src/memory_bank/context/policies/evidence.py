@@ -22,6 +22,7 @@ from memory_bank.transcript.turns import WHOLE, Edit
 
 LEAST_FOLD, FOLD_SHARE, MOST_FOLD = 2_000, 0.15, 16_000
 """Tokens of a fold with ``history_budget = "auto"``: a share of the older history between two bounds."""
+NOTE_HEAD = f"{Mark.NOTES}made before the latest calls):\n"
 NOTE_SHARE = 1 / 3  # of the tokens of a fold, at most
 
 
@@ -68,7 +69,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     note = ""
     if settings.fold_note == "observer" and (said := session.note):
         count = session.counter.count_text
-        note = fit_text(f"\n{Mark.NOTES}\n{quote_lines(said)}", int(budget * NOTE_SHARE), count)
+        note = fit_text(f"\n{NOTE_HEAD}{quote_lines(said)}", int(budget * NOTE_SHARE), count)
         budget -= count(note)
     excerpts, whole = choose(view, session, settings, memory, budget)
     first = whole[0].start if whole else view.tail_start

@@ -252,11 +252,10 @@ class _ProxiedRequest:
         lead = await compaction.lead()
         if isinstance(lead, UpstreamAnswer):
             return lead
-        memory_timeout = rebuilder.timeout
-        self.injection = Injection(rebuilder.sessions, memory_timeout, request, compaction.answer, lead)
+        sessions, timeout = rebuilder.sessions, rebuilder.timeout
+        self.injection = Injection(sessions, timeout, request, compaction.answer, lead)
         answer = await self.injection.answer()
-        counts = dialect.counts_only and request.wants_clearing and answer.is_readable
-        if counts and (request.body.removed or request.memory.status == "rebuilt"):
+        if dialect.counts_only and request.reports and answer.is_readable:
             data = await answer.hold() or b""
             value = parse_object(data)
             if request.memory.data is not None:  # the request as it came is counted, too
