@@ -25,6 +25,7 @@ from memory_bank.bank.schema import (
     VERSION,
     bank,
     count_of,
+    jobs,
     metadata,
     of_namespace,
     of_session,
@@ -50,7 +51,8 @@ ANY: Any = object()
 _s = sessions.c
 GENERATION = sa.select(_s.generation).where(of_session(sessions))
 _COUNT = count_of(records).where(of_session(records))
-_EXTENT = sa.select(GENERATION.scalar_subquery(), _COUNT.scalar_subquery())
+_JOBS = count_of(jobs).where(of_session(jobs))
+_EXTENT = sa.select(GENERATION.scalar_subquery(), _COUNT.scalar_subquery(), _JOBS.scalar_subquery())
 _OWNERS = sa.select(_s.agent_id, _s.namespace, _s.deleted).where(of_session(sessions))
 _SET = sa.update(sessions).where(of_session(sessions))
 
@@ -447,11 +449,11 @@ class Database:
         """The generation of a session: it grows whenever rows are deleted."""
         return self.value(GENERATION, session=session_id) or 0
 
-    def extent(self, session_id: str) -> tuple[int, int]:
-        """The generation of a session, and the number of its records."""
+    def extent(self, session_id: str) -> tuple[int, int, int]:
+        """The generation of a session, and the numbers of its records and jobs."""
         with self.read() as c:
-            generation, count = c.execute(_EXTENT, {"session": session_id}).one()
-        return generation or 0, count
+            generation, count, queued = c.execute(_EXTENT, {"session": session_id}).one()
+        return generation or 0, count, queued
 
 
 @cache

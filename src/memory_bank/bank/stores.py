@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict
 from functools import cache, lru_cache
 from pathlib import Path
@@ -12,9 +12,9 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from memory_bank.bank.database import GENERATION, Database, as_database
+from memory_bank.bank.database import Database, as_database
 from memory_bank.bank.embedder import bind, check_embedder
-from memory_bank.bank.jobs import Job, add_jobs, finish_job
+from memory_bank.bank.jobs import Job, add_jobs, finish_job, finish_step_jobs
 from memory_bank.bank.learned import content_deleted, lock_content
 from memory_bank.bank.listing import Outline, count_records, list_outlines, stored_rows
 from memory_bank.bank.rows import (
@@ -83,20 +83,33 @@ class FactStore:
         """Store a record unless an equal one is stored. Raises RecordConflictError, RecordError, StorageError."""
         self.store_many([record])
 
-    def store_many(self, batch: Sequence[InteractionRecord], to_observe: Collection[str] = ()) -> None:
+    def store_many(
+        self,
+        batch: Sequence[InteractionRecord],
+        to_observe: Collection[str] = (),
+        lease: tuple[Collection[str], str, float] = ((), "", 0.0),
+    ) -> None:
         """Store records in one transaction: all or none. Raises as ``store``.
 
-        ``to_observe``: trace_ids of records for which jobs are added in the same transaction.
+        ``to_observe``: trace_ids of records for which jobs are added in the same transaction; ``lease``: see
+        ``insert``.
         """
         rows = to_rows(batch, self.session_id)
         if rows:
-            self.database.submit(lambda c: self.insert(c, rows, to_observe), self.session_id)
+            self.database.submit(lambda c: self.insert(c, rows, to_observe, lease), self.session_id)
             fault_point("facts.stored")
 
     def insert(
-        self, c: Connection, rows: dict[str, dict[str, Any]], to_observe: Collection[str] = ()
+        self,
+        c: Connection,
+        rows: dict[str, dict[str, Any]],
+        to_observe: Collection[str] = (),
+        lease: tuple[Collection[str], str, float] = ((), "", 0.0),
     ) -> None:
-        """Within a write, insert the rows of ``to_rows`` that do not exist. Raises RecordConflictError."""
+        """Within a write, insert the rows of ``to_rows`` that do not exist. Raises RecordConflictError.
+
+        ``lease``: trace_ids whose summaries the caller makes, as whom, and within how many seconds.
+        """
         self.database.lock_session(c, self.session_id)
         if self.database.insert_new(c, records, list(rows.values())) != len(rows):  # some exist already
             for old in rows_by_id(c, _BY_IDS, self.session_id, list(rows)).values():
@@ -104,6 +117,8 @@ class FactStore:
                     check_same(rows[old["trace_id"]], old)
         if to_observe:
             add_jobs(c, self.database, self.session_id, list(to_observe))
+        if lease[0]:
+            add_jobs(c, self.database, self.session_id, list(lease[0]), None, *lease[1:])
         fault_point("facts.executed")
 
     def get(self, trace_id: str) -> InteractionRecord | None:
@@ -236,18 +251,30 @@ class InsightStore:
         batch: Sequence[Insight],
         *,
         records: Iterable[InteractionRecord] = (),
-        generation: int | None = None,
+        of_step: bool = False,
     ) -> None:
         """Embed and store several insights, in one batch and one transaction. Raises as ``add``.
 
-        ``records`` are those of the insights; the others are read. ``generation``: the session's when the insights
-        were made; nothing is stored if it was reset since.
+        ``records`` are those of the insights; the others are read. ``of_step``: the step's jobs for them are ended;
+        nothing is stored for a record without a job, which was deleted or has been summarised meanwhile.
         """
         rows = self.embed(batch, records)
         if rows:
-            with self._lock:
-                self.database.submit(lambda c: self.insert(c, rows, generation), self.session_id)
+            ids = [r["trace_id"] for r in rows]
+            ended = (lambda c: finish_step_jobs(c, self.session_id, ids)) if of_step else None
+            self._store(rows, ended)
             fault_point("insights.stored")
+
+    def _store(self, rows: list[dict[str, Any]], ended: Callable[[Connection], set[str]] | None) -> None:
+        """Insert rows, of those trace_ids alone that ``ended`` returns, in the same transaction."""
+
+        def write(c: Connection) -> None:
+            self._lock_for(c, rows)
+            wanted = ended(c) if ended is not None else None
+            self._replace(c, [r for r in rows if wanted is None or r["trace_id"] in wanted])
+
+        with self._lock:
+            self.database.submit(write, self.session_id)
 
     def embed(
         self, batch: Sequence[Insight], records: Iterable[InteractionRecord] = ()
@@ -273,16 +300,21 @@ class InsightStore:
         found = stored_rows(self.database, _BY_IDS, self.session_id, trace_ids)
         return {trace_id: from_row(row) for trace_id, row in found.items()}
 
-    def insert(self, c: Connection, rows: list[dict[str, Any]], generation: int | None = None) -> None:
+    def insert(self, c: Connection, rows: list[dict[str, Any]]) -> None:
         """Within a write that holds no session yet, insert the insights and replace existing ones.
 
-        ``generation``: see ``add_many``. Raises EmbedderMismatchError.
+        Raises EmbedderMismatchError.
         """
-        if not rows:
-            return
-        bind(c, self.database, self.embedder_name, len(rows[0]["embedding"]) // 4)
+        self._lock_for(c, rows)
+        self._replace(c, rows)
+
+    def _lock_for(self, c: Connection, rows: list[dict[str, Any]]) -> None:
+        if rows:
+            bind(c, self.database, self.embedder_name, len(rows[0]["embedding"]) // 4)
         self.database.lock_session(c, self.session_id)
-        if generation is not None and (c.execute(GENERATION, self._mine).scalar() or 0) != generation:
+
+    def _replace(self, c: Connection, rows: list[dict[str, Any]]) -> None:
+        if not rows:
             return
         if self.database.insert_new(c, insights, rows) != len(rows):  # some exist already
             for part in in_parts([r["trace_id"] for r in rows]):
@@ -293,16 +325,7 @@ class InsightStore:
     def finish(self, owner: str, ended: Sequence[tuple[Job, Insight | None]]) -> None:
         """Delete jobs and store their insights, in one transaction; not those that ``owner`` no longer holds."""
         prepared = self.embed([i for _, i in ended if i is not None])
-
-        def write(c: Connection) -> None:
-            if prepared:
-                bind(c, self.database, self.embedder_name, len(prepared[0]["embedding"]) // 4)
-            self.database.lock_session(c, self.session_id)
-            ours = {job.trace_id for job, _ in ended if finish_job(c, owner, job)}
-            self.insert(c, [r for r in prepared if r["trace_id"] in ours])
-
-        with self._lock:
-            self.database.submit(write, self.session_id)
+        self._store(prepared, lambda c: {job.trace_id for job, _ in ended if finish_job(c, owner, job)})
 
     def search(self, query: str, top_k: int = 3) -> list[str]:
         """The trace_ids of the ``top_k`` insights that fit best, best first; among equals the newer first."""

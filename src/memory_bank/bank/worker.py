@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,7 +13,7 @@ from functools import lru_cache, partial
 from sqlalchemy.engine import Connection
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.jobs import Job, JobQueue, Spending, without_insight
+from memory_bank.bank.jobs import STEP, Job, JobQueue, Spending, process_name, without_insight
 from memory_bank.bank.rows import to_rows
 from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.config import MemoryBankSettings
@@ -70,7 +67,7 @@ class Worker:
         self.attempts = attempts
         self.lease = lease + observer.settings.observer_timeout
         self.first_retry = first_retry
-        self.owner = f"{socket.gethostname()[:20]}:{os.getpid()}:{uuid.uuid4().hex[:16]}"
+        self.owner = process_name()
         self.progress = WorkerCounts()
         self._held: list[Job] = []
         self._stores = lru_cache(64)(lambda s: (FactStore(database, s), InsightStore(embedder, database, s)))
@@ -288,6 +285,7 @@ class InsightWriter:
         self._observed_with: object = None
         self._on_jobs = on_jobs
         self._jobs = JobQueue(facts.database, facts.session_id)
+        self._owner = STEP + process_name()
         self._may_have_jobs = False
         self._logged: dict[str, object] = {}  # reasons of failures that were logged as a warning
 
@@ -301,21 +299,31 @@ class InsightWriter:
         if self.store is None:
             self.store = InsightStore(model, self.facts.database, self.facts.session_id)
 
-    def load(self) -> None:
-        """Find out which records an interrupted step left without an insight."""
-        self.waiting = dict.fromkeys(without_insight(self.facts.database, self.facts.session_id))
-        self._may_have_jobs = self._jobs.open_count() > 0
+    def load(self, jobs: int, *, anew: bool) -> None:
+        """Find out which records a step has left without an insight, in any process; ``jobs``: the session's.
+
+        ``anew``: also those without a job, as earlier versions left them.
+        """
+        found = without_insight(self.facts.database, self.facts.session_id) if anew else self._jobs.of_steps()
+        self.waiting = dict.fromkeys(found) | ({} if anew else self.waiting)
+        self._may_have_jobs = jobs > 0
 
     @property
     def pending(self) -> int:
         """The number of stored records that have no summary yet."""
-        return self._jobs.open_count() + (0 if self.settings.observer_mode == "off" else len(self.waiting))
+        waiting = () if self.settings.observer_mode == "off" else self.waiting
+        return len(self._jobs.ids().union(waiting))
+
+    @property
+    def _lease(self) -> float:
+        return 60.0 + self.settings.observer_timeout
 
     def store_facts(self, records: Sequence[InteractionRecord], *, drafts: bool = True) -> None:
-        """Commit records with the jobs of those that a model is to summarise.
+        """Commit records with the jobs of those whose summaries are not committed with them.
 
         ``drafts``: make extractive summaries where no model makes them within the step. With an embedder that
-        answers at once they are committed in the same transaction; any other is asked after the commit.
+        answers at once they are committed in the same transaction; any other is asked after the commit. Until
+        then the step holds a job for each, which another process finds if this one dies.
         """
         mode, store = self.settings.observer_mode, self.store
         observed = [r for r in records if not is_memory_tool(r.tool_name, r.output_text)]
@@ -333,37 +341,39 @@ class InsightWriter:
             self.facts.database.submit(write, self.facts.session_id)
             fault_point("facts.stored")
         else:
-            self.facts.store_many(records, queued)
-            if mode != "off" and store is not None:
-                by_id = {d.trace_id: d for d in made}
-                self.waiting.update((r.trace_id, by_id.get(r.trace_id)) for r in records)
+            makes = observed if mode != "off" and store is not None else []
+            own = [r.trace_id for r in makes if r.trace_id not in queued]
+            self.facts.store_many(records, queued, (own, self._owner, self._lease))
+            by_id = {d.trace_id: d for d in made}
+            self.waiting.update((r.trace_id, by_id.get(r.trace_id)) for r in makes)
 
-    def write(self, records: Sequence[InteractionRecord], task: str, generation: int | None) -> None:
+    def write(self, records: Sequence[InteractionRecord], task: str) -> None:
         """Store insights of new records, and of records that an interrupted step stored without one."""
         if not self.waiting or self.settings.observer_mode == "off":
             return
         new = {r.trace_id: r for r in records}
         wanted = [t for t, draft in self.waiting.items() if draft is None]
-        found = self.facts.get_many([t for t in wanted if t not in new])
-        found += [new[t] for t in wanted if t in new]
+        older, inline = [t for t in wanted if t not in new], self.settings.observer_mode == "inline"
+        if older and inline and self.observer.name != EXTRACTIVE:  # a model is not asked twice
+            held = set(self._jobs.of_steps())
+            held.difference_update(self._jobs.lease_of_dead(self._owner, self._lease))
+            older = [t for t in older if t not in held]
+        found = self.facts.get_many(older) + [new[t] for t in wanted if t in new]
         found = [r for r in found if not is_memory_tool(r.tool_name, r.output_text)]
-        if self.settings.observer_mode == "inline":
-            drafts = self.observer.observe_all(found, task)
-        else:
-            drafts = [self.observer.extract(r) for r in found]
+        if not inline:
             queued = [r.trace_id for r in found if self.observer.sends(r)]
             self._jobs.add(queued)
             self._may_have_jobs = self._may_have_jobs or bool(queued)
+        self._jobs.add([r.trace_id for r in found if r.trace_id not in new], self._owner, self._lease)
+        drafts = self.observer.observe_all(found, task) if inline else list(map(self.observer.extract, found))
         self.waiting.update((d.trace_id, d) for d in drafts)
-        self._store_drafts(generation, found)
+        self._store_drafts(found)
         self.waiting.clear()
 
-    def _store_drafts(self, generation: int | None = None, records: Sequence[InteractionRecord] = ()) -> None:
+    def _store_drafts(self, records: Sequence[InteractionRecord]) -> None:
         drafts = [draft for draft in self.waiting.values() if draft is not None]
         if drafts and self.store is not None:
-            self.store.add_many(drafts, records=records, generation=generation)
-            for draft in drafts:
-                del self.waiting[draft.trace_id]
+            self.store.add_many(drafts, records=records, of_step=True)
 
     def start(self, news: bool) -> None:
         """Make the background Observer work at the queue, unless there is nothing in it."""
@@ -384,25 +394,26 @@ class InsightWriter:
             self._background = BackgroundObserver(open_worker, idle=30.0)
         self._background.wake()
 
-    def flush_drafts(self) -> int:
-        """Store the drafts whose embedder failed; the number of records that still have no insight."""
+    def flush(self, task: str) -> None:
+        """Store the drafts whose embedder failed and the insights that a dead process left, and wake the Observer."""
+        self.load(self._jobs.open_count(), anew=False)
         try:
-            self._store_drafts()
+            self.write((), task)
         except EmbeddingError as e:
             session_log.warning("%d insights still wait: %s", len(self.waiting), e)
-        return 0 if self.settings.observer_mode == "off" else len(self.waiting)
+        self.start(news=False)
 
     def wait(self, until: float | None) -> int:
-        """Wait for the background Observer until a time of ``time.monotonic``; the number of jobs that are left."""
+        """Wait for the background Observer until a time of ``time.monotonic``; the number of records without."""
         if self._background is not None and self._background.works:
             self._background.wake()
         pause = 0.01
-        while (left := self._jobs.open_count()) and self._background is not None and self._background.works:
+        while self._jobs.open_count() and self._background is not None and self._background.works:
             if until is not None and time.monotonic() >= until:
                 break
             time.sleep(pause if until is None else max(0.0, min(pause, until - time.monotonic())))
             pause = min(0.2, 1.5 * pause)
-        return left
+        return self.pending
 
     def stop(self, timeout: float = 1.0) -> None:
         """Let the background Observer start no further job, and wait so many seconds for its current ones."""
