@@ -157,6 +157,9 @@ class Database:
     def wipe(self, seconds: float) -> None:
         """Remove copies of deleted content outside the tables (SQLite's log), unless another process prevents it."""
 
+    def check_place(self, c: Connection) -> None:
+        """Raise StorageError if the file of the bank was deleted or replaced since it was opened."""
+
     def now(self, c: Connection) -> float:
         """Unix seconds by the clock that all processes share."""
         return time.time()
@@ -220,6 +223,7 @@ class Database:
     def read(self) -> Iterator[Connection]:
         """A connection for reading."""
         with self._mapped(), self._reader.connect() as connection:
+            self.check_place(connection)
             yield connection
 
     def rows(self, statement: sa.Select[*tuple[Any, ...]], **values: object) -> Sequence[RowMapping]:
@@ -241,6 +245,7 @@ class Database:
     def snapshot(self) -> Iterator[Connection]:
         """A connection for several reads of one state of the bank."""
         with self._mapped(), self._engine.connect() as connection:
+            self.check_place(connection)
             self.begin_snapshot(connection)
             try:
                 yield connection
@@ -286,7 +291,8 @@ class Database:
 
     def check_writing(self) -> None:
         """Raise StorageError if the database can only be read, its disk is nearly full, or a write has failed."""
-        room = self.room()
+        with self.read():
+            room = self.room()
         if room is not None and room < _ROOM:
             raise StorageError(f"{self.name}: its disk has {room / 2**20:.1f} MiB left: make room on it.")
         failed = self._failed_write
@@ -310,6 +316,7 @@ class Database:
     @contextmanager
     def _transaction(self, creating: bool = False) -> Iterator[Connection]:
         with self.write_lock if self.exclusive else nullcontext(), self._engine.connect() as connection:
+            self.check_place(connection)
             self.begin_write(connection, creating)
             fault_point("write.begun")
             try:

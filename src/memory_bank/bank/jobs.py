@@ -5,13 +5,9 @@ Whatever uses the database may raise StorageError.
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
 import time
-import uuid
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -43,10 +39,11 @@ LONGEST_WAIT = 3600.0
 """Seconds; no retry waits longer, so a later due time comes from a clock that has jumped back."""
 
 STEP = "step:"
-"""How the owner of a job begins that a step stored for a record whose summary it makes itself."""
+"""How the owner of a job begins that a step holds for a record whose summary it makes itself."""
+STEP_LEASE = 120.0
+"""Seconds after which a step that holds a job counts as dead."""
 
 _t, _r, _i, _p = jobs.c, records.c, insights.c, spending.c
-_of_steps = _t.owner.startswith(STEP, autoescape=True)
 _free: dict[str, Any] = {"owner": None, "leased": None, "expires": None}
 
 
@@ -76,13 +73,13 @@ class JobQueue:
         self._clock = clock
         self._mine = sa.true() if session_id is None else _t.session_id == session_id
 
-    def add(self, trace_ids: Sequence[str], owner: str | None = None, lease: float = 0.0) -> None:
-        """Add jobs for records of the session, leased if there is an ``owner``; existing ones are not changed."""
+    def add(self, trace_ids: Sequence[str], owner: str | None = None) -> None:
+        """Add jobs for records of the session, leased to an owner if one is given; existing ones are not changed."""
         if self.session_id is None:
             raise ValueError("jobs are added to one session")
         if trace_ids:
             with self.database.write() as c:
-                add_jobs(c, self.database, self.session_id, trace_ids, self._now(c), owner, lease)
+                add_jobs(c, self.database, self.session_id, trace_ids, owner)
 
     def take(self, owner: str, limit: int, lease: float) -> list[Job]:
         """Lease up to ``limit`` free jobs that are due, the longest due first, for ``lease`` seconds."""
@@ -110,19 +107,12 @@ class JobQueue:
         attempts = sa.case((_t.attempts > 0, _t.attempts - 1), else_=0)
         self._change(owner, held, lambda _: {**_free, "attempts": attempts})
 
-    def of_steps(self) -> list[str]:
-        """The trace_ids of the session's jobs whose summaries a step makes, oldest first."""
-        return self.database.column(sa.select(_t.trace_id).where(self._mine, _of_steps).order_by(_t.seq))
-
-    def lease_of_dead(self, owner: str, lease: float) -> list[str]:
-        """Lease for a step the jobs of steps that have died; the trace_ids of all that it holds then."""
-        with self.database.write() as c:
-            now, leased = self._now(c), self._mine & _of_steps
-            owners = set(c.execute(sa.select(_t.owner).where(leased)).scalars())
-            free = _is_free(now) | _t.owner.in_([o for o in owners if _is_dead(str(o))])
-            taken = {"owner": owner, "leased": now, "expires": now + lease}
-            c.execute(sa.update(jobs).where(leased, free | (_t.owner == owner)).values(taken))
-            return list(c.execute(sa.select(_t.trace_id).where(leased, _t.owner == owner)).scalars())
+    def of_steps(self, *, ended: bool) -> list[str]:
+        """The trace_ids of the jobs that steps hold, oldest first; ``ended``: those whose lease has ended."""
+        with self.database.read() as c:
+            which = _is_free(self._now(c)) if ended else sa.true()
+            held = sa.select(_t.trace_id).where(self._mine, _t.owner.startswith(STEP), which)
+            return list(c.execute(held.order_by(_t.seq)).scalars())
 
     def ids(self) -> set[str]:
         """The trace_ids of the session's jobs, leased ones included."""
@@ -164,38 +154,16 @@ def _is_due(now: float) -> sa.ColumnElement[bool]:
     )
 
 
-def process_name() -> str:
-    """A new name of this process as an owner of jobs: host, process id and a random part."""
-    return f"{socket.gethostname()[:20]}:{os.getpid()}:{uuid.uuid4().hex[:16]}"
-
-
-def _is_dead(owner: str) -> bool:
-    """Whether a step's process was one of this host, and is known to have ended."""
-    host, pid, _ = owner.removeprefix(STEP).rsplit(":", 2)
-    if host != socket.gethostname()[:20] or not hasattr(os, "getuid"):  # on Windows the signal 0 ends a process
-        return False
-    with suppress(PermissionError):
-        try:
-            os.kill(int(pid), 0)
-        except ProcessLookupError:
-            return True
-    return False
-
-
 def add_jobs(
-    c: Connection,
-    database: Database,
-    session_id: str,
-    trace_ids: Sequence[str],
-    now: float | None = None,
-    owner: str | None = None,
-    lease: float = 0.0,
+    c: Connection, database: Database, session_id: str, trace_ids: Collection[str], owner: str | None = None
 ) -> None:
-    """Within a write, add jobs for records, leased if there is an ``owner``; existing ones are not changed."""
-    now = database.now(c) if now is None else now
-    new = {"session_id": session_id, "created": now, "due": now, "attempts": 0}
+    """Within a write, add jobs for records, leased to an owner if one is given; existing ones are not changed."""
+    if not trace_ids:
+        return
+    now = database.now(c)
+    new: dict[str, Any] = {"session_id": session_id, "created": now, "due": now, "attempts": 0}
     if owner is not None:
-        new |= {"owner": owner, "leased": now, "expires": now + lease}
+        new |= {"owner": owner, "leased": now, "expires": now + STEP_LEASE}
     database.insert_new(c, jobs, [{**new, "trace_id": t} for t in trace_ids])
 
 
@@ -210,7 +178,7 @@ def finish_step_jobs(c: Connection, session_id: str, trace_ids: Sequence[str]) -
     found: set[str] = set()
     for part in in_parts(trace_ids):
         found.update(c.execute(sa.select(_t.trace_id).where(mine, _t.trace_id.in_(part))).scalars())
-        c.execute(sa.delete(jobs).where(mine, _t.trace_id.in_(part), _of_steps))
+        c.execute(sa.delete(jobs).where(mine, _t.trace_id.in_(part), _t.owner.startswith(STEP)))
     return found
 
 

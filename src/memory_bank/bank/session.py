@@ -239,9 +239,8 @@ class MemoryBankState(Session):
             self.marks = self.fact_store.marks()
             self._task = self.database.get_task(self.session_id)
             self.generation = generation
-        self._insights.begin(settings, llm_client)
-        if is_new or jobs:
-            self._insights.load(jobs, anew=is_new)
+        self._insights.begin(settings, llm_client, jobs)
+        self._insights.load(anew=is_new)
         self.scope = settings.scope
         self.new_records = []
 

@@ -84,41 +84,29 @@ class FactStore:
         self.store_many([record])
 
     def store_many(
-        self,
-        batch: Sequence[InteractionRecord],
-        to_observe: Collection[str] = (),
-        lease: tuple[Collection[str], str, float] = ((), "", 0.0),
+        self, batch: Sequence[InteractionRecord], to_observe: Collection[str] = (), **held: Collection[str]
     ) -> None:
         """Store records in one transaction: all or none. Raises as ``store``.
 
-        ``to_observe``: trace_ids of records for which jobs are added in the same transaction; ``lease``: see
-        ``insert``.
+        ``to_observe``: trace_ids of records for which jobs are added in the same transaction; ``held``: those whose
+        jobs are leased, by owner.
         """
         rows = to_rows(batch, self.session_id)
         if rows:
-            self.database.submit(lambda c: self.insert(c, rows, to_observe, lease), self.session_id)
+            self.database.submit(lambda c: self.insert(c, rows, to_observe, **held), self.session_id)
             fault_point("facts.stored")
 
     def insert(
-        self,
-        c: Connection,
-        rows: dict[str, dict[str, Any]],
-        to_observe: Collection[str] = (),
-        lease: tuple[Collection[str], str, float] = ((), "", 0.0),
+        self, c: Connection, rows: dict[str, Any], to_observe: Collection[str], **held: Collection[str]
     ) -> None:
-        """Within a write, insert the rows of ``to_rows`` that do not exist. Raises RecordConflictError.
-
-        ``lease``: trace_ids whose summaries the caller makes, as whom, and within how many seconds.
-        """
+        """Within a write, insert the rows of ``to_rows`` that do not exist. Raises RecordConflictError."""
         self.database.lock_session(c, self.session_id)
         if self.database.insert_new(c, records, list(rows.values())) != len(rows):  # some exist already
             for old in rows_by_id(c, _BY_IDS, self.session_id, list(rows)).values():
                 if old["mark"] != FORGOTTEN:
                     check_same(rows[old["trace_id"]], old)
-        if to_observe:
-            add_jobs(c, self.database, self.session_id, list(to_observe))
-        if lease[0]:
-            add_jobs(c, self.database, self.session_id, list(lease[0]), None, *lease[1:])
+        for owner, trace_ids in ((None, to_observe), *held.items()):
+            add_jobs(c, self.database, self.session_id, trace_ids, owner)
         fault_point("facts.executed")
 
     def get(self, trace_id: str) -> InteractionRecord | None:
@@ -261,17 +249,18 @@ class InsightStore:
         rows = self.embed(batch, records)
         if rows:
             ids = [r["trace_id"] for r in rows]
-            ended = (lambda c: finish_step_jobs(c, self.session_id, ids)) if of_step else None
-            self._store(rows, ended)
+            self._store(rows, lambda c: finish_step_jobs(c, self.session_id, ids) if of_step else ids)
             fault_point("insights.stored")
 
-    def _store(self, rows: list[dict[str, Any]], ended: Callable[[Connection], set[str]] | None) -> None:
-        """Insert rows, of those trace_ids alone that ``ended`` returns, in the same transaction."""
+    def _store(self, rows: list[dict[str, Any]], wanted: Callable[[Connection], Collection[str]]) -> None:
+        """Insert the rows of the trace_ids that ``wanted`` returns, which may end their jobs in the transaction."""
 
         def write(c: Connection) -> None:
-            self._lock_for(c, rows)
-            wanted = ended(c) if ended is not None else None
-            self._replace(c, [r for r in rows if wanted is None or r["trace_id"] in wanted])
+            if rows:
+                bind(c, self.database, self.embedder_name, len(rows[0]["embedding"]) // 4)
+            self.database.lock_session(c, self.session_id)
+            ids = wanted(c)
+            self.insert(c, [r for r in rows if r["trace_id"] in ids])
 
         with self._lock:
             self.database.submit(write, self.session_id)
@@ -305,17 +294,10 @@ class InsightStore:
 
         Raises EmbedderMismatchError.
         """
-        self._lock_for(c, rows)
-        self._replace(c, rows)
-
-    def _lock_for(self, c: Connection, rows: list[dict[str, Any]]) -> None:
-        if rows:
-            bind(c, self.database, self.embedder_name, len(rows[0]["embedding"]) // 4)
-        self.database.lock_session(c, self.session_id)
-
-    def _replace(self, c: Connection, rows: list[dict[str, Any]]) -> None:
         if not rows:
             return
+        bind(c, self.database, self.embedder_name, len(rows[0]["embedding"]) // 4)
+        self.database.lock_session(c, self.session_id)
         if self.database.insert_new(c, insights, rows) != len(rows):  # some exist already
             for part in in_parts([r["trace_id"] for r in rows]):
                 c.execute(sa.delete(insights).where(of_session(insights), _i.trace_id.in_(part)), self._mine)

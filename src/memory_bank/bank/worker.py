@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,7 +16,7 @@ from functools import lru_cache, partial
 from sqlalchemy.engine import Connection
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.jobs import STEP, Job, JobQueue, Spending, process_name, without_insight
+from memory_bank.bank.jobs import STEP, Job, JobQueue, Spending, without_insight
 from memory_bank.bank.rows import to_rows
 from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.config import MemoryBankSettings
@@ -67,7 +70,7 @@ class Worker:
         self.attempts = attempts
         self.lease = lease + observer.settings.observer_timeout
         self.first_retry = first_retry
-        self.owner = process_name()
+        self.owner = f"{socket.gethostname()[:20]}:{os.getpid()}:{uuid.uuid4().hex[:16]}"
         self.progress = WorkerCounts()
         self._held: list[Job] = []
         self._stores = lru_cache(64)(lambda s: (FactStore(database, s), InsightStore(embedder, database, s)))
@@ -285,38 +288,37 @@ class InsightWriter:
         self._observed_with: object = None
         self._on_jobs = on_jobs
         self._jobs = JobQueue(facts.database, facts.session_id)
-        self._owner = STEP + process_name()
-        self._may_have_jobs = False
+        self._owner = STEP + uuid.uuid4().hex
+        self._has_jobs = False
         self._logged: dict[str, object] = {}  # reasons of failures that were logged as a warning
 
-    def begin(self, settings: MemoryBankSettings, llm_client: object) -> None:
-        """Take the settings of a step. Raises ConfigError."""
+    def begin(self, settings: MemoryBankSettings, llm_client: object, jobs: int) -> None:
+        """Take the settings of a step, and how many jobs the session has. Raises ConfigError."""
         self.settings = settings
         self.observer = Observer.create(llm_client, settings, self.spending, self._logged)
+        self._has_jobs = jobs > 0
 
     def bind(self, model: Embedder | str) -> None:
         """Make the store, unless there is one. A model that is named is loaded now."""
         if self.store is None:
             self.store = InsightStore(model, self.facts.database, self.facts.session_id)
 
-    def load(self, jobs: int, *, anew: bool) -> None:
-        """Find out which records a step has left without an insight, in any process; ``jobs``: the session's.
+    def load(self, *, anew: bool, every: bool = False) -> None:
+        """Find out which records a step has left without an insight, in this process or another.
 
-        ``anew``: also those without a job, as earlier versions left them.
+        ``anew``: all of them; else those with a job, and, where a model would be asked twice, none that another step
+        may still be at work on, unless ``every`` is asked for.
         """
-        found = without_insight(self.facts.database, self.facts.session_id) if anew else self._jobs.of_steps()
-        self.waiting = dict.fromkeys(found) | ({} if anew else self.waiting)
-        self._may_have_jobs = jobs > 0
+        if anew:
+            self.waiting = dict.fromkeys(without_insight(self.facts.database, self.facts.session_id))
+        elif self._has_jobs or every:
+            ended = not every and self.observer.name != EXTRACTIVE
+            self.waiting = dict.fromkeys(self._jobs.of_steps(ended=ended)) | self.waiting
 
     @property
     def pending(self) -> int:
         """The number of stored records that have no summary yet."""
-        waiting = () if self.settings.observer_mode == "off" else self.waiting
-        return len(self._jobs.ids().union(waiting))
-
-    @property
-    def _lease(self) -> float:
-        return 60.0 + self.settings.observer_timeout
+        return len(self._jobs.ids().union(() if self.settings.observer_mode == "off" else self.waiting))
 
     def store_facts(self, records: Sequence[InteractionRecord], *, drafts: bool = True) -> None:
         """Commit records with the jobs of those whose summaries are not committed with them.
@@ -343,7 +345,7 @@ class InsightWriter:
         else:
             makes = observed if mode != "off" and store is not None else []
             own = [r.trace_id for r in makes if r.trace_id not in queued]
-            self.facts.store_many(records, queued, (own, self._owner, self._lease))
+            self.facts.store_many(records, queued, **{self._owner: own})
             by_id = {d.trace_id: d for d in made}
             self.waiting.update((r.trace_id, by_id.get(r.trace_id)) for r in makes)
 
@@ -353,18 +355,15 @@ class InsightWriter:
             return
         new = {r.trace_id: r for r in records}
         wanted = [t for t, draft in self.waiting.items() if draft is None]
-        older, inline = [t for t in wanted if t not in new], self.settings.observer_mode == "inline"
-        if older and inline and self.observer.name != EXTRACTIVE:  # a model is not asked twice
-            held = set(self._jobs.of_steps())
-            held.difference_update(self._jobs.lease_of_dead(self._owner, self._lease))
-            older = [t for t in older if t not in held]
-        found = self.facts.get_many(older) + [new[t] for t in wanted if t in new]
+        found = self.facts.get_many([t for t in wanted if t not in new])
+        found += [new[t] for t in wanted if t in new]
         found = [r for r in found if not is_memory_tool(r.tool_name, r.output_text)]
+        inline = self.settings.observer_mode == "inline"
         if not inline:
             queued = [r.trace_id for r in found if self.observer.sends(r)]
             self._jobs.add(queued)
-            self._may_have_jobs = self._may_have_jobs or bool(queued)
-        self._jobs.add([r.trace_id for r in found if r.trace_id not in new], self._owner, self._lease)
+            self._has_jobs = self._has_jobs or bool(queued)
+        self._jobs.add([r.trace_id for r in found if r.trace_id not in new], self._owner)
         drafts = self.observer.observe_all(found, task) if inline else list(map(self.observer.extract, found))
         self.waiting.update((d.trace_id, d) for d in drafts)
         self._store_drafts(found)
@@ -379,9 +378,9 @@ class InsightWriter:
         """Make the background Observer work at the queue, unless there is nothing in it."""
         if self.settings.observer_mode != "background" or self.observer.name == EXTRACTIVE:
             return
-        if not (news or self._may_have_jobs) or self.store is None:
+        if not (news or self._has_jobs) or self.store is None:
             return
-        self._may_have_jobs = False
+        self._has_jobs = False
         if self._on_jobs is not None:
             self._on_jobs()
             return
@@ -396,12 +395,12 @@ class InsightWriter:
 
     def flush(self, task: str) -> None:
         """Store the drafts whose embedder failed and the insights that a dead process left, and wake the Observer."""
-        self.load(self._jobs.open_count(), anew=False)
+        self.load(anew=False, every=True)
         try:
             self.write((), task)
         except EmbeddingError as e:
             session_log.warning("%d insights still wait: %s", len(self.waiting), e)
-        self.start(news=False)
+        self.start(bool(self._jobs.open_count()))
 
     def wait(self, until: float | None) -> int:
         """Wait for the background Observer until a time of ``time.monotonic``; the number of records without."""
