@@ -3,10 +3,11 @@
 import pytest
 from tests.bank.conftest import *  # noqa: F403  the fixture ``bank``: memory, SQLite, PostgreSQL
 
-from memory_bank import InteractionRecord, MemoryBankState
+from memory_bank import InteractionRecord, MemoryBankSettings, MemoryBankState
 from memory_bank.bank.maintenance import purge
 from memory_bank.bank.transfer import export_lines
 from memory_bank.errors import EmbeddingError
+from memory_bank.tools.handlers import answer_tool_call
 from memory_bank.tools.search import search_session
 
 
@@ -66,6 +67,29 @@ def test_the_latest_fact_comes_first_and_the_older_says_so(state):
     assert next(m for m in matches if m.outline.step_id == 5).newer is None
     only = search_session(state, "unknown carrier open", 1, by_agent=False).matches
     assert [m.outline.step_id for m in only] == [5]  # also where only the older one would have been found
+
+
+def test_a_record_says_which_later_one_supersedes_it(bank, state):
+    def answer(trace_id, of=state):
+        return answer_tool_call(of, "get_record", {"trace_id": trace_id})
+
+    old, new = SHOP[0].trace_id, SHOP[4].trace_id
+    said = answer(old)
+    assert f"\nsuperseded by {new}, a later result of the same call\n" in said.text
+    assert said.records[0]["newer"] == new
+    for current in (new, SHOP[1].trace_id):
+        assert "superseded" not in answer(current).text
+        assert answer(current).records[0]["newer"] is None
+    other = bank.state("other")
+    other.prepare(MemoryBankSettings(scope="all", embedding_model="lexical"))
+    assert f"superseded by {new}" in answer(old, other).text
+    other.add([record(9, "get_order", {"id": "ORD-7"}, "another session's")])
+    assert answer(old).records[0]["newer"] == new
+    state.add([record(7, "get_order", {"id": "ORD-7"}, "Error: timed out")])
+    assert answer(old).records[0]["newer"] == new  # a failure says nothing about the order
+    state.add([record(8, "get_order", {"id": "ORD-7"}, SHOP[0].raw_output)])
+    assert answer(old).records[0]["newer"] is None  # it is so again
+    assert answer(new).records[0]["newer"] == record(8, "", {}, "").trace_id
 
 
 def test_a_failed_call_and_another_object_supersede_nothing(state):

@@ -9,6 +9,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
@@ -272,7 +273,10 @@ class InsightStore:
         latest = latest_insights(batch)
         if not latest:
             return []
-        vectors = encode_documents(self.embedding_model, [i.summary for i in latest])
+        if type(self.embedding_model) is LexicalEmbedder:  # its vectors are never read: terms are compared
+            vectors = np.zeros((len(latest), LexicalEmbedder.dimension), np.float32)
+        else:
+            vectors = encode_documents(self.embedding_model, [i.summary for i in latest])
         known = {r.trace_id: r for r in records}
         known |= self._records([i.trace_id for i in latest if i.trace_id not in known])
         return [

@@ -12,6 +12,7 @@ from typing import Any
 from memory_bank.bank.files import COMMANDS, MemoryFiles
 from memory_bank.bank.listing import PREFIX, Outline, records_named
 from memory_bank.bank.retrieval import raw_data, session_name
+from memory_bank.bank.search import superseding
 from memory_bank.bank.stores import WiderScope
 from memory_bank.errors import ConfigError, FileError, MemoryBankError
 from memory_bank.ports import Scope
@@ -230,22 +231,15 @@ def _search(state: Any, given: Mapping[str, Any], room: int, scope: Scope | None
         top_k = TOP_K if asked is None else max(1, min(20, int(asked)))
     except (TypeError, ValueError, OverflowError):
         raise RefusedCall("top_k is a whole number from 1 to 20.") from None
-    wider: WiderScope | None = (
-        state.wider if scope is None else WiderScope(state.database, state.session_id, scope)
-    )
-    size: int = (state.fact_store if wider is None else wider).size()
-    if not size:
+    searched = WiderScope(state.database, state.session_id, scope or state.scope)
+    if not (size := searched.size()):
         raise NothingFound(_NOTHING_STORED)
     result = search_session(state, query, top_k, scope=scope, by_agent=scope is None)
     trouble = "" if result.trouble is None else "; the embedder failed, so only words were compared"
-    places: list[Any] = [(m.session_id, m.outline.trace_id) for m in result.matches]
-    records: dict[Any, InteractionRecord] = {
-        (None, r.trace_id): r for r in state.fact_store.get_many([t for s, t in places if s is None])
-    }
-    if wider is not None:
-        others = wider.entries([place for place in places if place[0] is not None])
-        records.update((place, record) for place, (record, _) in others.items())
-    found = [(m, records[at]) for m, at in zip(result.matches, places, strict=True) if at in records]
+    places = [(m.outline.session_id, m.outline.trace_id) for m in result.matches]
+    unread = searched.entries([at for at, m in zip(places, result.matches, strict=True) if m.record is None])
+    records = [m.record or unread.get(at, (None,))[0] for at, m in zip(places, result.matches, strict=True)]
+    found = [(m, record) for m, record in zip(result.matches, records, strict=True) if record is not None]
     if not found:
         raise NothingFound(
             f"Nothing matches {compact(query[:80])}{trouble}: try other words, a name or "
@@ -291,13 +285,15 @@ def _get(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
     else:
         shown, note, what = _some_lines(chosen, lines, None if pattern is None else str(pattern), room, what)
     arguments = record.input_text if record.input_text is not None else compact(record.raw_input)
+    newer = superseding(state.database, session_id or state.session_id, record.trace_id)
+    newer_line = f"superseded by {newer}, a later result of the same call\n" if newer else ""
     answer = fence(
         f"tool: {one_line(record.tool_name)}\nstep: {record.step_id}{_of_session(session_id)}\n"
-        f"trace_id: {record.trace_id}\n"
+        f"trace_id: {record.trace_id}\n{newer_line}"
         f"arguments: {quote_lines(shorten(record.raw_input, 2_000, text=arguments).text)}\n"
         f"output ({what}):\n{quote_lines(shown)}"
     )
-    described = (_described(record, session_id),)
+    described = (_described(record, session_id, newer=newer),)
     return ToolAnswer(f"{answer}\n{note}" if note else answer, records=described, parts=parts)
 
 

@@ -66,12 +66,12 @@ def serve_here(
 ) -> int:
     """Serve in this process until a signal; returns 0, or 130 after Ctrl-C. Raises what the start raises."""
     app = create_app(config)
-    failed: list[MemoryBankError] = []
+    failed: list[Exception] = []
 
     async def watched(scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await app(scope, receive, send)
-        except MemoryBankError as e:
+        except Exception as e:
             if scope["type"] == "lifespan":
                 failed.append(e)
             raise
@@ -81,6 +81,7 @@ def serve_here(
         lifespan="on",
         log_config=None,
         access_log=False,
+        workers=1,  # not WEB_CONCURRENCY
         server_header=False,
         proxy_headers=False,
         ws="none",
@@ -275,8 +276,10 @@ def work(config: Config, sock: socket.socket, pipe: Connection, verbose: bool) -
     threading.Thread(target=follow, daemon=True).start()
     try:
         serve_here(config, sock, lambda: pipe.send(""), ends_on=(signal.SIGTERM,))
-    except MemoryBankError as e:
-        pipe.send(str(e))
+    except Exception as e:
+        pipe.send(
+            str(e) if isinstance(e, MemoryBankError) else f"a worker met an unexpected {type(e).__name__}."
+        )
         raise SystemExit(1) from None
     if orphaned.is_set():  # otherwise the supervisor removes it
         shutil.rmtree(os.environ[SHARED], ignore_errors=True)
