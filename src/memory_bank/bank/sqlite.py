@@ -101,6 +101,8 @@ class Sqlite(Database):
 
     def check_place(self, c: Connection | None = None) -> None:
         """See Database. The journal is then written into its own file, or emptied if that was overwritten."""
+        if self.in_memory:
+            return
         place, same = None, False
         with suppress(OSError):
             found = self._file.stat()
@@ -111,13 +113,9 @@ class Sqlite(Database):
                 self._looked, number = found.st_mtime_ns, _number_in(self._file)
                 self._number = self._number or number
                 self._overwritten = number not in (0, self._number)
-        if self.in_memory or (same and not self._overwritten):
+        if self._place is None or (same and not self._overwritten):
             return
-        if (
-            c is not None
-            and not self.read_only
-            and _owner_of(self._file)[0] in (0, (self._place or (0, 0))[1])
-        ):
+        if c is not None and not self.read_only and _owner_of(self._file)[0] in (0, self._place[1]):
             with suppress(SQLAlchemyError, OSError):
                 if same:
                     os.truncate(f"{self._file}-wal", 0)
