@@ -69,6 +69,27 @@ def test_the_latest_fact_comes_first_and_the_older_says_so(state):
     assert [m.outline.step_id for m in only] == [5]  # also where only the older one would have been found
 
 
+def test_messages_of_a_conversation_do_not_supersede_one_another(bank):
+    """They have the same tool and speaker, and each says something else."""
+    said = [
+        "I would like to adopt a puppy from the shelter, maybe a small one.",
+        "That is lovely news! Which name did you think of for the little dog?",
+        "We settled on Biscuit because of the colour of his fur.",
+        "How are the driving lessons of your sister going these days?",
+        "She passed the test on her second attempt and bought a used car.",
+        "Let us talk again next week about the trip to the mountains.",
+    ]
+    talk = bank.state("talk")
+    talk.add([
+        record(n, "message", {"speaker": ("Ada", "Bob")[n % 2]}, {"text": text} if n > 3 else text)
+        for n, text in enumerate(said, 1)
+    ])  # fmt: skip
+    for query, step in (("the name of the little dog", 2), ("colour of the fur", 3), ("who bought a car", 5)):
+        matches = search_session(talk, query, 5, by_agent=False).matches
+        assert matches[0].outline.step_id == step
+        assert {m.newer for m in matches} == {None}
+
+
 def test_a_record_says_which_later_one_supersedes_it(bank, state):
     def answer(trace_id, of=state):
         return answer_tool_call(of, "get_record", {"trace_id": trace_id})

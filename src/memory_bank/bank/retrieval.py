@@ -11,6 +11,7 @@ from memory_bank.bank.stores import FactStore, InsightStore, WiderScope
 from memory_bank.config import MemoryBankSettings
 from memory_bank.errors import ConfigError
 from memory_bank.models.observer import Observer
+from memory_bank.ports import LLMClient
 from memory_bank.records import NAMESPACE_END, Hit, InteractionRecord
 from memory_bank.transcript.messages import Interaction, content_text, read, readable_output
 from memory_bank.transcript.quoting import quote_lines
@@ -31,7 +32,7 @@ def ingest_tool_outputs(
     user_query: str,
     fact_store: FactStore,
     insight_store: InsightStore,
-    llm_client: Any,
+    llm_client: LLMClient | None,
     observer_model: str,
     step_id: int,
 ) -> list[str]:

@@ -20,7 +20,7 @@ from memory_bank.bank.worker import InsightWriter
 from memory_bank.config import MemoryBankSettings
 from memory_bank.errors import EmbeddingError, StorageError
 from memory_bank.models.observer import EXTRACTIVE, describe_call
-from memory_bank.plan import Context, Plan
+from memory_bank.plan import NO_PLAN, Context, Plan
 from memory_bank.ports import Embedder, Scope, TokenCounter
 from memory_bank.pricing import PrefixCache
 from memory_bank.records import InteractionRecord, Spent
@@ -39,9 +39,9 @@ NOTE_TOKENS = 300
 class Session:
     """The messages of one task and what a strategy keeps of them, without stores.
 
-    ``last_plan`` is the plan of the last step, None before the first. ``prefix_cache`` is what the provider charges
-    for a prefix that it has seen; a reset keeps it. ``record_tool``: the name under which the step's agent has
-    ``get_record``, "" where it has no such tool. ``lock`` guards all the rest.
+    ``last_plan`` is the plan of the last step, ``NO_PLAN`` before the first. ``prefix_cache`` is what the provider
+    charges for a prefix that it has seen; a reset keeps it. ``record_tool``: the name under which the step's agent
+    has ``get_record``, "" where it has no such tool. ``lock`` guards all the rest.
     """
 
     def __init__(self, session_id: str = "default", counter: TokenCounter | None = None) -> None:
@@ -49,7 +49,7 @@ class Session:
         self.lock = threading.RLock()
         self.counter: TokenCounter = counter or open_counter()
         self.transcript = Transcript(session_id, self.counter)
-        self.last_plan: Plan | None = None
+        self.last_plan: Plan = NO_PLAN
         self.prefix_cache = PrefixCache()
         self.over_budget_logged = False
         self.record_tool = ""
@@ -103,7 +103,7 @@ class Session:
         """Forget everything: the task has ended."""
         with self.lock:
             self._forget()
-            self.last_plan = None
+            self.last_plan = NO_PLAN
 
     def close(self) -> None:
         """Release what the session holds open."""
@@ -410,6 +410,12 @@ class MemoryBankState(Session):
                 self.lock.release()
         if not self._shares_database:
             self.database.close()
+
+    def __reduce__(self) -> str:
+        raise TypeError(
+            "a MemoryBankState holds an open database and cannot be pickled: pass the database's address and the "
+            "session_id instead, and open the session there with MemoryBankState.open."
+        )
 
     def __enter__(self) -> MemoryBankState:
         return self

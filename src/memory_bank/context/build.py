@@ -12,7 +12,7 @@ from memory_bank.bank.session import MemoryBankState, Session
 from memory_bank.config import MemoryBankSettings
 from memory_bank.context.render import memory_message, render, repair_interaction, written
 from memory_bank.faults import fault_point
-from memory_bank.plan import Choice, Context, Plan, Shown
+from memory_bank.plan import NO_PLAN, Choice, Context, Plan, Shown
 from memory_bank.transcript.messages import record_tool
 from memory_bank.transcript.transcript import View
 from memory_bank.transcript.turns import Entry
@@ -144,7 +144,7 @@ def make_plan(view: View, choice: Choice, session: Session, policy: Policy) -> P
     memory, memory_tokens = None, 0
     if choice.text and not choice.unchanged:
         memory, last = memory_message(choice.text, session.session_id, choice.role), session.last_plan
-        if last is not None and last.memory == memory and last.counter == session.counter.name:
+        if last.memory == memory and last.counter == session.counter.name:
             memory_tokens = last.memory_tokens
         else:
             memory_tokens = session.counter.count_message(memory)
@@ -182,7 +182,7 @@ def make_plan(view: View, choice: Choice, session: Session, policy: Policy) -> P
         memory=memory,
         repaired=repaired,
         repairs=repairs,
-        previous=None if session.last_plan is None else replace(session.last_plan, previous=None),
+        previous=None if session.last_plan is NO_PLAN else replace(session.last_plan, previous=None),
     )
 
 

@@ -7,6 +7,7 @@ import re
 
 from memory_bank.bank.session import MemoryBankState, Session
 from memory_bank.context.policies.evidence import NOTE_HEAD, NOTE_SHARE, fed_evidence
+from memory_bank.plan import NO_PLAN
 from memory_bank.selection.index import Selection
 from memory_bank.selection.thread import thread_room
 from memory_bank.transcript.harness import SUMMARY_OPENINGS, asks_for_summary, persons_text
@@ -43,7 +44,7 @@ def what_is_known(
     ``users_words``: with the user's messages before that, for clients that do not keep them, and what an earlier
     summary said. The session is one of a strategy with a memory bank; others know nothing. Raises StorageError.
     """
-    if not isinstance(session, MemoryBankState) or session.last_plan is None or budget < LEAST_TOKENS:
+    if not isinstance(session, MemoryBankState) or session.last_plan is NO_PLAN or budget < LEAST_TOKENS:
         return ""
     with session.lock:
         view, count = session.last_plan.view, session.counter.count_text
@@ -85,7 +86,9 @@ def _users_words(view: View, session: MemoryBankState, room: int) -> str:
     """The user's messages without what clients add, the task and the newest of them; "" where there is none."""
     texts = [persons_text(message_text(m)) for m in view.messages if _is_users(m)]
     said = [t for t in texts if t and not asks_for_summary(t)]
-    task = view.task or session.database.get_task(session.session_id)
+    task = (
+        session.database.get_task(session.session_id) or view.task
+    )  # the list may hold a request for a summary alone
     said = [task, *(t for t in said if t != task)] if task else said
     if not said:
         return ""

@@ -14,6 +14,7 @@ from typing import Any, Unpack
 from memory_bank import history as typed
 from memory_bank.errors import MessagesError, MissingExtraError
 from memory_bank.integrations.bridge import Bridge, BridgeOptions
+from memory_bank.ports import ToolFunction
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.jsontext import parse_arguments
 from memory_bank.transcript.messages import MessageKind, content_text
@@ -149,7 +150,7 @@ class _MemoryTool(Tool):
     skip_forward_signature_validation = True
     output_type = "string"
 
-    def __init__(self, answer: Callable[..., str], schema: dict[str, Any]) -> None:
+    def __init__(self, answer: Callable[..., str], schema: ToolFunction) -> None:
         self.name = schema["name"]
         self.description = schema["description"]
         self.inputs = {name: _input(given) for name, given in schema["parameters"]["properties"].items()}

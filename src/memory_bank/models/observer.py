@@ -12,7 +12,7 @@ from memory_bank.config import MemoryBankSettings, ObserverBudget, Price
 from memory_bank.errors import ConfigError, MemoryBankError
 from memory_bank.models.chat import as_chat_model, ask, failure_of, reply_text, usage_of
 from memory_bank.models.extraction import extract_summary
-from memory_bank.ports import ChatModel
+from memory_bank.ports import ChatModel, LLMClient
 from memory_bank.pricing import Usage, cost, price_of
 from memory_bank.prompts import fill_prompt, load_prompt
 from memory_bank.records import Insight, InteractionRecord, Spent
@@ -214,7 +214,7 @@ def observe_tool_output(
     user_query: str,
     tool_name: str,
     raw_output: Any,
-    llm_client: object,
+    llm_client: LLMClient | None,
     model: str,
     *,
     raw_input: Any = None,

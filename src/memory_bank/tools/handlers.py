@@ -13,9 +13,10 @@ from memory_bank.bank.files import COMMANDS, MemoryFiles
 from memory_bank.bank.listing import PREFIX, Outline, records_named
 from memory_bank.bank.retrieval import raw_data, session_name
 from memory_bank.bank.search import superseding
+from memory_bank.bank.session import Session
 from memory_bank.bank.stores import WiderScope
-from memory_bank.errors import ConfigError, FileError, MemoryBankError
-from memory_bank.ports import Scope
+from memory_bank.errors import ConfigError, FileError, MemoryBankError, RecordError
+from memory_bank.ports import Scope, ToolSchema
 from memory_bank.records import InteractionRecord
 from memory_bank.tools.search import search_session
 from memory_bank.tools.selection import (
@@ -56,20 +57,22 @@ _IDS_SHOWN = 5
 _NOTHING_STORED = "No tool output is stored in this session yet."
 
 
-def _schema(name: str, description: str, **properties: tuple[str, str]) -> dict[str, Any]:
+def _schema(name: str, description: str, **properties: tuple[str, str]) -> ToolSchema:
     """The schema of a tool; a parameter whose type ends in ``?`` may be null."""
-    described = {
+    described: dict[str, dict[str, Any]] = {
         key: {"type": [kind[:-1], "null"] if kind.endswith("?") else kind, "description": text}
         for key, (kind, text) in properties.items()
     }
     parameters = {
         "type": "object", "properties": described, "required": list(described), "additionalProperties": False,
     }  # fmt: skip
-    function = {"name": name, "description": description, "strict": True, "parameters": parameters}
-    return {"type": "function", "function": function}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "strict": True, "parameters": parameters},
+    }
 
 
-TOOL_SCHEMAS: list[dict[str, Any]] = [
+TOOL_SCHEMAS: list[ToolSchema] = [
     _schema(
         SEARCH_MEMORY,
         "Search the outputs of your earlier tool calls, also those no longer in view. "
@@ -95,7 +98,7 @@ TOOL_SCHEMAS: list[dict[str, Any]] = [
     ),
 ]
 """The schemas of the tools, in the form of the chat completions API."""
-FILES_SCHEMA: dict[str, Any] = _schema(
+FILES_SCHEMA = _schema(
     MEMORY_FILES,
     "Your own files below /memories, which outlive this conversation: view them before you begin, and write down "
     "what a later conversation will need. Parameters of other commands are null.",
@@ -111,8 +114,9 @@ FILES_SCHEMA: dict[str, Any] = _schema(
     new_path=("string?", "Its new path."),
 )
 """The schema of the tool for files, which is offered only where it is asked for."""
-FILES_SCHEMA["function"]["parameters"]["properties"]["command"]["enum"] = list(COMMANDS)
-FILES_SCHEMA["function"]["parameters"]["properties"]["view_range"]["items"] = {"type": "integer"}
+_of_files: Any = FILES_SCHEMA["function"]["parameters"]["properties"]
+_of_files["command"]["enum"] = list(COMMANDS)
+_of_files["view_range"]["items"] = {"type": "integer"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +133,9 @@ class ToolAnswer:
     parts: tuple[dict[str, Any], ...] = ()
 
 
-def handle_tool_call(state: Any, name: str, arguments: Any, *, max_chars: int = MAX_CHARS) -> str:
+def handle_tool_call(
+    state: Session | MemoryFiles, name: str, arguments: object, *, max_chars: int = MAX_CHARS
+) -> str:
     """Return the text of the tool message that answers a call of one of our tools.
 
     ``state`` is a MemoryBankState; its own session and the ``scope`` of its latest step are visible, and
@@ -167,7 +173,7 @@ def answer_tool_call(
     return ToolAnswer(text, refused=True)
 
 
-def memory_tools(state: Any, *, max_chars: int = MAX_CHARS) -> dict[str, Callable[..., str]]:
+def memory_tools(state: Session | None, *, max_chars: int = MAX_CHARS) -> dict[str, Callable[..., str]]:
     """Return the tools as functions for agent frameworks, by name, bound to a state."""
 
     def search_memory(query: str, top_k: int = TOP_K) -> str:
@@ -297,6 +303,14 @@ def _get(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
     return ToolAnswer(f"{answer}\n{note}" if note else answer, records=described, parts=parts)
 
 
+def record_named(state: Any, asked: Any) -> InteractionRecord:
+    """The record of a trace_id, of its beginning, or of a number (``#12``). Raises RecordError, StorageError."""
+    try:
+        return _record(state, asked)[0]
+    except RefusedCall as e:
+        raise RecordError(e.sentence) from None
+
+
 def _record(state: Any, asked: Any) -> tuple[InteractionRecord, str | None]:
     """The record that is asked for, and its session if that is another one. Raises RefusedCall."""
     wanted = str(asked if asked is not None else "").strip().strip("\"'`[]()<>#").removeprefix("trace_id=")
@@ -309,7 +323,7 @@ def _record(state: Any, asked: Any) -> tuple[InteractionRecord, str | None]:
     if len(found) == 1 and (record := facts.get(found[0].trace_id)) is not None:
         return record, None
     known = list(facts.steps())
-    if re.fullmatch(r"\d{1,5}", wanted):  # contexts name records by number: #12
+    if known and re.fullmatch(r"\d{1,5}", wanted):  # contexts name records by number: #12
         raise RefusedCall(f"There is no record #{int(wanted)}: this session has #1 to #{len(known)}.")
     folded = wanted.casefold().rstrip("….")
     enough = len(folded) >= PREFIX

@@ -17,6 +17,7 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.maintenance import purge, verify
 from memory_bank.bank.stores import InsightStore
 from memory_bank.context.policies.evidence import evidence_of
+from memory_bank.errors import EmbeddingError
 from memory_bank.service.proxy.body import parse_body
 from memory_bank.service.proxy.dialects import DIALECTS
 from memory_bank.service.proxy.identity import Identity
@@ -116,8 +117,12 @@ def test_an_embedder_that_fails_is_told_and_asked_again(configured, monkeypatch,
     database = Database("")
     sessions = Sessions(database, configured())
     made = sessions.rebuild(None, "s", conversation(3))
+
+    def fails(*_):
+        raise EmbeddingError("the model gives no vectors")
+
     with monkeypatch.context() as m, caplog.at_level(logging.WARNING, "memory_bank"):
-        m.setattr(LexicalEmbedder, "encode", lambda self, texts: [])
+        m.setattr(InsightStore, "embed", fails)
         sessions.finish(made)
     assert "summaries wait for the next step" in caplog.text
     sessions.finish(sessions.rebuild(None, "s", conversation(3)))

@@ -25,7 +25,6 @@ from memory_bank.service.proxy.answers import (
     MOST_BYTES,
     Event,
     as_object,
-    read_events,
     rewrite_event,
     rewritten,
 )
@@ -135,19 +134,17 @@ def _expanded(elements: list[Any], at: int, text: str, foreign: JsonObject | Non
     A provider's block keeps its place before what the model said after it, which may be bound to it.
     """
     key = "input" if item_type(elements[at]) == "compaction" else "messages"
-    rest = _parts(elements[at], key)[1]
     made, later = [e for e in elements[:at] if not _is_replaced(e, key)], elements[at + 1 :]
-    said: JsonObject = {"role": "user", "content": text}
+    said, held = {"role": "user", "content": text}, [] if foreign is None else [foreign]
     if key == "input":
-        return [*made, *([foreign] if foreign else []), {"type": "message", **said}, *later]
-    spoken = [{**elements[at], "content": [*([foreign] if foreign else []), *rest]}]
-    if foreign is None:
-        return [*made, said, *(spoken if rest else []), *later]
-    answered = later[:1] if rest else []
-    made = made or [
-        e for e in elements[: min(at, 1)] if as_object(e).get("role") == "user"
-    ]  # a list begins with one
-    return [*made, *spoken, *answered, said, *later[len(answered) :]]
+        return [*made, *held, {"type": "message", **said}, *later]
+    rest = _parts(elements[at], key)[1]
+    spoken = [{**elements[at], "content": [*held, *rest]}] if held or rest else []
+    if not held:
+        return [*made, said, *spoken, *later]
+    begun = [e for e in elements[:at][:1] if as_object(e).get("role") == "user"]  # a conversation begins so
+    answered = 1 if rest else 0
+    return [*(made or begun), *spoken, *later[:answered], said, *later[answered:]]
 
 
 def _parts(element: object, key: str) -> tuple[list[Any], list[Any]]:
@@ -183,6 +180,7 @@ class Compaction:
         step = request.memory.step
         knows = step is not None and step.records and not step.control
         self.mode = self.sessions.config.service.compaction if knows else "pass"
+        self.budget = self.sessions.config.service.compaction_tokens
         self.found: list[tuple[object, object]] = []  # upstream's compactions, with ours that hold them
         self.block: JsonObject | None = None  # what is known of a streamed one
 
@@ -198,30 +196,28 @@ class Compaction:
         The model answers to what the item or block stands for. None where there is nothing to do.
         """
         request, memory, threshold = self.request, self.request.memory, threshold_of(self.request.value)
-        is_here = request.manages and request.body.removed and self.mode != "pass"
-        if not is_here or memory.reason == COMPACTION or threshold is None:
+        is_here = (
+            request.manages and request.body.removed and self.mode != "pass" and memory.reason != COMPACTION
+        )
+        if not is_here or threshold is None or (memory.full_tokens or 0) <= threshold:
             return None
-        if (memory.full_tokens or 0) <= threshold:
-            return None
-        known = await self._known(users_words=True, most=threshold // 2)
-        item = await self._item(known) if known else None
-        if item is None:
-            return None
+        self.budget = min(self.budget, threshold // 2)
         if (edit_of(request.value, COMPACT) or {}).get("pause_after_compaction") is True:
-            made = events.message_of(
-                f"msg_{secrets.token_hex(12)}", request.model, [item], "compaction", 0, 0
-            )
-            made["usage"] = with_compaction({**made["usage"], "iterations": []})
-            request.memory = replace(memory, status="answered", reason=THRESHOLD)
-            return self._made(made, events.message_events)
-        request.memory = await to_thread.run_sync(self._compacted, item, f"{OPENING}{known}")
+            self.by_item = True
+            return await self._own(with_compaction({"input_tokens": 0, "output_tokens": 0, "iterations": []}))
+        known = await self._known(users_words=True)
+        item = await self._item(known) if known else None
+        if item is not None:
+            request.memory = await to_thread.run_sync(self._compacted, item, f"{OPENING}{known}")
         return item
 
     def _compacted(self, item: JsonObject, text: str) -> MemoryResult:
         """The request with a text for the conversation up to our item, as its later requests have it."""
         request, memory, key = self.request, self.request.memory, self.request.dialect.key
-        turn = {"role": "assistant", "content": [item]} if self.is_messages else item
-        elements = [*request.value[key], turn]
+        elements = [
+            *request.value[key],
+            {"role": "assistant", "content": [item]} if self.is_messages else item,
+        ]
         made = _expanded(elements, len(elements) - 1, text)
         body = replace(request.body, value={**request.value, key: made})
         plan, count = self.step.plan, self.step.counter.count_message
@@ -241,24 +237,15 @@ class Compaction:
         request = self.request
         if request.memory.reason != COMPACTION or self.mode == "pass":
             answer = await self.send(body, more)
-            waits = (
-                self.mode != "pass"
-                and request.manages
-                and not request.body.removed
-                and threshold_of(request.value) is not None
-            )
-            if waits and answer.is_stream:
-                answer.replace_body(rewritten(answer.body, self._held_by_ours))
-            elif waits and answer.is_readable and (data := await answer.hold(MOST_BYTES)):
-                key = "content" if self.is_messages else "output"
-                parts = [await self._ours(p) for p in parse_object(data).get(key) or ()]
-                answer.replace_body(with_members(data, {key: parts}) if self.found else data)
+            stays = request.manages and not request.body.removed and threshold_of(request.value) is not None
+            if stays and self.mode != "pass" and answer.is_readable:
+                await self._put_into_ours(answer)
             return answer
         if self.mode == "answer" and (own := await self._own()):
             return own
         answer = await self.send(body, more)
         if answer.status in UNKNOWN:
-            return await self._own(answer) or answer
+            return await self._own(instead_of=answer) or answer
         if not answer.is_readable:
             return answer
         if self.by_item:
@@ -266,10 +253,9 @@ class Compaction:
         request.memory = replace(request.memory, reason=COMPLETED)
         return await self._with_text(answer)
 
-    async def _known(self, lacking: str = "", *, users_words: bool = False, most: int = 2**31) -> str:
+    async def _known(self, lacking: str = "", *, users_words: bool = False) -> str:
         """What the bank knows beside a summary that it need not repeat; "" for nothing, also where it fails."""
-        state, budget = self.step.state, min(most, self.sessions.config.service.compaction_tokens)
-        told = partial(what_is_known, state, budget, lacking=lacking, users_words=users_words)
+        told = partial(what_is_known, self.step.state, self.budget, lacking=lacking, users_words=users_words)
         with anyio.move_on_after(self.timeout):
             return await self._in_thread(told) or ""
         log.warning("memory took longer than %g s for a summary", self.timeout)
@@ -284,19 +270,13 @@ class Compaction:
             return None
 
     async def _own(
-        self, instead_of: UpstreamAnswer | None = None, given: JsonObject | None = None
+        self, usage: JsonObject | None = None, instead_of: UpstreamAnswer | None = None
     ) -> UpstreamAnswer | None:
-        """The answer of the bank, in the place of upstream's; ``given``: what that says. None where it knows nothing.
-
-        A ``compaction`` of upstream is held by ours, which comes back with each later request.
-        """
-        request, memory, given = self.request, self.request.memory, given or {}
-        route = request.dialect.route
-        items = given.get("content" if self.is_messages else "output") or ()
-        foreign = next((i for i in items if as_object(i).get("type") == "compaction"), None)
+        """The answer of the bank, in the place of upstream's; None where it knows nothing."""
+        request, memory, route = self.request, self.request.memory, self.request.dialect.route
         # Codex and /responses/compact keep the user's messages
-        known = await self._known(_summary(foreign), users_words=not self.by_item or self.is_messages)
-        item = await self._item(known, foreign) if self.by_item and known else None
+        known = await self._known(users_words=not self.by_item or self.is_messages)
+        item = await self._item(known) if self.by_item and known else None
         if not known or (self.by_item and item is None):
             return None
         into, out, now = memory.full_tokens or 0, self.step.counter.count_text(known), int(time.time())
@@ -320,18 +300,12 @@ class Compaction:
             users = [i for i in request.value["input"] if as_object(i).get("role") == "user"]
             made = {k: made[k] for k in ("id", "created_at", "usage")} | {"object": "response.compaction"}
             made["output"] = [*users, *output]
-        if given.get("usage"):
-            made["usage"] = given["usage"]
+        made["usage"] = usage or made["usage"]
         if instead_of is not None:
             await instead_of.aclose()
-        status: Any = memory.status if foreign else "answered"
-        reason = COMPLETED if foreign else memory.reason
-        request.memory = replace(memory, status=status, reason=reason)
-        return self._made(made, write)
-
-    def _made(self, made: JsonObject, write: Callable[[JsonObject], list[bytes]]) -> UpstreamAnswer:
-        """An answer of the bank, as a stream where the request asks for one."""
-        streamed = self.request.value.get("stream") is True and self.request.dialect.route != "compact"
+        reason = memory.reason if memory.reason == COMPACTION else THRESHOLD
+        request.memory = replace(memory, status="answered", reason=reason)
+        streamed = request.value.get("stream") is True and route != "compact"
         kind = b"text/event-stream" if streamed else b"application/json"
         answer = UpstreamAnswer(200, [(b"content-type", kind)], after(b""))
         answer.replace_body(b"".join(write(made)) if streamed else json.dumps(made).encode())
@@ -358,6 +332,15 @@ class Compaction:
             return part
         self.found.append((part, item))
         return item
+
+    async def _put_into_ours(self, answer: UpstreamAnswer) -> None:
+        """Put the compactions in an answer of upstream into ours; a stream is changed as it is read."""
+        if answer.is_stream:
+            answer.replace_body(rewritten(answer.body, self._held_by_ours))
+        elif data := await answer.hold():
+            key = "content" if self.is_messages else "output"
+            parts = [await self._ours(p) for p in parse_object(data).get(key) or ()]
+            answer.replace_body(with_members(data, {key: parts}) if self.found else data)
 
     async def _held_by_ours(self, event: Event) -> bytes:
         """An event with upstream's compaction in one of ours; the pieces of a block come as one, at its end."""
@@ -389,33 +372,28 @@ class Compaction:
         return self.seals.seal(self.step.session_id, digest, foreign, self.upstream)
 
     async def _with_item(self, answer: UpstreamAnswer) -> UpstreamAnswer:
-        """Upstream's answer in a form of ours, with its item in one of ours; the bank's where it has none."""
-        streamed = answer.is_stream
+        """Upstream's answer with its item in one of ours; the bank's where it has none."""
         try:
-            data = await answer.hold(MOST_BYTES)
+            if await answer.hold() is None:
+                return answer
         except UpstreamError as e:
-            own = await self._own()
-            if own is None:
+            if (own := await self._own()) is None:
                 raise
             log.warning("upstream broke off a summary (%s): the bank answers", type(e).__name__)
             return own
-        if data is None:
-            return answer
-        given = parse_object(data)
-        if streamed:
-            reader = self.request.dialect.open_stream(self.request.value)
-            async for found in read_events(after(data)):
-                for event in found:
-                    reader.read(event.value or {})
-            given = reader.answer()
-        return await self._own(answer, given) or answer
+        await self._put_into_ours(answer)
+        await answer.hold()
+        if not self.found:
+            return await self._own(instead_of=answer) or answer
+        self.request.memory = replace(self.request.memory, reason=COMPLETED)
+        return answer
 
     async def _with_text(self, answer: UpstreamAnswer) -> UpstreamAnswer:
         """Upstream's summary with what it lacks after its text."""
         if answer.is_stream:
             answer.replace_body(rewritten(answer.body, self._completed()))
             return answer
-        data = await answer.hold(MOST_BYTES)
+        data = await answer.hold()
         given = parse_object(data or b"")
         holder, key = next(_texts(given), ({}, ""))
         if key and (known := await self._known(holder[key])):

@@ -108,8 +108,7 @@ class ModelRequest:
     @property
     def reports(self) -> bool:
         """Whether its answer says which edits of the client were applied here."""
-        applied = self.body.removed or self.memory.status == "rebuilt"
-        return bool(applied) and self.wants_clearing and not self.dialect.counts_only
+        return self.wants_clearing and (bool(self.body.removed) or self.memory.status == "rebuilt")
 
     @property
     def model(self) -> str:

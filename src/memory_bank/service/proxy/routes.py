@@ -252,12 +252,11 @@ class _ProxiedRequest:
         lead = await compaction.lead()
         if isinstance(lead, UpstreamAnswer):
             return lead
-        memory_timeout = rebuilder.timeout
-        self.injection = Injection(rebuilder.sessions, memory_timeout, request, compaction.answer, lead)
+        sessions, timeout = rebuilder.sessions, rebuilder.timeout
+        self.injection = Injection(sessions, timeout, request, compaction.answer, lead)
         answer = await self.injection.answer()
-        counts = dialect.counts_only and request.wants_clearing and answer.is_readable
-        if counts and (request.body.removed or request.memory.status == "rebuilt"):
-            data = await answer.hold() or b""
+        counts = dialect.counts_only and request.reports and answer.is_readable
+        if counts and (data := await answer.hold()):
             value = parse_object(data)
             if request.memory.data is not None:  # the request as it came is counted, too
                 whole = await self._send_upstream(headers, request.body.data)
@@ -440,5 +439,6 @@ def _as_it_came(request: ModelRequest, *, strips: bool = False, reason: str = RE
 async def _read_error(answer: UpstreamAnswer) -> str:
     """The type and code of a refusal's error where they are plain names; its connection is released."""
     error = as_object(parse_object(await answer.hold() or b"").get("error"))
+    await answer.aclose()
     names = [str(error.get(k) or "") for k in ("type", "code")]
     return "/".join(n for n in names if re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", n)) or "no type"

@@ -108,7 +108,7 @@ _NAMES = {kind: "|".join(names.split()) for kind, names in _DATA_FILE["names"].i
 _FOREIGN = [w for w in _NAMES["password"].split("|") if not any(core in w for core in _CORES)]
 _TOKENS = _search(_forms("tokens"))
 _PLACED = _search(_forms("placed"), (*_CORES, *_FOREIGN))
-_LONG = re.compile(r"[\w.~$:/+=%!-]{20,}", re.ASCII)  # of which every token has one
+_LONG = re.compile(r"[\w.~$:/+=%!|-]{20,}", re.ASCII)  # of which every token has one
 
 # --- names and values
 
