@@ -337,7 +337,7 @@ class Compaction:
         """Put the compactions in an answer of upstream into ours; a stream is changed as it is read."""
         if answer.is_stream:
             answer.replace_body(rewritten(answer.body, self._held_by_ours))
-        elif data := await answer.hold(MOST_BYTES):
+        elif data := await answer.hold():
             key = "content" if self.is_messages else "output"
             parts = [await self._ours(p) for p in parse_object(data).get(key) or ()]
             answer.replace_body(with_members(data, {key: parts}) if self.found else data)
@@ -374,7 +374,7 @@ class Compaction:
     async def _with_item(self, answer: UpstreamAnswer) -> UpstreamAnswer:
         """Upstream's answer with its item in one of ours; the bank's where it has none."""
         try:
-            if await answer.hold(MOST_BYTES) is None:
+            if await answer.hold() is None:
                 return answer
         except UpstreamError as e:
             if (own := await self._own()) is None:
@@ -393,7 +393,7 @@ class Compaction:
         if answer.is_stream:
             answer.replace_body(rewritten(answer.body, self._completed()))
             return answer
-        data = await answer.hold(MOST_BYTES)
+        data = await answer.hold()
         given = parse_object(data or b"")
         holder, key = next(_texts(given), ({}, ""))
         if key and (known := await self._known(holder[key])):

@@ -233,8 +233,8 @@ class _Search:
         found = self._resumed(family, self._opening())[0] if family else None
         if found is not None:
             if self.asks_summary and found.head is not None:
-                noted, head = self.digest("summary", found.head), found.head
-                self._go_on(found.session_id, found.head, LineageEntry(noted, [], head, same_calls=True))
+                noted = LineageEntry(self.digest("summary", found.head), [], found.head, same_calls=True)
+                self._go_on(found.session_id, found.head, noted)
             return replace(named, name=public_name(self.namespace, found.session_id))
         return None if family else named
 

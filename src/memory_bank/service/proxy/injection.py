@@ -13,7 +13,6 @@ from anyio import to_thread
 
 from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
 from memory_bank.service.proxy.answers import (
-    MOST_BYTES,
     ModelToolCall,
     ModelTurn,
     TurnStream,
@@ -94,7 +93,7 @@ class Injection:
                 return answer
             if answer.is_stream:
                 answer = await self._stream(answer, usage)
-            elif answer.is_readable and (data := await answer.hold(MOST_BYTES)) is not None:
+            elif answer.is_readable and (data := await answer.hold()) is not None:
                 given = parse_object(data)
                 turn = request.dialect.read_answer(given, request.value)
                 if self._may_hide() and turn.calls_memory:

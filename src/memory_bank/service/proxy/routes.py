@@ -177,6 +177,7 @@ class _ProxiedRequest:
             if self.request is not None:
                 self._fill_in(self.request)
             self.proxy.record(exchange)
+            vars(self).clear()  # a cycle, as that of an error, would keep the body until a full collection
 
     def _fill_in(self, request: ModelRequest) -> None:
         """Note what memory did for a model request, and the usage of its answer."""
@@ -255,8 +256,8 @@ class _ProxiedRequest:
         sessions, timeout = rebuilder.sessions, rebuilder.timeout
         self.injection = Injection(sessions, timeout, request, compaction.answer, lead)
         answer = await self.injection.answer()
-        if dialect.counts_only and request.reports and answer.is_readable:
-            data = await answer.hold() or b""
+        counts = dialect.counts_only and request.reports and answer.is_readable
+        if counts and (data := await answer.hold()):
             value = parse_object(data)
             if request.memory.data is not None:  # the request as it came is counted, too
                 whole = await self._send_upstream(headers, request.body.data)
@@ -439,5 +440,6 @@ def _as_it_came(request: ModelRequest, *, strips: bool = False, reason: str = RE
 async def _read_error(answer: UpstreamAnswer) -> str:
     """The type and code of a refusal's error where they are plain names; its connection is released."""
     error = as_object(parse_object(await answer.hold() or b"").get("error"))
+    await answer.aclose()
     names = [str(error.get(k) or "") for k in ("type", "code")]
     return "/".join(n for n in names if re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", n)) or "no type"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 import ssl
 import urllib.request
@@ -22,7 +21,7 @@ from memory_bank.errors import (
     NotFoundError,
     UpstreamError,
 )
-from memory_bank.service.proxy.answers import add_usage, as_object
+from memory_bank.service.proxy.answers import MOST_BYTES, add_usage, as_object
 from memory_bank.service.security.access import own_key
 from memory_bank.service.security.gate import is_loopback
 
@@ -79,26 +78,24 @@ class UpstreamAnswer:
         """Release what the answer holds."""
         await self._close()
 
-    async def hold(self, most: float = math.inf) -> bytes | None:
-        """Read the whole body and release the connection; None for a body of more than ``most`` bytes.
+    async def hold(self) -> bytes | None:
+        """Read the whole body and release the connection; None for a body of more than ``MOST_BYTES``.
 
         ``body`` gives the same bytes then. Raises UpstreamError.
         """
-        chunks: list[bytes] = []
-        size = 0
+        held = bytearray()
         try:
             async for chunk in self.body:
-                chunks.append(chunk)
-                size += len(chunk)
-                if size > most:
-                    self.body = after(b"".join(chunks), self.body)
+                held += chunk
+                if len(held) > MOST_BYTES:
+                    self.body = after(bytes(held), self.body)
                     return None
         except BaseException:
             await self.aclose()
             raise
         await self.aclose()
         self._close = _nothing
-        self.body = after(data := b"".join(chunks))
+        self.body = after(data := bytes(held))
         return data
 
     def header(self, name: bytes) -> bytes:
