@@ -39,6 +39,8 @@ ATTACKS := tests/service/test_connections.py \
 	tests/service/test_isolation.py \
 	tests/service/test_gate.py \
 	tests/service/test_authority.py \
+	tests/service/test_quoted.py \
+	tests/transcript/test_quoting.py \
 	tests/service/test_redaction.py \
 	tests/service/test_caches.py \
 	tests/bank/test_erasing.py \

@@ -407,7 +407,7 @@ def load_part(ends: Ends, agents: int, seconds: float, calls: int, answer: float
 def main() -> None:
     """Run and print the tables."""
     parser = command_line(__doc__)
-    parser.add_argument("--part", type=words, default="streams,history,rss")
+    parser.add_argument("--part", type=words, default="streams,history,rss,load")
     parser.add_argument("--history", type=words, default="10,30,100,300,1000", help="calls, in that part")
     parser.add_argument("--rounds", type=int, default=5, help="of bare and proxy, in turns")
     parser.add_argument("--requests", type=int, default=10_000, help="of the part rss")

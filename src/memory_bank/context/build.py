@@ -14,11 +14,11 @@ from memory_bank.context.render import memory_message, render, repair_interactio
 from memory_bank.faults import fault_point
 from memory_bank.plan import NO_PLAN, Choice, Context, Plan, Shown
 from memory_bank.transcript.messages import record_tool
+from memory_bank.transcript.quoting import Mark, one_line, quote_lines
 from memory_bank.transcript.transcript import View
 from memory_bank.transcript.turns import Entry
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
-PINNED_HEADING = "Pinned records of earlier calls:"
 _PINNED_CHARS = 2_000  # shown of a pinned record whose messages are no longer in the list
 
 
@@ -128,15 +128,15 @@ def _pinned_text(gone: frozenset[str], view: View, session: Session, budget: int
     numbers = {t: n for n, t in enumerate(session.steps, 1) if t in gone}
     lines: list[str] = []
     for record in reversed(session.fact_store.get_many(list(numbers))):
-        shown = raw_data(record, _PINNED_CHARS).text
-        line = f"#{numbers[record.trace_id]} {record.tool_name}: {shown}"
+        shown = quote_lines(raw_data(record, _PINNED_CHARS).text)
+        line = f"#{numbers[record.trace_id]} {one_line(record.tool_name)[:80]}: {shown}"
         if room is not None:
             tokens = session.counter.count_text(line) + 1
             if tokens > room:
                 continue
             room -= tokens
         lines.append(line)
-    return "\n".join([PINNED_HEADING, *reversed(lines)]) if lines else ""
+    return "\n".join([Mark.PINNED, *reversed(lines)]) if lines else ""
 
 
 def make_plan(view: View, choice: Choice, session: Session, policy: Policy) -> Plan:

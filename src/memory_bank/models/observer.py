@@ -17,6 +17,7 @@ from memory_bank.pricing import Usage, cost, price_of
 from memory_bank.prompts import fill_prompt, load_prompt
 from memory_bank.records import Insight, InteractionRecord, Spent
 from memory_bank.transcript.messages import readable_output
+from memory_bank.transcript.quoting import one_line, quote_lines
 from memory_bank.transcript.shortening import shorten
 from memory_bank.transcript.tokens import approximate_counter
 
@@ -266,5 +267,6 @@ def extend_summary(
 def describe_call(number: int, record: InteractionRecord, note: str = "", chars: int = _CALL_CHARS) -> str:
     """A call as text for the model of a running summary or a note, with up to ``chars`` of its output."""
     arguments, output = _shortened(record, _CALL_ARGUMENT_CHARS, chars)
-    said = f"\nThe agent said: {note}" if note else ""
-    return f"#{number} {record.tool_name}({arguments}){said}\n{output or '(nothing)'}"
+    said = f"\nThe agent said: {quote_lines(note)}" if note else ""
+    call = f"#{number} {one_line(record.tool_name)}({quote_lines(arguments)})"
+    return f"{call}{said}\n{quote_lines(output) or '(nothing)'}"

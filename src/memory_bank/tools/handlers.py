@@ -41,7 +41,7 @@ from memory_bank.transcript.messages import (
     parts_of,
     readable_output,
 )
-from memory_bank.transcript.quoting import fence, one_line, quote_lines, sendable
+from memory_bank.transcript.quoting import Mark, fence, one_line, quote_lines, sendable
 from memory_bank.transcript.shortening import cut_at_edge, shorten
 
 MAX_CHARS = 20_000
@@ -209,7 +209,7 @@ def _answer(tool: str, state: Any, given: Mapping[str, Any], room: int, **more: 
                 raise RefusedCall(f"{tool} has no parameter {compact(name[:80])}: it takes {takes}.")
         return handler(state, given, room, **more)
     except RefusedCall as e:
-        text = f"{e.sentence}\n{fence(e.quoted)}" if e.quoted else e.sentence
+        text = f"{e.sentence}\n{fence(quote_lines(e.quoted))}" if e.quoted else e.sentence
         return ToolAnswer(text, refused=not isinstance(e, NothingFound))
     except MemoryBankError as e:
         return ToolAnswer(f"The memory could not be read: {e}", refused=True)
@@ -259,11 +259,11 @@ def _search(state: Any, given: Mapping[str, Any], room: int, scope: Scope | None
         where = f"step {o.step_id}{_of_session(session_id)}"
         lines = [
             f"[{number}] trace_id {o.trace_id}, {one_line(o.tool_name)}, {where}, {m.reason}",
-            f"arguments: {quote_lines(shorten(record.raw_input, 200).text)}",
-            f"output: {quote_lines(raw_data(record, excerpt).text)}",
+            f"{Mark.ARGUMENTS}{quote_lines(shorten(record.raw_input, 200).text)}",
+            f"{Mark.OUTPUT}{quote_lines(raw_data(record, excerpt).text)}",
         ]
         if o.summary is not None:
-            lines.insert(2, f"summary: {quote_lines(cut_at_edge(o.summary, excerpt, marked=True))}")
+            lines.insert(2, f"{Mark.SUMMARY}{quote_lines(cut_at_edge(o.summary, excerpt, marked=True))}")
         blocks.append("\n".join(lines))
         described.append(_described(o, session_id, score=round(m.score, 4), newer=m.newer))
     count = f"{len(found)} of {size:,} records{trouble}"
@@ -292,12 +292,12 @@ def _get(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
         shown, note, what = _some_lines(chosen, lines, None if pattern is None else str(pattern), room, what)
     arguments = record.input_text if record.input_text is not None else compact(record.raw_input)
     newer = superseding(state.database, session_id or state.session_id, record.trace_id)
-    newer_line = f"superseded by {newer}, a later result of the same call\n" if newer else ""
+    newer_line = f"{Mark.SUPERSEDED}{newer}, a later result of the same call\n" if newer else ""
     answer = fence(
-        f"tool: {one_line(record.tool_name)}\nstep: {record.step_id}{_of_session(session_id)}\n"
-        f"trace_id: {record.trace_id}\n{newer_line}"
-        f"arguments: {quote_lines(shorten(record.raw_input, 2_000, text=arguments).text)}\n"
-        f"output ({what}):\n{quote_lines(shown)}"
+        f"{Mark.TOOL}{one_line(record.tool_name)}\n{Mark.STEP}{record.step_id}{_of_session(session_id)}\n"
+        f"{Mark.TRACE_ID}{record.trace_id}\n{newer_line}"
+        f"{Mark.ARGUMENTS}{quote_lines(shorten(record.raw_input, 2_000, text=arguments).text)}\n"
+        f"{Mark.OUTPUT_OF}{one_line(what)}):\n{quote_lines(shown)}"
     )
     described = (_described(record, session_id, newer=newer),)
     return ToolAnswer(f"{answer}\n{note}" if note else answer, records=described, parts=parts)
@@ -484,7 +484,7 @@ def _files(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
         return ToolAnswer(cut_at_edge(sendable(str(e)), room, marked=True), refused=True)
     if len(text) > room:
         text = cut_at_edge(text, room, marked=True) + "\n[This is not all: view_range shows other lines.]"
-    return ToolAnswer(text)
+    return ToolAnswer(quote_lines(text))
 
 
 _HANDLERS = {

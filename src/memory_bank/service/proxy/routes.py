@@ -177,6 +177,7 @@ class _ProxiedRequest:
             if self.request is not None:
                 self._fill_in(self.request)
             self.proxy.record(exchange)
+            vars(self).clear()  # a cycle, as that of an error, would keep the body until a full collection
 
     def _fill_in(self, request: ModelRequest) -> None:
         """Note what memory did for a model request, and the usage of its answer."""

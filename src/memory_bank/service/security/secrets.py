@@ -118,11 +118,7 @@ _SECRET = re.compile(
     rf"(?:{_NAMES['secret']})(?:{_NAMES['after']})?(?:prod|dev|live|primary|secondary)?\d{{0,3}}\Z"
 )
 _NO_TOKEN = re.compile(rf"(?:{_NAMES['no_token']})tokens?\Z")
-_NAMED_BEFORE = re.compile(
-    r"(?:access|auth|refresh|id|session|bearer|client|secret|api|private|signing|encryption|account|shared|subscription)"
-    r"(?:[ ](?:secret|access|api))?[ ]\Z",
-    re.I,
-)
+_NAMED_BEFORE = re.compile(_EXPRESSIONS["named_before"], re.I)
 _ASSIGNED = re.compile(_EXPRESSIONS["assigned"], re.I | re.X)
 _VALUE_FIRST = _compiled(_EXPRESSIONS["value_first"], re.I)
 _LIST_ITEM = re.compile(r"""\s{0,20},\s{0,20}(["'])""")
@@ -136,10 +132,7 @@ _SLUG = re.compile(r"[A-Za-z]+(?:[-_.:/](?:[A-Za-z]+\d{0,2}|v?\d{1,4}))+\Z")
 _KEY_IDS = re.compile(
     r"(?:signing|encryption|decryption|private|cipher|crypto|account|master|app|application)key\Z"
 )
-_PASSING = re.compile(  # what a token is for, told before it: to be followed or sent back by a later call
-    r"(?:invit|verif|confirm|activat|unsubscrib|reset|share|magic|page|items|next|cursor|continu)[\w-]{0,12}\W[^\n]{0,50}\Z",
-    re.I,
-)
+_PASSING = re.compile(_EXPRESSIONS["passing"], re.I)
 
 # --- escapes
 
@@ -354,9 +347,7 @@ def _is_key_line(run: str) -> bool:
     return any(c.islower() for c in run) and any(c.isupper() for c in run) and any(c.isdigit() for c in run)
 
 
-_KEY_PART = re.compile(
-    r"""["'](?:d|p|q|dp|dq|qi|k)\\{0,64}["']\s{0,4}:\s{0,4}\\{0,64}["']([\w-]{16,4000})\\{0,64}["']"""
-)
+_KEY_PART = re.compile(_EXPRESSIONS["key_part"])
 _KIND = re.compile(r"""["']?kind(?:\\{0,64}["'])?[ \t]{0,4}:[ \t]{0,4}(?:\\{0,64}["'])?(\w{1,60})""")
 _DATA = _compiled(_EXPRESSIONS["data"], re.M)
 _ENTRY = _compiled(_EXPRESSIONS["entry"], re.M)

@@ -9,6 +9,7 @@ cannot start, and leaves workers behind when it is killed.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import logging
 import multiprocessing
@@ -65,6 +66,7 @@ def serve_here(
     ends_on: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM),
 ) -> int:
     """Serve in this process until a signal; returns 0, or 130 after Ctrl-C. Raises what the start raises."""
+    return_large_blocks()
     app = create_app(config)
     failed: list[Exception] = []
 
@@ -283,6 +285,12 @@ def work(config: Config, sock: socket.socket, pipe: Connection, verbose: bool) -
         raise SystemExit(1) from None
     if orphaned.is_set():  # otherwise the supervisor removes it
         shutil.rmtree(os.environ[SHARED], ignore_errors=True)
+
+
+def return_large_blocks() -> None:
+    """Have glibc return freed blocks of a megabyte and more: it would keep those of up to 32 MB for later."""
+    with suppress(OSError, AttributeError, TypeError):  # another C library
+        ctypes.CDLL(None).mallopt(-3, 2**20)  # M_MMAP_THRESHOLD
 
 
 def handle_limit() -> int:
