@@ -44,6 +44,7 @@ ATTACKS := tests/service/test_connections.py \
 	tests/service/test_redaction.py \
 	tests/service/test_caches.py \
 	tests/bank/test_erasing.py \
+	tests/bank/test_backup.py \
 	tests/bank/test_files.py \
 	tests/service/proxy/test_files.py \
 	tests/service/proxy/test_compaction.py \

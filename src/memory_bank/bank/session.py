@@ -224,7 +224,7 @@ class MemoryBankState(Session):
             self._encoding = settings.token_encoding
             self.counter = open_counter(settings.token_encoding)
             self.transcript = Transcript(self.session_id, self.counter, self._is_mask)
-        generation, count = self.database.extent(self.session_id)
+        generation, count, jobs = self.database.extent(self.session_id)
         if count or settings.scope != "session":  # else there is nothing to search yet
             self._insights.bind(settings.embedding_model)
         is_new = generation != self.generation  # first use, or another process reset the session
@@ -238,9 +238,9 @@ class MemoryBankState(Session):
         if is_new:
             self.marks = self.fact_store.marks()
             self._task = self.database.get_task(self.session_id)
-            self._insights.load()
             self.generation = generation
-        self._insights.begin(settings, llm_client)
+        self._insights.begin(settings, llm_client, jobs)
+        self._insights.load(anew=is_new)
         self.scope = settings.scope
         self.new_records = []
 
@@ -253,7 +253,7 @@ class MemoryBankState(Session):
         task = self._task or view.task  # a shorter list, or a client's summary, does not replace it
         self._store_facts(records, step, task, drafts=not later)
         self.transcript.acknowledge()
-        work = partial(self._insights.write, records, task, self.generation)
+        work = partial(self._insights.write, records, task)
         if later:
             self.run_later("insights", work)
         else:
@@ -280,7 +280,7 @@ class MemoryBankState(Session):
                 self._insights.bind(self.settings.embedding_model)
             self._store_facts(new, max([self.step_count, *(r.step_id for r in new)]), task, drafts=True)
             if self.insight_store is not None:
-                self._insights.write(new, task, self.generation)
+                self._insights.write(new, task)
                 self._insights.start(bool(new))
             return len(new)
 
@@ -388,14 +388,13 @@ class MemoryBankState(Session):
             self.finish()
         if self.lock.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
             try:
-                left = self._insights.flush_drafts()
+                if self._prepared and self.insight_store is not None:
+                    self._insights.flush(self._task)
             finally:
                 self.lock.release()
-        else:
-            left = max(1, len(self._insights.waiting))
         if self._noting is not None:
             self._noting.join(None if until is None else max(0.0, until - time.monotonic()))
-        return left + self._insights.wait(until)
+        return self._insights.wait(until)
 
     def close(self) -> None:
         """Close the session's own database. What is stored stays stored; what is queued stays queued."""
