@@ -39,12 +39,18 @@ ATTACKS := tests/service/test_connections.py \
 	tests/service/test_isolation.py \
 	tests/service/test_gate.py \
 	tests/service/test_authority.py \
+	tests/service/test_quoted.py \
+	tests/transcript/test_quoting.py \
 	tests/service/test_redaction.py \
 	tests/service/test_caches.py \
 	tests/bank/test_erasing.py \
+	tests/bank/test_backup.py \
 	tests/bank/test_files.py \
 	tests/service/proxy/test_files.py \
 	tests/service/proxy/test_compaction.py \
+	tests/service/proxy/test_events.py \
+	tests/service/proxy/test_turns.py::test_a_turn_that_is_too_long_is_not_held \
+	tests/service/proxy/test_injection.py::test_an_answer_that_is_too_long_to_be_held_passes \
 	tests/tools/test_tools.py \
 	tests/service/proxy/test_rebuild.py::test_slow_steps_of_a_key_pause_memory_for_that_key_alone \
 	tests/cli/test_transfer.py::test_broken_lines_cost_their_session \

@@ -11,6 +11,10 @@ is the mean length of the 21 summaries with which runs of claude_code_dev begin.
 Printed are shares of the values that the next 30 calls took from the history before the compaction (``bound``: next
 to what they belong to), the characters that these calls copied from it, and tokens. Clients differ: Codex keeps the
 user's messages itself, Claude Code does not, so that an answer to it repeats them (``--users-words``).
+
+``--notes 20``: instead, what the notes of ``fold_note`` cost in the first 20 recorded runs, by a model whose notes
+have the allowed 300 tokens, at the prices of gpt-4.1-mini, beside what the runs' own requests cost at those of
+gpt-4.1 (input alone, with a prefix cache).
 """
 
 from __future__ import annotations
@@ -19,18 +23,25 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import astuple
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from harness import about, command_line
-from memory_bank import MemoryBankSettings
-from memory_bank.config import ServiceSettings
-from memory_bank.lab.costs import Costs, named_counter
+from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
+from memory_bank.bank.session import NOTE_TOKENS
+from memory_bank.config import Price, ServiceSettings
+from memory_bank.lab.costs import Costs, ScriptedCache, named_counter
 from memory_bank.lab.logs import audit
 from memory_bank.lab.logs.sessions import Client, LogFiles, LoggedSession, log_files, log_format
 from memory_bank.lab.tables import markdown_table, percent
 from memory_bank.lab.traces import Trace, read_traces
+from memory_bank.pricing import cost
+from memory_bank.records import Spent
+from memory_bank.testing import ScriptedModel
 from memory_bank.transcript import ENCODING, MessageKind, content_text, kind_of, read
+from memory_bank.transcript.shortening import fit_text
 
 LOCAL = MemoryBankSettings(selection="evidence", embedding_model="lexical", observer_model="extractive")
 
@@ -72,6 +83,43 @@ def sessions_in(
         yield from (compacted(run, every, summary, client, costs) for run in runs)
 
 
+def print_notes(runs: Iterator[Trace], costs: Costs) -> None:
+    """A row a table: the notes of all folds, and the requests of the agent."""
+    note = "decided " * 400  # cut to the allowed length
+    observer, agent = Price(prompt=0.4, completion=1.6), Price(prompt=2.0, completion=8.0, cached=0.5)
+    settings = MemoryBankSettings(
+        selection="evidence", embedding_model="lexical", observer_model="gpt-4.1-mini", observer_mode="off",
+        fold_note="observer", observer_prices={"gpt-4.1-mini": observer},
+    )  # fmt: skip
+    spent, paid, sessions, steps = Spent(), 0.0, 0, 0
+
+    def reply(messages: list[Any], _model: str) -> dict[str, Any]:
+        written = costs.counter.count_text(fit_text(note, NOTE_TOKENS, costs.counter.count_text))
+        usage = {"prompt_tokens": costs.total(messages), "completion_tokens": written}
+        return {"choices": [{"message": {"role": "assistant", "content": note}}], "usage": usage}
+
+    for run in runs:
+        cache = ScriptedCache(costs.counter)
+        with MemoryBankState("lexical", counter=costs.counter) as state:
+            for end in (n for n, m in enumerate(run.messages) if kind_of(m) is MessageKind.CALL):
+                context, _ = apply_memory_bank_strategy(
+                    run.messages[:end], ScriptedModel(reply), settings, state
+                )
+                state.flush(60)
+                paid += cost(cache.add(costs.parts(context)), agent)
+                steps += 1
+            spent = Spent(*map(sum, zip(astuple(spent), astuple(state.spent), strict=True)))
+        sessions += 1
+    lines = [
+        ["notes", f"{spent.calls:,}", f"{spent.prompt_tokens / max(1, spent.calls):,.0f}",
+         f"{spent.completion_tokens / max(1, spent.calls):,.0f}", f"{spent.cost:.3f}"],
+        ["the agent's requests", f"{steps:,}", "", "", f"{paid:.3f}"],
+    ]  # fmt: skip
+    print(markdown_table([f"{sessions} runs", "calls", "tokens read", "written", "dollars"], lines))
+    share = f"{spent.cost / max(1, spent.calls):.4f} dollars a note, {percent(spent.cost / paid)}% of the requests"
+    print(f"\n{share}")
+
+
 def main() -> None:
     parser = command_line(__doc__ or "")
     parser.add_argument("paths", nargs="+", type=Path)
@@ -91,10 +139,15 @@ def main() -> None:
     parser.add_argument(
         "--users-words", action="store_true", help="answers to runs repeat the user's messages"
     )
+    parser.add_argument("--notes", type=int, help="what notes at folds cost in so many recorded runs")
     parser.add_argument("--json", type=Path, help="write all compactions, without contents")
     options = parser.parse_args()
     client: Client = "Claude Code" if options.users_words else "message list"
     costs, seen, rows, began = Costs(named_counter(ENCODING)), set[str](), [], time.perf_counter()
+    if options.notes:
+        runs = (run for path in options.paths for run in read_traces(path) if isinstance(run, Trace))
+        print_notes(islice(runs, options.notes), costs)
+        return
     for session in sessions_in(options.paths, options.every, options.summary, client, costs):
         found = audit.measure_compactions(session, (), costs, seen, LOCAL, options.assist, options.answer)
         rows += [found] if found else []

@@ -1,6 +1,6 @@
 """Measures what the proxy adds to a model's answer: to its first byte and its last, with streams and history.
 
-    python benchmarks/proxy.py [--part streams,history,rss] [--rounds 5]
+    python benchmarks/proxy.py [--part streams,history,rss,load] [--rounds 5] [--agents 200] [--seconds 180]
 
 An upstream that streams, `memory-bank serve` in front of it and those who ask are a process each; agents ask
 the upstream itself and through the proxy by turns, in the same run, with the same requests. An agent has made
@@ -11,13 +11,19 @@ last, medians. Both ends speak HTTP over plain asyncio protocols, so that they t
 ``streams``: 1, 10 and 100 at once. ``history``: one stream after n calls, of the Chat Completions API and of the
 Messages API. ``rss``: resident memory of the service over 10,000 requests whose sessions come and go, five
 requests each, found by what their messages hold.
+``load``: agents that ask without a pause for so many seconds, each with tasks of ``--calls`` calls, one after the
+other and found by what their messages hold; an answer takes ``--answer`` seconds. Beside the share that had memory,
+why the others had none, and the times: those of the upstream alone, asked by as many agents at the same pace, and
+resident memory at ten moments.
 """
 
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import dataclasses
+import itertools
 import json
 import multiprocessing
 import random
@@ -96,13 +102,15 @@ def serve_upstream(told: Any) -> None:
 
 @dataclasses.dataclass
 class Timed:
-    """One request: seconds to the first byte of the answer's body and to its last; what memory said."""
+    """One request: seconds to the first byte of the answer's body and to its last; what memory said, and why."""
 
     first: float
     total: float
     status: int
     memory: str
     events: int
+    reason: str = ""
+    calls: int = 0
 
 
 class Client(End):
@@ -138,7 +146,8 @@ class Client(End):
             return
         total, status = time.perf_counter() - self.began, int(self.received[9:12])
         memory, events = header(head, b"x-memory-status").decode(), self.received.count(b"data: {")
-        self.done.set_result(Timed(self.first, total, status, memory, events))
+        reason = header(head, b"x-memory-reason").decode()
+        self.done.set_result(Timed(self.first, total, status, memory, events, reason))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +168,7 @@ class Load:
     calls: bool = True
     route: str = "chat"
     named: bool = True
+    seconds: float = 0.0
 
 
 class Agent:
@@ -193,6 +203,29 @@ class Agent:
         return head.encode() + b"\r\n" + body
 
 
+async def ask_for(load: Load) -> list[Timed]:
+    """Run a load for so many seconds: tasks of ``requests`` calls each, one after the other, by each agent."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + load.seconds
+
+    async def one(number: int) -> list[Timed]:
+        times: list[Timed] = []
+        _, client = await loop.create_connection(Client, "127.0.0.1", load.port)
+        await asyncio.sleep(number * min(5.0, load.seconds / 10) / load.streams)
+        for task in itertools.count():
+            agent = Agent(f"{load.seed}-{number}-{task}", load)
+            while agent.calls < load.requests and loop.time() < until:
+                agent.grow()
+                request = agent.request(load.events, load.pause)
+                times.append(dataclasses.replace(await client.ask(request), calls=agent.calls))
+            if loop.time() >= until:
+                client.transport.close()
+                return times
+        raise AssertionError
+
+    return [t for times in await asyncio.gather(*(one(i) for i in range(load.streams))) for t in times]
+
+
 async def ask_all(load: Load) -> list[Timed]:
     """Run a load."""
     loop = asyncio.get_running_loop()
@@ -223,7 +256,8 @@ def serve_load(jobs: Any) -> None:
     """The process of those who ask: takes loads, gives times."""
     with contextlib.suppress(EOFError, KeyboardInterrupt):
         while True:
-            jobs.send(asyncio.run(ask_all(jobs.recv())))
+            load = jobs.recv()
+            jobs.send(asyncio.run(ask_for(load) if load.seconds else ask_all(load)))
 
 
 class Ends:
@@ -234,7 +268,15 @@ class Ends:
 
     def run(self, load: Load) -> list[Timed]:
         """The times of a load."""
+        self.start(load)
+        return self.finish()
+
+    def start(self, load: Load) -> None:
+        """Begin a load, whose times ``finish`` waits for."""
         self._jobs.send(load)
+
+    def finish(self) -> list[Timed]:
+        """The times of the load that was begun."""
         found: list[Timed] = self._jobs.recv()
         return found
 
@@ -334,18 +376,53 @@ def rss_part(ends: Ends, requests: int) -> None:
         print_row(done, f"{ends.served.rss():.0f}")
 
 
+def load_part(ends: Ends, agents: int, seconds: float, calls: int, answer: float) -> None:
+    """Many agents for a while, without a pause."""
+    load = Load(ends.served.port, agents, calls, 0, "load", 10, answer / 10, named=False, seconds=seconds)
+    curve = [ends.served.rss()]
+    ends.start(load)
+    for _ in range(10):
+        time.sleep(seconds / 10)
+        curve.append(ends.served.rss())
+    ours = ends.finish()
+    bare = ends.run(dataclasses.replace(load, port=ends.upstream, seconds=seconds / 6))
+    print_head("", "requests", "a second", "with memory", *(f"p{p} first byte (ms)" for p in (50, 90, 99)))
+    # before its first call has a result, a conversation has nothing that could be remembered
+    for name, times in (("upstream alone", bare), ("through the proxy", ours)):
+        first = statistics.quantiles([1000 * t.first for t in times], n=100)
+        share = sum(t.memory in ("rebuilt", "unchanged") for t in times) / len(times)
+        rate = len(times) / (seconds if times is ours else seconds / 6)
+        print_row(
+            name, len(times), f"{rate:.0f}", f"{share:.1%}", *(f"{first[p - 1]:.0f}" for p in (50, 90, 99))
+        )
+    why = collections.Counter((t.memory, t.reason, "new" if t.calls == 1 else "begun") for t in ours)
+    print_head("memory", "reason", "session", "requests")
+    for (memory, reason, kind), count in why.most_common():
+        print_row(memory, reason, kind, count)
+    print("resident memory (MB):", ", ".join(f"{mb:.0f}" for mb in curve))
+    wrong = sum(t.status != 200 or t.events != load.events + 1 for t in ours)
+    print("answers that are not whole:", wrong)
+
+
 def main() -> None:
     """Run and print the tables."""
     parser = command_line(__doc__)
-    parser.add_argument("--part", type=words, default="streams,history,rss")
+    parser.add_argument("--part", type=words, default="streams,history,rss,load")
     parser.add_argument("--history", type=words, default="10,30,100,300,1000", help="calls, in that part")
     parser.add_argument("--rounds", type=int, default=5, help="of bare and proxy, in turns")
     parser.add_argument("--requests", type=int, default=10_000, help="of the part rss")
+    parser.add_argument("--agents", type=int, default=200, help="of the part load")
+    parser.add_argument("--seconds", type=float, default=180.0, help="of the part load")
+    parser.add_argument("--calls", type=int, default=30, help="of a task, in the part load")
+    parser.add_argument(
+        "--answer", type=float, default=1.0, help="seconds that an answer takes, in the part load"
+    )
     args = parser.parse_args()
     parts = {
         "streams": lambda ends: streams_part(ends, args.rounds),
         "history": lambda ends: history_part(ends, args.rounds, list(map(int, args.history))),
         "rss": lambda ends: rss_part(ends, args.requests),
+        "load": lambda ends: load_part(ends, args.agents, args.seconds, args.calls, args.answer),
     }
     for part in (part for part in parts if part in args.part):
         with both_ends() as ends:

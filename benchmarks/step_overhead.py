@@ -3,6 +3,7 @@
     python benchmarks/step_overhead.py [--out results.json]
     python benchmarks/step_overhead.py --part observer,crowd [--database sqlite,postgres] [--records 1000000]
     python benchmarks/step_overhead.py --part runs --traces claude_code_dev.jsonl.gz --runs 6 [--against SRC]
+    python benchmarks/step_overhead.py --part loop [--traces claude_code_dev.jsonl.gz --runs 3]
 
 An agent's conversation grows one tool call at a time (outputs of about 1.5 kB); each step calls
 ``apply_memory_bank_strategy`` with the lexical embedder and the extractive observer, in memory and on a
@@ -17,11 +18,16 @@ turns, 50 ms between the steps. ``crowd``: steps at 100 past steps in a bank tha
 records (with insights) of 1,000 other sessions, and in one that holds none, step by step by turns.
 ``runs``: CPU time of every step of recorded runs (evenly spread over each file) with the shipped strategy;
 ``--against`` names the ``src`` folder of another version, whose contexts are compared message by message.
+``loop``: how long an event loop waits while ``Memory.acontext`` works in a thread, at every step of a growing
+conversation and of recorded runs: CPU time between two turns of a task that sleeps a millisecond, so that other
+programs do not count; full collections of Python's garbage, which stop every thread, stand by themselves.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import gc
 import hashlib
 import importlib
 import json
@@ -33,14 +39,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import workload
 from harness import about, command_line, print_head, print_row
-from memory_bank import MemoryBankSettings, MemoryBankState, MemoryProcessor, apply_memory_bank_strategy
+from memory_bank import (
+    Memory,
+    MemoryBankSettings,
+    MemoryBankState,
+    MemoryProcessor,
+    apply_memory_bank_strategy,
+)
 from memory_bank.lab.traces import Trace, is_turn, read_traces
 from memory_bank.transcript import ENCODING
 from workload import interaction
@@ -251,6 +263,62 @@ def runs_table(args: argparse.Namespace) -> None:
             print_row(file, "other" if source else "this", len(times), *shown, differ if source else "")
 
 
+async def _waits(messages: list[Any], ends: Iterable[int], folder: str) -> list[float]:
+    """Milliseconds of CPU that the loop waited at worst in each step, without full garbage collections."""
+    collected, began = [0.0], [0.0]
+
+    def collecting(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            began[0] = time.process_time()
+        elif info["generation"] == 2:
+            collected[0] += time.process_time() - began[0]
+
+    worst = [0.0]
+
+    async def tick() -> None:
+        while True:
+            before, without = time.process_time(), collected[0]
+            await asyncio.sleep(0.001)
+            waited = time.process_time() - before
+            await asyncio.sleep(0.002)  # the end of a collection is told after the threads go on
+            worst[0] = max(worst[0], waited - (collected[0] - without))
+
+    steps = []
+    gc.callbacks.append(collecting)
+    try:
+        async with Memory(Path(folder) / "bank.db", model="gpt-4.1") as memory:
+            ticking = asyncio.create_task(tick())
+            for end in ends:
+                await memory.acontext(messages[:end])
+                await asyncio.sleep(0.005)
+                steps.append(worst[0] * 1_000)
+                worst[0] = 0.0
+            ticking.cancel()
+    finally:
+        gc.callbacks.remove(collecting)
+    return steps
+
+
+def loop_table(args: argparse.Namespace) -> None:
+    """How long an event loop waits at each step."""
+    print_head("loop", "steps", "median (ms)", "p95 (ms)", "at most (ms)")
+    grown, rng = workload.beginning("loop"), random.Random(1)
+    for number in range(800):
+        grown += interaction(number, rng)
+    runs = {"grown": [grown]}
+    for path in args.traces:
+        traces = [t for t in read_traces(path) if isinstance(t, Trace)]
+        runs[path.name] = [t.messages for t in traces[:: max(1, len(traces) // args.runs)][: args.runs]]
+    for name, conversations in runs.items():
+        waits: list[float] = []
+        for messages in conversations:
+            ends = [n for n in range(2, len(messages) + 1) if not is_turn(messages[n - 1])]
+            with tempfile.TemporaryDirectory() as folder:
+                waits += asyncio.run(_waits(messages, ends, folder))
+        figures = statistics.median(waits), statistics.quantiles(waits, n=20)[-1], max(waits)
+        print_row(name, len(waits), *(f"{figure:.1f}" for figure in figures))
+
+
 def parts(chosen: list[str], kinds: list[str], records: int) -> None:
     """The parts that need databases."""
     with workload.banks(kinds) as (new, _):
@@ -265,7 +333,9 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--out", type=Path, help="also write the figures as JSON")
     parser.add_argument("--points", default=",".join(map(str, POINTS)))
-    parser.add_argument("--part", default="tables", help="tables, observer, crowd, runs; several with commas")
+    parser.add_argument(
+        "--part", default="tables", help="tables, observer, crowd, runs, loop; several with commas"
+    )
     parser.add_argument("--database", default="sqlite,postgres", help="of the parts observer and crowd")
     parser.add_argument("--records", type=int, default=1_000_000, help="of others, in the part crowd")
     parser.add_argument("--traces", type=Path, nargs="*", default=[], help="files of the part runs")
@@ -276,6 +346,8 @@ def main() -> None:
     chosen = args.part.split(",")
     if "tables" in chosen:
         tables(args)
+    if "loop" in chosen:
+        loop_table(args)
     if "runs" in chosen:
         runs_table(args)
     if "recorded" in chosen:  # what the part runs starts

@@ -183,12 +183,12 @@ class Found:
     unsummarised: int = 0  # records without an insight, or insights without a record
     unsound: int = 0  # what `memory-bank bank verify` finds
 
-    TITLES = ("records acknowledged", "lost", "twice", "stuck", "disordered, orphaned, bare")
+    TITLES = ("records acknowledged", "lost", "twice", "bare", "stuck", "disordered, orphaned")
 
     def cells(self) -> tuple[object, ...]:
         """The cells of a table below TITLES."""
-        other = f"{self.disordered}, {self.orphaned}, {self.unsummarised}"
-        return self.acknowledged, self.lost, self.twice, self.stuck, other
+        other = f"{self.disordered}, {self.orphaned}"
+        return self.acknowledged, self.lost, self.twice, self.unsummarised, self.stuck, other
 
     def add(self, other: Found) -> None:
         """Sum both."""

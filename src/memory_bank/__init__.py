@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 __all__ = [  # to give an agent a memory
-    "TOOL_SCHEMAS", "Config", "LLMOrchestrator", "LexicalEmbedder", "MemoryBankError", "MemoryBankSettings",
+    "TOOL_SCHEMAS", "Config", "LLMOrchestrator", "LexicalEmbedder", "Memory", "MemoryBankError", "MemoryBankSettings",
     "MemoryBankState", "MemoryProcessor", "Plan", "apply_memory_bank_strategy", "handle_tool_call",
     "is_memory_tool", "load_config", "load_embedder", "memory_tools",
 ]  # fmt: skip
@@ -26,7 +26,7 @@ _HOMES = {
     "bank.retrieval": ("format_retrieved_memory", "ingest_tool_outputs", "retrieve_and_format"),
     "bank.session": ("MemoryBankState",), "bank.stores": ("FactStore", "InsightStore"),
     "config": ("Config", "MemoryBankSettings", "load_config"), "errors": ("MemoryBankError",),
-    "models.embedding": ("load_embedder",), "models.lexical": ("LexicalEmbedder",),
+    "memory": ("Memory",), "models.embedding": ("load_embedder",), "models.lexical": ("LexicalEmbedder",),
     "models.observer": ("observe_tool_output",), "orchestrator": ("LLMOrchestrator",),
     "plan": ("Decision", "Fate", "Plan"),
     "processor": ("MemoryProcessor", "apply_memory_bank_strategy"),
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from memory_bank.bank.stores import FactStore, InsightStore
     from memory_bank.config import Config, MemoryBankSettings, load_config
     from memory_bank.errors import MemoryBankError
+    from memory_bank.memory import Memory
     from memory_bank.models.embedding import load_embedder
     from memory_bank.models.lexical import LexicalEmbedder
     from memory_bank.models.observer import observe_tool_output

@@ -14,7 +14,7 @@ POINTS = (  # of an agent's steps and of its background work
     "write.begun", "write.executed", "write.committed", "facts.executed", "facts.stored", "insights.executed",
     "insights.stored", "jobs.leased", "jobs.observed", "jobs.finished", "step.done",
 )  # fmt: skip
-VERB_POINTS = ("purge.executed", "import.executed", "re_embed.executed")
+VERB_POINTS = tuple(f"{verb}.executed" for verb in ("purge", "import", "re_embed", "backup", "restore"))
 _name, _nth, _how = (os.environ.get("MEMORY_BANK_FAULT", "") + "::").split(":")[:3]
 if _name and _name not in POINTS + VERB_POINTS:
     raise ValueError(f"MEMORY_BANK_FAULT={_name}: there is no such point, see memory_bank.faults.")

@@ -175,6 +175,14 @@ class Plan:
     repairs: Mapping[int, str] = field(default_factory=dict)  # what was done, by the same position
     previous: Plan | None = None
 
+    def __repr__(self) -> str:
+        """One line, whatever the conversation has."""
+        size = f"{self.tokens:,} of {self.full_tokens:,} tokens"
+        return f"<Plan of {self.strategy or 'no step'}: {size}, {len(self.view.history)} past interactions>"
+
+    def _repr_html_(self) -> str:
+        return self.as_html()
+
     @property
     def edits(self) -> Mapping[int, Edit]:
         """The edits of the choice that the context has: where the messages are unchanged, only those of the tail."""
@@ -257,6 +265,20 @@ class Plan:
 
         return render("plan.html", m=self.manifest())
 
+
+NO_PLAN = Plan(
+    View((), (), (), 0, "", (0,)),
+    Choice(),
+    "",
+    0,
+    0,
+    0,
+    0,
+    unchanged=True,
+    why_unchanged="no step was taken",
+    counter="",
+)
+"""The plan before the first step, and after a step that went on without memory: it has no decisions."""
 
 _FIGURES = (
     "strategy", "chosen", "tokens", "full_tokens", "kept_tokens", "memory_tokens", "budget", "over", "unchanged",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NotRequired, Protocol, TypedDict, runtime_checkable
 
 Scope = Literal["session", "agent", "all"]
 """Whose records a search may find: those of the session, of its agent's sessions, of all sessions."""
@@ -35,6 +35,34 @@ class ChatModel(Protocol):
 
     def generate_plain(self, *, input_messages: list[dict[str, Any]], model: str) -> object:
         """The answer: a string, or an OpenAI-shaped chat completion. May raise anything."""
+
+
+class ChatClient(Protocol):
+    """An ``openai.OpenAI``, or a client with the same ``chat.completions.create``."""
+
+    @property
+    def chat(self) -> Any:
+        """Its chat API."""
+
+
+LLMClient = ChatModel | ChatClient
+"""What may stand where a model is asked for."""
+
+
+class ToolFunction(TypedDict):
+    """Name, description and JSON schema of a tool."""
+
+    name: str
+    description: NotRequired[str]
+    parameters: NotRequired[dict[str, Any]]
+    strict: NotRequired[bool | None]
+
+
+class ToolSchema(TypedDict):
+    """A tool in the form of the chat completions API, as ``tools=`` of openai's client takes it."""
+
+    function: ToolFunction
+    type: Literal["function"]
 
 
 @runtime_checkable

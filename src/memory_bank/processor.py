@@ -8,14 +8,15 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from memory_bank.bank.session import MemoryBankState, Session
 from memory_bank.config import Config, MemoryBankSettings, as_settings, load_config
 from memory_bank.context.build import Policy, build_context
 from memory_bank.context.policies import policy_of
 from memory_bank.errors import ConfigError, LoopDetectedError, StorageError
-from memory_bank.plan import Context
+from memory_bank.plan import NO_PLAN, Context
+from memory_bank.ports import LLMClient
 from memory_bank.pricing import price_of
 from memory_bank.transcript.anthropic import from_anthropic, is_anthropic
 from memory_bank.transcript.messages import Interaction, check_messages, check_shape, same_objects
@@ -28,11 +29,17 @@ _ALL: Any = object()
 Tools = Sequence[object] | None
 OpenState = Callable[..., MemoryBankState]
 Applied = tuple[list[Any], int]
+M = TypeVar("M")  # a message, in the form of the caller's API
 
 
 def apply_memory_bank_strategy(
-    messages: Any, llm_client: Any, settings: Any, state: MemoryBankState, *, tools: Tools = None
-) -> Applied:
+    messages: Sequence[M],
+    llm_client: LLMClient | None,
+    settings: MemoryBankSettings | Config | Mapping[str, Any] | None,
+    state: MemoryBankState,
+    *,
+    tools: Tools = None,
+) -> tuple[list[M], int]:
     """Rebuild the context of the next model call: ``(messages, token_count)``.
 
     Every interaction that is not stored yet is stored; then the context is built of the anchor, what is retrieved,
@@ -53,8 +60,8 @@ def apply_memory_bank_strategy(
         MessagesError (also for messages of LangChain and contents of Gemini), ConfigError, EmbeddingError,
             StorageError: nothing that was stored is lost, and the same call can be made again. With
             ``on_storage_error="pass_through"`` a database that fails costs the memory of this step only: the messages
-            come back as they are, ``state.storage_errors`` grows, ``state.last_plan`` is None, and the next step
-            stores what this one could not.
+            come back as they are, ``state.storage_errors`` grows, ``state.last_plan`` is ``NO_PLAN``, and the next
+            step stores what this one could not.
 
     Example::
 
@@ -107,7 +114,7 @@ def _apply(
             if policy.bank.on_storage_error == "raise":
                 raise
             session.storage_errors += 1
-            session.last_plan = None
+            session.last_plan = NO_PLAN
             log.warning("the messages go through unchanged: %s", e)
             passed = list(check_messages(messages))
             return passed, sum(map(session.counter.count_message, passed))
@@ -145,16 +152,16 @@ class MemoryProcessor:
 
     def apply_strategy(
         self,
-        messages: list[Any],
+        messages: Sequence[M],
         memory_key: str | None = None,
         input_token_count: int | None = None,
-        llm_client: Any = None,
+        llm_client: LLMClient | None = None,
         *,
         session_id: str | None = None,
         model: str | None = None,
         tools: Tools = None,
         whole: frozenset[str] = frozenset(),
-    ) -> Applied:
+    ) -> tuple[list[M], int]:
         """``(messages, token_count)`` of the strategy under ``memory_key``, by default the configured one.
 
         ``input_token_count``: the caller's count of the messages; "no_strategy" returns it instead of counting.
@@ -180,7 +187,7 @@ class MemoryProcessor:
                 session.prefix_cache.take_price(price_of(self.config.prices, model), model)
             applied = _apply(chat, session, policy, tools, whole)
             plan = session.last_plan
-            if plan is not None and plan.view.messages is chat:  # no other thread's step
+            if plan.view.messages is chat:  # no other thread's step
                 parsed = plan.view.interactions
         if self.config.loop_detection == "warn" and session is not None:
             session.run_later("loops", partial(self._check_loops, chat, parsed))
@@ -188,7 +195,7 @@ class MemoryProcessor:
             self._check_loops(chat, parsed)
         return _in_form(source, applied, session)
 
-    def _check_loops(self, messages: list[Any], parsed: Sequence[Interaction] | None) -> None:
+    def _check_loops(self, messages: Sequence[Any], parsed: Sequence[Interaction] | None) -> None:
         threshold = self.config.loop_threshold
         calls = repeated_calls(messages, threshold, parsed)
         if not calls:

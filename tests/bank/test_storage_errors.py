@@ -13,6 +13,7 @@ from memory_bank import MemoryBankState, apply_memory_bank_strategy
 from memory_bank.bank.database import Database
 from memory_bank.bank.maintenance import verify
 from memory_bank.errors import StorageError
+from memory_bank.plan import NO_PLAN
 from memory_bank.tools import handle_tool_call
 
 
@@ -39,14 +40,14 @@ def test_a_lost_server(postgres, away, more, caplog):
     chosen = settings(**more)
     with MemoryBankState.open(url, "s") as state, MemoryBankState(session_id="s") as alone:
         apply_memory_bank_strategy(MESSAGES[:6], None, chosen, state)
-        assert state.last_plan is not None
+        assert state.last_plan is not NO_PLAN
         stop()
         for n in (8, 10, 12):
             context, tokens = apply_memory_bank_strategy(MESSAGES[:n], None, chosen, state)
             assert context == MESSAGES[:n]
             assert context is not MESSAGES
             assert tokens == sum(map(state.counter.count_message, context))
-            assert state.last_plan is None
+            assert state.last_plan is NO_PLAN
         assert state.storage_errors == 3
         assert "go through unchanged" in caplog.text
         assert "could not be read" in handle_tool_call(state, "get_record", {"trace_id": "#1"})
@@ -60,7 +61,7 @@ def test_a_lost_server(postgres, away, more, caplog):
         assert set(state.insight_store.trace_ids()) == set(alone.insight_store.trace_ids())
         assert state.fact_store.size() == 8
         assert state.storage_errors == 3
-        assert state.last_plan is not None
+        assert state.last_plan is not NO_PLAN
         assert list(verify(state.database)) == []
 
 
@@ -71,7 +72,7 @@ def test_a_state_whose_first_step_finds_no_server(postgres, away):
     context, tokens = apply_memory_bank_strategy(MESSAGES, None, settings(), state)
     assert context == MESSAGES
     assert tokens == sum(map(state.counter.count_message, MESSAGES))
-    assert state.last_plan is None
+    assert state.last_plan is NO_PLAN
     with pytest.raises(TypeError):
         apply_memory_bank_strategy("no messages", None, settings(), state)
     postgres.start()
@@ -107,7 +108,7 @@ with MemoryBankState.open(url, "s") as state:
         if n == len(messages):
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         context, tokens = apply_memory_bank_strategy(messages[:n], None, settings, state)
-        told.append((context == messages[:n], state.last_plan is None, state.storage_errors))
+        told.append((context == messages[:n], not state.last_plan.strategy, state.storage_errors))
     print(json.dumps([told, state.fact_store.size(), state.insight_store.size()]))
 """
 

@@ -20,7 +20,7 @@ from tests.examples import examples
 from memory_bank import InteractionRecord, LexicalEmbedder, MemoryBankState
 from memory_bank.bank.database import Database
 from memory_bank.bank.jobs import JobQueue, Spending
-from memory_bank.bank.listing import list_sessions
+from memory_bank.bank.listing import list_sessions, newest_searchable
 from memory_bank.bank.schema import records
 from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.bank.transfer import (
@@ -33,7 +33,7 @@ from memory_bank.bank.transfer import (
 )
 from memory_bank.config import ObserverBudget
 from memory_bank.lab import traces
-from memory_bank.records import Insight, Spent
+from memory_bank.records import NAMESPACE_END, Insight, Spent
 from memory_bank.testing import ScriptedServer
 
 NO_LIMITS = ObserverBudget()
@@ -191,6 +191,32 @@ def test_the_session_of_another_agent_is_refused(tmp_path: Path) -> None:
     with target.write() as c:
         c.exec_driver_sql("UPDATE sessions SET agent_id = 'another' WHERE session_id = 'two'")
     assert "another agent" in take(target, lines_of(source))[2].reason
+
+
+def test_sessions_stay_with_the_key_that_made_them(tmp_path: Path, bank_url: str) -> None:
+    source, target = Database(tmp_path / "a.db"), Database(bank_url)
+    for namespace in ("team", "others"):
+        name = f"{namespace}{NAMESPACE_END}s"
+        with MemoryBankState("lexical", database=source, session_id=name, namespace=namespace) as state:
+            state.add([InteractionRecord.create(1, "look", {}, f"what {namespace} saw")])
+    lines = lines_of(source)
+    without = [json.loads(line) for line in lines]  # as an earlier version wrote it
+    for line in without:
+        line.get("session", {}).pop("namespace", None)
+    assert not [x for x in take(target, list(map(json.dumps, without))) if isinstance(x, RefusedSession)]
+    assert newest_searchable(target, "team") is None
+    for _ in range(2):
+        assert [x.session_id for x in take(target, lines)] == [
+            f"{n}{NAMESPACE_END}s" for n in ("others", "team")
+        ]
+        assert newest_searchable(target, "team") == f"team{NAMESPACE_END}s"
+        assert newest_searchable(target, None) is None
+    assert lines_of(target) == lines
+    stolen = [line.replace('"namespace": "team"', '"namespace": "others"') for line in lines]
+    refused = [x for x in take(target, stolen) if isinstance(x, RefusedSession)]
+    assert ["another namespace" in x.reason for x in refused] == [True]
+    wrong = [line.replace('"namespace": "team"', f'"namespace": "{"x" * 65}"') for line in lines]
+    assert "namespace is not valid" in str(take(Database(tmp_path / "c.db"), wrong))
 
 
 # the verbs

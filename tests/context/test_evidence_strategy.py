@@ -170,7 +170,7 @@ def test_records_whose_messages_the_client_dropped_are_still_found():
     messages = [user("Refund what went wrong."), *orders(6)]
     apply(messages, state)
     context, _ = apply([messages[0], *messages[-2:]], state, history_budget=2_000)
-    assert "list_orders #1 to #5 page=0; 1; 2; 3; 4\n" in context[1]["content"]
+    assert "#1 to #5 list_orders page=0; 1; 2; 3; 4\n" in context[1]["content"]
     assert "#5 list_orders page=4\n[" in context[1]["content"]
     assert "ORD-" in context[1]["content"]
     assert any(d.step is None for d in state.last_plan.decisions)
@@ -457,4 +457,4 @@ def test_a_declared_tool_is_told_as_declared():
     context, _ = apply(messages, history_budget=1_000, tools=declared)
     assert "#4 check_stock sku=S-1 → 12" in context[1]["content"]
     context, _ = apply(messages, history_budget=1_000)
-    assert "check_stock #4 sku=S-1" in context[1]["content"]
+    assert "#4 check_stock sku=S-1\n" in context[1]["content"]

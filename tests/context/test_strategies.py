@@ -228,7 +228,7 @@ def test_hierarchical_has_three_tiers():
     ids = list(state.steps)
     memory = context[2]["content"]
     assert context[3:] == CHAT[-6:]
-    assert "get_order, 32 calls (#1 to #32), trace_ids " in memory
+    assert "#1 to #32 get_order, 32 calls, trace_ids " in memory
     assert all(t in memory for t in ids[:37])
     assert [f"#{n} [trace_id {ids[n - 1]}]" in memory for n in (32, 33, 37)] == [False, True, True]
     assert tokens <= 8000

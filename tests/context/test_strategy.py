@@ -14,6 +14,7 @@ from tests.examples import examples
 
 from memory_bank import InteractionRecord, MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.errors import EmbeddingError
+from memory_bank.plan import NO_PLAN
 from memory_bank.testing import ScriptedModel
 from memory_bank.transcript.messages import carries_only_media
 from memory_bank.transcript.pairing import pairing_errors
@@ -303,7 +304,7 @@ def test_reset_empties_everything_and_keeps_the_model():
     apply([user(), *rounds(3)], state)
     model = state.insight_store.embedding_model
     state.reset()
-    assert (state.fact_store.size(), state.step_count, state.last_plan) == (0, 0, None)
+    assert (state.fact_store.size(), state.step_count, state.last_plan) == (0, 0, NO_PLAN)
     assert state.insight_store.is_empty()
     assert state.insight_store.embedding_model is model
     assert apply([user("new"), *rounds(1)], state)[0] == [user("new"), *rounds(1)]

@@ -291,8 +291,9 @@ def test_a_callback_may_edit_and_a_pruning_works_on_what_was_edited():
             agent.memory.steps.append(TaskStep("A note of the callback."))
 
     agent, history = remembering(step_callbacks=[callback])
-    assert [t for t in sent(agent) if "out" in t] == ["Observation:\n<out 3>"]
+    assert [t for t in sent(agent) if "<out" in t] == ["Observation:\n<out 3>"]
     assert sum("A note of the callback." in t for t in sent(agent)) == 1
+    agent, history = remembering()
     agent.memory.steps[-1].observations = "NEW " * 100
     history.prune(typed.prune_old_observations(keep_last_n=1, max_length=10))
     agent.memory.steps.append(observed(6))

@@ -42,18 +42,18 @@ LOOKS = [("get_order", {"id": f"ORD-{n}"}, '{"state": "late"}') for n in range(9
 def test_changes_stand_on_their_own_lines_and_look_ups_share_one():
     text = thread(*LOOKS, *REFUNDS).tell(99, 500).text
     assert "#10 issue_refund order=ORD-0, reason=late → refund_id=R0\n" in text
-    assert "\nget_order #1 to #9 id=ORD-0; ORD-1; ORD-2;" in text
+    assert "\n#1 to #9 get_order id=ORD-0; ORD-1; ORD-2;" in text
 
 
 def test_what_distinguishes_a_call_is_told_not_its_first_argument():
     calls = [("find", {"city": "Oslo", "limit": 10, "street": f"Elm {n}"}, "[]") for n in range(5)]
-    assert "find #1 to #5 street=Elm 0; Elm 1" in thread(*calls).tell(99, 200).text
+    assert "#1 to #5 find street=Elm 0; Elm 1" in thread(*calls).tell(99, 200).text
 
 
 def test_values_that_differ_late_are_shown_so_far():
     paths = [f"/a/very/long/path/of/the/whole/repository/{n}.py" for n in ("one", "two")]
     text = thread(*[("Read", {"path": path}, "x") for path in paths]).tell(99, 200).text
-    assert "Read #1, #2 path=/a/very/long/path/of/the…/one.py; /a/very/long/path/of/the…/two.py" in text
+    assert "#1, #2 Read path=/a/very/long/path/of/the…/one.py; /a/very/long/path/of/the…/two.py" in text
     texts = ["the whole list of the customers in " + city for city in ("Oslo", "Bonn")]
     text = thread(*[("find", {"text": each}, "x") for each in texts]).tell(99, 200).text
     assert "customers in Oslo" in text and "customers in Bonn" in text

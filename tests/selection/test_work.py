@@ -40,6 +40,11 @@ def test_parsing_and_indexing_an_output_is_linear_in_its_size(kind):
     assert growth(work, 192_000) < LINEAR
 
 
+@pytest.mark.parametrize("unit", ["\\", '\\"', "\\\\n", "\\a", "'", "[{", "a.", "1,", "\\u005c"])
+def test_the_values_of_arguments_are_found_in_linear_time(unit):
+    assert growth(lambda n: forms_in(unit * (n // len(unit))), 256_000) < LINEAR
+
+
 @pytest.mark.parametrize(
     "output",
     [

@@ -20,6 +20,7 @@ from memory_bank.service.api.memory import BuiltContext, Hits, Ingested
 from memory_bank.service.api.openapi import Failure
 from memory_bank.service.api.sessions import SessionDetail, SessionPage, Stats
 from memory_bank.service.app import create_app
+from memory_bank.testing import ScriptedServer, fail
 from memory_bank.transcript.pairing import pairing_errors
 
 
@@ -382,6 +383,27 @@ def test_one_search_finds_what_any_session_holds(http):
     assert found_everywhere(http, q="zephyr").hits == []
 
 
+def test_a_search_whose_embedder_fails_answers_by_words_and_says_so(monkeypatch):
+    broken = []
+    with ScriptedServer(
+        embed=lambda texts: fail(500, "no such luck") if broken else [[1.0, len(t) % 7] for t in texts]
+    ) as embeddings:
+        monkeypatch.setenv("OPENAI_BASE_URL", embeddings.base_url)
+        monkeypatch.setenv("OPENAI_API_KEY", "key")
+        strategies = {"memory_bank": {**FOLDING, "embedding_model": "openai:m"}}
+        config = serving.configured(strategies, database=":memory:")
+        with TestClient(create_app(config)) as http:
+            ingested(http, "one", tool_outputs=[{**OUTPUT, "raw_output": "the zephyr carrier is late"}])
+            ingested(http, "two", tool_outputs=[{**OUTPUT, "raw_output": "nothing of the kind"}])
+            assert found_everywhere(http, q="the carrier").note is None
+            broken.append(True)
+            for found in (found_everywhere(http, q="which zephyr"), hits(http, "which zephyr", "one")):
+                assert [(h.session, h.why) for h in found.hits] == [("one", "words")]
+                assert found.note.startswith("only words were compared: openai:m refused (HTTP 500)")
+            nothing = found_everywhere(http, q="quartz")
+            assert nothing.hits == [] and "only words were compared" in nothing.note
+
+
 def test_a_search_says_what_is_superseded(http):
     for number, status in enumerate(("packed", "shipped")):
         ingested(
@@ -391,6 +413,8 @@ def test_a_search_says_what_is_superseded(http):
     assert ("shipped" in new.excerpt, new.newer) == (True, None)
     assert old.newer == new.trace_id and new.trace_id in old.reason
     assert 0 < old.score <= 1
+    newer = [http.get(f"/v1/sessions/s/records/{hit.trace_id}").json()["newer"] for hit in (old, new)]
+    assert newer == [new.trace_id, None]
 
 
 # --- sessions

@@ -1,5 +1,6 @@
 """What a client's connection may cost: deadlines for heads and bodies, a number that leaves room for health."""
 
+import contextlib
 import logging
 import socket
 import time
@@ -127,6 +128,30 @@ def test_two_lengths_are_refused_and_dropped(tmp_path):
         came = request(port, b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         assert (came.status, came.body) == (200, b"{}")
         assert came.header(b"content-length") is None
+
+
+def test_the_head_of_a_request_has_a_bound_and_connect_is_no_method(tmp_path, upstream, caplog):
+    """However it arrives: at once, where the parser sees a whole head, or in parts."""
+
+    def head(size, method=b"GET", target=b"/v1/models"):
+        line = method + b" " + target + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        return line + b"X-A: " + b"a" * (size - len(line) - 9) + b"\r\n\r\n"
+
+    with serving(tmp_path, upstream) as port:
+        assert request(port, head(65_500)).status == 200
+        for size in (65_600, 66_000, 120_000):
+            assert request(port, head(size)).status in (400, 431)
+            assert request(port, head(900, target=b"/v1/" + b"a" * size)).status in (400, 431)
+        assert len(upstream.got) == 1
+        for target in (b"/v1/x", b"localhost:443", b"/v1/chat/completions", b"/v1/sessions"):
+            assert request(port, head(300, b"CONNECT", target)).status in (400, 405)
+        assert request(port, HEALTH).status == 200
+        with socket.create_connection(("127.0.0.1", port)) as one:  # in parts
+            with contextlib.suppress(OSError):
+                for part in (head(66_000)[i : i + 6_000] for i in range(0, 66_000, 6_000)):
+                    one.sendall(part)
+            assert one.recv(12) in (b"HTTP/1.1 400", b"HTTP/1.1 431")
+    assert [r for r in caplog.records if r.levelno >= logging.ERROR] == []
 
 
 def test_equal_warnings_are_limited():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +34,32 @@ def parts(client: Any) -> Any:
 def upstream() -> Any:
     with ScriptedServer() as server:
         yield server
+
+
+@pytest.mark.parametrize("way", ["deleted", "replaced"])
+def test_a_bank_whose_file_is_not_there_any_more_loses_nothing(
+    configured: Any, upstream: Any, tmp_path: Path, way: str
+) -> None:
+    config = configured(upstream=upstream.base_url)
+    file, body = Path(config.service.database), {"tool_name": "t", "raw_input": {}, "raw_output": "x"}
+    ingested = {"tool_outputs": [body | {"call_id": "c1"}]}
+    with TestClient(create_app(config)) as client:
+        assert client.post("/v1/sessions/s/ingest", json=ingested).status_code == 200
+        kept = file.rename(tmp_path / "kept.db")
+        if way == "replaced":
+            Database(tmp_path / "new.db").close()
+            (tmp_path / "new.db").rename(file)
+        for path in ("/v1/sessions/s/ingest", "/v1/sessions/new/ingest"):
+            answer = client.post(path, json={"tool_outputs": [body | {"call_id": "c2"}]})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "storage_unavailable")
+            assert "put that file back, or stop every process" in answer.json()["error"]["message"]
+        answer = client.get("/health")
+        found = answer.json()["parts"]
+        assert (answer.status_code, found["database"]["ok"], found["storage"]["ok"]) == (503, False, False)
+        answer = client.post("/v1/chat/completions", json={"model": "m", "messages": CHAT})
+        assert answer.headers["x-memory-reason"] == "storage_unavailable"
+        kept.rename(file)
+        assert client.post("/v1/sessions/s/ingest", json=ingested).status_code == 200
 
 
 def test_all_is_well(configured: Any, upstream: Any) -> None:

@@ -750,6 +750,10 @@ def test_what_is_not_there_is_said(opened):
     page = opened("#/s/shop-refunds/records/no-such-record", ready="#detail .note")
     page.expected = ("404",)
     assert "no such record" in page.text("#detail .note")
+    for where in ("#/s/../../metrics", "#/s/%2E%2E", "#/s/./records/1"):
+        page = opened(where, ready="#session .note")
+        assert "nothing of this name" in page.text("#session")
+    opened("#/s/shop-refunds/records/..", ready="#detail .note")
 
 
 # -- what others wrote

@@ -6,12 +6,15 @@ import json
 import logging
 import threading
 import time
+import tomllib
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.benchmarks import load
 from tests.chats import JSON, TEXT, any_chats, call, result
-from tests.growth import cpu_seconds
+from tests.growth import LINEAR, cpu_seconds, growth
 
 from memory_bank.config import ServiceSettings
 from memory_bank.errors import ConfigError
@@ -69,7 +72,6 @@ ASSIGNED = [  # before, what must go, after
     ("postgresql://app:", "s3c/r#t", "@db/x"),
     ("https://", "0123456789abcdef0123456789", "@github.com/x/y.git"),
     ("https://x/y?key=", "a1b2c3d4e5f6a1b2c3d4e5f6", ""),
-    ("token ", "0123456789abcdef0123456789abcdef01234567", " of a build"),
     ("db:5432:bank:app:", "s3cret", "\n"),
     ("Your password is ", "hunter2x", " now"),
     ("Das Passwort ist: ", "hunt3rx", ""),
@@ -112,9 +114,63 @@ PLAIN = [
     "patch pattern path", "SKU-77 MDX Nj OD", "| password | type |", "tool --password-file /run/x --token-count 5", "authorization: required",
     "cookie: the best one", "login as ada", "http://h:8080/a@b", "| token | a long text | x |",
     "the password is required, the password is 8 characters long", "the password is in /run/secrets", "a.py:5432:3:E501:long",
-    "token 0123456789abcdef is short", "host:5432:open",
+    "token 0123456789abcdef is short", "token 0123456789abcdef0123456789abcdef01234567 of a build", "host:5432:open",
     "[redacted: password]", "password=[redacted: password]", "İstanbul ORD-7 ﬀ",
 ]  # fmt: skip
+
+
+HERE = Path(__file__).parent
+FORMS = tomllib.loads((HERE / "redaction.toml").read_text("utf-8"))
+measured = load("redaction")
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_forms_of_secrets_and_what_looks_like_them(redaction, kind):
+    """In messages, arguments and results, as text and inside JSON; nothing but the secret and its surroundings goes."""
+    for name, form in FORMS[kind].items():
+        for seed in range(3):
+            text, secrets = measured.example(form, seed)
+            inside = json.dumps({"out": text, "n": 1})
+            shown = (
+                redaction.text(text),
+                json.loads(redaction.text(inside))["out"],
+                redaction.value({"a": [text]})["a"][0],
+            )
+            for each in shown:
+                assert not any(measured.is_shown(secret, each) for secret in secrets), (name, text, each)
+                assert secrets or each == text, (name, text, each)
+                assert redaction.text(each) == each, name
+            if not secrets:
+                assert redaction.text(inside) is inside, name
+
+
+def test_a_page_lists_the_forms():
+    page = (HERE.parents[1] / "docs" / "redaction.md").read_text("utf-8")
+    for kind, forms in FORMS.items():
+        assert f"| {kind} | {len(forms)} | {', '.join(forms)} |\n" in page.replace("\\|", "|"), kind
+
+
+def test_a_key_over_the_strings_of_a_list(redaction):
+    lines = PEM.split("\n")
+    for value in (lines, ["before", *lines, "after"], {"a": lines}):
+        shown = json.dumps(redaction.value(value))
+        assert not any(line in shown for line in lines)
+        assert ("before" in shown) == ("before" in value)
+    assert redaction.value(["PRIVATE KEY-----", "b"]) == ["PRIVATE KEY-----", "b"]
+
+
+HOSTILE = [
+    "\\", "\\u00", "%25", "&amp;", "\x1b[", "-----BEGIN PRIVATE KEY-----\n", "-----END PRIVATE KEY-----", "aB1+" * 8 + "\n",
+    "password", "password=", "token: [", '"secret": "', "sk-", "eyJ", "a1B2", "://", "https://u:", "curl -u a", "mysql -p ",
+    "kind: Secret\ndata:\n a: ", '{"kty": ', "value: x1y\nname: ", "@", "login ", "| ", "_api_", "AKIA", "_-", "key ", "\x1b[0m", "/a",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("part", HOSTILE, ids=ascii)
+def test_no_text_takes_more_than_its_length(part):
+    """Repeated parts of forms, alone and with others between them: time grows with the length alone."""
+    for text in (part, f"{part}a", f"{part} x1\n"):
+        assert growth(lambda n, text=text: Redaction().text(text * (n // len(text))), 200_000) < LINEAR, text
 
 
 @pytest.mark.parametrize("token", TOKENS, ids=lambda t: t[:6])
@@ -198,7 +254,7 @@ def test_json_stays_json(redaction):
     assert json.loads(redaction.text(text)) == {
         "password": "[redacted: password]", "n": 1.5, "big": 12345678901234567890, "a": [True, None], "é": "é",
     }  # fmt: skip
-    spaced = '{\n  "token" : "0123456789abcdef0123" ,\n  "n": 1.50}'  # where it can, it keeps the very text
+    spaced = '{\n  "token" : "0123456789abcdef0123456789abcdef" ,\n  "n": 1.50}'  # where it can, it keeps the very text
     assert redaction.text(spaced) == '{\n  "token" : "[redacted: secret]" ,\n  "n": 1.50}'
 
 
@@ -214,13 +270,13 @@ def test_every_place_of_a_message(redaction):
         {"role": "assistant", "tool_calls": [{"id": "c2", "type": "custom", "custom": {"name": "f", "input": secret}}]},
         {"role": "assistant", "function_call": {"name": "f", "arguments": {"password": "hunter2", secret: 1}}},
         {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": secret}]},
-        {"role": "tool", "tool_call_id": "c2", "content": {"deep": [[{"password": 7}]], "t": (secret,)}},
+        {"role": "tool", "tool_call_id": "c2", "content": {"deep": [[{"password": 71717}]], "t": (secret,)}},
     ]  # fmt: skip
     before = copy.deepcopy(messages)
     shown = [redaction.message(m) for m in messages]
     assert messages == before
     text = json.dumps(shown)
-    assert secret not in text and "hunter2" not in text and "pw12" not in text and "7}" not in text
+    assert secret not in text and "hunter2" not in text and "pw12" not in text and "71717" not in text
     assert [m["role"] for m in shown] == [m["role"] for m in messages]
     assert shown[2]["tool_calls"][0]["id"] == "c1"
 

@@ -72,6 +72,32 @@ def test_file_environment_and_options(tmp_path: Path) -> None:
         assert json.loads(service.lines[0])["database"].endswith("/env.db")
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        ({"SSL_CERT_FILE": __file__}, "SSL_CERT_FILE"),
+        ({"SSL_CERT_FILE": "/no/such.pem"}, "SSL_CERT_FILE"),
+        ({"HTTPS_PROXY": "socks5://proxy:1"}, "HTTPS_PROXY"),
+    ],
+)
+@pytest.mark.long
+def test_what_the_environment_names_is_one_sentence_with_any_workers(
+    tmp_path: Path, env: dict[str, str], says: str, workers: int
+) -> None:
+    options = ["--db", tmp_path / "b.db", "--upstream", "https://api.example/v1", "--workers", str(workers)]
+    started = start(*options, **env)
+    assert started.wait() == 2
+    assert len(started.lines) == 1
+    assert says in started.log
+    assert not (tmp_path / "b.db").exists()
+
+
+def test_the_environment_of_other_servers_is_not_read(tmp_path: Path) -> None:
+    with serve("--db", tmp_path / "b.db", WEB_CONCURRENCY="many", HTTPS_PROXY="proxy:3128") as service:
+        assert service.ask("/health?live").status == 200
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as s:
         return int(s.getsockname()[1])
@@ -112,6 +138,31 @@ def _logging_as_it_was() -> Any:
         ([], {"MEMORY_BANK_SERVICE__PROT": "1"}, 2, "did you mean port?"),
         ([], {"MEMORY_BANK_SERVICE__STRATEGY": "memory_bnak"}, 2, "did you mean 'memory_bank'?"),
         ([], {"MEMORY_BANK_SERVICE__STRATEGY": "memory_bank_classic"}, 2, "OPENAI_API_KEY"),
+        ([], {"MEMORY_BANK_SERVICE__ALLOWED_HOSTS": '["a b"]'}, 2, "allowed_hosts"),
+        ([], {"OPENAI_API_KEY": "secret\r\nX-Evil: 1"}, 2, "key"),
+        ([], {"XDG_DATA_HOME": __file__}, 1, "--db"),
+        (["--db", f"{__file__}/b.db"], {}, 1, "its folder does not exist"),
+        (["--db", __file__], {}, 1, "cannot be opened"),
+        *(
+            (["--upstream", "https://api.example/v1"], {"HTTPS_PROXY": proxy}, 2, "HTTPS_PROXY")
+            for proxy in (
+                "socks5://u:secret@proxy:1",
+                "ftp://proxy",
+                "http://",
+                "http://u:secret@proxy:99999",
+                "http://proxy:0",
+                "http://proxy:port",
+                "http://[::1",
+                "http://proxy\nx",
+                "proxy:port",
+            )
+        ),
+        (
+            ["--upstream", "http://127.0.0.1:9/v1", "--upstream-anthropic", "http://127.0.0.1:9"],
+            {"OPENAI_API_KEY": "k", "ALL_PROXY": "socks5://u:secret@proxy:1", "NO_PROXY": "127.0.0.1"},
+            2,
+            "ALL_PROXY",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_sentence(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -19,9 +20,12 @@ from tests.chats import rounds, system, user
 from tests.cli.conftest import environment
 from tests.postgres import Server
 from tests.service.processes import FOLDING, Process, serve, until
+from tests.service.serving import Served, bearer, configured, serving
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.maintenance import verify
+from memory_bank.bank.keys import Keys
+from memory_bank.bank.listing import list_sessions
+from memory_bank.bank.maintenance import purge, verify
 from memory_bank.bank.stores import FactStore
 from memory_bank.testing import ScriptedServer, say
 from memory_bank.transcript.pairing import pairing_errors
@@ -80,6 +84,41 @@ def test_two_hosts_and_two_agents_whose_requests_alternate(two: list[Process], b
             again = context(service, agent, conversation(agent, 10))
             assert (again["messages"], again["tokens"]) == (told["messages"], told["tokens"])
     assert_holds(bank_url, ada=10, bob=10)
+
+
+@pytest.mark.short
+def test_one_writes_and_the_other_finds(bank_url: str) -> None:
+    """A search of all sessions, by both, twice: each has an index in memory when the other writes or deletes."""
+
+    database = Database(bank_url)
+    ada, bob = (Keys(database).create(name)[1] for name in ("ada", "bob"))
+
+    def found(service: Served, word: str, key: str = ada) -> set[str]:
+        answer = service.ask("GET", f"/v1/search?q={word}", bearer(key))
+        assert answer.status == 200, answer.body
+        return {f"{hit['session']} {hit['holds']}" for hit in answer.json()["hits"] if hit["holds"] == word}
+
+    def write(service: Served, session: str, text: str) -> None:
+        call = {"tool_name": "look", "raw_input": {"at": session}, "raw_output": text}
+        body = json.dumps({"tool_outputs": [call]}).encode()
+        assert service.ask("POST", f"/v1/sessions/{session}/ingest", bearer(ada), body=body).status == 200
+
+    config = configured(database=bank_url)
+    with serving(config) as one, serving(config) as other:
+        for session, writer, reader in (("first", one, other), ("second", other, one)):
+            write(writer, session, f"a zephyr and a {session}-walrus")
+            for service in (reader, writer):
+                assert f"{session} zephyr" in found(service, "zephyr")
+                assert found(service, "zephyr", bob) == set()
+        for gone in list_sessions(database):
+            if "first" in gone.session_id:
+                assert len(list(purge(database, session_id=gone.session_id))) == 1
+        assert [found(service, "zephyr") for service in (one, other)] == [{"second zephyr"}] * 2
+        write(one, "first", "the zephyr is back")
+        assert found(other, "zephyr") == {"first zephyr", "second zephyr"}
+        assert other.ask("DELETE", "/v1/sessions/second", bearer(ada)).status == 204
+        assert [found(service, "zephyr") for service in (one, other)] == [{"first zephyr"}] * 2
+        database.close()
 
 
 def test_one_session_at_both_hosts_at_once(two: list[Process], bank_url: str) -> None:

@@ -3,10 +3,11 @@
 import pytest
 from tests.bank.conftest import *  # noqa: F403  the fixture ``bank``: memory, SQLite, PostgreSQL
 
-from memory_bank import InteractionRecord, MemoryBankState
+from memory_bank import InteractionRecord, MemoryBankSettings, MemoryBankState
 from memory_bank.bank.maintenance import purge
 from memory_bank.bank.transfer import export_lines
 from memory_bank.errors import EmbeddingError
+from memory_bank.tools.handlers import answer_tool_call
 from memory_bank.tools.search import search_session
 
 
@@ -66,6 +67,50 @@ def test_the_latest_fact_comes_first_and_the_older_says_so(state):
     assert next(m for m in matches if m.outline.step_id == 5).newer is None
     only = search_session(state, "unknown carrier open", 1, by_agent=False).matches
     assert [m.outline.step_id for m in only] == [5]  # also where only the older one would have been found
+
+
+def test_messages_of_a_conversation_do_not_supersede_one_another(bank):
+    """They have the same tool and speaker, and each says something else."""
+    said = [
+        "I would like to adopt a puppy from the shelter, maybe a small one.",
+        "That is lovely news! Which name did you think of for the little dog?",
+        "We settled on Biscuit because of the colour of his fur.",
+        "How are the driving lessons of your sister going these days?",
+        "She passed the test on her second attempt and bought a used car.",
+        "Let us talk again next week about the trip to the mountains.",
+    ]
+    talk = bank.state("talk")
+    talk.add([
+        record(n, "message", {"speaker": ("Ada", "Bob")[n % 2]}, {"text": text} if n > 3 else text)
+        for n, text in enumerate(said, 1)
+    ])  # fmt: skip
+    for query, step in (("the name of the little dog", 2), ("colour of the fur", 3), ("who bought a car", 5)):
+        matches = search_session(talk, query, 5, by_agent=False).matches
+        assert matches[0].outline.step_id == step
+        assert {m.newer for m in matches} == {None}
+
+
+def test_a_record_says_which_later_one_supersedes_it(bank, state):
+    def answer(trace_id, of=state):
+        return answer_tool_call(of, "get_record", {"trace_id": trace_id})
+
+    old, new = SHOP[0].trace_id, SHOP[4].trace_id
+    said = answer(old)
+    assert f"\nsuperseded by {new}, a later result of the same call\n" in said.text
+    assert said.records[0]["newer"] == new
+    for current in (new, SHOP[1].trace_id):
+        assert "superseded" not in answer(current).text
+        assert answer(current).records[0]["newer"] is None
+    other = bank.state("other")
+    other.prepare(MemoryBankSettings(scope="all", embedding_model="lexical"))
+    assert f"superseded by {new}" in answer(old, other).text
+    other.add([record(9, "get_order", {"id": "ORD-7"}, "another session's")])
+    assert answer(old).records[0]["newer"] == new
+    state.add([record(7, "get_order", {"id": "ORD-7"}, "Error: timed out")])
+    assert answer(old).records[0]["newer"] == new  # a failure says nothing about the order
+    state.add([record(8, "get_order", {"id": "ORD-7"}, SHOP[0].raw_output)])
+    assert answer(old).records[0]["newer"] is None  # it is so again
+    assert answer(new).records[0]["newer"] == record(8, "", {}, "").trace_id
 
 
 def test_a_failed_call_and_another_object_supersede_nothing(state):

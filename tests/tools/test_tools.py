@@ -469,7 +469,7 @@ def test_only_mistakes_are_refusals_and_figures_hold_nothing_a_tool_said():
     assert answer_tool_call(state, "delete_all", {}).refused
     found = answer_tool_call(state, "get_record", {"trace_id": "#1"})
     told = {"trace_id": trace_id, "step_id": 1, "tool_name": "get_orders"}
-    assert found.records == (told,)
+    assert found.records == ({**told, "newer": None},)
     hits = answer_tool_call(state, "search_memory", {"query": "secret"}).records
     assert [{k: r[k] for k in told} for r in hits] == [told]
 

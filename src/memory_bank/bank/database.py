@@ -25,6 +25,7 @@ from memory_bank.bank.schema import (
     VERSION,
     bank,
     count_of,
+    jobs,
     metadata,
     of_namespace,
     of_session,
@@ -50,7 +51,8 @@ ANY: Any = object()
 _s = sessions.c
 GENERATION = sa.select(_s.generation).where(of_session(sessions))
 _COUNT = count_of(records).where(of_session(records))
-_EXTENT = sa.select(GENERATION.scalar_subquery(), _COUNT.scalar_subquery())
+_JOBS = count_of(jobs).where(of_session(jobs))
+_EXTENT = sa.select(GENERATION.scalar_subquery(), _COUNT.scalar_subquery(), _JOBS.scalar_subquery())
 _OWNERS = sa.select(_s.agent_id, _s.namespace, _s.deleted).where(of_session(sessions))
 _SET = sa.update(sessions).where(of_session(sessions))
 
@@ -155,6 +157,9 @@ class Database:
     def wipe(self, seconds: float) -> None:
         """Remove copies of deleted content outside the tables (SQLite's log), unless another process prevents it."""
 
+    def check_place(self, c: Connection) -> None:
+        """Raise StorageError if the file of the bank was deleted or replaced since it was opened."""
+
     def now(self, c: Connection) -> float:
         """Unix seconds by the clock that all processes share."""
         return time.time()
@@ -218,6 +223,7 @@ class Database:
     def read(self) -> Iterator[Connection]:
         """A connection for reading."""
         with self._mapped(), self._reader.connect() as connection:
+            self.check_place(connection)
             yield connection
 
     def rows(self, statement: sa.Select[*tuple[Any, ...]], **values: object) -> Sequence[RowMapping]:
@@ -239,6 +245,7 @@ class Database:
     def snapshot(self) -> Iterator[Connection]:
         """A connection for several reads of one state of the bank."""
         with self._mapped(), self._engine.connect() as connection:
+            self.check_place(connection)
             self.begin_snapshot(connection)
             try:
                 yield connection
@@ -284,7 +291,8 @@ class Database:
 
     def check_writing(self) -> None:
         """Raise StorageError if the database can only be read, its disk is nearly full, or a write has failed."""
-        room = self.room()
+        with self.read():
+            room = self.room()
         if room is not None and room < _ROOM:
             raise StorageError(f"{self.name}: its disk has {room / 2**20:.1f} MiB left: make room on it.")
         failed = self._failed_write
@@ -308,6 +316,7 @@ class Database:
     @contextmanager
     def _transaction(self, creating: bool = False) -> Iterator[Connection]:
         with self.write_lock if self.exclusive else nullcontext(), self._engine.connect() as connection:
+            self.check_place(connection)
             self.begin_write(connection, creating)
             fault_point("write.begun")
             try:
@@ -447,11 +456,11 @@ class Database:
         """The generation of a session: it grows whenever rows are deleted."""
         return self.value(GENERATION, session=session_id) or 0
 
-    def extent(self, session_id: str) -> tuple[int, int]:
-        """The generation of a session, and the number of its records."""
+    def extent(self, session_id: str) -> tuple[int, int, int]:
+        """The generation of a session, and the numbers of its records and jobs."""
         with self.read() as c:
-            generation, count = c.execute(_EXTENT, {"session": session_id}).one()
-        return generation or 0, count
+            generation, count, queued = c.execute(_EXTENT, {"session": session_id}).one()
+        return generation or 0, count, queued
 
 
 @cache

@@ -21,6 +21,7 @@ from memory_bank.bank.schema import (
     JOB_OF_RECORD,
     count_of,
     first_bytes,
+    in_parts,
     insights,
     jobs,
     of_session,
@@ -36,6 +37,11 @@ AHEAD = 5.0
 """Seconds by which a stored time may be in the future before the clock counts as having jumped back."""
 LONGEST_WAIT = 3600.0
 """Seconds; no retry waits longer, so a later due time comes from a clock that has jumped back."""
+
+STEP = "step:"
+"""How the owner of a job begins that a step holds for a record whose summary it makes itself."""
+STEP_LEASE = 120.0
+"""Seconds after which a step that holds a job counts as dead."""
 
 _t, _r, _i, _p = jobs.c, records.c, insights.c, spending.c
 _free: dict[str, Any] = {"owner": None, "leased": None, "expires": None}
@@ -67,13 +73,13 @@ class JobQueue:
         self._clock = clock
         self._mine = sa.true() if session_id is None else _t.session_id == session_id
 
-    def add(self, trace_ids: Sequence[str]) -> None:
-        """Add jobs for records of the session; existing ones are not changed."""
+    def add(self, trace_ids: Sequence[str], owner: str | None = None) -> None:
+        """Add jobs for records of the session, leased to an owner if one is given; existing ones are not changed."""
         if self.session_id is None:
             raise ValueError("jobs are added to one session")
         if trace_ids:
             with self.database.write() as c:
-                add_jobs(c, self.database, self.session_id, trace_ids, self._now(c))
+                add_jobs(c, self.database, self.session_id, trace_ids, owner)
 
     def take(self, owner: str, limit: int, lease: float) -> list[Job]:
         """Lease up to ``limit`` free jobs that are due, the longest due first, for ``lease`` seconds."""
@@ -100,6 +106,17 @@ class JobQueue:
         """End the leases of jobs that were not tried; the attempt does not count."""
         attempts = sa.case((_t.attempts > 0, _t.attempts - 1), else_=0)
         self._change(owner, held, lambda _: {**_free, "attempts": attempts})
+
+    def of_steps(self, *, ended: bool) -> list[str]:
+        """The trace_ids of the jobs that steps hold, oldest first; ``ended``: those whose lease has ended."""
+        with self.database.read() as c:
+            which = _is_free(self._now(c)) if ended else sa.true()
+            held = sa.select(_t.trace_id).where(self._mine, _t.owner.startswith(STEP), which)
+            return list(c.execute(held.order_by(_t.seq)).scalars())
+
+    def ids(self) -> set[str]:
+        """The trace_ids of the session's jobs, leased ones included."""
+        return set(self.database.column(sa.select(_t.trace_id).where(self._mine)))
 
     def open_count(self) -> int:
         """The number of jobs, leased ones included."""
@@ -138,17 +155,31 @@ def _is_due(now: float) -> sa.ColumnElement[bool]:
 
 
 def add_jobs(
-    c: Connection, database: Database, session_id: str, trace_ids: Sequence[str], now: float | None = None
+    c: Connection, database: Database, session_id: str, trace_ids: Collection[str], owner: str | None = None
 ) -> None:
-    """Within a write, add jobs for records; existing ones are not changed."""
-    now = database.now(c) if now is None else now
-    new = {"session_id": session_id, "created": now, "due": now, "attempts": 0}
+    """Within a write, add jobs for records, leased to an owner if one is given; existing ones are not changed."""
+    if not trace_ids:
+        return
+    now = database.now(c)
+    new: dict[str, Any] = {"session_id": session_id, "created": now, "due": now, "attempts": 0}
+    if owner is not None:
+        new |= {"owner": owner, "leased": now, "expires": now + STEP_LEASE}
     database.insert_new(c, jobs, [{**new, "trace_id": t} for t in trace_ids])
 
 
 def finish_job(c: Connection, owner: str, job: Job) -> bool:
     """Within a write, delete a finished job; False if ``owner`` does not hold it any more."""
     return c.execute(sa.delete(jobs).where(_t.seq == job.seq, _t.owner == owner)).rowcount == 1
+
+
+def finish_step_jobs(c: Connection, session_id: str, trace_ids: Sequence[str]) -> set[str]:
+    """Within a write, delete the jobs whose summaries a step makes; the trace_ids that had a job of any kind."""
+    mine = _t.session_id == session_id
+    found: set[str] = set()
+    for part in in_parts(trace_ids):
+        found.update(c.execute(sa.select(_t.trace_id).where(mine, _t.trace_id.in_(part))).scalars())
+        c.execute(sa.delete(jobs).where(mine, _t.trace_id.in_(part), _t.owner.startswith(STEP)))
+    return found
 
 
 def oldest_job(database: Database) -> tuple[int, float]:

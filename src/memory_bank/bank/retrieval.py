@@ -11,17 +11,16 @@ from memory_bank.bank.stores import FactStore, InsightStore, WiderScope
 from memory_bank.config import MemoryBankSettings
 from memory_bank.errors import ConfigError
 from memory_bank.models.observer import Observer
+from memory_bank.ports import LLMClient
 from memory_bank.records import NAMESPACE_END, Hit, InteractionRecord
 from memory_bank.transcript.messages import Interaction, content_text, read, readable_output
-from memory_bank.transcript.quoting import quote_lines
+from memory_bank.transcript.quoting import Mark, one_line, quote_lines
 from memory_bank.transcript.shortening import Shortened, shorten
 from memory_bank.transcript.transcript import View
 
 log = logging.getLogger("memory_bank.Retrieval")
 ingestion_log = logging.getLogger("memory_bank.Ingestion")
 
-HEADING = "## Retrieved Context from Previous Steps"
-_RULE = "-------------------"
 _TASK_CHARS = 1_500
 _ACTION_CHARS = 900
 
@@ -31,7 +30,7 @@ def ingest_tool_outputs(
     user_query: str,
     fact_store: FactStore,
     insight_store: InsightStore,
-    llm_client: Any,
+    llm_client: LLMClient | None,
     observer_model: str,
     step_id: int,
 ) -> list[str]:
@@ -176,20 +175,20 @@ def format_retrieved_memory(records: Sequence[dict[str, Any]]) -> str:
     Lines of their data that look like the frame of this text get a backslash, so that a tool cannot forge a
     record.
     """
-    blocks = [f"{HEADING}\n"] if records else []
+    blocks = [f"{Mark.CLASSIC}\n"] if records else []
     for i, record in enumerate(records, 1):
         session = record.get("session_id")
         origin = "" if session is None else f"(session {session_name(session)}) "
         blocks += [
-            f"[RETRIEVED RECORD {i}]\nSummary: {origin}{quote_lines(record['summary'])}\n"
-            f"Raw Data: {quote_lines(record['raw_data'])}\n{_RULE}"
+            f"{Mark.CLASSIC_RECORD}{i}]\n{Mark.CLASSIC_SUMMARY}{origin}{quote_lines(record['summary'])}\n"
+            f"{Mark.CLASSIC_DATA}{quote_lines(record['raw_data'])}\n{Mark.CLASSIC_RULE}"
         ]
     return "\n".join(blocks)
 
 
 def session_name(session_id: str) -> str:
     """A session's name for texts: on one line, without the namespace of a service."""
-    return " ".join(session_id.rpartition(NAMESPACE_END)[2].split())
+    return one_line(session_id.rpartition(NAMESPACE_END)[2])
 
 
 def query_of_view(view: View, kind: Literal["fixed", "task", "adaptive"], fixed: str) -> str:

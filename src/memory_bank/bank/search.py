@@ -23,6 +23,7 @@ from memory_bank.bank.schema import (
     Embedding,
     count_of,
     insights,
+    of_session,
     records,
     sessions,
     sum_of,
@@ -51,6 +52,25 @@ _agent, _namespace = (_mine.with_only_columns(c).scalar_subquery() for c in _min
 _IN_NAMESPACE = sessions.c.namespace.is_not_distinct_from(_namespace)  # NULL is one namespace
 # Without an agent: NULL equals nothing.
 _OF_AGENT = (sessions.c.session_id == SESSION) | ((sessions.c.agent_id == _agent) & _IN_NAMESPACE)
+
+_old, _older = insights.alias(), records.alias()
+_call, _output, _old_call, _old_output = (
+    sa.func.substr(table.c.terms, first, 8, type_=sa.LargeBinary)  # see ``terms.CallState``
+    for table in (insights, _old)
+    for first in (5, 13)
+)
+_latest = (
+    sa.select(_t.trace_id, (_output != _old_output).label("differs"))
+    .select_from(insights.join(records, INSIGHT_OF_RECORD))
+    .join(_older, (_older.c.session_id == _t.session_id) & (_older.c.tool_name == records.c.tool_name))
+    .join(_old, (_old.c.session_id == _t.session_id) & (_old.c.trace_id == _older.c.trace_id))
+    .where(of_session(insights), _older.c.trace_id == sa.bindparam("trace_id"), records.c.seq > _older.c.seq)
+    .where(_call == _old_call, _call != bytes(8))
+    .order_by(records.c.seq.desc())
+    .limit(1)
+    .subquery()
+)
+_SUPERSEDING = sa.select(_latest.c.trace_id).where(_latest.c.differs)
 
 
 def within(session_id: sa.ColumnElement[str], scope: Scope) -> sa.ColumnElement[bool]:
@@ -93,6 +113,11 @@ def best_first(scores: Vectors, rows: Vectors) -> tuple[Vectors, Vectors]:
     np.cumsum(np.diff(scores[order].astype(np.float64)) < -_TIE, out=ties[1:])
     order = order[np.lexsort((-rows[order], ties))]
     return rows[order], scores[order]
+
+
+def superseding(database: Database, session_id: str, trace_id: str) -> str | None:
+    """The trace_id of the latest record of the same call in a session, if that returned something else, or None."""
+    return database.value(_SUPERSEDING, session=session_id, trace_id=trace_id)
 
 
 class InsightSearch:

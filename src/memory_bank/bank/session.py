@@ -20,7 +20,7 @@ from memory_bank.bank.worker import InsightWriter
 from memory_bank.config import MemoryBankSettings
 from memory_bank.errors import ConfigError, EmbeddingError, StorageError
 from memory_bank.models.observer import EXTRACTIVE, describe_call
-from memory_bank.plan import Context, Plan
+from memory_bank.plan import NO_PLAN, Context, Plan
 from memory_bank.ports import Embedder, Scope, TokenCounter
 from memory_bank.pricing import PrefixCache
 from memory_bank.records import InteractionRecord, Spent
@@ -39,9 +39,9 @@ NOTE_TOKENS = 300
 class Session:
     """The messages of one task and what a strategy keeps of them, without stores.
 
-    ``last_plan`` is the plan of the last step, None before the first. ``prefix_cache`` is what the provider charges
-    for a prefix that it has seen; a reset keeps it. ``record_tool``: the name under which the step's agent has
-    ``get_record``, "" where it has no such tool. ``lock`` guards all the rest.
+    ``last_plan`` is the plan of the last step, ``NO_PLAN`` before the first. ``prefix_cache`` is what the provider
+    charges for a prefix that it has seen; a reset keeps it. ``record_tool``: the name under which the step's agent
+    has ``get_record``, "" where it has no such tool. ``lock`` guards all the rest.
     """
 
     def __init__(self, session_id: str = "default", counter: TokenCounter | None = None) -> None:
@@ -49,7 +49,7 @@ class Session:
         self.lock = threading.RLock()
         self.counter: TokenCounter = counter or open_counter()
         self.transcript = Transcript(session_id, self.counter)
-        self.last_plan: Plan | None = None
+        self.last_plan: Plan = NO_PLAN
         self.prefix_cache = PrefixCache()
         self.over_budget_logged = False
         self.record_tool = ""
@@ -103,7 +103,7 @@ class Session:
         """Forget everything: the task has ended."""
         with self.lock:
             self._forget()
-            self.last_plan = None
+            self.last_plan = NO_PLAN
 
     def close(self) -> None:
         """Release what the session holds open."""
@@ -226,7 +226,7 @@ class MemoryBankState(Session):
         vars(store).update(vars(joined))
         self._insights.store, self.generation = store, None
 
-    def _check_assigned(self, store: Any, own: Any, kind: type) -> None:
+    def _check_assigned(self, store: Any, own: Any, kind: Any) -> None:
         name = kind.__name__
         if not isinstance(store, kind):
             raise ConfigError(
@@ -263,7 +263,7 @@ class MemoryBankState(Session):
             self._encoding = settings.token_encoding
             self.counter = open_counter(settings.token_encoding)
             self.transcript = Transcript(self.session_id, self.counter, self._is_mask)
-        generation, count = self.database.extent(self.session_id)
+        generation, count, jobs = self.database.extent(self.session_id)
         if count or settings.scope != "session":  # else there is nothing to search yet
             self._insights.bind(settings.embedding_model)
         is_new = generation != self.generation  # first use, or another process reset the session
@@ -277,9 +277,9 @@ class MemoryBankState(Session):
         if is_new:
             self.marks = self.fact_store.marks()
             self._task = self.database.get_task(self.session_id)
-            self._insights.load()
             self.generation = generation
-        self._insights.begin(settings, llm_client)
+        self._insights.begin(settings, llm_client, jobs)
+        self._insights.load(anew=is_new)
         self.scope = settings.scope
         self.new_records = []
 
@@ -293,7 +293,7 @@ class MemoryBankState(Session):
         task = self._task or view.task  # a shorter list, or a client's summary, does not replace it
         self._store_facts(records, step, task, drafts=not later)
         self.transcript.acknowledge()
-        work = partial(self._insights.write, records, task, self.generation)
+        work = partial(self._insights.write, records, task)
         if later:
             self.run_later("insights", work)
         else:
@@ -320,7 +320,7 @@ class MemoryBankState(Session):
                 self._insights.bind(self.settings.embedding_model)
             self._store_facts(new, max([self.step_count, *(r.step_id for r in new)]), task, drafts=True)
             if self.insight_store is not None:
-                self._insights.write(new, task, self.generation)
+                self._insights.write(new, task)
                 self._insights.start(bool(new))
             return len(new)
 
@@ -428,14 +428,13 @@ class MemoryBankState(Session):
             self.finish()
         if self.lock.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
             try:
-                left = self._insights.flush_drafts()
+                if self._prepared and self.insight_store is not None:
+                    self._insights.flush(self._task)
             finally:
                 self.lock.release()
-        else:
-            left = max(1, len(self._insights.waiting))
         if self._noting is not None:
             self._noting.join(None if until is None else max(0.0, until - time.monotonic()))
-        return left + self._insights.wait(until)
+        return self._insights.wait(until)
 
     def close(self) -> None:
         """Close the session's own database. What is stored stays stored; what is queued stays queued."""
@@ -451,6 +450,12 @@ class MemoryBankState(Session):
                 self.lock.release()
         if not self._shares_database:
             self.database.close()
+
+    def __reduce__(self) -> str:
+        raise TypeError(
+            "a MemoryBankState holds an open database and cannot be pickled: pass the database's address and the "
+            "session_id instead, and open the session there with MemoryBankState.open."
+        )
 
     def __enter__(self) -> MemoryBankState:
         return self

@@ -1,14 +1,20 @@
-"""SQLite, in a file (WAL, ``synchronous=FULL``) or in memory: how it is opened, locked and set up."""
+"""SQLite, in a file (WAL, ``synchronous=FULL``) or in memory: how it is opened, locked and set up.
+
+A bank's file is known by its inode and a random number in its header, which its journal (FILE-wal) notes on Linux.
+"""
 
 from __future__ import annotations
 
 import functools
+import logging
 import os
+import secrets
 import shutil
 import sqlite3
+import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +22,15 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from memory_bank.bank.database import Database, first_line
 from memory_bank.bank.schema import metadata
 from memory_bank.errors import DatabaseOpenError, StorageError
+
+logger = logging.getLogger("memory_bank.Database")
 
 BUSY_TIMEOUT_MS = 5_000
 CREATION_TIMEOUT_MS = 60_000
@@ -38,6 +47,9 @@ class Sqlite(Database):
     exclusive = True
     elsewhere = "give another file name"
     insert = staticmethod(sqlite.insert)
+    _place: tuple[int, int] | None = None  # device and inode of the open file
+    _number = _looked = 0  # in its header, and the file's time when it was looked at
+    _overwritten = False
 
     def open_engine(self, must_exist: bool) -> Engine:
         query = dict(self.url.query)
@@ -57,10 +69,10 @@ class Sqlite(Database):
         options: dict[str, Any] = {"connect_args": {"check_same_thread": False}, "hide_parameters": True}
         if self.in_memory:
             options["poolclass"] = StaticPool
-        elif mode := self._check_file(must_exist):
-            self.read_only = True
-            uri = f"{self._file.absolute().as_uri()}?{mode}"
-            options["creator"] = functools.partial(sqlite3.connect, uri, uri=True, check_same_thread=False)
+        else:
+            mode = self._check_file(must_exist)
+            self.read_only = mode != ""
+            options["creator"] = functools.partial(self._open, f"{self._file.as_uri()}?{mode or 'mode=rw'}")
         engine = sa.create_engine(self.url, **options)
 
         @event.listens_for(engine, "connect")
@@ -68,15 +80,55 @@ class Sqlite(Database):
             connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
             if self.in_memory:
                 connection.executescript(schema_script())
-            elif not self.read_only:
+                return
+            if not self.read_only:
                 _write_ahead(connection)
                 connection.execute(f"PRAGMA synchronous={synchronous}")
+                _note_owner(self._file, connection.execute("PRAGMA user_version").fetchone()[0])
 
         return engine
 
-    @property
+    def _open(self, uri: str) -> sqlite3.Connection:
+        """A connection to the file that is known, which it does not create."""
+        self.check_place()
+        return sqlite3.connect(uri, uri=True, check_same_thread=False)
+
+    def close(self) -> None:
+        with suppress(SQLAlchemyError, StorageError), self.read():  # a file that was replaced is noticed
+            pass
+        super().close()
+        self._place, self._number, self._overwritten = None, 0, False
+
+    def check_place(self, c: Connection | None = None) -> None:
+        """See Database. The journal is then written into its own file, or emptied if that was overwritten."""
+        if self.in_memory:
+            return
+        place, same = None, False
+        with suppress(OSError):
+            found = self._file.stat()
+            place = found.st_dev, found.st_ino
+            self._place = self._place or place
+            same = place == self._place
+            if same and found.st_mtime_ns != self._looked:
+                self._looked, number = found.st_mtime_ns, _number_in(self._file)
+                self._number = self._number or number
+                self._overwritten = number not in (0, self._number)
+        if self._place is None or (same and not self._overwritten):
+            return
+        if c is not None and not self.read_only and _owner_of(self._file)[0] in (0, self._place[1]):
+            with suppress(SQLAlchemyError, OSError):
+                if same:
+                    os.truncate(f"{self._file}-wal", 0)
+                else:
+                    c.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+        raise StorageError(
+            f"{self.name} was deleted or replaced while it was open: put that file back, or stop every process that "
+            "uses it and start again with the file that is there. Nothing is stored until then."
+        )
+
+    @functools.cached_property
     def _file(self) -> Path:
-        return Path(str(self.url.database))
+        return Path(str(self.url.database)).absolute()
 
     def _check_file(self, must_exist: bool) -> str:
         """Create the file if it is missing; return the parameters of its URI if it can only be read, else ""."""
@@ -96,6 +148,15 @@ class Sqlite(Database):
             if not file.exists():  # tool outputs are private: the log and the index get the same mode
                 with suppress(FileExistsError, PermissionError):
                     os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+                    with closing(sqlite3.connect(file)) as c:
+                        number_anew(c)
+            for each in (file, log, index):
+                _make_private(each)
+            if has_foreign_journal(file):
+                raise DatabaseOpenError(
+                    f"{self.name}: its journal {log.name} belongs to another file, which was here before, and would "
+                    f"damage this one: put that file back, or move {log.name} and {index.name} away."
+                )
             if os.access(file, os.W_OK) and (os.access(file.parent, os.W_OK) or index.exists()):
                 return ""
             if not log.exists() or not log.stat().st_size:
@@ -160,6 +221,60 @@ class Sqlite(Database):
                     return blob.read(size)
             except sqlite3.Error as e:
                 raise sa.exc.OperationalError("blobopen", None, e) from e
+
+
+def number_anew(c: sqlite3.Connection) -> None:
+    """Give a file a random number of its own."""
+    c.execute(f"PRAGMA user_version={1 + secrets.randbelow(2**31 - 1)}")
+
+
+def _number_in(file: Path) -> int:
+    """The number in a file's header; 0 if it has none or cannot be read."""
+    uri = f"{file.as_uri()}?mode=ro&immutable=1"  # not open(): closing it would release SQLite's locks
+    with suppress(sqlite3.Error), closing(sqlite3.connect(uri, uri=True)) as c:
+        return int(c.execute("PRAGMA user_version").fetchone()[0])
+    return 0
+
+
+_OWNER = "user.memory_bank.owner"
+
+
+def _note_owner(file: Path, number: int) -> None:
+    """Note at a journal the inodes of its file and of itself, which a copy has not, and the file's number."""
+    with suppress(OSError, AttributeError):  # not every system has such attributes
+        inodes = f"{file.stat().st_ino} {os.stat(f'{file}-wal').st_ino}"
+        os.setxattr(f"{file}-wal", _OWNER, f"{inodes} {number}".encode())
+
+
+def _owner_of(file: Path) -> tuple[int, int]:
+    """The inode and the number of the file that the journal beside a file belongs to; 0 where that is not known."""
+    with suppress(OSError, AttributeError):
+        owner, log, number = map(int, os.getxattr(f"{file}-wal", _OWNER).split())
+        if log == os.stat(f"{file}-wal").st_ino:
+            return owner, number
+    return 0, 0
+
+
+def has_foreign_journal(file: Path) -> bool:
+    """Whether beside an existing file there is a journal with content that belongs to another one."""
+    (owner, number), file = _owner_of(file), file.absolute()
+    if not owner or not file.exists() or not Path(f"{file}-wal").stat().st_size:
+        return False
+    return owner != file.stat().st_ino or (number > 0 and _number_in(file) not in (0, number))
+
+
+def _make_private(file: Path) -> None:
+    """Take the rights of others from a file, or warn where that is its owner's to do."""
+    mode = stat.S_IMODE(file.stat().st_mode) if os.name == "posix" and file.exists() else 0
+    if mode & 0o077:
+        with suppress(OSError):
+            file.chmod(mode & 0o700)
+        done = (
+            "could"
+            if not file.stat().st_mode & 0o077
+            else "can, until its owner changes that with chmod 600,"
+        )
+        logger.warning("others %s read %s, which holds tool outputs (mode %o)", done, file, mode)
 
 
 @functools.cache

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from memory_bank.bank.database import GENERATION, Database, as_database
+from memory_bank.bank.database import Database, as_database
 from memory_bank.bank.embedder import bind, check_embedder
-from memory_bank.bank.jobs import Job, add_jobs, finish_job
+from memory_bank.bank.jobs import Job, add_jobs, finish_job, finish_step_jobs
 from memory_bank.bank.learned import content_deleted, lock_content
 from memory_bank.bank.listing import Outline, count_records, list_outlines, stored_rows
 from memory_bank.bank.rows import (
@@ -83,18 +84,21 @@ class FactStore:
         """Store a record unless an equal one is stored. Raises RecordConflictError, RecordError, StorageError."""
         self.store_many([record])
 
-    def store_many(self, batch: Sequence[InteractionRecord], to_observe: Collection[str] = ()) -> None:
+    def store_many(
+        self, batch: Sequence[InteractionRecord], to_observe: Collection[str] = (), **held: Collection[str]
+    ) -> None:
         """Store records in one transaction: all or none. Raises as ``store``.
 
-        ``to_observe``: trace_ids of records for which jobs are added in the same transaction.
+        ``to_observe``: trace_ids of records for which jobs are added in the same transaction; ``held``: those whose
+        jobs are leased, by owner.
         """
         rows = to_rows(batch, self.session_id)
         if rows:
-            self.database.submit(lambda c: self.insert(c, rows, to_observe), self.session_id)
+            self.database.submit(lambda c: self.insert(c, rows, to_observe, **held), self.session_id)
             fault_point("facts.stored")
 
     def insert(
-        self, c: Connection, rows: dict[str, dict[str, Any]], to_observe: Collection[str] = ()
+        self, c: Connection, rows: dict[str, Any], to_observe: Collection[str], **held: Collection[str]
     ) -> None:
         """Within a write, insert the rows of ``to_rows`` that do not exist. Raises RecordConflictError."""
         self.database.lock_session(c, self.session_id)
@@ -102,8 +106,8 @@ class FactStore:
             for old in rows_by_id(c, _BY_IDS, self.session_id, list(rows)).values():
                 if old["mark"] != FORGOTTEN:
                     check_same(rows[old["trace_id"]], old)
-        if to_observe:
-            add_jobs(c, self.database, self.session_id, list(to_observe))
+        for owner, trace_ids in ((None, to_observe), *held.items()):
+            add_jobs(c, self.database, self.session_id, trace_ids, owner)
         fault_point("facts.executed")
 
     def get(self, trace_id: str) -> InteractionRecord | None:
@@ -236,18 +240,31 @@ class InsightStore:
         batch: Sequence[Insight],
         *,
         records: Iterable[InteractionRecord] = (),
-        generation: int | None = None,
+        of_step: bool = False,
     ) -> None:
         """Embed and store several insights, in one batch and one transaction. Raises as ``add``.
 
-        ``records`` are those of the insights; the others are read. ``generation``: the session's when the insights
-        were made; nothing is stored if it was reset since.
+        ``records`` are those of the insights; the others are read. ``of_step``: the step's jobs for them are ended;
+        nothing is stored for a record without a job, which was deleted or has been summarised meanwhile.
         """
         rows = self.embed(batch, records)
         if rows:
-            with self._lock:
-                self.database.submit(lambda c: self.insert(c, rows, generation), self.session_id)
+            ids = [r["trace_id"] for r in rows]
+            self._store(rows, lambda c: finish_step_jobs(c, self.session_id, ids) if of_step else ids)
             fault_point("insights.stored")
+
+    def _store(self, rows: list[dict[str, Any]], wanted: Callable[[Connection], Collection[str]]) -> None:
+        """Insert the rows of the trace_ids that ``wanted`` returns, which may end their jobs in the transaction."""
+
+        def write(c: Connection) -> None:
+            if rows:
+                bind(c, self.database, self.embedder_name, len(rows[0]["embedding"]) // 4)
+            self.database.lock_session(c, self.session_id)
+            ids = wanted(c)
+            self.insert(c, [r for r in rows if r["trace_id"] in ids])
+
+        with self._lock:
+            self.database.submit(write, self.session_id)
 
     def embed(
         self, batch: Sequence[Insight], records: Iterable[InteractionRecord] = ()
@@ -256,7 +273,10 @@ class InsightStore:
         latest = latest_insights(batch)
         if not latest:
             return []
-        vectors = encode_documents(self.embedding_model, [i.summary for i in latest])
+        if type(self.embedding_model) is LexicalEmbedder:  # its vectors are never read: terms are compared
+            vectors = np.zeros((len(latest), LexicalEmbedder.dimension), np.float32)
+        else:
+            vectors = encode_documents(self.embedding_model, [i.summary for i in latest])
         known = {r.trace_id: r for r in records}
         known |= self._records([i.trace_id for i in latest if i.trace_id not in known])
         return [
@@ -273,17 +293,15 @@ class InsightStore:
         found = stored_rows(self.database, _BY_IDS, self.session_id, trace_ids)
         return {trace_id: from_row(row) for trace_id, row in found.items()}
 
-    def insert(self, c: Connection, rows: list[dict[str, Any]], generation: int | None = None) -> None:
+    def insert(self, c: Connection, rows: list[dict[str, Any]]) -> None:
         """Within a write that holds no session yet, insert the insights and replace existing ones.
 
-        ``generation``: see ``add_many``. Raises EmbedderMismatchError.
+        Raises EmbedderMismatchError.
         """
         if not rows:
             return
         bind(c, self.database, self.embedder_name, len(rows[0]["embedding"]) // 4)
         self.database.lock_session(c, self.session_id)
-        if generation is not None and (c.execute(GENERATION, self._mine).scalar() or 0) != generation:
-            return
         if self.database.insert_new(c, insights, rows) != len(rows):  # some exist already
             for part in in_parts([r["trace_id"] for r in rows]):
                 c.execute(sa.delete(insights).where(of_session(insights), _i.trace_id.in_(part)), self._mine)
@@ -293,16 +311,7 @@ class InsightStore:
     def finish(self, owner: str, ended: Sequence[tuple[Job, Insight | None]]) -> None:
         """Delete jobs and store their insights, in one transaction; not those that ``owner`` no longer holds."""
         prepared = self.embed([i for _, i in ended if i is not None])
-
-        def write(c: Connection) -> None:
-            if prepared:
-                bind(c, self.database, self.embedder_name, len(prepared[0]["embedding"]) // 4)
-            self.database.lock_session(c, self.session_id)
-            ours = {job.trace_id for job, _ in ended if finish_job(c, owner, job)}
-            self.insert(c, [r for r in prepared if r["trace_id"] in ours])
-
-        with self._lock:
-            self.database.submit(write, self.session_id)
+        self._store(prepared, lambda c: {job.trace_id for job, _ in ended if finish_job(c, owner, job)})
 
     def search(self, query: str, top_k: int = 3) -> list[str]:
         """The trace_ids of the ``top_k`` insights that fit best, best first; among equals the newer first."""

@@ -5,6 +5,7 @@ A bank stores the hashed terms of a record, never a second copy of its texts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -25,11 +26,13 @@ _FINE = 23  # a stored weight is one byte: 23 times its logarithm
 _HEAD = Struct("<fQQ")
 _MANNER = {"description", "timeout", "limit", "max_results", "verbose"}  # arguments that name no object
 
+_SENTENCES = re.compile(r"(?:[^\W\d_][^\W\d_'’]*+[,.!?;]*+\s++){5,}+[^\W\d_]*+")  # six words or more
+
 
 class CallState(NamedTuple):
     """Hashes of a record's call and of its output, to find what a later call of the same arguments returned.
 
-    The call is 0 where the output says nothing about it: there is no record, or the call has failed.
+    The call is 0 where the output says nothing about it: there is no record, the call has failed, or it is prose.
     """
 
     call: int
@@ -53,7 +56,7 @@ def terms_of(summary: str, record: InteractionRecord | None) -> bytes:
         beside = f"{record.tool_name}\n{given}\n{summary}"
         if isinstance(arguments, dict):
             arguments = sorted((k, compact(v)) for k, v in arguments.items() if k not in _MANNER)
-        if not is_failure(output):
+        if not is_failure(output) and not _is_prose(output):
             call = _digest(compact([record.tool_name, arguments])) or 1
     hashes, is_beside = hashed_terms(output, beside)
     weights = np.where(is_beside, BESIDE, 1.0)
@@ -62,6 +65,11 @@ def terms_of(summary: str, record: InteractionRecord | None) -> bytes:
     stored = np.minimum(sums, 255).astype(np.uint8)
     head = _HEAD.pack(weights.sum(), call, _digest(output))
     return b"".join((head, terms.astype("<u4").tobytes(), stored.tobytes()))
+
+
+def _is_prose(output: str) -> bool:
+    """Whether an output is mostly sentences, as a message of a conversation is: it states no value of a key."""
+    return len(output) <= 2_000 and 2 * sum(len(m[0]) for m in _SENTENCES.finditer(output)) > len(output)
 
 
 def _digest(text: str) -> int:

@@ -30,6 +30,7 @@ from memory_bank.bank.rows import (
     Row,
     check_same,
     from_row,
+    is_name,
     is_session_id,
     is_time,
     what_is_wrong,
@@ -90,7 +91,7 @@ def export_lines(database: Database, session_id: str | None = None) -> Iterator[
 
 
 def _header(c: Connection, session: dict[str, Any]) -> Line:
-    columns = [sessions.c.created, sessions.c.task, sessions.c.note, sessions.c.agent_id]
+    columns = [sessions.c[name] for name in ("created", "task", "note", "agent_id", "namespace")]
     row = c.execute(sa.select(*columns).where(of_session(sessions)), session).first() or [None] * len(columns)
     counts = {k: c.execute(count_of(t).where(of_session(t)), session).scalar() for k, t in _TABLES.items()}
     embedder = embedder_of(c) if counts["insight"] else None
@@ -161,6 +162,7 @@ class _Header(BaseModel):
     task: Annotated[str, BeforeValidator(decode_text)] | None = None
     note: Annotated[str, BeforeValidator(decode_text)] | None = None
     agent_id: Annotated[str, _checked(is_session_id)] | None = None
+    namespace: Annotated[str, _checked(lambda name: is_name(name, 64))] | None = None
     embedder: _Embedder | None = None
     rows: dict[str, int]
 
@@ -329,17 +331,18 @@ def _write_session(database: Database, session: _ReadSession, model: Embedder | 
         if summaries and embedder:
             _bind(c, database, embedder, name)
         created = time.time() if header.created is None else header.created
-        new = {"session_id": name, "created": created, "generation": 0}
-        new |= {"task": header.task, "note": header.note, "agent_id": header.agent_id}
+        owners = {"agent_id": header.agent_id, "namespace": header.namespace}
+        new = {"session_id": name, "created": created, "generation": 0, "note": header.note}
+        new |= {"task": header.task, **owners}
         is_new = database.insert_new(c, sessions, [new]) == 1
         database.lock_session(c, name)
-        owner = sa.select(sessions.c.task, sessions.c.agent_id).where(of_session(sessions))
-        task, agent = c.execute(owner, mine).one()
-        if None not in (agent, header.agent_id) and agent != header.agent_id:
-            raise RecordError(
-                "the session belongs to another agent in this bank: import it into another bank"
-            )
-        values = {"agent_id": agent or header.agent_id, "task": task or header.task}
+        known_as = sa.select(*(sessions.c[what] for what in ("task", *owners))).where(of_session(sessions))
+        before = c.execute(known_as, mine).mappings().one()
+        for what, owner in owners.items():
+            if None not in (before[what], owner) and before[what] != owner:
+                other = f"another {what.removesuffix('_id')}"
+                raise RecordError(f"the session belongs to {other} in this bank: import it into another bank")
+        values = {what: before[what] or new[what] for what in before}
         c.execute(sa.update(sessions).where(of_session(sessions)).values(values), mine)
         stored, there = known(c, records, rows["record"]), known(c, insights, summaries)
         contents: dict[str, Row] = {**known(c, records, summaries)}
@@ -361,7 +364,7 @@ def _write_session(database: Database, session: _ReadSession, model: Embedder | 
                 c.execute(sa.insert(table), part)
         if rows["spending"]:
             database.insert_new(c, spending, rows["spending"])
-        if not is_new and any(inserted[:2]):
+        if not is_new and (any(inserted[:2]) or values != before):
             c.execute(NEXT_GENERATION, mine)
         fault_point("import.executed")
     facts, made, waiting = inserted

@@ -16,7 +16,7 @@ from functools import lru_cache, partial
 from sqlalchemy.engine import Connection
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.jobs import Job, JobQueue, Spending, without_insight
+from memory_bank.bank.jobs import STEP, Job, JobQueue, Spending, without_insight
 from memory_bank.bank.rows import to_rows
 from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.config import MemoryBankSettings
@@ -288,35 +288,45 @@ class InsightWriter:
         self._observed_with: object = None
         self._on_jobs = on_jobs
         self._jobs = JobQueue(facts.database, facts.session_id)
-        self._may_have_jobs = False
+        self._owner = STEP + uuid.uuid4().hex
+        self._has_jobs = False
         self._logged: dict[str, object] = {}  # reasons of failures that were logged as a warning
 
-    def begin(self, settings: MemoryBankSettings, llm_client: object) -> None:
-        """Take the settings of a step. Raises ConfigError."""
+    def begin(self, settings: MemoryBankSettings, llm_client: object, jobs: int) -> None:
+        """Take the settings of a step, and how many jobs the session has. Raises ConfigError."""
         self.settings = settings
         is_durable = not self.facts.database.in_memory
         self.observer = Observer.create(llm_client, settings, self.spending, self._logged, is_durable)
+        self._has_jobs = jobs > 0
 
     def bind(self, model: Embedder | str) -> None:
         """Make the store, unless there is one. A model that is named is loaded now."""
         if self.store is None:
             self.store = InsightStore(model, self.facts.database, self.facts.session_id)
 
-    def load(self) -> None:
-        """Find out which records an interrupted step left without an insight."""
-        self.waiting = dict.fromkeys(without_insight(self.facts.database, self.facts.session_id))
-        self._may_have_jobs = self._jobs.open_count() > 0
+    def load(self, *, anew: bool, every: bool = False) -> None:
+        """Find out which records a step has left without an insight, in this process or another.
+
+        ``anew``: all of them; else those with a job, and, where a model would be asked twice, none that another step
+        may still be at work on, unless ``every`` is asked for.
+        """
+        if anew:
+            self.waiting = dict.fromkeys(without_insight(self.facts.database, self.facts.session_id))
+        elif self._has_jobs or every:
+            ended = not every and self.observer.name != EXTRACTIVE
+            self.waiting = dict.fromkeys(self._jobs.of_steps(ended=ended)) | self.waiting
 
     @property
     def pending(self) -> int:
         """The number of stored records that have no summary yet."""
-        return self._jobs.open_count() + (0 if self.settings.observer_mode == "off" else len(self.waiting))
+        return len(self._jobs.ids().union(() if self.settings.observer_mode == "off" else self.waiting))
 
     def store_facts(self, records: Sequence[InteractionRecord], *, drafts: bool = True) -> None:
-        """Commit records with the jobs of those that a model is to summarise.
+        """Commit records with the jobs of those whose summaries are not committed with them.
 
         ``drafts``: make extractive summaries where no model makes them within the step. With an embedder that
-        answers at once they are committed in the same transaction; any other is asked after the commit.
+        answers at once they are committed in the same transaction; any other is asked after the commit. Until
+        then the step holds a job for each, which another process finds if this one dies.
         """
         mode, store = self.settings.observer_mode, self.store
         observed = [r for r in records if not is_memory_tool(r.tool_name, r.output_text)]
@@ -334,12 +344,13 @@ class InsightWriter:
             self.facts.database.submit(write, self.facts.session_id)
             fault_point("facts.stored")
         else:
-            self.facts.store_many(records, queued)
-            if mode != "off" and store is not None:
-                by_id = {d.trace_id: d for d in made}
-                self.waiting.update((r.trace_id, by_id.get(r.trace_id)) for r in records)
+            makes = observed if mode != "off" and store is not None else []
+            own = [r.trace_id for r in makes if r.trace_id not in queued]
+            self.facts.store_many(records, queued, **{self._owner: own})
+            by_id = {d.trace_id: d for d in made}
+            self.waiting.update((r.trace_id, by_id.get(r.trace_id)) for r in makes)
 
-    def write(self, records: Sequence[InteractionRecord], task: str, generation: int | None) -> None:
+    def write(self, records: Sequence[InteractionRecord], task: str) -> None:
         """Store insights of new records, and of records that an interrupted step stored without one."""
         if not self.waiting or self.settings.observer_mode == "off":
             return
@@ -348,31 +359,29 @@ class InsightWriter:
         found = self.facts.get_many([t for t in wanted if t not in new])
         found += [new[t] for t in wanted if t in new]
         found = [r for r in found if not is_memory_tool(r.tool_name, r.output_text)]
-        if self.settings.observer_mode == "inline":
-            drafts = self.observer.observe_all(found, task)
-        else:
-            drafts = [self.observer.extract(r) for r in found]
+        inline = self.settings.observer_mode == "inline"
+        if not inline:
             queued = [r.trace_id for r in found if self.observer.sends(r)]
             self._jobs.add(queued)
-            self._may_have_jobs = self._may_have_jobs or bool(queued)
+            self._has_jobs = self._has_jobs or bool(queued)
+        self._jobs.add([r.trace_id for r in found if r.trace_id not in new], self._owner)
+        drafts = self.observer.observe_all(found, task) if inline else list(map(self.observer.extract, found))
         self.waiting.update((d.trace_id, d) for d in drafts)
-        self._store_drafts(generation, found)
+        self._store_drafts(found)
         self.waiting.clear()
 
-    def _store_drafts(self, generation: int | None = None, records: Sequence[InteractionRecord] = ()) -> None:
+    def _store_drafts(self, records: Sequence[InteractionRecord]) -> None:
         drafts = [draft for draft in self.waiting.values() if draft is not None]
         if drafts and self.store is not None:
-            self.store.add_many(drafts, records=records, generation=generation)
-            for draft in drafts:
-                del self.waiting[draft.trace_id]
+            self.store.add_many(drafts, records=records, of_step=True)
 
     def start(self, news: bool) -> None:
         """Make the background Observer work at the queue, unless there is nothing in it."""
         if self.settings.observer_mode != "background" or self.observer.name == EXTRACTIVE:
             return
-        if not (news or self._may_have_jobs) or self.store is None:
+        if not (news or self._has_jobs) or self.store is None:
             return
-        self._may_have_jobs = False
+        self._has_jobs = False
         if self._on_jobs is not None:
             self._on_jobs()
             return
@@ -385,25 +394,26 @@ class InsightWriter:
             self._background = BackgroundObserver(open_worker, idle=30.0)
         self._background.wake()
 
-    def flush_drafts(self) -> int:
-        """Store the drafts whose embedder failed; the number of records that still have no insight."""
+    def flush(self, task: str) -> None:
+        """Store the drafts whose embedder failed and the insights that a dead process left, and wake the Observer."""
+        self.load(anew=False, every=True)
         try:
-            self._store_drafts()
+            self.write((), task)
         except EmbeddingError as e:
             session_log.warning("%d insights still wait: %s", len(self.waiting), e)
-        return 0 if self.settings.observer_mode == "off" else len(self.waiting)
+        self.start(bool(self._jobs.open_count()))
 
     def wait(self, until: float | None) -> int:
-        """Wait for the background Observer until a time of ``time.monotonic``; the number of jobs that are left."""
+        """Wait for the background Observer until a time of ``time.monotonic``; the number of records without."""
         if self._background is not None and self._background.works:
             self._background.wake()
         pause = 0.01
-        while (left := self._jobs.open_count()) and self._background is not None and self._background.works:
+        while self._jobs.open_count() and self._background is not None and self._background.works:
             if until is not None and time.monotonic() >= until:
                 break
             time.sleep(pause if until is None else max(0.0, min(pause, until - time.monotonic())))
             pause = min(0.2, 1.5 * pause)
-        return left
+        return self.pending
 
     def stop(self, timeout: float = 1.0) -> None:
         """Let the background Observer start no further job, and wait so many seconds for its current ones."""

@@ -35,8 +35,9 @@ _GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "bank": (
         "Look into a bank, copy it and maintain it.",
         {
-            "sessions": bank.sessions, "show": bank.show, "search": bank.search, "export": bank.export,
-            "import": bank.import_, "purge": bank.purge, "verify": bank.verify, "observe": observe,
+            "sessions": bank.sessions, "show": bank.show, "search": bank.search,
+            "backup": bank.backup, "restore": bank.restore, "export": bank.export, "import": bank.import_,
+            "purge": bank.purge, "verify": bank.verify, "observe": observe,
             "re-embed": bank.re_embed,
         },
     ),

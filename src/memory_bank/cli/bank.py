@@ -1,8 +1,9 @@
-"""The verbs on a bank: sessions, show, search, export, import, purge, verify, re-embed."""
+"""The verbs on a bank: sessions, show, search, backup, restore, export, import, purge, verify, re-embed."""
 
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 import time
 import zlib
@@ -21,6 +22,7 @@ from memory_bank.cli.shared import (
     ONE_SESSION,
     answer,
     bank_embedder_of,
+    bank_file,
     json_line,
     new_bank,
     one_line,
@@ -294,6 +296,28 @@ def verify(
         if not repair:
             tell("problems were found: run it with --repair to repair what can be repaired.")
         raise typer.Exit(1)
+
+
+FILE = typer.Argument(..., help="The backup.")
+
+
+def backup(file: Path = FILE, db: str | None = DB, as_json: bool = JSON) -> None:
+    """Copy a bank to a new file, as it is at one moment; a service may go on writing meanwhile."""
+    from memory_bank.bank.backup import backup as run
+
+    bank = bank_file(db, f"pg_dump --format=custom --file={shlex.quote(str(file))}")
+    run(open_bank(db), file)
+    answer({"file": str(file), "bytes": file.stat().st_size}, f"{bank} is copied to {file}.", as_json)
+
+
+def restore(file: Path = FILE, db: str | None = DB, as_json: bool = JSON) -> None:
+    """Put a backup in the place of the bank, which is kept beside it; not while a process has the bank open."""
+    from memory_bank.bank.backup import restore as run
+
+    bank = bank_file(db, f"pg_restore --clean --if-exists {shlex.quote(str(file))}")
+    kept = run(file, bank)
+    before = f"; the bank that was there is now {kept}" if kept else ""
+    answer({"file": str(bank), "kept": kept and str(kept)}, f"{bank} is now as in {file}{before}.", as_json)
 
 
 def export(

@@ -134,7 +134,7 @@ def _stopping(stop: threading.Event) -> Iterator[list[int]]:
 
 def _extract_missing(database: Database, embedder: Embedder, session: str | None) -> int:
     """Make the missing insights by extraction; returns how many."""
-    from memory_bank.bank.jobs import without_insight
+    from memory_bank.bank.jobs import STEP, JobQueue, without_insight
     from memory_bank.bank.listing import list_sessions
     from memory_bank.bank.stores import FactStore, InsightStore
     from memory_bank.models.observer import Observer
@@ -144,7 +144,9 @@ def _extract_missing(database: Database, embedder: Embedder, session: str | None
         facts, insights = FactStore(database, name), InsightStore(embedder, database, name)
         wanted = without_insight(database, name)
         for start in range(0, len(wanted), _AT_ONCE):
-            insights.add_many(Observer().observe_all(facts.get_many(wanted[start : start + _AT_ONCE]), ""))
+            part = wanted[start : start + _AT_ONCE]
+            JobQueue(database, name).add(part, STEP + "observe")
+            insights.add_many(Observer().observe_all(facts.get_many(part), ""), of_step=True)
         made += len(wanted)
     return made
 

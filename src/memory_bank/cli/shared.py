@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import shlex
 import sys
 import time
 import unicodedata
@@ -43,6 +45,25 @@ def service_settings(db: str | None, config: Path | None = None) -> ServiceSetti
     return settings if db is None else settings.model_copy(update={"database": db})
 
 
+def bank_file(db: str | None, command: str = "", config: Path | None = None) -> Path:
+    """The file of the bank that --db names. Raises ConfigError for one in memory, or PostgreSQL's ``command``."""
+    from memory_bank.bank.database import database_url
+    from memory_bank.service.server.database import database_of
+
+    url = database_url(database_of(service_settings(db, config)))
+    if url.get_backend_name() != "sqlite":
+        bare = url.set(drivername="postgresql")._replace(password=None)
+        address = bare.difference_update_query(["password", "sslpassword"]).render_as_string(
+            hide_password=False
+        )
+        raise ConfigError(
+            f"PostgreSQL has a command for this: run  {command} --dbname={shlex.quote(address)}"
+        )
+    if url.database in (None, "", ":memory:"):
+        raise ConfigError("a bank in memory holds nothing yet: give --db the file of one.")
+    return Path(str(url.database))
+
+
 def open_bank(db: str | None, config: Path | None = None, session: str | None = None) -> Database:
     """The existing bank that --db names, or of `serve`. Raises ConfigError, StorageError without the session."""
     from memory_bank.bank.database import Database, database_url
@@ -50,12 +71,8 @@ def open_bank(db: str | None, config: Path | None = None, session: str | None = 
     from memory_bank.service.server.database import database_of
 
     name = database_of(service_settings(db, config))
-    url = database_url(name)
-    if url.get_backend_name() == "sqlite":
-        if url.database in (None, "", ":memory:"):
-            raise ConfigError("a bank in memory holds nothing yet: give --db the file of one.")
-        if not Path(url.database).is_file():
-            raise ConfigError(f"there is no bank {url.database}: give the path of yours with --db.")
+    if database_url(name).get_backend_name() == "sqlite" and not (file := bank_file(name)).is_file():
+        raise ConfigError(f"there is no bank {file}: give the path of yours with --db.")
     database = Database(name, must_exist=True)
     if session is not None and not has_session(database, session):
         raise StorageError(
@@ -135,7 +152,9 @@ def output_file(path: Path | None, *inputs: Path) -> Iterator[TextIO | None]:
     if path.exists() and any(i.exists() and path.samefile(i) for i in inputs):
         raise ConfigError(f"{path} is read from: write the results to another file.")
     try:
-        file = open(path, "w", encoding="utf-8")  # noqa: SIM115
+        file = open(path, "w", encoding="utf-8", opener=lambda p, flags: os.open(p, flags, 0o600))  # noqa: SIM115
+        if path.is_file():  # one that was there
+            path.chmod(0o600)
     except OSError as e:
         raise ConfigError(f"{path} cannot be written ({e.strerror}): give another file with --out.") from e
     with file:

@@ -12,13 +12,13 @@ from memory_bank.bank.session import MemoryBankState, Session
 from memory_bank.config import MemoryBankSettings
 from memory_bank.context.render import memory_message, render, repair_interaction, written
 from memory_bank.faults import fault_point
-from memory_bank.plan import Choice, Context, Plan, Shown
+from memory_bank.plan import NO_PLAN, Choice, Context, Plan, Shown
 from memory_bank.transcript.messages import record_tool
+from memory_bank.transcript.quoting import Mark, one_line, quote_lines
 from memory_bank.transcript.transcript import View
 from memory_bank.transcript.turns import Entry
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
-PINNED_HEADING = "Pinned records of earlier calls:"
 _PINNED_CHARS = 2_000  # shown of a pinned record whose messages are no longer in the list
 
 
@@ -128,15 +128,15 @@ def _pinned_text(gone: frozenset[str], view: View, session: Session, budget: int
     numbers = {t: n for n, t in enumerate(session.steps, 1) if t in gone}
     lines: list[str] = []
     for record in reversed(session.fact_store.get_many(list(numbers))):
-        shown = raw_data(record, _PINNED_CHARS).text
-        line = f"#{numbers[record.trace_id]} {record.tool_name}: {shown}"
+        shown = quote_lines(raw_data(record, _PINNED_CHARS).text)
+        line = f"#{numbers[record.trace_id]} {one_line(record.tool_name)[:80]}: {shown}"
         if room is not None:
             tokens = session.counter.count_text(line) + 1
             if tokens > room:
                 continue
             room -= tokens
         lines.append(line)
-    return "\n".join([PINNED_HEADING, *reversed(lines)]) if lines else ""
+    return "\n".join([Mark.PINNED, *reversed(lines)]) if lines else ""
 
 
 def make_plan(view: View, choice: Choice, session: Session, policy: Policy) -> Plan:
@@ -144,7 +144,7 @@ def make_plan(view: View, choice: Choice, session: Session, policy: Policy) -> P
     memory, memory_tokens = None, 0
     if choice.text and not choice.unchanged:
         memory, last = memory_message(choice.text, session.session_id, choice.role), session.last_plan
-        if last is not None and last.memory == memory and last.counter == session.counter.name:
+        if last.memory == memory and last.counter == session.counter.name:
             memory_tokens = last.memory_tokens
         else:
             memory_tokens = session.counter.count_message(memory)
@@ -182,7 +182,7 @@ def make_plan(view: View, choice: Choice, session: Session, policy: Policy) -> P
         memory=memory,
         repaired=repaired,
         repairs=repairs,
-        previous=None if session.last_plan is None else replace(session.last_plan, previous=None),
+        previous=None if session.last_plan is NO_PLAN else replace(session.last_plan, previous=None),
     )
 
 

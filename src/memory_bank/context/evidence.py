@@ -29,6 +29,7 @@ from memory_bank.transcript.messages import (
     read,
     readable_output,
 )
+from memory_bank.transcript.quoting import Mark
 from memory_bank.transcript.tokens import newest_within
 from memory_bank.transcript.transcript import View
 from memory_bank.transcript.turns import Edit
@@ -37,7 +38,7 @@ log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
 NATIVE_BUDGET = 1_500
 """Tokens from which past turns are shown in their native form; the frames of messages cost too much below."""
-EXCERPTS_HEAD = "Excerpts of calls that are no longer in the list of messages:\n"
+EXCERPTS_HEAD = f"{Mark.EXCERPTS} of calls that are no longer in the list of messages:\n"
 RECENT_SHARE = 0.2
 """The share of a budget for the newest interactions, which are kept whole."""
 LISTED_TOKENS = 10  # of a call in the list of calls, about, which leaves out those shown in place

@@ -17,10 +17,11 @@ from memory_bank.selection.cutting import CutText
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import Interaction, MessageKind, kind_of, message_text, read
+from memory_bank.transcript.quoting import Mark, quote_lines
 from memory_bank.transcript.turns import WHOLE, Edit
 
 MAX_ITEMS = 40  # of a list in the arguments of a call that are kept
-GAP = "\n…"
+GAP = f"\n{Mark.GAP}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +40,12 @@ class ShownCall:
     @property
     def mark(self) -> str:
         """The mark at the end of a result or an argument that is shown in part."""
-        return f"[… #{self.number}]"
+        return f"{Mark.SHORTENED} #{self.number}]"
 
     @property
     def result(self) -> str:
         """The text in the place of the result: quotes, or the outcome, then the mark."""
-        end = f"→ {self.outcome} {self.mark}" if self._adds_outcome() else self.mark
+        end = f"{Mark.OUTCOME}{self.outcome} {self.mark}" if self._adds_outcome() else self.mark
         return f"{self.quote.removesuffix(GAP)}\n{end}".lstrip("\n") if self.quote else end
 
     def _adds_outcome(self) -> bool:
@@ -150,5 +151,5 @@ def _short_value(value: Any, shown: ShownCall) -> Any:
     if not isinstance(value, str) or len(value) <= LONG_ARGUMENT:
         return value
     quote = dict(shown.arguments).get(value)
-    short = f"{quote}\n" if quote else f"{value[:ARGUMENT_START].rstrip()}… "
+    short = f"{quote}\n" if quote else f"{quote_lines(value[:ARGUMENT_START].rstrip())}… "
     return f"{short}{shown.mark}" if len(short) + 8 < len(value) else value

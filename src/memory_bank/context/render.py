@@ -17,7 +17,7 @@ from memory_bank.transcript.messages import (
     read,
     result_of,
 )
-from memory_bank.transcript.quoting import fence
+from memory_bank.transcript.quoting import Mark, fence
 from memory_bank.transcript.turns import Edit, Entry
 
 
@@ -76,9 +76,6 @@ def memory_message(text: str, session_id: str, role: str = "user") -> dict[str, 
     return {"role": role, "content": fence(text, session_id)}
 
 
-MISSING_RESULT = "[no result was recorded for this call]"
-
-
 def repair_interaction(interaction: Interaction, mode: str) -> tuple[list[Entry], str]:
     """The entries of an interaction with whole pairs, and a phrase that says what was done.
 
@@ -105,7 +102,7 @@ def repair_interaction(interaction: Interaction, mode: str) -> tuple[list[Entry]
             answers: dict[str, Any] = {"role": "tool", "tool_call_id": call.call_id}
             if call.call_id is None:
                 answers = {"role": "function", "name": call.name}
-            out.append((None, {**answers, "content": MISSING_RESULT}))
+            out.append((None, {**answers, "content": f"{Mark.MISSING} for this call]"}))
         for position in orphans:
             out += _with_call(interaction.messages[position - interaction.start], position)
     else:

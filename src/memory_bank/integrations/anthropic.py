@@ -14,6 +14,7 @@ from typing import Any, Unpack
 from memory_bank.bank.files import MemoryFiles
 from memory_bank.errors import MemoryBankError, MissingExtraError
 from memory_bank.integrations.bridge import Bridge, BridgeOptions, ModelCall
+from memory_bank.ports import ToolFunction
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.anthropic import Thinking, from_anthropic, thinking_rule
 from memory_bank.transcript.messages import content_text, same_objects
@@ -139,7 +140,7 @@ class MemoryBankTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         system = content_text(body["system"]) if body.get("system") else None
         return messages, session_id, ModelCall(system=system, tools=body.get("tools") or ())
 
-    def _tool(self, schema: dict[str, Any], session_id: str | None, asynchronous: bool) -> Any:
+    def _tool(self, schema: ToolFunction, session_id: str | None, asynchronous: bool) -> Any:
         name = schema["name"]
         given = {"name": name, "description": schema["description"], "input_schema": schema["parameters"]}
 

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 
 from memory_bank.errors import MissingExtraError
 from memory_bank.integrations.bridge import Bridge, BridgeOptions
+from memory_bank.ports import ToolFunction
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.jsontext import compact, parse_arguments, plain
 from memory_bank.transcript.messages import MessageKind
@@ -153,7 +154,7 @@ def session_of(context: Any) -> str:
 class _MemoryTool(BaseTool):
     """A memory tool of a plugin's agents."""
 
-    def __init__(self, plugin: MemoryBankPlugin, schema: dict[str, Any]) -> None:
+    def __init__(self, plugin: MemoryBankPlugin, schema: ToolFunction) -> None:
         super().__init__(name=schema["name"], description=schema["description"])
         self._plugin = plugin
         self._schema = schema

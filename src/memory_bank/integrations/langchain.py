@@ -7,6 +7,7 @@ from typing import Any, Unpack
 
 from memory_bank.errors import MessagesError, MissingExtraError
 from memory_bank.integrations.bridge import Bridge, BridgeOptions, strip_natives
+from memory_bank.ports import ToolFunction
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.anthropic import thinking_rule
 from memory_bank.transcript.chat import content_like
@@ -139,7 +140,7 @@ class MemoryBankMiddleware(AgentMiddleware):
         )
         return await handler(request.override(messages=_stripped(messages, request)))
 
-    def _tool(self, schema: dict[str, Any]) -> BaseTool:
+    def _tool(self, schema: ToolFunction) -> BaseTool:
         name = schema["name"]
 
         def call(runtime: ToolRuntime, **arguments: Any) -> str:

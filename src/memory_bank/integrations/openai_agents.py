@@ -7,6 +7,7 @@ from typing import Any, Unpack
 
 from memory_bank.errors import ConfigError, MissingExtraError
 from memory_bank.integrations.bridge import Bridge, BridgeOptions
+from memory_bank.ports import ToolFunction
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.responses import CALL_OF, Item, call_id_of, from_items, item_type
 from memory_bank.transcript.turns import Conversation
@@ -65,10 +66,9 @@ class MemoryBankFilter:
         )
         return ModelInputData(input=rebuilt, instructions=given.instructions)
 
-    def _tool(self, schema: dict[str, Any]) -> FunctionTool:
+    def _tool(self, schema: ToolFunction) -> FunctionTool:
         async def call(context: ToolContext[Any], arguments: str) -> str:
             session_id = self._session_of(context.context)
             return await self.bridge.aanswer(schema["name"], arguments, session_id)
 
-        name, description, parameters = (schema[key] for key in ("name", "description", "parameters"))
-        return FunctionTool(name, description, parameters, on_invoke_tool=call)
+        return FunctionTool(schema["name"], schema["description"], schema["parameters"], on_invoke_tool=call)

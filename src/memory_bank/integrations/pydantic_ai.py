@@ -7,6 +7,7 @@ from typing import Any, Unpack
 
 from memory_bank.errors import MessagesError, MissingExtraError
 from memory_bank.integrations.bridge import Bridge, BridgeOptions, strip_natives
+from memory_bank.ports import ToolFunction
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.anthropic import Thinking, thinking_rule
 from memory_bank.transcript.messages import MessageKind
@@ -134,7 +135,7 @@ class MemoryBank(AbstractCapability[Any]):
             return None
         return FunctionToolset(tools=[self._tool(schema["function"]) for schema in TOOL_SCHEMAS])
 
-    def _tool(self, schema: dict[str, Any]) -> Tool[Any]:
+    def _tool(self, schema: ToolFunction) -> Tool[Any]:
         async def call(ctx: RunContext[Any], **arguments: Any) -> str:
             return await self.bridge.aanswer(schema["name"], arguments, ctx.conversation_id, ctx.messages)
 

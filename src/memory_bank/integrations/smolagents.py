@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Unpack
 from memory_bank import history as typed
 from memory_bank.errors import MessagesError, MissingExtraError
 from memory_bank.integrations.bridge import Bridge, BridgeOptions
+from memory_bank.ports import ToolFunction
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.jsontext import parse_arguments
 from memory_bank.transcript.messages import MessageKind, content_text
@@ -150,7 +151,7 @@ class _MemoryTool(Tool):
     skip_forward_signature_validation = True
     output_type = "string"
 
-    def __init__(self, answer: Callable[..., str], schema: dict[str, Any]) -> None:
+    def __init__(self, answer: Callable[..., str], schema: ToolFunction) -> None:
         self.name = schema["name"]
         self.description = schema["description"]
         self.inputs = {name: _input(given) for name, given in schema["parameters"]["properties"].items()}
@@ -244,17 +245,21 @@ class HistoryMemory(AgentMemory):
             return
         self._is_busy = True
         try:
-            self._take()
+            for _ in range(100):  # a callback may change the list, too
+                if not self._take():
+                    break
         finally:
             self._show()
             self._is_busy = False
 
     def _take(self) -> bool:
         """Give the history the list, if that was changed since it was shown, and return whether it was."""
-        known = {id(k.native): k for k in self._known}
+        known: dict[int, list[_Known]] = {}  # a step may be in the list twice
+        for k in reversed(self._known):
+            known.setdefault(id(k.native), []).append(k)
         natives = [n for n in self._steps if not (isinstance(n, RetrievedStep) and n.is_pad)]
         natives = [*([self._prompt] if self._prompt.system_prompt else []), *natives]
-        now = [_read(n, known.get(id(n))) for n in natives]
+        now = [_read(n, known[id(n)].pop() if known.get(id(n)) else None) for n in natives]
         if list(map(id, now)) == list(map(id, self._known)):
             return False
         kept = max((i for i, k in enumerate(now, 1) if id(k.native) in known), default=0)
@@ -320,7 +325,7 @@ def _read(native: MemoryStep, known: _Known | None) -> _Known:
         return known
     [step] = typed.typed_steps([native])
     if known is not None:
-        same = {"step_number": known.step.step_number, "timestamp": known.step.timestamp}
+        same: dict[str, Any] = {"step_number": known.step.step_number, "timestamp": known.step.timestamp}
         before, now = (getattr(s, "observations", ()) for s in (known.step, step))
         if before and [o.text for o in before] == [o.text for o in now]:
             same["observations"] = before  # they may name their records

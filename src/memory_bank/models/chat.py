@@ -118,6 +118,11 @@ class OpenAIChat:
                     "no API key for the chat model: set OPENAI_API_KEY (any text will do for a local server "
                     "at OPENAI_BASE_URL), or pass api_key= and base_url="
                 ) from None
+            except Exception as e:  # its HTTP client reads the environment
+                raise ConfigError(
+                    f"the chat model's client cannot be made ({type(e).__name__}): check HTTPS_PROXY, HTTP_PROXY, "
+                    "ALL_PROXY and SSL_CERT_FILE."
+                ) from None
         self._client = client
 
     def __eq__(self, other: object) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import string
 import unicodedata
-from collections.abc import Iterable, Sequence
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -31,30 +32,25 @@ _STOP_WORDS = frozenset(
     )
 )
 
-_BASE = np.uint64(0x9E3779B97F4A7C15)  # odd: it has an inverse modulo 2^64
-_INVERSE = np.uint64(pow(int(_BASE), -1, 2**64))
-_FOREIGN = re.compile(r"[^\x00-\x7f]+")
-_ESCAPES = re.compile(r"\\[nrtbf\"/\\]")
-
-
+_BASE = 0x9E3779B97F4A7C15  # odd: it has an inverse modulo 2^64
+_KEPT = 2**16  # powers
 _FOREIGN = re.compile(r"[^\x00-\x7f]+")
 _CJK = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff]")
 _ESCAPES = re.compile(r"\\[nrtbf\"/\\]")
 
 
-def _table(characters: Iterable[str]) -> npt.NDArray[np.bool_]:
-    return np.isin(np.arange(256), [ord(c) for c in characters])
+def _table(characters: str) -> bytes:
+    """Of each byte whether it is one of these characters, for ``bytes.translate``."""
+    return bytes(chr(byte) in characters for byte in range(256))
 
 
-_UPPER, _LOWER, _DIGIT = (_table(c for c in map(chr, range(128)) if is_(c)) for is_ in (
-    str.isupper, str.islower, str.isdigit
-))  # fmt: skip
-_WORD = (
-    _UPPER | _LOWER | _DIGIT | (np.arange(256) > 127)
-)  # of other alphabets only letters and digits are left
-_IN_NAME = _table("-._@+#")
-_IN_PATH = _IN_NAME | _table("/:")
-_CODE = np.where(_UPPER, np.arange(256) + 32, np.where(_WORD | _IN_PATH, np.arange(256), 0)).astype(np.uint64)
+_UPPER, _LOWER, _DIGIT = map(_table, (string.ascii_uppercase, string.ascii_lowercase, string.digits))
+# of other alphabets only letters and digits are left
+_WORD = _table(string.ascii_letters + string.digits + "".join(map(chr, range(128, 256))))
+_IN_NAME, _IN_PATH = (np.frombuffer(_table(c), np.bool_) for c in ("-._@+#", "-._@+#/:"))
+_CODE = bytes(
+    byte + 32 * _UPPER[byte] if _WORD[byte] or _IN_PATH[byte] else 0 for byte in range(256)
+)  # without case
 
 
 class LexicalEmbedder:
@@ -107,36 +103,37 @@ def hashed_terms(text: str, beside: str = "") -> tuple[Hashes, npt.NDArray[np.bo
     counts only for names and for what has a digit, and of one over 2 MiB not at all.
     """
     encoded = [_encoded(text), _encoded(beside)]
-    data = np.frombuffer(b" ".join((b"", *encoded, b"")), np.uint8)
+    raw = b" ".join((b"", *encoded, b""))
+    codes = np.frombuffer(raw.translate(_CODE), np.uint8)
     # the hash of a stretch is a polynomial of its bytes modulo 2^64, the same wherever it stands
-    powers, inverses = (np.full(len(data), base) for base in (_BASE, _INVERSE))
-    powers[0] = inverses[0] = 1
-    sums = _sums((_CODE[data] + np.uint64(1)) * np.cumprod(powers))
-    inverses = np.cumprod(inverses)
+    powers, inverses = (_powers if len(raw) <= _KEPT else _powers.__wrapped__)(max(len(raw), _KEPT))
+    sums = _sums((codes + np.uint64(1)) * powers[: len(raw)])
 
     def hashed(start: Any, end: Any) -> Any:
         return (sums[end] - sums[start]) * inverses[start]
 
-    word = _WORD[data]
-    start, end = whole = _stretches(word)
-    humps = np.flatnonzero(word[1:] & _LOWER[data[:-1]] & _UPPER[data[1:]]) + 1
+    def are_in(table: bytes) -> Any:
+        return np.frombuffer(raw.translate(table), np.bool_)
+
+    start, end = words = _stretches(are_in(_WORD))
+    humps = np.flatnonzero(are_in(_LOWER)[:-1] & are_in(_UPPER)[1:]) + 1
     if len(humps):  # of userName also both words
-        begin, stop = (np.sort(np.concatenate((edge, humps))) for edge in whole)
+        begin, stop = (np.sort(np.concatenate((edge, humps))) for edge in words)
         inner = np.isin(begin, humps) | np.isin(stop, humps)
         start, end = np.concatenate((start, begin[inner])), np.concatenate((end, stop[inner]))
-    digits = _sums(_DIGIT[data])
+    digits = _sums(are_in(_DIGIT))
     plain = digits[end] == digits[start]
-    read = ~plain | (start < MAX_CHARS - TAIL_CHARS) | (end > len(data) - TAIL_CHARS)
-    starts = [start[read]]
-    found = [hashed(start[read], _stems(_CODE[data], start[read], end[read], plain[read]))]
+    if len(raw) > MAX_CHARS - TAIL_CHARS:
+        read = ~plain | (start < MAX_CHARS - TAIL_CHARS) | (end > len(raw) - TAIL_CHARS)
+        start, end, plain = start[read], end[read], plain[read]
+    starts, found = [start], [hashed(start, _stems(codes, start, end, plain))]
+    start, end = words
     for joiners in (_IN_NAME, _IN_PATH):
-        joins = joiners[data]
-        joins[1:-1] &= word[:-2] & word[2:]
-        start, end = _stretches(word | joins)
-        joined = _sums(joins)
-        several = joined[end] > joined[start]
-        starts.append(start[several])
-        found.append(hashed(starts[-1], end[several]))
+        joined = np.zeros(len(start) + 1, np.bool_)  # a word with the one before it, by one sign
+        joined[1:-1] = joiners[codes[end[:-1]]] & (end[:-1] + 1 == start[1:])
+        first, last = _stretches(joined)
+        starts.append(start[first - 1])
+        found.append(hashed(starts[-1], end[last - 1]))
     mixed: Any = np.concatenate(found)  # the finaliser of MurmurHash3: neighbours differ in all bits
     mixed = (mixed ^ (mixed >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     mixed = (mixed ^ (mixed >> np.uint64(33))) >> np.uint64(32)
@@ -159,10 +156,19 @@ def _letters(match: re.Match[str]) -> str:
     return _CJK.sub(r" \g<0> ", "".join(c if c.isalnum() else " " for c in match[0].casefold()))
 
 
+@lru_cache(1)
+def _powers(count: int) -> Any:
+    """The powers of the base and those of its inverse."""
+    factors = np.full((2, count), [[_BASE], [pow(_BASE, -1, 2**64)]], np.uint64)
+    factors[:, 0] = 1
+    return np.cumprod(factors, axis=1)
+
+
 def _sums(values: Any) -> Any:
     """The sum of the first i values, i = 0 to n."""
-    total = np.cumsum(values)
-    return np.concatenate((np.zeros(1, total.dtype), total))
+    total = np.zeros(len(values) + 1, np.uint64)
+    np.cumsum(values, out=total[1:])
+    return total
 
 
 def _stretches(mask: Any) -> tuple[Any, Any]:
@@ -173,12 +179,17 @@ def _stretches(mask: Any) -> tuple[Any, Any]:
 
 def _stems(codes: Any, start: Any, end: Any, plain: Any) -> Any:
     """The ends of words without their endings: closed, closes and closing end as close does."""
+    end, length, last = end.copy(), np.where(plain, end - start, 0), codes[end - 1]
     for ending, least in (("s", 4), ("ing", 6), ("ed", 5), ("e", 4), ("y", 4), ("i", 4)):
-        ends = plain & (end - start >= least)
-        for i, character in enumerate(reversed(ending), 1):
-            ends &= codes[end - i] == ord(character)
+        at = np.flatnonzero((last == ord(ending[-1])) & (length >= least))
+        for i, character in enumerate(reversed(ending[:-1]), 2):
+            at = at[codes[end[at] - i] == ord(character)]
         if ending == "s":  # neither access nor status
-            ends &= (codes[end - 2] != ord("s")) & (codes[end - 2] != ord("u"))
-        end = end - len(ending) * ends
-    doubled = plain & (end - start >= 4) & (codes[end - 1] == codes[end - 2])  # planned
+            before = codes[end[at] - 2]
+            at = at[(before != ord("s")) & (before != ord("u"))]
+        if len(at):
+            end[at] -= len(ending)
+            length[at] -= len(ending)
+            last[at] = codes[end[at] - 1]
+    doubled = (length >= 4) & (last == codes[end - 2])  # planned
     return end - doubled

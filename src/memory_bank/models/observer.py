@@ -12,11 +12,12 @@ from memory_bank.config import MemoryBankSettings, ObserverBudget, Price
 from memory_bank.errors import ConfigError, MemoryBankError
 from memory_bank.models.chat import as_chat_model, ask, failure_of, reply_text, usage_of
 from memory_bank.models.extraction import extract_summary
-from memory_bank.ports import ChatModel
+from memory_bank.ports import ChatModel, LLMClient
 from memory_bank.pricing import Usage, cost, price_of
 from memory_bank.prompts import fill_prompt, load_prompt
 from memory_bank.records import Insight, InteractionRecord, Spent
 from memory_bank.transcript.messages import readable_output
+from memory_bank.transcript.quoting import one_line, quote_lines
 from memory_bank.transcript.shortening import shorten
 from memory_bank.transcript.tokens import approximate_counter
 
@@ -217,7 +218,7 @@ def observe_tool_output(
     user_query: str,
     tool_name: str,
     raw_output: Any,
-    llm_client: object,
+    llm_client: LLMClient | None,
     model: str,
     *,
     raw_input: Any = None,
@@ -269,5 +270,6 @@ def extend_summary(
 def describe_call(number: int, record: InteractionRecord, note: str = "", chars: int = _CALL_CHARS) -> str:
     """A call as text for the model of a running summary or a note, with up to ``chars`` of its output."""
     arguments, output = _shortened(record, _CALL_ARGUMENT_CHARS, chars)
-    said = f"\nThe agent said: {note}" if note else ""
-    return f"#{number} {record.tool_name}({arguments}){said}\n{output or '(nothing)'}"
+    said = f"\nThe agent said: {quote_lines(note)}" if note else ""
+    call = f"#{number} {one_line(record.tool_name)}({quote_lines(arguments)})"
+    return f"{call}{said}\n{quote_lines(output) or '(nothing)'}"

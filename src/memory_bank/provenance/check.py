@@ -68,16 +68,18 @@ def index_of(state: Any, messages: Any = None, tools: object = None) -> SourceIn
         steps = state.steps
         if messages is not None:
             index.read_messages(messages, steps)
-        elif state.last_plan is not None:
+        else:
             index.read_view(state.last_plan.view, steps)
-        stored = steps or (state.fact_store.steps() if state.last_plan is None else {})
+        stored = steps or (state.fact_store.steps() if not state.last_plan.strategy else {})
         if missing := index.lacks(list(stored)):
             index.read_records(state.fact_store.get_many(missing))
         index.read_brought(state.shown_elsewhere)
     return index
 
 
-def check_call(call: object, state: Any, messages: Any = None, *, tools: object = None) -> CallReport:
+def check_call(
+    call: object, state: Any, messages: Sequence[object] | None = None, *, tools: object = None
+) -> CallReport:
     """The origin of each argument value of a tool call.
 
     Args:

@@ -28,6 +28,7 @@ from memory_bank.provenance.report import Place
 from memory_bank.records import InteractionRecord
 from memory_bank.transcript.jsontext import compact, inner_json, leaves, plain
 from memory_bank.transcript.messages import Interaction, MessageKind, content_text, kind_of, read
+from memory_bank.transcript.quoting import Mark
 from memory_bank.transcript.tokens import approximate_counter
 from memory_bank.transcript.transcript import Transcript, View
 
@@ -38,7 +39,6 @@ _ROLES |= {MessageKind.SAY: "agent", MessageKind.CALL: "agent"}
 _SCANNED_CHARS = 1_000_000  # of one text, for identifiers to propose; every value is found anywhere
 _PROPOSED = 5_000  # identifiers of one text that are proposed
 _PLACED_CHARS = 300_000  # of a JSON output in which the path of a value is searched
-_SEALED = "<retrieved-data seal="  # begins what the bank itself put into a context
 PATH_JOINTS = re.compile(r"[/\\?&=]+")
 
 # the nearest identifier
@@ -265,7 +265,7 @@ class SourceIndex:
         role = _ROLES.get(kind_of(message))
         if role is not None:
             text = content_text(read(message, "content"))
-            if role == "agent" or not text.lstrip().startswith(_SEALED):
+            if role == "agent" or not text.lstrip().startswith(Mark.OPENING):
                 self._add(role, text)
 
     def _add_results(self, entry: Interaction, number: int, steps: dict[str, int]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 
 from memory_bank.selection.parsing import LONGEST_KEY, Node, find_structure, unescape
-from memory_bank.transcript.quoting import quote_lines
+from memory_bank.transcript.quoting import Mark, quote_lines
 
 WIDTH = 140  # characters that a segment should have
 ROW_WIDTH = 60  # rows are joined up to this many characters, so that each can be shown nearly alone
@@ -19,7 +19,7 @@ NAMED_LINES = 40  # texts of more lines name the line at which a quote goes on
 MAX_INDENT = 200  # characters of the longest indentation that a quote begins with
 LONG_CELL = 56  # values with more characters are shortened in a segment's short form
 CELL_START = 28  # characters of a shortened value that stay, cut after a word
-GAP = "…"
+GAP: str = Mark.GAP.value
 
 Cell = tuple[str, int, int]
 """(key, start, end): text[start:end] is one value under `key`."""

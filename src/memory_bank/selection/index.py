@@ -21,8 +21,9 @@ from memory_bank.selection.features import (
 from memory_bank.selection.model import Model, load_model
 from memory_bank.selection.tables import OWN, Array, EvidenceTables
 from memory_bank.selection.values import ParsedRecord, fold, parse_record, stands_in
+from memory_bank.transcript.quoting import Mark
 
-EXCERPT_HEAD, SHORT_HEAD = "Excerpts (…: parts left out):\n", "Excerpts:\n"
+EXCERPT_HEAD, SHORT_HEAD = f"{Mark.EXCERPTS} (…: parts left out):\n", f"{Mark.EXCERPTS}:\n"
 
 # Chosen over all recorded sets together.
 LONG_ARGUMENTS = 160

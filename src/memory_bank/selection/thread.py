@@ -27,14 +27,14 @@ from memory_bank.selection.calltext import (
 )
 from memory_bank.selection.effects import Effect, changes_something, is_failure
 from memory_bank.transcript.jsontext import parse_arguments
-from memory_bank.transcript.quoting import one_line, quote_lines
+from memory_bank.transcript.quoting import Mark, one_line, quote_lines
 
-HEAD = "Calls so far{}:\n"
+HEAD = f"{Mark.CALLS}{{}}:\n"
 """The headings have a place for what ``transcript.messages.in_full`` says of the tool that returns a record."""
-PARTS_HEAD = "An output that ends with [… #n] is shortened{}.\n"
+PARTS_HEAD = f"{Mark.PARTS} #n] is shortened{{}}.\n"
 """The first line of a context that has no list of calls, because every call stands in its place."""
-PLAN_HEAD = "The agent's latest plan:\n"
-DECISIONS_HEAD = "The agent's words:\n"
+PLAN_HEAD = f"{Mark.PLAN}\n"
+DECISIONS_HEAD = f"{Mark.WORDS}\n"
 VALUE_CHARS = 32  # of a value in a line that several calls share
 LINE_CHARS = 84  # of the arguments in the line of one call
 MOST_NAMED = 256
@@ -87,7 +87,7 @@ def _item_line(item: object) -> str:
 def plan_in_note(text: str) -> str:
     """The check list in what the agent wrote, line by line; "" where it has none."""
     found = _CHECK.findall(text[:_NOTE_CHARS])
-    lines = [f"- [{state}] {clip(body.strip(), _ITEM_CHARS)}" for state, body in found[:_MOST_ITEMS]]
+    lines = [f"- [{state}] {clip(one_line(body), _ITEM_CHARS)}" for state, body in found[:_MOST_ITEMS]]
     return "\n".join(lines) if len(lines) > 1 else ""
 
 
@@ -161,7 +161,7 @@ class Thread:
         returned = self._returned.setdefault(name, set())
         came_back, values = outcome(output, returned.union(a.text for a in found))
         returned.update(values)
-        self._calls.append(_Call(number, interaction, name, found, came_back, changed, failed))
+        self._calls.append(_Call(number, interaction, name, found, one_line(came_back), changed, failed))
         self._frequency.setdefault(name, Counter()).update({a.start for a in found})
         if plan := plan_in_call(tool, arguments) or plan_in_note(note):
             self._plans.append((interaction, plan))
@@ -332,17 +332,19 @@ class _Listing:
         for call in sorted(rest, key=lambda c: not c.changed):  # those that changed something first
             groups.setdefault((call.tool, call.failed), []).append(call)
         for (tool, failed), calls in groups.items():
-            text = f"{tool} failed" if failed else tool
+            name, text = f"{tool} failed" if failed else tool, ""
             counted = [c.number for c in calls if c.number not in self.named]
             if valued := [c.number for c in calls if c.number in self.named]:
                 values = [v for number in valued if (v := self._values[number])]
                 keys = {v[0][0] for v in values}
                 common = keys.pop() if len(keys) == 1 else ""
                 bodies = [", ".join(t if k == common else named(k, t) for k, t in v) for v in values]
-                text += f" {ranges(valued)}"
+                text = f"{ranges(valued)} {name}"
                 text += f" {named(common, '; '.join(dict.fromkeys(bodies)))}" if bodies else ""
-                text += "; besides" if counted else ""
-            lines.append(f"{text} ×{len(counted)} {ranges(counted)}" if counted else text)
+            if counted:
+                span, times = ranges(counted), f"×{len(counted)}"
+                text = f"{text}; besides {times} {span}" if text else f"{span} {name} {times}"
+            lines.append(text)
         return "".join(f"{line}\n" for line in lines)
 
     def _line(self, call: _Call) -> str:

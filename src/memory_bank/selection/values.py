@@ -53,7 +53,7 @@ _PART = re.compile(r"[^\W_]{3,}")
 _ASCII_PART = re.compile(r"[a-z0-9]{3,}")  # the same for folded ASCII, at half the time
 _LETTERS = re.compile(r"[^\W\d_]+")
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
-_ESCAPE = re.compile(r"\\+([nrt\"'/])")
+_ESCAPE = re.compile(r"(?<!\\)\\+([nrt\"'/])")
 _ERROR = re.compile(r"error\b|exception\b|traceback|not found|no such|failed|denied|invalid|unable to", re.I)
 _ERROR_FLAG = re.compile(r"is_?error[\\\"']*\s*[:=]\s*true", re.I)
 TRIVIAL = frozenset(("true", "false", "none", "null", "nan", "error", "success", "utf-8"))

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from itertools import takewhile
 from typing import Any
@@ -95,19 +95,16 @@ class Service:
         self.keyring = Keyring(database)
         self.operations = health.Operations(database, self.sessions, self.observing, metrics, urls["openai"])
         self.exchanges: list[Callable[[Exchange], None]] = [telemetry.exchanged, self._exchanged]
-        keys = {"openai": os.environ.get("OPENAI_API_KEY"), "anthropic": os.environ.get("ANTHROPIC_API_KEY")}
-        self.upstreams = {
-            provider: Upstream(url, timeout=self.settings.upstream_timeout, key=keys[provider])
-            for provider, url in urls.items()
-        }
-        passes = {"pass": True, "auto": urlsplit(urls["anthropic"]).hostname == urlsplit(ANTHROPIC).hostname}
+        self.upstreams = connections(urls, self.settings.upstream_timeout)
+        known = urlsplit(urls["anthropic"]).hostname == urlsplit(ANTHROPIC).hostname
+        passes: dict[str, tuple[Provider, ...]] = {"pass": ("openai", "anthropic"), "remove": ()}
         rebuilder = Rebuilder(
             self.sessions,
             Identity(database, lambda m: cache.result("canonical", m, canonical_bytes)),
             self.settings.memory_timeout,
             marks_cache=self.settings.cache_markers == "auto",
             inject=self.settings.inject_tools,
-            passes_edits=passes.get(self.settings.context_management, False),
+            passes=passes.get(self.settings.context_management, passes["pass"] if known else ("openai",)),
             files=self.settings.memory_files,
         )
         self.operations.add("memory", rebuilder.check)
@@ -153,6 +150,8 @@ class Service:
     def _exchanged(self, exchange: Exchange) -> None:
         if exchange.outcome in ("unreachable", "broken_off"):
             self.metrics.upstream_errors.inc()
+        if exchange.memory == "failed":
+            self.metrics.without.labels(exchange.reason).inc()
         step, tokens, full_tokens = exchange.step, exchange.tokens, exchange.full_tokens
         if step is None or tokens is None or full_tokens is None:
             return
@@ -209,6 +208,13 @@ def upstreams_of(settings: ServiceSettings) -> dict[Provider, str]:
     what, where = "the upstream of the Messages API", "--upstream-anthropic or ANTHROPIC_BASE_URL"
     anthropic = _base_url(given, what, ANTHROPIC, where).removesuffix("/v1")
     return {"openai": openai, "anthropic": f"{anthropic}/v1"}
+
+
+def connections(urls: Mapping[Provider, str], timeout: float = 600.0) -> dict[Provider, Upstream]:
+    """The upstreams at these URLs, with the service's own keys of the environment. Raises what Upstream raises."""
+    return {
+        p: Upstream(u, timeout=timeout, key=os.environ.get(f"{p.upper()}_API_KEY")) for p, u in urls.items()
+    }
 
 
 def _base_url(given: str, what: str, example: str, where: str) -> str:

@@ -27,7 +27,7 @@ from memory_bank.tools import (
     answer_tool_call,
 )
 from memory_bank.transcript.media import media_of
-from memory_bank.transcript.quoting import sendable
+from memory_bank.transcript.quoting import one_line, sendable
 
 try:
     import mcp_types as types
@@ -218,7 +218,7 @@ class _McpHandlers:
         with self.sessions.reading(caller.namespace, name) as state:
             lines = state.fact_store.page(after, _PAGE + 1)
         for line in lines[:_PAGE]:
-            tool = " ".join(sendable(line.tool_name).split())
+            tool = one_line(sendable(line.tool_name))
             found.append({
                 "uri": _record_uri(name, quote(line.trace_id)),
                 "name": f"#{line.number} {tool}",

@@ -29,7 +29,7 @@ from memory_bank.bank.stores import FactStore
 from memory_bank.config import Config, MemoryBankSettings, NoStrategySettings, StoredSettings
 from memory_bank.errors import ConfigError, EmbeddingError, NotFoundError, StorageError
 from memory_bank.plan import Context, Plan
-from memory_bank.ports import Scope, TokenCounter
+from memory_bank.ports import LLMClient, Scope, TokenCounter
 from memory_bank.pricing import SentContext, common_length
 from memory_bank.processor import MemoryProcessor
 from memory_bank.service.proxy.dialects import RequestHistory
@@ -120,7 +120,7 @@ class Sessions:
         self,
         database: Database,
         config: Config,
-        llm_client: object = None,
+        llm_client: LLMClient | None = None,
         *,
         redact: Callable[[object], object] | None = None,
         rebuilt: Callable[[Rebuilt], None] | None = None,
@@ -155,7 +155,7 @@ class Sessions:
         *,
         agent_id: str | None = None,
         strategy: str | None = None,
-        llm_client: object = None,
+        llm_client: LLMClient | None = None,
         size: int = 0,
         history: RequestHistory | None = None,
         model: str = "",

@@ -12,9 +12,11 @@ from typing import Any
 from memory_bank.bank.files import COMMANDS, MemoryFiles
 from memory_bank.bank.listing import PREFIX, Outline, records_named
 from memory_bank.bank.retrieval import raw_data, session_name
+from memory_bank.bank.search import superseding
+from memory_bank.bank.session import Session
 from memory_bank.bank.stores import WiderScope
-from memory_bank.errors import ConfigError, FileError, MemoryBankError
-from memory_bank.ports import Scope
+from memory_bank.errors import ConfigError, FileError, MemoryBankError, RecordError
+from memory_bank.ports import Scope, ToolSchema
 from memory_bank.records import InteractionRecord
 from memory_bank.tools.search import search_session
 from memory_bank.tools.selection import (
@@ -39,7 +41,7 @@ from memory_bank.transcript.messages import (
     parts_of,
     readable_output,
 )
-from memory_bank.transcript.quoting import fence, one_line, quote_lines, sendable
+from memory_bank.transcript.quoting import Mark, fence, one_line, quote_lines, sendable
 from memory_bank.transcript.shortening import cut_at_edge, shorten
 
 MAX_CHARS = 20_000
@@ -55,20 +57,22 @@ _IDS_SHOWN = 5
 _NOTHING_STORED = "No tool output is stored in this session yet."
 
 
-def _schema(name: str, description: str, **properties: tuple[str, str]) -> dict[str, Any]:
+def _schema(name: str, description: str, **properties: tuple[str, str]) -> ToolSchema:
     """The schema of a tool; a parameter whose type ends in ``?`` may be null."""
-    described = {
+    described: dict[str, dict[str, Any]] = {
         key: {"type": [kind[:-1], "null"] if kind.endswith("?") else kind, "description": text}
         for key, (kind, text) in properties.items()
     }
     parameters = {
         "type": "object", "properties": described, "required": list(described), "additionalProperties": False,
     }  # fmt: skip
-    function = {"name": name, "description": description, "strict": True, "parameters": parameters}
-    return {"type": "function", "function": function}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "strict": True, "parameters": parameters},
+    }
 
 
-TOOL_SCHEMAS: list[dict[str, Any]] = [
+TOOL_SCHEMAS: list[ToolSchema] = [
     _schema(
         SEARCH_MEMORY,
         "Search the outputs of your earlier tool calls, also those no longer in view. "
@@ -94,7 +98,7 @@ TOOL_SCHEMAS: list[dict[str, Any]] = [
     ),
 ]
 """The schemas of the tools, in the form of the chat completions API."""
-FILES_SCHEMA: dict[str, Any] = _schema(
+FILES_SCHEMA = _schema(
     MEMORY_FILES,
     "Your own files below /memories, which outlive this conversation: view them before you begin, and write down "
     "what a later conversation will need. Parameters of other commands are null.",
@@ -110,8 +114,9 @@ FILES_SCHEMA: dict[str, Any] = _schema(
     new_path=("string?", "Its new path."),
 )
 """The schema of the tool for files, which is offered only where it is asked for."""
-FILES_SCHEMA["function"]["parameters"]["properties"]["command"]["enum"] = list(COMMANDS)
-FILES_SCHEMA["function"]["parameters"]["properties"]["view_range"]["items"] = {"type": "integer"}
+_of_files: Any = FILES_SCHEMA["function"]["parameters"]["properties"]
+_of_files["command"]["enum"] = list(COMMANDS)
+_of_files["view_range"]["items"] = {"type": "integer"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +133,9 @@ class ToolAnswer:
     parts: tuple[dict[str, Any], ...] = ()
 
 
-def handle_tool_call(state: Any, name: str, arguments: Any, *, max_chars: int = MAX_CHARS) -> str:
+def handle_tool_call(
+    state: Session | MemoryFiles, name: str, arguments: object, *, max_chars: int = MAX_CHARS
+) -> str:
     """Return the text of the tool message that answers a call of one of our tools.
 
     ``state`` is a MemoryBankState; its own session and the ``scope`` of its latest step are visible, and
@@ -166,7 +173,7 @@ def answer_tool_call(
     return ToolAnswer(text, refused=True)
 
 
-def memory_tools(state: Any, *, max_chars: int = MAX_CHARS) -> dict[str, Callable[..., str]]:
+def memory_tools(state: Session | None, *, max_chars: int = MAX_CHARS) -> dict[str, Callable[..., str]]:
     """Return the tools as functions for agent frameworks, by name, bound to a state."""
 
     def search_memory(query: str, top_k: int = TOP_K) -> str:
@@ -202,7 +209,7 @@ def _answer(tool: str, state: Any, given: Mapping[str, Any], room: int, **more: 
                 raise RefusedCall(f"{tool} has no parameter {compact(name[:80])}: it takes {takes}.")
         return handler(state, given, room, **more)
     except RefusedCall as e:
-        text = f"{e.sentence}\n{fence(e.quoted)}" if e.quoted else e.sentence
+        text = f"{e.sentence}\n{fence(quote_lines(e.quoted))}" if e.quoted else e.sentence
         return ToolAnswer(text, refused=not isinstance(e, NothingFound))
     except MemoryBankError as e:
         return ToolAnswer(f"The memory could not be read: {e}", refused=True)
@@ -230,22 +237,15 @@ def _search(state: Any, given: Mapping[str, Any], room: int, scope: Scope | None
         top_k = TOP_K if asked is None else max(1, min(20, int(asked)))
     except (TypeError, ValueError, OverflowError):
         raise RefusedCall("top_k is a whole number from 1 to 20.") from None
-    wider: WiderScope | None = (
-        state.wider if scope is None else WiderScope(state.database, state.session_id, scope)
-    )
-    size: int = (state.fact_store if wider is None else wider).size()
-    if not size:
+    searched = WiderScope(state.database, state.session_id, scope or state.scope)
+    if not (size := searched.size()):
         raise NothingFound(_NOTHING_STORED)
     result = search_session(state, query, top_k, scope=scope, by_agent=scope is None)
     trouble = "" if result.trouble is None else "; the embedder failed, so only words were compared"
-    places: list[Any] = [(m.session_id, m.outline.trace_id) for m in result.matches]
-    records: dict[Any, InteractionRecord] = {
-        (None, r.trace_id): r for r in state.fact_store.get_many([t for s, t in places if s is None])
-    }
-    if wider is not None:
-        others = wider.entries([place for place in places if place[0] is not None])
-        records.update((place, record) for place, (record, _) in others.items())
-    found = [(m, records[at]) for m, at in zip(result.matches, places, strict=True) if at in records]
+    places = [(m.outline.session_id, m.outline.trace_id) for m in result.matches]
+    unread = searched.entries([at for at, m in zip(places, result.matches, strict=True) if m.record is None])
+    records = [m.record or unread.get(at, (None,))[0] for at, m in zip(places, result.matches, strict=True)]
+    found = [(m, record) for m, record in zip(result.matches, records, strict=True) if record is not None]
     if not found:
         raise NothingFound(
             f"Nothing matches {compact(query[:80])}{trouble}: try other words, a name or "
@@ -259,11 +259,11 @@ def _search(state: Any, given: Mapping[str, Any], room: int, scope: Scope | None
         where = f"step {o.step_id}{_of_session(session_id)}"
         lines = [
             f"[{number}] trace_id {o.trace_id}, {one_line(o.tool_name)}, {where}, {m.reason}",
-            f"arguments: {quote_lines(shorten(record.raw_input, 200).text)}",
-            f"output: {quote_lines(raw_data(record, excerpt).text)}",
+            f"{Mark.ARGUMENTS}{quote_lines(shorten(record.raw_input, 200).text)}",
+            f"{Mark.OUTPUT}{quote_lines(raw_data(record, excerpt).text)}",
         ]
         if o.summary is not None:
-            lines.insert(2, f"summary: {quote_lines(cut_at_edge(o.summary, excerpt, marked=True))}")
+            lines.insert(2, f"{Mark.SUMMARY}{quote_lines(cut_at_edge(o.summary, excerpt, marked=True))}")
         blocks.append("\n".join(lines))
         described.append(_described(o, session_id, score=round(m.score, 4), newer=m.newer))
     count = f"{len(found)} of {size:,} records{trouble}"
@@ -291,14 +291,24 @@ def _get(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
     else:
         shown, note, what = _some_lines(chosen, lines, None if pattern is None else str(pattern), room, what)
     arguments = record.input_text if record.input_text is not None else compact(record.raw_input)
+    newer = superseding(state.database, session_id or state.session_id, record.trace_id)
+    newer_line = f"{Mark.SUPERSEDED}{newer}, a later result of the same call\n" if newer else ""
     answer = fence(
-        f"tool: {one_line(record.tool_name)}\nstep: {record.step_id}{_of_session(session_id)}\n"
-        f"trace_id: {record.trace_id}\n"
-        f"arguments: {quote_lines(shorten(record.raw_input, 2_000, text=arguments).text)}\n"
-        f"output ({what}):\n{quote_lines(shown)}"
+        f"{Mark.TOOL}{one_line(record.tool_name)}\n{Mark.STEP}{record.step_id}{_of_session(session_id)}\n"
+        f"{Mark.TRACE_ID}{record.trace_id}\n{newer_line}"
+        f"{Mark.ARGUMENTS}{quote_lines(shorten(record.raw_input, 2_000, text=arguments).text)}\n"
+        f"{Mark.OUTPUT_OF}{one_line(what)}):\n{quote_lines(shown)}"
     )
-    described = (_described(record, session_id),)
+    described = (_described(record, session_id, newer=newer),)
     return ToolAnswer(f"{answer}\n{note}" if note else answer, records=described, parts=parts)
+
+
+def record_named(state: Any, asked: Any) -> InteractionRecord:
+    """The record of a trace_id, of its beginning, or of a number (``#12``). Raises RecordError, StorageError."""
+    try:
+        return _record(state, asked)[0]
+    except RefusedCall as e:
+        raise RecordError(e.sentence) from None
 
 
 def _record(state: Any, asked: Any) -> tuple[InteractionRecord, str | None]:
@@ -313,7 +323,7 @@ def _record(state: Any, asked: Any) -> tuple[InteractionRecord, str | None]:
     if len(found) == 1 and (record := facts.get(found[0].trace_id)) is not None:
         return record, None
     known = list(facts.steps())
-    if re.fullmatch(r"\d{1,5}", wanted):  # contexts name records by number: #12
+    if known and re.fullmatch(r"\d{1,5}", wanted):  # contexts name records by number: #12
         raise RefusedCall(f"There is no record #{int(wanted)}: this session has #1 to #{len(known)}.")
     folded = wanted.casefold().rstrip("….")
     enough = len(folded) >= PREFIX
@@ -474,7 +484,7 @@ def _files(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
         return ToolAnswer(cut_at_edge(sendable(str(e)), room, marked=True), refused=True)
     if len(text) > room:
         text = cut_at_edge(text, room, marked=True) + "\n[This is not all: view_range shows other lines.]"
-    return ToolAnswer(text)
+    return ToolAnswer(quote_lines(text))
 
 
 _HANDLERS = {

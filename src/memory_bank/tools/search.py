@@ -9,13 +9,15 @@ from itertools import islice, takewhile
 from typing import Any
 
 from memory_bank.bank.jobs import without_insight
-from memory_bank.bank.listing import Outline, outlines, whole
+from memory_bank.bank.listing import Outline, outlines
+from memory_bank.bank.stores import WiderScope
 from memory_bank.bank.terms import TermIndex, terms_of, terms_of_query
 from memory_bank.errors import EmbeddingError
 from memory_bank.ports import Scope
 from memory_bank.provenance.identifiers import find, identifiers_in, normal, runs
 from memory_bank.provenance.index import place_of
-from memory_bank.records import Hit
+from memory_bank.records import Hit, InteractionRecord
+from memory_bank.transcript.jsontext import compact
 
 _MAX_EXACT_CHARS = 200  # longer texts are not searched for exactly
 _MAX_WANTED = 20  # identifiers of a query that are searched for exactly
@@ -30,7 +32,7 @@ class SearchMatch:
     ``why`` it was: see ``Hit``; also "holds", for an output that contains the text ``holds`` exactly, at ``place``: a
     JSON path, or ``line 7``. ``score`` is how well it fits, 0 to 1. ``session_id`` is None for a record of the
     searched session, else the id of the session that has it. ``newer`` is the trace_id of the latest record of the
-    same call, which returned something else.
+    same call, which returned something else. ``record`` is None where the output is over 2 MiB.
     """
 
     outline: Outline
@@ -40,6 +42,7 @@ class SearchMatch:
     holds: str | None = None
     place: str = ""
     newer: str | None = None
+    record: InteractionRecord | None = None
 
     @property
     def reason(self) -> str:
@@ -88,8 +91,7 @@ def search_session(
     hits = sorted(
         (hit for hit in hits if hit.why), key=lambda hit: hit.session_id is None and hit.trace_id in last
     )
-    found = _loaded(state, _newest_first(hits)[:top_k])
-    found = [_with_place(state, match, forms) for match in found]
+    found = [_with_place(match, forms) for match in _loaded(state, scope, _newest_first(hits)[:top_k])]
     whole_query = wanted[0] if wanted and wanted[0] == query else None
     found.sort(key=lambda m: whole_query is None or m.holds != whole_query)
     return SearchResult(found, trouble)
@@ -120,29 +122,36 @@ def _newest_first(hits: Sequence[Hit]) -> list[Hit]:
     return list(ordered.values())
 
 
-def _loaded(state: Any, hits: Sequence[Hit]) -> list[SearchMatch]:
+def _loaded(state: Any, scope: Scope, hits: Sequence[Hit]) -> list[SearchMatch]:
     """The hits with their records; those deleted meanwhile are left out."""
+    places = [(hit.session_id or state.session_id, hit.trace_id) for hit in hits]
     there = {
         (session_id, outline.trace_id): outline
-        for session_id in dict.fromkeys(hit.session_id for hit in hits)
-        for outline in outlines(
-            state.database,
-            session_id or state.session_id,
-            [h.trace_id for h in hits if h.session_id == session_id],
-        )
+        for session_id in dict.fromkeys(session_id for session_id, _ in places)
+        for outline in outlines(state.database, session_id, [t for s, t in places if s == session_id])
+        if not outline.is_own_answer
     }
+    read = [place for place, outline in there.items() if outline.output_bytes <= _MAX_READ]
+    entries = WiderScope(state.database, state.session_id, scope).entries(read)
     return [
-        SearchMatch(outline, h.score, h.session_id, h.why, newer=h.newer and h.newer[1])
-        for h in hits
-        if (outline := there.get((h.session_id, h.trace_id))) is not None and not outline.is_own_answer
+        SearchMatch(
+            there[at],
+            h.score,
+            h.session_id,
+            h.why,
+            newer=h.newer and h.newer[1],
+            record=entries.get(at, (None,))[0],
+        )
+        for h, at in zip(hits, places, strict=True)
+        if at in there
     ]
 
 
-def _with_place(state: Any, match: SearchMatch, forms: dict[str, str]) -> SearchMatch:
+def _with_place(match: SearchMatch, forms: dict[str, str]) -> SearchMatch:
     """A match with the text that its output contains exactly: the query, or the first of its identifiers."""
-    if match.outline.output_bytes > _MAX_READ:
+    if (record := match.record) is None:
         return match
-    output = whole(state.database, match.outline, "output")
+    output = compact(record.raw_output) if record.output_text is None else record.output_text
     folded, plain = output.casefold(), None
     for form, text in reversed(forms.items()):
         if form.isascii() and not all(run in folded for run in runs(form)):

@@ -162,7 +162,7 @@ def message_events(message: JsonObject) -> list[bytes]:
 
 
 def _message_events(message: JsonObject) -> Iterator[Event]:
-    usage = message["usage"]
+    usage = message.get("usage") or {"output_tokens": 0}
     begun = {**message, "content": [], "stop_reason": None, "usage": {**usage, "output_tokens": 1}}
     yield "message_start", {"message": begun}
     yield "ping", {}
@@ -186,6 +186,20 @@ def _message_events(message: JsonObject) -> Iterator[Event]:
             signed = {"type": "signature_delta", "signature": block["signature"]}
             yield "content_block_delta", {"index": index, "delta": signed}
         yield "content_block_stop", {"index": index}
-    ended = {"stop_reason": message["stop_reason"], "stop_sequence": None}
-    yield "message_delta", {"delta": ended, "usage": {"output_tokens": usage["output_tokens"]}}
+    ended = {"stop_reason": message.get("stop_reason"), "stop_sequence": None}
+    spent = {k: usage[k] for k in ("output_tokens", "iterations") if k in usage}
+    yield "message_delta", {"delta": ended, "usage": spent}
     yield "message_stop", {}
+
+
+# Compactions
+
+
+def first_item(item: JsonObject) -> list[JsonObject]:
+    """The events of an item (it has an ``id``) or a block that is the first of a stream, as objects."""
+    if "id" in item:
+        made, place = _response_events({"output": [item]}), {"sequence_number": 0}
+    else:
+        made, place = _message_events({"content": [item]}), {}
+    parts = ((kind, fields) for kind, fields in made if {"output_index", "index"} & fields.keys())
+    return [{"type": kind, **place, **fields} for kind, fields in parts]

@@ -30,6 +30,7 @@ COMPACTION_PROMPTS = (
     "CONTEXT CHECKPOINT COMPACTION",  # Codex
     "detailed prompt for continuing our conversation",  # opencode
     "anchored summary",  # opencode
+    "Here is the conversation so far:\n\n<conversation>",  # opencode, with the calls as text
     "tasked with summarizing conversations",  # the system prompt of Claude Code and opencode for it
 )
 """What a request for a summary of the conversation says, in its last user message or its system prompt."""

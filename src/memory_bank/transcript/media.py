@@ -10,6 +10,7 @@ from typing import NamedTuple
 from memory_bank.transcript.jsontext import plain
 
 _RUN = re.compile(r"(?:data:([\w.+/-]+)[;\w=.-]*;base64,|(?<![\w+/-]))((?:[A-Za-z0-9+/_-]|\\/){200,}+)={0,2}")
+_LONG = re.compile(r"[A-Za-z0-9+/_\\-]{200}")  # in every such run, and quickly looked for
 _UNKNOWN = 1_024
 """Characters from which a run is taken to be data of an unknown kind: ids and cursors are shorter."""
 _BEGINNINGS = {
@@ -70,7 +71,7 @@ def media_of(part: object) -> Media | None:
 
 def without_base64(text: str) -> str:
     """The text with kind and size in the place of every long run of base64."""
-    return _RUN.sub(_named, text)
+    return _RUN.sub(_named, text) if _LONG.search(text) else text
 
 
 def _named(run: re.Match[str]) -> str:

@@ -20,6 +20,7 @@ from memory_bank.records import InteractionRecord, call_key
 from memory_bank.transcript.harness import persons_text
 from memory_bank.transcript.jsontext import compact, dump_value, parse_arguments, parse_output, plain
 from memory_bank.transcript.media import media_of, without_base64
+from memory_bank.transcript.quoting import Mark
 
 _TEXT_TYPES = frozenset({"text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text"})
 HOSTED = frozenset(
@@ -121,7 +122,7 @@ def carries_only_media(message: object) -> bool:
 
 # Our own tools
 
-MARK = "<retrieved-data seal="
+MARK = f"{Mark.OPENING} seal="
 MARKS = (MARK, f'{{"result":"{MARK}', f'{{"result": "{MARK}')
 """How an answer of the memory tools begins: as text, or as MCP's structured content, written as JSON."""
 SEARCH_MEMORY = "search_memory"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memory_bank.transcript.jsontext import compact, is_raw, parse_output
+from memory_bank.transcript.quoting import Mark
 
 _SHOWN_ITEMS = 12  # a long list shares its room among this many items at first
 _MARK = 24  # what a count of items or keys left out takes at most
@@ -48,7 +49,7 @@ def shorten(value: Any, max_chars: int, *, text: str | None = None, trace_id: st
     if max_chars <= 0:
         return Shortened("", len(source), True)
     where = f"; the whole has trace_id {trace_id}" if trace_id else ""
-    note = f"\n[shortened from {len(source):,} characters{where}]"
+    note = f"\n{Mark.SHORTENED_FROM}{len(source):,} characters{where}]"
     if max_chars - len(note) < 2 * _MIN_ROOM:
         note = ""
     room, body = max_chars - len(note), ""
@@ -67,7 +68,7 @@ def shorten_text(text: str, room: int) -> str:
     lines = text.count("\n") + 1
     if lines < 4 or room < 80:
         return cut_at_edge(text, room, marked=True)
-    space = room - len(f"\n[… {lines:,} more lines …]\n")
+    space = room - len(f"\n{Mark.SHORTENED} {lines:,} more lines …]\n")
     head = text[: max(0, text.rfind("\n", 0, max(0, space * 2 // 3) + 1))]
     left = space - len(head)
     start = text.find("\n", len(text) - left - 1) if left > 0 else -1
@@ -85,7 +86,7 @@ def shorten_text(text: str, room: int) -> str:
         elif len(last) > room // 2:
             tail = f"{cut_at_edge(last, left, marked=True)}\n{tail}"
             missing -= 1
-    mark = f"\n[… {missing:,} more lines …]\n" if missing else "\n"
+    mark = f"\n{Mark.SHORTENED} {missing:,} more lines …]\n" if missing else "\n"
     return f"{head}{mark}{tail}".strip("\n")[:room]
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memory_bank.service.proxy.answers import EventSplitter, read_event, rewrite_event
+from memory_bank.service.proxy.answers import MOST_BYTES, EventSplitter, read_event, rewrite_event
 
 ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
 LINES = st.sampled_from(
@@ -76,3 +76,17 @@ def test_a_megabyte_in_small_pieces():
     data = b"data: " + b"x" * 1_000_000 + b"\n\n"
     events = split([data[i : i + 1_000] for i in range(0, len(data), 1_000)] * 2)
     assert [len(e.raw) for e in events] == [len(data)] * 2
+
+
+@pytest.mark.parametrize("size", [2**20, 2**16 + 1])
+def test_an_event_without_an_end_is_held_up_to_a_bound(size):
+    """From there on every chunk comes out as it is, whatever it says."""
+    splitter, out, held = EventSplitter(), 0, 0
+    for n in range(2 * MOST_BYTES // size):
+        found = splitter.feed(b"x" * size)
+        out += sum(len(e.raw) for e in found)
+        held = max(held, (n + 1) * size - out)
+        assert all(e.value is None for e in found)
+    assert held <= MOST_BYTES < out
+    assert [e.raw for e in splitter.feed(b'data: {"a": 1}\n\n')] == [b'data: {"a": 1}\n\n']
+    assert splitter.close() == []

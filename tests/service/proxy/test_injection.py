@@ -22,10 +22,10 @@ from tests.service.tasks import HANDLERS, TOOLS, get_order
 from memory_bank.bank.database import Database
 from memory_bank.config import ServiceSettings, load_config
 from memory_bank.errors import UpstreamError
-from memory_bank.service.proxy.answers import MEMORY_TOOLS
+from memory_bank.service.proxy.answers import MEMORY_TOOLS, MOST_BYTES
 from memory_bank.service.proxy.body import parse_body
 from memory_bank.service.proxy.dialects import DIALECTS
-from memory_bank.service.proxy.injection import MOST_BYTES, NOT_YET, ROUNDS, Injection
+from memory_bank.service.proxy.injection import NOT_YET, ROUNDS, Injection
 from memory_bank.service.proxy.rebuild import MemoryResult, ModelRequest
 from memory_bank.service.proxy.upstream import UpstreamAnswer
 from memory_bank.service.security.access import LOCAL
@@ -646,7 +646,8 @@ def test_every_answer_is_let_go_of(tmp_path, ending):
     database.close()
 
 
-def test_an_answer_that_is_too_long_to_be_held_passes(tmp_path):
+@pytest.mark.parametrize("kind", [b"application/json", b"text/event-stream"])
+def test_an_answer_that_is_too_long_to_be_held_passes(tmp_path, kind):
     """It is not read for calls of memory tools; the client gets all of it."""
     piece = b"x" * 2**20
     count = MOST_BYTES // len(piece) + 4
@@ -654,13 +655,15 @@ def test_an_answer_that_is_too_long_to_be_held_passes(tmp_path):
 
     def answer(got):
         answers.append(got)
-        return chunked(*[piece] * count, headers=(b"Content-Type: application/json",))
+        return chunked(*[piece] * count, headers=(b"Content-Type: " + kind,))
 
     with (
         RawUpstream(answer) as upstream,
         proxied(upstream.base_url, tmp_path / "bank.db", inject_tools=True) as p,
     ):
         for _ in range(2):  # the tools are offered once there are records
-            came = post(p.port, "/v1/chat/completions", {"model": "m", "messages": MESSAGES}, *HEADERS)
+            came = post(
+                p.port, "/v1/chat/completions", {"model": "m", "messages": MESSAGES, "stream": True}, *HEADERS
+            )
             assert (came.status, len(came.body), came.whole) == (200, count * len(piece), True)
     assert len(answers) == 2

@@ -237,7 +237,11 @@ def test_a_list_of_other_words_goes_on_in_the_session_that_a_person_named(client
 
 @pytest.mark.parametrize("way", [HEADER, WAYS["metadata"]], ids=["header", "metadata"])
 def test_windows_of_other_words_under_a_persons_name_part_when_both_go_on(client: Client, way: Way) -> None:
-    """The second joins the first; once the first goes on, each has its own records alone, all of them."""
+    """The second joins the first; once the first goes on, each has its own records alone, all of them.
+
+    A note of both stays with neither.
+    """
+    database = client.p.service.sessions.database
     windows = {"ONE": [TASK, *calls(12, "ONE")], "TWO": ["Something else.", *calls(12, "TWO")]}
     other = {"ONE": "TWO", "TWO": "ONE"}
     names: dict[str, str] = {}
@@ -247,12 +251,19 @@ def test_windows_of_other_words_under_a_persons_name_part_when_both_go_on(client
             came, sent = client.ask(window[: n + 1])
             mixed += other[tag] in sent
             names[tag] = (came.header(b"x-memory-session") or b"").decode()
+        if n == 1:
+            assert set(names.values()) == {way.name}
+            database.set_note(way.name, "what ONE saw", database.generation(way.name))
+            assert database.get_note(way.name)
+            digest = database.add_summary(way.name, "a summary of ONE", database.generation(way.name))
     assert mixed <= 1
     assert names["TWO"] == way.name
     assert names["ONE"].startswith(f"{way.name}~")
     for tag, name in names.items():
         assert sorted(client.records(name)) == sorted(o for _, o in windows[tag][1:])
-    assert list(verify(client.p.service.sessions.database)) == []
+        assert database.get_note(name) == ""
+        assert database.get_summary(None, name, digest) is None
+    assert list(verify(database)) == []
 
 
 # --- compaction

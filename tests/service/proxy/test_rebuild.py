@@ -7,6 +7,7 @@ import json
 import logging
 import random
 import threading
+import time
 
 import pytest
 from tests.chats import call, result, system, user
@@ -16,6 +17,7 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.maintenance import purge, verify
 from memory_bank.bank.stores import InsightStore
 from memory_bank.context.policies.evidence import evidence_of
+from memory_bank.errors import EmbeddingError
 from memory_bank.service.proxy.body import parse_body
 from memory_bank.service.proxy.dialects import DIALECTS
 from memory_bank.service.proxy.identity import Identity
@@ -115,8 +117,12 @@ def test_an_embedder_that_fails_is_told_and_asked_again(configured, monkeypatch,
     database = Database("")
     sessions = Sessions(database, configured())
     made = sessions.rebuild(None, "s", conversation(3))
+
+    def fails(*_):
+        raise EmbeddingError("the model gives no vectors")
+
     with monkeypatch.context() as m, caplog.at_level(logging.WARNING, "memory_bank"):
-        m.setattr(LexicalEmbedder, "encode", lambda self, texts: [])
+        m.setattr(InsightStore, "embed", fails)
         sessions.finish(made)
     assert "summaries wait for the next step" in caplog.text
     sessions.finish(sessions.rebuild(None, "s", conversation(3)))
@@ -207,9 +213,45 @@ def test_slow_steps_of_a_key_pause_memory_for_that_key_alone(configured):
         return first, again, await ask("other")
 
     first, again, other = asyncio.run(_within(main, identity.go))
-    assert {r.reason for r in first} == {"timeout"}
+    # half of them had their turn at once, the last of those that had waited for it are not let through
+    assert {r.reason for r in first} == {"timeout", "paused"}
     assert again.reason == "paused"
+    assert sum(memory.without("slow").values()) == THREADS + 1
+    assert memory.without("other") == {}
     assert (other.status, other.reason) == ("passed", "nothing to remember yet")
+
+
+class _Slow:
+    """An identity that takes its time for every request, finds no session, and notes whom it was asked for."""
+
+    def __init__(self, seconds):
+        self.seconds, self.asked = seconds, []
+
+    def session_of(self, namespace, *, headers, **_given):
+        self.asked.append(headers["x-memory-session"])
+        time.sleep(self.seconds)
+
+
+def test_waiting_for_others_is_no_timeout_and_sessions_that_have_begun_come_first(configured):
+    """Twice what the threads can do within the limit: no request of a session that has begun goes without."""
+    sessions = Sessions(Database(""), configured())
+    identity = _Slow(0.2)
+    memory = Rebuilder(sessions, identity, 1.0)
+
+    async def run():
+        first = [asked(memory, 3, **{"x-memory-session": f"a{n}"}) for n in range(THREADS)]
+        new = [asked(memory, 1, **{"x-memory-session": f"new{n}"}) for n in range(10)]
+        begun = [asked(memory, 3, **{"x-memory-session": f"b{n}"}) for n in range(10 * THREADS)]
+        done = await asyncio.gather(*first, *new, *begun)
+        return done[THREADS : THREADS + 10], done[THREADS + 10 :], await asked(memory, 1)
+
+    new, begun, later = asyncio.run(run())
+    assert {r.status for r in begun} == {"passed"}
+    assert {r.reason for r in new} == {"overloaded"}
+    assert memory.without(None) == memory.check()["without_memory"] == {"overloaded": 10}
+    assert not any(name.startswith("new") for name in identity.asked)
+    assert later.status == "passed"  # the next time it is taken
+    assert memory.trouble(None) is None
 
 
 async def _within(main, go):

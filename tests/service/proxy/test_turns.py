@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.service.proxy.test_events import cut
 
-from memory_bank.service.proxy.answers import MEMORY_TOOLS, EventSplitter, add_usage, read_event
+from memory_bank.service.proxy.answers import MEMORY_TOOLS, MOST_BYTES, EventSplitter, add_usage, read_event
 from memory_bank.service.proxy.dialects import ChatDialect, ResponsesDialect, valid_arguments
 from memory_bank.testing import ScriptedServer
 from memory_bank.testing.replies import Reply
@@ -404,3 +404,30 @@ def test_usage_is_added_with_its_details():
         "total": 7, "details": {"cached": 3, "kind": "b", "new": 1}, "cost": 0.5, "flag": True, "more": 1,
     }  # fmt: skip
     assert add_usage({}, one) == add_usage(one, {}) == one
+
+
+@ways
+@pytest.mark.parametrize("piece", [1, 40_000])
+def test_a_turn_that_is_too_long_is_not_held(way, piece):
+    """From the bound on it passes, also where it calls a memory tool; the time is in proportion to its length."""
+    [data] = sent(way, [Reply(tool_calls=[("get_record", {"trace_id": "#1"})])])
+    begun = [e for e in events(data) if b"delta" in e.raw]
+    delta = next(e for e in begun if b"trace_id" in e.raw or b'\\"' in e.raw)
+    value = json.loads(delta.data)
+    if way == "chat":
+        value["choices"][0]["delta"]["tool_calls"][0]["function"]["arguments"] = "x" * piece
+    else:
+        value["delta"] = "x" * piece
+    event = read_event(b"data: " + json.dumps(value).encode() + b"\n\n")
+    stream, fed, out = DIALECTS[way].open_stream(body_for(way)), 0, b""
+    for first in events(data)[: events(data).index(delta)]:
+        out += stream.feed(first)
+        fed += len(first.raw)
+    assert out == b""
+    while not out:
+        out = stream.feed(event)
+        fed += len(event.raw)
+    assert len(out) == fed
+    assert fed - len(event.raw) <= MOST_BYTES < fed
+    assert stream.feed(event) == event.raw
+    assert stream.end(True) == (b"", None)

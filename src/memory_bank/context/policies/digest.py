@@ -17,7 +17,7 @@ from memory_bank.plan import Choice, Shown
 from memory_bank.selection.effects import is_failure
 from memory_bank.transcript.jsontext import inner_json, leaves
 from memory_bank.transcript.messages import Interaction, in_full, readable_output
-from memory_bank.transcript.quoting import one_line
+from memory_bank.transcript.quoting import Mark, one_line, quote_lines
 from memory_bank.transcript.shortening import cut_at_edge, fit_text
 from memory_bank.transcript.tokens import newest_within
 from memory_bank.transcript.transcript import View
@@ -98,7 +98,7 @@ def digest(
     if not items or room <= 0:
         return ""
     count = session.counter.count_text
-    heading = f"Earlier tool calls, shortened{in_full(session.record_tool)}."
+    heading = f"{Mark.EARLIER}, shortened{in_full(session.record_tool)}."
     left = room - count(heading) - 8
     most = len(items) if most_lines is None else most_lines
     lines = [item.line(chars) for item in items[max(0, len(items) - most) :]]
@@ -120,7 +120,7 @@ def _themes(items: Sequence[Item], room: int, session: MemoryBankState) -> str:
     for with_ids, chars in _THEMES:
         lines = []
         for tool, group in groups.items():
-            head = f"{tool}, {len(group)} calls ({ranges([i.number for i in group])})"
+            head = f"{ranges([i.number for i in group])} {one_line(tool)[:80]}, {len(group)} calls"
             if with_ids:
                 head += f", trace_ids {' '.join(i.trace_id for i in group)}"
             said = (i.summary.removeprefix(f"Called {tool}").strip("(). ") for i in group if chars)
@@ -268,8 +268,8 @@ def _summary_text(blocks: Sequence[Block], room: int, session: MemoryBankState) 
     if not done or room <= 0:
         return digest(waiting, room, session)
     seen = [i.number for b in blocks[:done] for i in b.items]
-    head = f"Summary of the calls {ranges(seen)}{in_full(session.record_tool)}:\n"
-    text = fit_text(head + blocks[done - 1].text, room if not waiting else room * 2 // 3, count)
+    head = f"{Mark.SUMMARY_OF}{ranges(seen)}{in_full(session.record_tool)}:\n"
+    text = fit_text(head + quote_lines(blocks[done - 1].text), room if not waiting else room * 2 // 3, count)
     rest = digest(waiting, room - count(text) - 1, session)
     return fit_text(f"{text}\n{rest}", room, count) if rest else text
 
@@ -294,10 +294,10 @@ def choose_scratchpad(view: View, session: MemoryBankState, *, settings: Scratch
     items = items_of(view.past, session)
     noted = _notes(items, session)
     failed = [i for i in items if noted[i.trace_id][0]]
-    parts = [f"Scratchpad of the earlier tool calls{in_full(session.record_tool)}."]
+    parts = [f"{Mark.SCRATCHPAD}{in_full(session.record_tool)}."]
     for title, of_kind, most in (
-        ("Last failures:", failed, settings.failures),
-        ("Last calls:", items, settings.observations),
+        (Mark.FAILURES, failed, settings.failures),
+        (Mark.LAST_CALLS, items, settings.observations),
     ):
         if most and of_kind:
             parts += [title, *(i.line(settings.observation_chars) for i in of_kind[-most:])]
@@ -308,9 +308,9 @@ def choose_scratchpad(view: View, session: MemoryBankState, *, settings: Scratch
         left -= count(line) + 1
         if left < 0:
             break
-        lines.append(line)
+        lines.append(quote_lines(line))
     if lines:
-        text = fit_text("\n".join([text, "Key values:", *lines]), room, count)
+        text = fit_text("\n".join([text, Mark.VALUES, *lines]), room, count)
     return Choice(text=text, reasons=Shown(listed=view.past), budget=budget)
 
 
@@ -326,7 +326,7 @@ def _facts(items: Sequence[Item], noted: Mapping[str, Notes], most: int) -> Iter
     for key, values in islice(reversed(facts.items()), most):
         latest = list(values.items())[-_VALUES:]
         earlier = f"; {len(values) - len(latest)} earlier ones" if len(values) > len(latest) else ""
-        yield f"{key}: {', '.join(f'{v} (#{n})' for v, n in latest)}{earlier}"
+        yield f"{one_line(key)}: {', '.join(f'{v} (#{n})' for v, n in latest)}{earlier}"
 
 
 def _notes(items: Sequence[Item], session: MemoryBankState) -> dict[str, Notes]:

@@ -15,14 +15,14 @@ from memory_bank.pricing import growth_that_pays
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.jsontext import parse_output
 from memory_bank.transcript.messages import Interaction, in_full, with_hint
-from memory_bank.transcript.quoting import quote_lines
+from memory_bank.transcript.quoting import Mark, quote_lines
 from memory_bank.transcript.shortening import fit_text, shorten
 from memory_bank.transcript.transcript import View, copy_of
 from memory_bank.transcript.turns import WHOLE, Edit
 
 LEAST_FOLD, FOLD_SHARE, MOST_FOLD = 2_000, 0.15, 16_000
 """Tokens of a fold with ``history_budget = "auto"``: a share of the older history between two bounds."""
-NOTE_HEAD = "The agent's notes (made before the latest calls):\n"
+NOTE_HEAD = f"{Mark.NOTES}made before the latest calls):\n"
 NOTE_SHARE = 1 / 3  # of the tokens of a fold, at most
 
 

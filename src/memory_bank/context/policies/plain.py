@@ -18,7 +18,7 @@ from memory_bank.plan import Choice, Plan, Shown
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.media import without_base64
 from memory_bank.transcript.messages import Interaction, content_text, in_full, result_of
-from memory_bank.transcript.quoting import quote_lines
+from memory_bank.transcript.quoting import Mark, quote_lines
 from memory_bank.transcript.shortening import cut_at_edge
 from memory_bank.transcript.transcript import View
 from memory_bank.transcript.turns import WHOLE, Edit
@@ -91,7 +91,7 @@ def _masked(message: object, session: MemoryBankState, trace_id: str, limit: int
         return None
     head = cut_at_edge(quote_lines(text), limit)
     hint = f"; {session.record_tool} gives the whole" if session.record_tool else ""
-    mark = f"[masked: {len(text):,} characters{hint}: trace_id {trace_id}]"
+    mark = f"{Mark.MASKED}{len(text):,} characters{hint}: trace_id {trace_id}]"
     change = {WHOLE: f"{head}\n{mark}" if head else mark}
     masked = edited_message(message, change)
     return Edit(change, masked, session.counter.count_message(masked))
@@ -105,7 +105,7 @@ def choose_semantic(view: View, session: MemoryBankState, *, settings: SemanticS
         return Choice(unchanged="the older history fits the budget", budget=budget)
 
     def note(shown: str) -> str:
-        return f"Earlier tool calls not shown here: {shown}{in_full(session.record_tool)}."
+        return f"{Mark.EARLIER} not shown here: {shown}{in_full(session.record_tool)}."
 
     numbers = numbers_of(session)
     longest = note(", ".join(f"#{numbers[t]}" for e in past for t in e.trace_ids if t in numbers))

@@ -11,6 +11,7 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import ConfigDict, Field
 
 from memory_bank.bank import listing
+from memory_bank.bank.search import superseding
 from memory_bank.errors import InvalidRequestError, NotFoundError
 from memory_bank.service.api.openapi import (
     TRACE_ID,
@@ -100,6 +101,9 @@ class RecordHead(RecordFigures):
     call_id: str | None
     insight: RecordInsight | None
     job: RecordJob | None
+    newer: str | None = Field(
+        description="trace_id of the latest record of the same call, which returned something else"
+    )
     input_bytes: Count
 
 
@@ -315,6 +319,7 @@ def _record_json(api: ApiContext, o: listing.Outline) -> Iterator[bytes]:
         session=api.public(o.session_id),
         insight=None if o.summary is None else RecordInsight.of(o),
         job=None if o.attempts is None else RecordJob.of(o),
+        newer=superseding(api.database, o.session_id, o.trace_id),
     )
     yield json_bytes(head)[:-1]
     texts: list[tuple[listing.Text, bool, int]] = [

@@ -135,6 +135,9 @@ class Stats(ResponseModel):
     groups: dict[Literal["memory", "control"], Group] | None = Field(
         description="null without a control group"
     )
+    without_memory: dict[str, Count] = Field(
+        description="requests that memory failed for, by reason, since the process started; each worker has its own"
+    )
 
 
 class SessionsQuery(RequestModel):
@@ -199,7 +202,7 @@ def delete_session(api: Api, name: SessionName) -> None:
 
 
 @route(router, "GET", "/stats", "Get the totals of all sessions")
-def get_stats(api: Api) -> Stats:
+def get_stats(api: Api, request: Request) -> Stats:
     """Totals of all sessions of the caller."""
     totals = namespace_totals(api.database, api.namespace)
     sums, sessions = steps.usage_of_namespace(api.database, api.namespace)
@@ -210,7 +213,8 @@ def get_stats(api: Api) -> Stats:
             for name, control in (("memory", False), ("control", True))
         }
     queue = Queue(open=totals.jobs, failing=totals.failing)
-    return Stats.of(totals, queue=queue, **_sums(api, totals, sums), groups=groups)
+    without = request.app.state.service.proxy.rebuilder.without(api.namespace)
+    return Stats.of(totals, queue=queue, **_sums(api, totals, sums), groups=groups, without_memory=without)
 
 
 def _sums(api: ApiContext, found: SessionInfo | NamespaceTotals, used: list[UsageSums]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from memory_bank.errors import MemoryBankError, MissingExtraError, NotAuthorized
 from memory_bank.models.embedding import load_embedder
 from memory_bank.service.operations.background import ServiceObserver
 from memory_bank.service.operations.metrics import CONTENT_TYPE, Metrics
-from memory_bank.service.proxy.upstream import certificates
+from memory_bank.service.proxy.upstream import certificates, proxy_for
 from memory_bank.service.security.access import caller_of
 from memory_bank.service.sessions import Sessions
 
@@ -58,7 +58,9 @@ class Operations:
         self._upstream = upstream
         # a new connection for each check: what follows the answer to HEAD must not be read as the next answer
         limits = httpx2.Limits(max_keepalive_connections=0)
-        self._client = httpx2.Client(verify=certificates(), timeout=PATIENCE, limits=limits)
+        self._client = httpx2.Client(
+            verify=certificates(), timeout=PATIENCE, limits=limits, proxy=proxy_for(upstream), trust_env=False
+        )
         self._limiter = anyio.CapacityLimiter(4)  # so that a check that hangs blocks no request
         self._checks: dict[str, Check] = {
             "database": self._check_database, "storage": self._check_storage, "upstream": self._check_upstream,

@@ -54,6 +54,7 @@ def set_up(form: Literal["text", "json"], *, verbose: bool = False) -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger(OURS).setLevel(logging.DEBUG if verbose else logging.INFO)
+    logging.getLogger("opentelemetry.baggage").setLevel(logging.ERROR)  # it warns with a client's header
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logging.getLogger(name).handlers.clear()
         logging.getLogger(name).propagate = name != "uvicorn.access"

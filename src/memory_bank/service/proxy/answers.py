@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from memory_bank.service.proxy.body import JsonObject
 from memory_bank.tools import GET_RECORD, LIST_RECORDS, MEMORY_FILES, SEARCH_MEMORY
+from memory_bank.transcript import events
 from memory_bank.transcript.anthropic import THINKING
 from memory_bank.transcript.responses import OUTPUT_OF, item_type
 
 MEMORY_TOOLS = frozenset({SEARCH_MEMORY, GET_RECORD, LIST_RECORDS})
+MOST_BYTES = 16 * 2**20
+"""Bytes of an answer, of a turn in a stream or of one event that are held; what is longer passes as it comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,9 @@ def add_usage(one: Mapping[str, Any], other: Mapping[str, Any]) -> JsonObject:
         old = added.get(key)
         if isinstance(old, dict) and isinstance(value, dict):
             added[key] = add_usage(old, value)
-        elif type(old) in (int, float) and type(value) in (int, float):
+        elif (type(old) in (int, float) and type(value) in (int, float)) or (
+            isinstance(old, list) and isinstance(value, list)
+        ):
             added[key] = old + value
         elif value is not None or key not in added:
             added[key] = value
@@ -86,14 +91,20 @@ class Event:
 
 
 class EventSplitter:
-    """Splits a stream into events, wherever its chunks begin and end; no byte is lost."""
+    """Splits a stream into events, wherever its chunks begin and end; no byte is lost.
+
+    From an event of more than ``MOST_BYTES`` on, the bytes are events without a value as they come.
+    """
 
     def __init__(self) -> None:
         self._rest = bytearray()
         self._searched = 0
+        self._passes = False
 
     def feed(self, chunk: bytes) -> list[Event]:
         """The events that end with this chunk."""
+        if self._passes:
+            return [Event(chunk, "", None)]
         self._rest += chunk
         found: list[Event] = []
         start = 0
@@ -104,12 +115,33 @@ class EventSplitter:
             start = match.end()
         del self._rest[:start]
         self._searched = len(self._rest)
+        if self._searched > MOST_BYTES:
+            self._passes = True
+            found += self.close()
         return found
 
     def close(self) -> list[Event]:
         """The incomplete event at the end of the stream, if any."""
         rest, self._rest = bytes(self._rest), bytearray()
-        return [read_event(rest)] if rest else []
+        return [Event(rest, "", None) if self._passes else read_event(rest)] if rest else []
+
+
+async def read_events(body: AsyncIterable[bytes]) -> AsyncIterator[list[Event]]:
+    """The events of a stream, those that end with one chunk together."""
+    splitter = EventSplitter()
+    async for chunk in body:
+        if found := splitter.feed(chunk):
+            yield found
+    if found := splitter.close():
+        yield found
+
+
+async def rewritten(
+    body: AsyncIterable[bytes], write: Callable[[Event], Awaitable[bytes]]
+) -> AsyncIterator[bytes]:
+    """A stream with other bytes for its events."""
+    async for found in read_events(body):
+        yield b"".join([await write(event) for event in found])
 
 
 def read_event(raw: bytes) -> Event:
@@ -154,49 +186,66 @@ class EventKind(Enum):
 class TurnStream:
     """Joins the streamed turns of one request into one stream without the turns that call memory tools.
 
-    ``feed`` returns the bytes that go to the client now. From the first tool call on everything is held until
-    the turn ends; then it is sent as it came, or, if a memory tool is called, dropped. A turn that failed is
-    never dropped. As long as nothing of an earlier turn was sent (``is_raw``), the bytes are those of
-    upstream, except for the usage, which is that of all turns; after that, events are rewritten to continue
-    the earlier turn. Each API implements ``read``, ``write`` and ``answer``; ``read_turn`` reads a complete answer.
+    ``feed`` returns the bytes that go to the client now. Where a turn may be hidden (``hides``), everything is held
+    from the first tool call on until the turn ends; then it is sent as it came, or, if a memory tool is called,
+    dropped. A turn that failed or is longer than ``MOST_BYTES`` is never dropped. As long as nothing of an earlier
+    turn was sent (``is_raw``), the bytes are those of upstream, except for the usage, which is that of all turns;
+    after that, events are rewritten to continue the earlier turn. ``lead`` puts an item of ours before all others,
+    and ``ending`` gives more members for the event that ends a message. Each API implements ``read``, ``write`` and
+    ``answer``; ``read_turn`` reads a complete answer.
     """
 
     def __init__(self, read_turn: Callable[[JsonObject], ModelTurn]) -> None:
         self.usage: JsonObject = {}
         """The usage of the hidden turns."""
         self.has_sent = False
-        self.is_raw = True
+        self.hides = self.is_raw = True
+        self.ending: Callable[[JsonObject], JsonObject] = lambda _: {}
         self._read_turn = read_turn
-        self._held: list[Event] = []
-        self._has_call = False
+        self._held: list[bytes] = []
         self._next_index = 0
+        self._lead: JsonObject | None = None
         self.begin()
 
     def begin(self) -> None:
         """Begin another turn, whose indices follow those that were sent."""
         self._first_index = self._next_index
         self._turn_usage: JsonObject = {}
-        self._has_failed = False
+        self._has_failed = self._has_call = False
+        self._size = 0
+
+    def lead(self, item: JsonObject) -> None:
+        """Let the stream begin with a compaction item or block, before its first event is fed."""
+        self._lead = item
+
+    @property
+    def _passes(self) -> bool:
+        """Whether the turn is too long to be read."""
+        return self._size > MOST_BYTES
 
     def feed(self, event: Event) -> bytes:
         """Take the next event of a turn; returns the bytes to send."""
-        if event.value is None:
+        self._size += len(event.raw)
+        if event.value is None or self._passes:
             kind = EventKind.SILENT if event.data is None else EventKind.SHOWN
         else:
             kind = self.read(event.value)
+        if self._passes or not self.hides:
+            return self._release(event)
         self._has_call = self._has_call or kind is EventKind.CALL
         waits = kind is EventKind.TIED or (kind is EventKind.SILENT and (self._held or not self.has_sent))
-        self._held.append(event)
-        return b"" if self._has_call or waits else self._release()
+        if not (self._has_call or waits):
+            return self._release(event)
+        self._held.append(event.raw)
+        return b""
 
     def end(self, may_hide: bool) -> tuple[bytes, ModelTurn | None]:
         """End a turn: the bytes to send, and the turn if it is hidden and another has to follow."""
         turn = self._turn()
-        if not (may_hide and self._has_call and turn.calls_memory):
+        if self._passes or not (may_hide and self._has_call and turn.calls_memory):
             return self._release(), None
         self.usage = add_usage(self.usage, turn.usage)
         self._held.clear()
-        self._has_call = False
         self.is_raw = not self.has_sent
         self.begin()
         return b"", turn
@@ -208,9 +257,13 @@ class TurnStream:
     def _turn(self) -> ModelTurn:
         return ModelTurn() if self._has_failed else self._read_turn(self.answer())
 
-    def _release(self) -> bytes:
-        sent = []
-        for event in self._held:
+    def _release(self, *last: Event) -> bytes:
+        sent: list[bytes] = []
+        for event in (*map(read_event, self._held), *last):
+            if self._lead and event.value and event.value.get("type") not in _STARTED:
+                led, self._lead = [self.write(e) for e in events.first_item(self._lead)], None
+                sent += events.as_events((e.pop("type"), e) for e in led if e)
+                self._first_index = self._next_index
             value = None if event.value is None else self.write(event.value)
             if event.value == value:
                 sent.append(event.raw)
@@ -281,7 +334,8 @@ class ChatStream(TurnStream):
 
     def answer(self) -> JsonObject:
         calls = [{k: v for k, v in call.items() if k != "index"} for call in self._calls]
-        return {"choices": [{"message": {**self._message, "tool_calls": calls}}], "usage": self._turn_usage}
+        message = _joined({**self._message, "tool_calls": calls})
+        return {"choices": [{"message": message}], "usage": self._turn_usage}
 
     def _continued(self, choice: object) -> object:
         """A stream choice of a later turn: its role is removed, and a blank line precedes its first text."""
@@ -330,13 +384,29 @@ def _shows(choice: object) -> bool:
     return said or bool(as_object(choice).get("finish_reason"))
 
 
+class _Pieces(list[str]):
+    """A text as it came: joined once, however many pieces there are."""
+
+
 def _append(members: JsonObject, key: str, value: Any) -> None:
     """Append text or a list to a member; any other value replaces it."""
-    old: Any = members.get(key)
-    if type(value) is type(old) and isinstance(value, (str, list)) and key != "role":
-        members[key] = old + value
+    if isinstance(value, str) and key != "role":
+        if not isinstance(members.get(key), _Pieces):
+            members[key] = _Pieces()
+        members[key].append(value)
+    elif isinstance(value, list) and type(members.get(key)) is list:
+        members[key] += value
     elif value is not None:
-        members[key] = value
+        members[key] = value.copy() if isinstance(value, list) else value
+
+
+def _joined(value: Any) -> Any:
+    """A value with its texts joined."""
+    if isinstance(value, _Pieces):
+        return "".join(value)
+    if isinstance(value, dict):
+        return {k: _joined(v) for k, v in value.items()}
+    return [_joined(v) for v in value] if isinstance(value, list) else value
 
 
 class MessageStream(TurnStream):
@@ -362,15 +432,16 @@ class MessageStream(TurnStream):
         if kind == "content_block_start":
             block = self._blocks[index] = dict(as_object(value.get("content_block")))
             if block.get("type") == "tool_use":
-                block["input"] = ""
+                block["input"] = _Pieces()
         elif kind == "content_block_delta":
             delta = as_object(value.get("delta"))
             into, piece = _DELTAS.get(str(delta.get("type")), ("", ""))
             if delta.get("type") == "compaction_delta":
                 block |= {k: v for k, v in delta.items() if k != "type" and v is not None}
             if isinstance(text := delta.get(piece), str):
-                old = block.get(into)
-                block[into] = old + text if isinstance(old, str) else text
+                if isinstance(begun := block.get(into), str):
+                    block[into] = _Pieces([begun])
+                _append(block, into, text)
         if block.get("type") == "tool_use":
             return EventKind.CALL
         return EventKind.TIED if str(block.get("type")) in THINKING else EventKind.SHOWN
@@ -382,12 +453,14 @@ class MessageStream(TurnStream):
         changed = dict(value)
         if isinstance(index, int):
             changed["index"] = self._index(index)
-        if self.usage and kind == "message_delta":
-            changed["usage"] = add_usage(self.usage, self._turn_usage)
+        if kind == "message_delta":
+            usage = add_usage(self.usage, {**self._turn_usage, **as_object(value.get("usage"))})
+            changed |= {"usage": usage} if self.usage else {}
+            changed |= self.ending({**changed, "usage": usage})
         return changed
 
     def answer(self) -> JsonObject:
-        return {"content": [b for _, b in sorted(self._blocks.items())], "usage": self._turn_usage}
+        return {"content": [_joined(b) for _, b in sorted(self._blocks.items())], "usage": self._turn_usage}
 
 
 _DELTAS = {  # by type: the member of the block, and that of the delta
@@ -409,10 +482,14 @@ class ResponseStream(TurnStream):
 
     def __init__(self, read_turn: Callable[[JsonObject], ModelTurn]) -> None:
         self._identity: JsonObject = {}  # id and created_at of the response
-        self._earlier: list[object] = []  # items of hidden turns that were sent
+        self._earlier: list[object] = []  # the item that leads, and items of hidden turns that were sent
         self._sent: list[object] = []  # items of the present turn that were sent
         self._sequence = 0
         super().__init__(read_turn)
+
+    def lead(self, item: JsonObject) -> None:
+        super().lead(item)
+        self._earlier.append(item)
 
     def begin(self) -> None:
         super().begin()
@@ -443,13 +520,17 @@ class ResponseStream(TurnStream):
         kind, index, number = value.get("type"), value.get("output_index"), value.get("sequence_number")
         if kind in _STARTED and not self.is_raw:
             return None
-        if kind == "response.output_item.done":
+        if (
+            kind == "response.output_item.done"
+            and not self._passes
+            and value.get("item") not in self._earlier
+        ):
             self._sent.append(value.get("item"))
         changed = dict(value)
         if isinstance(index, int):
             changed["output_index"] = self._index(index)
         if isinstance(number, int):
-            changed["sequence_number"] = number if self.is_raw else self._sequence
+            changed["sequence_number"] = number if self.is_raw and not self._earlier else self._sequence
             self._sequence = changed["sequence_number"] + 1
         response = as_object(value.get("response"))
         self._identity = self._identity or {k: response[k] for k in ("id", "created_at") if k in response}
@@ -467,5 +548,5 @@ class ResponseStream(TurnStream):
         return {**self._response, "output": items}
 
 
-_STARTED = ("response.created", "response.queued", "response.in_progress")
+_STARTED = ("message_start", "ping", "response.created", "response.queued", "response.in_progress")
 _ENDED = ("response.completed", "response.incomplete", "response.failed")

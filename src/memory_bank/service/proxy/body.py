@@ -182,9 +182,12 @@ def without_member(body: Body, name: str) -> Body:
     return replace(body, data=_edited(body, ()))
 
 
-def with_member(data: bytes, name: str, value: object) -> bytes:
-    """A JSON object with a member set; everything else keeps its bytes. Raises BodyError as ``parse_body`` does."""
-    return render_body(parse_body(data, name), {name: value})
+def with_members(data: bytes, members: Mapping[str, object]) -> bytes:
+    """A JSON object with members set; all else keeps its bytes, and so does what ``parse_body`` cannot read."""
+    try:
+        return render_body(parse_body(data, *members), members) if members else data
+    except BodyError:
+        return data
 
 
 def render_array(body: Body, member: str, new: Sequence[object]) -> str:

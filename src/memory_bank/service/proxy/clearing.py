@@ -1,14 +1,14 @@
-"""``context_management`` of the Messages API: what a client wants cleared is not sent, and the answer says so."""
+"""``context_management``: what a client wants cleared, which is not sent; when it wants a compaction."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from memory_bank.ports import TokenCounter
-from memory_bank.service.proxy.answers import Event, EventSplitter, as_object, rewrite_event
+from memory_bank.service.proxy.answers import as_object
 from memory_bank.service.proxy.body import JsonObject
 from memory_bank.service.proxy.upstream import Headers
 from memory_bank.transcript.anthropic import THINKING, AnthropicWire, thinking_rule, without_thinking
@@ -16,13 +16,22 @@ from memory_bank.transcript.messages import MessageKind, same_objects
 
 CONTEXT_MANAGEMENT = "context_management"
 CLEAR_TOOLS, CLEAR_THINKING = "clear_tool_uses_20250919", "clear_thinking_20251015"
+COMPACT = "compact_20260112"
 CLEARED = "[Old tool result content cleared]"
 """What stands in the place of a cleared result, in the words of Claude Code."""
 
-UNKNOWN = re.compile(rb"context[_-]management(?!\W{1,9}edits)")
-"""Is in the refusal of an upstream that does not know the member or its beta; not in that of a wrong edit."""
+UNKNOWN = re.compile(
+    rb"context[_-]management(?!\W{1,9}(?:edits|\d(?!\W{1,5}type)))"
+    rb"|compact[_-]2026[\d_-]++(?!\W{0,4}(?:trigger|instructions|pause|:))"
+)
+"""Is in the refusal of an upstream that does not know the member, its compaction or a beta; not in that of a wrong
+edit."""
 
-_BETA = b"context-management-2025-06-27"  # the token of anthropic-beta that belongs to the member
+_BETAS = (
+    b"context-management-2025-06-27",
+    b"compact-2026-01-12",
+)  # of anthropic-beta that belong to the member
+_COUNTS = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 _WIRE = AnthropicWire()
 
 
@@ -31,6 +40,16 @@ def edit_of(request: JsonObject, kind: str) -> JsonObject | None:
     edits = as_object(request.get(CONTEXT_MANAGEMENT)).get("edits")
     known = map(as_object, edits if isinstance(edits, list) else ())
     return next((e for e in known if e.get("type") == kind), None)
+
+
+def threshold_of(request: JsonObject) -> int | None:
+    """The tokens above which a request wants a compaction; None where it does not. Responses have a list of edits."""
+    managed = request.get(CONTEXT_MANAGEMENT)
+    if isinstance(managed, list):
+        entry = next((e for e in map(as_object, managed) if e.get("type") == "compaction"), {})
+        return number if type(number := entry.get("compact_threshold")) is int else None
+    edit = edit_of(request, COMPACT)
+    return None if edit is None else _amount(edit, "trigger", 150_000)
 
 
 def excluded_tools(request: JsonObject) -> frozenset[str]:
@@ -128,9 +147,9 @@ def _thinking(messages: Sequence[Any]) -> dict[int, str]:
 
 
 def without_beta(headers: Headers) -> Headers:
-    """The headers without the beta of ``context_management``; other betas stay."""
+    """The headers without the betas of ``context_management``; other betas stay."""
     shown = [
-        (n, b",".join(t for t in v.split(b",") if t.strip() != _BETA) if n == b"anthropic-beta" else v)
+        (n, b",".join(t for t in v.split(b",") if t.strip() not in _BETAS) if n == b"anthropic-beta" else v)
         for n, v in headers
     ]
     return [(n, v) for n, v in shown if v.strip() or n != b"anthropic-beta"]
@@ -142,19 +161,10 @@ def reported(answer: JsonObject, edits: Sequence[JsonObject]) -> JsonObject:
     return {**given, "applied_edits": [*edits, *(given.get("applied_edits") or ())]}
 
 
-async def reported_in_stream(body: AsyncIterator[bytes], edits: Sequence[JsonObject]) -> AsyncIterator[bytes]:
-    """A streamed message whose ``message_delta`` reports the edits; all else keeps its bytes."""
-
-    def write(event: Event) -> bytes:
-        value = as_object(event.value)
-        is_last = value.get("type") == "message_delta"
-        return (
-            rewrite_event(event, value | {CONTEXT_MANAGEMENT: reported(value, edits)})
-            if is_last
-            else event.raw
-        )
-
-    splitter = EventSplitter()
-    async for chunk in body:
-        yield b"".join(map(write, splitter.feed(chunk)))
-    yield b"".join(map(write, splitter.close()))
+def with_compaction(usage: JsonObject) -> JsonObject:
+    """The usage of a message that begins with a compaction of the bank, which costs no tokens."""
+    own = {"type": "compaction", **dict.fromkeys(_COUNTS, 0)}
+    spoken = usage.get("iterations")
+    if spoken is None:
+        spoken = [{"type": "message", **{k: usage.get(k) or 0 for k in _COUNTS}}]
+    return {**usage, "iterations": [own, *spoken]}

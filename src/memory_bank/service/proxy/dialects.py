@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from memory_bank.errors import HistoryError
 from memory_bank.plan import Context
+from memory_bank.ports import ToolSchema
 from memory_bank.service.proxy.answers import (
     ChatStream,
     MessageStream,
@@ -37,7 +38,7 @@ from memory_bank.transcript.turns import Conversation
 
 Provider = Literal["openai", "anthropic"]
 TurnPlace = Literal["begins", "goes on"]
-Schemas = Sequence[JsonObject]
+Schemas = Sequence[ToolSchema]
 
 
 class NotRebuiltError(Exception):
@@ -206,8 +207,8 @@ class ResponsesDialect(Dialect):
         """See Dialect. Not for a response in the background, nor for a stored prompt, which has tools."""
         if request.get("background") or (request.get("prompt") is not None and not request.get("tools")):
             return None
-        schemas = [{"type": "function", **s["function"]} for s in schemas]
-        return _with_memory_tools(request, request.get("tool_choice"), schemas)
+        own = [{"type": "function", **s["function"]} for s in schemas]
+        return _with_memory_tools(request, request.get("tool_choice"), own)
 
     def read_answer(self, answer: JsonObject, request: JsonObject) -> ModelTurn:
         """See Dialect. A call that text cannot answer is left out: the model makes it again."""
@@ -297,11 +298,11 @@ class MessagesDialect(Dialect):
         choices = {"None": None, "auto": "auto", "any": "required"}
         choice = choices.get(str(as_object(request.get("tool_choice")).get("type")), "none")
         functions = [schema["function"] for schema in schemas]
-        schemas = [
+        own = [
             {"name": f["name"], "description": f["description"], "input_schema": f["parameters"]}
             for f in functions
         ]
-        return _with_memory_tools(request, choice, schemas)
+        return _with_memory_tools(request, choice, own)
 
     def read_answer(self, answer: JsonObject, request: JsonObject) -> ModelTurn:  # noqa: ARG002
         content = answer.get("content")
@@ -336,6 +337,14 @@ class CountTokensDialect(MessagesDialect):
     counts_only = True
 
 
+class InputTokensDialect(ResponsesDialect):
+    """The counting of a response's tokens; see CountTokensDialect."""
+
+    route = "input_tokens"
+    path = "/responses/input_tokens"
+    counts_only = True
+
+
 class CompactDialect(ResponsesDialect):
     """The compaction of a conversation by the Responses API, as a request of its own."""
 
@@ -347,11 +356,14 @@ class CompactDialect(ResponsesDialect):
 
 
 DIALECTS: tuple[Dialect, ...] = (
-    ChatDialect(), ResponsesDialect(), MessagesDialect(), CountTokensDialect(), CompactDialect(),
+    ChatDialect(), ResponsesDialect(), MessagesDialect(), CountTokensDialect(), InputTokensDialect(),
+    CompactDialect(),
 )  # fmt: skip
 
 
-def _with_memory_tools(request: JsonObject, choice: object, schemas: Schemas) -> list[object] | None:
+def _with_memory_tools(
+    request: JsonObject, choice: object, schemas: Sequence[Mapping[str, object]]
+) -> list[object] | None:
     """A request's tools and these; None where it has tools of these names or the model must not choose."""
     tools = request.get("tools")
     if tools is not None and not isinstance(tools, list):

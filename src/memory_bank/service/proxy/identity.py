@@ -106,7 +106,7 @@ class Identity:
 
         Raises ConfigError for an invalid name, StorageError.
         """
-        named = named_session(namespace, headers, body, messages)
+        named = named_session(namespace, headers, body, messages, asks_summary)
         if named is None and compacted is not None:
             named = SessionMatch(compacted, "compaction")
         key = body.get("prompt_cache_key") if named is None else named.name
@@ -232,6 +232,9 @@ class _Search:
         family = self.identity.lineage.known([self.digest("name")])
         found = self._resumed(family, self._opening())[0] if family else None
         if found is not None:
+            if self.asks_summary and found.head is not None:
+                noted = LineageEntry(self.digest("summary", found.head), [], found.head, same_calls=True)
+                self._go_on(found.session_id, found.head, noted)
             return replace(named, name=public_name(self.namespace, found.session_id))
         return None if family else named
 
@@ -250,7 +253,8 @@ class _Search:
         if not found and opened is not None:
             point = ForkPoint(opened.session_id, opened.before, opened.number)
             return None, point if opened.before else None, False
-        is_compacted = bool(found) or (len(family) == 1 and _holds_summary(self.body))
+        compacts = self.asks_summary or _holds_summary(self.body)
+        is_compacted = bool(found) or (len(family) == 1 and compacts)
         if not found and (by_person or is_compacted):
             found = family
         newest = max(found, key=lambda s: self.identity.lineage.newest(s.session_id), default=None)
@@ -373,11 +377,13 @@ def named_session(
     headers: Mapping[str, str],
     body: Mapping[str, object],
     messages: Sequence[object],
+    asks_summary: bool = False,
 ) -> SessionMatch | None:
     """The session that the client names: by our header or member, or by an id that it sends by itself.
 
     Under an id of its own, a client also sends requests that are no part of the conversation (a title, a
-    summary of one page); those have neither calls nor tools and do not belong to the session. Raises ConfigError.
+    summary of one page); those have neither calls nor tools and do not belong to the session. A request for a
+    summary of the conversation (``asks_summary``) belongs to it all the same. Raises ConfigError.
     """
     named = {key.lower(): value for key, value in headers.items()}
     if HEADER in named:
@@ -390,7 +396,7 @@ def named_session(
     # a short id may be in use by somebody else too
     if len(found) < 16 or not _is_name(namespace, found) or known_form(found):
         return None
-    belongs = bool(body.get("tools")) or any(kind_of(m) is MessageKind.CALL for m in messages)
+    belongs = asks_summary or bool(body.get("tools")) or any(kind_of(m) is MessageKind.CALL for m in messages)
     if not belongs and not any(i.get("type") == "additional_tools" for i in _objects(body.get("input"))):
         return None
     return SessionMatch(found, "client")

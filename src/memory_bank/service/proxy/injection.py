@@ -1,4 +1,4 @@
-"""Memory tools offered to an agent that does not know them; the proxy answers their calls itself."""
+"""Answers to the client: calls of memory tools that it does not know are answered here, what is ours is put in."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from anyio import to_thread
 
 from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
 from memory_bank.service.proxy.answers import (
-    EventSplitter,
     ModelToolCall,
     ModelTurn,
     TurnStream,
     add_usage,
     as_object,
+    read_events,
 )
-from memory_bank.service.proxy.body import JsonObject, with_member
+from memory_bank.service.proxy.body import JsonObject, with_members
+from memory_bank.service.proxy.clearing import CONTEXT_MANAGEMENT, reported, with_compaction
 from memory_bank.service.proxy.rebuild import ModelRequest
 from memory_bank.service.proxy.upstream import UpstreamAnswer, after
 from memory_bank.service.sessions import Sessions, count_once
@@ -35,8 +36,6 @@ ROUNDS = 8
 """Hidden turns of one request; after them the memory tools are no longer offered."""
 LEAST_CHARS = 2_000
 """Characters that each of many calls in one turn may return at least."""
-MOST_BYTES = 16 * 2**20
-"""Bytes of an answer that are held until it is known whether it calls a memory tool; a longer one passes."""
 NOT_YET = (
     "Not executed yet: in this turn only the memory tools were answered. Make this call again if it is still "
     "needed."
@@ -59,51 +58,81 @@ class Injection:
     A turn that calls them is answered here and upstream is asked again, with the turn and its results appended to
     the request; the client sees only the last turn, and what was streamed before such a call. Calls of the client's
     own tools in a hidden turn get the result ``NOT_YET``, so every call has a result and nothing has to be
-    stored. ``timeout``: seconds for the calls of one turn.
+    stored. ``timeout``: seconds for the calls of one turn. ``lead``: a compaction item or block of ours that
+    the answer begins with. A message also reports the client's edits that were applied here.
     """
 
-    def __init__(self, sessions: Sessions, timeout: float, request: ModelRequest, send: SendUpstream) -> None:
+    def __init__(
+        self,
+        sessions: Sessions,
+        timeout: float,
+        request: ModelRequest,
+        send: SendUpstream,
+        lead: JsonObject | None = None,
+    ) -> None:
         self.sessions = sessions
         self.timeout = timeout
         self.request = request
         self.send = send
         self.hidden: list[object] = []  # turns and results, appended to the request
-        self.hidden_tokens = self.rounds = self.fetched = 0
+        self.hidden_tokens = self.tool_tokens = self.rounds = self.fetched = 0
+        self.lead = lead
+        self.tools = request.memory.tools
 
     async def answer(self) -> UpstreamAnswer:
         """The answer for the client; every other answer is closed."""
-        memory, value = self.request.memory, self.request.value
-        if memory.tools is None:
-            return await self.send(self.request.render(), 0)
-        self.tools = memory.tools
-        self.counter = open_counter() if memory.step is None else memory.step.counter
-        added = self.tools[len(value.get("tools") or ()) :]
-        self.tool_tokens = count_once(self.counter.count_text, compact(added))
-        usage: JsonObject = {}
+        request, usage = self.request, JsonObject()
+        if self.tools is not None:
+            step = request.memory.step
+            self.counter = open_counter() if step is None else step.counter
+            added = self.tools[len(request.value.get("tools") or ()) :]
+            self.tool_tokens = count_once(self.counter.count_text, compact(added))
         while True:
             answer = await self._ask()
+            if self.tools is None and not self.lead and not request.reports:
+                return answer
             if answer.is_stream:
                 answer = await self._stream(answer, usage)
-            elif answer.is_readable and (data := await answer.hold(MOST_BYTES)) is not None:
-                turn = self.request.dialect.read_answer(parse_object(data), value)
+            elif answer.is_readable and (data := await answer.hold()) is not None:
+                given = parse_object(data)
+                turn = request.dialect.read_answer(given, request.value)
                 if self._may_hide() and turn.calls_memory:
                     usage = add_usage(usage, turn.usage)
                     await self._hide(turn)
                     continue
-                if self.fetched:
-                    answer.replace_body(_add_to_usage(data, usage))
+                if changes := self._changes(given, usage):
+                    answer.replace_body(with_members(data, changes))
             if self.fetched:
                 answer.headers = [*answer.headers, (b"x-memory-fetched", str(self.fetched).encode())]
             return answer
 
+    def _changes(self, given: JsonObject, hidden: JsonObject) -> JsonObject:
+        """The members of a complete answer that differ for the client; ``hidden``: the usage of hidden turns."""
+        usage = as_object(given.get("usage"))
+        changes: JsonObject = {"usage": add_usage(hidden, usage)} if usage and hidden else {}
+        key = "content" if self.request.dialect.provider == "anthropic" else "output"
+        if self.lead and isinstance(given.get(key), list):
+            changes[key] = [self.lead, *given[key]]
+        changes |= self._ending({**given, **changes})
+        return {k: v for k, v in changes.items() if v != given.get(k)}
+
+    def _ending(self, end: JsonObject) -> JsonObject:
+        """What a message says of its usage and of edits; ``end``: the message, or the event that ends it."""
+        changes = JsonObject()
+        if self.request.dialect.provider == "anthropic" and self.lead:
+            changes["usage"] = with_compaction(as_object(end.get("usage")))
+        if self.request.reports:
+            changes[CONTEXT_MANAGEMENT] = reported(end, self.request.memory.cleared)
+        return changes
+
     def _may_hide(self) -> bool:
         """Whether another turn may be hidden."""
-        return self.rounds < ROUNDS
+        return self.tools is not None and self.rounds < ROUNDS
 
     async def _ask(self) -> UpstreamAnswer:
         """Upstream's answer to the request with the hidden turns so far."""
         request, may_hide = self.request, self._may_hide()
-        arrays: dict[str, Sequence[object]] = {"tools": self.tools} if may_hide else {}
+        arrays: dict[str, Sequence[object]] = {"tools": self.tools} if may_hide and self.tools else {}
         if self.hidden:
             key = request.dialect.key
             arrays[key] = [*request.memory.arrays.get(key, request.value.get(key) or ()), *self.hidden]
@@ -158,6 +187,9 @@ class Injection:
         """The answer as a stream, once its first bytes are there."""
         joined = self.request.dialect.open_stream(self.request.value)
         joined.usage = usage
+        joined.ending = self._ending
+        if self.lead:
+            joined.lead(self.lead)
         self.read = answer  # the answer of the present turn
         pieces = self._join(joined)
 
@@ -179,22 +211,21 @@ class Injection:
     async def _join(self, joined: TurnStream) -> AsyncGenerator[bytes, None]:
         """The bytes of all turns as one stream."""
         while True:
-            splitter = EventSplitter()
+            joined.hides = self._may_hide()
             try:
                 try:
-                    async for chunk in self.read.body:
-                        if out := b"".join(map(joined.feed, splitter.feed(chunk))):
+                    async for events in read_events(self.read.body):
+                        if out := b"".join(map(joined.feed, events)):
                             yield out
-                    out = b"".join(map(joined.feed, splitter.close()))
                 except UpstreamError:
                     if out := joined.break_off():
                         yield out
                     raise
             finally:
                 await self.read.aclose()
-            last, turn = joined.end(self._may_hide())
-            if out + last:
-                yield out + last
+            last, turn = joined.end(joined.hides)
+            if last:
+                yield last
             if turn is None:
                 return
             await self._hide(turn)
@@ -215,12 +246,3 @@ def parse_object(data: bytes) -> JsonObject:
         return as_object(json.loads(data))
     except (ValueError, RecursionError):
         return {}
-
-
-def _add_to_usage(data: bytes, hidden: JsonObject) -> bytes:
-    """A complete answer with the usage of hidden turns added to its own; everything else keeps its bytes."""
-    usage = as_object(parse_object(data).get("usage"))
-    try:
-        return with_member(data, "usage", add_usage(hidden, usage)) if usage and hidden else data
-    except BodyError:
-        return data

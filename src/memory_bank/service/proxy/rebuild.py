@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Literal
 
 import anyio
@@ -23,7 +26,7 @@ from memory_bank.service.failures import code_of
 from memory_bank.service.proxy.answers import as_object
 from memory_bank.service.proxy.body import Body, JsonObject, render_body
 from memory_bank.service.proxy.clearing import CONTEXT_MANAGEMENT, clear, excluded_tools
-from memory_bank.service.proxy.dialects import Dialect, NotRebuiltError, TurnPlace, own_tools
+from memory_bank.service.proxy.dialects import Dialect, NotRebuiltError, Provider, TurnPlace, own_tools
 from memory_bank.service.proxy.identity import Identity, client_session
 from memory_bank.service.security.access import Caller, stored_id
 from memory_bank.service.sessions import Rebuilt, Sessions
@@ -36,11 +39,15 @@ from memory_bank.transcript.tokens import open_counter
 log = logging.getLogger("memory_bank.Service")
 
 THREADS = 8
+"""Requests that are rebuilt at once; of a key at most half as many."""
+WAITS = 12
+"""How many times ``timeout`` a request waits for its turn, if its session has begun; others wait once."""
 MOST_REFUSED = 1_024
 """Sessions that are remembered with how their requests are sent; also the models in ``Proxy.proven``."""
 
 NOTHING_YET = "nothing to remember yet"
 COMPACTION, COMPLETED = "compaction request", "compaction request, completed by memory"
+THRESHOLD = "compaction at the client's threshold"
 FAILING = 3
 """Requests in a row that memory fails for, after which it counts as failing."""
 UNSEEN = 10
@@ -73,7 +80,11 @@ class MemoryResult:
 
 @dataclass(slots=True, eq=False)
 class ModelRequest:
-    """A request of a dialect, and what memory did for it. The ``body`` has no members if it cannot be edited."""
+    """A request of a dialect, and what memory did for it. The ``body`` has no members if it cannot be edited.
+
+    ``compacted``: the session that a compaction item of ours names. ``manages``: what its ``context_management`` says
+    is done here where upstream does not know it.
+    """
 
     dialect: Dialect
     caller: Caller
@@ -82,6 +93,7 @@ class ModelRequest:
     upstream_key: str | None = field(repr=False)
     memory: MemoryResult = MemoryResult("passed")
     compacted: str | None = None
+    manages: bool = False
 
     @property
     def value(self) -> JsonObject:
@@ -92,6 +104,11 @@ class ModelRequest:
     def wants_clearing(self) -> bool:
         """Whether its client wants old results or thinking cleared."""
         return self.dialect.provider == "anthropic" and isinstance(self.value.get(CONTEXT_MANAGEMENT), dict)
+
+    @property
+    def reports(self) -> bool:
+        """Whether its answer says which edits of the client were applied here."""
+        return self.wants_clearing and (bool(self.body.removed) or self.memory.status == "rebuilt")
 
     @property
     def model(self) -> str:
@@ -133,6 +150,42 @@ class _Job:
     session_id: str | None = None
 
 
+class _Line:
+    """Places for so many requests at once; who waits gets one in order, sessions that have begun before new ones."""
+
+    def __init__(self, places: int) -> None:
+        self._free = places
+        self._begun: deque[asyncio.Future[None]] = deque()
+        self._new: deque[asyncio.Future[None]] = deque()
+
+    @asynccontextmanager
+    async def place(self, begun: bool) -> AsyncIterator[None]:
+        """Hold a place, once there is one."""
+        if self._free:
+            self._free -= 1
+        else:
+            turn = asyncio.get_running_loop().create_future()
+            (self._begun if begun else self._new).append(turn)
+            try:
+                await turn
+            except BaseException:
+                if not turn.cancelled():  # it was given a place and has left meanwhile
+                    self._leave()
+                raise
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        while waiting := self._begun or self._new:
+            turn = waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
+
 class _Share:
     """What one namespace may use, and what its requests have met with: hangs, failures, clients without calls.
 
@@ -140,7 +193,8 @@ class _Share:
     """
 
     def __init__(self, pause: float, threads: int) -> None:
-        self.threads = anyio.CapacityLimiter(threads)
+        self.line = _Line(threads)
+        self.without: Counter[str] = Counter()  # requests that memory failed for, by reason
         self.without_calls: LRUCache[bytes, int] = LRUCache(256)  # requests in a row, by client
         self.failures = 0  # requests in a row that memory failed for
         self.causes: dict[str | None, str] = {}  # their reasons, with the latest sentence
@@ -149,13 +203,16 @@ class _Share:
         self._blocked_until = 0.0
         self._is_trying = False
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether no request may use memory now."""
+        return self._hangs >= 2 and (self._is_trying or time.monotonic() < self._blocked_until)
+
     def allows(self) -> bool:
         """Whether a request may use memory; after a pause, true for one until it reports."""
-        if self._hangs < 2:
-            return True
-        if self._is_trying or time.monotonic() < self._blocked_until:
+        if self.is_paused:
             return False
-        self._is_trying = True
+        self._is_trying = self._hangs >= 2
         return True
 
     def report(self, hung: bool | None) -> None:
@@ -202,7 +259,10 @@ class _Share:
 
 
 class Rebuilder:
-    """Rebuilds requests in worker threads, each for at most ``timeout`` seconds.
+    """Rebuilds requests in worker threads, each for at most ``timeout`` seconds once it is its turn.
+
+    Under load requests wait for their turn; one of a session that has not begun goes without memory after ``timeout``
+    seconds (the session's next request brings the same messages), the others after WAITS times as long.
 
     Failures are returned as ``failed`` and never raised. After two consecutive hangs of a namespace (a key) its
     requests skip memory for ``pause`` seconds, then one tries. A session whose job still hangs is not used. The
@@ -211,7 +271,7 @@ class Rebuilder:
     and whose model may choose; "auto": only with a rebuilt context, and beside tools of the client. ``files``: the
     tool for files, too, from the first request on, unless the client brings its own. ``ways``: of the sessions
     whose contexts upstream has refused; these have one block of memory, no marks and no added tools.
-    ``passes_edits``: upstream gets the ``context_management`` of the Messages API, which is applied here otherwise.
+    ``passes``: the providers whose upstream gets ``context_management``, which is applied here otherwise.
     """
 
     def __init__(
@@ -223,20 +283,21 @@ class Rebuilder:
         pause: float = 10.0,
         marks_cache: bool = True,
         inject: bool | Literal["auto"] = False,
-        passes_edits: bool = False,
+        passes: Iterable[Provider] = (),
         files: bool = False,
     ) -> None:
         self.sessions = sessions
         self.timeout = timeout
         self.marks_cache = marks_cache
-        self.passes_edits = passes_edits
+        self.passes = set(passes)
         self.ways: LRUCache[tuple[str | None, str], SessionWay] = LRUCache(MOST_REFUSED)
         self._identity = identity
         self._pause = pause
         self._inject = inject
         self._files = [FILES_SCHEMA] if files else []
         self._shares: LRUCache[str | None, _Share] = LRUCache(1_024)
-        self._limiter = anyio.CapacityLimiter(THREADS)
+        self._line = _Line(THREADS)
+        self._limiter = anyio.CapacityLimiter(math.inf)  # those of the line, and what hangs
         self._finishers = anyio.CapacityLimiter(2)
         self._tasks: set[asyncio.Task[None]] = set()
         self._lock = threading.Lock()
@@ -244,7 +305,24 @@ class Rebuilder:
 
     async def rebuild(self, request: ModelRequest) -> MemoryResult:
         """Return the rebuilt context of a request, or the reason why the request is forwarded unchanged."""
-        share = self._share(request.caller.namespace)
+        share, begun = self._share(request.caller.namespace), _has_begun(request)
+        result = MemoryResult("failed", "paused")
+        if not share.is_paused:
+            result = MemoryResult("failed", "overloaded")
+            with anyio.move_on_after(self.timeout * (WAITS if begun else 1)) as waiting:
+                async with share.line.place(begun), self._line.place(begun):
+                    waiting.deadline = math.inf
+                    result = await self._timed(share, request)
+        if result.status == "failed":
+            share.without[str(result.reason)] += 1
+        if result.step is not None:
+            task = asyncio.create_task(self._finish(result.step))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return result
+
+    async def _timed(self, share: _Share, request: ModelRequest) -> MemoryResult:
+        """The context of a request whose turn it is, if it takes no longer than the limit."""
         if len(self._stuck) >= 64 or not share.allows():
             return MemoryResult("failed", "paused")
         began = time.perf_counter()
@@ -253,13 +331,12 @@ class Rebuilder:
         hung: bool | None = None
         try:
             with anyio.move_on_after(self.timeout):
-                async with share.threads:
-                    result = await to_thread.run_sync(
-                        self._run, job, request, abandon_on_cancel=True, limiter=self._limiter
-                    )
+                result = await to_thread.run_sync(
+                    self._run, job, request, abandon_on_cancel=True, limiter=self._limiter
+                )
             if result is not None:
                 hung = result.status == "failed" and time.perf_counter() - began > self.timeout / 2
-            elif job.is_running:  # otherwise no thread was free, but nothing hangs
+            elif job.is_running:
                 hung = True
         finally:
             share.report(hung)
@@ -271,10 +348,6 @@ class Rebuilder:
         elif not request.dialect.counts_only:
             result = share.count(request, result)
         share.note(result)
-        if result.step is not None:
-            task = asyncio.create_task(self._finish(result.step))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
         return result
 
     def notice(self, namespace: str | None) -> str | None:
@@ -289,10 +362,17 @@ class Rebuilder:
             return None
         return f"Memory fails, requests continue without it: {[*share.causes.values()][-1].rstrip('.')}."
 
+    def without(self, *namespaces: str | None) -> dict[str, int]:
+        """How many requests of namespaces went without memory in this process, by reason."""
+        counts = [self._share(n).without for n in namespaces]
+        return dict(sum(counts, Counter()).most_common())
+
     def check(self) -> dict[str, object]:
-        """Whether memory works for all namespaces, for ``/health``."""
-        troubles = [t for namespace in list(self._shares) if (t := self.trouble(namespace))]
-        return {"ok": False, "trouble": troubles[0]} if troubles else {}
+        """Whether memory works for all namespaces, and who went without it, for ``/health``."""
+        known = list(self._shares)
+        troubles = [t for namespace in known if (t := self.trouble(namespace))]
+        told: dict[str, object] = {"ok": False, "trouble": troubles[0]} if troubles else {}
+        return told | {"without_memory": self.without(*known)}
 
     def _share(self, namespace: str | None) -> _Share:
         """What a namespace may use: without keys all threads, a key half, which leaves threads for the others."""
@@ -420,7 +500,7 @@ class Rebuilder:
 
         A request for a summary is of the real conversation, so nothing is cleared in it.
         """
-        key, step, passes = request.dialect.key, memory.step, self.passes_edits
+        key, step, passes = request.dialect.key, memory.step, not request.body.removed
         is_own = memory.status == "rebuilt" or not passes
         if is_own and request.wants_clearing and memory.reason != COMPACTION:
             counter = open_counter() if step is None else step.counter
@@ -443,6 +523,16 @@ class Rebuilder:
                     arrays = {**memory.arrays, key: written}
                     memory = replace(memory, status="rebuilt", arrays=arrays, tokens=tokens, step=step)
         return replace(memory, data=render_body(request.body, memory.arrays) if memory.arrays else None)
+
+
+def _has_begun(request: ModelRequest) -> bool:
+    """Whether a request has two turns of the agent or more; with fewer there is nothing that memory could shorten."""
+    items = request.value.get(request.dialect.key)
+    turns = (
+        m for m in (items if isinstance(items, list) else ())
+        if isinstance(m, dict) and (m.get("role") == "assistant" or str(m.get("type")).endswith("_call"))
+    )  # fmt: skip
+    return len(list(islice(turns, 2))) == 2
 
 
 def _unseen(count: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import re
 import string
@@ -27,16 +28,16 @@ from memory_bank.service.proxy.body import (
     MessageCache,
     parse_body,
     render_body,
-    with_member,
+    with_members,
     without_member,
 )
-from memory_bank.service.proxy.clearing import CONTEXT_MANAGEMENT
+from memory_bank.service.proxy.clearing import CONTEXT_MANAGEMENT, threshold_of
 from memory_bank.service.proxy.compaction import Compaction, Seals, expand
 from memory_bank.service.proxy.dialects import DIALECTS, Dialect, Provider
-from memory_bank.service.proxy.injection import MOST_BYTES, Injection, parse_object
+from memory_bank.service.proxy.injection import Injection, parse_object
 from memory_bank.service.proxy.rebuild import (
-    COMPACTION,
     MOST_REFUSED,
+    THRESHOLD,
     MemoryResult,
     ModelRequest,
     Rebuilder,
@@ -125,12 +126,22 @@ class Proxy:
     add_trace: Callable[[Headers], Headers]
     record: Callable[[Exchange], None]
     proven: set[str] = field(default_factory=set)
+    uncollected: int = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await _ProxiedRequest(self, scope, receive, send).run()
 
+    def answered_large(self, size: int) -> None:
+        """Count the bytes of a large body; at 64 MiB of them collect what cycles keep, which is rarely done else."""
+        if size < 2**20:
+            return
+        self.uncollected += size
+        if self.uncollected >= 2**26:
+            self.uncollected = 0
+            asyncio.get_running_loop().call_later(1.0, gc.collect)
 
-class _EditsUnknownError(Exception):
+
+class _MemberUnknownError(Exception):
     """Upstream has refused a request because it does not know ``context_management``."""
 
 
@@ -177,6 +188,8 @@ class _ProxiedRequest:
             if self.request is not None:
                 self._fill_in(self.request)
             self.proxy.record(exchange)
+            self.proxy.answered_large(exchange.received_bytes)
+            vars(self).clear()  # cycles keep less until they are collected
 
     def _fill_in(self, request: ModelRequest) -> None:
         """Note what memory did for a model request, and the usage of its answer."""
@@ -226,10 +239,10 @@ class _ProxiedRequest:
         headers.append((b"accept-encoding", b"identity"))
         try:
             answer = await self._answer(self.request, headers)
-        except _EditsUnknownError:
+        except _MemberUnknownError:
             log.warning("upstream does not know context_management: it is applied here from now on")
             rebuilder, request = self.proxy.rebuilder, self.request
-            rebuilder.passes_edits = False
+            rebuilder.passes.discard(provider)
             request.body = without_member(request.body, CONTEXT_MANAGEMENT)
             request.memory = await in_thread_if_large(data, rebuilder.written, request, request.memory)
             answer = await self._answer(request, headers)
@@ -244,42 +257,36 @@ class _ProxiedRequest:
 
     async def _answer(self, request: ModelRequest, headers: Headers) -> UpstreamAnswer:
         """The answer to a model request; it reports the client's edits that were applied here."""
-        rebuilder = self.proxy.rebuilder
-        if request.value and not rebuilder.passes_edits:
+        rebuilder, dialect = self.proxy.rebuilder, request.dialect
+        if request.manages and dialect.provider not in rebuilder.passes:
             headers = clearing.without_beta(headers)
         send = partial(self._send_form, request, headers)
-        self.injection = Injection(rebuilder.sessions, rebuilder.timeout, request, send)
-        if request.memory.reason == COMPACTION:
-            answer = await Compaction(rebuilder, self.proxy.seals, request, send, self.upstream.name).answer()
-        else:
-            answer = await self.injection.answer()
-        memory = request.memory
-        is_ours = request.body.removed or memory.status == "rebuilt"
-        if not (is_ours and request.wants_clearing and answer.is_readable):
-            return answer
-        if answer.is_stream:
-            answer.replace_body(clearing.reported_in_stream(answer.body, memory.cleared))
-        elif data := await answer.hold(MOST_BYTES):
+        compaction = Compaction(rebuilder, self.proxy.seals, request, send, self.upstream.name)
+        lead = await compaction.lead()
+        if isinstance(lead, UpstreamAnswer):
+            return lead
+        sessions, timeout = rebuilder.sessions, rebuilder.timeout
+        self.injection = Injection(sessions, timeout, request, compaction.answer, lead)
+        answer = await self.injection.answer()
+        counts = dialect.counts_only and request.reports and answer.is_readable
+        if counts and (data := await answer.hold()):
             value = parse_object(data)
-            report = clearing.reported(value, memory.cleared)
-            if request.dialect.counts_only:
-                if memory.data is not None:  # the request as it came is counted, too
-                    whole = await self._send_upstream(headers, request.body.data)
-                    value |= parse_object(await whole.hold() or b"")
-                original = as_object(value.get(CONTEXT_MANAGEMENT)).get("original_input_tokens")
-                report = {"original_input_tokens": original or value.get("input_tokens")}
-            with suppress(BodyError):
-                answer.replace_body(with_member(data, CONTEXT_MANAGEMENT, report))
+            if request.memory.data is not None:  # the request as it came is counted, too
+                whole = await self._send_upstream(headers, request.body.data)
+                value |= parse_object(await whole.hold() or b"")
+            original = as_object(value.get(CONTEXT_MANAGEMENT)).get("original_input_tokens")
+            report = {"original_input_tokens": original or value.get("input_tokens")}
+            answer.replace_body(with_members(data, {CONTEXT_MANAGEMENT: report}))
         return answer
 
     async def _rebuild(self, dialect: Dialect, data: bytes, key: str | None) -> None:
         """Set the request with its context from memory, in the form in which upstream gets it first."""
         request = self.request = ModelRequest(dialect, self.caller, Body(data), self.incoming.headers, key)
         try:
-            request.body = await in_thread_if_large(data, self._parsed, dialect, data)
+            request.body = await in_thread_if_large(data, self._parsed, request, data)
             expanded = await to_thread.run_sync(expand, request, self.proxy.seals, self.upstream.name)
             if expanded is not None:
-                request.body = await in_thread_if_large(data, self._parsed, dialect, expanded)
+                request.body = await in_thread_if_large(data, self._parsed, request, expanded)
         except BodyError as e:
             request.memory = MemoryResult("passed", str(e))
             return
@@ -299,9 +306,14 @@ class _ProxiedRequest:
         if request.is_rebuilt("begins") and not is_proven:
             request.memory = _as_it_came(request, reason=UNTRIED)
 
-    def _parsed(self, dialect: Dialect, data: bytes) -> Body:
+    def _parsed(self, request: ModelRequest, data: bytes) -> Body:
+        """A body of the request without the member that upstream does not know, where that is applied here."""
+        dialect, rebuilder = request.dialect, self.proxy.rebuilder
         body = parse_body(data, dialect.key, "tools", CONTEXT_MANAGEMENT)
-        if dialect.provider == "anthropic" and not self.proxy.rebuilder.passes_edits:
+        service = rebuilder.sessions.config.service
+        stays = service.compaction == "pass" and service.context_management != "remove"
+        request.manages = dialect.route != "chat" and not (stays and threshold_of(body.value) is not None)
+        if request.manages and dialect.provider not in rebuilder.passes:
             body = without_member(body, CONTEXT_MANAGEMENT)
         return self.proxy.cache.intern(body, dialect.key)
 
@@ -312,12 +324,14 @@ class _ProxiedRequest:
 
         Where all are refused, it is the answer to the request as it came.
         """
-        was, goes_on = request.memory, request.is_rebuilt("goes on")
+        was = request.memory
+        goes_on = was.reason != THRESHOLD and request.is_rebuilt("goes on")
         is_own = body == request.body.data
         answer = await self._send_upstream(headers, body, more + (was.tokens or 0))
-        passes = request.wants_clearing and not (request.body.removed or self.injection.hidden)
+        passes = request.manages and CONTEXT_MANAGEMENT in request.value
+        passes = passes and not (request.body.removed or self.injection.hidden)
         if passes and answer.status in REFUSALS and clearing.UNKNOWN.search(await answer.hold() or b""):
-            raise _EditsUnknownError
+            raise _MemberUnknownError
         if answer.status < 400 and not is_own:
             if goes_on and len(self.proxy.proven) < MOST_REFUSED:
                 self.proxy.proven.add(request.model)
@@ -438,5 +452,6 @@ def _as_it_came(request: ModelRequest, *, strips: bool = False, reason: str = RE
 async def _read_error(answer: UpstreamAnswer) -> str:
     """The type and code of a refusal's error where they are plain names; its connection is released."""
     error = as_object(parse_object(await answer.hold() or b"").get("error"))
+    await answer.aclose()
     names = [str(error.get(k) or "") for k in ("type", "code")]
     return "/".join(n for n in names if re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", n)) or "no type"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 import ssl
 import urllib.request
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from functools import cache
+from functools import cache, reduce
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from anyio import CancelScope
 
@@ -21,6 +21,7 @@ from memory_bank.errors import (
     NotFoundError,
     UpstreamError,
 )
+from memory_bank.service.proxy.answers import MOST_BYTES, add_usage, as_object
 from memory_bank.service.security.access import own_key
 from memory_bank.service.security.gate import is_loopback
 
@@ -77,26 +78,24 @@ class UpstreamAnswer:
         """Release what the answer holds."""
         await self._close()
 
-    async def hold(self, most: float = math.inf) -> bytes | None:
-        """Read the whole body and release the connection; None for a body of more than ``most`` bytes.
+    async def hold(self) -> bytes | None:
+        """Read the whole body and release the connection; None for a body of more than ``MOST_BYTES``.
 
         ``body`` gives the same bytes then. Raises UpstreamError.
         """
-        chunks: list[bytes] = []
-        size = 0
+        held = bytearray()
         try:
             async for chunk in self.body:
-                chunks.append(chunk)
-                size += len(chunk)
-                if size > most:
-                    self.body = after(b"".join(chunks), self.body)
+                held += chunk
+                if len(held) > MOST_BYTES:
+                    self.body = after(bytes(held), self.body)
                     return None
         except BaseException:
             await self.aclose()
             raise
         await self.aclose()
         self._close = _nothing
-        self.body = after(data := b"".join(chunks))
+        self.body = after(data := bytes(held))
         return data
 
     def header(self, name: bytes) -> bytes:
@@ -123,8 +122,16 @@ class UpstreamAnswer:
 
 @cache
 def certificates() -> ssl.SSLContext:
-    """What outgoing connections trust; loading it takes some 30 ms and a megabyte, so it is done once."""
-    return httpx2.create_ssl_context()
+    """What outgoing connections trust; loading it takes some 30 ms and a megabyte, so it is done once.
+
+    Raises ConfigError where the environment names a file that holds no certificates.
+    """
+    try:
+        return httpx2.create_ssl_context()
+    except OSError:  # also ssl.SSLError
+        raise ConfigError(
+            "the certificates that SSL_CERT_FILE names cannot be read: name a PEM file, or unset it."
+        ) from None
 
 
 class Upstream:
@@ -135,11 +142,14 @@ class Upstream:
     given: no cookies, no retries, no redirects. A proxy that the environment names is used, except for
     loopback.
 
-    Raises ConfigError for a URL that is not one.
+    Raises ConfigError for a URL that is not one, for a key that no header can hold, and for a proxy or certificates
+    that cannot be used.
     """
 
     def __init__(self, base_url: str, *, timeout: float = 600.0, key: str | None = None) -> None:
-        self.key = key
+        self.key = key and key.strip()
+        if self.key and not (self.key.isascii() and self.key.isprintable()):
+            raise ConfigError(f"the service's own key for {base_url} is none: it holds odd characters.")
         try:
             self._base = httpx2.URL(base_url)
         except (httpx2.InvalidURL, UnicodeError):
@@ -149,13 +159,9 @@ class Upstream:
         self._timeout = timeout
         self._timeouts = httpx2.Timeout(timeout, connect=min(30.0, timeout)).as_dict()
         limits = httpx2.Limits(max_keepalive_connections=100, keepalive_expiry=60.0)
-        try:
-            proxy = _proxy_for(self._base)
-            self._transport = httpx2.AsyncHTTPTransport(verify=certificates(), limits=limits, proxy=proxy)
-        except (ImportError, ValueError):
-            raise ConfigError(
-                "the proxy that the environment names cannot be used: set an http:// proxy, or none."
-            ) from None
+        self._transport = httpx2.AsyncHTTPTransport(
+            verify=certificates(), limits=limits, proxy=proxy_for(base_url)
+        )
 
     async def send(
         self,
@@ -251,12 +257,29 @@ def _has_more(stream: object) -> bool:
     return bool(parser.trailing_data[0])
 
 
-def _proxy_for(base: httpx2.URL) -> str | None:
-    """The proxy that the environment names for a URL."""
-    if is_loopback(base.host) or urllib.request.proxy_bypass(base.host):
+def proxy_for(url: str) -> str | None:
+    """The proxy that the environment names for a URL. Raises ConfigError for one that cannot be used."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if is_loopback(host) or urllib.request.proxy_bypass(host):
         return None
     proxies = urllib.request.getproxies()
-    return proxies.get(base.scheme) or proxies.get("all") or None
+    name = parts.scheme if proxies.get(parts.scheme) else "all"
+    proxy = proxies.get(name)
+    if not proxy:
+        return None
+    proxy = proxy if "://" in proxy else f"http://{proxy}"
+    try:
+        found = urlsplit(proxy)
+        fits = found.scheme in ("http", "https") and found.hostname and found.port != 0
+    except ValueError:  # a port that is none, half a bracket
+        fits = False
+    if not fits or not (proxy.isascii() and proxy.isprintable()):
+        raise ConfigError(
+            f"the proxy in {name.upper()}_PROXY cannot be used for {url}: set one such as http://host:3128, unset "
+            "it, or list the host in NO_PROXY."
+        )
+    return proxy
 
 
 # headers
@@ -372,6 +395,8 @@ def _usages(text: bytes, *, last_first: bool = False) -> Iterator[ReportedUsage]
             continue
         if not isinstance(usage, dict):
             continue
+        if isinstance(spent := usage.get("iterations"), list):  # no other figure has a compaction
+            usage = reduce(add_usage, map(as_object, spent)) if spent else usage
         into = count(usage, "prompt_tokens", "input_tokens")
         read, written = (count(usage, f"cache_{kind}_input_tokens") for kind in ("read", "creation"))
         # the Messages API does not count these as input

@@ -43,6 +43,8 @@ _HOST = re.compile(r"(?:\[([0-9a-f:.]{2,45})\]|([a-z0-9_](?:[a-z0-9._-]{0,253}))
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]{0,40})://([^/\s@]{1,260})")
 
 _Origin = tuple[str, str, int | None]  # scheme, host, port
+MOST_HEAD = 65_536
+"""Bytes of a request's head, its first line included; the parser gives up on a longer one that is not complete."""
 _OPEN_PATHS = ("/", "/health", "/openapi.json")  # and /static/…: readable without a key
 _EXPOSED = b", ".join(  # headers that an allowed page of another origin may read
     (
@@ -209,6 +211,14 @@ class Gate:
                 body = failures.body(message, "invalid_request", 400)
                 await guarded.send_error(400, body, {"connection": "close"})
                 return
+            if _head_bytes(scope) > MOST_HEAD:
+                body = failures.body(f"a request's head has up to {MOST_HEAD:,} bytes.", "too_large", 431)
+                await guarded.send_error(431, body, {"connection": "close"})
+                return
+            if scope["method"] == "CONNECT":  # its 200 would mean a tunnel
+                body = failures.body("this is no forward proxy: CONNECT is not allowed.", "http_error", 405)
+                await guarded.send_error(405, body, {"connection": "close", "allow": "GET, POST"})
+                return
             guarded.page = self._hosts.check(scope, headers)
             is_preflight = scope["method"] == "OPTIONS" and "access-control-request-method" in headers
             if guarded.page is not None and is_preflight:
@@ -259,6 +269,12 @@ class Gate:
             own = caller.requests_per_minute
             self._limits.take(caller.key_id, self.settings.requests_per_minute if own is None else own)
         return caller
+
+
+def _head_bytes(scope: Scope) -> int:
+    """The bytes of a request's first line and headers, as most clients write them."""
+    line = len(scope["method"]) + len(scope.get("raw_path") or b"") + len(scope["query_string"]) + 16
+    return line + sum(len(name) + len(value) + 4 for name, value in scope["headers"])
 
 
 class ResponseAborted(Exception):

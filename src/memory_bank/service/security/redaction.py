@@ -104,6 +104,8 @@ class Redaction:
             shown = self._settled(text, depth)
             return value if shown is text else shown
         if isinstance(value, list):
+            if self.secrets and any(isinstance(v, str) and "PRIVATE KEY" in v for v in value):
+                value = _without_keys(value)  # whose lines may be apart
             items = [
                 self._value(v, "", depth + 1, inner=inner, links=links and isinstance(v, dict)) for v in value
             ]
@@ -141,7 +143,7 @@ class Redaction:
     def _once(self, text: str, depth: int) -> str:
         """One pass. In JSON with escapes the values come first, because they are what the text means."""
         is_json = depth < _DEPTH and (text[:1] in _JSON or text.lstrip()[:1] in _JSON)
-        if is_json and (self._rules or "\\" in text):
+        if is_json and self._rules:
             safe = self._in_values(text, depth)
             if safe is not text:
                 return safe
@@ -160,7 +162,7 @@ class Redaction:
     def _in_values(self, text: str, depth: int) -> str:
         """Redact the values in a JSON text; the same object if there is nothing to redact."""
         read = _read(text)
-        if read is None or not (self._rules or _may_hide(*read)):
+        if read is None:
             return text
         safe = self._value(read[0], "", depth + 1, inner=True)
         return text if safe is read[0] else json.dumps(safe, ensure_ascii=False)
@@ -208,6 +210,14 @@ def _hidden(text: str, spans: Iterable[Span]) -> str:
     return "".join([*out, text[at:]])
 
 
+def _without_keys(items: list[Any]) -> list[Any]:
+    """A list in which the lines of private keys are marks; the same object without any."""
+    text = json.dumps(items)
+    keys = [span for span in secrets_in(text) if span[2] == "private key"]
+    read = _read(_hidden(text, keys)) if keys else None
+    return read[0] if read and isinstance(read[0], list) else items
+
+
 def _around(span: Span, marks: list[tuple[int, int]]) -> Span | None:
     """A span extended by the marks that it overlaps; None for a span within a mark."""
     start, end, kind = span
@@ -218,25 +228,6 @@ def _around(span: Span, marks: list[tuple[int, int]]) -> Span | None:
     if last == first + 1 and marks[first][0] <= start and end <= marks[first][1]:
         return None
     return min(start, marks[first][0]), max(end, marks[last - 1][1]), kind
-
-
-def _may_hide(value: Any) -> bool:
-    """Whether the unescaped strings of a value may have something to redact."""
-    texts: list[str] = []
-    stack = [value]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, str):
-            if "\\" in node and node.lstrip()[:1] in _JSON:
-                return True
-            texts.append(node)
-        elif isinstance(node, dict):
-            if any(named_secret(k, v) for k, v in node.items()):
-                return True
-            stack += [*node.keys(), *node.values()]
-        elif isinstance(node, list):
-            stack += node
-    return bool(secrets_in("\n".join(texts)))
 
 
 def _read(text: str) -> tuple[Any] | None:

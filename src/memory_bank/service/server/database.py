@@ -7,6 +7,7 @@ from pathlib import Path
 
 from memory_bank.bank.database import Database
 from memory_bank.config import ServiceSettings
+from memory_bank.errors import DatabaseOpenError
 
 
 def default_database() -> Path:
@@ -23,5 +24,12 @@ def database_of(settings: ServiceSettings) -> str:
 def open_database(settings: ServiceSettings) -> Database:
     """Open the database of the settings, creating it if necessary. Raises DatabaseOpenError, DatabaseVersionError."""
     if not settings.database:
-        default_database().parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # tool outputs are private
+        try:
+            default_database().parent.mkdir(
+                mode=0o700, parents=True, exist_ok=True
+            )  # tool outputs are private
+        except (OSError, RuntimeError) as e:  # RuntimeError: nobody knows the user's home
+            raise DatabaseOpenError(
+                f"the folder of your own bank cannot be made ({getattr(e, 'strerror', e)}): name a file with --db."
+            ) from None
     return Database(database_of(settings))

@@ -9,6 +9,7 @@ cannot start, and leaves workers behind when it is killed.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import logging
 import multiprocessing
@@ -65,13 +66,14 @@ def serve_here(
     ends_on: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM),
 ) -> int:
     """Serve in this process until a signal; returns 0, or 130 after Ctrl-C. Raises what the start raises."""
+    return_large_blocks()
     app = create_app(config)
-    failed: list[MemoryBankError] = []
+    failed: list[Exception] = []
 
     async def watched(scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await app(scope, receive, send)
-        except MemoryBankError as e:
+        except Exception as e:
             if scope["type"] == "lifespan":
                 failed.append(e)
             raise
@@ -81,6 +83,7 @@ def serve_here(
         lifespan="on",
         log_config=None,
         access_log=False,
+        workers=1,  # not WEB_CONCURRENCY
         server_header=False,
         proxy_headers=False,
         ws="none",
@@ -275,11 +278,19 @@ def work(config: Config, sock: socket.socket, pipe: Connection, verbose: bool) -
     threading.Thread(target=follow, daemon=True).start()
     try:
         serve_here(config, sock, lambda: pipe.send(""), ends_on=(signal.SIGTERM,))
-    except MemoryBankError as e:
-        pipe.send(str(e))
+    except Exception as e:
+        pipe.send(
+            str(e) if isinstance(e, MemoryBankError) else f"a worker met an unexpected {type(e).__name__}."
+        )
         raise SystemExit(1) from None
     if orphaned.is_set():  # otherwise the supervisor removes it
         shutil.rmtree(os.environ[SHARED], ignore_errors=True)
+
+
+def return_large_blocks() -> None:
+    """Have glibc return freed blocks of a megabyte and more: it would keep those of up to 32 MB for later."""
+    with suppress(OSError, AttributeError, TypeError):  # another C library
+        ctypes.CDLL(None).mallopt(-3, 2**20)  # M_MMAP_THRESHOLD
 
 
 def handle_limit() -> int:

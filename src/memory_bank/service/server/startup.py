@@ -26,10 +26,10 @@ from memory_bank.models.embedding import load_embedder
 from memory_bank.models.observer import EXTRACTIVE, Observer
 from memory_bank.records import InteractionRecord
 from memory_bank.selection.model import load_model
-from memory_bank.service.app import upstreams_of
+from memory_bank.service.app import connections, upstreams_of
 from memory_bank.service.operations import logs
 from memory_bank.service.operations.background import chat_of, model_of
-from memory_bank.service.security.gate import check_binding
+from memory_bank.service.security.gate import AllowedHosts, check_binding
 from memory_bank.service.server.database import open_database
 from memory_bank.service.server.process import Workers, serve_here
 
@@ -118,6 +118,8 @@ def checked(config: Config) -> dict[str, Any]:
     upstreams = upstreams_of(settings)
     _check_upstream(config, upstreams["openai"], "--upstream", "OPENAI_BASE_URL")
     _check_upstream(config, upstreams["anthropic"], "--upstream-anthropic", "ANTHROPIC_BASE_URL")
+    connections(upstreams)
+    AllowedHosts(settings)
     chat = chat_of(config, upstreams["openai"])
     for each in config.memory_strategies.values():
         if isinstance(each, MemoryBankSettings) and each.evidence_model is not None:

@@ -33,6 +33,8 @@ export async function change(method, path, body = undefined) {
 }
 
 async function answer(path, asked, signal, how = {}) {
+  // no name is . or .., and a browser would ask for another path
+  if (path.split("/").some((part) => part === "." || part === "..")) throw new Failure("There is nothing of this name.", 404);
   const query = new URLSearchParams(Object.entries(asked).filter(([, v]) => v !== null && v !== undefined && v !== ""));
   const headers = { ...(how.body ? { "content-type": "application/json" } : {}), ...(key.get() ? { "x-memory-key": key.get() } : {}) };
   let got;

@@ -117,12 +117,14 @@ const perStep = (group) => (group.cost_per_step === null ? `${short(group.tokens
 
 const stats = new Poll(10_000, async () => {
   const s = await get("v1/stats");
+  const without = Object.entries(s.without_memory);
   const facts = [
     ["sessions", count(s.sessions)],
     ["records", count(s.records)],
     ["tokens sent", s.tokens.full ? `${short(s.tokens.sent)} ${beside(s.tokens.sent, s.tokens.full)} ${short(s.tokens.full)}, ${s.tokens.compared}` : "0"],
     ["model calls", costs(s.cost)],
     ...(s.groups ? [["per step", [s.groups.memory, s.groups.control].map(perStep).join(" with memory, ") + " in the control group"]] : []),
+    ...(without.length ? [["without memory", `${plural(without.reduce((sum, [, n]) => sum + n, 0), "request")}: ${without.map(([why, n]) => `${why} ${count(n)}`).join(", ")}`]] : []),
     ["Observer queue", count(s.queue.open) + (s.queue.failing ? `, ${count(s.queue.failing)} failing` : "")],
     ["Observer spend", `${money(s.spend.cost)} in ${plural(s.spend.calls, "call")}`],
   ];

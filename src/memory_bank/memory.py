@@ -1,0 +1,159 @@
+"""Memory: the memory of one agent's task as one object, for synchronous and asynchronous programs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from memory_bank.bank.session import MemoryBankState
+from memory_bank.config import Config, MemoryBankSettings
+from memory_bank.plan import NO_PLAN, Plan
+from memory_bank.ports import LLMClient, Scope, ToolSchema
+from memory_bank.processor import M, MemoryProcessor, Tools
+from memory_bank.records import InteractionRecord
+from memory_bank.tools import TOOL_SCHEMAS, handle_tool_call
+from memory_bank.tools.handlers import record_named
+from memory_bank.tools.search import SearchMatch, search_session
+
+
+class Memory:
+    """The memory of a task: ``context`` before each model call, and everything that was stored.
+
+    Args:
+        bank: a file name or a database URL; None keeps everything in memory.
+        session_id: the task. One that is stored already goes on where it stopped.
+        config: a Config, a dict of its values, or the path of a configuration file; None: the shipped one.
+        model: the agent's model; its price decides how often the history is folded.
+        llm_client: writes summaries where the configuration asks for a model: an ``openai.OpenAI``, or anything
+            with ``generate_plain``. None: no model is called.
+        options: further arguments of MemoryBankState, such as ``agent_id``.
+
+    Every method that works has a twin for asyncio with an ``a`` before its name, which leaves the event loop free.
+    A context manager, synchronous or asynchronous. Thread-safe. Raises ConfigError, DatabaseOpenError.
+
+    Example:
+        >>> memory = Memory()
+        >>> memory.context([{"role": "user", "content": "Which orders are late?"}])
+        [{'role': 'user', 'content': 'Which orders are late?'}]
+    """
+
+    def __init__(
+        self,
+        bank: str | Path | None = None,
+        *,
+        session_id: str = "default",
+        config: Config | Mapping[str, Any] | str | Path | None = None,
+        model: str | None = None,
+        llm_client: LLMClient | None = None,
+        **options: Any,
+    ) -> None:
+        self.state = MemoryBankState(database=bank, session_id=session_id, **options)
+        self._processor = MemoryProcessor(config, lambda: self.state)
+        self._model, self._llm_client = model, llm_client
+
+    def __repr__(self) -> str:
+        return f"<Memory of session {self.state.session_id!r}: {self.state.fact_store.size():,} records>"
+
+    @property
+    def tools(self) -> list[ToolSchema]:
+        """The tools by which the agent reads what its context leaves out, for ``tools=`` of its model calls."""
+        return list(TOOL_SCHEMAS)
+
+    @property
+    def plan(self) -> Plan:
+        """What the last context shows of every past call, and why; without decisions before the first."""
+        key = self._processor.config.default_strategy
+        session = self._processor.state(key)
+        return NO_PLAN if session is None else session.last_plan
+
+    def context(self, messages: Sequence[M], *, tools: Tools = None) -> list[M]:
+        """The messages to send in place of ``messages``, which stay complete and are not changed.
+
+        ``messages`` are those of openai's or Anthropic's API, as dicts or their SDK's objects, and come back in that
+        form. ``tools``: those of the call; a context tells the agent of ``get_record`` only where it is among them.
+        Raises MessagesError, ConfigError, StorageError; the same call can be made again.
+
+        Example:
+            answer = client.chat.completions.create(model="gpt-4.1-mini", messages=memory.context(messages))
+        """
+        return self._processor.apply_strategy(
+            messages, llm_client=self._llm_client, model=self._model, tools=tools
+        )[0]
+
+    async def acontext(self, messages: Sequence[M], *, tools: Tools = None) -> list[M]:
+        """As ``context``, for asyncio."""
+        return await asyncio.to_thread(self.context, messages, tools=tools)
+
+    def call(self, name: str, arguments: object) -> str:
+        """The text that answers the agent's call of one of ``tools``; ``arguments`` as the model gave them.
+
+        A wrong call is answered by a sentence. Which calls are meant: ``is_memory_tool(name)``.
+        """
+        return handle_tool_call(self._read(), name, arguments)
+
+    async def acall(self, name: str, arguments: object) -> str:
+        """As ``call``, for asyncio."""
+        return await asyncio.to_thread(self.call, name, arguments)
+
+    def search(self, query: str, top_k: int = 5, *, scope: Scope | None = None) -> list[SearchMatch]:
+        """The records that fit words, a name or an id best, best first; ``scope``: beyond this session.
+
+        Raises StorageError, EmbedderMismatchError.
+        """
+        return search_session(self._read(), query, top_k, scope=scope, by_agent=False).matches
+
+    async def asearch(self, query: str, top_k: int = 5, *, scope: Scope | None = None) -> list[SearchMatch]:
+        """As ``search``, for asyncio."""
+        return await asyncio.to_thread(self.search, query, top_k, scope=scope)
+
+    def record(self, trace_id: str) -> InteractionRecord:
+        """What a tool returned, to the byte: by its trace_id, the beginning of it, or its number (``#12``).
+
+        Raises RecordError where there is none, StorageError.
+        """
+        return record_named(self._read(), trace_id)
+
+    async def arecord(self, trace_id: str) -> InteractionRecord:
+        """As ``record``, for asyncio."""
+        return await asyncio.to_thread(self.record, trace_id)
+
+    def reset(self) -> None:
+        """End the task: forget what this session has stored."""
+        self._processor.reset_state()
+        self.state.reset()
+
+    async def areset(self) -> None:
+        """As ``reset``, for asyncio."""
+        await asyncio.to_thread(self.reset)
+
+    def close(self) -> None:
+        """Close the bank. What is stored stays stored."""
+        self.__exit__()
+
+    async def aclose(self) -> None:
+        """As ``close``, for asyncio."""
+        await asyncio.to_thread(self.close)
+
+    def __enter__(self) -> Memory:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.state.__exit__(*error)
+
+    async def __aenter__(self) -> Memory:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
+
+    def _read(self) -> MemoryBankState:
+        """The state, with what is stored by now: by earlier runs, or other processes."""
+        config = self._processor.config
+        settings = config.strategy(config.default_strategy)
+        with self.state.lock:
+            self.state.prepare(
+                settings if isinstance(settings, MemoryBankSettings) else None, self._llm_client
+            )
+        return self.state

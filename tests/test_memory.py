@@ -1,0 +1,137 @@
+"""Memory: one object for a program's loop, synchronous and asynchronous."""
+
+import asyncio
+import copy
+import json
+import pickle
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from memory_bank import Memory, MemoryBankState, is_memory_tool
+from memory_bank.errors import ConfigError, MessagesError, RecordError
+from tests.chats import FOLDING, call, result, rounds, system, user
+
+CONFIG = {"default_strategy": "m", "memory_strategies": {"m": FOLDING}}
+_WORDS = [
+    "late",
+    "parcel",
+    "invoice",
+    "address",
+    "street",
+    "refund",
+    "dispatch",
+    "warehouse",
+    "customer",
+    "letter",
+]
+CHAT = [system(), user()]
+for _n in range(30):
+    _said = " ".join(f"{random.Random(_n * 100 + i).choice(_WORDS)}-{_n * i}" for i in range(120))
+    CHAT += [call((f"c{_n}", "get_order", {"number": _n})), result(f"c{_n}", f"ORD-{1_000 + _n}: {_said}")]
+
+
+def test_a_loop_with_memory_and_its_tools(tmp_path):
+    before = copy.deepcopy(CHAT)
+    with Memory(tmp_path / "bank.db", config=CONFIG) as memory:
+        assert list(memory.plan.decisions) == []  # before the first step
+        context = memory.context(CHAT, tools=memory.tools)
+        assert context != CHAT
+        assert before == CHAT
+        assert memory.plan.tokens < memory.plan.full_tokens
+        decision = memory.plan.decisions[0]
+        record = memory.record(decision.trace_ids[0])
+        assert record == memory.record("#1") == memory.record(record.trace_id[:8])
+        assert all(is_memory_tool(tool["function"]["name"]) for tool in memory.tools)
+        arguments = json.dumps({"trace_id": record.trace_id})
+        assert record.output_text.splitlines()[0] in memory.call("get_record", arguments)
+        assert "needs a query" in memory.call("search_memory", "{}")
+        assert memory.search(record.trace_id) == []  # an id of ours is in no output
+        found = memory.search(record.output_text[:100])
+        assert found[0].outline.trace_id == record.trace_id
+        assert "30 records" in repr(memory)
+    with Memory(
+        tmp_path / "bank.db", config=CONFIG
+    ) as again:  # what is stored is there before the first step
+        assert again.record("#1") == record
+        assert record.output_text.splitlines()[0] in again.call("get_record", arguments)
+        assert again.search(record.output_text[:100])[0].outline.trace_id == record.trace_id
+        assert again.context(CHAT, tools=again.tools) == context
+        again.reset()
+        with pytest.raises(RecordError, match="stored"):
+            again.record("#1")
+    with Memory(tmp_path / "bank.db", session_id="other", config=CONFIG) as other:
+        assert other.search("order") == []
+
+
+def test_the_same_under_asyncio():
+    async def run():
+        async with Memory(config=CONFIG) as memory:
+            context = await memory.acontext(CHAT)
+            trace_id = memory.plan.decisions[0].trace_ids[0]
+            record = await memory.arecord(trace_id)
+            answer = await memory.acall("get_record", {"trace_id": trace_id})
+            found = await memory.asearch(record.output_text[:100])
+            await memory.areset()
+            return context, record, answer, found, memory.plan.decisions
+
+    context, record, answer, found, after = asyncio.run(run())
+    with Memory(config=CONFIG) as memory:
+        assert context == memory.context(CHAT)
+        assert record.output_text == memory.record("#1").output_text
+        assert answer == memory.call("get_record", {"trace_id": record.trace_id})
+        assert [m.outline.trace_id for m in found] == [
+            m.outline.trace_id for m in memory.search(record.output_text[:100])
+        ]
+    assert after == ()
+
+
+def test_tasks_at_once_keep_to_their_sessions(tmp_path):
+    async def one(name):
+        chat = [system(), user(name), *rounds(12)]
+        async with Memory(tmp_path / "bank.db", session_id=name, config=CONFIG) as memory:
+            for end in range(2, len(chat) + 1, 4):
+                await memory.acontext(chat[:end])
+            return memory.plan.view.task, len(await memory.asearch("order", 20))
+
+    async def all_of_them():
+        return await asyncio.gather(*(one(f"task {n}") for n in range(8)))
+
+    for number, (task, found) in enumerate(asyncio.run(all_of_them())):
+        assert task == f"task {number}"
+        assert found <= 12
+
+
+def test_wrong_use_is_said():
+    memory = Memory()
+    with pytest.raises(MessagesError):
+        memory.context("hello")
+    with pytest.raises(ConfigError):
+        Memory(config=5)
+    with pytest.raises(TypeError, match=r"MemoryBankState\.open"):
+        pickle.dumps(memory.state)
+    with pytest.raises(TypeError, match=r"MemoryBankState\.open"):
+        pickle.dumps(MemoryBankState())
+
+
+def test_a_plan_is_one_line_and_a_page():
+    memory = Memory(config=CONFIG)
+    assert repr(memory.plan) == "<Plan of no step: 0 of 0 tokens, 0 past interactions>"
+    memory.context(CHAT)
+    assert len(repr(memory.plan)) < 200
+    assert "<html" in memory.plan._repr_html_()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("checker", ["mypy", "pyright"])
+def test_a_users_script_is_typed(checker, tmp_path):
+    script = Path(__file__).parent / "typed_script.py"
+    if checker == "mypy":
+        command = ["mypy", "--strict", "--cache-dir", str(tmp_path), str(script)]
+    else:
+        command = ["pyright", "--pythonpath", sys.executable, str(script)]
+    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
