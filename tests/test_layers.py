@@ -32,7 +32,7 @@ MAP: dict[str, set[str]] = {
         "transcript", "vectors",
     },
     "processor": {"bank", "config", "context", "errors", "plan", "ports", "pricing", "transcript"},
-    "orchestrator": {"bank", "config", "errors", "models", "pricing", "processor", "transcript"},
+    "orchestrator": {"bank", "config", "errors", "models", "plan", "pricing", "processor", "transcript"},
     "provenance": {"errors", "ports", "records", "transcript"},
     "tools": {"bank", "context", "errors", "ports", "provenance", "records", "transcript"},
     "memory": {"bank", "config", "plan", "ports", "processor", "records", "tools"},

@@ -25,6 +25,7 @@ from memory_bank.models.chat import (
     model_error,
     usage_of,
 )
+from memory_bank.plan import NO_PLAN
 from memory_bank.pricing import PrefixCache, SentContext, Usage, cost, price_of
 from memory_bank.processor import MemoryProcessor, OpenState
 from memory_bank.transcript.messages import check_messages
@@ -227,7 +228,7 @@ class LLMOrchestrator:
             messages, key, None, self._summaries, session_id=session, model=name, tools=options.get("tools")
         )
         state = self.processor.state(key, session)
-        plan = None if state is None else state.last_plan
+        plan = None if state is None or state.last_plan is NO_PLAN else state.last_plan
         full = sum(map(self._counter.count_message, messages)) if plan is None else plan.full_tokens
         copied, streamed = self._copied(context), bool(options.get("stream"))
         sent = Sent(0, "memory", name, copied, tokens, full, key, session, streamed=streamed)

@@ -13,6 +13,7 @@ from tests.examples import examples
 
 from memory_bank import TOOL_SCHEMAS, MemoryBankState, MemoryProcessor, handle_tool_call, load_config
 from memory_bank.config import Config
+from memory_bank.plan import NO_PLAN
 from memory_bank.testing import ScriptedModel
 from memory_bank.transcript.pairing import pairing_errors
 from memory_bank.transcript.tokens import open_counter
@@ -344,5 +345,5 @@ def test_reset_empties_what_a_strategy_noted():
     processor.apply_strategy(CHAT)
     processor.reset_state()
     state = processor.state("it")
-    assert (state.last_plan, state.steps, state.fact_store.size()) == (None, {}, 0)
+    assert (state.last_plan, state.steps, state.fact_store.size()) == (NO_PLAN, {}, 0)
     assert processor.apply_strategy(CHAT[:4])[0] == CHAT[:4]

@@ -304,7 +304,7 @@ def replay_trace(
             seen = turn.position
             state = processor.state(strategy)
             state = state if isinstance(state, MemoryBankState) else None
-            plan = None if state is None else state.last_plan
+            plan = None if state is None or not state.last_plan.strategy else state.last_plan
             whole, counter = (full, costs.counter.name) if plan is None else (plan.full_tokens, plan.counter)
             yield ReplayStep(
                 trace.id, number, turn.context, whole, tokens, turn.broken_pairs, plan, state, counter

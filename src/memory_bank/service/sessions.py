@@ -28,7 +28,7 @@ from memory_bank.bank.steps import CONTROL, StepFigures
 from memory_bank.bank.stores import FactStore
 from memory_bank.config import Config, MemoryBankSettings, NoStrategySettings, StoredSettings
 from memory_bank.errors import ConfigError, EmbeddingError, NotFoundError, StorageError
-from memory_bank.plan import Context, Plan
+from memory_bank.plan import NO_PLAN, Context, Plan
 from memory_bank.ports import LLMClient, Scope, TokenCounter
 from memory_bank.pricing import SentContext, common_length
 from memory_bank.processor import MemoryProcessor
@@ -197,7 +197,7 @@ class Sessions:
                     seen, key, None, client, session_id=session_id, model=model, tools=tools, whole=whole
                 )
                 state = self._processor.state(key, session_id)
-                plan = state.last_plan if state is not None else None
+                plan = None if state is None or state.last_plan is NO_PLAN else state.last_plan
                 if isinstance(state, MemoryBankState) and state.generation != kept.generation:
                     # first use, or another process reset the session
                     self.database.open_session(session_id, agent, namespace)
