@@ -428,7 +428,7 @@ class MemoryBankState(Session):
             self.finish()
         if self.lock.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
             try:
-                if self._prepared and self.insight_store is not None:
+                if self.insight_store is not None and (self._prepared or self._insights.waiting):
                     self._insights.flush(self._task)
             finally:
                 self.lock.release()
