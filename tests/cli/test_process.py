@@ -13,7 +13,19 @@ from tests.cli.conftest import COMMAND, environment, line, run_of, shell, write
 VERBS = {
     "": ["serve", "connect", "demo", "audit", "config", "mcp", "keys", "bank", "lab"],
     "keys": ["create", "list", "revoke"],
-    "bank": ["sessions", "show", "search", "export", "import", "purge", "verify", "observe", "re-embed"],
+    "bank": [
+        "sessions",
+        "show",
+        "search",
+        "backup",
+        "restore",
+        "export",
+        "import",
+        "purge",
+        "verify",
+        "observe",
+        "re-embed",
+    ],
     "lab": ["replay", "explain", "bench", "train"],
 }
 

@@ -164,6 +164,10 @@ CASES = {
         Ask("/v1/responses/compact", "POST", {"model": "m", "input": ITEMS}, (("x-memory-session", "{session}"),)),
         Ask("/v1/responses/compact", "POST", {"model": "m", "input": ITEMS, "prompt_cache_key": "{session}"}),
     ],
+    "ANY /v1/responses/input_tokens": [
+        Ask("/v1/responses/input_tokens", "POST", {"model": "m", "input": ITEMS}, (("x-memory-session", "{session}"),)),
+        Ask("/v1/responses/input_tokens", "POST", {"model": "m", "input": ITEMS, "prompt_cache_key": "{session}"}),
+    ],
     "ANY /v1/responses": [
         Ask("/v1/responses", "POST", {"model": "m", "input": "{word}", "metadata": NAMED}, status=200),
         Ask("/v1/responses", "POST", {"model": "m", "input": ITEMS}, (("x-memory-session", "{session}"),), status=200),
