@@ -30,6 +30,7 @@ ADDRESSES = {"OPENAI_BASE_URL": "{url}/v1", "OPENAI_API_BASE": "{url}/v1", "ANTH
 """The variables from which programs take the address of the model's API."""
 _ROUTES = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
 _SAMPLE = re.compile(r'^memory_bank_(\w+)\{(?:method="POST",)?(.*)\} (\S+)$', re.M)
+_SERVE = "from memory_bank.cli import main, run; run.end_with_stdin(); main()"
 _SIGNALS = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, n)]
 
 
@@ -124,7 +125,7 @@ def _has_bank(health: Mapping[str, Any], db: str) -> bool:
 @contextlib.contextmanager
 def _started(db: str | None, config: Path | None) -> Iterator[str]:
     """Start a service on a free port; it ends with the block, or with this process."""
-    command = [sys.executable, "-c", "from memory_bank.cli.run import serve_until_closed as s; s()", "serve"]
+    command = [sys.executable, "-c", _SERVE, "serve"]
     command += ["--host", "127.0.0.1", "--port", "0", *(["--db", db] if db else [])]
     command += ["--config", str(config)] if config else []
     port = service_settings(db, config).port
@@ -152,9 +153,8 @@ def _started(db: str | None, config: Path | None) -> Iterator[str]:
             service.wait()
 
 
-def serve_until_closed() -> None:
-    """The entry point of a service that ends when its standard input is closed, as when ``run`` was killed."""
-    from memory_bank.cli import main
+def end_with_stdin() -> None:
+    """End this process as SIGTERM does once its standard input is closed, as by the end of the process before it."""
 
     def wait() -> None:
         while os.read(0, 1024):
@@ -162,7 +162,6 @@ def serve_until_closed() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=wait, daemon=True).start()
-    main()
 
 
 # -- the command
