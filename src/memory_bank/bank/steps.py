@@ -30,6 +30,11 @@ _USED = (
 )  # fmt: skip
 _OUTCOME = ("tokens", "full_tokens", "status", "model", *(c.name for c in _USED))
 _LISTED = (*(c for c in _t if c.name != "manifest"), _t.manifest.is_not(None).label("detailed"))
+_ADD_OUTCOME = sa.update(steps).where(of_session(steps), _t.created == sa.bindparam("made"))
+_SESSION = sa.select(sessions.c.generation, sessions.c.deleted).where(of_session(sessions))
+_LAST = sa.select(sa.func.max(_t.number)).where(of_session(steps))
+_old = _t.number > sa.bindparam("above"), _t.number <= sa.bindparam("to"), _t.manifest.is_not(None)
+_DROP_MANIFESTS = sa.update(steps).where(of_session(steps), *_old).values(manifest=sa.null())
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,20 +133,17 @@ def add_steps(database: Database, new: Sequence[StepToStore], kept: int) -> None
             mine = [s for s in new if s.figures.session_id == session_id]
             _add(database, c, session_id, [s for s in mine if not s.outcome], kept)
             for row in (_row(s.figures) for s in mine if s.outcome):
-                same = of_session(steps), _t.created == row["created"]
                 values = {k: row[k] for k in _OUTCOME}
-                c.execute(sa.update(steps).where(*same).values(values), {"session": session_id})
+                c.execute(_ADD_OUTCOME, {"session": session_id, "made": row["created"], **values})
 
 
 def _add(database: Database, c: Connection, session_id: str, new: list[StepToStore], kept: int) -> None:
     session = {"session": session_id}
-    known = c.execute(
-        sa.select(sessions.c.generation, sessions.c.deleted).where(of_session(sessions)), session
-    ).first()
+    known = c.execute(_SESSION, session).first()
     new = [s for s in new if known and (known.deleted is None or s.figures.created > known.deleted)]
     if not new or known is None:
         return
-    before = c.execute(sa.select(sa.func.max(_t.number)).where(of_session(steps)), session).scalar() or 0
+    before = c.execute(_LAST, session).scalar() or 0
     last = before + len(new)
     rows = []
     for number, step in enumerate(new, before + 1):
@@ -149,8 +151,7 @@ def _add(database: Database, c: Connection, session_id: str, new: list[StepToSto
         rows.append({**_row(step.figures), "number": number, "manifest": step.manifest if whole else None})
     c.execute(sa.insert(steps), rows)
     above = 0 if before // _SWEEP != last // _SWEEP else before - kept
-    old = _t.number > above, _t.number <= last - kept, _t.manifest.is_not(None)
-    c.execute(sa.update(steps).where(of_session(steps), *old).values(manifest=None), session)
+    c.execute(_DROP_MANIFESTS, {**session, "above": above, "to": last - kept})
     database.revive(c, session_id)
 
 
