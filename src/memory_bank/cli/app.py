@@ -13,6 +13,7 @@ import typer
 from memory_bank import __version__
 from memory_bank.cli import bank, lab, service, setup
 from memory_bank.cli.demo import demo
+from memory_bank.cli.doctor import doctor
 from memory_bank.cli.observe import observe
 from memory_bank.cli.run import run as run_command
 from memory_bank.cli.shared import Stopped, one_line, tell
@@ -26,7 +27,7 @@ _GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
         "Memory for tool-calling agents: prompts stay small, and every tool output can be fetched by its id.",
         {
             "run": run_command, "serve": service.serve, "connect": setup.connect, "demo": demo, "audit": lab.audit,
-            "config": setup.config, "mcp": service.mcp,
+            "config": setup.config, "doctor": doctor, "mcp": service.mcp,
         },
     ),
     "keys": (
