@@ -54,12 +54,13 @@ def _groups() -> typer.Typer:
     groups = {}
     for group, (about, verbs) in _GROUPS.items():
         groups[group] = typer.Typer(
-            help=about, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
-            invoke_without_command=not group,
+            help=about, short_help=about, add_completion=not group, pretty_exceptions_enable=False,
+            rich_markup_mode=None, invoke_without_command=not group,
         )  # fmt: skip
         for name, verb in verbs.items():
             own = {"allow_interspersed_args": False} if verb is run_command else None
-            groups[group].command(name, context_settings=own)(verb)
+            about = " ".join((verb.__doc__ or "").partition("\n\n")[0].split())  # else it would be cut
+            groups[group].command(name, short_help=about, context_settings=own)(verb)
         if group:
             groups[""].add_typer(groups[group], name=group)
     return groups[""]
