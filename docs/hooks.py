@@ -20,6 +20,7 @@ METHODS = ("get", "put", "post", "patch", "delete")
 
 GROUPS = {
     "Memory in a loop": (
+        "Memory",
         "apply_memory_bank_strategy",
         "MemoryBankState",
         "MemoryBankSettings",
