@@ -124,7 +124,6 @@ def _mistakes(error: ValidationError, model: type[BaseModel], values: Mapping[st
 
 
 def _complaint(each: Any, loc: list[str], known: Iterable[str], keys: Iterable[str]) -> str:
-    """The rest of the sentence about a place."""
     types = f"its type must be one of {', '.join(STRATEGY_TYPES)}"
     if each["type"] == "extra_forbidden":
         if known is Config.model_fields and loc[0] in MemoryBankSettings.model_fields:

@@ -39,8 +39,7 @@ log = logging.getLogger("memory_bank.MemoryBankStrategy")
 NATIVE_BUDGET = 1_500
 """Tokens from which past turns are shown in their native form; the frames of messages cost too much below."""
 EXCERPTS_HEAD = f"{Mark.EXCERPTS} of calls that are no longer in the list of messages:\n"
-RECENT_SHARE = 0.2
-"""The share of a budget for the newest interactions, which are kept whole."""
+RECENT_SHARE = 0.2  # the share of a budget for the newest interactions, which are kept whole
 LISTED_TOKENS = 10  # of a call in the list of calls, about, which leaves out those shown in place
 MOST_OF_A_TOOL = 250  # tokens of the call that is shown for a tool which the context does not show otherwise
 NOTHING = Selection()

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def _facts(step: Step) -> str:
-    """When a step was, how long it took, and the tokens that the model reported."""
     try:
         parts = [datetime.fromtimestamp(step.timestamp, UTC).strftime("%Y-%m-%d %H:%M:%S")]
     except (ValueError, OverflowError, OSError):

@@ -472,7 +472,6 @@ def _origins(before: Sequence[Step], after: Sequence[Step]) -> list[int | None]:
 
 
 def _with_trace_ids(step: Step, stored: Sequence[StepRecord]) -> Step:
-    """A step whose shortened observations name their records."""
     if not stored or not isinstance(step, ActionStep):
         return step
     observations = list(step.observations)

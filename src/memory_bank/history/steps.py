@@ -432,7 +432,6 @@ def _action_messages(step: ActionStep, thought: str | None, wire: Wire) -> list[
 
 
 def _call_ids(step: ActionStep) -> list[str]:
-    """The id of each call, unique within the step."""
     used = {c.id for c in step.tool_calls}
     ids = []
     for i, call in enumerate(step.tool_calls, 1):

@@ -132,8 +132,6 @@ class _Argument(NamedTuple):
 
 
 class _CallCheck:
-    """Checks the values of one call against one index."""
-
     def __init__(self, call: Call, index: SourceIndex) -> None:
         self._index, self._arguments = index, call.raw_input
         self._makes_new = bool(_MAKES_NEW.search(call.name))
@@ -191,7 +189,6 @@ class _CallCheck:
         return None
 
     def _check_identifier(self, argument: _Argument) -> ValueReport:
-        """The report on an identifier that no source holds as it is."""
         text, wanted, kind = argument.text, normal(argument.text), argument.kind
         if self._index.knows_joined(wanted):
             return argument.report(Origin.COMPOSED)

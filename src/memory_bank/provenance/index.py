@@ -62,8 +62,7 @@ class KnownIdentifier:
     place: str
 
 
-Near = tuple[KnownIdentifier, int]
-"""A known identifier and its distance in edits from another one."""
+Near = tuple[KnownIdentifier, int]  # a known identifier and its distance in edits from another one
 
 
 def distance(a: str, b: str, limit: int) -> int:
@@ -94,7 +93,6 @@ def distance(a: str, b: str, limit: int) -> int:
 
 
 def _shape(normal: str) -> str:
-    """A text with every digit as 9 and every letter as a."""
     return "".join("9" if c.isdigit() else "a" if c.isalpha() else c for c in normal)
 
 

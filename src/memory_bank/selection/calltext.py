@@ -14,14 +14,11 @@ from memory_bank.selection.values import KIND, kind_of
 from memory_bank.transcript.jsontext import RAW, Leaf, inner_json, leaves, parse_arguments
 from memory_bank.transcript.quoting import one_line
 
-LEAST_CHARS = 24
-"""Characters that are shown of every value, at least, where it has so many."""
+LEAST_CHARS = 24  # characters that are shown of every value, at least, where it has so many
 ARGUMENT_CHARS = (-1, 0, 24, 40, 72)
 """Characters of arguments in ``call_line``, from its shortest form (its number only) to its longest."""
-LONG_ARGUMENT = 160
-"""Characters from which a text in the arguments of a call is shortened."""
-ARGUMENT_START = 80
-"""Characters that are kept of its beginning."""
+LONG_ARGUMENT = 160  # characters from which a text in the arguments of a call is shortened
+ARGUMENT_START = 80  # characters that are kept of its beginning
 _LEAVES = 40  # values of one call that are compared with those of other calls
 _OUTCOME_LEAVES = 60  # of a JSON object, shallow ones first, that are searched for telling values
 _READ_CHARS = 400  # characters of a value that are read
@@ -168,7 +165,6 @@ def _outcome_of_text(text: str, known: Collection[str]) -> tuple[str, list[str]]
 
 
 def _in_list(leaf: Leaf) -> bool:
-    """Whether a scalar stands in a list, or in an object in one."""
     trail = leaf.trail
     while trail is not None:
         trail, step = trail

@@ -21,8 +21,7 @@ LONG_CELL = 56  # values with more characters are shortened in a segment's short
 CELL_START = 28  # characters of a shortened value that stay, cut after a word
 GAP: str = Mark.GAP.value
 
-Cell = tuple[str, int, int]
-"""(key, start, end): text[start:end] is one value under `key`."""
+Cell = tuple[str, int, int]  # (key, start, end): text[start:end] is one value under `key`
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,7 +438,6 @@ def _without(text: str, start: int, end: int, cuts: Iterable[tuple[int, int]]) -
 
 
 def _cells_of(node: Node, key: str) -> list[Cell]:
-    """Return the scalars in a value with their keys."""
     if node.items is None:
         return [(key, node.body, node.stop)]
     return [cell for i in node.items for cell in _cells_of(i, i.key if i.named else key)]
@@ -491,7 +489,6 @@ def _find_table(text: str, lines: list[tuple[int, int]], number: int) -> tuple[s
 
 
 def _row_cells(line: str, at: int, mark: str, names: list[str]) -> list[Cell]:
-    """Return the values of a row under their column names."""
     cells = []
     for number, part in enumerate(line.split(mark)):
         if bare := part.strip().strip('"'):

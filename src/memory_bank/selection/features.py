@@ -13,8 +13,9 @@ from memory_bank.selection.tables import NEVER, OWN, Array, EvidenceTables, Tabl
 from memory_bank.selection.values import KINDS, key_words, words_of
 
 Owner = Literal["kind", "key", "source", "shape", "like", "record", "segment"]
-OWNERS: tuple[Owner, ...] = get_args(Owner)
-"""What values have in common, each a column of the values and a table."""
+OWNERS: tuple[Owner, ...] = get_args(
+    Owner
+)  # what values have in common, each a column of the values and a table
 
 
 class CurrentStep:
@@ -286,8 +287,7 @@ COPY_FEATURES = (
     "recent", "age", "arguments", "arguments_recent", "note", "stale", "edited", "latest_copy", "file_recent",
     "used_recently", "used", "named", "length", "lines", "structure", "table", "record_size", "error", "same_tool",
 )  # fmt: skip
-RECENT = 2
-"""Interactions before the tail whose uses count as recent."""
+RECENT = 2  # interactions before the tail whose uses count as recent
 
 
 def describe_segments(step: CurrentStep, last: int) -> Array:

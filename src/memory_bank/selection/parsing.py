@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 
-MAX_DEPTH = 40
-"""Brackets nested deeper than this are part of the container that holds them."""
-LONGEST_KEY = 200
-"""Characters that are kept of a key: many values may stand under it."""
+MAX_DEPTH = 40  # brackets nested deeper than this are part of the container that holds them
+LONGEST_KEY = 200  # characters that are kept of a key: many values may stand under it
 
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", re.S)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": " ", "f": " "}

@@ -204,7 +204,6 @@ class ScriptedResponses(Api):
         return response
 
     def _output(self, reply: Reply, body: JsonObject) -> list[JsonObject]:
-        """A reply as items: reasoning, message, calls."""
         output: list[JsonObject] = []
 
         def add(prefix: str, kind: str, **fields: Any) -> None:

@@ -155,7 +155,6 @@ def run_agent(
 
 
 def _output(call: Any, handlers: Mapping[str, Callable[..., Any]]) -> str:
-    """The tool's result as text; its exception as a JSON error."""
     try:
         result = handlers[call.function.name](**json.loads(call.function.arguments or "{}"))
         return result if isinstance(result, str) else json.dumps(result)

@@ -460,7 +460,6 @@ def _up_to_last_turn(messages: Sequence[Any]) -> list[tuple[PartPlace, Any]]:
 
 
 def _places(messages: Sequence[Any]) -> list[tuple[PartPlace, Any]]:
-    """The blocks of messages with their places."""
     known = ((i, m) for i, m in enumerate(messages) if _role(m) in _ROLES)
     return [(PartPlace(i, j), block) for i, message in known for j, block in _numbered(message)]
 

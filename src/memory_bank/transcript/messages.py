@@ -308,7 +308,6 @@ def result_of(message: object) -> Result:
 
 
 def _first_given(obj: object, *keys: str) -> Any:
-    """The first of some fields that is not None."""
     for key in keys:
         value = read(obj, key)
         if value is not None:

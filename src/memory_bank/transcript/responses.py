@@ -334,8 +334,6 @@ class _Turn:
 
 
 class _Reader:
-    """Groups items into units, one item at a time."""
-
     def __init__(self, chat: Conversation[Item]) -> None:
         self.chat = chat
         self._turn: _Turn | None = None

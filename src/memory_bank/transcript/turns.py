@@ -17,10 +17,12 @@ from memory_bank.transcript.messages import MessageKind, call_entry
 N = TypeVar("N")
 ChatMessage = dict[str, Any]
 
-WHOLE = -1
-"""The number of a chat message's content among its parts, the others of which are its calls, from 0."""
-KEPT_ROLE = "item"
-"""The role of a chat message for what no strategy may leave out and no model reads as a turn."""
+WHOLE = (
+    -1
+)  # the number of a chat message's content among its parts, the others of which are its calls, from 0
+KEPT_ROLE = (
+    "item"  # the role of a chat message for what no strategy may leave out and no model reads as a turn
+)
 Change = Mapping[int, Any]
 """Other texts for some parts of a message, by number: a content, or the arguments of a call; None: left out."""
 Entry = tuple[int | None, Any]
@@ -61,8 +63,7 @@ class Part(NamedTuple):
     signed: bool = False
 
 
-Placed = tuple[ChatMessage, list[PartPlace]]
-"""A chat message and the parts of the source that it stands for."""
+Placed = tuple[ChatMessage, list[PartPlace]]  # a chat message and the parts of the source that it stands for
 
 
 class Wire(Generic[N]):

@@ -33,9 +33,7 @@ from memory_bank.context.policies.top_k import choose_top_k
 
 
 def policy_of(
-    settings: AnyStrategy,
-    llm_client: object = None,
-    named: Callable[[str], AnyStrategy] | None = None,
+    settings: AnyStrategy, llm_client: object = None, named: Callable[[str], AnyStrategy] | None = None
 ) -> Policy:
     """The policy that settings describe. ``named`` returns the settings that an adaptive strategy names."""
     choose: Any  # a function of the view, the session and these settings

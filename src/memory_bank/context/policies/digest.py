@@ -281,8 +281,7 @@ _KEY = re.compile(
 )
 _LEAVES = 400  # of one output
 _VALUES = 12  # of one key
-Notes = tuple[bool, dict[tuple[str, str], None]]
-"""Whether a call failed, and its keys with their values."""
+Notes = tuple[bool, dict[tuple[str, str], None]]  # whether a call failed, and its keys with their values
 
 
 def choose_scratchpad(view: View, session: MemoryBankState, *, settings: ScratchpadSettings) -> Choice:
