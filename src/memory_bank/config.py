@@ -23,9 +23,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import to_jsonable_python
 
-from memory_bank.brief import brief
 from memory_bank.errors import ConfigError, UnknownStrategyError
 from memory_bank.prompts import load_prompt
+from memory_bank.records import brief
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 

@@ -39,8 +39,7 @@ from memory_bank.bank.schema import (
     steps,
     sum_of,
 )
-from memory_bank.brief import Brief
-from memory_bank.records import Insight, InteractionRecord, Spent
+from memory_bank.records import Brief, Insight, InteractionRecord, Spent
 from memory_bank.transcript.messages import MARKS, is_memory_tool
 
 PREFIX = 6

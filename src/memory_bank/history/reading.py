@@ -31,8 +31,10 @@ from memory_bank.history.steps import (
     ToolCall,
     Wire,
     check_wire,
+    freeze,
+    image_url,
+    type_name,
 )
-from memory_bank.history.values import freeze, image_url, type_name
 from memory_bank.transcript.messages import (
     Interaction,
     MessageKind,

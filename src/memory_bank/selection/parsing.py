@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-MAX_DEPTH = 40  # brackets nested deeper than this are part of the container that holds them
+MAX_BRACKETS = 40  # brackets nested deeper than this are part of the container that holds them
 LONGEST_KEY = 200  # characters that are kept of a key: many values may stand under it
 
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", re.S)
@@ -113,7 +113,7 @@ def _read_root(text: str, start: int, opener: int, stop: int) -> tuple[Node | No
             continue
         first = match.start()
         if kind == 1:  # an opening bracket
-            if len(stack) >= MAX_DEPTH:
+            if len(stack) >= MAX_BRACKETS:
                 deeper = 1
                 continue
             node = Node(first if key is None else begin, first, stop, stop, key)

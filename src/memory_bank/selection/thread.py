@@ -374,14 +374,20 @@ def _own_line(call: _Call, distinct: tuple[Argument, ...], values: Values) -> st
     return f"{text} → {call.outcome}" if call.outcome else text
 
 
-def ranges(numbers: Iterable[int]) -> str:
-    """Numbers as ``#1, #3 to #7``, in order; more than six runs as the first and the last with ``…`` between."""
+def runs_of(numbers: Iterable[int]) -> list[list[int]]:
+    """The first and the last of each run of numbers that follow one another."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
             runs[-1][1] = number
         else:
             runs.append([number, number])
+    return runs
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Numbers as ``#1, #3 to #7``, in order; more than six runs as the first and the last with ``…`` between."""
+    runs = runs_of(numbers)
     written = [f"#{a}" if a == b else f"#{a} to #{b}" if b > a + 1 else f"#{a}, #{b}" for a, b in runs]
     if len(written) > 6:
         written = [*written[:3], "…", *written[-2:]]

@@ -6,12 +6,13 @@ Each API and each framework has a Wire, which reads its messages and writes chan
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from memory_bank.errors import HistoryError
+from memory_bank.transcript.jsontext import compact, plain
 from memory_bank.transcript.messages import MessageKind, call_entry
 
 N = TypeVar("N")
@@ -160,6 +161,13 @@ class PartWire(Wire[N]):
 
 _SPEAKERS = dict.fromkeys((MessageKind.SAY, MessageKind.CALL, MessageKind.REASONING), "assistant")
 _SPEAKERS |= {MessageKind.USER: "user", MessageKind.RESULT: "result"}
+
+
+def readable(part: object, hidden: Collection[str]) -> str:
+    """A part of a message as JSON, without the ``hidden`` members, which only the provider reads."""
+    if isinstance(part, dict):
+        part = {k: v for k, v in part.items() if k not in hidden}
+    return "" if part == {} else compact(plain(part))
 
 
 @dataclass(frozen=True, slots=True)
