@@ -13,8 +13,12 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple, get_args
 
 from memory_bank.errors import ConfigError, MessagesError, ProvenanceError
-from memory_bank.provenance.identifiers import (
+from memory_bank.provenance.index import (
     IDENTIFIERS,
+    PATH_JOINTS,
+    Near,
+    Source,
+    SourceIndex,
     ValueKind,
     hard_runs,
     identifiers_in,
@@ -22,9 +26,9 @@ from memory_bank.provenance.identifiers import (
     kind_of_text,
     normal,
     number_forms,
+    place_of,
     runs,
 )
-from memory_bank.provenance.index import PATH_JOINTS, Near, Source, SourceIndex, place_of
 from memory_bank.provenance.report import CallReport, Nearest, Origin, ValueReport
 from memory_bank.transcript.jsontext import RAW, compact, inner_json, is_deep, leaves
 from memory_bank.transcript.messages import Call, calls_of, read

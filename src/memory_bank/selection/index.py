@@ -9,17 +9,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memory_bank.selection.calltext import ARGUMENT_CHARS, call_line, shown_arguments
 from memory_bank.selection.cutting import WIDTH
-from memory_bank.selection.features import (
+from memory_bank.selection.model import (
     FEATURE_NAMES,
     CurrentStep,
     LinearScores,
+    Model,
     describe,
     describe_segments,
+    load_model,
 )
-from memory_bank.selection.model import Model, load_model
 from memory_bank.selection.tables import OWN, Array, EvidenceTables
+from memory_bank.selection.thread import ARGUMENT_CHARS, call_line, shown_arguments
 from memory_bank.selection.values import ParsedRecord, fold, parse_record, stands_in
 from memory_bank.transcript.quoting import Mark
 
