@@ -111,9 +111,7 @@ def showcase(folder: Path) -> Iterator[SimpleNamespace]:
             sent[name] = text
         return replace(reply, cached=(known // 4, 0))
 
-    strategies = {
-        "memory_bank": {"type": "memory_bank", "observer_model": "extractive", "embedding_model": "lexical"}
-    }
+    strategies = {"memory_bank": load_config().memory_strategies["memory_bank"].model_dump()}
     steps: dict[str, int] = {}
     with scripted(script, folder, strategies, strict=False, steps_kept=100) as (_, p):
         done = 0

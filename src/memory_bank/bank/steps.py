@@ -31,6 +31,7 @@ _USED = (
     _t.input_tokens, _t.cached_tokens, _t.written_tokens, _t.output_tokens,
     _t.full_input_tokens, _t.full_cached_tokens, _t.full_written_tokens,
 )  # fmt: skip
+_without = _t.status.in_(sa.literal_column(f"'{status}'") for status in WITHOUT)
 _ENDED = ("seconds", "http_status", "error", "reason")
 _OUTCOME = ("tokens", "full_tokens", "status", "model", *_ENDED, *(c.name for c in _USED))
 _CONTENTS = ("manifest", "answer")
@@ -199,9 +200,17 @@ def _both(counts: Sequence[int]) -> tuple[Usage, Usage]:
     return Usage(total, cached, written, output), Usage(full, full_cached, full_written, output)
 
 
-def list_steps(database: Database, session_id: str, after: int = 0, limit: int = 100) -> list[StepFigures]:
-    """Up to ``limit`` steps with a number above ``after``, oldest first."""
+def list_steps(
+    database: Database,
+    session_id: str,
+    after: int = 0,
+    limit: int = 100,
+    only: Literal["errors", "without_memory"] | None = None,
+) -> list[StepFigures]:
+    """Up to ``limit`` steps with a number above ``after``, oldest first; ``only`` those with errors, or WITHOUT."""
     page = sa.select(*_LISTED).where(of_session(steps), _t.number > after).order_by(_t.number).limit(limit)
+    if only is not None:
+        page = page.where(_t.error.is_not(None) if only == "errors" else _without)
     return [_figures(row) for row in database.rows(page, session=session_id)]
 
 
@@ -252,7 +261,6 @@ def token_curve(
 # What model calls cost
 
 _is_control = (_t.status == sa.literal_column(f"'{CONTROL}'")).label("control")
-_without = _t.status.in_(sa.literal_column(f"'{status}'") for status in WITHOUT)
 _BY = {
     "all": sa.null().label("of"),
     "session": _t.session_id.label("of"),

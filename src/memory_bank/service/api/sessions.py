@@ -171,9 +171,14 @@ class Stats(ResponseModel):
     groups: dict[Literal["memory", "control"], Group] | None = Field(
         description="null without a control group"
     )
+    errors: Count = Field(description="steps that the provider or the connection to it failed")
+    steps_without_memory: Count = Field(description="steps for which memory failed or was paused")
     without_memory: dict[str, Count] = Field(
         description="requests that memory failed for, by reason, since the process started; each worker has its own"
     )
+
+
+Only = Annotated[Literal["errors", "without_memory"] | None, Field(description="only those with such steps")]
 
 
 class SessionsQuery(RequestModel):
@@ -187,9 +192,7 @@ class SessionsQuery(RequestModel):
     sort: Literal["created", "used", "saved", "cost", "errors", "steps"] = Field(
         "created", description="what is greatest comes first; saved: tokens"
     )
-    only: Literal["errors", "without_memory"] | None = Field(
-        None, description="only sessions with such steps"
-    )
+    only: Only = None
     model: str | None = Field(None, max_length=255, description="only sessions with steps for this model")
 
 
@@ -362,7 +365,9 @@ def get_stats(api: Api, request: Request) -> Stats:
         }
     queue = Queue(open=totals.jobs, failing=totals.failing)
     without = request.app.state.service.proxy.rebuilder.without(api.namespace)
-    return Stats.of(totals, queue=queue, **_sums(api, totals, sums), groups=groups, without_memory=without)
+    counts = {"errors": sum(s.errors for s in sums), "steps_without_memory": sum(s.without for s in sums)}
+    more = {"groups": groups, "without_memory": without, **counts, **_sums(api, totals, sums)}
+    return Stats.of(totals, queue=queue, **more)
 
 
 @route(router, "GET", "/stats/days", "Get the totals of each day", 422)
@@ -525,6 +530,7 @@ class StepsQuery(RequestModel):
 
     limit: Limit = 100
     after: int = AfterNumber
+    only: Only = None
 
 
 class CurveQuery(RequestModel):
@@ -540,7 +546,7 @@ StepNumber = Annotated[int, Path(ge=1, le=2**31 - 1, description="the step's num
 def list_steps(api: Api, name: SessionName, query: Annotated[StepsQuery, Query()]) -> StepPage:
     """The tokens of every context; a page at a time."""
     session_id = api.known(name)
-    found = steps.list_steps(api.database, session_id, query.after, query.limit)
+    found = steps.list_steps(api.database, session_id, query.after, query.limit, query.only)
     first, last = steps.ends_of(api.database, session_id) or (None, None)
     more = len(found) == query.limit and last is not None and found[-1].number < last
     shown = [_step(api, s) for s in found]
