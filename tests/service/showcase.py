@@ -17,6 +17,7 @@ from tests.chats import call, result, system, user
 from tests.service.proxied import post, scripted
 from tests.service.runs import EXAMPLES
 
+from memory_bank.config import load_config
 from memory_bank.testing import Reply, fail
 
 CHAT = "/v1/chat/completions"
