@@ -16,9 +16,18 @@ from memory_bank.errors import TraceFileError
 from memory_bank.lab.meter.text import parsed_arguments, scalars
 from memory_bank.lab.traces import Trace, TraceFiles
 from memory_bank.lab.training.fitting import Recipe, Samples, adapt, fit, fit_copied, held_out_loss
-from memory_bank.selection.features import COPY_FEATURES, FEATURES, CurrentStep, describe, describe_segments
 from memory_bank.selection.index import EvidenceIndex
-from memory_bank.selection.model import MODEL_FILE, Model, load_model, save_model
+from memory_bank.selection.model import (
+    COPY_FEATURES,
+    FEATURES,
+    MODEL_FILE,
+    CurrentStep,
+    Model,
+    describe,
+    describe_segments,
+    load_model,
+    save_model,
+)
 from memory_bank.selection.tables import Array
 from memory_bank.selection.values import KIND, find_uses, fold
 from memory_bank.transcript.jsontext import compact
