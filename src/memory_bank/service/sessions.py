@@ -194,8 +194,8 @@ class Sessions:
             if kept.generation is None or (agent is not None and kept.agent_id != agent):
                 self._register(session_id, kept, agent)
             with kept.lock:  # the plan must be this step's
-                if (known := self._processor.state(key, session_id)) is not None:
-                    known.under_load = under_load
+                if (earlier := self._processor.state(key, session_id)) is not None:
+                    earlier.under_load = under_load
                 shown, tokens = self._processor.apply_strategy(
                     seen, key, None, client, session_id=session_id, model=model, tools=tools, whole=whole
                 )
