@@ -31,21 +31,21 @@ _USED = (
     _t.input_tokens, _t.cached_tokens, _t.written_tokens, _t.output_tokens,
     _t.full_input_tokens, _t.full_cached_tokens, _t.full_written_tokens,
 )  # fmt: skip
-<<<<<<< HEAD
-_OUTCOME = ("tokens", "full_tokens", "status", "model", *(c.name for c in _USED))
-_LISTED = (*(c for c in _t if c.name != "manifest"), _t.manifest.is_not(None).label("detailed"))
-_ADD_OUTCOME = sa.update(steps).where(of_session(steps), _t.created == sa.bindparam("made"))
-_SESSION = sa.select(sessions.c.generation, sessions.c.deleted).where(of_session(sessions))
-_LAST = sa.select(sa.func.max(_t.number)).where(of_session(steps))
-_old = _t.number > sa.bindparam("above"), _t.number <= sa.bindparam("to"), _t.manifest.is_not(None)
-_DROP_MANIFESTS = sa.update(steps).where(of_session(steps), *_old).values(manifest=sa.null())
-=======
 _without = _t.status.in_(sa.literal_column(f"'{status}'") for status in WITHOUT)
 _ENDED = ("seconds", "http_status", "error", "reason")
 _OUTCOME = ("tokens", "full_tokens", "status", "model", *_ENDED, *(c.name for c in _USED))
 _CONTENTS = ("manifest", "answer")
 _LISTED = (*(c for c in _t if c.name not in _CONTENTS), _t.manifest.is_not(None).label("detailed"))
->>>>>>> main
+_ADD_OUTCOME = sa.update(steps).where(of_session(steps), _t.created == sa.bindparam("made"))
+_SESSION = sa.select(sessions.c.generation, sessions.c.deleted).where(of_session(sessions))
+_LAST = sa.select(sa.func.max(_t.number)).where(of_session(steps))
+_old = _t.number > sa.bindparam("above"), _t.number <= sa.bindparam("to")
+_has_contents = sa.or_(*(_t[k].is_not(None) for k in _CONTENTS))
+_DROP_CONTENTS = (
+    sa.update(steps)
+    .where(of_session(steps), *_old, _has_contents)
+    .values(dict.fromkeys(_CONTENTS, sa.null()))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,17 +156,10 @@ def add_steps(database: Database, new: Sequence[StepToStore], kept: int) -> None
             database.lock_session(c, session_id)
             mine = [s for s in new if s.figures.session_id == session_id]
             _add(database, c, session_id, [s for s in mine if not s.outcome], kept)
-<<<<<<< HEAD
-            for row in (_row(s.figures) for s in mine if s.outcome):
-                values = {k: row[k] for k in _OUTCOME}
-                c.execute(_ADD_OUTCOME, {"session": session_id, "made": row["created"], **values})
-=======
             for step in (s for s in mine if s.outcome):
                 row = _row(step.figures)
-                same = of_session(steps), _t.created == row["created"]
-                values = {k: row[k] for k in _OUTCOME} | {"answer": step.answer}
-                c.execute(sa.update(steps).where(*same).values(values), {"session": session_id})
->>>>>>> main
+                values = {"session": session_id, "made": row["created"], "answer": step.answer}
+                c.execute(_ADD_OUTCOME, values | {k: row[k] for k in _OUTCOME})
 
 
 def _add(database: Database, c: Connection, session_id: str, new: list[StepToStore], kept: int) -> None:
@@ -184,13 +177,7 @@ def _add(database: Database, c: Connection, session_id: str, new: list[StepToSto
         rows.append({**_row(step.figures), "number": number, **kept_contents})
     c.execute(sa.insert(steps), rows)
     above = 0 if before // _SWEEP != last // _SWEEP else before - kept
-<<<<<<< HEAD
-    c.execute(_DROP_MANIFESTS, {**session, "above": above, "to": last - kept})
-=======
-    has_contents = sa.or_(*(_t[k].is_not(None) for k in _CONTENTS))
-    old = _t.number > above, _t.number <= last - kept, has_contents
-    c.execute(sa.update(steps).where(of_session(steps), *old).values(dict.fromkeys(_CONTENTS)), session)
->>>>>>> main
+    c.execute(_DROP_CONTENTS, {**session, "above": above, "to": last - kept})
     database.revive(c, session_id)
 
 
