@@ -67,7 +67,10 @@ def test_services_that_are_killed() -> None:
 
 
 def test_services_whose_streams_are_cut_and_whose_workers_are_killed() -> None:
-    for options in ("--way stream --services 2 --kills 3", "--way proxy,stream --services 1 --workers 2 --kills 4"):
+    for options in (
+        "--way stream --services 2 --kills 3",
+        "--way proxy,stream --services 1 --workers 2 --kills 4",
+    ):
         more = " --part services --database sqlite --strategy evidence --agents 2"
         done = bench("faults.py", *(options + more).split())
         assert done.returncode == 0, done.stdout + done.stderr
