@@ -34,18 +34,21 @@ PAGES = [
     "examples/README.md",
     *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md")),
 ]
-BLOCK = re.compile(r"(?:^<!-- (not run|run by): ([^\n]+) -->\n)?^```(\w*)\n(.*?)^```$", re.M | re.S)
+BLOCK = re.compile(
+    r'(?:^<!-- (not run|run by): ([^\n]+) -->\n)?^```(\w*)(?: title="([\w.]+)")?\n(.*?)^```$', re.M | re.S
+)
 RUN = ("python", "console", "toml")
 
 
 class Block(NamedTuple):
-    """A fenced block of a page, with the mark above it."""
+    """A fenced block of a page, with the mark above it; one with a title is a file of that name."""
 
     page: str
     language: str
     code: str
     mark: str = ""
     reason: str = ""
+    title: str = ""
 
     def commands(self) -> str:
         """The commands of a console block as a script: ``$`` begins one, ``>`` continues it."""
@@ -57,9 +60,9 @@ class Block(NamedTuple):
 def blocks(page: str) -> list[Block]:
     text = (ROOT / page).read_text()
     whole = re.match(r"<!-- (run by): (.+) -->\n", text)
-    found = [Block(page, m[3], m[4], m[1] or "", m[2] or "") for m in BLOCK.finditer(text)]
+    found = [Block(page, m[3], m[5], m[1] or "", m[2] or "", m[4] or "") for m in BLOCK.finditer(text)]
     assert text.count("\n```") == 2 * len(found), f"{page}: a fence without its end, or indented"
-    return [b._replace(mark=whole[1], reason=whole[2]) if whole else b for b in found]
+    return [b._replace(mark=whole[1], reason=whole[2]) if whole and not b.mark else b for b in found]
 
 
 EVERY = [block for page in PAGES for block in blocks(page)]
@@ -82,6 +85,7 @@ TOOLS = [
 
 
 def run_tool(name, arguments):
+    assert isinstance(arguments, dict), "a tool takes parsed arguments"
     return json.dumps(ORDERS if name == "list_orders" else {"asked": arguments, "lines": ["x" * 50] * 40})
 
 
@@ -209,6 +213,24 @@ def test_the_proxy_of_the_readme(model, folder):
     assert "rebuilt" in out
     listed, _ = run_commands("memory-bank bank sessions --db bank.db --json", folder)
     assert json.loads(listed)["sessions"][0]["records"] == 8
+
+
+def test_the_tutorial(folder):
+    """Its files and commands, in one shell, from top to bottom; every line of a ``text`` block is printed."""
+    pytest.importorskip("fastapi", reason="needs the extra service")
+    script, shown = [], []
+    for block in blocks("docs/tutorial.md"):
+        if block.title:
+            script.append(f"cat > {block.title} <<'END OF FILE'\n{block.code}END OF FILE")
+        elif block.language == "console" and block.mark != "not run":
+            script.append(block.commands())
+        elif block.language == "text":
+            shown += block.code.splitlines()
+    data = {"XDG_DATA_HOME": str(folder / "data"), "MEMORY_BANK_SERVICE__PORT": "0"}
+    out, err = run_commands("\n".join([*script, "kill %1"]), folder, PYTHONUNBUFFERED="1", **data)
+    printed = (out + err).splitlines()
+    assert [line for line in shown if line not in printed] == [], out + err
+    assert "without memory" in err  # what `run` saved
 
 
 @pytest.mark.installs

@@ -63,7 +63,7 @@ def apply_memory_bank_strategy(
             come back as they are, ``state.storage_errors`` grows, ``state.last_plan`` is ``NO_PLAN``, and the next
             step stores what this one could not.
 
-    Example::
+    Example:
 
         context, tokens = apply_memory_bank_strategy(messages, None, load_config(), state)
     """
