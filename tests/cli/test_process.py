@@ -11,7 +11,7 @@ import pytest
 from tests.cli.conftest import COMMAND, environment, line, run_of, shell, write
 
 VERBS = {
-    "": ["serve", "connect", "demo", "audit", "config", "mcp", "keys", "bank", "lab"],
+    "": ["run", "serve", "connect", "demo", "audit", "config", "mcp", "keys", "bank", "lab"],
     "keys": ["create", "list", "revoke"],
     "bank": [
         "sessions",

@@ -14,6 +14,7 @@ from memory_bank import __version__
 from memory_bank.cli import bank, lab, service, setup
 from memory_bank.cli.demo import demo
 from memory_bank.cli.observe import observe
+from memory_bank.cli.run import run as run_command
 from memory_bank.cli.shared import Stopped, one_line, tell
 from memory_bank.errors import ConfigError, MemoryBankError
 
@@ -24,7 +25,7 @@ _GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "": (
         "Memory for tool-calling agents: prompts stay small, and every tool output can be fetched by its id.",
         {
-            "serve": service.serve, "connect": setup.connect, "demo": demo, "audit": lab.audit,
+            "run": run_command, "serve": service.serve, "connect": setup.connect, "demo": demo, "audit": lab.audit,
             "config": setup.config, "mcp": service.mcp,
         },
     ),
@@ -56,7 +57,8 @@ def _groups() -> typer.Typer:
             invoke_without_command=not group,
         )  # fmt: skip
         for name, verb in verbs.items():
-            groups[group].command(name)(verb)
+            own = {"allow_interspersed_args": False} if verb is run_command else None
+            groups[group].command(name, context_settings=own)(verb)
         if group:
             groups[""].add_typer(groups[group], name=group)
     return groups[""]
