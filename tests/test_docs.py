@@ -122,7 +122,7 @@ def run_commands(script: str, folder: Path, **environment: str) -> tuple[str, st
             env=os.environ | {"PATH": path, **environment},
         )  # fmt: skip
         try:
-            code = running.wait(timeout=600)
+            code = running.wait(timeout=120)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(running.pid, signal.SIGKILL)
@@ -216,7 +216,7 @@ def test_the_proxy_of_the_readme(model, folder):
 
 
 def test_the_tutorial(folder):
-    """Its files and commands, in one shell, from top to bottom; every line of a ``text`` block is printed."""
+    """Its files and commands, in one shell, from top to bottom; what its ``text`` blocks show is printed."""
     pytest.importorskip("fastapi", reason="needs the extra service")
     script, shown = [], []
     for block in blocks("docs/tutorial.md"):
@@ -228,9 +228,10 @@ def test_the_tutorial(folder):
             shown += block.code.splitlines()
     data = {"XDG_DATA_HOME": str(folder / "data"), "MEMORY_BANK_SERVICE__PORT": "0"}
     out, err = run_commands("\n".join([*script, "kill %1"]), folder, PYTHONUNBUFFERED="1", **data)
-    printed = (out + err).splitlines()
+    figures = r"\d[\d,]*(?= tokens| without|% less)"  # they depend on the tokenizer
+    printed = [re.sub(figures, "N", line) for line in (out + err).splitlines()]
+    shown = [re.sub(figures, "N", line) for line in shown]
     assert [line for line in shown if line not in printed] == [], out + err
-    assert "without memory" in err  # what `run` saved
 
 
 @pytest.mark.installs
@@ -306,7 +307,8 @@ def hooks():
 @pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CHANGELOG.md", *PAGES])
 def test_links_lead_somewhere(name):
     generated = set(re.findall(r'^        "([\w/]+\.md)": ', (ROOT / "docs" / "hooks.py").read_text(), re.M))
-    for target in re.findall(r"\]\((?!http)([^)#]+)(?:#[^)]*)?\)", (ROOT / name).read_text()):
+    prose = BLOCK.sub("", (ROOT / name).read_text())
+    for target in re.findall(r"\]\((?!http)([^)#]+)(?:#[^)]*)?\)", prose):
         path = ((ROOT / name).parent / target).resolve()
         made = path.is_relative_to(ROOT / "docs") and str(path.relative_to(ROOT / "docs")) in generated
         assert path.exists() or made, target
@@ -335,7 +337,7 @@ def test_the_readme_is_short_and_every_page_is_in_the_navigation():
     assert (ROOT / "README.md").read_text().count("\n") <= 150
     navigation = (ROOT / "mkdocs.yml").read_text()
     pages = {p.removeprefix("docs/") for p in PAGES if p.startswith("docs/")}
-    assert [p for p in sorted(pages) if p not in navigation and not re.match(r"decisions/\d", p)] == []
+    assert [p for p in sorted(pages) if p not in navigation and not p.startswith("decisions/")] == []
 
 
 # -- the architecture
