@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 METHODS = ("get", "put", "post", "patch", "delete")
 
 GROUPS = {
+    "The memory of a task": ("Memory",),
     "Memory in a loop": (
         "apply_memory_bank_strategy",
         "MemoryBankState",

@@ -234,6 +234,29 @@ def test_the_tutorial(folder):
     assert [line for line in shown if line not in printed] == [], out + err
 
 
+def test_the_clients_of_the_page_are_known(model, folder):
+    """``run`` gives each coding agent the address of the service, ``connect`` knows it, ``serve`` takes the options."""
+    pytest.importorskip("fastapi", reason="needs the extra service")
+    page = [b for b in blocks("docs/howto/connect.md") if b.reason == "test_the_clients_of_the_page_are_known"]
+    lines = [line for b in page for line in b.commands().splitlines()]
+    data = {"XDG_DATA_HOME": str(folder / "data"), "HOME": str(folder), "OPENAI_BASE_URL": model.base_url}
+    for client in ("claude", "codex", "opencode"):
+        (folder / "bin" / client).write_text('#!/bin/sh\necho "got $@ $ANTHROPIC_BASE_URL $OPENAI_BASE_URL"\n')
+        (folder / "bin" / client).chmod(0o755)
+        assert f"memory-bank run -- {client}" in lines
+        out, err = run_commands(f"memory-bank run -- {client}", folder, **data)
+        assert re.search(r"^got .*http://127\.0\.0\.1:\d+", out)
+        assert model.base_url not in out
+        assert "no model request came" in err
+    known = ["claude-code", "codex", "opencode"]
+    assert [line.split()[2] for line in lines if " connect " in line] == known
+    run_commands("\n".join(f"memory-bank connect {name} --write" for name in known), folder, **data)
+    assert (folder / ".claude" / "settings.json").exists()
+    [serving] = [line for line in lines if "--upstream" in line]
+    run_commands(f"timeout 4 {serving} --port 0 || test $? = 124", folder, **data)
+    run_commands(lines[-1], folder, **data)
+
+
 @pytest.mark.installs
 def test_the_readme_in_an_empty_environment(model, tmp_path):
     """Its commands as written, and its code, in a copy of the checkout, with an empty home: asks the package index."""
