@@ -23,6 +23,7 @@ METHODS = ("get", "put", "post", "patch", "delete")
 GROUPS = {
     "The memory of a task": ("Memory",),
     "Memory in a loop": (
+        "Memory",
         "apply_memory_bank_strategy",
         "MemoryBankState",
         "MemoryBankSettings",

@@ -8,17 +8,23 @@ import uuid
 from dataclasses import astuple, dataclass, field
 from typing import Any, NamedTuple
 
+from memory_bank.brief import Brief
+
 NAMESPACE_END = "␟"
 """Separates namespace and name in a session_id of the service; no name contains it."""
 
 
-@dataclass(frozen=True, slots=True)
-class InteractionRecord:
+@dataclass(frozen=True, slots=True, repr=False)
+class InteractionRecord(Brief):
     """One tool call: its arguments and its output.
 
     ``raw_input`` and ``raw_output`` are JSON values (dict, list, str, int, float, bool, None). Where the
     arguments or the output arrived as text, ``input_text`` and ``output_text`` hold exactly that text, and
     the raw values are what it parses to (``{"_raw": text}`` where it is not JSON).
+
+    Example:
+        >>> InteractionRecord.create(1, "get_order", {"order": "ORD-1"}, {"due": "2026-03-01"}).raw_output
+        {'due': '2026-03-01'}
     """
 
     trace_id: str
@@ -48,12 +54,16 @@ class InteractionRecord:
         return cls(trace_id, step_id, tool_name, raw_input, raw_output, now, call_id, input_text, output_text)
 
 
-@dataclass(frozen=True, slots=True)
-class Insight:
+@dataclass(frozen=True, slots=True, repr=False)
+class Insight(Brief):
     """The summary of one record.
 
     ``source`` is ``"extractive"`` or ``"llm:MODEL"``; ``redo`` is the reason why the summary is to be made
     again, or None when it is final.
+
+    Example:
+        >>> Insight("a-trace-id", "Order ORD-1 is due on 2026-03-01.").source
+        'extractive'
     """
 
     trace_id: str

@@ -39,6 +39,7 @@ from memory_bank.bank.schema import (
     steps,
     sum_of,
 )
+from memory_bank.brief import Brief
 from memory_bank.records import Insight, InteractionRecord, Spent
 from memory_bank.transcript.messages import MARKS, is_memory_tool
 
@@ -253,8 +254,8 @@ def _unobserved(c: Connection, session_ids: Sequence[str]) -> Counter[str]:
 Text = Literal["input", "output"]
 
 
-@dataclass(frozen=True, slots=True)
-class Outline:
+@dataclass(frozen=True, slots=True, repr=False)
+class Outline(Brief):
     """A stored record with the beginnings of its texts only, and what its insight and its job say of it.
 
     ``number`` is its place in its session (1 is the oldest). ``input_head`` and ``output_head`` are the first

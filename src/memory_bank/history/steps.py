@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, PlainValidator
 
+from memory_bank.brief import Brief
 from memory_bank.errors import HistoryError
 from memory_bank.history.values import LISTED, Flag, Frozen, Seconds, Text, Whole, image_url, positive, value
 from memory_bank.transcript.jsontext import compact, parse_arguments, parse_output
@@ -48,7 +49,7 @@ def one_line(text: str, room: int) -> str:
     return cut_at_edge(" ".join(text[: 4 * room].split()), room)
 
 
-class StepPart:
+class StepPart(Brief):
     """The base of steps and of what they hold."""
 
     def dict(self) -> Json:

@@ -29,7 +29,7 @@ T = TypeVar("T")
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def value(cls: type[T]) -> type[T]:
     """Make a class an immutable dataclass that checks its fields; a wrong one raises HistoryError."""
-    made: Any = dataclass(frozen=True, config=ConfigDict(extra="forbid"))(cls)
+    made: Any = dataclass(frozen=True, repr=False, config=ConfigDict(extra="forbid"))(cls)
     names = [f.name for f in dataclasses.fields(made) if not f.kw_only]
     init = made.__init__
 

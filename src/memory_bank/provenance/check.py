@@ -95,8 +95,8 @@ def check_call(
         StorageError: the database failed.
 
     Example:
-        >>> check_call(("refund", {"order_id": "A-1024"}), state, messages).sentence()
-        'In the call of refund, order_id = A-1024 is not in this session: did you mean A-1042, from …?'
+        >>> check_call(("refund", {"order_id": "ORD-4711"}), state, messages).sentence()
+        'In the call of refund, order_id = ORD-4711 is not in this session.'
     """
     parsed = _parse_call(call)
     index = index_of(state, messages, tools)
@@ -299,7 +299,8 @@ class ProvenanceGuard:
 
     Example:
         >>> guard = ProvenanceGuard("block")
-        >>> report = guard(("refund", {"order_id": "A-1042"}), state, messages)
+        >>> guard(("refund", {"order_id": "ORD-1"}), state, messages).ok
+        True
     """
 
     def __init__(

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from memory_bank.closing import Closing
 from memory_bank.testing.apis import (
     CHAT,
     COUNT,
@@ -52,7 +53,7 @@ class LoggedRequest:
     data: bytes = field(default=b"", repr=False)
 
 
-class ScriptedServer:
+class ScriptedServer(Closing):
     """``with ScriptedServer([call("search", query="x"), say("done")]) as server: … server.base_url``.
 
     Serves POST /v1/chat/completions, /v1/responses and /v1/messages (also with ``stream: true``), POST
@@ -121,9 +122,6 @@ class ScriptedServer:
 
     def __enter__(self) -> ScriptedServer:
         return self.start()
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _respond(self, method: str, path: str, headers: dict[str, str], data: bytes) -> _Sent:
         """Log a request and make its answer."""

@@ -12,6 +12,7 @@ from memory_bank.bank.jobs import without_insight
 from memory_bank.bank.listing import Outline, outlines
 from memory_bank.bank.stores import WiderScope
 from memory_bank.bank.terms import TermIndex, terms_of, terms_of_query
+from memory_bank.brief import Brief
 from memory_bank.errors import EmbeddingError
 from memory_bank.ports import Scope
 from memory_bank.provenance.identifiers import find, identifiers_in, normal, runs
@@ -25,8 +26,8 @@ _MAX_EXAMINED = 400  # records without an insight that are looked at
 _MAX_READ = 2 * 2**20  # bytes of an output in which a place is looked for
 
 
-@dataclass(frozen=True, slots=True)
-class SearchMatch:
+@dataclass(frozen=True, slots=True, repr=False)
+class SearchMatch(Brief):
     """A record that was found.
 
     ``why`` it was: see ``Hit``; also "holds", for an output that contains the text ``holds`` exactly, at ``place``: a

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from memory_bank.brief import Brief
 from memory_bank.errors import MessagesError
 from memory_bank.records import InteractionRecord, call_key
 from memory_bank.transcript.harness import persons_text
@@ -141,6 +142,10 @@ def is_memory_tool(name: str, output: str | None = None) -> bool:
     An example of a prefix is ``memory_bank__get_record``. With ``output``, whether it also answers as they
     do: an application may have a ``get_record`` of its own. Answers of memory tools are not summarised,
     because they quote the bank.
+
+    Example:
+        >>> is_memory_tool("memory_bank__get_record"), is_memory_tool("get_order")
+        (True, False)
     """
     if not isinstance(name, str) or not _MEMORY_TOOL.match(name):
         return False
@@ -369,8 +374,8 @@ class Pair:
         return call_key(call_id, self.tool_name, call.text if call else "", output)
 
 
-@dataclass(frozen=True, slots=True)
-class Interaction:
+@dataclass(frozen=True, slots=True, repr=False)
+class Interaction(Brief):
     """An assistant turn with its calls, all their results and the messages among them; never split.
 
     ``messages`` are the originals, in order, from position ``start`` of the list. ``fault`` is empty when
@@ -475,6 +480,10 @@ def extract_tool_outputs(messages: object) -> list[tuple[str, Any, Any]]:
 
     Output that is not JSON becomes ``{"_raw": text}``; without an interaction the list is empty. Raises
     MessagesError when ``messages`` is no list.
+
+    Example:
+        >>> extract_tool_outputs(messages)
+        [('get_order', {'order': 'ORD-1'}, {'order': 'ORD-1', 'due': '2026-03-01', 'note': 'late'})]
     """
     interactions = [s for s in parse_messages(messages) if isinstance(s, Interaction)]
     return [

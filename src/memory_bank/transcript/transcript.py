@@ -11,6 +11,7 @@ from itertools import accumulate, chain, pairwise
 from operator import is_
 from typing import Any
 
+from memory_bank.brief import Brief
 from memory_bank.ports import TokenCounter
 from memory_bank.records import derive_trace_id
 from memory_bank.transcript.messages import (
@@ -29,8 +30,8 @@ _LATEST = 64  # messages at the end that are compared at every step
 _IN_TURN = 256  # older messages that are compared in one step
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+@dataclass(frozen=True, slots=True, repr=False)
+class View(Brief):
     """A conversation at one step: its anchor, its history and its tail.
 
     ``messages`` are the caller's own. ``interactions`` are all of them, the tail's last, with their trace_ids
