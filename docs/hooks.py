@@ -385,7 +385,9 @@ class Loads(HTMLParser):
 
 def search_words() -> dict[str, list[str]]:
     """The first column of the glossary by page."""
-    rows = re.findall(r"^\| (.+?) \| .* \| \[.*\]\(([\w/-]+\.md)", (ROOT / "docs/glossary.md").read_text(), re.M)
+    rows = re.findall(
+        r"^\| (.+?) \| .* \| \[.*\]\(([\w/-]+\.md)", (ROOT / "docs/glossary.md").read_text(), re.M
+    )
     words: dict[str, list[str]] = {}
     for phrases, page in rows:
         words.setdefault(page, []).extend(phrases.split(", "))

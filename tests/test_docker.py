@@ -167,7 +167,12 @@ def test_the_environment_is_of_settings(compose: Any, monkeypatch: pytest.Monkey
     for name, value in given.items():
         monkeypatch.setenv(name, filled(str(value), {"POSTGRES_PASSWORD": "abc"}))
     (settings,) = compose["services"]["service"]["configs"]
-    assert compose["services"]["service"]["command"] == ["memory-bank", "serve", "--config", settings["target"]]
+    assert compose["services"]["service"]["command"] == [
+        "memory-bank",
+        "serve",
+        "--config",
+        settings["target"],
+    ]
     file = ROOT / filled(compose["configs"][settings["source"]]["file"], {})
     service = load_config(file).service  # refuses a variable that is no setting
     assert load_config(file) == load_config()  # without a file of the user's, what is shipped
@@ -181,7 +186,9 @@ def test_the_environment_is_of_settings(compose: Any, monkeypatch: pytest.Monkey
 def test_the_keys_and_the_configuration_of_the_host_are_passed(compose: Any) -> None:
     keys = {"OPENAI_API_KEY": "sk-one", "ANTHROPIC_API_KEY": "sk-two", "CONFIG": "./mine.toml"}
     given = compose["services"]["service"]["environment"]
-    assert {name: filled(given[name], keys) for name in list(keys)[:2]} == {k: keys[k] for k in list(keys)[:2]}
+    assert {name: filled(given[name], keys) for name in list(keys)[:2]} == {
+        k: keys[k] for k in list(keys)[:2]
+    }
     assert filled(given["ANTHROPIC_API_KEY"], {}) == ""
     assert filled(compose["configs"]["settings"]["file"], keys) == "./mine.toml"
     page = (ROOT / "docs/howto/docker.md").read_text()

@@ -222,7 +222,7 @@ def test_the_tutorial(folder):
     for block in blocks("docs/tutorial.md"):
         if block.title:
             script.append(f"cat > {block.title} <<'END OF FILE'\n{block.code}END OF FILE")
-        elif block.language == "console" and block.mark != "not run":
+        elif block.language == "console":
             script.append(block.commands())
         elif block.language == "text":
             shown += block.code.splitlines()
@@ -237,13 +237,16 @@ def test_the_tutorial(folder):
 def test_the_clients_of_the_page_are_known(model, folder):
     """``run`` gives each coding agent the address of the service, ``connect`` knows it, ``serve`` takes the options."""
     pytest.importorskip("fastapi", reason="needs the extra service")
-    page = [b for b in blocks("docs/howto/connect.md") if b.reason == "test_the_clients_of_the_page_are_known"]
+    page = [b for b in EVERY if b.reason == "test_the_clients_of_the_page_are_known"]
     lines = [line for b in page for line in b.commands().splitlines()]
+    programs = {line.split(" -- ")[1] for line in lines if " run -- " in line}
+    assert programs == {"claude", "codex", "opencode", "python my_agent.py"}
     data = {"XDG_DATA_HOME": str(folder / "data"), "HOME": str(folder), "OPENAI_BASE_URL": model.base_url}
     for client in ("claude", "codex", "opencode"):
-        (folder / "bin" / client).write_text('#!/bin/sh\necho "got $@ $ANTHROPIC_BASE_URL $OPENAI_BASE_URL"\n')
+        (folder / "bin" / client).write_text(
+            '#!/bin/sh\necho "got $@ $ANTHROPIC_BASE_URL $OPENAI_BASE_URL"\n'
+        )
         (folder / "bin" / client).chmod(0o755)
-        assert f"memory-bank run -- {client}" in lines
         out, err = run_commands(f"memory-bank run -- {client}", folder, **data)
         assert re.search(r"^got .*http://127\.0\.0\.1:\d+", out)
         assert model.base_url not in out
@@ -254,7 +257,7 @@ def test_the_clients_of_the_page_are_known(model, folder):
     assert (folder / ".claude" / "settings.json").exists()
     [serving] = [line for line in lines if "--upstream" in line]
     run_commands(f"timeout 4 {serving} --port 0 || test $? = 124", folder, **data)
-    run_commands(lines[-1], folder, **data)
+    run_commands("memory-bank bank sessions", folder, **data)
 
 
 @pytest.mark.installs

@@ -14,10 +14,10 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from tests import browser
-from tests.browser import Browser, Page
 
 from memory_bank import __version__
+from tests import browser
+from tests.browser import Browser, Page
 
 pytest.importorskip("material", reason="needs the extra docs")
 pytest.importorskip("fastapi", reason="needs the extra service")
@@ -74,7 +74,9 @@ def found(page: Page, words: str) -> list[str]:
         "field.dispatchEvent(new Event('keyup', {bubbles: true})) })(document.querySelector('.md-search__input'))"
     )
     page.wait("document.querySelector('.md-search-result__item a') != null")
-    links = page.js("[...document.querySelectorAll('.md-search-result__item > a')].map(a => new URL(a.href).pathname)")
+    links = page.js(
+        "[...document.querySelectorAll('.md-search-result__item > a')].map(a => new URL(a.href).pathname)"
+    )
     return [link.strip("/").removesuffix(".html") for link in links]
 
 
@@ -87,7 +89,9 @@ def test_the_search_finds_a_page_by_words_from_elsewhere(address: str, chromium:
         "Redis": "howto/postgresql", "async": "howto/asyncio", "Docker": "howto/docker", "Codex": "howto/connect",
         "SSE": "howto/streaming", "PII": "redaction", "dashboard": "howto/page",
     }  # fmt: skip
-    missed = {words: pages for words, right in expected.items() if right not in (pages := found(page, words)[:2])}
+    missed = {
+        words: pages for words, right in expected.items() if right not in (pages := found(page, words)[:2])
+    }
     assert missed == {}
 
 
@@ -109,7 +113,9 @@ def test_the_tabs_of_a_page_and_the_version(site: Path) -> None:
 
 
 def test_long_signatures_are_wrapped(site: Path) -> None:
-    signatures = re.findall(r'class="doc-signature[^>]*>(.*?)</div>', (site / "reference/library.html").read_text(), re.S)
+    signatures = re.findall(
+        r'class="doc-signature[^>]*>(.*?)</div>', (site / "reference/library.html").read_text(), re.S
+    )
     lines = [re.sub(r"<[^>]+>", "", line) for shown in signatures for line in shown.splitlines()]
     assert len(signatures) > 50
     assert [line for line in lines if len(line.replace("&#39;", "'").replace("&quot;", '"')) > 100] == []

@@ -69,7 +69,9 @@ def test_a_client_of_the_page(tab: str, tmp_path: Path) -> None:
     client, place = clients.CLIENTS[name], clients.place_of(name)
     if not ready(name) and (client.npm or not all(map(is_here, client.packages))):
         pytest.skip(f"{name} is not installed: `python benchmarks/clients.py {name}` installs it")
-    [(language, code)] = re.findall(rf"^/// tab \| {re.escape(tab)}\n<!--[^\n]*\n```(\w+)\n(.*?)```", PAGE, re.S | re.M)
+    [(language, code)] = re.findall(
+        rf"^/// tab \| {re.escape(tab)}\n<!--[^\n]*\n```(\w+)\n(.*?)```", PAGE, re.S | re.M
+    )
     script = (place if client.npm else tmp_path) / ("snippet.mjs" if language == "js" else "snippet.py")
     with (
         ScriptedServer(lambda _: say("Hello to you.")) as server,
@@ -79,7 +81,12 @@ def test_a_client_of_the_page(tab: str, tmp_path: Path) -> None:
         run = clients.Run(tmp_path, tmp_path, "http://127.0.0.1:9")  # the code alone names the address
         command = ["node", str(script)] if language == "js" else [str(clients.python_of(place)), str(script)]
         done = subprocess.run(
-            command, env=run.environment("OPENAI_BASE_URL"), capture_output=True, text=True, timeout=120, check=False
+            command,
+            env=run.environment("OPENAI_BASE_URL"),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
     assert done.stdout.strip().endswith("Hello to you."), done.stderr
     assert server.refused == []
