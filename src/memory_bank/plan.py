@@ -9,7 +9,7 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Any, Literal
 
-from memory_bank.brief import Brief
+from memory_bank.records import Brief
 from memory_bank.transcript.messages import Interaction
 from memory_bank.transcript.transcript import View
 from memory_bank.transcript.turns import Edit, Entry
@@ -256,13 +256,14 @@ class Plan:
         """``as_dict`` with the pieces that are shown, nearly shown, and gone since the step before."""
         return {**self.as_dict(), **self.shown()}
 
-    def shown(self) -> dict[str, Any]:
+    def shown(self, *, explained: bool = True) -> dict[str, Any]:
         """The pieces that are shown, nearly shown, and gone since the step before, as JSON values.
 
-        Ask before the session's next step: afterwards the reasons are those of that step.
+        ``explained``: with their most probable values, and those nearly shown. Ask so before the session's next step:
+        afterwards these are those of that step.
         """
-        pieces = [] if self.unchanged else self.choice.reasons.pieces()
-        near = [] if self.unchanged else self.choice.reasons.near_misses()
+        pieces = [] if self.unchanged else self.choice.reasons.pieces(explained=explained)
+        near = [] if self.unchanged or not explained else self.choice.reasons.near_misses()
         earlier: list[Piece] = []
         if self.previous is not None and not self.previous.unchanged:
             earlier = self.previous.choice.reasons.pieces(explained=False)

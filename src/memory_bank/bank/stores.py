@@ -181,7 +181,8 @@ class FactStore:
                     c.execute(
                         sa.delete(table).where(of_session(table), table.c.trace_id == trace_id), self._mine
                     )
-                c.execute(sa.update(steps).where(of_session(steps)).values(manifest=None), self._mine)
+                contents = {"manifest": None, "answer": None, "error": None}
+                c.execute(sa.update(steps).where(of_session(steps)).values(contents), self._mine)
                 content_deleted(c, self.session_id)
         return found
 
