@@ -257,7 +257,7 @@ def test_the_clients_of_the_page_are_known(model, folder):
     assert (folder / ".claude" / "settings.json").exists()
     [serving] = [line for line in lines if "--upstream" in line]
     run_commands(f"timeout 4 {serving} --port 0 || test $? = 124", folder, **data)
-    run_commands("memory-bank bank sessions", folder, **data)
+    run_commands("memory-bank bank sessions; memory-bank doctor || test $? = 1", folder, **data)
 
 
 @pytest.mark.installs
