@@ -23,9 +23,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import to_jsonable_python
 
-from memory_bank.brief import brief
 from memory_bank.errors import ConfigError, UnknownStrategyError
 from memory_bank.prompts import load_prompt
+from memory_bank.records import brief
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
@@ -124,7 +124,6 @@ def _mistakes(error: ValidationError, model: type[BaseModel], values: Mapping[st
 
 
 def _complaint(each: Any, loc: list[str], known: Iterable[str], keys: Iterable[str]) -> str:
-    """The rest of the sentence about a place."""
     types = f"its type must be one of {', '.join(STRATEGY_TYPES)}"
     if each["type"] == "extra_forbidden":
         if known is Config.model_fields and loc[0] in MemoryBankSettings.model_fields:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from memory_bank.bank.session import MemoryBankState
-from memory_bank.brief import Brief
 from memory_bank.closing import Closing
 from memory_bank.config import Config, Price
 from memory_bank.errors import ConfigError
@@ -30,6 +29,7 @@ from memory_bank.models.chat import (
 from memory_bank.plan import NO_PLAN
 from memory_bank.pricing import PrefixCache, SentContext, Usage, cost, price_of
 from memory_bank.processor import MemoryProcessor, OpenState
+from memory_bank.records import Brief
 from memory_bank.transcript.messages import check_messages
 from memory_bank.transcript.tokens import open_counter
 
@@ -195,8 +195,7 @@ class LLMOrchestrator(Closing):
         client gave it. Raises what the strategy raises, ModelError when there is no completion, and for a
         stream what the client raises.
         """
-        named = {"model": model, "memory_key": memory_key, "session_id": session_id}
-        return self._call(*self._with_memory(messages, **named, **options))
+        return self._call(*self._with_memory(messages, model, memory_key, session_id, **options))
 
     def generate_plain(
         self, *, input_messages: list[dict[str, Any]], model: str | None = None, **options: Any

@@ -9,7 +9,7 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Any, Literal
 
-from memory_bank.brief import Brief
+from memory_bank.records import Brief
 from memory_bank.transcript.messages import Interaction
 from memory_bank.transcript.transcript import View
 from memory_bank.transcript.turns import Edit, Entry

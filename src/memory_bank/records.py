@@ -1,17 +1,37 @@
-"""The values that a bank stores and returns: records of tool calls, insights, search hits, costs."""
+"""The values that a bank stores and returns: records of tool calls, insights, search hits, costs; short reprs."""
 
 from __future__ import annotations
 
 import hashlib
+import reprlib
 import time
 import uuid
-from dataclasses import astuple, dataclass, field
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, field, fields
 from typing import Any, NamedTuple
-
-from memory_bank.brief import Brief
 
 NAMESPACE_END = "␟"
 """Separates namespace and name in a session_id of the service; no name contains it."""
+
+
+_REPR_CHARS = 280
+
+
+def brief(value: object, held: Mapping[str, object]) -> str:
+    """A repr of at most 280 characters, with the beginning of each part that is not empty."""
+    shown = ", ".join(f"{k}={reprlib.repr(v)}" for k, v in held.items() if v not in (None, "", ()))
+    text = f"{type(value).__name__}({shown})"
+    return text if len(text) <= _REPR_CHARS else f"{text[: _REPR_CHARS - 2]}…)"
+
+
+class Brief:
+    """The base of dataclasses with such a repr; they are made with ``repr=False``."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        made: Any = self
+        return brief(self, {f.name: getattr(self, f.name) for f in fields(made)})
 
 
 @dataclass(frozen=True, slots=True, repr=False)

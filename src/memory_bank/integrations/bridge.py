@@ -34,8 +34,7 @@ from memory_bank.transcript.turns import ChatMessage, Conversation, PartWire
 log = logging.getLogger("memory_bank.Integrations")
 
 N = TypeVar("N")
-MAX_SESSIONS = 256
-"""Sessions that a bridge holds; the one that was used longest ago is closed for a new one."""
+MAX_SESSIONS = 256  # sessions that a bridge holds; the one that was used longest ago is closed for a new one
 NO_SESSION = "No tool output is stored in this session yet."
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any
 
-from memory_bank.brief import Brief
+from memory_bank.records import Brief
 
 
 class Origin(StrEnum):

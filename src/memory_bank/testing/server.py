@@ -35,11 +35,9 @@ EMBEDDINGS = "/v1/embeddings"
 SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "api-key", "x-api-key", "cookie"})
 
 
-LOOK = 0.02
-"""Seconds between two checks whether a waiting client is still connected."""
+LOOK = 0.02  # seconds between two checks whether a waiting client is still connected
 
-_Sent = tuple[Reply, str, Sequence[bytes]]
-"""A reply, its content type, and its body in pieces."""
+_Sent = tuple[Reply, str, Sequence[bytes]]  # a reply, its content type, and its body in pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +122,6 @@ class ScriptedServer(Closing):
         return self.start()
 
     def _respond(self, method: str, path: str, headers: dict[str, str], data: bytes) -> _Sent:
-        """Log a request and make its answer."""
         try:
             body = json.loads(data)
         except (ValueError, RecursionError):
@@ -300,8 +297,6 @@ class _Listener(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection, whose requests are answered one after the other."""
-
     server: _Listener
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True

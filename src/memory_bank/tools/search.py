@@ -12,12 +12,10 @@ from memory_bank.bank.jobs import without_insight
 from memory_bank.bank.listing import Outline, outlines
 from memory_bank.bank.stores import WiderScope
 from memory_bank.bank.terms import TermIndex, terms_of, terms_of_query
-from memory_bank.brief import Brief
 from memory_bank.errors import EmbeddingError
 from memory_bank.ports import Scope
-from memory_bank.provenance.identifiers import find, identifiers_in, normal, runs
-from memory_bank.provenance.index import place_of
-from memory_bank.records import Hit, InteractionRecord
+from memory_bank.provenance.index import find, identifiers_in, normal, place_of, runs
+from memory_bank.records import Brief, Hit, InteractionRecord
 from memory_bank.transcript.jsontext import compact
 
 _MAX_EXACT_CHARS = 200  # longer texts are not searched for exactly

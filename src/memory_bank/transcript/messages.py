@@ -15,9 +15,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from memory_bank.brief import Brief
 from memory_bank.errors import MessagesError
-from memory_bank.records import InteractionRecord, call_key
+from memory_bank.records import Brief, InteractionRecord, call_key
 from memory_bank.transcript.harness import persons_text
 from memory_bank.transcript.jsontext import compact, dump_value, parse_arguments, parse_output, plain
 from memory_bank.transcript.media import media_of, without_base64
@@ -34,9 +33,9 @@ _MEDIA_MARKS = ("<tool_result", "This is file ", "Observation:")
 
 def read(obj: object, key: str) -> Any:
     """A field of a dict or of an SDK object; None when it is absent."""
-    if type(obj) is dict:  # nearly always, and the check for Mapping is slow
-        return obj.get(key)
-    if isinstance(obj, Mapping):
+    if type(obj) is dict or isinstance(
+        obj, Mapping
+    ):  # nearly always a dict, and the check for Mapping is slow
         return obj.get(key)
     try:
         return getattr(obj, key, None)
@@ -308,7 +307,6 @@ def result_of(message: object) -> Result:
 
 
 def _first_given(obj: object, *keys: str) -> Any:
-    """The first of some fields that is not None."""
     for key in keys:
         value = read(obj, key)
         if value is not None:

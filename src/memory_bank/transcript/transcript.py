@@ -11,9 +11,8 @@ from itertools import accumulate, chain, pairwise
 from operator import is_
 from typing import Any
 
-from memory_bank.brief import Brief
 from memory_bank.ports import TokenCounter
-from memory_bank.records import derive_trace_id
+from memory_bank.records import Brief, derive_trace_id
 from memory_bank.transcript.messages import (
     Interaction,
     MessageKind,
