@@ -403,6 +403,10 @@ class Database:
         """Store what the session's user asked for."""
         self._set(session_id, task=task)
 
+    def set_title(self, session_id: str, title: str | None) -> None:
+        """Store the name that a person gave a session."""
+        self._set(session_id, title=title)
+
     def _set(self, session_id: str, **values: object) -> None:
         with self.write() as c:
             c.execute(_SET.values(values), {"session": session_id})

@@ -18,6 +18,7 @@ from memory_bank.bank.learned import model_of_session
 from memory_bank.bank.retrieval import log_ingested, records_of
 from memory_bank.bank.stores import FactStore, InsightStore, WiderScope, clear_insights
 from memory_bank.bank.worker import InsightWriter
+from memory_bank.closing import Closing
 from memory_bank.config import MemoryBankSettings
 from memory_bank.errors import ConfigError, EmbeddingError, StorageError
 from memory_bank.models.observer import EXTRACTIVE, describe_call
@@ -37,7 +38,7 @@ NOTE_TOKENS = 300
 """Most tokens of the note at a fold."""
 
 
-class Session:
+class Session(Closing):
     """The messages of one task and what a strategy keeps of them, without stores.
 
     ``last_plan`` is the plan of the last step, ``NO_PLAN`` before the first. ``prefix_cache`` is what the provider
@@ -106,9 +107,6 @@ class Session:
             self._forget()
             self.last_plan = NO_PLAN
 
-    def close(self) -> None:
-        """Release what the session holds open."""
-
     def _forget(self) -> None:
         self.transcript.reset()
         self._caches.clear()
@@ -136,6 +134,17 @@ class MemoryBankState(Session):
         steps: trace_id to step of every stored record, in the order of storing.
         marks: trace_id to mark of every record that a person pinned, excluded or forgot.
         storage_errors: how many steps went on without memory because the database failed.
+
+    Example:
+        >>> with MemoryBankState.open("bank.db", session_id="task-1") as state:
+        ...     context, tokens = apply_memory_bank_strategy(messages, None, load_config(), state)
+        ...     state.add([InteractionRecord.create(2, "ask", {}, "What the user said by phone.")])
+        ...     state.fact_store.size(), state.insight_store.size(), state.pending, state.spent.calls
+        ...     state.flush(timeout=5)
+        ...     state.reset()
+        1
+        (2, 2, 0, 0)
+        0
     """
 
     steps: dict[str, int]
@@ -452,14 +461,14 @@ class MemoryBankState(Session):
         if not self._shares_database:
             self.database.close()
 
+    def __repr__(self) -> str:
+        return f"<MemoryBankState of session {self.session_id!r}: {len(self.steps):,} records>"
+
     def __reduce__(self) -> str:
         raise TypeError(
             "a MemoryBankState holds an open database and cannot be pickled: pass the database's address and the "
             "session_id instead, and open the session there with MemoryBankState.open."
         )
-
-    def __enter__(self) -> MemoryBankState:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         try:

@@ -145,8 +145,6 @@ class _Fold:
 
 @dataclass(slots=True)
 class _Evidence:
-    """A session's evidence, what it was made with, and the fold that is kept."""
-
     memory: EvidenceMemory | None = None
     made_with: tuple[object, ...] = ()
     fold: _Fold | None = None

@@ -28,7 +28,7 @@ from memory_bank.service.proxy.body import Body, JsonObject, render_body
 from memory_bank.service.proxy.clearing import CONTEXT_MANAGEMENT, clear, excluded_tools
 from memory_bank.service.proxy.dialects import Dialect, NotRebuiltError, Provider, TurnPlace, own_tools
 from memory_bank.service.proxy.identity import Identity, client_session
-from memory_bank.service.security.access import Caller, stored_id
+from memory_bank.service.security.access import Caller, public_name, stored_id
 from memory_bank.service.sessions import Rebuilt, Sessions
 from memory_bank.tools import FILES_SCHEMA, TOOL_SCHEMAS
 from memory_bank.transcript.harness import asks_for_summary
@@ -315,6 +315,10 @@ class Rebuilder:
                     result = await self._timed(share, request)
         if result.status == "failed":
             share.without[str(result.reason)] += 1
+            named = request.headers.get("x-memory-session") or client_session(
+                request.headers, request.value.get("metadata")
+            )
+            result = replace(result, session=result.session or named)
         if result.step is not None:
             task = asyncio.create_task(self._finish(result.step))
             self._tasks.add(task)
@@ -348,6 +352,8 @@ class Rebuilder:
         elif not request.dialect.counts_only:
             result = share.count(request, result)
         share.note(result)
+        if result.status == "failed" and job.session_id is not None:
+            result = replace(result, session=public_name(request.caller.namespace, job.session_id))
         return result
 
     def notice(self, namespace: str | None) -> str | None:
