@@ -191,7 +191,7 @@ class TurnStream:
     from the first tool call on until the turn ends; then it is sent as it came, or, if a memory tool is called,
     dropped. A turn that failed or is longer than ``MOST_BYTES`` is never dropped. As long as nothing of an earlier
     turn was sent (``is_raw``), the bytes are those of upstream, except for the usage, which is that of all turns;
-    after that, events are rewritten to continue the earlier turn. ``lead``: an item or block of ours that comes first;
+    after that, events are rewritten to continue the earlier turn. ``lead``: an item or block of ours that is first;
     ``usage``: that of the hidden turns; ``ending`` gives more members for the event that ends a message.
     Each API implements ``read``, ``write`` and ``answer``; ``read_turn`` reads a complete answer.
     """
