@@ -43,7 +43,8 @@ class Session(Closing):
 
     ``last_plan`` is the plan of the last step, ``NO_PLAN`` before the first. ``prefix_cache`` is what the provider
     charges for a prefix that it has seen; a reset keeps it. ``record_tool``: the name under which the step's agent
-    has ``get_record``, "" where it has no such tool. ``lock`` guards all the rest.
+    has ``get_record``, "" where it has no such tool. ``under_load``: many requests wait, so that folds are put off.
+    ``lock`` guards all the rest.
     """
 
     def __init__(self, session_id: str = "default", counter: TokenCounter | None = None) -> None:
@@ -55,6 +56,7 @@ class Session(Closing):
         self.prefix_cache = PrefixCache()
         self.over_budget_logged = False
         self.record_tool = ""
+        self.under_load = False
         # trace_ids that are pinned, and that no context shows, by marks and by ``tools.NAME.retain``
         self.retained: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
         self._caches: dict[str, Any] = {}
