@@ -67,7 +67,8 @@ class SessionInfo:
 
     ``steps`` is the step_id of the latest record, ``jobs`` counts the records that wait for a model, ``failing``
     those that have failed before. Pages leave out what takes longer to count: ``unobserved`` records without an
-    insight (answers of our own tools need none) and all that follows; ``attempts`` are of the job that fails most.
+    insight (answers of our own tools need none) and all that follows; ``attempts`` are of the job that fails most,
+    ``model`` and ``last_step`` (Unix seconds) of the latest step.
     """
 
     session_id: str
@@ -85,6 +86,8 @@ class SessionInfo:
     unobserved: int = 0
     to_redo: int = 0
     attempts: int = 0
+    model: str | None = None
+    last_step: float | None = None
     spent: Spent = field(default_factory=Spent)
     tokens: Tokens = field(default_factory=Tokens)
 
@@ -104,7 +107,9 @@ class NamespaceTotals:
 
 def _of_each(table: sa.Table, value: sa.ColumnElement[Any], newest: bool = False) -> sa.ScalarSelect[Any]:
     mine = sa.select(value).where(table.c.session_id == _s.session_id).correlate(sessions)
-    return (mine.order_by(table.c.seq.desc()).limit(1) if newest else mine).scalar_subquery()
+    if newest:
+        mine = mine.order_by((table.c.number if table is steps else table.c.seq).desc()).limit(1)
+    return mine.scalar_subquery()
 
 
 _INFO = sa.select(
@@ -121,6 +126,8 @@ _failed = sa.case((_j.error.is_not(None), _j.attempts), else_=0)
 _DETAILS = _INFO.add_columns(
     _of_each(insights, sa.func.count(_i.redo)).label("to_redo"),
     sa.func.coalesce(_of_each(jobs, sa.func.max(_failed)), 0).label("attempts"),
+    _of_each(steps, _t.model, newest=True).label("model"),
+    _of_each(steps, _t.created, newest=True).label("last_step"),
     *(_of_each(spending, value) for value in SPENT_SUMS),
     *(_of_each(steps, value) for value in _TOKENS),
 )

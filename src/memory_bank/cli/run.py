@@ -89,7 +89,7 @@ def local_address(value: str) -> str | None:
         is_local = urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
     except ValueError:
         return None
-    return url if is_local else None
+    return url.replace("//localhost", "//127.0.0.1", 1) if is_local else None
 
 
 def running_service(db: str | None, config: Path | None) -> str | None:

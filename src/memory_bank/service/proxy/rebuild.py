@@ -144,8 +144,9 @@ class SessionWay:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A rebuild in a worker thread: whether it runs, and on which session."""
+    """A rebuild in a worker thread: whether others wait for their turn, whether it runs, and on which session."""
 
+    under_load: bool = False
     is_running: bool = False
     session_id: str | None = None
 
@@ -157,6 +158,10 @@ class _Line:
         self._free = places
         self._begun: deque[asyncio.Future[None]] = deque()
         self._new: deque[asyncio.Future[None]] = deque()
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._begun) + len(self._new)
 
     @asynccontextmanager
     async def place(self, begun: bool) -> AsyncIterator[None]:
@@ -262,7 +267,8 @@ class Rebuilder:
     """Rebuilds requests in worker threads, each for at most ``timeout`` seconds once it is its turn.
 
     Under load requests wait for their turn; one of a session that has not begun goes without memory after ``timeout``
-    seconds (the session's next request brings the same messages), the others after WAITS times as long.
+    seconds (the session's next request brings the same messages), the others after WAITS times as long. While THREADS
+    others wait, folds are put off.
 
     Failures are returned as ``failed`` and never raised. After two consecutive hangs of a namespace (a key) its
     requests skip memory for ``pause`` seconds, then one tries. A session whose job still hangs is not used. The
@@ -330,7 +336,7 @@ class Rebuilder:
         if len(self._stuck) >= 64 or not share.allows():
             return MemoryResult("failed", "paused")
         began = time.perf_counter()
-        job = _Job()
+        job = _Job(under_load=len(share.line) + len(self._line) >= THREADS)
         result: MemoryResult | None = None
         hung: bool | None = None
         try:
@@ -475,6 +481,7 @@ class Rebuilder:
                 beside="".join(compact(v) for m in ("tools", "functions") if (v := value.get(m))),
                 safer=safer,
                 whole=whole,
+                under_load=job.under_load,
             )
             if self._identity.is_current(namespace, match):
                 break
