@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
+from weakref import WeakMethod
 
 from memory_bank.bank.database import ANY, Database, as_database
 from memory_bank.bank.files import MemoryFiles
@@ -186,7 +187,7 @@ class MemoryBankState(Session):
         self._given_counter = counter
         self._encoding: str | None = None
         self._forget()
-        self.transcript = Transcript(session_id, self.counter, self._is_mask)
+        self.transcript = self._new_transcript()
         if embedding_model is not None:
             self._insights.bind(embedding_model)
 
@@ -273,7 +274,7 @@ class MemoryBankState(Session):
         if self._given_counter is None and self._encoding != settings.token_encoding:
             self._encoding = settings.token_encoding
             self.counter = open_counter(settings.token_encoding)
-            self.transcript = Transcript(self.session_id, self.counter, self._is_mask)
+            self.transcript = self._new_transcript()
         generation, count, jobs = self.database.extent(self.session_id)
         if count or settings.scope != "session":  # else there is nothing to search yet
             self._insights.bind(settings.embedding_model)
@@ -480,6 +481,13 @@ class MemoryBankState(Session):
             log.warning("insights that are not stored yet are made when the session is opened again: %s", e)
         finally:
             self.close()
+
+    def _new_transcript(self) -> Transcript:
+        """A transcript that refers to the session weakly, so that a closed session is freed at once."""
+        is_mask = WeakMethod(self._is_mask)
+        return Transcript(
+            self.session_id, self.counter, lambda *given: bool((ask := is_mask()) and ask(*given))
+        )
 
     def _is_mask(self, pair: Pair, trace_id: str) -> bool:
         """Whether a client put a shorter result in the place of a recorded output of the same call."""
