@@ -1,9 +1,9 @@
-"""Finds secrets in text: providers' keys and tokens, private keys, and values after a name such as ``password``.
+"""Finds secrets in text: makers' keys and tokens, private keys, and values after a name such as ``password``.
 
 The forms are data (``secrets.toml``). They are looked for in a text as it is written and, where it has escapes or
 colours, also as it is meant; spans are always those of the text as written. A search starts at a fixed word (a
-prefix such as ``sk-``), and continues with an expression of bounded length, so that the time is linear in the length
-of any text. docs/redaction.md lists what is found, and why no other package's rules are used.
+beginning such as ``sk-``), and continues with an expression of bounded length, so that the time is linear in the
+length of any text. docs/redaction.md lists what is found.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import html
 import re
 import tomllib
 from bisect import bisect_right
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -26,19 +26,22 @@ _DATA_FILE = tomllib.loads(Path(__file__).with_name("secrets.toml").read_text("u
 
 
 class _Form(NamedTuple):
-    """A form of secrets: a word at which a search starts, and the expression, at most ``before`` it."""
+    """A form of secrets: a word at which a search starts, the expression, and how far before the word it begins."""
 
     word: str
     kind: str
     pattern: str
     before: int
+    is_secret: Callable[[str], bool]
 
-    def found(self, text: str, at: int) -> re.Match[str] | None:
-        if not self.before:
-            return _compiled(self.pattern).match(text, at)
+    def found(self, text: str, at: int) -> Span | None:
         start = max(0, at - self.before)
-        found = _compiled(self.pattern).search(text, start, at + 200)
-        return found if found and found.start() <= at < found.end() else None
+        search = _compiled(self.pattern)
+        found = search.search(text, start, at + 200) if self.before else search.match(text, at)
+        if not found or not found.start() <= at < found.end():
+            return None
+        start, end = _unquoted(text, *found.span(found.lastindex or 0))
+        return (start, end, self.kind) if end > start and self.is_secret(text[start:end]) else None
 
 
 class _Search(NamedTuple):
@@ -84,10 +87,20 @@ def _search(forms: list[_Form], others: Collection[str] = ()) -> _Search:
 
 
 def _forms(section: str) -> list[_Form]:
+    """The forms of a section of the data file."""
+    checks = {"?": _is_password, "!": _is_random, "@": _is_basic}
     return [
-        _Form(word, row[0], row[2], row[3] if len(row) > 3 else 0)
-        for row in _DATA_FILE[section]
-        for word in (row[1].split() if isinstance(row[1], str) else row[1])
+        _Form(word, kind.rstrip("?!@"), pattern, *(before or [0]), checks.get(kind[-1], _is_value))
+        for kind, words, pattern, *before in _DATA_FILE[section]
+        for word in (words.split() if isinstance(words, str) else words)
+    ]
+
+
+def _beginnings() -> list[_Form]:
+    return [
+        _Form(word, kind, re.escape(word) + _EXPRESSIONS["body"], 0, lambda token, n=len(word): _is_random(token[n:]))
+        for kind, words in _DATA_FILE["beginnings"].items()
+        for word in words.split()
     ]
 
 
@@ -106,8 +119,6 @@ _CORES = (
 )  # parts of fields' names
 _NAMES = {kind: "|".join(names.split()) for kind, names in _DATA_FILE["names"].items()}
 _FOREIGN = [w for w in _NAMES["password"].split("|") if not any(core in w for core in _CORES)]
-_TOKENS = _search(_forms("tokens"))
-_PLACED = _search(_forms("placed"), (*_CORES, *_FOREIGN))
 _LONG = re.compile(r"[\w.~$:/+=%!|-]{20,}", re.ASCII)  # of which every token has one
 
 # --- names and values
@@ -132,6 +143,7 @@ _SLUG = re.compile(r"[A-Za-z]+(?:[-_.:/](?:[A-Za-z]+\d{0,2}|v?\d{1,4}))+\Z")
 _KEY_IDS = re.compile(
     r"(?:signing|encryption|decryption|private|cipher|crypto|account|master|app|application)key\Z"
 )
+_CHANGES = re.compile(r"[a-z](?=[A-Z\d])|[A-Z](?=\d)|\d(?=[A-Za-z])")
 _PASSING = re.compile(_EXPRESSIONS["passing"], re.I)
 
 # --- escapes
@@ -258,11 +270,8 @@ def _tokens(text: str) -> Iterator[Span]:
 
 def _formed(text: str, where: str, at: int, forms: list[_Form]) -> Iterator[Span]:
     for form in forms:
-        found = form.found(text, at) if where.startswith(form.word, at) else None
-        if found is not None:
-            start, end = _unquoted(text, *found.span(found.lastindex or 0))
-            if end > start and _is_meant(form.kind, text[start:end]):
-                yield start, end, form.kind
+        if where.startswith(form.word, at) and (span := form.found(text, at)):
+            yield span
 
 
 def _unquoted(text: str, start: int, end: int) -> tuple[int, int]:
@@ -270,15 +279,6 @@ def _unquoted(text: str, start: int, end: int) -> tuple[int, int]:
     while text[end - 1] == "\\" and text[end : end + 1] in ('"', "'"):
         end -= 1
     return start, end
-
-
-def _is_meant(kind: str, secret: str) -> bool:
-    if kind == "credentials":  # name:password in base64, not a word of a sentence
-        return _is_basic(secret)
-    if secret.startswith("LS0tLS1CRUdJTi"):
-        decoded = base64.b64decode(re.sub(r"\s|=", "", secret)[:64])
-        return b"PRIVATE" in decoded
-    return _is_value(secret)
 
 
 def _is_basic(value: str) -> bool:
@@ -294,53 +294,45 @@ def _is_basic(value: str) -> bool:
 
 _BEGINS = re.compile(r"-{2,5} ?BEGIN(?: [A-Z0-9]{1,20}){0,4} PRIVATE KEY(?: BLOCK)? ?-{2,5}")
 _ENDS = re.compile(r"-{2,5} ?END(?: [A-Z0-9]{1,20}){0,4} PRIVATE KEY(?: BLOCK)? ?-{2,5}")
-_RUN = re.compile(r"[A-Za-z0-9+/=]{16,}")
-_LONGEST_KEY = 200_000  # characters, with what stands before its lines
+_KEY_LINE = re.compile(r"[A-Za-z0-9+/=]{16,}|-{2,5} ?(?:BEGIN|END) ")
 
 
 def _private_keys(text: str) -> Iterator[Span]:
-    """Private keys from their first line to their last, whatever stands before and after each line."""
-    firsts = [m.span() for m in _BEGINS.finditer(text)]
-    lasts = [m.span() for m in _ENDS.finditer(text)]
-    done = 0
-    nexts = [*(start for start, _ in firsts[1:]), len(text)]
-    for (start, at), next_start in zip(firsts, nexts, strict=False):
-        n = bisect_right(lasts, (at, 0))
-        end = lasts[n][1] if n < len(lasts) else len(text)
-        whole = n < len(lasts) and end <= min(next_start, at + _LONGEST_KEY)
-        if not whole or not _holds_key(text[at : lasts[n][0]]):  # cut off: as far as lines of a key go
-            end = _end_of_lines(text, at, min(next_start, at + _LONGEST_KEY))
-        if end > at:
-            yield start, end, "private key"
-            done = end
-    for start, end in lasts:
-        runs = [r.span() for r in _RUN.finditer(text, max(done, start - 20_000), start)] if end > done else []
-        first = start  # its beginning was cut off
-        for run_start, run_end in reversed(runs):
-            near = first - run_end <= 200 and text.count("\n", run_end, first) <= 2
-            if not near or not _is_key_line(text[run_start:run_end]):
+    """Private keys from their first to their last line, whatever stands around the lines, also if one is missing."""
+    ends = {0}
+    for first in _BEGINS.finditer(text):
+        end = _end_of_key(text, first.end())
+        if end > first.end():
+            yield first.start(), end, "private key"
+            ends.add(end)
+    before = 0
+    for last in _ENDS.finditer(text):
+        start = last.start()
+        lines = [] if last.end() in ends else list(_KEY_LINE.finditer(text, max(before, start - 20_000), start))
+        for line in reversed(lines):
+            if not _is_near(text, line.end(), start) or not _is_key_line(line[0]):
                 break
-            first = run_start
-        if first < start:
-            yield first, end, "private key"
-        done = max(done, end)
+            start = line.start()
+        if start < last.start():
+            yield start, last.end(), "private key"
+        before = last.end()
 
 
-def _holds_key(body: str) -> bool:
-    runs = [run for run in _RUN.findall(body) if _is_key_line(run)]
-    return len(body) < 4 * sum(map(len, runs)) + 400 * bool(runs) or (
-        len(body) > 8 and re.fullmatch(r"[\sA-Za-z0-9+/=]+", body) is not None
-    )
-
-
-def _end_of_lines(text: str, at: int, limit: int) -> int:
+def _end_of_key(text: str, at: int) -> int:
     end = at
-    for run in _RUN.finditer(text, at, limit):
-        far = 400 if end == at else 200
-        if run.start() - end > far or text.count("\n", end, run.start()) > 6 or not _is_key_line(run[0]):
+    for line in _KEY_LINE.finditer(text, at, at + 200_000):
+        if not _is_near(text, end, line.start()):
             break
-        end = run.end()
+        if line[0][0] == "-":
+            last = _ENDS.match(text, line.start())
+            body = text[at : line.start()]
+            return last.end() if last and (end > at or re.fullmatch(r"[\sA-Za-z0-9+/=]{9,}", body)) else end
+        end = line.end() if _is_key_line(line[0]) else end
     return end
+
+
+def _is_near(text: str, end: int, start: int) -> bool:
+    return start - end <= 400 and text.count("\n", end, start) <= 6
 
 
 def _is_key_line(run: str) -> bool:
@@ -410,15 +402,15 @@ def named_secret(name: str, value: object, *, sure: bool = True) -> str | None:
     if _SECRET.search(plain):
         if _KEY_IDS.search(plain) and (_SLUG.match(value) or len(value) < 16):
             return None
-        is_secret = len(value) >= 8 and (sure or _is_random(value))
+        is_secret = len(value) >= 8 and (sure or _is_mixed(value))
     elif plain.endswith(("secret", "secrets")):
-        is_secret = len(value) >= 8 and _is_random(value) and not _SLUG.match(value)
+        is_secret = len(value) >= 8 and _is_mixed(value) and not _SLUG.match(value)
     elif plain.endswith(("token", "tokens")):
-        is_secret = len(value) >= (28 if plain == "token" else 20) and _is_random(value)
+        is_secret = len(value) >= (28 if plain == "token" else 20) and _is_mixed(value)
         is_secret = is_secret and not _NO_TOKEN.search(plain) and not _SLUG.match(value)
     else:
         is_env = name.isupper() and name.endswith("_KEY") and not name.endswith(("PUBLIC_KEY", "PRIMARY_KEY"))
-        is_secret = is_env and len(value) >= 20 and _is_random(value) and not _SLUG.match(value)
+        is_secret = is_env and len(value) >= 20 and _is_mixed(value) and not _SLUG.match(value)
     return "secret" if is_secret else None
 
 
@@ -515,17 +507,23 @@ def _is_value(value: str) -> bool:
     return bool(bare) and bare.lower().strip("!?.") not in _NO_WORDS and not _NO_SECRET.fullmatch(bare)
 
 
+def _is_password(value: str) -> bool:
+    """Whether a value is made up, not a word of a sentence or of a program."""
+    made = _is_mixed(value) or re.search(r"\w[!#$%^&*+]+\w|[a-z][A-Z]", value) is not None
+    return len(value) > 4 and made and _is_value(value) and not _CODE.match(value)
+
+
 def _is_mixed(value: str) -> bool:
-    """Whether a value has letters and digits, and no blank."""
-    return (
-        any(c.isdigit() for c in value)
-        and any(c.isalpha() for c in value)
-        and not any(map(str.isspace, value))
-    )
+    """Whether letters and digits, or upper and lower case, are mixed as in keys."""
+    has_both = any(c.isdigit() for c in value) and any(c.isalpha() for c in value)
+    return (has_both or _is_random(value)) and not any(map(str.isspace, value))
 
 
 def _is_random(value: str) -> bool:
-    """Whether letters and digits, or upper and lower case, are mixed as in keys."""
-    if any(c.isdigit() for c in value):
-        return any(c.isalpha() for c in value)
-    return len(value) >= 16 and not value.islower() and not value.isupper() and value.isalnum()
+    """Whether upper case, lower case and digits change as often as in keys, and not as in words."""
+    changes = len(_CHANGES.findall(value))
+    return changes > 2 and 6 * changes > len(value)
+
+
+_TOKENS = _search([*_beginnings(), *_forms("tokens")])
+_PLACED = _search(_forms("placed"), (*_CORES, *_FOREIGN))
