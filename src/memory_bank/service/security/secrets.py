@@ -88,9 +88,9 @@ def _search(forms: list[_Form], others: Collection[str] = ()) -> _Search:
 
 def _forms(section: str) -> list[_Form]:
     """The forms of a section of the data file."""
-    checks = {"?": _is_password, "!": _is_random, "@": _is_basic}
+    checks = {"?": _is_password, "#": _is_strong, "!": _is_random, "@": _is_basic}
     return [
-        _Form(word, kind.rstrip("?!@"), pattern, *(before or [0]), checks.get(kind[-1], _is_value))
+        _Form(word, kind.rstrip("?#!@"), pattern, *(before or [0]), checks.get(kind[-1], _is_value))
         for kind, words, pattern, *before in _DATA_FILE[section]
         for word in (words.split() if isinstance(words, str) else words)
     ]
@@ -105,20 +105,13 @@ def _beginnings() -> list[_Form]:
 
 
 _LONGEST_WORD = 40
-_CORES = (
-    "pass",
-    "pw",
-    "secret",
-    "token",
-    "key",
-    "cred",
-    "auth",
-    "jwt",
-    "psk",
-    "mnemonic",
-)  # parts of fields' names
 _NAMES = {kind: "|".join(names.split()) for kind, names in _DATA_FILE["names"].items()}
-_FOREIGN = [w for w in _NAMES["password"].split("|") if not any(core in w for core in _CORES)]
+_CORES = set(_NAMES.pop("cores").split("|"))  # parts of fields' names
+_NAME_PARTS = _CORES | {  # other names, from their first foreign letter on
+    re.sub(r"\A[ -~]+(?=[^ -~])", "", name)
+    for name in _NAMES["password"].split("|")
+    if not any(core in name for core in _CORES)
+}
 _LONG = re.compile(r"[\w.~$:/+=%!|-]{20,}", re.ASCII)  # of which every token has one
 
 # --- names and values
@@ -128,15 +121,17 @@ _PASSWORD = re.compile(rf"(?:{_NAMES['password']})(?:{_NAMES['after']})?\d{{0,3}
 _SECRET = re.compile(
     rf"(?:{_NAMES['secret']})(?:{_NAMES['after']})?(?:prod|dev|live|primary|secondary)?\d{{0,3}}\Z"
 )
+_MAKER = re.compile(rf"(?:{_NAMES['maker']})[a-z0-9]{{0,20}}(?:key|token|secret|sk|pat|auth)\d{{0,2}}\Z")
 _NO_TOKEN = re.compile(rf"(?:{_NAMES['no_token']})tokens?\Z")
 _NAMED_BEFORE = re.compile(_EXPRESSIONS["named_before"], re.I)
 _ASSIGNED = re.compile(_EXPRESSIONS["assigned"], re.I | re.X)
 _VALUE_FIRST = _compiled(_EXPRESSIONS["value_first"], re.I)
 _LIST_ITEM = re.compile(r"""\s{0,20},\s{0,20}(["'])""")
+_PART = re.compile(r"""[ \t]{0,4}(?:[+.&]\s{0,40}|\\?\n\s{0,40})(["'])""")  # of a value in several strings
 _QUOTED = {q: re.compile(rf"(?:[^{q}\\\n]|\\.){{0,{_LONGEST}}}(?={q})") for q in "\"'"}
 _VALUE_ENDS = re.compile(r"[ \t]{0,8}(?:[\r\n}\]&;]|\Z|,(?![ \t]{1,4}\d))")
 _IDENTIFIER = re.compile(r"\$?[A-Za-z_][A-Za-z_$]*\Z")
-_CODE = re.compile(r"[$@]?[A-Za-z_]\w{0,24}(?:(?:\.|->|::)[A-Za-z_]\w{0,24})+!?\Z")
+_CODE = re.compile(r"[$@]?(?:[A-Za-z_]{1,40}\d{0,3}[a-z_]{0,20}(?:\.|->|::|\Z)){2,9}(?<!\.)!?\Z")
 _NO_WORDS = frozenset(_DATA_FILE["no_secrets"]["words"].split())
 _NO_SECRET = re.compile("|".join(_DATA_FILE["no_secrets"]["forms"]), re.S | re.I)
 _SLUG = re.compile(r"[A-Za-z]+(?:[-_.:/](?:[A-Za-z]+\d{0,2}|v?\d{1,4}))+\Z")
@@ -149,6 +144,7 @@ _PASSING = re.compile(_EXPRESSIONS["passing"], re.I)
 # --- escapes
 
 _MAY_ESCAPE = ("\\u", "\\U", "\\x", "\\0", "\\e[", "\\/", "\\`", "\\&", "\\=", "\\:", "\\\n")
+_ALIKE = (("\xa0", " "), ("\u3000", " "), ("＝", "="), ("“", '"'), ("”", '"'), ("„", '"'), ("‘", "'"), ("’", "'"))
 _FLAT = (
     ("\\n", " \n"), ("\\r", " \r"), ("\\t", "\t\t"), ("<![CDATA[", " " * 9), ("]]>", " " * 3),
     ("^[[", "\x1b\x1b["), ("␛", "\x1b"),
@@ -158,6 +154,8 @@ _AROUND = 600  # characters around an escape, in which a secret may be
 
 def secrets_in(text: str) -> list[Span]:
     """Return the spans of secrets in a text; they may overlap."""
+    for written, meant in () if text.isascii() else _ALIKE:
+        text = text.replace(written, meant)
     flat = text
     for written, meant in _FLAT:  # as it is meant, at the same places
         if written in flat:
@@ -229,26 +227,42 @@ def _found(text: str, flat: str) -> Iterator[Span]:
     if len(lowered) != len(flat):  # no other letter changes its length
         lowered = flat
     yield from _tokens(flat)
-    done = 0
-    for piece in _pieces(lowered):
-        for at, first in _PLACED.hits(lowered, *piece):
-            yield from _formed(flat, lowered, at, _PLACED.forms[first])
-            if at >= done and (first in _CORES or first in _FOREIGN) and (named := _ASSIGNED.match(flat, at)):
-                done = named.start("quote" if named["quote"] else "value")
-                for span in _named(text, flat, at, named):
-                    done = span[1]
-                    yield span
+    yield from _after_names(text, flat, lowered, _PLACED)
+    if not lowered.isascii():
+        yield from _after_names(text, flat, lowered, _FOREIGN)
     if "alue" in flat:
         for m in _VALUE_FIRST.finditer(flat):
             group = next(n for n in (1, 2, 3) if m[n])
             if kind := named_secret(m[4], m[group]):
                 yield *m.span(group), kind
+    for word, separator, table, row in _DATA_FILE["tables"]:
+        for m in re.compile(table, re.I).finditer(flat) if word in lowered else ():
+            rows = [(m.start(2) + r.start(1), r[1]) for r in re.compile(row).finditer(m[2])]
+            yield from _below(m[1], rows, separator)
     if "PRIVATE KEY" in flat:
         yield from _private_keys(flat)
     if '"kty' in flat or "'kty" in flat:
         yield from _json_web_keys(flat)
     if "ecret" in flat and "kind" in flat:
         yield from _kubernetes(flat)
+
+
+def _after_names(text: str, flat: str, lowered: str, search: _Search) -> Iterator[Span]:
+    """Secrets at places that words tell, and after fields' names."""
+    done = below = 0
+    for piece in _pieces(lowered):
+        for at, first in search.hits(lowered, *piece):
+            yield from _formed(flat, lowered, at, search.forms[first])
+            if first not in _NAME_PARTS:
+                continue
+            if at >= below and _HEAD.match(flat, at):
+                below, spans = _table(flat, at)
+                yield from spans
+            if at >= done and (named := _ASSIGNED.match(flat, at)):
+                done = named.start("quote" if named["quote"] else "value")
+                for span in _named(text, flat, at, named):
+                    done = span[1]
+                    yield span
 
 
 def known_form(text: str) -> str | None:
@@ -374,6 +388,49 @@ def _kubernetes(text: str) -> Iterator[Span]:
                     yield start, end, "secret"
 
 
+# --- tables
+
+_HEAD = re.compile(r"[\w -]{0,40}[\"'`*]{0,2} {0,40}(?:[,;\t|│\n]|  )")
+_RULER = re.compile(r"[-+|:=*\s─━═┼├┤┬┴┌┐└┘╞╪╡]+")
+_LINE = re.compile(r"([^\n]{1,4000})(?:\n|\Z)")
+
+
+def _table(text: str, at: int) -> tuple[int, Iterator[Span]]:
+    """Secrets below the names in the first line of a table, in which ``at`` is; and where the table ends."""
+    head = _LINE.match(text, text.rfind("\n", max(0, at - 1_000), at) + 1)
+    separator = next((s for s in ("|", "│", "\t", ",", ";", "  ") if head and s in head[1]), "")
+    above = text[max(0, head.start() - 200) : max(0, head.start() - 1)].rpartition("\n")[2] if head else ""
+    ruled = _RULER.fullmatch(above) is not None
+    if not head or not separator or (separator in above and not ruled):
+        return at, iter(())
+    rows = []
+    end = head.end()
+    while line := _LINE.match(text, end):
+        is_ruler = _RULER.fullmatch(line[1]) is not None
+        if not is_ruler and separator not in line[1]:
+            break
+        ruled |= is_ruler
+        rows += [] if is_ruler else [(line.start(), line[1])]
+        end = line.end()
+    return max(at, end), _below(head[1], rows if ruled or separator not in "|│" else [], re.escape(separator))
+
+
+def _below(head: str, rows: list[tuple[int, str]], separator: str) -> Iterator[Span]:
+    cell = re.compile(rf""" {{0,40}}("[^"]*"|'[^']*'|.*?) {{0,40}}(?:{separator}|\Z)""")
+    names = [found[1].strip("\"'`* ") for found in cell.finditer(head)]
+    if not all(re.fullmatch(r"[\w .#/-]{0,40}", name) for name in names):
+        return
+    for at, row in rows:
+        cells = list(cell.finditer(row))
+        if len(cells) - len(names) not in (0, 1):  # there may be an index before the row
+            continue
+        for name, found in zip(reversed(names), reversed(cells), strict=False):
+            value = found[1].strip("\"'`")
+            if name and _is_password(value) and (kind := named_secret(name, value)):
+                first = at + found.start(1) + found[1].index(value)
+                yield first, first + len(value), kind
+
+
 # --- values after names
 
 
@@ -393,8 +450,9 @@ def named_secret(name: str, value: object, *, sure: bool = True) -> str | None:
         return "cookie" if re.match(r"[\w.-]{1,100}=\S{8}", value) else None
     if any(c.isspace() for c in value):
         return None
-    if plain in ("pass", "pw", "psw"):
-        return "password" if _is_mixed(value) and (sure or not value[0].isupper()) else None
+    if plain in ("pass", "pw", "psw", "passe", "clave"):
+        is_result = value.startswith("Test") and not sure  # PASS: TestName
+        return "password" if _is_password(value) and not is_result else None
     if re.search(r"[_.-](?:pass|pw|psw)\Z", name, re.I):
         return "password" if _is_mixed(value) or (sure and len(value) > 5 and not value.isdigit()) else None
     if plain.endswith("auth"):
@@ -408,6 +466,8 @@ def named_secret(name: str, value: object, *, sure: bool = True) -> str | None:
     elif plain.endswith(("token", "tokens")):
         is_secret = len(value) >= (28 if plain == "token" else 20) and _is_mixed(value)
         is_secret = is_secret and not _NO_TOKEN.search(plain) and not _SLUG.match(value)
+    elif _MAKER.search(plain) and not plain.endswith("publickey"):
+        is_secret = len(value) >= 16 and _is_random(value)
     else:
         is_env = name.isupper() and name.endswith("_KEY") and not name.endswith(("PUBLIC_KEY", "PRIMARY_KEY"))
         is_secret = is_env and len(value) >= 20 and _is_mixed(value) and not _SLUG.match(value)
@@ -422,7 +482,7 @@ def _named(text: str, flat: str, at: int, found: re.Match[str]) -> Iterator[Span
     for first, last in _values(text, flat, found, name, start):
         value = re.sub(r"\s+", "", text[first:last]) if found["block"] else text[first:last]
         kind = named_secret(name, value, sure=found["quote"] is not None and not is_call)
-        if kind is None or (is_call and not _is_mixed(text[first:last])):
+        if kind is None or (is_call and not _is_password(text[first:last])):
             continue
         if kind == "secret" and name.lower() == "token" and _PASSING.search(flat[max(0, start - 80) : start]):
             continue
@@ -468,7 +528,7 @@ def _values(text: str, flat: str, found: re.Match[str], name: str, start: int) -
         quoted = _QUOTED[quote].match(text, at)
         while quoted:
             yield quoted.span()
-            more = _LIST_ITEM.match(text, quoted.end() + 1) if found["list"] else None
+            more = (_LIST_ITEM if found["list"] else _PART).match(text, quoted.end() + 1)
             quoted = _QUOTED[more[1]].match(text, more.end()) if more else None
 
 
@@ -509,8 +569,14 @@ def _is_value(value: str) -> bool:
 
 def _is_password(value: str) -> bool:
     """Whether a value is made up, not a word of a sentence or of a program."""
-    made = _is_mixed(value) or re.search(r"\w[!#$%^&*+]+\w|[a-z][A-Z]", value) is not None
+    made = _is_mixed(value) or re.search(r"\w[!#$%^&*+]+\w", value) is not None
     return len(value) > 4 and made and _is_value(value) and not _CODE.match(value)
+
+
+def _is_strong(value: str) -> bool:
+    """Whether a value is a password where words are as likely: with signs, numbers, or several changes inside."""
+    made = len(_CHANGES.findall(value)) > 1 or re.search(r"\w[!#$%^&*+]+\w|\d{3}|\A[a-z]+(?:-[a-z]+)+-\d\d", value)
+    return len(value) > 7 and bool(made) and _is_password(value)
 
 
 def _is_mixed(value: str) -> bool:
@@ -526,4 +592,7 @@ def _is_random(value: str) -> bool:
 
 
 _TOKENS = _search([*_beginnings(), *_forms("tokens")])
-_PLACED = _search(_forms("placed"), (*_CORES, *_FOREIGN))
+_PLACED = _search([f for f in _forms("placed") if f.word.isascii()], {n for n in _NAME_PARTS if n.isascii()})
+_FOREIGN = _search(  # apart, because most texts have none of these letters
+    [f for f in _forms("placed") if not f.word.isascii()], {n for n in _NAME_PARTS if not n.isascii()}
+)
