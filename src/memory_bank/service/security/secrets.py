@@ -23,6 +23,8 @@ Span = tuple[int, int, str]  # from, to, kind
 _LONGEST = 4_000  # characters of a value that follows its name
 _PIECE = 250_000  # characters searched at once: Python runs no other thread during a search
 _DATA_FILE = tomllib.loads(Path(__file__).with_name("secrets.toml").read_text("utf-8"))
+_EXPRESSIONS = _DATA_FILE["expressions"]
+_RE = {name: re.compile(expression) for name, expression in _EXPRESSIONS.items()}
 
 
 class _Form(NamedTuple):
@@ -98,7 +100,13 @@ def _forms(section: str) -> list[_Form]:
 
 def _beginnings() -> list[_Form]:
     return [
-        _Form(word, kind, re.escape(word) + _EXPRESSIONS["body"], 0, lambda token, n=len(word): _is_random(token[n:]))
+        _Form(
+            word,
+            kind,
+            re.escape(word) + _EXPRESSIONS["body"],
+            0,
+            lambda token, n=len(word): _is_random(token[n:]),
+        )
         for kind, words in _DATA_FILE["beginnings"].items()
         for word in words.split()
     ]
@@ -112,39 +120,32 @@ _NAME_PARTS = _CORES | {  # other names, from their first foreign letter on
     for name in _NAMES["password"].split("|")
     if not any(core in name for core in _CORES)
 }
-_LONG = re.compile(r"[\w.~$:/+=%!|-]{20,}", re.ASCII)  # of which every token has one
 
 # --- names and values
 
-_EXPRESSIONS = _DATA_FILE["expressions"]
 _PASSWORD = re.compile(rf"(?:{_NAMES['password']})(?:{_NAMES['after']})?\d{{0,3}}\Z")
 _SECRET = re.compile(
     rf"(?:{_NAMES['secret']})(?:{_NAMES['after']})?(?:prod|dev|live|primary|secondary)?\d{{0,3}}\Z"
 )
 _MAKER = re.compile(rf"(?:{_NAMES['maker']})[a-z0-9]{{0,20}}(?:key|token|secret|sk|pat|auth)\d{{0,2}}\Z")
 _NO_TOKEN = re.compile(rf"(?:{_NAMES['no_token']})tokens?\Z")
-_NAMED_BEFORE = re.compile(_EXPRESSIONS["named_before"], re.I)
-_ASSIGNED = re.compile(_EXPRESSIONS["assigned"], re.I | re.X)
 _VALUE_FIRST = _compiled(_EXPRESSIONS["value_first"], re.I)
-_LIST_ITEM = re.compile(r"""\s{0,20},\s{0,20}(["'])""")
-_PART = re.compile(r"""[ \t]{0,4}(?:[+.&]\s{0,40}|\\?\n\s{0,40})(["'])""")  # of a value in several strings
-_QUOTED = {q: re.compile(rf"(?:[^{q}\\\n]|\\.){{0,{_LONGEST}}}(?={q})") for q in "\"'"}
-_VALUE_ENDS = re.compile(r"[ \t]{0,8}(?:[\r\n}\]&;]|\Z|,(?![ \t]{1,4}\d))")
-_IDENTIFIER = re.compile(r"\$?[A-Za-z_][A-Za-z_$]*\Z")
-_CODE = re.compile(r"[$@]?(?:[A-Za-z_]{1,40}\d{0,3}[a-z_]{0,20}(?:\.|->|::|\Z)){2,9}(?<!\.)!?\Z")
 _NO_WORDS = frozenset(_DATA_FILE["no_secrets"]["words"].split())
 _NO_SECRET = re.compile("|".join(_DATA_FILE["no_secrets"]["forms"]), re.S | re.I)
-_SLUG = re.compile(r"[A-Za-z]+(?:[-_.:/](?:[A-Za-z]+\d{0,2}|v?\d{1,4}))+\Z")
-_KEY_IDS = re.compile(
-    r"(?:signing|encryption|decryption|private|cipher|crypto|account|master|app|application)key\Z"
-)
-_CHANGES = re.compile(r"[a-z](?=[A-Z\d])|[A-Z](?=\d)|\d(?=[A-Za-z])")
-_PASSING = re.compile(_EXPRESSIONS["passing"], re.I)
 
 # --- escapes
 
 _MAY_ESCAPE = ("\\u", "\\U", "\\x", "\\0", "\\e[", "\\/", "\\`", "\\&", "\\=", "\\:", "\\\n")
-_ALIKE = (("\xa0", " "), ("\u3000", " "), ("＝", "="), ("“", '"'), ("”", '"'), ("„", '"'), ("‘", "'"), ("’", "'"))
+_ALIKE = (
+    ("\xa0", " "),
+    ("\u3000", " "),
+    ("＝", "="),
+    ("“", '"'),
+    ("”", '"'),
+    ("„", '"'),
+    ("‘", "'"),
+    ("’", "'"),
+)
 _FLAT = (
     ("\\n", " \n"), ("\\r", " \r"), ("\\t", "\t\t"), ("<![CDATA[", " " * 9), ("]]>", " " * 3),
     ("^[[", "\x1b\x1b["), ("␛", "\x1b"),
@@ -241,8 +242,6 @@ def _found(text: str, flat: str) -> Iterator[Span]:
             yield from _below(m[1], rows, separator)
     if "PRIVATE KEY" in flat:
         yield from _private_keys(flat)
-    if '"kty' in flat or "'kty" in flat:
-        yield from _json_web_keys(flat)
     if "ecret" in flat and "kind" in flat:
         yield from _kubernetes(flat)
 
@@ -255,10 +254,10 @@ def _after_names(text: str, flat: str, lowered: str, search: _Search) -> Iterato
             yield from _formed(flat, lowered, at, search.forms[first])
             if first not in _NAME_PARTS:
                 continue
-            if at >= below and _HEAD.match(flat, at):
+            if at >= below and _RE["head"].match(flat, at):
                 below, spans = _table(flat, at)
                 yield from spans
-            if at >= done and (named := _ASSIGNED.match(flat, at)):
+            if at >= done and (named := _RE["assigned"].match(flat, at)):
                 done = named.start("quote" if named["quote"] else "value")
                 for span in _named(text, flat, at, named):
                     done = span[1]
@@ -277,7 +276,7 @@ def _pieces(text: str) -> Iterator[tuple[int, int]]:
 
 def _tokens(text: str) -> Iterator[Span]:
     for piece in _pieces(text):
-        for long in _LONG.finditer(text, *piece):
+        for long in _RE["long"].finditer(text, *piece):
             for at, first in _TOKENS.hits(text, *long.span()):
                 yield from _formed(text, text, at, _TOKENS.forms[first])
 
@@ -306,23 +305,23 @@ def _is_basic(value: str) -> bool:
 
 # --- private keys
 
-_BEGINS = re.compile(r"-{2,5} ?BEGIN(?: [A-Z0-9]{1,20}){0,4} PRIVATE KEY(?: BLOCK)? ?-{2,5}")
-_ENDS = re.compile(r"-{2,5} ?END(?: [A-Z0-9]{1,20}){0,4} PRIVATE KEY(?: BLOCK)? ?-{2,5}")
-_KEY_LINE = re.compile(r"[A-Za-z0-9+/=]{16,}|-{2,5} ?(?:BEGIN|END) ")
-
 
 def _private_keys(text: str) -> Iterator[Span]:
     """Private keys from their first to their last line, whatever stands around the lines, also if one is missing."""
     ends = {0}
-    for first in _BEGINS.finditer(text):
+    for first in _RE["key_begins"].finditer(text):
         end = _end_of_key(text, first.end())
         if end > first.end():
             yield first.start(), end, "private key"
             ends.add(end)
     before = 0
-    for last in _ENDS.finditer(text):
+    for last in _RE["key_ends"].finditer(text):
         start = last.start()
-        lines = [] if last.end() in ends else list(_KEY_LINE.finditer(text, max(before, start - 20_000), start))
+        lines = (
+            []
+            if last.end() in ends
+            else list(_RE["key_line"].finditer(text, max(before, start - 20_000), start))
+        )
         for line in reversed(lines):
             if not _is_near(text, line.end(), start) or not _is_key_line(line[0]):
                 break
@@ -334,11 +333,11 @@ def _private_keys(text: str) -> Iterator[Span]:
 
 def _end_of_key(text: str, at: int) -> int:
     end = at
-    for line in _KEY_LINE.finditer(text, at, at + 200_000):
+    for line in _RE["key_line"].finditer(text, at, at + 200_000):
         if not _is_near(text, end, line.start()):
             break
         if line[0][0] == "-":
-            last = _ENDS.match(text, line.start())
+            last = _RE["key_ends"].match(text, line.start())
             body = text[at : line.start()]
             return last.end() if last and (end > at or re.fullmatch(r"[\sA-Za-z0-9+/=]{9,}", body)) else end
         end = line.end() if _is_key_line(line[0]) else end
@@ -353,27 +352,13 @@ def _is_key_line(run: str) -> bool:
     return any(c.islower() for c in run) and any(c.isupper() for c in run) and any(c.isdigit() for c in run)
 
 
-_KEY_PART = re.compile(_EXPRESSIONS["key_part"])
-_KIND = re.compile(r"""["']?kind(?:\\{0,64}["'])?[ \t]{0,4}:[ \t]{0,4}(?:\\{0,64}["'])?(\w{1,60})""")
 _DATA = _compiled(_EXPRESSIONS["data"], re.M)
 _ENTRY = _compiled(_EXPRESSIONS["entry"], re.M)
 
 
-def _json_web_keys(text: str) -> Iterator[Span]:
-    done = 0
-    for m in re.finditer(r"""["']kty\\{0,64}["']""", text):
-        if m.start() < done:
-            continue
-        start = max(text.rfind("{", max(0, m.start() - 8_000), m.start()), 0)
-        end = text.find("}", m.end(), m.end() + 8_000)
-        done = end if end > 0 else m.end() + 8_000
-        for part in _KEY_PART.finditer(text, start, done):
-            yield *part.span(1), "private key"
-
-
 def _kubernetes(text: str) -> Iterator[Span]:
     """The values of Secrets of Kubernetes, as YAML and as JSON."""
-    kinds = [(m.start(), m[1]) for m in _KIND.finditer(text)]
+    kinds = [(m.start(), m[1]) for m in _RE["kind"].finditer(text)]
     if not any(kind == "Secret" for _, kind in kinds):
         return
     for data in _DATA.finditer(text):
@@ -390,23 +375,19 @@ def _kubernetes(text: str) -> Iterator[Span]:
 
 # --- tables
 
-_HEAD = re.compile(r"[\w -]{0,40}[\"'`*]{0,2} {0,40}(?:[,;\t|│\n]|  )")
-_RULER = re.compile(r"[-+|:=*\s─━═┼├┤┬┴┌┐└┘╞╪╡]+")
-_LINE = re.compile(r"([^\n]{1,4000})(?:\n|\Z)")
-
 
 def _table(text: str, at: int) -> tuple[int, Iterator[Span]]:
     """Secrets below the names in the first line of a table, in which ``at`` is; and where the table ends."""
-    head = _LINE.match(text, text.rfind("\n", max(0, at - 1_000), at) + 1)
+    head = _RE["line"].match(text, text.rfind("\n", max(0, at - 1_000), at) + 1)
     separator = next((s for s in ("|", "│", "\t", ",", ";", "  ") if head and s in head[1]), "")
     above = text[max(0, head.start() - 200) : max(0, head.start() - 1)].rpartition("\n")[2] if head else ""
-    ruled = _RULER.fullmatch(above) is not None
+    ruled = _RE["ruler"].fullmatch(above) is not None
     if not head or not separator or (separator in above and not ruled):
         return at, iter(())
     rows = []
     end = head.end()
-    while line := _LINE.match(text, end):
-        is_ruler = _RULER.fullmatch(line[1]) is not None
+    while line := _RE["line"].match(text, end):
+        is_ruler = _RE["ruler"].fullmatch(line[1]) is not None
         if not is_ruler and separator not in line[1]:
             break
         ruled |= is_ruler
@@ -458,19 +439,19 @@ def named_secret(name: str, value: object, *, sure: bool = True) -> str | None:
     if plain.endswith("auth"):
         return "credentials" if len(value) >= 8 and _is_basic(value) else None
     if _SECRET.search(plain):
-        if _KEY_IDS.search(plain) and (_SLUG.match(value) or len(value) < 16):
+        if _RE["key_ids"].search(plain) and (_RE["slug"].match(value) or len(value) < 16):
             return None
         is_secret = len(value) >= 8 and (sure or _is_mixed(value))
     elif plain.endswith(("secret", "secrets")):
-        is_secret = len(value) >= 8 and _is_mixed(value) and not _SLUG.match(value)
+        is_secret = len(value) >= 8 and _is_mixed(value) and not _RE["slug"].match(value)
     elif plain.endswith(("token", "tokens")):
         is_secret = len(value) >= (28 if plain == "token" else 20) and _is_mixed(value)
-        is_secret = is_secret and not _NO_TOKEN.search(plain) and not _SLUG.match(value)
+        is_secret = is_secret and not _NO_TOKEN.search(plain) and not _RE["slug"].match(value)
     elif _MAKER.search(plain) and not plain.endswith("publickey"):
         is_secret = len(value) >= 16 and _is_random(value)
     else:
         is_env = name.isupper() and name.endswith("_KEY") and not name.endswith(("PUBLIC_KEY", "PRIMARY_KEY"))
-        is_secret = is_env and len(value) >= 20 and _is_mixed(value) and not _SLUG.match(value)
+        is_secret = is_env and len(value) >= 20 and _is_mixed(value) and not _RE["slug"].match(value)
     return "secret" if is_secret else None
 
 
@@ -484,7 +465,11 @@ def _named(text: str, flat: str, at: int, found: re.Match[str]) -> Iterator[Span
         kind = named_secret(name, value, sure=found["quote"] is not None and not is_call)
         if kind is None or (is_call and not _is_password(text[first:last])):
             continue
-        if kind == "secret" and name.lower() == "token" and _PASSING.search(flat[max(0, start - 80) : start]):
+        if (
+            kind == "secret"
+            and name.lower() == "token"
+            and _RE["passing"].search(flat[max(0, start - 80) : start])
+        ):
             continue
         yield first, last, kind
 
@@ -503,33 +488,27 @@ def _values(text: str, flat: str, found: re.Match[str], name: str, start: int) -
                 break
         yield first, last
     elif quote is None:
-        first = found.start("value")
-        before = flat[max(0, start - 8) : start]
-        if (
-            name.isupper()
-            and found["sign"] == "="
-            and re.search(r"(?:\A|\n|export |set |-e |env )\Z", before)
-        ):
-            whole = re.compile(r"[^\s\"'`\x00-\x1f]{1,400}").match(flat, first)  # of a list of variables
-            if whole and not re.search(r"[(<{&]", whole[0]):
-                yield whole.span()
-                return
+        whole = re.compile(r"[^\s\"'`\x00-\x1f]{1,400}").match(
+            flat, found.start("value")
+        )  # of a list of variables
+        if whole and name.isupper() and found["sign"] == "=" and not re.search(r"[(<{&]", whole[0]):
+            yield whole.span()
+            return
         if _is_loose(flat, found, start):
             yield found.span("value")
-    elif len(quote) > 1:  # escaped: the value ends at the next quote that is escaped alike
-        item = re.compile(rf"{re.escape(quote)}\s{{0,20}},\s{{0,20}}{re.escape(quote)}")
-        end = text.find(quote, at, at + _LONGEST)
-        yield at, end
-        while found["list"] and end > 0 and (more := item.match(flat, end)):
-            at = more.end()
-            end = text.find(quote, at, at + _LONGEST)
-            yield at, end
     else:
-        quoted = _QUOTED[quote].match(text, at)
+        quoted = _quoted(quote).match(text, at)
         while quoted:
             yield quoted.span()
-            more = (_LIST_ITEM if found["list"] else _PART).match(text, quoted.end() + 1)
-            quoted = _QUOTED[more[1]].match(text, more.end()) if more else None
+            more = _RE["list_item" if found["list"] else "part"].match(text, quoted.end() + len(quote))
+            quoted = _quoted(more[1]).match(text, more.end()) if more else None
+
+
+@cache
+def _quoted(quote: str) -> re.Pattern[str]:
+    """An expression for what ends at a quote, which may be escaped."""
+    inside = rf"(?:[^{quote}\\\n]|\\.)" if len(quote) == 1 else "."
+    return re.compile(rf"{inside}{{0,{_LONGEST}}}?(?={re.escape(quote)})", re.S)
 
 
 def _start_of_name(text: str, at: int) -> int:
@@ -537,7 +516,7 @@ def _start_of_name(text: str, at: int) -> int:
     start = at
     while at - start < 30 and start and (text[start - 1].isalnum() or text[start - 1] in "_-"):
         start -= 1
-    words = _NAMED_BEFORE.search(text, max(0, at - 30), at) if start == at else None
+    words = _RE["named_before"].search(text, max(0, at - 30), at) if start == at else None
     return words.start() if words else start
 
 
@@ -546,16 +525,20 @@ def _is_loose(text: str, found: re.Match[str], start: int) -> bool:
     value, sign, after = found["value"], found["sign"], found["after"]
     if len(value) < 3 or after in ("(", "[") or sign in ("==", "===", "->") or found["call"] is not None:
         return False
-    if "://" in value or _CODE.match(value) or (after and _IDENTIFIER.match(value) and " " in found[0]):
+    if (
+        "://" in value
+        or _RE["code"].match(value)
+        or (after and _RE["identifier"].match(value) and " " in found[0])
+    ):
         return False
-    if after in (",", ")") and _IDENTIFIER.match(value):
+    if after in (",", ")") and _RE["identifier"].match(value):
         return False
     plain = re.sub(r"[^a-z0-9]", "", value.lower())
-    if _PASSWORD.search(plain) and (_IDENTIFIER.match(value) or "_" in value):  # password=new_password
+    if _PASSWORD.search(plain) and (_RE["identifier"].match(value) or "_" in value):  # password=new_password
         return False
-    ends = _VALUE_ENDS.match(text, found.end("value")) is not None
+    ends = _RE["ends"].match(text, found.end("value")) is not None
     if sign != ":":
-        return ends or not (_IDENTIFIER.match(value) and " " in found[0])
+        return ends or not (_RE["identifier"].match(value) and " " in found[0])
     is_route = text[start - 1 : start] == "/" or value.isdigit()
     return not (value.isalpha() and not ends) and not (
         is_route and (len(value) < 4 or (value.isdigit() and not ends))
@@ -570,12 +553,12 @@ def _is_value(value: str) -> bool:
 def _is_password(value: str) -> bool:
     """Whether a value is made up, not a word of a sentence or of a program."""
     made = _is_mixed(value) or re.search(r"\w[!#$%^&*+]+\w", value) is not None
-    return len(value) > 4 and made and _is_value(value) and not _CODE.match(value)
+    return len(value) > 4 and made and _is_value(value) and not _RE["code"].match(value)
 
 
 def _is_strong(value: str) -> bool:
     """Whether a value is a password where words are as likely: with signs, numbers, or several changes inside."""
-    made = len(_CHANGES.findall(value)) > 1 or re.search(r"\w[!#$%^&*+]+\w|\d{3}|\A[a-z]+(?:-[a-z]+)+-\d\d", value)
+    made = len(_RE["changes"].findall(value)) > 1 or _RE["strong"].search(value)
     return len(value) > 7 and bool(made) and _is_password(value)
 
 
@@ -587,7 +570,7 @@ def _is_mixed(value: str) -> bool:
 
 def _is_random(value: str) -> bool:
     """Whether upper case, lower case and digits change as often as in keys, and not as in words."""
-    changes = len(_CHANGES.findall(value))
+    changes = len(_RE["changes"].findall(value))
     return changes > 2 and 6 * changes > len(value)
 
 
