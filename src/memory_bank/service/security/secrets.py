@@ -16,11 +16,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 Span = tuple[int, int, str]  # from, to, kind
 
 _LONGEST = 4_000  # characters of a value that follows its name
+_MARKED = "[redacted: "
 _PIECE = 250_000  # characters searched at once: Python runs no other thread during a search
 _DATA_FILE = tomllib.loads(Path(__file__).with_name("secrets.toml").read_text("utf-8"))
 _EXPRESSIONS = _DATA_FILE["expressions"]
@@ -40,10 +41,11 @@ class _Form(NamedTuple):
         start = max(0, at - self.before)
         search = _compiled(self.pattern)
         found = search.search(text, start, at + 200) if self.before else search.match(text, at)
-        if not found or not found.start() <= at < found.end():
+        if not found or not found.start() <= at < found.end() or text.endswith(_MARKED, 0, found.start()):
             return None
         start, end = _unquoted(text, *found.span(found.lastindex or 0))
-        return (start, end, self.kind) if end > start and self.is_secret(text[start:end]) else None
+        is_secret = end > start and self.is_secret(text[start:end])
+        return (found.start() if found.lastgroup == "all" else start, end, self.kind) if is_secret else None
 
 
 class _Search(NamedTuple):
@@ -88,27 +90,19 @@ def _search(forms: list[_Form], others: Collection[str] = ()) -> _Search:
     )
 
 
-def _forms(section: str) -> list[_Form]:
-    """The forms of a section of the data file."""
+def _forms(rows: list[list[Any]]) -> list[_Form]:
+    """The forms in rows of the data file."""
     checks = {"?": _is_password, "#": _is_strong, "!": _is_random, "@": _is_basic}
-    return [
-        _Form(word, kind.rstrip("?#!@"), pattern, *(before or [0]), checks.get(kind[-1], _is_value))
-        for kind, words, pattern, *before in _DATA_FILE[section]
-        for word in (words.split() if isinstance(words, str) else words)
-    ]
-
-
-def _beginnings() -> list[_Form]:
     return [
         _Form(
             word,
-            kind,
-            re.escape(word) + _EXPRESSIONS["body"],
-            0,
-            lambda token, n=len(word): _is_random(token[n:]),
+            kind.rstrip("?#!@"),
+            pattern.replace("WORD", re.escape(word)),
+            *(before or [0]),
+            checks.get(kind[-1], _is_value),
         )
-        for kind, words in _DATA_FILE["beginnings"].items()
-        for word in words.split()
+        for kind, words, pattern, *before in rows
+        for word in (words.split() if isinstance(words, str) else words)
     ]
 
 
@@ -163,14 +157,12 @@ def secrets_in(text: str) -> list[Span]:
             flat = flat.replace(written, meant)
     found = list(_found(text, flat))
     for start, end, escapes in _around_escapes(flat):
-        plain, places = _unescaped(flat, start, end, escapes)
-        starts = [place[0] for place in places]
-        for first, last, kind in _found(plain, plain):
-            begins = places[bisect_right(starts, first) - 1]
-            ends = places[bisect_right(starts, last - 1) - 1]
-            found.append(
-                (begins[1] + (first - begins[0]) * begins[2], ends[3] or ends[1] + last - ends[0], kind)
-            )
+        plain, starts, ends = _unescaped(flat, start, end, escapes)
+        found += [
+            (starts[first], ends[last - 1], kind)
+            for first, last, kind in _found(plain, plain)
+            if last > first
+        ]
     return [span for span in found if span[0] < span[1]]
 
 
@@ -198,28 +190,32 @@ def _around_escapes(text: str) -> Iterator[tuple[int, int, list[re.Match[str]]]]
 
 
 def _unescaped(
-    text: str, start: int, end: int, escapes: list[re.Match[str]]
-) -> tuple[str, list[tuple[int, int, int, int]]]:
-    """A part of a text without its escapes, and its pieces: where each begins there, where in the whole text, 1 for
-    plain text and 0 for an escape, and where an escape ends."""
+    text: str, at: int, end: int, escapes: list[re.Match[str]]
+) -> tuple[str, list[int], list[int]]:
+    """A part of a text without its escapes, and where each of its characters begins and ends in the whole text."""
     out: list[str] = []
-    places = [(0, start, 1, 0)]
-    length, at = 0, start
-    for m in escapes:
-        groups = m.groupdict()
-        if code := groups.get("u") or groups.get("x") or m["p"]:
-            meant = chr(int(code, 16))
-            meant = "" if "\u200b" <= meant <= "\u206f" else meant
-        else:
-            meant = html.unescape(f"&{m['e']}")[:1] if m["e"] else (groups.get("c") or "").replace("\n", " ")
-        out += [text[at : m.start()], meant]
-        length += m.start() - at
-        if meant:
-            places.append((length, m.start(), 0, m.end()))
-        length += len(meant)
-        at = m.end()
-        places.append((length, at, 1, 0))
-    return "".join([*out, text[at:end]]), places
+    starts: list[int] = []
+    ends: list[int] = []
+    for m in [*escapes, None]:
+        upto = m.start() if m else end
+        out.append(text[at:upto])
+        starts += range(at, upto)
+        ends += range(at + 1, upto + 1)
+        if m and (meant := _meant(m)):
+            out.append(meant)
+            starts.append(m.start())
+            ends.append(m.end())
+        at = m.end() if m else end
+    return "".join(out), starts, ends
+
+
+def _meant(escape: re.Match[str]) -> str:
+    """The character that an escape stands for, or nothing for a colour or an invisible character."""
+    groups = escape.groupdict()
+    if code := groups.get("u") or groups.get("x") or escape["p"]:
+        meant = chr(int(code, 16))
+        return "" if "\u200b" <= meant <= "\u206f" else meant
+    return html.unescape(f"&{escape['e']}")[:1] if escape["e"] else (groups.get("c") or "").replace("\n", " ")
 
 
 def _found(text: str, flat: str) -> Iterator[Span]:
@@ -352,23 +348,18 @@ def _is_key_line(run: str) -> bool:
     return any(c.islower() for c in run) and any(c.isupper() for c in run) and any(c.isdigit() for c in run)
 
 
-_DATA = _compiled(_EXPRESSIONS["data"], re.M)
+_DATA = _compiled(_EXPRESSIONS["data"], re.M | re.X)
 _ENTRY = _compiled(_EXPRESSIONS["entry"], re.M)
 
 
 def _kubernetes(text: str) -> Iterator[Span]:
     """The values of Secrets of Kubernetes, as YAML and as JSON."""
-    kinds = [(m.start(), m[1]) for m in _RE["kind"].finditer(text)]
-    if not any(kind == "Secret" for _, kind in kinds):
-        return
-    for data in _DATA.finditer(text):
-        n = bisect_right(kinds, (data.end() - 1, "\U0010ffff"))
-        after = kinds[n : n + 1] if n < len(kinds) and kinds[n][0] < data.end() + 60 else []
-        near = after or kinds[bisect_right(kinds, (data.start(), "")) - 1 :][:1]
-        if near[0][1] == "Secret":
-            for entry in _ENTRY.finditer(text, *data.span(2 if data[2] else 3)):
-                group = entry.lastindex
-                start, end = _unquoted(text, *entry.span(group)) if group else (0, 0)
+    kind = ""
+    for found in _DATA.finditer(text):
+        kind = found["kind"] or kind
+        if not found["kind"] and (found["after"] or kind) == "Secret":
+            for entry in _ENTRY.finditer(text, *found.span("yaml" if found["yaml"] else "json")):
+                start, end = _unquoted(text, *entry.span(entry.lastindex)) if entry.lastindex else (0, 0)
                 if end > start and _is_value(text[start:end]):
                     yield start, end, "secret"
 
@@ -458,6 +449,8 @@ def named_secret(name: str, value: object, *, sure: bool = True) -> str | None:
 def _named(text: str, flat: str, at: int, found: re.Match[str]) -> Iterator[Span]:
     """Values after a name: ``password=…``, ``"api_key": "…"``."""
     start = _start_of_name(flat, at)
+    if flat.endswith(_MARKED, 0, start):
+        return
     name = re.sub(r"\[\w*\]\Z", "", flat[start:at] + found["rest"])
     is_call = found["call"] is not None
     for first, last in _values(text, flat, found, name, start):
@@ -574,8 +567,12 @@ def _is_random(value: str) -> bool:
     return changes > 2 and 6 * changes > len(value)
 
 
-_TOKENS = _search([*_beginnings(), *_forms("tokens")])
-_PLACED = _search([f for f in _forms("placed") if f.word.isascii()], {n for n in _NAME_PARTS if n.isascii()})
+_BEGINNINGS = [[f"{kind}!", words, _EXPRESSIONS["body"]] for kind, words in _DATA_FILE["beginnings"].items()]
+_TOKENS = _search(_forms([*_DATA_FILE["tokens"], *_BEGINNINGS]))
+_PLACED = _search(
+    [f for f in _forms(_DATA_FILE["placed"]) if f.word.isascii()], {n for n in _NAME_PARTS if n.isascii()}
+)
 _FOREIGN = _search(  # apart, because most texts have none of these letters
-    [f for f in _forms("placed") if not f.word.isascii()], {n for n in _NAME_PARTS if not n.isascii()}
+    [f for f in _forms(_DATA_FILE["placed"]) if not f.word.isascii()],
+    {n for n in _NAME_PARTS if not n.isascii()},
 )
