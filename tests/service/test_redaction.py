@@ -163,6 +163,8 @@ HOSTILE = [
     "\\", "\\u00", "%25", "&amp;", "\x1b[", "-----BEGIN PRIVATE KEY-----\n", "-----END PRIVATE KEY-----", "aB1+" * 8 + "\n",
     "password", "password=", "token: [", '"secret": "', "sk-", "eyJ", "a1B2", "://", "https://u:", "curl -u a", "mysql -p ",
     "kind: Secret\ndata:\n a: ", '{"kty": ', "value: x1y\nname: ", "@", "login ", "| ", "_api_", "AKIA", "_-", "key ", "\x1b[0m", "/a",
+    "password,a\n", "| password |\n|---|\n", "a,password\nb,", "-p ", "mysql -p", "net use \\\\h ", "insert into t (a) values (1)", "<tr><th>password</th>",
+    "USER a\nPASS ", "username a secret ", "]:25 a:", "ña ", "password is ", '"name": "a", "value"', "ghp_", "password:\n  ", "<<<", "kind: Secret",
 ]  # fmt: skip
 
 

@@ -12,7 +12,6 @@ import base64
 import html
 import re
 import tomllib
-from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from pathlib import Path
@@ -98,7 +97,7 @@ def _forms(rows: list[list[Any]]) -> list[_Form]:
             word,
             kind.rstrip("?#!@"),
             pattern.replace("WORD", re.escape(word)),
-            *(before or [0]),
+            before[0] if before else 0,
             checks.get(kind[-1], _is_value),
         )
         for kind, words, pattern, *before in rows
@@ -304,48 +303,23 @@ def _is_basic(value: str) -> bool:
 
 def _private_keys(text: str) -> Iterator[Span]:
     """Private keys from their first to their last line, whatever stands around the lines, also if one is missing."""
-    ends = {0}
-    for first in _RE["key_begins"].finditer(text):
-        end = _end_of_key(text, first.end())
-        if end > first.end():
-            yield first.start(), end, "private key"
-            ends.add(end)
-    before = 0
-    for last in _RE["key_ends"].finditer(text):
-        start = last.start()
-        lines = (
-            []
-            if last.end() in ends
-            else list(_RE["key_line"].finditer(text, max(before, start - 20_000), start))
-        )
-        for line in reversed(lines):
-            if not _is_near(text, line.end(), start) or not _is_key_line(line[0]):
-                break
-            start = line.start()
-        if start < last.start():
-            yield start, last.end(), "private key"
-        before = last.end()
-
-
-def _end_of_key(text: str, at: int) -> int:
-    end = at
-    for line in _RE["key_line"].finditer(text, at, at + 200_000):
-        if not _is_near(text, end, line.start()):
-            break
-        if line[0][0] == "-":
-            last = _RE["key_ends"].match(text, line.start())
-            body = text[at : line.start()]
-            return last.end() if last and (end > at or re.fullmatch(r"[\sA-Za-z0-9+/=]{9,}", body)) else end
-        end = line.end() if _is_key_line(line[0]) else end
-    return end
-
-
-def _is_near(text: str, end: int, start: int) -> bool:
-    return start - end <= 400 and text.count("\n", end, start) <= 6
-
-
-def _is_key_line(run: str) -> bool:
-    return any(c.islower() for c in run) and any(c.isupper() for c in run) and any(c.isdigit() for c in run)
+    start = end = lines = 0
+    is_private = False
+    for line in _RE["key_line"].finditer(text):
+        is_near = line.start() - end <= 400 and text.count("\n", end, line.start()) <= 6
+        if not is_near or line["begin"]:
+            if is_private and lines:
+                yield start, end, "private key"
+            start, lines, is_private = line.start(), 0, False
+        is_private |= "PRIVATE" in line[0]
+        lines += not (line["begin"] or line["end"])
+        if line["end"]:
+            if is_private and (lines or re.fullmatch(r"[\sA-Za-z0-9+/=]{9,}", text[end : line.start()])):
+                yield start, line.end(), "private key"
+            start, lines, is_private = line.end(), 0, False
+        end = line.end()
+    if is_private and lines:
+        yield start, end, "private key"
 
 
 _DATA = _compiled(_EXPRESSIONS["data"], re.M | re.X)
@@ -412,7 +386,7 @@ def named_secret(name: str, value: object, *, sure: bool = True) -> str | None:
     is_password = _PASSWORD.search(plain) is not None
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return "password" if is_password and abs(value) >= 1_000 else None
-    if not isinstance(value, str) or not _is_value(value):
+    if not isinstance(value, str) or _MARKED in value or not _is_value(value):
         return None
     if is_password:
         return "password"
@@ -470,16 +444,10 @@ def _named(text: str, flat: str, at: int, found: re.Match[str]) -> Iterator[Span
 def _values(text: str, flat: str, found: re.Match[str], name: str, start: int) -> Iterator[tuple[int, int]]:
     """The spans of what is assigned to a name; none for a word of a program or a sentence."""
     quote = found["quote"]
-    at = found.end()
+    at = found.end("block" if found["block"] else 0)
     if found["block"]:  # of YAML: the lines that are indented alike
-        first = last = found.end("block")
-        for line in re.compile(rf"([^\n]*)(?:\n[+]?{re.escape(found['indent'])}|(?=\n)|\Z)").finditer(
-            flat, first
-        ):
-            last = line.end(1)
-            if not line[0].endswith(found["indent"]) or last - first > _LONGEST:
-                break
-        yield first, last
+        lines = re.compile(rf"[^\n]*(?:\n[+]?{re.escape(found['indent'])}[^\n]*)*").match(flat, at)
+        yield at, min(lines.end() if lines else at, at + _LONGEST)
     elif quote is None:
         whole = re.compile(r"[^\s\"'`\x00-\x1f]{1,400}").match(
             flat, found.start("value")
@@ -507,7 +475,7 @@ def _quoted(quote: str) -> re.Pattern[str]:
 def _start_of_name(text: str, at: int) -> int:
     """Where a field's name begins, of which a part is at a position."""
     start = at
-    while at - start < 30 and start and (text[start - 1].isalnum() or text[start - 1] in "_-"):
+    while at - start < 30 and start and (text[start - 1].isalnum() or text[start - 1] in "_-."):
         start -= 1
     words = _RE["named_before"].search(text, max(0, at - 30), at) if start == at else None
     return words.start() if words else start
