@@ -129,16 +129,7 @@ _NO_SECRET = re.compile("|".join(_DATA_FILE["no_secrets"]["forms"]), re.S | re.I
 # --- escapes
 
 _MAY_ESCAPE = ("\\u", "\\U", "\\x", "\\0", "\\e[", "\\/", "\\`", "\\&", "\\=", "\\:", "\\\n")
-_ALIKE = (
-    ("\xa0", " "),
-    ("\u3000", " "),
-    ("＝", "="),
-    ("“", '"'),
-    ("”", '"'),
-    ("„", '"'),
-    ("‘", "'"),
-    ("’", "'"),
-)
+_ALIKE = {"\xa0": " ", "\u3000": " ", "＝": "=", "“": '"', "”": '"', "„": '"', "‘": "'", "’": "'"}
 _FLAT = (
     ("\\n", " \n"), ("\\r", " \r"), ("\\t", "\t\t"), ("<![CDATA[", " " * 9), ("]]>", " " * 3),
     ("^[[", "\x1b\x1b["), ("␛", "\x1b"),
@@ -148,7 +139,7 @@ _AROUND = 600  # characters around an escape, in which a secret may be
 
 def secrets_in(text: str) -> list[Span]:
     """Return the spans of secrets in a text; they may overlap."""
-    for written, meant in () if text.isascii() else _ALIKE:
+    for written, meant in () if text.isascii() else _ALIKE.items():
         text = text.replace(written, meant)
     flat = text
     for written, meant in _FLAT:  # as it is meant, at the same places
@@ -213,7 +204,7 @@ def _meant(escape: re.Match[str]) -> str:
     groups = escape.groupdict()
     if code := groups.get("u") or groups.get("x") or escape["p"]:
         meant = chr(int(code, 16))
-        return "" if "\u200b" <= meant <= "\u206f" else meant
+        return "" if "\u200b" <= meant <= "\u206f" else _ALIKE.get(meant, meant)
     return html.unescape(f"&{escape['e']}")[:1] if escape["e"] else (groups.get("c") or "").replace("\n", " ")
 
 
@@ -232,7 +223,7 @@ def _found(text: str, flat: str) -> Iterator[Span]:
             if kind := named_secret(m[4], m[group]):
                 yield *m.span(group), kind
     for word, separator, table, row in _DATA_FILE["tables"]:
-        for m in re.compile(table, re.I).finditer(flat) if word in lowered else ():
+        for m in _compiled(table, re.I).finditer(flat) if word in lowered else ():
             rows = [(m.start(2) + r.start(1), r[1]) for r in re.compile(row).finditer(m[2])]
             yield from _below(m[1], rows, separator)
     if "PRIVATE KEY" in flat:
@@ -363,16 +354,17 @@ def _table(text: str, at: int) -> tuple[int, Iterator[Span]]:
 
 def _below(head: str, rows: list[tuple[int, str]], separator: str) -> Iterator[Span]:
     cell = re.compile(rf""" {{0,40}}("[^"]*"|'[^']*'|.*?) {{0,40}}(?:{separator}|\Z)""")
-    names = [found[1].strip("\"'`* ") for found in cell.finditer(head)]
-    if not all(re.fullmatch(r"[\w .#/-]{0,40}", name) for name in names):
+    names = [_RE["column"].fullmatch(found[1].strip("\\\"'`* ")) for found in cell.finditer(head)]
+    if not all(names):
         return
     for at, row in rows:
         cells = list(cell.finditer(row))
-        if len(cells) - len(names) not in (0, 1):  # there may be an index before the row
-            continue
-        for name, found in zip(reversed(names), reversed(cells), strict=False):
-            value = found[1].strip("\"'`")
-            if name and _is_password(value) and (kind := named_secret(name, value)):
+        more = len(cells) - len(names)  # an index before the row, the end of a text in JSON after it
+        for name, found in (
+            zip(names * 2, cells[: len(names)] + cells[more:], strict=True) if 0 <= more < 3 else ()
+        ):
+            value = re.split(r"\\*[\"'`]", found[1].strip("\\\"'`"))[0]
+            if name and name[1] and _is_password(value) and (kind := named_secret(name[1], value)):
                 first = at + found.start(1) + found[1].index(value)
                 yield first, first + len(value), kind
 
