@@ -20,6 +20,7 @@ METHODS = ("get", "put", "post", "patch", "delete")
 
 GROUPS = {
     "Memory in a loop": (
+        "Memory",
         "apply_memory_bank_strategy",
         "MemoryBankState",
         "MemoryBankSettings",
@@ -101,7 +102,7 @@ def module_page(title: str, module: str, intro: str) -> str:
 CLI_INTRO = """\
 # Command line
 
-What `memory-bank VERB --help` prints. Every verb but `demo` takes `--json`. Exit codes: 0 success, 1 failure,
+What `memory-bank VERB --help` prints. Verbs that print results take `--json`. Exit codes: 0 success, 1 failure,
 2 wrong usage, 130 Ctrl-C. An error is one sentence on standard error."""
 
 

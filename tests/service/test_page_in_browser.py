@@ -161,7 +161,7 @@ def test_a_session_shows_its_steps_its_curve_and_what_was_sent_last(opened, serv
     assert "OPENAI" not in page.text("#detail")
     stats = page.text("#stats").split()
     assert stats[:2] == ["sessions", "3"]
-    assert "queue" in stats and "spend" in stats
+    assert "tokens" in stats and "less" in stats
     kinds = page.js("[...document.querySelectorAll('.message h3 b')].map(e => e.innerText)")
     context = service.ask(f"/v1/sessions/shop-refunds/steps/{len(SHOP)}").json()["manifest"]["context"]
     assert kinds == [m["role"] for m in context]
@@ -1033,7 +1033,8 @@ def test_what_memory_costs_more_is_said(opened, dear, screen):
         session = json.load(got)
     told, paid = session["tokens"]["compared"], session["cost"]["compared"]
     assert told.endswith("% more than without memory") and paid.endswith("% more than without memory")
-    assert page.texts(".tiles b") == [told, told]
+    lost = session["cost"]["sent"] - session["cost"]["full"]
+    assert page.texts(".tiles b") == [told, told, f"${lost:.4f} more"]
     step = step_of(dear.proxied, 1)
     assert f"latest step: {step['tokens']:,} instead of {step['full_tokens']:,} tokens" in page.text(".tiles")
     assert f"instead of ${session['cost']['full']:.4f}, {paid}" in page.wait(
