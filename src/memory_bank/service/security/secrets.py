@@ -205,7 +205,7 @@ def _meant(escape: re.Match[str]) -> str:
     if code := groups.get("u") or groups.get("x") or escape["p"]:
         meant = chr(int(code, 16))
         return "" if "\u200b" <= meant <= "\u206f" else _ALIKE.get(meant, meant)
-    return html.unescape(f"&{escape['e']}")[:1] if escape["e"] else (groups.get("c") or "").replace("\n", " ")
+    return html.unescape(f"&{escape['e']}")[:1] if escape["e"] else (groups.get("c") or "").replace("\n", "")
 
 
 def _found(text: str, flat: str) -> Iterator[Span]:
@@ -400,7 +400,9 @@ def named_secret(name: str, value: object, *, sure: bool = True) -> str | None:
             return None
         is_secret = len(value) >= 8 and (sure or _is_mixed(value))
     elif plain.endswith(("secret", "secrets")):
-        is_secret = len(value) >= 8 and _is_mixed(value) and not _RE["slug"].match(value)
+        is_secret = (
+            len(value) >= 8 and _is_mixed(value) and (not _RE["slug"].match(value) or _is_strong(value))
+        )
     elif plain.endswith(("token", "tokens")):
         is_secret = len(value) >= (28 if plain == "token" else 20) and _is_mixed(value)
         is_secret = is_secret and not _NO_TOKEN.search(plain) and not _RE["slug"].match(value)
@@ -478,11 +480,7 @@ def _is_loose(text: str, found: re.Match[str], start: int) -> bool:
     value, sign, after = found["value"], found["sign"], found["after"]
     if len(value) < 3 or after in ("(", "[") or sign in ("==", "===", "->") or found["call"] is not None:
         return False
-    if (
-        "://" in value
-        or _RE["code"].match(value)
-        or (after and _RE["identifier"].match(value) and " " in found[0])
-    ):
+    if "://" in value or _is_code(value) or (after and _RE["identifier"].match(value) and " " in found[0]):
         return False
     if after in (",", ")") and _RE["identifier"].match(value):
         return False
@@ -492,6 +490,8 @@ def _is_loose(text: str, found: re.Match[str], start: int) -> bool:
     ends = _RE["ends"].match(text, found.end("value")) is not None
     if sign != ":":
         return ends or not (_RE["identifier"].match(value) and " " in found[0])
+    if text[start - 1 : start] == ":" and ": " not in found[0]:  # of an ARN
+        return False
     is_route = text[start - 1 : start] == "/" or value.isdigit()
     return not (value.isalpha() and not ends) and not (
         is_route and (len(value) < 4 or (value.isdigit() and not ends))
@@ -506,7 +506,11 @@ def _is_value(value: str) -> bool:
 def _is_password(value: str) -> bool:
     """Whether a value is made up, not a word of a sentence or of a program."""
     made = _is_mixed(value) or re.search(r"\w[!#$%^&*+]+\w", value) is not None
-    return len(value) > 4 and made and _is_value(value) and not _RE["code"].match(value)
+    return len(value) > 4 and made and _is_value(value) and not _is_code(value)
+
+
+def _is_code(value: str) -> bool:
+    return _RE["code"].match(value) is not None and not _is_random(value)
 
 
 def _is_strong(value: str) -> bool:
