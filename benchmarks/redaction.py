@@ -11,9 +11,9 @@ changed), and the names of the others.
 Of a file of lines (``--lines``; JSON lines ``{id, class, text, secrets}``, the id begins with the set's name) prints
 for each set and class how many have none of their secrets left (of ``harmless``: how many were changed).
 
-Otherwise reads the texts of messages from files of JSON lines ``{id, messages}``, plain or .gz. Prints for each file its
-texts and characters, seconds of CPU per million characters, the same for a plain scan of the texts (``str.lower``),
-and how many texts have something replaced, by kind. No text is printed.
+Otherwise reads the texts of messages from files of JSON lines ``{id, messages}``, plain or .gz. Prints for each
+file its texts and characters, seconds of CPU per million characters, the same for a plain scan of the texts
+(``str.lower``), and how many texts have something replaced, by kind. No text is printed.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 Span = tuple[int, int, str]  # from, to, kind
+_Matches = list[re.Match[str]]
 
 _LONGEST = 4_000  # characters of a value that follows its name
 _MARKED = "[redacted: "
@@ -117,9 +118,7 @@ _NAME_PARTS = _CORES | {  # other names, from their first foreign letter on
 # --- names and values
 
 _PASSWORD = re.compile(rf"(?:{_NAMES['password']})(?:{_NAMES['after']})?\d{{0,3}}\Z")
-_SECRET = re.compile(
-    rf"(?:{_NAMES['secret']})(?:{_NAMES['after']})?(?:prod|dev|live|primary|secondary)?\d{{0,3}}\Z"
-)
+_SECRET = re.compile(rf"(?:{_NAMES['secret']})(?:{_NAMES['after']}){{0,2}}\d{{0,3}}\Z")
 _MAKER = re.compile(rf"(?:{_NAMES['maker']})[a-z0-9]{{0,20}}(?:key|token|secret|sk|pat|auth)\d{{0,2}}\Z")
 _NO_TOKEN = re.compile(rf"(?:{_NAMES['no_token']})tokens?\Z")
 _VALUE_FIRST = _compiled(_EXPRESSIONS["value_first"], re.I)
@@ -148,11 +147,7 @@ def secrets_in(text: str) -> list[Span]:
     found = list(_found(text, flat))
     for start, end, escapes in _around_escapes(flat):
         plain, starts, ends = _unescaped(flat, start, end, escapes)
-        found += [
-            (starts[first], ends[last - 1], kind)
-            for first, last, kind in _found(plain, plain)
-            if last > first
-        ]
+        found += [(starts[a], ends[b - 1], kind) for a, b, kind in _found(plain, plain) if a < b]
     return [span for span in found if span[0] < span[1]]
 
 
@@ -163,9 +158,9 @@ def _escape(backslashes: bool, invisible: bool) -> re.Pattern[str]:
     return re.compile("|".join(_EXPRESSIONS[name] for name in names), re.X)
 
 
-def _around_escapes(text: str) -> Iterator[tuple[int, int, list[re.Match[str]]]]:
+def _around_escapes(text: str) -> Iterator[tuple[int, int, _Matches]]:
     """The parts of a text around escapes, and the escapes in each."""
-    escapes: list[re.Match[str]] = []
+    escapes: _Matches = []
     escape = _escape(any(written in text for written in _MAY_ESCAPE), not text.isascii())
     for start, end in _pieces(text):
         for found in escape.finditer(text, start, end):
@@ -179,9 +174,7 @@ def _around_escapes(text: str) -> Iterator[tuple[int, int, list[re.Match[str]]]]
         yield max(0, escapes[0].start() - _AROUND), min(len(text), escapes[-1].end() + _AROUND), escapes
 
 
-def _unescaped(
-    text: str, at: int, end: int, escapes: list[re.Match[str]]
-) -> tuple[str, list[int], list[int]]:
+def _unescaped(text: str, at: int, end: int, escapes: _Matches) -> tuple[str, list[int], list[int]]:
     """A part of a text without its escapes, and where each of its characters begins and ends in the whole text."""
     out: list[str] = []
     starts: list[int] = []
@@ -480,16 +473,15 @@ def _is_loose(text: str, found: re.Match[str], start: int) -> bool:
     value, sign, after = found["value"], found["sign"], found["after"]
     if len(value) < 3 or after in ("(", "[") or sign in ("==", "===", "->") or found["call"] is not None:
         return False
-    if "://" in value or _is_code(value) or (after and _RE["identifier"].match(value) and " " in found[0]):
-        return False
-    if after in (",", ")") and _RE["identifier"].match(value):
+    is_word = _RE["identifier"].match(value) is not None
+    if "://" in value or _is_code(value) or (after and is_word and (" " in found[0] or after in ",)")):
         return False
     plain = re.sub(r"[^a-z0-9]", "", value.lower())
-    if _PASSWORD.search(plain) and (_RE["identifier"].match(value) or "_" in value):  # password=new_password
+    if _PASSWORD.search(plain) and (is_word or "_" in value):  # password=new_password
         return False
     ends = _RE["ends"].match(text, found.end("value")) is not None
     if sign != ":":
-        return ends or not (_RE["identifier"].match(value) and " " in found[0])
+        return ends or not (is_word and " " in found[0])
     if text[start - 1 : start] == ":" and ": " not in found[0]:  # of an ARN
         return False
     is_route = text[start - 1 : start] == "/" or value.isdigit()
