@@ -388,11 +388,8 @@ class BoundedProtocol(H11Protocol):
     def _note(self) -> None:
         """Note what must arrive next, and since when."""
         self._last_byte = self.loop.time()
-        waits_for = ""
-        if self.conn.their_state is h11.SEND_BODY:
-            waits_for = "body"
-        elif self._is_idle() and self.timeout_keep_alive_task is None:
-            waits_for = "head"
+        receives, idle = self.conn.their_state is h11.SEND_BODY, self.timeout_keep_alive_task is None
+        waits_for = "body" if receives else "head" if idle and self._is_idle() else ""
         if waits_for != self._waits_for:
             self._waits_for, self._since = waits_for, self._last_byte
 
