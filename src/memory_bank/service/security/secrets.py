@@ -348,7 +348,7 @@ def _table(text: str, at: int) -> tuple[int, Iterator[Span]]:
 def _below(head: str, rows: list[tuple[int, str]], separator: str) -> Iterator[Span]:
     cell = re.compile(rf""" {{0,40}}("[^"]*"|'[^']*'|.*?) {{0,40}}(?:{separator}|\Z)""")
     names = [_RE["column"].fullmatch(found[1].strip("\\\"'`* ")) for found in cell.finditer(head)]
-    if not all(names):
+    if not all(names) or not any(part in head.lower() for part in _NAME_PARTS):
         return
     for at, row in rows:
         cells = list(cell.finditer(row))
