@@ -20,6 +20,7 @@ import anyio
 from anyio import to_thread
 from cachetools import LRUCache
 
+from memory_bank.bank.session import Session
 from memory_bank.errors import HistoryError, MemoryBankError
 from memory_bank.plan import Context
 from memory_bank.service.failures import code_of
@@ -293,6 +294,7 @@ class Rebuilder:
         self._limiter = anyio.CapacityLimiter(math.inf)  # those of the line, and what hangs
         self._finishers = anyio.CapacityLimiter(2)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unfinished: set[Session | None] = set()  # one task a session, or they would pile up under load
         self._lock = threading.Lock()
         self._stuck: set[_Job] = set()  # running, though nobody waits for them
 
@@ -312,7 +314,8 @@ class Rebuilder:
                 request.headers, request.value.get("metadata")
             )
             result = replace(result, session=result.session or named)
-        if result.step is not None:
+        if result.step is not None and result.step.state not in self._unfinished:
+            self._unfinished.add(result.step.state)
             task = asyncio.create_task(self._finish(result.step))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -382,8 +385,13 @@ class Rebuilder:
     async def _finish(self, rebuilt: Rebuilt) -> None:
         """Do the work that was put off for a context, once its request is on its way."""
         await asyncio.sleep(0.01)  # in which the request goes upstream
+
+        def finish() -> None:
+            self._unfinished.discard(rebuilt.state)  # a step from now on is another task's
+            self.sessions.finish(rebuilt)
+
         try:
-            await to_thread.run_sync(self.sessions.finish, rebuilt, limiter=self._finishers)
+            await to_thread.run_sync(finish, limiter=self._finishers)
         except Exception as e:  # the next step does it; the error's text may hold contents
             log.error("the work put off by a step failed with an unforeseen %s", type(e).__name__)
 
