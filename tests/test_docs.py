@@ -219,7 +219,9 @@ def test_the_proxy_of_the_pages(model, folder):
 def test_the_command_of_the_readme(model, folder):
     """``run`` before a program that makes requests, and before one that makes none, as written."""
     pytest.importorskip("fastapi", reason="needs the extra service")
-    [block] = [b for b in blocks("README.md") if b.reason == "test_the_command_of_the_readme"]
+    marked = [b for b in EVERY if b.reason == "test_the_command_of_the_readme"]
+    block, *others = sorted(marked, key=lambda b: b.page != "README.md")
+    assert all(b.commands() in block.commands() for b in others)
     (folder / "bin" / "claude").write_text('#!/bin/sh\necho "asks $ANTHROPIC_BASE_URL"\n')
     (folder / "bin" / "claude").chmod(0o755)
     (folder / "my_agent.py").write_text(f"TOOLS, ORDERS = {TOOLS!r}, {ORDERS!r}\n{AGENT}")
