@@ -26,7 +26,7 @@ from memory_bank.errors import (
     MissingExtraError,
     NotFoundError,
 )
-from memory_bank.pricing import Usage, full_usage, price_of
+from memory_bank.pricing import Usage, full_usage, list_prices, price_of
 from memory_bank.service import failures
 from memory_bank.service.api import memory, records, sessions
 from memory_bank.service.api.openapi import describe, validation_message
@@ -183,7 +183,8 @@ class Service:
         self.recorder.take_outcome(step, answer, tokens=tokens, full_tokens=full_tokens, **ended)
         self._count_tokens(full_tokens, tokens)
         if sent is not None and full is not None:
-            self.metrics.used(sent, full, price_of(self.config.prices, exchange.model or ""))
+            model = exchange.model or ""
+            self.metrics.used(sent, full, price_of(self.config.prices, model) or list_prices().price(model))
 
     def _record_without(self, exchange: Exchange, ended: dict[str, Any], answer: Answer) -> None:
         """Record a request that memory failed for, where its session is known; its tokens are as it came."""
