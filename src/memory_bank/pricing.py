@@ -16,7 +16,7 @@ from memory_bank.config import Price
 
 __all__ = [
     "CACHE_MINIMUM", "ListPrices", "PrefixCache", "Price", "SentContext", "Usage", "cached_tokens", "common_length",
-    "cost", "full_usage", "growth_that_pays", "list_prices", "price_of",
+    "cost", "full_usage", "growth_that_pays", "known_price", "list_prices", "price_of",
 ]  # fmt: skip
 
 CACHE_MINIMUM = 1024
@@ -95,6 +95,15 @@ def list_prices() -> ListPrices:
     table = tomllib.loads(files("memory_bank").joinpath("prices.toml").read_text("utf-8"))
     models = {name: Price(**price) for name, price in table["models"].items()}
     return ListPrices(table["source"], str(table["date"]), models)
+
+
+def known_price(prices: Mapping[str, Price], model: str) -> tuple[Price, str] | None:
+    """The price of a model in a table, else that which ships with the package; and where it is from."""
+    if (own := price_of(prices, model)) is not None:
+        return own, "[prices] in the configuration"
+    shipped = list_prices()
+    price = shipped.price(model)
+    return None if price is None else (price, f"{shipped.source}, {shipped.date}")
 
 
 def normal_name(model: str) -> str:

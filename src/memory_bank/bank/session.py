@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
+from weakref import WeakMethod
 
 from memory_bank.bank.database import ANY, Database, as_database
 from memory_bank.bank.files import MemoryFiles
@@ -42,7 +43,8 @@ class Session(Closing):
 
     ``last_plan`` is the plan of the last step, ``NO_PLAN`` before the first. ``prefix_cache`` is what the provider
     charges for a prefix that it has seen; a reset keeps it. ``record_tool``: the name under which the step's agent
-    has ``get_record``, "" where it has no such tool. ``lock`` guards all the rest.
+    has ``get_record``, "" where it has no such tool. ``under_load``: many requests wait, so that folds are put off.
+    ``lock`` guards all the rest.
     """
 
     def __init__(self, session_id: str = "default", counter: TokenCounter | None = None) -> None:
@@ -54,6 +56,7 @@ class Session(Closing):
         self.prefix_cache = PrefixCache()
         self.over_budget_logged = False
         self.record_tool = ""
+        self.under_load = False
         # trace_ids that are pinned, and that no context shows, by marks and by ``tools.NAME.retain``
         self.retained: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
         self._caches: dict[str, Any] = {}
@@ -184,7 +187,7 @@ class MemoryBankState(Session):
         self._given_counter = counter
         self._encoding: str | None = None
         self._forget()
-        self.transcript = Transcript(session_id, self.counter, self._is_mask)
+        self.transcript = self._new_transcript()
         if embedding_model is not None:
             self._insights.bind(embedding_model)
 
@@ -271,7 +274,7 @@ class MemoryBankState(Session):
         if self._given_counter is None and self._encoding != settings.token_encoding:
             self._encoding = settings.token_encoding
             self.counter = open_counter(settings.token_encoding)
-            self.transcript = Transcript(self.session_id, self.counter, self._is_mask)
+            self.transcript = self._new_transcript()
         generation, count, jobs = self.database.extent(self.session_id)
         if count or settings.scope != "session":  # else there is nothing to search yet
             self._insights.bind(settings.embedding_model)
@@ -478,6 +481,13 @@ class MemoryBankState(Session):
             log.warning("insights that are not stored yet are made when the session is opened again: %s", e)
         finally:
             self.close()
+
+    def _new_transcript(self) -> Transcript:
+        """A transcript that refers to the session weakly, so that a closed session is freed at once."""
+        is_mask = WeakMethod(self._is_mask)
+        return Transcript(
+            self.session_id, self.counter, lambda *given: bool((ask := is_mask()) and ask(*given))
+        )
 
     def _is_mask(self, pair: Pair, trace_id: str) -> bool:
         """Whether a client put a shorter result in the place of a recorded output of the same call."""

@@ -36,6 +36,16 @@ _ENDED = ("seconds", "http_status", "error", "reason")
 _OUTCOME = ("tokens", "full_tokens", "status", "model", *_ENDED, *(c.name for c in _USED))
 _CONTENTS = ("manifest", "answer")
 _LISTED = (*(c for c in _t if c.name not in _CONTENTS), _t.manifest.is_not(None).label("detailed"))
+_ADD_OUTCOME = sa.update(steps).where(of_session(steps), _t.created == sa.bindparam("made"))
+_SESSION = sa.select(sessions.c.generation, sessions.c.deleted).where(of_session(sessions))
+_LAST = sa.select(sa.func.max(_t.number)).where(of_session(steps))
+_old = _t.number > sa.bindparam("above"), _t.number <= sa.bindparam("to")
+_has_contents = sa.or_(*(_t[k].is_not(None) for k in _CONTENTS))
+_DROP_CONTENTS = (
+    sa.update(steps)
+    .where(of_session(steps), *_old, _has_contents)
+    .values(dict.fromkeys(_CONTENTS, sa.null()))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,20 +158,17 @@ def add_steps(database: Database, new: Sequence[StepToStore], kept: int) -> None
             _add(database, c, session_id, [s for s in mine if not s.outcome], kept)
             for step in (s for s in mine if s.outcome):
                 row = _row(step.figures)
-                same = of_session(steps), _t.created == row["created"]
-                values = {k: row[k] for k in _OUTCOME} | {"answer": step.answer}
-                c.execute(sa.update(steps).where(*same).values(values), {"session": session_id})
+                values = {"session": session_id, "made": row["created"], "answer": step.answer}
+                c.execute(_ADD_OUTCOME, values | {k: row[k] for k in _OUTCOME})
 
 
 def _add(database: Database, c: Connection, session_id: str, new: list[StepToStore], kept: int) -> None:
     session = {"session": session_id}
-    known = c.execute(
-        sa.select(sessions.c.generation, sessions.c.deleted).where(of_session(sessions)), session
-    ).first()
+    known = c.execute(_SESSION, session).first()
     new = [s for s in new if known and (known.deleted is None or s.figures.created > known.deleted)]
     if not new or known is None:
         return
-    before = c.execute(sa.select(sa.func.max(_t.number)).where(of_session(steps)), session).scalar() or 0
+    before = c.execute(_LAST, session).scalar() or 0
     last = before + len(new)
     rows = []
     for number, step in enumerate(new, before + 1):
@@ -170,9 +177,7 @@ def _add(database: Database, c: Connection, session_id: str, new: list[StepToSto
         rows.append({**_row(step.figures), "number": number, **kept_contents})
     c.execute(sa.insert(steps), rows)
     above = 0 if before // _SWEEP != last // _SWEEP else before - kept
-    has_contents = sa.or_(*(_t[k].is_not(None) for k in _CONTENTS))
-    old = _t.number > above, _t.number <= last - kept, has_contents
-    c.execute(sa.update(steps).where(of_session(steps), *old).values(dict.fromkeys(_CONTENTS)), session)
+    c.execute(_DROP_CONTENTS, {**session, "above": above, "to": last - kept})
     database.revive(c, session_id)
 
 

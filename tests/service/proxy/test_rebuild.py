@@ -163,6 +163,35 @@ def test_what_was_put_off_is_done_soon(configured):
     sessions.close()
 
 
+class _Held(Sessions):
+    """Sessions whose put-off work waits until ``go`` is set."""
+
+    def finish(self, step):
+        self.go.wait(60)
+        super().finish(step)
+
+
+def test_what_is_put_off_does_not_pile_up(configured):
+    """While both threads for it are busy, one task of a session waits, however many requests there are."""
+    sessions = _Held(Database(""), configured())
+    sessions.go = threading.Event()
+    memory = Rebuilder(sessions, Identity(sessions.database), 30)
+
+    async def run():
+        for n in range(1, 30):
+            await asked(memory, n)
+        waiting = asyncio.all_tasks() - {asyncio.current_task()}
+        sessions.go.set()
+        assert len(waiting) <= 3
+        await asyncio.gather(*waiting)
+        last = await asked(memory, 30)
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+        return last
+
+    assert len(evidence_of(asyncio.run(run()).step.state).numbers) == 30
+    sessions.close()
+
+
 def test_one_who_leaves_while_others_wait_for_a_thread(configured):
     """A step that never began is not waited for, and the next is made as ever."""
     database = Database("")
@@ -252,6 +281,28 @@ def test_waiting_for_others_is_no_timeout_and_sessions_that_have_begun_come_firs
     assert not any(name.startswith("new") for name in identity.asked)
     assert later.status == "passed"  # the next time it is taken
     assert memory.trouble(None) is None
+
+
+def test_folds_are_put_off_while_many_requests_wait(configured):
+    """A session that would be folded goes on with what it has, until fewer requests wait than are rebuilt at once."""
+    sessions = Sessions(Database(""), configured())
+    identity = Identity(sessions.database)
+    memory = Rebuilder(sessions, identity, 30)
+    due = next(
+        n for n in range(1, 40) if sessions.rebuild(None, "alone", conversation(n)).status == "rebuilt"
+    )
+
+    async def run():
+        assert (await asked(memory, due - 1)).status == "unchanged"
+        crowd = [asked(memory, 3, **{"x-memory-session": f"s{n}"}) for n in range(4 * THREADS)]
+        *_, crowded, _ = await asyncio.gather(
+            *crowd[THREADS:], asked(memory, due), *crowd[:THREADS], return_exceptions=True
+        )
+        return crowded, await asked(memory, due)
+
+    crowded, later = asyncio.run(run())
+    assert (crowded.status, later.status) == ("unchanged", "rebuilt")
+    sessions.close()
 
 
 async def _within(main, go):

@@ -29,7 +29,7 @@ from memory_bank.bank.listing import (
 from memory_bank.bank.steps import StepFigures, StepRange, UsageSums
 from memory_bank.bank.transfer import export_lines
 from memory_bank.errors import InvalidRequestError, NotFoundError
-from memory_bank.pricing import Price, Usage, cost, list_prices, price_of
+from memory_bank.pricing import Price, Usage, cost, known_price
 from memory_bank.records import Spent
 from memory_bank.service.api.openapi import Count, NextNumber, RequestModel, ResponseModel, Time, errors
 from memory_bank.service.api.requests import (
@@ -408,8 +408,8 @@ def _costs(api: ApiContext, sums: Sequence[UsageSums]) -> CallCosts:
             for usages in ([s.sent for s in own], [s.full for s in own])
         )
         if calls := sum(s.reported for s in own):
-            price, price_from = _price(api, model)
-            priced = {**_priced(price, sent, full), "price": price, "price_from": price_from}
+            price, price_from = known_price(api.sessions.config.prices, model) or (None, None)
+            priced = {"price": price, "price_from": price_from, **_priced(price, sent, full)}
             models.append(ModelCost.of(model=model, calls=calls, sent=sent, full=full, **priced))
     costs = [(m.sent_cost, m.full_cost or 0.0) for m in models if m.sent_cost is not None]
     paid, in_full = sum(sent for sent, _ in costs), sum(full for _, full in costs)
@@ -420,15 +420,6 @@ def _costs(api: ApiContext, sums: Sequence[UsageSums]) -> CallCosts:
         unpriced=sorted(m.model for m in models if m.sent_cost is None),
         models=sorted(models, key=lambda m: (-m.calls, m.model)),
     )
-
-
-def _price(api: ApiContext, model: str | None) -> tuple[Price | None, str | None]:
-    """The price of a model by the configuration, else that which ships with the package, and where it is from."""
-    shipped = list_prices()
-    if model is None or (own := price_of(api.sessions.config.prices, model)) is not None:
-        return (None, None) if model is None else (own, "[prices] in the configuration")
-    price = shipped.price(model)
-    return price, None if price is None else f"{shipped.source}, {shipped.date}"
 
 
 def _priced(price: Price | None, sent: Usage | None, full: Usage | None) -> dict[str, Any]:
@@ -554,7 +545,8 @@ def list_steps(api: Api, name: SessionName, query: Annotated[StepsQuery, Query()
 
 
 def _step(api: ApiContext, step: StepFigures) -> StepItem:
-    return StepItem.of(step, **_priced(_price(api, step.model)[0], step.sent, step.full))
+    price, _ = known_price(api.sessions.config.prices, step.model or "") or (None, "")
+    return StepItem.of(step, **_priced(price, step.sent, step.full))
 
 
 @route(steps_router, "GET", "/curve", "Get the tokens of all steps as a curve", 404, 422)

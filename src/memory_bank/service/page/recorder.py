@@ -161,20 +161,25 @@ class Recorder:
                 if not self._new:
                     return
             self._closing.wait(_GATHER)
+            if not self._write_next() and self._closing.is_set():
+                return  # the rest counts as lost
+
+    def _write_next(self) -> bool:
+        """Whether the oldest new steps were written; a context is held until its manifest is made."""
+        to_store: list[StepToStore] = []
+        for _ in range(min(_TOGETHER, len(self._new))):
             with self._change:
-                batch = [self._pop() for _ in range(min(_TOGETHER, len(self._new)))]
-            to_store: list[StepToStore] = []
-            for new, work in batch:
-                began = time.monotonic()
-                if work is not None and began < self._until:
-                    new = _worked(new, work)
-                    self._closing.wait(_REST * (time.monotonic() - began))
-                to_store.append(new)
-            written = self._write(to_store)
-            with self._change:
-                if not written and self._closing.is_set():
-                    return  # the rest counts as lost
-                self._settle(len(batch), written=written)
+                new, work = self._pop()
+            began = time.monotonic()
+            if work is not None and began < self._until:
+                new, work = _worked(new, work), None
+                self._closing.wait(_REST * (time.monotonic() - began))
+            to_store.append(new)
+        written = self._write(to_store)
+        with self._change:
+            if written or not self._closing.is_set():
+                self._settle(len(to_store), written=written)
+        return written
 
     def _write(self, batch: list[StepToStore]) -> bool:
         """Whether the steps were written; while the database fails, it tries again for ``patience`` seconds."""

@@ -26,6 +26,7 @@ from memory_bank.service.proxy.answers import as_object
 from memory_bank.service.proxy.body import (
     Body,
     MessageCache,
+    decompressed,
     parse_body,
     render_body,
     with_members,
@@ -240,6 +241,11 @@ class _ProxiedRequest:
             await self._relay(await self._send_upstream(headers, body), [])
             return
         data = b"".join([chunk async for chunk in self._stream()])
+        if coding := self.incoming.headers.get("content-encoding"):
+            most = self.proxy.rebuilder.sessions.config.service.max_body_bytes
+            plain = await in_thread_if_large(data, decompressed, data, coding, most)
+            if plain is not None:
+                data, headers = plain, [(n, v) for n, v in headers if n != b"content-encoding"]
         await self._rebuild(dialect, data, credential_of(headers))
         assert self.request is not None
         headers = [(n, v) for n, v in headers if n != b"accept-encoding"]
@@ -327,10 +333,7 @@ class _ProxiedRequest:
     async def _send_form(
         self, request: ModelRequest, headers: Headers, body: bytes, more: int
     ) -> UpstreamAnswer:
-        """The answer to a body of the request, or to another form of the request after upstream has refused it.
-
-        Where all are refused, it is the answer to the request as it came.
-        """
+        """The answer to a body, or after a refusal to another form of the request; last, to it as it came."""
         was = request.memory
         goes_on = was.reason != THRESHOLD and request.is_rebuilt("goes on")
         is_own = body == request.body.data

@@ -15,7 +15,7 @@ export class Compare {
     this.names = names;
     this.body = el("div", {});
     this.element = el("div", { class: "home-page" }, el("a", { class: "up", href: link(names[0]) }, told(names[0], "name")), el("h1", { id: "session-title", tabindex: "-1" }, "Two sessions side by side"), this.body);
-    this.watcher = new ResizeObserver(() => this.found && this.draw());
+    this.watcher = new ResizeObserver(() => this.found && this.body.clientWidth !== this.width && this.draw());
     this.watcher.observe(this.body);
     this.ask();
   }
@@ -78,7 +78,8 @@ export class Compare {
   }
 
   curves() {
-    const width = Math.max(280, this.body.clientWidth);
+    this.width = this.body.clientWidth;
+    const width = Math.max(280, this.width);
     const all = this.found.flatMap((f) => f.curve.points);
     if (!all.length) return el("p", { class: "hint" }, "No step yet.");
     const { parts, y, left, right } = axis(Math.max(...all.map((p) => p.tokens), 1), width, short);

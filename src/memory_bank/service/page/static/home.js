@@ -21,7 +21,7 @@ export class Home {
     this.figures = el("div", {}, this.tiles, this.chart, this.top, this.models);
     this.element = el("div", { class: "home-page" }, el("a", { class: "up", href: "#/" }, "All sessions"), this.title, this.figures, this.clients);
     this.poll = new Poll(15_000, () => this.ask());
-    this.watcher = new ResizeObserver(() => this.days && this.drawDays());
+    this.watcher = new ResizeObserver(() => this.days && this.chart.clientWidth !== this.width && this.drawDays());
     this.watcher.observe(this.chart);
     this.drawClients(false);
   }
@@ -72,7 +72,8 @@ export class Home {
     const known = new Map(this.days.map((d) => [d.day, d]));
     const today = Date.now();
     const all = Array.from({ length: DAYS }, (_, i) => new Date(today - 86_400_000 * (DAYS - 1 - i)).toISOString().slice(0, 10));
-    const width = Math.max(280, this.chart.clientWidth);
+    this.width = this.chart.clientWidth;
+    const width = Math.max(280, this.width);
     const most = Math.max(...this.days.flatMap(of), unit === "dollars" ? 0.01 : 1);
     const { parts, y, left, right } = axis(most, width, figure);
     const room = (width - left - right) / DAYS;
@@ -92,7 +93,7 @@ export class Home {
       el("div", { class: "bar title" }, el("h2", {}, `The last ${DAYS} days`), el("span", { class: "turn" }, toggle)),
       el("p", { class: "legend" }, el("span", { class: "key full" }, "without memory"), el("span", { class: "key sent" }, unit === "dollars" ? "paid" : "sent"), el("span", { class: "key bad" }, "errors, or steps without memory")),
       svg("svg", { class: "curve", width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": `${unit} of the last ${DAYS} days; the table below has the figures` }, parts),
-      el("details", { class: "table" }, el("summary", {}, "The days as a table (UTC)"), el("div", { class: "scrolls" }, table(["Day", "Steps", "Full history", "Sent", "Without memory", "Paid", "Errors"], rows))),
+      el("details", { class: "table", open: this.chart.querySelector("details")?.open }, el("summary", {}, "The days as a table (UTC)"), el("div", { class: "scrolls" }, table(["Day", "Steps", "Full history", "Sent", "Without memory", "Paid", "Errors"], rows))),
     );
   }
 
@@ -120,7 +121,7 @@ export class Home {
       el(
         "tr", {}, el("td", { class: "text" }, told(m.model)),
         [count(m.calls), short(m.sent.input), short(m.sent.cached), short(m.sent.output), m.sent_cost === null ? "no price" : dollars(m.sent_cost), m.full_cost === null ? "" : dollars(m.full_cost)].map((c) => el("td", {}, c)),
-        el("td", { class: "text dim" }, m.price ? `${m.price.prompt} / ${m.price.cached ?? m.price.prompt} / ${m.price.completion}` : "", m.price ? ` (${m.price_from})` : "add it to [prices] in the configuration"),
+        el("td", { class: "dim" }, m.price ? `${m.price.prompt} / ${m.price.cached ?? m.price.prompt} / ${m.price.completion}` : "", m.price ? ` (${m.price_from})` : "add it to [prices] in the configuration"),
       ),
     );
     const hint = "Dollars for a million tokens: read, read from the provider\u2019s cache, written. What would have been paid without memory is an estimate from the provider\u2019s own figures.";
