@@ -240,7 +240,8 @@ def test_usage_is_summed_by_session_and_by_day(database):
     def sums(by, **asked):
         found = usage_sums(database, None, by, **asked)
         return sorted(
-            (str(s.of), s.model or "", s.steps, s.reported, s.sent.input, s.errors, s.without) for s in found
+            (str(s.of), s.model or "", s.steps, s.reported, s.sent.input, s.errors, s.without_memory)
+            for s in found
         )
 
     first = ("m", 2, 1, 900, 1, 0)
