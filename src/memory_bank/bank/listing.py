@@ -185,7 +185,8 @@ def list_page(
     """
     wanted, found = text.casefold(), dict[str, str]()  # session_id to the beginning of its task
     heads = sa.select(_s.session_id, first_bytes(_s.task, 4_000).label("task"), _s.title)
-    ids = session_ids(database, namespace) if ranked is None else ranked
+    first = None if wanted or after is not None else limit + 1
+    ids = session_ids(database, namespace, first) if ranked is None else ranked
     if after is not None and after not in ids:
         return None
     rest = ids[0 if after is None else ids.index(after) + 1 :]
@@ -211,9 +212,10 @@ def list_page(
     return [of_id[session_id] for session_id in shown], len(found) > limit
 
 
-def session_ids(database: Database, namespace: str | None) -> list[str]:
-    """The ids of all sessions that a namespace has had, the newest first."""
+def session_ids(database: Database, namespace: str | None, first: int | None = None) -> list[str]:
+    """The ids of all sessions that a namespace has had, the newest first; or of the ``first`` that it has."""
     mine = sa.select(_s.session_id).where(of_namespace(namespace))
+    mine = mine if first is None else mine.where(_s.deleted.is_(None)).limit(first)
     return database.column(mine.order_by(_s.created.desc(), _s.session_id.desc()))
 
 
