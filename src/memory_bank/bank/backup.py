@@ -57,12 +57,7 @@ def restore(source: Path, to: Path) -> Path | None:
         sound = to.exists() and not has_foreign_journal(to)
         with closing(sqlite3.connect(to if sound else "", isolation_level=None)) as c:
             try:  # no other process may have it open: its journal is written into it
-                for order in (
-                    "PRAGMA locking_mode=EXCLUSIVE",
-                    "PRAGMA journal_mode=DELETE",
-                    "BEGIN EXCLUSIVE",
-                ):
-                    c.execute(order)
+                c.executescript("PRAGMA locking_mode=EXCLUSIVE; PRAGMA journal_mode=DELETE; BEGIN EXCLUSIVE")
             except sqlite3.DatabaseError as e:  # a damaged file is kept as it is
                 if "locked" in str(e):
                     raise StorageError(

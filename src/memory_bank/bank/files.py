@@ -8,7 +8,9 @@ folder is always listed with a size of 4K.
 from __future__ import annotations
 
 import posixpath
+import re
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import accumulate
@@ -130,14 +132,11 @@ class MemoryFiles:
         failed = "No replacement was performed"
         if old not in text:
             raise FileError(f"{failed}, old_str `{old}` did not appear verbatim in {path}.")
-        at = text.find(old)
-        line = 1 + text.count("\n", 0, at)
+        line = 1 + text.count("\n", 0, text.find(old))
         if text.count(old) > 1:
-            numbers = []
-            while at != -1:
-                numbers.append(str(line))
-                following = text.find(old, at + 1)
-                line, at = line + text.count("\n", at, max(at, following)), following
+            ends = [m.start() for m in re.finditer("\n", text)]
+            found = re.finditer(f"(?={re.escape(old)})", text)  # also where one overlaps the next
+            numbers = (str(1 + bisect_left(ends, m.start())) for m in found)
             places = f"Multiple occurrences of old_str `{old}` in lines: {', '.join(numbers)}"
             raise FileError(f"{failed}. {places}. Please ensure it is unique")
         lines = self._put(tree, place, text.replace(old, new)).split("\n")

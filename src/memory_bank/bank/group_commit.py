@@ -125,24 +125,17 @@ class GroupWriter:
             for write in batch:
                 write.alone = write.session_id not in held
             for write in (w for w in batch if not w.alone):
-                if savepoints:
-                    _run_within_savepoint(c, write)
-                    continue
+                savepoint = c.begin_nested() if savepoints else None
                 try:
                     write.result = write.operation(c)
                 except Exception as e:
-                    raise _OneFailed from e
-
-
-def _run_within_savepoint(c: Connection, write: _Write[T]) -> None:
-    savepoint = c.begin_nested()
-    try:
-        write.result = write.operation(c)
-    except Exception as e:
-        try:
-            savepoint.rollback()
-        except Exception as failed:  # a full disk: SQLite has rolled back the whole transaction
-            raise e from failed
-        write.error = e
-    else:
-        savepoint.commit()
+                    if savepoint is None:
+                        raise _OneFailed from e
+                    try:
+                        savepoint.rollback()
+                    except Exception as failed:  # a full disk: SQLite has rolled back the whole transaction
+                        raise e from failed
+                    write.error = e
+                else:
+                    if savepoint is not None:
+                        savepoint.commit()

@@ -195,9 +195,8 @@ def list_page(
             present = heads.where(_s.session_id.in_(part), _s.deleted.is_(None))
             rows = {row.session_id: row for row in c.execute(present)}
             for row in (rows[i] for i in part if i in rows):
-                task = bytes(row.task or b"").decode(
-                    "utf-8", "ignore"
-                )  # the last character may be incomplete
+                # the last character may be incomplete
+                task = bytes(row.task or b"").decode("utf-8", "ignore")
                 texts = row.session_id.removeprefix(prefix), task, row.title or ""
                 if any(wanted in t.casefold() for t in texts):
                     found[row.session_id] = task

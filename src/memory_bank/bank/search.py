@@ -144,22 +144,19 @@ class InsightSearch:
     def forget(self, generation: int = -1) -> None:
         """Drop what is cached. ``generation``: the sum of those of the sessions that are read next."""
         with self._lock:
-            self._forget(generation)
-
-    def _forget(self, generation: int) -> None:
-        self._generation = generation
-        self._last_seq = -1
-        self._faiss: Any = None
-        self._terms = TermIndex()
-        self._keys: list[Key] = []  # of each row; a replaced row stays, and is no longer present
-        self._rows: dict[Key, int] = {}
-        self._seqs = np.zeros(0, np.int64)  # ascending
-        self._places = np.zeros((0, 2), np.int64)  # the number of its session here, and of its record there
-        self._order: Vectors | None = None  # the rows that are present, by place
-        self._sessions: dict[str, int] = {}
-        self._present = np.zeros(0, bool)
-        self._states: list[CallState] = []
-        self._latest: dict[tuple[int, int], int] = {}  # the latest row of a call, by session and call
+            self._generation = generation
+            self._last_seq = -1
+            self._faiss: Any = None
+            self._terms = TermIndex()
+            self._keys: list[Key] = []  # of each row; a replaced row stays, and is no longer present
+            self._rows: dict[Key, int] = {}
+            self._seqs = np.zeros(0, np.int64)  # ascending
+            self._places = np.zeros((0, 2), np.int64)  # the numbers of its session here, of its record there
+            self._order: Vectors | None = None  # the rows that are present, by place
+            self._sessions: dict[str, int] = {}
+            self._present = np.zeros(0, bool)
+            self._states: list[CallState] = []
+            self._latest: dict[tuple[int, int], int] = {}  # the latest row of a call, by session and call
 
     def rank(
         self,
@@ -232,7 +229,7 @@ class InsightSearch:
                 rows = c.execute(self._new_rows, values).all()
                 generation = rows[0].generation
                 if generation != self._generation:  # a session was cleared or re-embedded: begin again
-                    self._forget(generation)
+                    self.forget(generation)
                     continue
                 if rows[0].seq is not None and not self._keys:
                     is_known(c, self.database.name, self.embedder_name, None)
@@ -245,7 +242,7 @@ class InsightSearch:
             if was_read_again or not (is_late or len(self._keys) > 64 + 2 * present):  # most were replaced
                 return bool(self._keys)
             was_read_again = True
-            self._forget(generation)
+            self.forget(generation)
 
     def _extend(self, rows: Sequence[sa.Row[Any]]) -> None:
         """Add rows in the order of ``seq``; they replace earlier rows of their keys."""

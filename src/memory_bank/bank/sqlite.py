@@ -269,11 +269,8 @@ def _make_private(file: Path) -> None:
     if mode & 0o077:
         with suppress(OSError):
             file.chmod(mode & 0o700)
-        done = (
-            "could"
-            if not file.stat().st_mode & 0o077
-            else "can, until its owner changes that with chmod 600,"
-        )
+        still = file.stat().st_mode & 0o077
+        done = "can, until its owner changes that with chmod 600," if still else "could"
         logger.warning("others %s read %s, which holds tool outputs (mode %o)", done, file, mode)
 
 

@@ -281,17 +281,8 @@ class InsightStore:
             fault_point("insights.stored")
 
     def _store(self, rows: list[dict[str, Any]], wanted: Callable[[Connection], Collection[str]]) -> None:
-        """Insert the rows of the trace_ids that ``wanted`` returns, which may end their jobs in the transaction."""
-
-        def write(c: Connection) -> None:
-            if rows:
-                bind(c, self.database, self.embedder_name, len(rows[0]["embedding"]) // 4)
-            self.database.lock_session(c, self.session_id)
-            ids = wanted(c)
-            self.insert(c, [r for r in rows if r["trace_id"] in ids])
-
         with self._lock:
-            self.database.submit(write, self.session_id)
+            self.database.submit(lambda c: self.insert(c, rows, wanted), self.session_id)
 
     def embed(
         self, batch: Sequence[Insight], records: Iterable[InteractionRecord] = ()
@@ -320,15 +311,24 @@ class InsightStore:
         found = stored_rows(self.database, _BY_IDS, self.session_id, trace_ids)
         return {trace_id: from_row(row) for trace_id, row in found.items()}
 
-    def insert(self, c: Connection, rows: list[dict[str, Any]]) -> None:
+    def insert(
+        self,
+        c: Connection,
+        rows: list[dict[str, Any]],
+        wanted: Callable[[Connection], Collection[str]] | None = None,
+    ) -> None:
         """Within a write that holds no session yet, insert the insights and replace existing ones.
 
-        Raises EmbedderMismatchError.
+        Only those whose trace_ids ``wanted`` returns, which may end their jobs. Raises EmbedderMismatchError.
         """
+        if rows:
+            bind(c, self.database, self.embedder_name, len(rows[0]["embedding"]) // 4)
+        self.database.lock_session(c, self.session_id)
+        if wanted is not None:
+            ids = wanted(c)
+            rows = [r for r in rows if r["trace_id"] in ids]
         if not rows:
             return
-        bind(c, self.database, self.embedder_name, len(rows[0]["embedding"]) // 4)
-        self.database.lock_session(c, self.session_id)
         if self.database.insert_new(c, insights, rows) != len(rows):  # some exist already
             for part in in_parts([r["trace_id"] for r in rows]):
                 c.execute(sa.delete(insights).where(of_session(insights), _i.trace_id.in_(part)), self._mine)

@@ -227,6 +227,7 @@ def at_path(text: str, path: str | None, write: Callable[[Any], str]) -> PathSel
 
 # lines and patterns
 
+_LINE = re.compile(r"^.*", re.MULTILINE)
 _TOO_LONG = re.compile(rf"[^\n]{{{LINE_CHARS + 1}}}")
 _SPAN = re.compile(r"(?P<start>\d{1,9}+)\s*+(?:(?P<dash>-|:|\.\.)\s*+(?P<stop>\d{1,9}+)?)?\Z")
 _LAST = re.compile(r"-\s*+(\d{1,9}+)\Z")
@@ -281,11 +282,7 @@ def lay_out(text: str, value: Any = None) -> Layout:
 
 
 def _lines(text: str) -> Iterator[str]:
-    at = 0
-    while (end := text.find("\n", at)) >= 0:
-        yield text[at:end]
-        at = end + 1
-    yield text[at:]
+    return (match[0] for match in _LINE.finditer(text))
 
 
 def _values(value: Any) -> Iterator[str]:
