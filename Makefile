@@ -6,6 +6,7 @@
 # make lint   style and types
 # make readme the README's commands as written, in an empty environment (asks the package index)
 # make docs   the documentation site, in site/
+# make resolutions   the lowest and the highest versions of the packages, on each Python that is found (asks the index)
 # make hashes the packages of the Docker image with their hashes (needs uv, asks the package index)
 # make integrations   each framework's adapter, in a virtual environment of its own
 # make clients   real clients through the proxy, each installed by itself (needs npm for some)
@@ -20,7 +21,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # One thread per process for numerical libraries: the tests use all cores already.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test test-long test-all test-base attack readme lint docs format wheel hashes integrations clients clean
+.PHONY: demo test test-long test-all test-base resolutions attack readme lint docs format wheel hashes integrations clients clean
 
 demo: $(VENV)/.base
 	@$(VENV)/bin/memory-bank demo
@@ -64,6 +65,9 @@ attack: $(VENV)/.full
 
 test-base: $(BASE)/.dev
 	$(BASE)/bin/python -m pytest $(ON_ALL_CORES)
+
+resolutions:
+	PYTHON=$(PYTHON) .ci/resolutions
 
 readme: $(VENV)/.full
 	$(VENV)/bin/python -m pytest -m installs
@@ -119,4 +123,4 @@ hashes:
 		-o requirements-docker.txt
 
 clean:
-	rm -rf $(VENV) $(BASE) .venv-integrations dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BASE) .venv-integrations .venv-resolutions dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis
