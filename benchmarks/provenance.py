@@ -34,7 +34,7 @@ from memory_bank import MemoryBankState
 from memory_bank.lab.traces import Trace, read_traces
 from memory_bank.provenance import Origin, check_call
 from memory_bank.provenance.check import index_of
-from memory_bank.provenance.identifiers import IDENTIFIERS, ValueKind, normal
+from memory_bank.provenance.index import IDENTIFIERS, ValueKind, normal
 from memory_bank.transcript.messages import Call, calls_of
 from workload import interaction
 

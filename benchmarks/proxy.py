@@ -12,9 +12,10 @@ last, medians. Both ends speak HTTP over plain asyncio protocols, so that they t
 Messages API. ``rss``: resident memory of the service over 10,000 requests whose sessions come and go, five
 requests each, found by what their messages hold.
 ``load``: agents that ask without a pause for so many seconds, each with tasks of ``--calls`` calls, one after the
-other and found by what their messages hold; an answer takes ``--answer`` seconds. Beside the share that had memory,
+other and found by what their messages hold; their first tasks begin with 0 to ``--calls`` calls, so that sessions end
+and begin at the same rate all the time. An answer takes ``--answer`` seconds. Beside the share that had memory,
 why the others had none, and the times: those of the upstream alone, asked by as many agents at the same pace, and
-resident memory at ten moments.
+resident memory at twenty moments.
 """
 
 from __future__ import annotations
@@ -214,6 +215,8 @@ async def ask_for(load: Load) -> list[Timed]:
         await asyncio.sleep(number * min(5.0, load.seconds / 10) / load.streams)
         for task in itertools.count():
             agent = Agent(f"{load.seed}-{number}-{task}", load)
+            if task == 0:  # as many are at each point of their task from the beginning on
+                agent.grow(number * load.requests // load.streams)
             while agent.calls < load.requests and loop.time() < until:
                 agent.grow()
                 request = agent.request(load.events, load.pause)
@@ -381,8 +384,8 @@ def load_part(ends: Ends, agents: int, seconds: float, calls: int, answer: float
     load = Load(ends.served.port, agents, calls, 0, "load", 10, answer / 10, named=False, seconds=seconds)
     curve = [ends.served.rss()]
     ends.start(load)
-    for _ in range(10):
-        time.sleep(seconds / 10)
+    for _ in range(20):
+        time.sleep(seconds / 20)
         curve.append(ends.served.rss())
     ours = ends.finish()
     bare = ends.run(dataclasses.replace(load, port=ends.upstream, seconds=seconds / 6))

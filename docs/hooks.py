@@ -1,7 +1,8 @@
 """Pages that mkdocs generates from the code at build time, and the check that the site needs no network.
 
 ``generated`` maps the path of each page to its Markdown: the public names (for mkdocstrings), the command
-line's help, the settings, the HTTP API, the modules, the changelog and the architecture.
+line's help, the settings, the HTTP API, the modules, the changelog and the architecture. ``search_words`` gives each
+page the words of the glossary by which the site's search finds it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import tomllib
 import types
 import typing
 from html.parser import HTMLParser
@@ -19,7 +21,9 @@ ROOT = Path(__file__).parents[1]
 METHODS = ("get", "put", "post", "patch", "delete")
 
 GROUPS = {
+    "The memory of a task": ("Memory",),
     "Memory in a loop": (
+        "Memory",
         "apply_memory_bank_strategy",
         "MemoryBankState",
         "MemoryBankSettings",
@@ -101,7 +105,7 @@ def module_page(title: str, module: str, intro: str) -> str:
 CLI_INTRO = """\
 # Command line
 
-What `memory-bank VERB --help` prints. Every verb but `demo` takes `--json`. Exit codes: 0 success, 1 failure,
+What `memory-bank VERB --help` prints. Verbs that print results take `--json`. Exit codes: 0 success, 1 failure,
 2 wrong usage, 130 Ctrl-C. An error is one sentence on standard error."""
 
 
@@ -379,6 +383,36 @@ class Loads(HTMLParser):
                 self.elsewhere.append(f"<{tag} {name}={values[name]}>")
 
 
+def search_words() -> dict[str, list[str]]:
+    """The first column of the glossary by page."""
+    rows = re.findall(
+        r"^\| (.+?) \| .* \| \[.*\]\(([\w/-]+\.md)", (ROOT / "docs/glossary.md").read_text(), re.M
+    )
+    words: dict[str, list[str]] = {}
+    for phrases, page in rows:
+        words.setdefault(page, []).extend(phrases.split(", "))
+    return words
+
+
+def on_config(config: Any) -> Any:
+    """Say the version, and link to the repository once pyproject.toml names one (called by mkdocs)."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    address = project.get("urls", {}).get("Repository")
+    config.repo_url = address
+    shown = f"{project['name']} {project['version']}, {project['license']}."
+    config.copyright = shown if address else f"{shown} No repository or package is published yet."
+    return config
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Give a page its search words; decisions come after all other pages (called by mkdocs)."""
+    if words := search_words().get(page.file.src_uri):
+        page.meta["tags"] = words
+    if page.file.src_uri.startswith("decisions/"):
+        page.meta["search"] = {"boost": 0.2}
+    return markdown
+
+
 def on_files(files: Any, config: Any) -> Any:
     """Add the generated pages (called by mkdocs)."""
     from mkdocs.structure.files import File
@@ -389,11 +423,14 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_post_build(config: Any) -> None:
-    """Fail when a page would load something from another host (called by mkdocs)."""
+    """Fail when a page loads something from another host or shows unread markup (called by mkdocs)."""
     from mkdocs.exceptions import PluginError
 
     for page in Path(config.site_dir).rglob("*.html"):
+        html = page.read_text()
         parser = Loads()
-        parser.feed(page.read_text())
+        parser.feed(html)
         if parser.elsewhere:
             raise PluginError(f"{page.name} loads from another host: {parser.elsewhere}")
+        if left := re.search(r"<p>(\w+::|///.*)</p>", html):
+            raise PluginError(f"{page.name} shows markup that no extension read: {left[1]}")

@@ -166,11 +166,34 @@ def test_the_environment_is_of_settings(compose: Any, monkeypatch: pytest.Monkey
     given = compose["services"]["service"]["environment"]
     for name, value in given.items():
         monkeypatch.setenv(name, filled(str(value), {"POSTGRES_PASSWORD": "abc"}))
-    service = load_config().service  # refuses a variable that is no setting
+    (settings,) = compose["services"]["service"]["configs"]
+    assert compose["services"]["service"]["command"] == [
+        "memory-bank",
+        "serve",
+        "--config",
+        settings["target"],
+    ]
+    file = ROOT / filled(compose["configs"][settings["source"]]["file"], {})
+    service = load_config(file).service  # refuses a variable that is no setting
+    assert load_config(file) == load_config()  # without a file of the user's, what is shipped
     assert service.database == "postgresql://memory_bank:abc@database:5432/memory_bank"
-    assert (service.upstream, service.workers, service.log_format) == ("", 2, "json")
+    assert (service.upstream, service.upstream_anthropic) == ("", "")
+    assert (service.workers, service.log_format) == (2, "json")
     grace = compose["services"]["service"]["stop_grace_period"]
     assert int(grace.removesuffix("s")) > service.shutdown_timeout + 10  # no worker is killed before its time
+
+
+def test_the_keys_and_the_configuration_of_the_host_are_passed(compose: Any) -> None:
+    keys = {"OPENAI_API_KEY": "sk-one", "ANTHROPIC_API_KEY": "sk-two", "CONFIG": "./mine.toml"}
+    given = compose["services"]["service"]["environment"]
+    assert {name: filled(given[name], keys) for name in list(keys)[:2]} == {
+        k: keys[k] for k in list(keys)[:2]
+    }
+    assert filled(given["ANTHROPIC_API_KEY"], {}) == ""
+    assert filled(compose["configs"]["settings"]["file"], keys) == "./mine.toml"
+    page = (ROOT / "docs/howto/docker.md").read_text()
+    used = set(re.findall(r"\$\{(\w+)", (ROOT / "compose.yaml").read_text()))
+    assert [name for name in sorted(used) if f"`{name}`" not in page] == []
 
 
 def test_the_service_finds_its_database(compose: Any) -> None:

@@ -34,18 +34,21 @@ PAGES = [
     "examples/README.md",
     *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md")),
 ]
-BLOCK = re.compile(r"(?:^<!-- (not run|run by): ([^\n]+) -->\n)?^```(\w*)\n(.*?)^```$", re.M | re.S)
+BLOCK = re.compile(
+    r'(?:^<!-- (not run|run by): ([^\n]+) -->\n)?^```(\w*)(?: title="([\w.]+)")?\n(.*?)^```$', re.M | re.S
+)
 RUN = ("python", "console", "toml")
 
 
 class Block(NamedTuple):
-    """A fenced block of a page, with the mark above it."""
+    """A fenced block of a page, with the mark above it; one with a title is a file of that name."""
 
     page: str
     language: str
     code: str
     mark: str = ""
     reason: str = ""
+    title: str = ""
 
     def commands(self) -> str:
         """The commands of a console block as a script: ``$`` begins one, ``>`` continues it."""
@@ -57,9 +60,9 @@ class Block(NamedTuple):
 def blocks(page: str) -> list[Block]:
     text = (ROOT / page).read_text()
     whole = re.match(r"<!-- (run by): (.+) -->\n", text)
-    found = [Block(page, m[3], m[4], m[1] or "", m[2] or "") for m in BLOCK.finditer(text)]
+    found = [Block(page, m[3], m[5], m[1] or "", m[2] or "", m[4] or "") for m in BLOCK.finditer(text)]
     assert text.count("\n```") == 2 * len(found), f"{page}: a fence without its end, or indented"
-    return [b._replace(mark=whole[1], reason=whole[2]) if whole else b for b in found]
+    return [b._replace(mark=whole[1], reason=whole[2]) if whole and not b.mark else b for b in found]
 
 
 EVERY = [block for page in PAGES for block in blocks(page)]
@@ -82,6 +85,7 @@ TOOLS = [
 
 
 def run_tool(name, arguments):
+    assert isinstance(arguments, dict), "a tool takes parsed arguments"
     return json.dumps(ORDERS if name == "list_orders" else {"asked": arguments, "lines": ["x" * 50] * 40})
 
 
@@ -118,7 +122,7 @@ def run_commands(script: str, folder: Path, **environment: str) -> tuple[str, st
             env=os.environ | {"PATH": path, **environment},
         )  # fmt: skip
         try:
-            code = running.wait(timeout=600)
+            code = running.wait(timeout=120)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(running.pid, signal.SIGKILL)
@@ -211,6 +215,51 @@ def test_the_proxy_of_the_readme(model, folder):
     assert json.loads(listed)["sessions"][0]["records"] == 8
 
 
+def test_the_tutorial(folder):
+    """Its files and commands, in one shell, from top to bottom; what its ``text`` blocks show is printed."""
+    pytest.importorskip("fastapi", reason="needs the extra service")
+    script, shown = [], []
+    for block in blocks("docs/tutorial.md"):
+        if block.title:
+            script.append(f"cat > {block.title} <<'END OF FILE'\n{block.code}END OF FILE")
+        elif block.language == "console":
+            script.append(block.commands())
+        elif block.language == "text":
+            shown += block.code.splitlines()
+    data = {"XDG_DATA_HOME": str(folder / "data"), "MEMORY_BANK_SERVICE__PORT": "0"}
+    out, err = run_commands("\n".join([*script, "kill %1"]), folder, PYTHONUNBUFFERED="1", **data)
+    figures = r"\d[\d,]*(?= tokens| without|% less)"  # they depend on the tokenizer
+    printed = [re.sub(figures, "N", line) for line in (out + err).splitlines()]
+    shown = [re.sub(figures, "N", line) for line in shown]
+    assert [line for line in shown if line not in printed] == [], out + err
+
+
+def test_the_clients_of_the_page_are_known(model, folder):
+    """``run`` gives each coding agent the address of the service, ``connect`` knows it, ``serve`` takes the options."""
+    pytest.importorskip("fastapi", reason="needs the extra service")
+    page = [b for b in EVERY if b.reason == "test_the_clients_of_the_page_are_known"]
+    lines = [line for b in page for line in b.commands().splitlines()]
+    programs = {line.split(" -- ")[1] for line in lines if " run -- " in line}
+    assert programs == {"claude", "codex", "opencode", "python my_agent.py"}
+    data = {"XDG_DATA_HOME": str(folder / "data"), "HOME": str(folder), "OPENAI_BASE_URL": model.base_url}
+    for client in ("claude", "codex", "opencode"):
+        (folder / "bin" / client).write_text(
+            '#!/bin/sh\necho "got $@ $ANTHROPIC_BASE_URL $OPENAI_BASE_URL"\n'
+        )
+        (folder / "bin" / client).chmod(0o755)
+        out, err = run_commands(f"memory-bank run -- {client}", folder, **data)
+        assert re.search(r"^got .*http://127\.0\.0\.1:\d+", out)
+        assert model.base_url not in out
+        assert "no model request came" in err
+    known = ["claude-code", "codex", "opencode"]
+    assert [line.split()[2] for line in lines if " connect " in line] == known
+    run_commands("\n".join(f"memory-bank connect {name} --write" for name in known), folder, **data)
+    assert (folder / ".claude" / "settings.json").exists()
+    [serving] = [line for line in lines if "--upstream" in line]
+    run_commands(f"timeout 4 {serving} --port 0 || test $? = 124", folder, **data)
+    run_commands("memory-bank bank sessions; memory-bank doctor || test $? = 1", folder, **data)
+
+
 @pytest.mark.installs
 def test_the_readme_in_an_empty_environment(model, tmp_path):
     """Its commands as written, and its code, in a copy of the checkout, with an empty home: asks the package index."""
@@ -284,7 +333,8 @@ def hooks():
 @pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CHANGELOG.md", *PAGES])
 def test_links_lead_somewhere(name):
     generated = set(re.findall(r'^        "([\w/]+\.md)": ', (ROOT / "docs" / "hooks.py").read_text(), re.M))
-    for target in re.findall(r"\]\((?!http)([^)#]+)(?:#[^)]*)?\)", (ROOT / name).read_text()):
+    prose = BLOCK.sub("", (ROOT / name).read_text())
+    for target in re.findall(r"\]\((?!http)([^)#]+)(?:#[^)]*)?\)", prose):
         path = ((ROOT / name).parent / target).resolve()
         made = path.is_relative_to(ROOT / "docs") and str(path.relative_to(ROOT / "docs")) in generated
         assert path.exists() or made, target
@@ -313,7 +363,7 @@ def test_the_readme_is_short_and_every_page_is_in_the_navigation():
     assert (ROOT / "README.md").read_text().count("\n") <= 150
     navigation = (ROOT / "mkdocs.yml").read_text()
     pages = {p.removeprefix("docs/") for p in PAGES if p.startswith("docs/")}
-    assert [p for p in sorted(pages) if p not in navigation and not re.match(r"decisions/\d", p)] == []
+    assert [p for p in sorted(pages) if p not in navigation and not p.startswith("decisions/")] == []
 
 
 # -- the architecture

@@ -7,12 +7,26 @@ import pickle
 import random
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from memory_bank import Memory, MemoryBankState, is_memory_tool
+from memory_bank import (
+    Config,
+    Memory,
+    MemoryBankSettings,
+    MemoryBankState,
+    MemoryProcessor,
+    ProvenanceGuard,
+    apply_memory_bank_strategy,
+    check_call,
+    is_memory_tool,
+    load_config,
+)
+from memory_bank.closing import Closing
 from memory_bank.errors import ConfigError, MessagesError, RecordError
+from memory_bank.history import MemoryManager
 from tests.chats import FOLDING, call, result, rounds, system, user
 
 CONFIG = {"default_strategy": "m", "memory_strategies": {"m": FOLDING}}
@@ -105,6 +119,34 @@ def test_tasks_at_once_keep_to_their_sessions(tmp_path):
         assert found <= 12
 
 
+def test_a_state_is_an_asynchronous_context_manager(tmp_path):
+    async def step(chat):
+        async with MemoryBankState(database=tmp_path / "bank.db", session_id="one") as state:
+            return await asyncio.to_thread(apply_memory_bank_strategy, chat, None, load_config(), state)
+
+    asyncio.run(step([system(), user(), *rounds(3)]))
+    with MemoryBankState.open(tmp_path / "bank.db", session_id="one") as again:
+        assert again.fact_store.size() == 3
+
+
+def test_what_is_closed_at_the_end_of_a_block_is_closed_in_a_thread():
+    class Door(Closing):
+        closed_in = None
+
+        def close(self):
+            self.closed_in = threading.current_thread()
+
+    async def pass_through():
+        async with Door() as door:
+            assert door.closed_in is None
+        return door
+
+    assert asyncio.run(pass_through()).closed_in not in (None, threading.main_thread())
+    with Door() as door:
+        pass
+    assert door.closed_in is threading.current_thread()
+
+
 def test_wrong_use_is_said():
     memory = Memory()
     with pytest.raises(MessagesError):
@@ -123,6 +165,28 @@ def test_a_plan_is_one_line_and_a_page():
     memory.context(CHAT)
     assert len(repr(memory.plan)) < 200
     assert "<html" in memory.plan._repr_html_()
+
+
+def test_every_value_has_a_short_repr(tmp_path):
+    chat = [system(), user("Find them. " * 500), *rounds(100, 3_000)]
+    with Memory(tmp_path / "bank.db", config=CONFIG) as memory:
+        memory.context(chat)
+        state, record = memory.state, memory.record("#1")
+        history = MemoryManager.from_messages(chat)
+        values = [
+            memory, state, memory.plan, *memory.plan.decisions, memory.plan.choice, memory.plan.view,
+            *memory.plan.view.interactions, record, *memory.search("order"), *state.fact_store.page(),
+            state.insight_store.get_insight(record.trace_id), state.fact_store, state.insight_store, state.spent,
+            check_call(("refund", {"order": "ORD-1" * 900, "note": "x" * 900}), state), load_config(),
+            *load_config().memory_strategies.values(), MemoryBankSettings(), MemoryProcessor(), ProvenanceGuard(),
+            history, *history.steps, *(o for s in history.steps for o in getattr(s, "observations", ())),
+        ]  # fmt: skip
+        assert [(type(v), len(repr(v))) for v in values if len(repr(v)) >= 300] == []
+        assert repr(state) == "<MemoryBankState of session 'default': 100 records>"
+        assert repr(record).startswith(f"InteractionRecord(trace_id='{record.trace_id[:5]}")
+        assert repr(Config(prices={}, loop_threshold=5)).startswith(
+            "Config(loop_threshold=5, prices={}, memory_"
+        )
 
 
 @pytest.mark.long

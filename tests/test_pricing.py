@@ -1,5 +1,7 @@
 """Prices by the beginning of a model's name; tokens with a prefix cache; the full history is never overstated."""
 
+from datetime import date
+
 import pytest
 
 from memory_bank.config import Price
@@ -12,6 +14,7 @@ from memory_bank.pricing import (
     cached_tokens,
     cost,
     full_usage,
+    list_prices,
     price_of,
 )
 
@@ -136,3 +139,31 @@ def test_where_only_marks_are_cached_a_changed_context_says_nothing():
         assert sent.standing >= (LEAST_STANDING if i else 0)
         cache.answered(sent, 0, by_marks=True)
     assert cache.read == 0.1
+
+
+@pytest.mark.parametrize(
+    ("model", "known"),
+    [
+        ("gpt-4.1", "gpt-4-1"),
+        ("openai/gpt-4.1-mini-2025-04-14", "gpt-4-1-mini"),
+        ("claude-sonnet-4-5-20250929", "claude-sonnet-4-5"),
+        ("claude-sonnet-4-20250514", "claude-sonnet-4"),
+        ("us.anthropic.claude-sonnet-4-5-20250929-v1:0", "claude-sonnet-4-5"),
+        ("gemini-2.5-pro", "gemini-2-5-pro"),
+        ("gpt-5.99", None),  # a newer model is not priced as an older one
+        ("claude-sonnet-4-99", None),
+        ("my-model", None),
+        ("", None),
+    ],
+)
+def test_shipped_prices_are_found_by_the_whole_name(model, known):
+    prices = list_prices()
+    assert prices.price(model) == (None if known is None else prices.models[known])
+
+
+def test_shipped_prices_have_a_source_a_date_and_all_kinds_of_tokens():
+    prices = list_prices()
+    assert prices.source.startswith("genai-prices ") and date.fromisoformat(prices.date) > date(2026, 1, 1)
+    assert len(prices.models) > 100
+    claude = prices.models["claude-sonnet-4-5"]
+    assert claude.cached < claude.prompt < claude.cache_write < claude.completion

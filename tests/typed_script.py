@@ -43,6 +43,11 @@ async def main() -> None:
         a = await aclient.chat.completions.create(model="gpt-4.1-mini", messages=await m.acontext(messages))
         print(a.choices[0].message.content, await m.asearch("x"))
 
+    async with MemoryBankState(database="bank.db") as bank:
+        print(bank.last_plan.tokens, bank.fact_store.get_many(["x"]))
+    async with LLMOrchestrator(aclient, model="x") as model:
+        print(await model.agenerate(messages))
+
 
 asyncio.run(main())
 state = MemoryBankState.open("sqlite:///bank.db", session_id="task-1")

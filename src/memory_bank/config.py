@@ -25,6 +25,7 @@ from pydantic_core import to_jsonable_python
 
 from memory_bank.errors import ConfigError, UnknownStrategyError
 from memory_bank.prompts import load_prompt
+from memory_bank.records import brief
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
@@ -59,6 +60,10 @@ class Settings(BaseModel):
             super().__init__(**values)
         except ValidationError as e:
             raise ConfigError(*_mistakes(e, type(self), values)) from None
+
+    def __repr__(self) -> str:
+        given = {name: value for name, value in self if name in self.model_fields_set}
+        return brief(self, given)
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # values within a table: all mistakes at once
 
@@ -119,7 +124,6 @@ def _mistakes(error: ValidationError, model: type[BaseModel], values: Mapping[st
 
 
 def _complaint(each: Any, loc: list[str], known: Iterable[str], keys: Iterable[str]) -> str:
-    """The rest of the sentence about a place."""
     types = f"its type must be one of {', '.join(STRATEGY_TYPES)}"
     if each["type"] == "extra_forbidden":
         if known is Config.model_fields and loc[0] in MemoryBankSettings.model_fields:
@@ -186,7 +190,12 @@ class KeepLastSettings(Settings):
 
 
 class MemoryBankSettings(Settings):
-    """The memory bank, with the documented defaults: the most similar records, summarised by a language model."""
+    """The memory bank, with the documented defaults: the most similar records, summarised by a language model.
+
+    Example:
+        >>> MemoryBankSettings(observer_model="extractive", embedding_model="lexical", top_k=5).top_k
+        5
+    """
 
     type: Literal["memory_bank"] = "memory_bank"
     selection: Literal["top_k", "evidence"] = "top_k"
@@ -459,6 +468,10 @@ class Config(Settings):
     ``load_config`` begins with the shipped strategies instead. Environment variables override both:
     ``MEMORY_BANK_MEMORY_STRATEGIES__memory_bank__TOP_K=5`` sets one value. Raises ConfigError: an unknown
     key, a wrong value, in the arguments or in the environment.
+
+    Example:
+        >>> Config(memory_strategies={"short": {"type": "keep_last_n", "n": 3}}).strategy("short").n
+        3
     """
 
     default_strategy: Name = "memory_bank"
@@ -600,6 +613,10 @@ def load_config(path: str | Path | None = None) -> Config:
 
     Raises ConfigError, whose ``mistakes`` are all of the file's: a missing file, no TOML, an unknown key, a wrong
     value; UnknownStrategyError for a ``default_strategy`` or ``service.strategy`` that does not exist.
+
+    Example:
+        >>> load_config().strategy("memory_bank").selection
+        'evidence'
     """
     try:
         config = Config(**_laid_over({"memory_strategies": SHIPPED}, read_toml(path)))

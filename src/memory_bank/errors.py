@@ -28,7 +28,15 @@ from typing import Any
 
 
 class MemoryBankError(Exception):
-    """Base of all errors raised by memory_bank."""
+    """Base of all errors raised by memory_bank.
+
+    Example:
+        >>> try:
+        ...     MemoryBankSettings(top_k=-1)
+        ... except MemoryBankError as e:
+        ...     print(e)
+        MemoryBankSettings: top_k: input should be greater than or equal to 0.
+    """
 
 
 class ConfigError(MemoryBankError, ValueError):

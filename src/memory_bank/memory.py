@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from memory_bank.bank.session import MemoryBankState
+from memory_bank.closing import Closing
 from memory_bank.config import Config, MemoryBankSettings
 from memory_bank.plan import NO_PLAN, Plan
 from memory_bank.ports import LLMClient, Scope, ToolSchema
@@ -17,8 +18,19 @@ from memory_bank.tools import TOOL_SCHEMAS, handle_tool_call
 from memory_bank.tools.handlers import record_named
 from memory_bank.tools.search import SearchMatch, search_session
 
+P = ParamSpec("P")
+T = TypeVar("T")
 
-class Memory:
+
+def _in_thread(work: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
+    async def awaited(*args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.to_thread(work, *args, **kwargs)
+
+    awaited.__doc__ = f"As ``{work.__name__}``, for asyncio."
+    return awaited
+
+
+class Memory(Closing):
     """The memory of a task: ``context`` before each model call, and everything that was stored.
 
     Args:
@@ -35,8 +47,15 @@ class Memory:
 
     Example:
         >>> memory = Memory()
-        >>> memory.context([{"role": "user", "content": "Which orders are late?"}])
-        [{'role': 'user', 'content': 'Which orders are late?'}]
+        >>> context = memory.context(messages, tools=memory.tools)
+        >>> memory.plan.unchanged, memory.search("late order")[0].outline.number
+        (True, 1)
+        >>> memory.call("get_record", {"trace_id": "#1", "path": "due"}).splitlines()[-2]
+        '2026-03-01'
+        >>> memory.record("#1").output_text
+        '{"order": "ORD-1", "due": "2026-03-01", "note": "late"}'
+        >>> memory.reset()
+        >>> memory.close()
     """
 
     def __init__(
@@ -76,15 +95,14 @@ class Memory:
         Raises MessagesError, ConfigError, StorageError; the same call can be made again.
 
         Example:
-            answer = client.chat.completions.create(model="gpt-4.1-mini", messages=memory.context(messages))
+            >>> answer = client.chat.completions.create(model="gpt-4.1-mini", messages=memory.context(messages))
         """
         return self._processor.apply_strategy(
             messages, llm_client=self._llm_client, model=self._model, tools=tools
         )[0]
 
-    async def acontext(self, messages: Sequence[M], *, tools: Tools = None) -> list[M]:
-        """As ``context``, for asyncio."""
-        return await asyncio.to_thread(self.context, messages, tools=tools)
+    acontext = _in_thread(context)
+    """As ``context``, for asyncio."""
 
     def call(self, name: str, arguments: object) -> str:
         """The text that answers the agent's call of one of ``tools``; ``arguments`` as the model gave them.
@@ -93,9 +111,8 @@ class Memory:
         """
         return handle_tool_call(self._read(), name, arguments)
 
-    async def acall(self, name: str, arguments: object) -> str:
-        """As ``call``, for asyncio."""
-        return await asyncio.to_thread(self.call, name, arguments)
+    acall = _in_thread(call)
+    """As ``call``, for asyncio."""
 
     def search(self, query: str, top_k: int = 5, *, scope: Scope | None = None) -> list[SearchMatch]:
         """The records that fit words, a name or an id best, best first; ``scope``: beyond this session.
@@ -104,9 +121,8 @@ class Memory:
         """
         return search_session(self._read(), query, top_k, scope=scope, by_agent=False).matches
 
-    async def asearch(self, query: str, top_k: int = 5, *, scope: Scope | None = None) -> list[SearchMatch]:
-        """As ``search``, for asyncio."""
-        return await asyncio.to_thread(self.search, query, top_k, scope=scope)
+    asearch = _in_thread(search)
+    """As ``search``, for asyncio."""
 
     def record(self, trace_id: str) -> InteractionRecord:
         """What a tool returned, to the byte: by its trace_id, the beginning of it, or its number (``#12``).
@@ -115,38 +131,20 @@ class Memory:
         """
         return record_named(self._read(), trace_id)
 
-    async def arecord(self, trace_id: str) -> InteractionRecord:
-        """As ``record``, for asyncio."""
-        return await asyncio.to_thread(self.record, trace_id)
+    arecord = _in_thread(record)
+    """As ``record``, for asyncio."""
 
     def reset(self) -> None:
         """End the task: forget what this session has stored."""
         self._processor.reset_state()
         self.state.reset()
 
-    async def areset(self) -> None:
-        """As ``reset``, for asyncio."""
-        await asyncio.to_thread(self.reset)
+    areset = _in_thread(reset)
+    """As ``reset``, for asyncio."""
 
     def close(self) -> None:
         """Close the bank. What is stored stays stored."""
-        self.__exit__()
-
-    async def aclose(self) -> None:
-        """As ``close``, for asyncio."""
-        await asyncio.to_thread(self.close)
-
-    def __enter__(self) -> Memory:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.state.__exit__(*error)
-
-    async def __aenter__(self) -> Memory:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.aclose()
+        self.state.__exit__()
 
     def _read(self) -> MemoryBankState:
         """The state, with what is stored by now: by earlier runs, or other processes."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from memory_bank.bank.session import MemoryBankState
+from memory_bank.closing import Closing
 from memory_bank.config import Config, Price
 from memory_bank.errors import ConfigError
 from memory_bank.models.chat import (
@@ -28,12 +29,13 @@ from memory_bank.models.chat import (
 from memory_bank.plan import NO_PLAN
 from memory_bank.pricing import PrefixCache, SentContext, Usage, cost, price_of
 from memory_bank.processor import MemoryProcessor, OpenState
+from memory_bank.records import Brief
 from memory_bank.transcript.messages import check_messages
 from memory_bank.transcript.tokens import open_counter
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
+@dataclass(frozen=True, slots=True, repr=False)
+class Sent(Brief):
     """One model call: what was sent, and what it cost.
 
     ``counted_tokens`` are those of ``messages`` by our counter, ``full_tokens`` those of the whole history;
@@ -86,7 +88,7 @@ _Call = tuple[Sent, list[Any], dict[str, Any], _Prefix]
 """A call to make: what the trace will hold, the messages and options that the client gets, their cached prefix."""
 
 
-class LLMOrchestrator:
+class LLMOrchestrator(Closing):
     """Calls a chat model: ``generate`` with memory applied, ``generate_plain`` without.
 
     ``client`` is an ``openai.OpenAI``, an ``openai.AsyncOpenAI`` (for ``agenerate`` and ``agenerate_plain``)
@@ -97,6 +99,15 @@ class LLMOrchestrator:
     not read), decide how often the history is folded. ``trace`` holds the last ``keep`` calls. Safe under threads.
 
     An orchestrator is itself a ``ChatModel``: it may stand wherever an ``llm_client`` is asked for.
+
+    Example:
+        >>> with LLMOrchestrator(client, model="gpt-4.1-mini") as model:
+        ...     model.set_active_context(session_id="task-1")
+        ...     answer = model.generate(messages)
+        ...     title = model.generate_plain(input_messages=[{"role": "user", "content": "Name this task."}])
+        ...     model.trace[0].kind, model.totals.calls
+        ...     model.reset_session()
+        ('memory', 2)
     """
 
     def __init__(
@@ -184,8 +195,7 @@ class LLMOrchestrator:
         client gave it. Raises what the strategy raises, ModelError when there is no completion, and for a
         stream what the client raises.
         """
-        named = {"model": model, "memory_key": memory_key, "session_id": session_id}
-        return self._call(*self._with_memory(messages, **named, **options))
+        return self._call(*self._with_memory(messages, model, memory_key, session_id, **options))
 
     def generate_plain(
         self, *, input_messages: list[dict[str, Any]], model: str | None = None, **options: Any
@@ -206,12 +216,6 @@ class LLMOrchestrator:
     def close(self) -> None:
         """Close what the memory holds open; the client is the caller's."""
         self.processor.close()
-
-    def __enter__(self) -> LLMOrchestrator:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _with_memory(
         self,

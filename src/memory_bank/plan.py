@@ -9,13 +9,19 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Any, Literal
 
+from memory_bank.records import Brief
 from memory_bank.transcript.messages import Interaction
 from memory_bank.transcript.transcript import View
 from memory_bank.transcript.turns import Edit, Entry
 
 
 class Fate(StrEnum):
-    """What the context shows of a past interaction."""
+    """What the context shows of a past interaction.
+
+    Example:
+        >>> Fate("listed") is Fate.LISTED
+        True
+    """
 
     KEPT = "kept"  # everything it returned
     PART = "shown in part"
@@ -23,14 +29,18 @@ class Fate(StrEnum):
     LEFT_OUT = "left out"
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+@dataclass(frozen=True, slots=True, repr=False)
+class Decision(Brief):
     """The fate of one past interaction, and the reason.
 
     ``step`` is its place in the conversation, from 1; None for a record whose messages are no longer in the
     list. ``score`` is the best score among its records, None where they were not ranked. ``tokens`` is its
     cost in the full history. ``session_id`` names another session, for a record that a wider ``scope``
     retrieved; None for the session's own.
+
+    Example:
+        >>> [decision.fate for decision in state.last_plan.decisions]  # of each Decision
+        []
     """
 
     step: int | None
@@ -51,8 +61,8 @@ class Decision:
         }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+@dataclass(frozen=True, slots=True, repr=False)
+class Piece(Brief):
     """A piece of a record that the context shows, or would show with a larger budget.
 
     ``reasons`` are its most probable values: each with its probability and the features that weigh most (in
@@ -118,8 +128,8 @@ class Shown(Reasons):
         return fate, None, _REASONS[fate]
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+@dataclass(frozen=True, slots=True, repr=False)
+class Choice(Brief):
     """What a policy wants the context to show besides the anchor and the tail.
 
     ``text``: the content of the memory message, "" for none; ``role``: its role. ``whole``: past interactions
@@ -156,6 +166,11 @@ class Plan:
     part that every context has: anchor, interactions with broken pairs, tail. ``unchanged``: the messages are
     sent as they came, for the reason ``why_unchanged``. ``strategy`` is the type of the strategy. ``previous``
     is the plan of the step before.
+
+    Example:
+        >>> plan = state.last_plan  # a Plan
+        >>> plan.as_dict()["unchanged"], len(plan.decisions), plan.as_html()[:15]
+        (True, 0, '<!doctype html>')
     """
 
     view: View
@@ -241,13 +256,14 @@ class Plan:
         """``as_dict`` with the pieces that are shown, nearly shown, and gone since the step before."""
         return {**self.as_dict(), **self.shown()}
 
-    def shown(self) -> dict[str, Any]:
+    def shown(self, *, explained: bool = True) -> dict[str, Any]:
         """The pieces that are shown, nearly shown, and gone since the step before, as JSON values.
 
-        Ask before the session's next step: afterwards the reasons are those of that step.
+        ``explained``: with their most probable values, and those nearly shown. Ask so before the session's next step:
+        afterwards these are those of that step.
         """
-        pieces = [] if self.unchanged else self.choice.reasons.pieces()
-        near = [] if self.unchanged else self.choice.reasons.near_misses()
+        pieces = [] if self.unchanged else self.choice.reasons.pieces(explained=explained)
+        near = [] if self.unchanged or not explained else self.choice.reasons.near_misses()
         earlier: list[Piece] = []
         if self.previous is not None and not self.previous.unchanged:
             earlier = self.previous.choice.reasons.pieces(explained=False)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 
 from memory_bank.config import Price
 
 __all__ = [
-    "CACHE_MINIMUM", "PrefixCache", "Price", "SentContext", "Usage", "cached_tokens", "common_length", "cost",
-    "full_usage", "growth_that_pays", "price_of",
+    "CACHE_MINIMUM", "ListPrices", "PrefixCache", "Price", "SentContext", "Usage", "cached_tokens", "common_length",
+    "cost", "full_usage", "growth_that_pays", "known_price", "list_prices", "price_of",
 ]  # fmt: skip
 
 CACHE_MINIMUM = 1024
@@ -30,6 +34,8 @@ LEAST_GROWTH, MOST_GROWTH = 2_000, 32_000
 # By the beginning of a model's name, without its provider: (cached, cache_write) as shares of the input price.
 _RATIOS = {"claude": (0.1, 1.25), "gpt-4o": (0.5, 1.0), **dict.fromkeys(("gpt-4.1", "o3", "o4"), (0.25, 1.0))}
 _USUAL = (0.1, 1.0)
+DATED = re.compile(r"[-@:](?:latest|preview|exp|\d{3,}|v\d).*$")
+"""The end of a model's name that names an edition of the model at the same price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,49 @@ def price_of(prices: Mapping[str, Price], model: str) -> Price | None:
         if found is not None:
             return prices[found]
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class ListPrices:
+    """The prices that ship with the package, in dollars for a million tokens of short prompts, by ``normal_name``.
+
+    ``source`` names the package that they are taken from, ``date`` the day (``2026-11-25``).
+    """
+
+    source: str
+    date: str
+    models: Mapping[str, Price]
+
+    def price(self, model: str) -> Price | None:
+        """The price of a model by its name, whatever its edition or provider; None for an unknown one.
+
+        >>> list_prices().price("openai/gpt-4.1-2025-04-14").completion
+        8.0
+        """
+        name = normal_name(model)
+        return self.models.get(name) or self.models.get(DATED.sub("", name))
+
+
+@cache
+def list_prices() -> ListPrices:
+    """The prices that ship with the package; ``make prices`` writes them anew."""
+    table = tomllib.loads(files("memory_bank").joinpath("prices.toml").read_text("utf-8"))
+    models = {name: Price(**price) for name, price in table["models"].items()}
+    return ListPrices(table["source"], str(table["date"]), models)
+
+
+def known_price(prices: Mapping[str, Price], model: str) -> tuple[Price, str] | None:
+    """The price of a model in a table, else that which ships with the package; and where it is from."""
+    if (own := price_of(prices, model)) is not None:
+        return own, "[prices] in the configuration"
+    shipped = list_prices()
+    price = shipped.price(model)
+    return None if price is None else (price, f"{shipped.source}, {shipped.date}")
+
+
+def normal_name(model: str) -> str:
+    """The name of a model without its provider, in the one form that ``ListPrices`` uses."""
+    return re.sub(r"^.*/|^.*anthropic\.", "", model.lower()).replace(".", "-").rstrip("-")
 
 
 def cached_tokens(shared: int, minimum: int = CACHE_MINIMUM) -> int:

@@ -63,9 +63,8 @@ def apply_memory_bank_strategy(
             come back as they are, ``state.storage_errors`` grows, ``state.last_plan`` is ``NO_PLAN``, and the next
             step stores what this one could not.
 
-    Example::
-
-        context, tokens = apply_memory_bank_strategy(messages, None, load_config(), state)
+    Example:
+        >>> context, tokens = apply_memory_bank_strategy(messages, None, load_config(), MemoryBankState())
     """
     if isinstance(settings, MemoryBankState) or not isinstance(state, MemoryBankState):
         kind = "None" if state is None else f"a {type(state).__name__}"
@@ -130,6 +129,14 @@ class MemoryProcessor:
             parameter ``session_id``, it gets the session's.
 
     Thread-safe.
+
+    Example:
+        >>> processor = MemoryProcessor({"memory_strategies": {"short": {"type": "truncation"}}})
+        >>> context, tokens = processor.apply_strategy(messages, "short", session_id="task-1")
+        >>> processor.state("short", "task-1").last_plan.strategy
+        'truncation'
+        >>> processor.reset_state("task-1")
+        >>> processor.close()
     """
 
     def __init__(

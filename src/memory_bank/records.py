@@ -1,24 +1,50 @@
-"""The values that a bank stores and returns: records of tool calls, insights, search hits, costs."""
+"""The values that a bank stores and returns: records of tool calls, insights, search hits, costs; short reprs."""
 
 from __future__ import annotations
 
 import hashlib
+import reprlib
 import time
 import uuid
-from dataclasses import astuple, dataclass, field
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, field, fields
 from typing import Any, NamedTuple
 
 NAMESPACE_END = "␟"
 """Separates namespace and name in a session_id of the service; no name contains it."""
 
 
-@dataclass(frozen=True, slots=True)
-class InteractionRecord:
+_REPR_CHARS = 280
+
+
+def brief(value: object, held: Mapping[str, object]) -> str:
+    """A repr of at most 280 characters, with the beginning of each part that is not empty."""
+    shown = ", ".join(f"{k}={reprlib.repr(v)}" for k, v in held.items() if v not in (None, "", ()))
+    text = f"{type(value).__name__}({shown})"
+    return text if len(text) <= _REPR_CHARS else f"{text[: _REPR_CHARS - 2]}…)"
+
+
+class Brief:
+    """The base of dataclasses with such a repr; they are made with ``repr=False``."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        made: Any = self
+        return brief(self, {f.name: getattr(self, f.name) for f in fields(made)})
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class InteractionRecord(Brief):
     """One tool call: its arguments and its output.
 
     ``raw_input`` and ``raw_output`` are JSON values (dict, list, str, int, float, bool, None). Where the
     arguments or the output arrived as text, ``input_text`` and ``output_text`` hold exactly that text, and
     the raw values are what it parses to (``{"_raw": text}`` where it is not JSON).
+
+    Example:
+        >>> InteractionRecord.create(1, "get_order", {"order": "ORD-1"}, {"due": "2026-03-01"}).raw_output
+        {'due': '2026-03-01'}
     """
 
     trace_id: str
@@ -48,12 +74,16 @@ class InteractionRecord:
         return cls(trace_id, step_id, tool_name, raw_input, raw_output, now, call_id, input_text, output_text)
 
 
-@dataclass(frozen=True, slots=True)
-class Insight:
+@dataclass(frozen=True, slots=True, repr=False)
+class Insight(Brief):
     """The summary of one record.
 
     ``source`` is ``"extractive"`` or ``"llm:MODEL"``; ``redo`` is the reason why the summary is to be made
     again, or None when it is final.
+
+    Example:
+        >>> Insight("a-trace-id", "Order ORD-1 is due on 2026-03-01.").source
+        'extractive'
     """
 
     trace_id: str

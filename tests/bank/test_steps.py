@@ -74,7 +74,7 @@ def test_only_the_latest_keep_what_they_were_made_of(database):
     for i in range(6):
         add_steps(database, [a_step(manifest=packed({"i": i}))], 2)
     assert [s.number for s in list_steps(database, "a") if s.detailed] == [5, 6]
-    step, manifest = get_step(database, "a", 6) or (None, None)
+    step, manifest, _ = get_step(database, "a", 6)
     assert step is not None and manifest == {"i": 5}
     assert get_step(database, "a", 4)[1] is None
     assert get_step(database, "a", 7) is None

@@ -57,7 +57,9 @@ def test_without_db_it_is_the_bank_that_serve_uses(cli, bank, tmp_path, monkeypa
 def test_sessions(cli, bank):
     done = cli.bank(bank, "sessions")
     assert done.code == 0
-    assert [row.split()[0] for row in done.out.splitlines()] == ["session", "two", "one"]
+    rows = [row.split() for row in done.out.splitlines()]
+    assert rows[0] == ["session", "requests", "tokens", "saved", "last", "used", "model", "task"]
+    assert [(row[0], row[-1]) for row in rows[1:]] == [("two", "beta"), ("one", "alpha")]
     listed = cli.bank(f"sqlite:///{bank}", "sessions", "--json").json()
     assert listed["embedder"] == "lexical-v1"
     assert {s["session_id"]: (s["records"], s["task"]) for s in listed["sessions"]} == {

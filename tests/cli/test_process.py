@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from tests.cli.conftest import COMMAND, environment, line, run_of, shell, write
 
+ROOT = Path(__file__).parents[2]
 VERBS = {
-    "": ["serve", "connect", "demo", "audit", "config", "mcp", "keys", "bank", "lab"],
+    "": ["run", "serve", "connect", "demo", "audit", "config", "doctor", "mcp", "keys", "bank", "lab"],
     "keys": ["create", "list", "revoke"],
     "bank": [
         "sessions",
@@ -40,6 +42,55 @@ def test_help_and_version(cli):
             own = cli(group, verb, "--help")
             assert (own.code, own.err) == (0, "")
             assert "--json" in own.out
+
+
+def test_help_is_whole_and_fits_80_columns(cli):
+    pages = [cli(*filter(None, [group]), "--help").out for group in VERBS]
+    pages += [
+        cli(*filter(None, [group]), verb, "--help").out
+        for group in VERBS
+        for verb in VERBS[group]
+        if verb not in VERBS
+    ]
+    for page in pages:
+        assert max(map(len, page.splitlines())) <= 80, page
+        assert "..." not in page.partition("Options:")[2].replace("s... <", ""), page
+        assert "…" not in page, page
+
+
+@pytest.mark.parametrize("name", ["bash", "zsh", "fish"])
+def test_a_shell_completes_verbs_and_options(name):
+    words = {
+        "COMP_WORDS": "memory-bank bank se",
+        "COMP_CWORD": "2",
+        "_TYPER_COMPLETE_ARGS": "memory-bank bank se",
+    }
+    more = {"_TYPER_COMPLETE_FISH_ACTION": "get-args", "_MEMORY_BANK_COMPLETE": f"complete_{name}"}
+    done = shell("$MB", **words, **more)
+    assert "sessions" in done.stdout
+    assert "search" in done.stdout
+    assert "verify" not in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "verb", ["lab replay", "audit", "lab explain", "lab train --out x.json", "bank import --db x.db"]
+)
+def test_a_file_of_nothing_but_broken_lines_is_a_failure_in_one_sentence(cli, tmp_path, verb):
+    file = write(tmp_path / "broken.jsonl", "no json", '{"a": 1}', "[7]")
+    done = cli(*verb.replace("x.", f"{tmp_path}/x.").split(), file)
+    assert done.code == 1
+    said = [line for line in done.err.splitlines() if "skipped" not in line]
+    assert len(said) == 1
+    assert "not imported" in said[0] if "import" in verb else f"no run was read from {file}" in said[0]
+
+
+def test_tables_fit_80_columns_also_in_a_pipe(two, bank):
+    audit = shell(f"$MB audit {ROOT}/examples/log-hunt.jsonl | cat").stdout
+    listed = shell(f"$MB bank sessions --db {bank} | cat; $MB bank search --db {bank} alpha-1 | cat").stdout
+    assert "memory_bank?history_budget=1000  " in audit
+    for text in (audit.partition("mean tokens of a context")[0], listed):
+        assert max(map(len, text.splitlines())) <= 80, text
 
 
 def test_no_verb_shows_the_help(cli):
@@ -118,9 +169,10 @@ def test_demo_anywhere_offline_without_a_terminal(tmp_path):
         stdin=subprocess.DEVNULL, text=True, timeout=60,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("Falling back to the built-in lexical embedder: ")
+    assert done.stdout.startswith("The task of a real agent: ")
     assert "identical, byte for byte." in done.stdout
-    assert "tokens in full" in done.stdout
+    assert "tokens without memory" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
     assert "\x1b" not in done.stdout
 
 
@@ -136,8 +188,8 @@ def test_demo_says_how_to_get_the_model(cli, monkeypatch):
 def test_demo_with_the_embedder_it_is_given(cli):
     done = cli("demo", "--embedding-model", "lexical")
     assert done.code == 0
-    assert "Falling back" not in done.out
-    assert "Broken call/result pairs in all rebuilt prompts: 0." in done.out
+    assert "instead" not in done.out
+    assert "results without their call: 0." in done.out
 
 
 @pytest.mark.long

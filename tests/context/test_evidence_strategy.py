@@ -11,7 +11,7 @@ from tests.chats import any_chats, call, good_chats, result, rounds, say, system
 from tests.examples import examples
 
 from memory_bank import TOOL_SCHEMAS, MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
-from memory_bank.context.native import quotes_by_text
+from memory_bank.context.evidence import quotes_by_text
 from memory_bank.context.policies.evidence import evidence_of
 from memory_bank.errors import ConfigError
 from memory_bank.selection.cutting import cut_text

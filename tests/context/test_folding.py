@@ -66,6 +66,40 @@ def stands(before, now):
 # when
 
 
+def test_under_load_the_next_fold_comes_after_twice_the_growth():
+    chat = [system(), user(), *looks(160)]
+    folds = {}
+    for loaded in (False, True):
+        state = MemoryBankState("lexical")
+        state.under_load = loaded
+        before, tokens, folds[loaded] = [], 0, []
+        for end in ends(chat):
+            context = apply(chat[:end], state)
+            if not stands(before, context):
+                folds[loaded].append(tokens)
+            before, tokens = context, state.last_plan.tokens
+    assert 1.7 < len(folds[False]) / len(folds[True]) < 2.6
+    assert max(folds[True]) < 2.2 * max(folds[False])
+
+
+def test_a_fold_that_was_put_off_comes_once_the_load_is_gone_and_a_fixed_growth_is_kept():
+    chat, state, fixed = (
+        [system(), user(), *looks(40)],
+        MemoryBankState("lexical"),
+        MemoryBankState("lexical"),
+    )
+    due = next(e for e in ends(chat) if apply(chat[:e], state) != chat[:e])
+    state.reset()
+    state.under_load = fixed.under_load = True
+    assert apply(chat[:due], state) == chat[:due]
+    state.under_load = False
+    assert apply(chat[:due], state) != chat[:due]
+    first = next(
+        e for e in ends(chat) if apply(chat[:e], fixed, history_budget=1_000, refresh_after=1_000) != chat[:e]
+    )
+    assert older(fixed.last_plan) < 2_500, first
+
+
 @pytest.mark.parametrize(("budget", "refresh"), [(1_500, 1_000), (2_000, 3_000), (500, 1_500), (0, 700)])
 def test_nothing_changes_before_a_fold_and_its_growth_and_then_the_context_shrinks(budget, refresh):
     chat = [system(), user(), *looks(80)]

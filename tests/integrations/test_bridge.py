@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import dataclasses
 import importlib.util
@@ -10,6 +11,7 @@ import json
 import logging
 import random
 import re
+import threading
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ from memory_bank.errors import (
 )
 from memory_bank.integrations.bridge import NO_SESSION, Bridge
 from memory_bank.testing import pairing_errors
+from memory_bank.transcript.anthropic import Thinking
 from memory_bank.transcript.messages import MessageKind
 from memory_bank.transcript.turns import Part, PartWire
 
@@ -75,6 +78,45 @@ class NativeWire(PartWire[Native]):
 
     def say(self, message: dict[str, Any]) -> Native:
         return Native(message["role"], message["content"])
+
+
+class WatchedWire(NativeWire):
+    """Notes the threads in which messages are read."""
+
+    def __init__(self) -> None:
+        self.threads: set[threading.Thread] = set()
+
+    def read(self, native: Native) -> dict[int, Part]:
+        self.threads.add(threading.current_thread())
+        return super().read(native)
+
+
+def test_a_coroutine_does_nothing_in_the_threads_of_the_loop():
+    natives = [Native("user", "Go.")]
+    for n in range(20):
+        natives += [
+            Native("assistant", calls=((f"c{n}", "f", "{}"),)),
+            Native("tool", results=((f"c{n}", "x" * 9_000),)),
+        ]
+    wire = WatchedWire()
+    bridge: Bridge[Native] = Bridge(wire.read_all)
+
+    async def steps() -> str:
+        rebuilt = await bridge.arebuild(natives, thinking=Thinking.KEEP_LAST)
+        assert rebuilt != natives
+        return await bridge.aanswer("get_record", {"trace_id": "#1"}, natives=natives)
+
+    assert "xxx" in asyncio.run(steps())
+    assert wire.threads and threading.main_thread() not in wire.threads
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_coroutines_of_adapters_rebuild_and_answer_in_threads(module):
+    tree = ast.parse((SOURCE / f"{module}.py").read_text())
+    coroutines = [n for n in ast.walk(tree) if isinstance(n, ast.AsyncFunctionDef)]
+    called = {n.attr for c in coroutines for n in ast.walk(c) if isinstance(n, ast.Attribute)}
+    assert called & {"rebuild", "answer", "read_all", "apply_strategy"} == set()
+    assert module == "smolagents" or called & {"arebuild", "aanswer"}  # which is synchronous
 
 
 def bridge_of(**options: Any) -> Bridge[Native]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 from tests.benchmarks import importing
 from tests.examples import first_short
+
+from memory_bank.testing import ScriptedServer, say
 
 pytest.importorskip("uvicorn", reason="needs the service")
 ROOT = Path(__file__).parents[2]
@@ -49,6 +52,51 @@ def test_a_client(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_for_node(name: str, tmp_path: Path) -> None:
     run(name, tmp_path)
+
+
+PAGE = (ROOT / "docs" / "howto" / "connect.md").read_text()
+SNIPPETS = {  # a tab of the page, and the client whose environment has its packages
+    "openai (Python)": "openai", "openai (Node)": "openai-node", "Anthropic": "anthropic", "LangChain": "langchain",
+    "LlamaIndex": "llama_index", "OpenAI Agents SDK": "openai_agents", "Pydantic AI": "pydantic_ai",
+    "LiteLLM": "litellm", "Vercel ai": "ai", "LangChain.js": "langchain-js",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tab", SNIPPETS)
+def test_a_client_of_the_page(tab: str, tmp_path: Path) -> None:
+    """What one copies from the page asks upstream through the service."""
+    name = SNIPPETS[tab]
+    client, place = clients.CLIENTS[name], clients.place_of(name)
+    if not ready(name) and (client.npm or not all(map(is_here, client.packages))):
+        pytest.skip(f"{name} is not installed: `python benchmarks/clients.py {name}` installs it")
+    [(language, code)] = re.findall(
+        rf"^/// tab \| {re.escape(tab)}\n<!--[^\n]*\n```(\w+)\n(.*?)```", PAGE, re.S | re.M
+    )
+    script = (place if client.npm else tmp_path) / ("snippet.mjs" if language == "js" else "snippet.py")
+    with (
+        ScriptedServer(lambda _: say("Hello to you.")) as server,
+        clients.serving(server, tmp_path / "bank.db") as (url, recorded),
+    ):
+        script.write_text(code.replace("http://127.0.0.1:8767", url))
+        run = clients.Run(tmp_path, tmp_path, "http://127.0.0.1:9")  # the code alone names the address
+        command = ["node", str(script)] if language == "js" else [str(clients.python_of(place)), str(script)]
+        done = subprocess.run(
+            command,
+            env=run.environment("OPENAI_BASE_URL"),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert done.stdout.strip().endswith("Hello to you."), done.stderr
+    assert server.refused == []
+    assert len(server.requests) >= 1
+    assert any(e.status == 200 for e in recorded)
+
+
+def test_the_tabs_of_the_page_are_all_run() -> None:
+    tabs = PAGE.split("## Your own program")[1].split("\n## ")[0]
+    assert re.findall(r"^/// tab \| (.+)$", tabs, re.M) == list(SNIPPETS)
 
 
 def test_the_recipes_for_node_are_those_of_the_page() -> None:

@@ -12,8 +12,7 @@ from tests.chats import JSON, TEXT, any_chats, call, result, rounds, say, system
 from memory_bank import MemoryBankError, MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.errors import ConfigError, MessagesError
 from memory_bank.provenance import Origin, ProvenanceError, ProvenanceGuard, check_call
-from memory_bank.provenance.identifiers import ValueKind, find, hard_runs, kind_of_text, normal
-from memory_bank.provenance.index import distance
+from memory_bank.provenance.index import ValueKind, distance, find, hard_runs, kind_of_text, normal
 
 LOCAL = MemoryBankSettings(
     embedding_model="lexical", observer_model="extractive", token_encoding="approximate"

@@ -13,7 +13,7 @@ from tests.selection.texts import ANY_TEXT, filled
 
 from memory_bank.lab.training.fitting import Samples, fit_copied
 from memory_bank.lab.training.train import CopiedText
-from memory_bank.selection.features import COPY_FEATURES, CurrentStep, describe_segments
+from memory_bank.selection.model import COPY_FEATURES, CurrentStep, describe_segments
 
 LINE = "total = sum(row.amount for row in rows if row.paid)"
 

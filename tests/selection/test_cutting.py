@@ -11,8 +11,7 @@ from tests.examples import examples
 from tests.quoting import unquote_lines
 from tests.selection.texts import ANY_TEXT
 
-from memory_bank.selection.cutting import GAP, CutText, cut_text
-from memory_bank.selection.parsing import MAX_DEPTH, Node, find_structure, unescape
+from memory_bank.selection.cutting import GAP, MAX_BRACKETS, CutText, Node, cut_text, find_structure, unescape
 from memory_bank.selection.values import find_candidates, fold, words_of
 
 FRAME_LIKE = st.lists(
@@ -133,7 +132,7 @@ def test_brackets_deeper_than_the_limit_belong_to_their_container():
     depth = 1
     while (inner := (root.items or [root])[-1]).items:
         root, depth = inner, depth + 1
-    assert depth <= MAX_DEPTH
+    assert depth <= MAX_BRACKETS
 
 
 def test_members_of_indented_json_are_quoted_with_their_indentation():

@@ -17,8 +17,8 @@ from tests.selection.texts import ANY_TEXT, CHARACTERS, TEXTS, add, filled, word
 
 from memory_bank import MemoryBankState, apply_memory_bank_strategy, load_config
 from memory_bank.selection.cutting import cut_text
-from memory_bank.selection.features import CurrentStep, describe
 from memory_bank.selection.index import TREES_ON, EvidenceIndex
+from memory_bank.selection.model import CurrentStep, describe
 
 CALL = st.tuples(
     st.sampled_from(["get_orders", "find user", "x" * 200]) | CHARACTERS, ANY_TEXT, ANY_TEXT, TEXTS

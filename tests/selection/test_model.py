@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from memory_bank.errors import ConfigError
-from memory_bank.selection.features import COPY_FEATURES, FEATURES
-from memory_bank.selection.model import MODEL_FILE, load_model, save_model
+from memory_bank.selection.model import COPY_FEATURES, FEATURES, MODEL_FILE, load_model, save_model
 
 
 def test_a_model_file_may_order_its_features_freely(tmp_path):

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tests.chats import JSON, TEXT
 from tests.examples import examples
 
-from memory_bank.selection.calltext import outcome
 from memory_bank.selection.thread import (
     Thread,
     decisions_in,
+    outcome,
     plan_in_call,
     plan_in_note,
     ranges,

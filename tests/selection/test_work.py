@@ -15,7 +15,7 @@ from memory_bank import MemoryProcessor
 from memory_bank.context import evidence
 from memory_bank.provenance.index import SourceIndex
 from memory_bank.selection import thread
-from memory_bank.selection.parsing import LONGEST_KEY
+from memory_bank.selection.cutting import LONGEST_KEY
 from memory_bank.selection.values import fold, forms_in, parse_record, stands_in
 
 ODD = {

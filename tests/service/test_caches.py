@@ -1,7 +1,14 @@
 """What stays in memory after a request: caches are bounded in entries and in bytes, and long keys are not kept."""
 
+import gc
 import json
+import weakref
 
+from tests.chats import rounds
+from tests.service.proxied import Got, before, post, whole
+
+from memory_bank import MemoryBankState, load_config
+from memory_bank.processor import MemoryProcessor
 from memory_bank.service.proxy.body import MessageCache, parse_body
 
 
@@ -18,3 +25,48 @@ def test_parsed_messages():
     assert 0 <= cache._chars <= 100_000
     interned(cache, [{"content": "x" * MessageCache.LONGEST}])
     assert max(map(len, cache._by_text)) < 60_000
+
+
+def held_texts(least):
+    """The texts of so many characters that any object refers to but what upstream got."""
+    objects = (o for o in gc.get_objects() if not isinstance(o, Got))
+    texts = (t for o in objects for t in gc.get_referents(o) if type(t) in (str, bytes))
+    return {id(t): t[:20] for t in texts if len(t) >= least}
+
+
+def test_nothing_refers_to_the_long_call_ids_of_deleted_sessions(tmp_path):
+    known = held_texts(1_500_000).keys()
+    with before(lambda got: whole(b"{}"), tmp_path) as (_, p):
+        for n in range(3):
+            call_id = f"call_{n}" + "Zq7" * 500_000
+            call = {"id": call_id, "type": "function", "function": {"name": "look", "arguments": "{}"}}
+            messages = [
+                {"role": "user", "content": "What is there?"},
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": call_id, "content": f"value {n}"},
+            ]
+            asked = {"model": "m", "messages": messages}
+            came = post(p.port, "/v1/chat/completions", asked, b"x-memory-session: s%d" % n)
+            assert (came.status, came.header(b"x-memory-status")) == (200, b"unchanged")
+            assert p.ask(f"/v1/sessions/s{n}", "DELETE").status == 204
+        p.told(3)
+        assert p.service.recorder.drain(60)  # its contexts wait for their manifests
+        p.exchanges.clear()
+        del call_id, call, messages, asked
+        gc.collect()
+        assert not {i: t for i, t in held_texts(1_500_000).items() if i not in known}
+
+
+def test_a_closed_session_is_freed_without_a_collection(tmp_path):
+    processor = MemoryProcessor(
+        load_config(), lambda session_id: MemoryBankState.open(tmp_path / "bank.db", session_id=session_id)
+    )
+    gc.disable()
+    try:
+        processor.apply_strategy(rounds(3), "memory_bank", session_id="s")
+        state = weakref.ref(processor.state("memory_bank", "s"))
+        assert state() is not None
+        processor.close("s")
+        assert state() is None
+    finally:
+        gc.enable()

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from tests.chats import rounds
 from tests.service.proxied import before, post, whole
+
+from memory_bank.bank.database import Database
+from memory_bank.bank.listing import session_details
+from memory_bank.bank.transfer import export_lines, import_lines
 
 CHAT = "/v1/chat/completions"
 PRICES = {"m": {"prompt": 2.0, "completion": 10.0, "cached": 0.5}}
@@ -105,3 +110,72 @@ def test_the_share_of_a_control_group_is_stable(tmp_path):
         chosen = [p.service.sessions.is_control(f"session-{i}") for i in range(2_000)]
         assert chosen == [p.service.sessions.is_control(f"session-{i}") for i in range(2_000)]
     assert 140 <= sum(chosen) <= 260
+
+
+def test_prices_that_ship_are_used_where_the_configuration_has_none(tmp_path):
+    with before(lambda _: reported(), tmp_path, prices={"gpt-5": {"prompt": 9, "completion": 9}}) as (_, p):
+        for name, model in ((b"a", "gpt-4.1-mini-2025-04-14"), (b"b", "gpt-5"), (b"c", "house-model")):
+            step_of(p, rounds(12, size=4000), name, model=model)
+        models = {m["model"]: m for m in p.ask("/v1/stats").json()["cost"]["models"]}
+    shipped = models["gpt-4.1-mini-2025-04-14"]
+    assert shipped["sent_cost"] == pytest.approx((6_000 * 0.4 + 3_000 * 0.1 + 50 * 1.6) / 1e6)
+    assert re.fullmatch(r"genai-prices [\d.]+, 20\d\d-\d\d-\d\d", shipped["price_from"])
+    assert models["gpt-5"]["price_from"] == "[prices] in the configuration"
+    assert models["gpt-5"]["sent_cost"] == pytest.approx((9_000 * 9 + 50 * 9) / 1e6)
+    assert (models["house-model"]["price"], models["house-model"]["sent_cost"]) == (None, None)
+
+
+def test_sessions_are_sorted_and_filtered_by_what_their_steps_came_to(tmp_path):
+    with priced(tmp_path) as (_, p):
+        for name, model, steps in ((b"dear", "m", 3), (b"cheap", "m", 1), (b"other", "house", 2)):
+            for n in range(steps):
+                step_of(p, rounds(12 + n, size=4000), name, model=model)
+        p.ask("/v1/sessions/cheap/title", "PUT", {"title": "The Cheap One"})
+
+        def names(query=""):
+            return [s["name"] for s in p.ask(f"/v1/sessions?{query}").json()["sessions"]]
+
+        assert names() == ["other", "cheap", "dear"]
+        assert names("sort=cost") == ["dear", "cheap", "other"]
+        assert names("sort=steps") == names("sort=saved") == ["dear", "other", "cheap"]
+        assert names("sort=used") == ["other", "cheap", "dear"]
+        assert names("model=m") == ["cheap", "dear"]
+        assert names("model=m&sort=cost&q=cheap+one") == ["cheap"]
+        assert names("only=errors") == names("only=without_memory") == []
+        page = p.ask("/v1/sessions?sort=cost&limit=2").json()
+        assert page["next"] == "cheap"
+        assert names("sort=cost&limit=2&after=cheap") == ["other"]
+        dear = p.ask("/v1/sessions?q=dear").json()["sessions"][0]
+        detail = p.ask("/v1/sessions/dear").json()
+        days = p.ask("/v1/stats/days").json()["days"]
+        stats = p.ask("/v1/stats").json()
+        wrong = [p.ask(f"/v1/sessions?{q}").status for q in ("sort=name", "only=x", "sort=cost&after=nobody")]
+    assert dear["tokens"] == detail["tokens"] and dear["sent_cost"] == detail["cost"]["sent"]
+    assert (dear["models"], dear["errors"], dear["without_memory"]) == (["m"], 0, 0)
+    assert sum(d["tokens"]["steps"] for d in days) == 6 and len(days) <= 2
+    assert sum(d["sent_cost"] for d in days) == pytest.approx(stats["cost"]["sent"])
+    assert wrong == [422, 422, 422]
+
+
+def test_a_title_is_kept_by_an_export_and_taken_away_again(tmp_path):
+    with priced(tmp_path) as (_, p):
+        step_of(p, rounds(3, size=400), b"a")
+        assert p.ask("/v1/sessions/a/title", "PUT", {"title": "  Refunds of März "}).status == 204
+        assert p.ask("/v1/sessions/a").json()["title"] == "Refunds of März"
+        lines = [json.loads(line) for line in p.ask("/v1/sessions/a/export").body.splitlines()]
+        assert lines == list(map(json.loads, map(json.dumps, export_lines(p.service.database, "a"))))
+        assert (
+            lines[0]["session"]["title"] == "Refunds of März" and lines[0]["session"]["rows"]["record"] == 3
+        )
+        (tmp_path / "other").mkdir()
+        other = Database(tmp_path / "other" / "bank.db")
+        assert [type(i).__name__ for i in import_lines(other, enumerate(map(json.dumps, lines)))] == [
+            "ImportedSession"
+        ]
+        assert session_details(other, None, "a").title == "Refunds of März"
+        other.close()
+        assert [
+            p.ask("/v1/sessions/a/title", "PUT", b).status for b in ({}, {"title": "x" * 121}, {"title": 7})
+        ] == [422] * 3
+        assert p.ask("/v1/sessions/a/title", "PUT", {"title": ""}).status == 204
+        assert p.ask("/v1/sessions/a").json()["title"] is None

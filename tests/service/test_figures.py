@@ -13,7 +13,7 @@ from tests.service.tasks import TOOLS, get_order
 
 from memory_bank.service.proxy.body import parse_body
 from memory_bank.service.proxy.dialects import DIALECTS
-from memory_bank.testing import call, fail, say
+from memory_bank.testing import Reply, call, calls, fail, say
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.tokens import open_counter
 
@@ -140,3 +140,126 @@ def test_a_request_for_a_summary_counts_as_it_was_sent(tmp_path):
     arrived, came, _, [step], _ = run(tmp_path, "chat", [say("A summary.")], given=given)
     assert came.header(b"x-memory-reason") == b"compaction request, completed by memory"
     assert step["tokens"] == step["full_tokens"] == pytest.approx(counted(arrived[0]), rel=0.02)
+
+
+def step_of(p, number=1):
+    """A step in full."""
+    assert p.service.recorder.drain(60)
+    return p.ask(f"/v1/sessions/task/steps/{number}").json()
+
+
+@routes
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_step_has_the_answer_of_the_model(tmp_path, route, stream):
+    path, body = BODIES[route]
+    reply = calls(
+        ("get_order", {"order": "ORD-9"}),
+        ("look", {"at": "key sk-proj-" + "a1B2" * 12}),
+        content="I look at both.",
+    )
+    with scripted([reply], tmp_path, {"small": BANK}, inject_tools=False, redact_secrets=True) as (_, p):
+        post(p.port, path, {**body, "model": "gpt-5", "stream": stream}, b"x-memory-session: task")
+        p.told()
+        found = step_of(p)
+    said, step = found["answer"], found["step"]
+    assert "".join(part["text"] for part in said["parts"]) == "I look at both."
+    assert [c["name"] for c in said["calls"]] == ["get_order", "look"]
+    assert json.loads(said["calls"][0]["arguments"][0]["text"]) == {"order": "ORD-9"}
+    assert "a1B2a1B2" not in json.dumps(said) and "[redacted" in json.dumps(said)
+    assert (step["model"], step["http_status"], step["error"]) == ("gpt-5", 200, None)
+    assert step["seconds"] > 0
+
+
+@routes
+def test_a_step_has_the_providers_error(tmp_path, route):
+    path, body = BODIES[route]
+    with scripted([fail(429, "Rate limit reached, try again in 2 s.")], tmp_path, {"small": BANK}) as (_, p):
+        assert post(p.port, path, {**body, "model": "gpt-5"}, b"x-memory-session: task").status == 429
+        p.told()
+        found = step_of(p)
+        row = p.ask("/v1/sessions").json()["sessions"][0]
+        stats = p.ask("/v1/stats").json()
+        alone = p.ask("/v1/sessions/task/steps?only=errors").json()["steps"]
+    step = found["step"]
+    assert (step["http_status"], step["model"], found["answer"]) == (429, "gpt-5", None)
+    assert step["error"] == "Rate limit reached, try again in 2 s."
+    assert (row["errors"], row["models"], stats["errors"], len(alone)) == (1, ["gpt-5"], 1, 1)
+
+
+def test_an_error_within_a_stream_is_the_steps(tmp_path):
+    path, body = BODIES["messages"]
+    events = [
+        {
+            "type": "message_start",
+            "message": {
+                "type": "message",
+                "role": "assistant",
+                "content": [],
+                "usage": {"input_tokens": 9, "output_tokens": 1},
+            },
+        },
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "I beg"}},
+        {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}},
+    ]
+    pieces = [f"event: {e['type']}\ndata: {json.dumps(e)}\n\n" for e in events]
+    with scripted(
+        [Reply(raw=pieces, headers={"Content-Type": "text/event-stream"})],
+        tmp_path,
+        {"small": BANK},
+        strict=False,
+    ) as (_, p):
+        post(p.port, path, {**body, "model": "claude-sonnet-4-5", "stream": True}, b"x-memory-session: task")
+        p.told()
+        found = step_of(p)
+    assert found["step"]["error"] == "Overloaded"
+    assert found["answer"]["parts"] == [{"text": "I beg"}]
+
+
+def test_a_provider_that_cannot_be_reached_is_the_steps_error(tmp_path):
+    path, body = BODIES["chat"]
+    with scripted([], tmp_path, {"small": BANK}, upstream="http://127.0.0.1:9/v1") as (_, p):
+        assert post(p.port, path, {**body, "model": "gpt-5"}, b"x-memory-session: task").status == 502
+        p.told()
+        step = step_of(p)["step"]
+    assert step["http_status"] == 502 and "127.0.0.1:9" in step["error"]
+
+
+@routes
+def test_a_request_that_memory_failed_for_is_a_step_of_its_session(tmp_path, route):
+    path, body = BODIES[route]
+    with scripted([say("One."), say("Two.")], tmp_path, {"small": BANK}, prices=PRICES) as (_, p):
+        for more in ((), (b"x-memory-strategy: no-such-strategy",)):
+            post(p.port, path, {"model": "m", **body}, b"x-memory-session: task", *more)
+        p.told(2)
+        found, stats = step_of(p, 2), p.ask("/v1/stats").json()
+        row = p.ask("/v1/sessions?only=without_memory").json()["sessions"][0]
+        alone = p.ask("/v1/sessions/task/steps?only=without_memory").json()["steps"]
+        post(
+            p.port,
+            path,
+            {"model": "m", **body},
+            b"x-memory-session: unknown",
+            b"x-memory-strategy: no-such-strategy",
+        )
+        p.told(3)
+        assert p.service.recorder.drain(60)
+        assert p.ask("/v1/sessions/unknown/steps").json()["steps"][0]["reason"] == "unknown_strategy"
+    step = found["step"]
+    assert (step["status"], step["reason"], step["error"]) == ("failed", "unknown_strategy", None)
+    assert step["tokens"] == step["full_tokens"] > 1_000 and step["sent"] == step["full"]
+    assert step["sent_cost"] == step["full_cost"] > 0
+    assert found["answer"]["parts"] == [{"text": "Two."}] and found["manifest"] is None
+    assert (row["without_memory"], stats["steps_without_memory"], [s["number"] for s in alone]) == (1, 1, [2])
+    assert stats["without_memory"] == {"unknown_strategy": 1}
+
+
+def test_forgetting_a_record_takes_the_answers(tmp_path):
+    path, body = BODIES["chat"]
+    with scripted([say("ORD-0 is late.")], tmp_path, {"small": BANK}) as (_, p):
+        post(p.port, path, {"model": "m", **body}, b"x-memory-session: task")
+        p.told()
+        assert step_of(p)["answer"]
+        assert p.ask("/v1/sessions/task/records/1", "DELETE").status == 204
+        found = step_of(p)
+    assert (found["answer"], found["manifest"]) == (None, None)

@@ -87,8 +87,16 @@ CASES = {
     "GET /v1/sessions": [
         Ask("/v1/sessions", status=200), Ask("/v1/sessions?limit=100&q={word}", status=200), Ask("/v1/sessions?q={session}", status=200),
         Ask("/v1/sessions?q={namespace}", status=200), Ask("/v1/sessions?after={session}"), Ask("/v1/sessions?after={namespace}%E2%90%9F{session}"),
-        Ask("/v1/sessions?namespace={namespace}"),
+        Ask("/v1/sessions?namespace={namespace}"), Ask("/v1/sessions?sort=used&after={session}"),
+        *(Ask(f"/v1/sessions?sort={sort}&limit=100", status=200) for sort in ("used", "saved", "cost", "errors", "steps")),
+        *(Ask(f"/v1/sessions?only={only}", status=200) for only in ("errors", "without_memory")), Ask("/v1/sessions?model=m", status=200),
     ],
+    "PUT /v1/sessions/{name}/title": [
+        Ask("/v1/sessions/{session}/title", "PUT", {"title": "mine"}, status=404),
+        Ask("/v1/sessions/{namespace}%E2%90%9F{session}/title", "PUT", {"title": "mine"}, status=404),
+    ],
+    "GET /v1/sessions/{name}/export": [Ask("/v1/sessions/{session}/export", status=404), Ask("/v1/sessions/{namespace}%E2%90%9F{session}/export", status=404)],
+    "GET /v1/stats/days": [Ask("/v1/stats/days", status=200), Ask("/v1/stats/days?days=400", status=200)],
     "GET /v1/sessions/{name}": [
         Ask("/v1/sessions/{session}", status=404), Ask("/v1/sessions/{namespace}%E2%90%9F{session}", status=404),
         Ask("/v1/sessions/{namespace}%2F{session}", status=404), Ask("/v1/sessions/..%2F{namespace}%2F{session}", status=404),
@@ -226,7 +234,7 @@ UNIQUE = re.compile(
     r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|auto-[0-9a-f]{20}|~[0-9a-f]{12}|chatcmpl-\w+|resp_\w+|msg_\w+|(?<=seal=)[0-9a-f]{8}"
 )
 FIGURES = re.compile(
-    r'"(created|created_at|timestamp|last_written|\w*tokens|sent)": ?[0-9.]+|(?<="x-memory-tokens", ")[0-9/]+|[0-9]+% (?=more|less)'
+    r'"(created|created_at|timestamp|last_written|last_used|\w*tokens|sent|full)": ?[0-9.]+|(?<="x-memory-tokens", ")[0-9/]+|[0-9]+% (?=more|less)'
 )
 
 
@@ -422,6 +430,9 @@ def test_every_answer_says_what_it_is(world, route):
         elif answer.status == 200 and "raw=1" in ask.path:
             assert kind == "application/octet-stream"
             assert answer.header("content-disposition").startswith("attachment")
+        elif answer.status == 200 and "/export" in ask.path:
+            assert kind.partition(";")[0] == "application/x-ndjson"
+            assert answer.header("content-disposition") == "attachment"
         elif answer.status != 200 or route not in KINDS:
             assert kind.partition(";")[0] == "application/json", ask
         else:

@@ -21,6 +21,7 @@ from tests.pictures import take_picture
 from tests.service.processes import FOLDING, serve
 from tests.service.proxied import post, proxied
 from tests.service.runs import orders, recorded
+from tests.service.showcase import showcase
 from tests.service.test_figures import BANK, BODIES, FETCH, PRICES
 from tests.service.test_strategy_that_cannot_work import SECRET, failing_memory
 
@@ -161,7 +162,7 @@ def test_a_session_shows_its_steps_its_curve_and_what_was_sent_last(opened, serv
     assert "OPENAI" not in page.text("#detail")
     stats = page.text("#stats").split()
     assert stats[:2] == ["sessions", "3"]
-    assert "queue" in stats and "spend" in stats
+    assert "tokens" in stats and "less" in stats
     kinds = page.js("[...document.querySelectorAll('.message h3 b')].map(e => e.innerText)")
     context = service.ask(f"/v1/sessions/shop-refunds/steps/{len(SHOP)}").json()["manifest"]["context"]
     assert kinds == [m["role"] for m in context]
@@ -390,37 +391,55 @@ def test_the_list_of_sessions_finds_what_any_session_holds(opened):
 # -- pictures for the docs
 
 
-PICTURES = {
-    "page-step.png": (LAST, {}, STEP, ".line.piece .gutter"),
-    "page-dark.png": ("#/s/shop-refunds/steps/12/past", {"dark": True}, ".decision", ".decision .second"),
-    "page-record.png": ("#/s/shop-refunds/records/9?find=ORD-59182", {}, ".lines mark", ""),
-    "page-phone.png": ("#/s/shop-refunds", {"width": 360, "height": 740}, ".curve path", ""),
+AUDIT = "#/s/refund-audit-w11"
+PICTURES = {  # file → address, size and light, what is waited for, what is clicked
+    "page-home.png": ("#/", {}, ".days rect", ""),
+    "page-step.png": (f"{AUDIT}/steps/18", {}, ".line.piece", ".line.piece .gutter"),
+    "page-answer.png": (f"{AUDIT}/steps/9/answer", {}, ".panel.answer .message", ""),
+    "page-error.png": ("#/s/flaky-payment-test/steps/7", {}, "#detail .failure b", ""),
+    "page-changes.png": (f"{AUDIT}/steps/16/changes", {}, ".panel.changes .group", ""),
+    "page-near.png": (f"{AUDIT}/steps/18/near", {}, ".panel.near .piece-card", ""),
+    "page-compare.png": ("#/compare/refund-audit-w11/checkout-latency", {}, ".sides td", ""),
+    "page-dark.png": (f"{AUDIT}/steps/14/past", {"dark": True}, ".decision", ".decision .second"),
+    "page-record.png": (f"{AUDIT}/records/9?find=ORD-59182", {}, ".lines mark", ""),
+    "page-search.png": ("#/", {}, "#sessions li", "#find-session"),
+    "page-phone.png": (AUDIT, {"width": 375, "height": 720}, ".curve path", ""),
+    "page-phone-home.png": ("#/overview", {"width": 375, "height": 720, "dark": True}, ".days rect", ""),
+    "page-clients.png": ("#/", {}, ".lines-to-copy li", ""),
 }
 
 
-STILL = """
-Date.prototype.toLocaleTimeString = () => "10:30:00";
-Date.prototype.toLocaleString = () => "18/03/2026, 10:30:00";
-Date.now = () => 0;
-"""
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    """A service that agents have worked with for some days."""
+    with showcase(tmp_path_factory.mktemp("shown")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def unused(tmp_path_factory):
+    """A service without a session."""
+    with serve("--db", tmp_path_factory.mktemp("unused") / "bank.db") as process:
+        yield process
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_the_pictures_of_the_docs_are_made_here(opened, name, tmp_path):
-    """With PAGE_PICTURES set they are written into docs/."""
+def test_the_pictures_of_the_docs_are_made_here(opened, shown, unused, name, tmp_path):
+    """With PAGE_PICTURES set they are written into docs/: ``make screenshots``."""
     where, how, ready, chosen = PICTURES[name]
-    page = opened(**{"width": 1440, "height": 900, **how})
-    page.send("Page.addScriptToEvaluateOnNewDocument", source=STILL)
-    page.send("Page.reload")
-    page.js(f"location.hash = {where!r}")
-    page.wait(f"document.querySelector({ready!r}) && document.querySelector('#stats dd')")
-    page.js(
-        "document.querySelectorAll('#detail .figures .dim').forEach(e => e.firstChild.data = e.firstChild.data.replace(/[\\d.]+ ms/, '18 ms'))"
-    )
-    if chosen:
+    at = unused if name == "page-clients.png" else shown
+    page = opened(where, at=at, ready=ready, **{"width": 1440, "height": 900, **how})
+    page.size(how.get("width", 1440), how.get("height", 900), phone="width" in how)
+    page.wait("#stats dd")
+    if name == "page-search.png":
+        page.click(chosen)
+        page.write("ORD-59182")
+        page.wait("document.querySelectorAll('#sessions .hits li').length > 1")
+    elif chosen:
         page.js(
             f"(e => {{ e.click(); e.scrollIntoView({{block: 'center'}}); }})(document.querySelectorAll({chosen!r})[2])"
         )
+    page.js("Promise.all(document.getAnimations().map(a => a.finished))")
     folder = DOCS if os.environ.get("PAGE_PICTURES") else tmp_path
     take_picture(page, folder / name)
     assert 5_000 < (folder / name).stat().st_size < 200_000
@@ -432,6 +451,234 @@ def test_the_docs_show_every_picture():
     for name in PICTURES:
         assert f"](../{name})" in text
         assert 5_000 < (DOCS / name).stat().st_size < 200_000
+
+
+# -- money, errors and what can be done with sessions, on every screen
+
+API_WORDS = (
+    "Observer",
+    "base_url",
+    "cached_tokens",
+    "[object",
+    "undefined",
+    "NaN",
+    "unpriced",
+    "without_memory",
+)
+three = pytest.mark.parametrize("screen", ["light", "dark", "phone"])
+
+
+def seen(opened, at, screen, where, ready):
+    """A page on a screen, on which nothing is cut, scrolls sideways, or speaks the API's language."""
+    how = SCREENS[screen]
+    page = opened(where, at=at, ready=ready, **how)
+    page.size(how.get("width", 1440), how.get("height", 900), phone=screen == "phone")
+    page.wait("document.querySelector('#stats dd') && document.querySelector('#columns').ariaBusy !== 'true'")
+    width = how.get("width", 1440)
+    assert page.js("[document.documentElement.scrollWidth, innerWidth]") == [width, width]
+    assert page.js(f"{CUT}(document.querySelector('header'))") == []
+    assert not [word for word in API_WORDS if word in page.text()]
+    return page
+
+
+def figure(n):
+    """A sum of money as the page writes it."""
+    return f"${n:.4f}" if n < 0.1 else f"${n:.2f}"
+
+
+@three
+def test_the_overview_has_the_money_the_days_and_the_prices(opened, shown, screen):
+    page = seen(opened, shown, screen, "#/overview", ".days rect")
+    stats, days = (shown.proxied.ask(f"/v1/stats{p}").json() for p in ("", "/days"))
+    cost = stats["cost"]
+    assert cost["full"] > cost["sent"]
+    tiles = page.text(".home-page .tiles")
+    assert figure(cost["full"] - cost["sent"]) in tiles
+    assert f"paid {figure(cost['sent'])}, without memory {figure(cost['full'])}" in tiles
+    assert page.texts(".tiles .bad b") == ["2", "1"]  # errors, steps without memory
+    assert page.count(".days rect.sent") == len(days["days"]) > 4
+    assert page.count(".days circle.bad") == sum(
+        bool(d["errors"] or d["without_memory"]) for d in days["days"]
+    )
+    sessions = page.texts(".wide td a")
+    assert sessions[0] == "Warehouse recount" and "checkout-latency" in sessions
+    assert "genai-prices" in page.text(".home-page") and "20" in page.text(".home-page")
+    assert "no price" in page.text(".home-page")  # of house-model-7b
+    page.click(".days button", 1)
+    assert page.js("document.querySelectorAll('.days button')[1].ariaPressed") == "true"
+    assert "$" in page.js("document.querySelector('.days svg').textContent")
+    page.click(".days summary")
+    page.wait(f"document.querySelectorAll('.days tbody tr').length === {len(days['days'])}")
+    page.click(".wide td a")
+    page.wait("location.hash === '#/s/warehouse-recount'")
+
+
+@three
+def test_the_list_says_what_sessions_cost_and_is_sorted_and_filtered(opened, shown, screen):
+    page = seen(opened, shown, screen, "#/", "#sessions li")
+    rows = "[...document.querySelectorAll('#sessions li')].sort((a, b) => a.dataset.index - b.dataset.index).map(e => e.innerText)"
+    first = page.js(rows)[0]
+    assert "Double charges, week 11" in first and "refund-audit-w11" in first
+    assert "18 steps" in first and "% less" in first and "$0." in first and "gpt-4.1-mini" in first
+
+    def choose(place, value):
+        page.js(
+            f"(s => {{ s.value = {value!r}; s.dispatchEvent(new Event('change')); }})(document.querySelectorAll('#sessions select')[{place}])"
+        )
+
+    choose(0, "saved")
+    page.wait(f"({rows})[0].startsWith('Warehouse recount')")
+    choose(1, "errors")
+    page.wait_for("#sessions li", 1)
+    assert "2 errors" in page.text("#sessions li") and "Flaky payment test" in page.text("#sessions li")
+    choose(1, "without_memory")
+    page.wait("document.querySelector('#sessions li')?.innerText.includes('1 without memory')")
+    choose(1, "house-model-7b")
+    page.wait("document.querySelector('#sessions li')?.innerText.includes('log-hunt-nightly')")
+    choose(1, "all")
+    page.wait_for("#sessions li", len(shown.steps))
+    page.click("#find-session")
+    page.write("ORD-59182")
+    page.wait("document.querySelectorAll('#sessions .hits li').length > 1")
+    assert page.text("#sessions h2") == "In the contents of all sessions"
+
+
+@three
+def test_a_step_shows_what_the_model_answered(opened, shown, screen):
+    page = seen(opened, shown, screen, f"{AUDIT}/steps/9/answer", ".panel.answer .message")
+    found = shown.proxied.ask("/v1/sessions/refund-audit-w11/steps/9").json()
+    said, step = found["answer"], found["step"]
+    assert page.texts(".panel.answer h3 b") == ["text", *(c["name"] for c in said["calls"])]
+    assert said["parts"][0]["text"] in page.text(".panel.answer")
+    billed = page.text("#detail .billed")
+    assert billed.startswith(f"gpt-4.1-mini answered in {step['seconds']:.1f} s.")
+    assert (
+        f"{step['sent']['input']:,} input tokens" in billed
+        and f"{step['sent']['output']} in its answer" in billed
+    )
+    assert f"{figure(step['sent_cost'])} instead of {figure(step['full_cost'])}" in billed
+
+
+@three
+def test_errors_and_steps_without_memory_are_seen_and_filtered(opened, shown, screen):
+    page = seen(opened, shown, screen, "#/s/flaky-payment-test/steps/7", "#detail .failure b")
+    assert page.text("#detail .failure").startswith("The provider answered 429: Rate limit reached for gpt-5")
+    page.js("location.hash = '#/s/flaky-payment-test'")
+    page.wait("document.querySelectorAll('#session .chips button').length === 2")
+    page.wait(
+        "[...document.querySelectorAll('.step .less')].filter(e => e.innerText === 'error 429').length === 2"
+    )
+    page.click("#session .chips button", 1)
+    page.wait_for("#session .steps li", 2)
+    assert [t.split()[0] for t in page.texts("#session .steps li")] == ["9", "7"]
+    page.click("#session .steps li a", 1)
+    at_step(page, 7)
+    page.js("location.hash = '#/s/log-hunt-nightly/steps/6'")
+    at_step(page, 6)
+    failure = page.wait("document.querySelector('#detail .failure')?.innerText")
+    assert failure == "Without memory: memory failed: unknown strategy. The request went on as it came."
+    assert page.js("document.querySelector('#detail .note').hidden")
+
+
+@three
+def test_two_sessions_stand_side_by_side(opened, shown, screen):
+    page = seen(opened, shown, screen, AUDIT, "#session .actions a")
+    page.click("#session .actions a")
+    page.wait("location.hash === '#/compare/refund-audit-w11'")
+    second = "document.querySelectorAll('.pickers select')[1]"
+    page.wait(second)
+    page.js(f"{second}.value = 'checkout-latency'; {second}.dispatchEvent(new Event('change'))")
+    page.wait(".sides td")
+    assert page.js("location.hash") == "#/compare/refund-audit-w11/checkout-latency"
+    assert page.count(".curve path.line") == 2
+    told = page.text(".sides")
+    for name in ("refund-audit-w11", "checkout-latency"):
+        info = shown.proxied.ask(f"/v1/sessions/{name}").json()
+        assert figure(info["cost"]["sent"]) in told and figure(info["cost"]["full"]) in told
+        assert str(info["tokens"]["steps"]) in told and str(info["records"]) in told
+    assert "run_sql" in page.text(".home-page")
+    assert page.js("document.documentElement.scrollWidth") == SCREENS[screen].get("width", 1440)
+    page.press("Escape")
+    page.wait("location.hash === '#/'")
+
+
+@three
+def test_a_session_is_renamed_exported_and_deleted(opened, service, screen):
+    name = f"short-lived-{screen}"
+    sent(service, name, SHOP[6])
+    page = seen(opened, service, screen, f"#/s/{name}", "#session .actions button")
+    buttons = page.texts("#session .actions > *")
+    page.click("#session .actions button", 1)
+    page.wait("document.activeElement.closest('.renaming')")
+    page.write("A name of my own")
+    page.press("Enter")
+    page.wait("document.querySelector('#session-title').innerText === 'A name of my own'")
+    assert service.ask(f"/v1/sessions/{name}").json()["title"] == "A name of my own"
+    page.js("HTMLAnchorElement.prototype.click = function () { window.saved = [this.download, this.href]; }")
+    page.js("URL.revokeObjectURL = () => 0")
+    page.click("#session .actions > *", buttons.index("Export"))
+    assert page.wait("window.saved !== undefined && window.saved")[0] == f"{name}.jsonl"
+    text = page.js("fetch(window.saved[1]).then(a => a.text()).catch(e => String(e))")
+    exported = service.ask(f"/v1/sessions/{name}/export").body.decode()
+    assert exported.count("\n") > 5 and (text == exported or "Failed to fetch" in text)
+    page.expected = ("connect-src", "404", "blob:")  # only this test reads the file
+    delete = buttons.index("Delete")
+    page.click("#session .actions > *", delete)
+    assert page.texts("#session .actions > *")[delete] == "Delete for good?"
+    assert service.ask(f"/v1/sessions/{name}").status == 200  # the first press only asks
+    page.click("#session .actions > *", delete)
+    page.wait("location.hash === '#/'")
+    assert service.ask(f"/v1/sessions/{name}").status == 404
+
+
+@three
+def test_a_service_without_sessions_says_how_to_begin(opened, unused, screen):
+    page = seen(opened, unused, screen, "#/overview" if screen == "phone" else "#/", ".lines-to-copy li")
+    lines = page.texts(".lines-to-copy pre")
+    assert lines[0] == "memory-bank run -- claude" and page.texts(".lines-to-copy b")[0] == "Claude Code"
+    address = f"{unused.address}/v1"
+    assert f'client = OpenAI(base_url="{address}")' in lines and any("ChatOpenAI" in line for line in lines)
+    page.js("navigator.clipboard.writeText = t => { window.copied = t; return Promise.resolve(); }")
+    page.click(".lines-to-copy button", 4)
+    page.wait(f"window.copied === {lines[4]!r}")
+    assert page.texts(".lines-to-copy button")[4] == "Copied"
+    if screen == "phone":
+        page.click(".home-page .up")
+        page.wait("location.hash === '#/'")
+        page.click("#sessions .overview")
+        page.wait(".lines-to-copy li")
+
+
+def test_near_misses_are_pieces_of_records(opened, shown):
+    page = seen(opened, shown, "light", f"{AUDIT}/steps/18/near", ".panel.near .piece-card")
+    plan = shown.proxied.ask("/v1/sessions/refund-audit-w11/steps/18").json()["manifest"]["plan"]
+    assert page.count(".panel.near .piece-card") == len(plan["near_misses"]) > 0
+    assert "[object" not in page.text("#detail")
+
+
+@three
+def test_what_an_mcp_server_answers_is_shown_as_its_text(opened, shown, screen):
+    page = seen(opened, shown, screen, "#/s/calendar-reviews/records/3", ".lines .line")
+    assert page.text(".answer [aria-pressed=true]") == "Text alone"
+    assert '"title": "Interview"' in page.text(".lines") and "\\" not in page.text(".lines")
+    page.click(".answer [aria-pressed=true]")
+    page.wait("document.querySelector('.lines').innerText.includes('isError')")
+    page.js("location.hash = '#/s/calendar-reviews/steps/3'")
+    at_step(page, 3)
+    outputs = "[...document.querySelectorAll('.message.tail pre')].map(e => e.innerText).join()"
+    assert '"title": "Design review"' in page.wait(outputs) and "\\n" not in page.js(outputs)
+
+
+def test_a_phone_opens_a_session_at_its_beginning_however_far_the_list_was_scrolled(opened, crowd):
+    page = opened(at=crowd, width=360, height=740)
+    page.size(360, 740, phone=True)
+    page.wait("document.querySelectorAll('#sessions li').length > 5")
+    page.js("document.querySelector('#columns').scrollTop = 5000")
+    page.js("location.hash = '#/s/many'")
+    page.wait("document.querySelectorAll('#session .steps li .number').length > 3")
+    time.sleep(0.3)
+    assert page.js("document.querySelector('#columns').scrollTop") == 0
+    assert page.texts("#session .steps li b")[0] == f"{MANY:,}"
 
 
 # -- by keyboard
@@ -1033,7 +1280,8 @@ def test_what_memory_costs_more_is_said(opened, dear, screen):
         session = json.load(got)
     told, paid = session["tokens"]["compared"], session["cost"]["compared"]
     assert told.endswith("% more than without memory") and paid.endswith("% more than without memory")
-    assert page.texts(".tiles b") == [told, told]
+    lost = session["cost"]["sent"] - session["cost"]["full"]
+    assert page.texts(".tiles b") == [told, told, f"${lost:.4f} more"]
     step = step_of(dear.proxied, 1)
     assert f"latest step: {step['tokens']:,} instead of {step['full_tokens']:,} tokens" in page.text(".tiles")
     assert f"instead of ${session['cost']['full']:.4f}, {paid}" in page.wait(

@@ -55,14 +55,14 @@ def sessions(database, recorder):
 
 
 def numbers(database, name="a"):
-    return [s.number for s in list_steps(database, name, limit=500)]
+    return [s.number for s in list_steps(database, name, limit=5_000)]
 
 
 def test_a_step_is_noted_with_its_figures_and_what_it_was_made_of(database, sessions, recorder):
     began = time.time()
     made = sessions.rebuild(None, "a", orders(40))
     assert recorder.drain(30)
-    step, manifest = get_step(database, "a", 1)
+    step, manifest, _ = get_step(database, "a", 1)
     assert (step.tokens, step.full_tokens, step.records) == (made.tokens, made.full_tokens, 40)
     assert (step.messages, step.status, step.strategy) == (82, "rebuilt", made.strategy)
     assert began <= step.created <= time.time()
@@ -73,14 +73,18 @@ def test_a_step_is_noted_with_its_figures_and_what_it_was_made_of(database, sess
     assert list_steps(database, "b")[0].status == "unchanged"
 
 
-def test_an_agent_that_goes_on_at_once_is_not_held_up_and_its_figures_are_kept(database, sessions, recorder):
-    for n in range(1, 12):
-        sessions.rebuild(None, "a", orders(n))
+def test_an_agent_that_goes_on_at_once_is_not_held_up_and_its_contexts_are_kept(database, sessions, recorder):
+    made = [sessions.rebuild(None, "a", orders(n)) for n in range(1, 12)]
     assert recorder.drain(30)
     found = list_steps(database, "a")
     assert [s.records for s in found] == list(range(1, 12))
-    assert found[-1].detailed
-    assert sum(s.detailed for s in found) < 11
+    assert all(s.detailed for s in found)
+    manifests = [get_step(database, "a", n)[1] for n in range(1, 12)]
+    assert [m["context_messages"] for m in manifests] == [len(step.shown) for step in made]
+    assert all(m["plan"]["decisions"] or n == 0 for n, m in enumerate(manifests))
+    assert not manifests[0]["explained"] and manifests[-1]["explained"]
+    pieces = manifests[-2]["plan"]["pieces"]
+    assert pieces and not any(p["values"] for p in pieces)  # these would be the reasons of a later step
 
 
 def test_a_session_at_work_is_not_waited_for(database, sessions, recorder):
@@ -97,7 +101,9 @@ def test_a_session_at_work_is_not_waited_for(database, sessions, recorder):
     assert held.wait(10)
     worker.join(30)
     assert numbers(database) == [1]
-    assert not list_steps(database, "a")[0].detailed
+    _, manifest, _ = get_step(database, "a", 1)
+    assert (manifest["plan"], manifest["explained"]) == (None, False)
+    assert manifest["context_messages"] == len(made.shown)
 
 
 def test_under_overload_contents_are_dropped_and_figures_never(database, sessions, recorder):
@@ -233,5 +239,5 @@ def test_what_cannot_be_told_costs_no_figures_and_says_nothing_of_contents(
     assert recorder.drain(30)
     assert [s.messages for s in list_steps(database, "a")][-2:] == [7, 8]
     said = "\n".join(r.getMessage() for r in told)
-    assert "could not be made (TypeError)" in said
+    assert "could not be recorded (TypeError)" in said
     assert "secret" not in said

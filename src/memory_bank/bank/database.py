@@ -55,6 +55,7 @@ _JOBS = count_of(jobs).where(of_session(jobs))
 _EXTENT = sa.select(GENERATION.scalar_subquery(), _COUNT.scalar_subquery(), _JOBS.scalar_subquery())
 _OWNERS = sa.select(_s.agent_id, _s.namespace, _s.deleted).where(of_session(sessions))
 _SET = sa.update(sessions).where(of_session(sessions))
+_REVIVE = _SET.where(_s.deleted.is_not(None)).values(deleted=sa.null())
 
 
 def database_url(where: str | Path) -> sa.URL:
@@ -393,7 +394,7 @@ class Database:
 
     def revive(self, c: Connection, session_id: str) -> None:
         """Within a write, list a deleted session again."""
-        c.execute(_SET.where(_s.deleted.is_not(None)).values(deleted=None), {"session": session_id})
+        c.execute(_REVIVE, {"session": session_id})
 
     def mark_deleted(self, session_id: str) -> None:
         """Mark a session as deleted; its row, and what its Observer spent, stay."""
@@ -402,6 +403,10 @@ class Database:
     def set_task(self, session_id: str, task: str) -> None:
         """Store what the session's user asked for."""
         self._set(session_id, task=task)
+
+    def set_title(self, session_id: str, title: str | None) -> None:
+        """Store the name that a person gave a session."""
+        self._set(session_id, title=title)
 
     def _set(self, session_id: str, **values: object) -> None:
         with self.write() as c:

@@ -39,7 +39,7 @@ from memory_bank.bank.schema import (
     steps,
     sum_of,
 )
-from memory_bank.records import Insight, InteractionRecord, Spent
+from memory_bank.records import Brief, Insight, InteractionRecord, Spent
 from memory_bank.transcript.messages import MARKS, is_memory_tool
 
 PREFIX = 6
@@ -67,12 +67,14 @@ class SessionInfo:
 
     ``steps`` is the step_id of the latest record, ``jobs`` counts the records that wait for a model, ``failing``
     those that have failed before. Pages leave out what takes longer to count: ``unobserved`` records without an
-    insight (answers of our own tools need none) and all that follows; ``attempts`` are of the job that fails most.
+    insight (answers of our own tools need none) and all that follows; ``attempts`` are of the job that fails most,
+    ``model`` and ``last_step`` (Unix seconds) of the latest step.
     """
 
     session_id: str
     created: float
     last_written: float | None
+    title: str | None
     task: str
     agent_id: str | None
     forked_from: str | None
@@ -84,6 +86,8 @@ class SessionInfo:
     unobserved: int = 0
     to_redo: int = 0
     attempts: int = 0
+    model: str | None = None
+    last_step: float | None = None
     spent: Spent = field(default_factory=Spent)
     tokens: Tokens = field(default_factory=Tokens)
 
@@ -103,11 +107,13 @@ class NamespaceTotals:
 
 def _of_each(table: sa.Table, value: sa.ColumnElement[Any], newest: bool = False) -> sa.ScalarSelect[Any]:
     mine = sa.select(value).where(table.c.session_id == _s.session_id).correlate(sessions)
-    return (mine.order_by(table.c.seq.desc()).limit(1) if newest else mine).scalar_subquery()
+    if newest:
+        mine = mine.order_by((table.c.number if table is steps else table.c.seq).desc()).limit(1)
+    return mine.scalar_subquery()
 
 
 _INFO = sa.select(
-    _s.session_id, _s.created, _s.agent_id, _s.forked_from, _s.task,
+    _s.session_id, _s.created, _s.agent_id, _s.forked_from, _s.title, _s.task,
     _of_each(records, _r.timestamp, newest=True).label("last_written"),
     sa.func.coalesce(_of_each(records, _r.step_id, newest=True), 0).label("steps"),
     _of_each(records, sa.func.count()).label("records"),
@@ -120,6 +126,8 @@ _failed = sa.case((_j.error.is_not(None), _j.attempts), else_=0)
 _DETAILS = _INFO.add_columns(
     _of_each(insights, sa.func.count(_i.redo)).label("to_redo"),
     sa.func.coalesce(_of_each(jobs, sa.func.max(_failed)), 0).label("attempts"),
+    _of_each(steps, _t.model, newest=True).label("model"),
+    _of_each(steps, _t.created, newest=True).label("last_step"),
     *(_of_each(spending, value) for value in SPENT_SUMS),
     *(_of_each(steps, value) for value in _TOKENS),
 )
@@ -167,37 +175,57 @@ def list_page(
     after: str | None = None,
     text: str = "",
     prefix: str = "",
+    ranked: Sequence[str] | None = None,
 ) -> tuple[list[SessionInfo], bool] | None:
     """Up to ``limit`` sessions of a namespace, the newest first, and whether there are more.
 
     ``after`` is the session_id of the last one of the page before; returns None if the namespace never had
-    it. ``text``: only sessions whose id (without ``prefix``) or task contains it, ignoring case.
+    it. ``text``: only sessions whose id (without ``prefix``), title or task contains it, ignoring case.
+    ``ranked``: only these sessions, in this order.
     """
     wanted = text.casefold()
-    beginning = first_bytes(_s.task, 4_000).label("task")
-    listed = sa.select(_s.session_id, _s.created, beginning)
+    listed = sa.select(_s.session_id, _s.created, first_bytes(_s.task, 4_000).label("task"), _s.title)
     listed = listed.where(of_namespace(namespace), _s.deleted.is_(None))
-    listed = listed.order_by(_s.created.desc(), _s.session_id.desc())
-    page = listed = listed.limit(_AT_ONCE if wanted else limit + 1)
+    newest = listed.order_by(_s.created.desc(), _s.session_id.desc())
+    newest = newest.limit(_AT_ONCE if wanted else limit + 1)
     with database.snapshot() as c:
-        created = None
-        if after is not None:
-            known = sa.select(_s.created).where(_s.session_id == after, of_namespace(namespace))
-            created = c.execute(known).scalar()
-            if created is None:
-                return None
+
+        def rows(after: str | None, created: float | None) -> Iterator[Sequence[Any]]:
+            """The rows after a session, a batch at a time."""
+            if ranked is not None:
+                start = 0 if after is None else ranked.index(after) + 1
+                for part in in_parts(ranked[start:], _AT_ONCE):
+                    of_id = {row.session_id: row for row in c.execute(listed.where(_s.session_id.in_(part)))}
+                    yield [of_id[i] for i in part if i in of_id]
+                return
+            while True:
+                page = newest
+                if created is not None:
+                    page = newest.where(
+                        _s.created <= created, (_s.created < created) | (_s.session_id < after)
+                    )
+                yield (batch := c.execute(page).all())
+                if not wanted or len(batch) < _AT_ONCE:
+                    return
+                after, created = batch[-1].session_id, batch[-1].created
+
+        known = sa.select(_s.created).where(_s.session_id == after, of_namespace(namespace))
+        created = None if after is None else c.execute(known).scalar()
+        if after is not None and (created is None or after not in (ranked or [after])):
+            return None
         found: dict[str, str] = {}  # session_id to the beginning of its task
-        while True:
-            if created is not None:
-                page = listed.where(_s.created <= created, (_s.created < created) | (_s.session_id < after))
-            rows = c.execute(page).all()
-            for session_id, _, head in rows:
-                task = bytes(head or b"").decode("utf-8", "ignore")  # the last character may be incomplete
-                if wanted in session_id.removeprefix(prefix).casefold() or wanted in task.casefold():
-                    found[session_id] = task
-            if not wanted or len(rows) < _AT_ONCE or len(found) > limit:
+        for batch in rows(after, created):
+            for row in batch:
+                task = bytes(row.task or b"").decode(
+                    "utf-8", "ignore"
+                )  # the last character may be incomplete
+                if any(
+                    wanted in t.casefold()
+                    for t in (row.session_id.removeprefix(prefix), task, row.title or "")
+                ):
+                    found[row.session_id] = task
+            if len(found) > limit:
                 break
-            after, created = rows[-1].session_id, rows[-1].created
         shown = list(found)[:limit]
         infos = _INFO.with_only_columns(*(x for x in _INFO.selected_columns if x.name != "task"))
         of_id = {
@@ -205,6 +233,12 @@ def list_page(
             for row in c.execute(infos.where(_s.session_id.in_(shown))).mappings()
         }
     return [of_id[session_id] for session_id in shown], len(found) > limit
+
+
+def session_ids(database: Database, namespace: str | None) -> list[str]:
+    """The ids of all sessions of a namespace, the newest first."""
+    mine = sa.select(_s.session_id).where(of_namespace(namespace), _s.deleted.is_(None))
+    return database.column(mine.order_by(_s.created.desc(), _s.session_id.desc()))
 
 
 def namespace_totals(database: Database, namespace: str | None) -> NamespaceTotals:
@@ -253,8 +287,8 @@ def _unobserved(c: Connection, session_ids: Sequence[str]) -> Counter[str]:
 Text = Literal["input", "output"]
 
 
-@dataclass(frozen=True, slots=True)
-class Outline:
+@dataclass(frozen=True, slots=True, repr=False)
+class Outline(Brief):
     """A stored record with the beginnings of its texts only, and what its insight and its job say of it.
 
     ``number`` is its place in its session (1 is the oldest). ``input_head`` and ``output_head`` are the first

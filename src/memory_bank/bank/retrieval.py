@@ -39,6 +39,11 @@ def ingest_tool_outputs(
     Each output becomes a record and gets one Observer call; the calls run concurrently, after the records are
     committed. A model that fails leaves an extractive summary. Raises RecordError, StorageError,
     EmbeddingError, and ConfigError for a client or a store that cannot be used.
+
+    Example:
+        >>> outputs = extract_tool_outputs(messages)
+        >>> len(ingest_tool_outputs(outputs, "Find it", FactStore(), InsightStore("lexical"), None, "extractive", 1))
+        1
     """
     check_stores(fact_store, insight_store)
     records = [
@@ -108,6 +113,11 @@ def retrieve_and_format(
 
     ``raw_data`` has at most ``max_chars`` characters; a shortened text ends with a note and the trace_id.
     Raises ConfigError where a store is none, EmbeddingError, StorageError.
+
+    Example:
+        >>> found = retrieve_and_format("late orders", state.fact_store, state.insight_store, top_k=1)
+        >>> found[0]["raw_data"]
+        '{"order": "ORD-1", "due": "2026-03-01", "note": "late"}'
     """
     check_stores(fact_store, insight_store)
     ranking = insight_store.rank(query, limit=max(0, top_k))
@@ -174,6 +184,15 @@ def format_retrieved_memory(records: Sequence[dict[str, Any]]) -> str:
 
     Lines of their data that look like the frame of this text get a backslash, so that a tool cannot forge a
     record.
+
+    Example:
+        >>> print(format_retrieved_memory([{"trace_id": "t1", "summary": "It is late.", "raw_data": "ORD-1"}]))
+        ## Retrieved Context from Previous Steps
+        <BLANKLINE>
+        [RETRIEVED RECORD 1]
+        Summary: It is late.
+        Raw Data: ORD-1
+        -------------------
     """
     blocks = [f"{Mark.CLASSIC}\n"] if records else []
     for i, record in enumerate(records, 1):

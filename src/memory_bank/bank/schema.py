@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection, Dialect, RowMapping
 from sqlalchemy.types import LargeBinary, TypeDecorator, TypeEngine, UserDefinedType
 
 T = TypeVar("T")
-VERSION = "2"
+VERSION = "3"
 
 
 class ExactText(TypeDecorator[str]):
@@ -93,6 +93,7 @@ sessions = sa.Table(
     sa.Column("session_id", sa.String(255), primary_key=True),
     sa.Column("created", sa.Float, nullable=False),
     sa.Column("generation", sa.Integer, nullable=False),  # incremented when rows are deleted
+    sa.Column("title", ExactText),  # the name that a person gave it
     sa.Column("task", ExactText),  # what the user asked for; part of the Observer's prompt
     sa.Column("note", ExactText),  # that a model wrote at the latest fold; deleted with any content
     sa.Column("summaries", ExactText),  # JSON: texts for compactions, by digest; deleted as the note is
@@ -192,10 +193,15 @@ steps = sa.Table(  # cost and composition of a session's contexts; old manifests
     sa.Column("strategy", sa.String(255), nullable=False),
     sa.Column("milliseconds", sa.Float(53), nullable=False),
     sa.Column("manifest", sa.LargeBinary),  # zlib, JSON
+    sa.Column("answer", sa.LargeBinary),  # of the model, as the manifest
+    sa.Column("seconds", sa.Float(53)),  # until the end of the answer
+    sa.Column("http_status", sa.Integer),  # of the answer
+    sa.Column("error", ExactText),  # what the provider or the connection to it said
+    sa.Column("reason", ExactText),  # why memory failed or was paused
     sa.Column("changed_at", sa.Integer),  # position of the first message that differs from the step before
     sa.Column("changed", sa.String(16)),  # what that message is: "memory", or its role
-    sa.Column("model", ExactText),  # NULL until the provider reported usage; then tokens as it counts them
-    sa.Column("input_tokens", sa.BigInteger),  # those cached and written to the cache included
+    sa.Column("model", ExactText),  # that the request names
+    sa.Column("input_tokens", sa.BigInteger),  # as the provider counts, all; NULL without its usage
     sa.Column("cached_tokens", sa.BigInteger),
     sa.Column("written_tokens", sa.BigInteger),
     sa.Column("output_tokens", sa.BigInteger),

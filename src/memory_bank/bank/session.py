@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
+from weakref import WeakMethod
 
 from memory_bank.bank.database import ANY, Database, as_database
 from memory_bank.bank.files import MemoryFiles
@@ -17,6 +18,7 @@ from memory_bank.bank.learned import model_of_session
 from memory_bank.bank.retrieval import log_ingested, records_of
 from memory_bank.bank.stores import FactStore, InsightStore, WiderScope, clear_insights
 from memory_bank.bank.worker import InsightWriter
+from memory_bank.closing import Closing
 from memory_bank.config import MemoryBankSettings
 from memory_bank.errors import ConfigError, EmbeddingError, StorageError
 from memory_bank.models.observer import EXTRACTIVE, describe_call
@@ -36,12 +38,13 @@ NOTE_TOKENS = 300
 """Most tokens of the note at a fold."""
 
 
-class Session:
+class Session(Closing):
     """The messages of one task and what a strategy keeps of them, without stores.
 
     ``last_plan`` is the plan of the last step, ``NO_PLAN`` before the first. ``prefix_cache`` is what the provider
     charges for a prefix that it has seen; a reset keeps it. ``record_tool``: the name under which the step's agent
-    has ``get_record``, "" where it has no such tool. ``lock`` guards all the rest.
+    has ``get_record``, "" where it has no such tool. ``under_load``: many requests wait, so that folds are put off.
+    ``lock`` guards all the rest.
     """
 
     def __init__(self, session_id: str = "default", counter: TokenCounter | None = None) -> None:
@@ -53,6 +56,7 @@ class Session:
         self.prefix_cache = PrefixCache()
         self.over_budget_logged = False
         self.record_tool = ""
+        self.under_load = False
         # trace_ids that are pinned, and that no context shows, by marks and by ``tools.NAME.retain``
         self.retained: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
         self._caches: dict[str, Any] = {}
@@ -105,9 +109,6 @@ class Session:
             self._forget()
             self.last_plan = NO_PLAN
 
-    def close(self) -> None:
-        """Release what the session holds open."""
-
     def _forget(self) -> None:
         self.transcript.reset()
         self._caches.clear()
@@ -135,6 +136,17 @@ class MemoryBankState(Session):
         steps: trace_id to step of every stored record, in the order of storing.
         marks: trace_id to mark of every record that a person pinned, excluded or forgot.
         storage_errors: how many steps went on without memory because the database failed.
+
+    Example:
+        >>> with MemoryBankState.open("bank.db", session_id="task-1") as state:
+        ...     context, tokens = apply_memory_bank_strategy(messages, None, load_config(), state)
+        ...     state.add([InteractionRecord.create(2, "ask", {}, "What the user said by phone.")])
+        ...     state.fact_store.size(), state.insight_store.size(), state.pending, state.spent.calls
+        ...     state.flush(timeout=5)
+        ...     state.reset()
+        1
+        (2, 2, 0, 0)
+        0
     """
 
     steps: dict[str, int]
@@ -175,7 +187,7 @@ class MemoryBankState(Session):
         self._given_counter = counter
         self._encoding: str | None = None
         self._forget()
-        self.transcript = Transcript(session_id, self.counter, self._is_mask)
+        self.transcript = self._new_transcript()
         if embedding_model is not None:
             self._insights.bind(embedding_model)
 
@@ -262,7 +274,7 @@ class MemoryBankState(Session):
         if self._given_counter is None and self._encoding != settings.token_encoding:
             self._encoding = settings.token_encoding
             self.counter = open_counter(settings.token_encoding)
-            self.transcript = Transcript(self.session_id, self.counter, self._is_mask)
+            self.transcript = self._new_transcript()
         generation, count, jobs = self.database.extent(self.session_id)
         if count or settings.scope != "session":  # else there is nothing to search yet
             self._insights.bind(settings.embedding_model)
@@ -451,14 +463,14 @@ class MemoryBankState(Session):
         if not self._shares_database:
             self.database.close()
 
+    def __repr__(self) -> str:
+        return f"<MemoryBankState of session {self.session_id!r}: {len(self.steps):,} records>"
+
     def __reduce__(self) -> str:
         raise TypeError(
             "a MemoryBankState holds an open database and cannot be pickled: pass the database's address and the "
             "session_id instead, and open the session there with MemoryBankState.open."
         )
-
-    def __enter__(self) -> MemoryBankState:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         try:
@@ -469,6 +481,13 @@ class MemoryBankState(Session):
             log.warning("insights that are not stored yet are made when the session is opened again: %s", e)
         finally:
             self.close()
+
+    def _new_transcript(self) -> Transcript:
+        """A transcript that refers to the session weakly, so that a closed session is freed at once."""
+        is_mask = WeakMethod(self._is_mask)
+        return Transcript(
+            self.session_id, self.counter, lambda *given: bool((ask := is_mask()) and ask(*given))
+        )
 
     def _is_mask(self, pair: Pair, trace_id: str) -> bool:
         """Whether a client put a shorter result in the place of a recorded output of the same call."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
@@ -20,16 +20,32 @@ from memory_bank.pricing import Usage
 
 CONTROL = "control"
 """The status of steps of a session that is left without memory to compare with."""
+WITHOUT = ("failed", "refused")
+"""The statuses of steps that went without memory: it failed, or it pauses since upstream refused a context."""
 _SWEEP = 256
 """Steps between two deletions of all old manifests; in between, only those that the newest replace go."""
+_DAY = 86_400
 
 _t = steps.c
 _USED = (
     _t.input_tokens, _t.cached_tokens, _t.written_tokens, _t.output_tokens,
     _t.full_input_tokens, _t.full_cached_tokens, _t.full_written_tokens,
 )  # fmt: skip
-_OUTCOME = ("tokens", "full_tokens", "status", "model", *(c.name for c in _USED))
-_LISTED = (*(c for c in _t if c.name != "manifest"), _t.manifest.is_not(None).label("detailed"))
+_without = _t.status.in_(sa.literal_column(f"'{status}'") for status in WITHOUT)
+_ENDED = ("seconds", "http_status", "error", "reason")
+_OUTCOME = ("tokens", "full_tokens", "status", "model", *_ENDED, *(c.name for c in _USED))
+_CONTENTS = ("manifest", "answer")
+_LISTED = (*(c for c in _t if c.name not in _CONTENTS), _t.manifest.is_not(None).label("detailed"))
+_ADD_OUTCOME = sa.update(steps).where(of_session(steps), _t.created == sa.bindparam("made"))
+_SESSION = sa.select(sessions.c.generation, sessions.c.deleted).where(of_session(sessions))
+_LAST = sa.select(sa.func.max(_t.number)).where(of_session(steps))
+_old = _t.number > sa.bindparam("above"), _t.number <= sa.bindparam("to")
+_has_contents = sa.or_(*(_t[k].is_not(None) for k in _CONTENTS))
+_DROP_CONTENTS = (
+    sa.update(steps)
+    .where(of_session(steps), *_old, _has_contents)
+    .values(dict.fromkeys(_CONTENTS, sa.null()))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +54,13 @@ class StepFigures:
 
     ``tokens`` of all that was sent, ``full_tokens`` of the request as it came; ``messages`` counts the full history,
     ``records`` those stored at that time. ``status``: "rebuilt", "unchanged", "passed" (a request for a summary),
-    "answered" (one that the bank answered),
+    "answered" (one that the bank answered), "failed" (memory failed, for the ``reason``),
     "refused" (sent as it came, since upstream refused a context of the session) or CONTROL. ``changed_at`` is the
     position of the first message that is not that of the step before, where the provider's prefix cache ends, and
     ``changed`` what that message is: "memory", or its role; None where the context begins as the one before.
-    ``sent``: the usage that the provider reported, ``full``: that of the full history (estimated); None with their
-    ``model`` where there is none. ``detailed``: the step's manifest is stored.
+    ``sent``: the usage that the provider reported, ``full``: that of the full history (estimated); None without
+    one. ``seconds`` until the end of the answer, its ``http_status``, and the ``error`` that it or the connection
+    brought. ``detailed``: the step's manifest is stored.
     """
 
     session_id: str
@@ -60,6 +77,10 @@ class StepFigures:
     model: str | None = None
     sent: Usage | None = None
     full: Usage | None = None
+    seconds: float | None = None
+    http_status: int | None = None
+    error: str | None = None
+    reason: str | None = None
     number: int = 0
     detailed: bool = False
 
@@ -68,11 +89,12 @@ class StepFigures:
 class StepToStore:
     """Figures to store. ``manifest`` as ``packed`` makes it; ``generation`` is the session's when the step was made.
 
-    ``outcome``: what the step stored at this time came to replaces its tokens, status, model and usage.
+    ``outcome``: what the step stored at this time came to replaces its tokens, status, model, usage and ``answer``.
     """
 
     figures: StepFigures
     manifest: bytes | None = None
+    answer: bytes | None = None
     generation: int | None = None
     outcome: bool = False
 
@@ -90,14 +112,21 @@ class StepRange:
 
 @dataclass(frozen=True, slots=True)
 class UsageSums:
-    """Steps with one model (None: the provider reported no usage) of sessions with memory, or of control ones.
+    """Steps with one model (None: not known) of sessions with memory, or of control ones.
 
-    ``tokens`` and ``full_tokens`` as memory counts them; ``sent`` and ``full`` as in StepFigures.
+    ``of``: the session or day (Unix days, UTC) that was asked by. ``reported``: steps with the provider's usage;
+    ``sent`` and ``full`` are their sums. ``tokens`` and ``full_tokens`` as memory counts them. ``errors``: steps
+    with an error, ``without``: steps without memory (WITHOUT). ``last``: when the latest began.
     """
 
+    of: str | int | None
     control: bool
     model: str | None
     steps: int
+    reported: int
+    errors: int
+    without: int
+    last: float
     sent: Usage
     full: Usage
     tokens: int
@@ -127,36 +156,34 @@ def add_steps(database: Database, new: Sequence[StepToStore], kept: int) -> None
             database.lock_session(c, session_id)
             mine = [s for s in new if s.figures.session_id == session_id]
             _add(database, c, session_id, [s for s in mine if not s.outcome], kept)
-            for row in (_row(s.figures) for s in mine if s.outcome):
-                same = of_session(steps), _t.created == row["created"]
-                values = {k: row[k] for k in _OUTCOME}
-                c.execute(sa.update(steps).where(*same).values(values), {"session": session_id})
+            for step in (s for s in mine if s.outcome):
+                row = _row(step.figures)
+                values = {"session": session_id, "made": row["created"], "answer": step.answer}
+                c.execute(_ADD_OUTCOME, values | {k: row[k] for k in _OUTCOME})
 
 
 def _add(database: Database, c: Connection, session_id: str, new: list[StepToStore], kept: int) -> None:
     session = {"session": session_id}
-    known = c.execute(
-        sa.select(sessions.c.generation, sessions.c.deleted).where(of_session(sessions)), session
-    ).first()
+    known = c.execute(_SESSION, session).first()
     new = [s for s in new if known and (known.deleted is None or s.figures.created > known.deleted)]
     if not new or known is None:
         return
-    before = c.execute(sa.select(sa.func.max(_t.number)).where(of_session(steps)), session).scalar() or 0
+    before = c.execute(_LAST, session).scalar() or 0
     last = before + len(new)
     rows = []
     for number, step in enumerate(new, before + 1):
         whole = number > last - kept and step.generation in (None, known.generation)
-        rows.append({**_row(step.figures), "number": number, "manifest": step.manifest if whole else None})
+        kept_contents = {k: getattr(step, k) if whole else None for k in _CONTENTS}
+        rows.append({**_row(step.figures), "number": number, **kept_contents})
     c.execute(sa.insert(steps), rows)
     above = 0 if before // _SWEEP != last // _SWEEP else before - kept
-    old = _t.number > above, _t.number <= last - kept, _t.manifest.is_not(None)
-    c.execute(sa.update(steps).where(of_session(steps), *old).values(manifest=None), session)
+    c.execute(_DROP_CONTENTS, {**session, "above": above, "to": last - kept})
     database.revive(c, session_id)
 
 
 def _row(step: StepFigures) -> dict[str, Any]:
     row: dict[str, Any] = {c.name: getattr(step, c.name, None) for c in _t}
-    for name, length in (("status", 32), ("strategy", 255), ("changed", 16), ("model", 255)):
+    for name, length in (("status", 32), ("strategy", 255), ("changed", 16), ("model", 255), ("reason", 255)):
         if row[name]:  # without NUL and lone surrogates, which databases refuse
             row[name] = row[name][:length].replace("\0", "?").encode("utf-8", "replace").decode("utf-8")
     if (sent := step.sent) is not None and (full := step.full) is not None:
@@ -178,9 +205,17 @@ def _both(counts: Sequence[int]) -> tuple[Usage, Usage]:
     return Usage(total, cached, written, output), Usage(full, full_cached, full_written, output)
 
 
-def list_steps(database: Database, session_id: str, after: int = 0, limit: int = 100) -> list[StepFigures]:
-    """Up to ``limit`` steps with a number above ``after``, oldest first."""
+def list_steps(
+    database: Database,
+    session_id: str,
+    after: int = 0,
+    limit: int = 100,
+    only: Literal["errors", "without_memory"] | None = None,
+) -> list[StepFigures]:
+    """Up to ``limit`` steps with a number above ``after``, oldest first; ``only`` those with errors, or WITHOUT."""
     page = sa.select(*_LISTED).where(of_session(steps), _t.number > after).order_by(_t.number).limit(limit)
+    if only is not None:
+        page = page.where(_t.error.is_not(None) if only == "errors" else _without)
     return [_figures(row) for row in database.rows(page, session=session_id)]
 
 
@@ -194,11 +229,12 @@ def ends_of(database: Database, session_id: str) -> tuple[int, int] | None:
 
 def get_step(
     database: Database, session_id: str, number: int
-) -> tuple[StepFigures, dict[str, Any] | None] | None:
-    """A step and its manifest, if that is stored; None for an unknown step."""
-    one = sa.select(*_LISTED, _t.manifest).where(of_session(steps), _t.number == number)
+) -> tuple[StepFigures, dict[str, Any] | None, dict[str, Any] | None] | None:
+    """A step, its manifest and the model's answer, where these are stored; None for an unknown step."""
+    one = sa.select(*_LISTED, *(_t[k] for k in _CONTENTS)).where(of_session(steps), _t.number == number)
     for row in database.rows(one, session=session_id):
-        return _figures(row), None if row["manifest"] is None else unpacked(row["manifest"])
+        manifest, answer = (None if row[k] is None else unpacked(row[k]) for k in _CONTENTS)
+        return _figures(row), manifest, answer
     return None
 
 
@@ -230,28 +266,47 @@ def token_curve(
 # What model calls cost
 
 _is_control = (_t.status == sa.literal_column(f"'{CONTROL}'")).label("control")
+_BY = {
+    "all": sa.null().label("of"),
+    "session": _t.session_id.label("of"),
+    # half a day less, rounded, as databases round down in different ways
+    "day": sa.func.round(_t.created / sa.literal_column(f"{_DAY}.0") - sa.literal_column("0.5")).label("of"),
+}
 _sums = tuple(map(sum_of, (*_USED, _t.tokens, _t.full_tokens)))
-_USAGE_SUMS = sa.select(_is_control, _t.model, sa.func.count(), *_sums).group_by(_is_control, _t.model)
+_counts = (
+    sa.func.count(), sa.func.count(_USED[-1]), sa.func.count(_t.error), sum_of(sa.case((_without, 1), else_=0)),
+    sa.func.max(_t.created),
+)  # fmt: skip
 
 
-def usage_of_session(database: Database, session_id: str) -> list[UsageSums]:
-    """The sums of a session's steps by model."""
-    with database.read() as c:
-        return _usage_sums(c, _t.session_id == session_id)
-
-
-def usage_of_namespace(database: Database, namespace: str | None) -> tuple[list[UsageSums], dict[bool, int]]:
-    """The sums of the steps of a namespace by model, and the number of sessions: of control ones under True."""
-    present = sa.select(sessions.c.session_id).where(of_namespace(namespace), sessions.c.deleted.is_(None))
-    here = _t.session_id.in_(present)
-    counted = sa.select(_is_control, sa.func.count(sa.distinct(_t.session_id))).group_by(_is_control)
-    with database.snapshot() as c:
-        return _usage_sums(c, here), {bool(k): n for k, n in c.execute(counted.where(here))}
-
-
-def _usage_sums(c: Connection, here: sa.ColumnElement[bool]) -> list[UsageSums]:
+def usage_sums(
+    database: Database,
+    namespace: str | None,
+    by: Literal["all", "session", "day"] = "all",
+    *,
+    session_ids: Collection[str] | None = None,
+    since: float | None = None,
+) -> list[UsageSums]:
+    """The sums of a namespace's steps by model, and by session or day; of these sessions, or of steps ``since``."""
+    mine = sa.select(sessions.c.session_id).where(of_namespace(namespace), sessions.c.deleted.is_(None))
+    here: sa.ColumnElement[bool] = _t.session_id.in_(mine if session_ids is None else session_ids)
+    here = here if since is None else here & (_t.created >= since)
+    keys = (_BY[by], _is_control, _t.model)
+    grouped = keys[1:] if by == "all" else keys
+    query = sa.select(*keys, *_counts, *_sums).where(here).group_by(*grouped)
     found = []
-    for control, model, count, *counts in c.execute(_USAGE_SUMS.where(here)).all():
-        n = [int(x) for x in counts]
-        found.append(UsageSums(bool(control), model, count, *_both(n[:7]), *n[7:]))
+    with database.read() as c:
+        for of, control, model, count, reported, errors, without, last, *tokens in c.execute(query).all():
+            n = [int(x) for x in tokens]
+            counts = count, reported, errors, int(without), last
+            key = int(of) if by == "day" else of
+            found.append(UsageSums(key, bool(control), model, *counts, *_both(n[:7]), *n[7:]))
     return found
+
+
+def control_sessions(database: Database, namespace: str | None) -> dict[bool, int]:
+    """The number of sessions of a namespace that have steps: of control ones under True."""
+    present = sa.select(sessions.c.session_id).where(of_namespace(namespace), sessions.c.deleted.is_(None))
+    counted = sa.select(_is_control, sa.func.count(sa.distinct(_t.session_id))).group_by(_is_control)
+    with database.read() as c:
+        return {bool(k): n for k, n in c.execute(counted.where(_t.session_id.in_(present)))}

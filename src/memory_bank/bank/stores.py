@@ -72,6 +72,18 @@ class FactStore:
     """The raw records of one session; without a database they live in memory.
 
     ``database`` is a Database, a file name or a URL. Raises ConfigError; methods that use it, StorageError.
+
+    Example:
+        >>> facts = FactStore()
+        >>> record = InteractionRecord.create(1, "get_order", {"order": "ORD-1"}, {"due": "2026-03-01"})
+        >>> facts.store(record)  # or facts.store_many([record])
+        >>> facts.get(record.trace_id) == record == facts.get_many([record.trace_id])[0]
+        True
+        >>> facts.mark(record.trace_id, "pinned"), list(facts.marks().values()), list(facts.steps().values())
+        (True, ['pinned'], [1])
+        >>> facts.forget(record.trace_id), facts.page(limit=10)[0].tool_name, facts.size()
+        (True, 'get_order', 1)
+        >>> facts.clear()
     """
 
     def __init__(self, database: Database | str | Path | None = None, session_id: str = "default") -> None:
@@ -169,7 +181,8 @@ class FactStore:
                     c.execute(
                         sa.delete(table).where(of_session(table), table.c.trace_id == trace_id), self._mine
                     )
-                c.execute(sa.update(steps).where(of_session(steps)).values(manifest=None), self._mine)
+                contents = {"manifest": None, "answer": None, "error": None}
+                c.execute(sa.update(steps).where(of_session(steps)).values(contents), self._mine)
                 content_deleted(c, self.session_id)
         return found
 
@@ -200,6 +213,20 @@ class InsightStore:
     ``embedding_model`` is anything with ``encode(list[str]) -> array (n, d)``, or a name such as ``"lexical"``;
     ``database`` a Database, a file name or a URL. Another embedder than the bank's raises EmbedderMismatchError,
     which says how to re-embed. Every method that uses the database may raise StorageError.
+
+    Example:
+        >>> insights = InsightStore("lexical")
+        >>> insights.add("t1", "Order ORD-1 is late.")
+        >>> insights.add_many([Insight("t2", "The parcel has arrived."), Insight("t3", "Refund of ORD-9.")])
+        >>> insights.search("late orders", top_k=1), insights.rank("parcel", limit=1)[0].why
+        (['t1'], 'words')
+        >>> insights.get_summary("t1"), insights.get_insight("t2").source
+        ('Order ORD-1 is late.', 'extractive')
+        >>> list(insights.get_insights(["t3"])) + insights.trace_ids()
+        ['t3', 't1', 't2', 't3']
+        >>> insights.clear()
+        >>> insights.is_empty(), insights.size()
+        (True, 0)
     """
 
     def __init__(

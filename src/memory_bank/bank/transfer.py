@@ -91,7 +91,7 @@ def export_lines(database: Database, session_id: str | None = None) -> Iterator[
 
 
 def _header(c: Connection, session: dict[str, Any]) -> Line:
-    columns = [sessions.c[name] for name in ("created", "task", "note", "agent_id", "namespace")]
+    columns = [sessions.c[name] for name in ("created", "title", "task", "note", "agent_id", "namespace")]
     row = c.execute(sa.select(*columns).where(of_session(sessions)), session).first() or [None] * len(columns)
     counts = {k: c.execute(count_of(t).where(of_session(t)), session).scalar() for k, t in _TABLES.items()}
     embedder = embedder_of(c) if counts["insight"] else None
@@ -159,6 +159,7 @@ class _Header(BaseModel):
     model_config = ConfigDict(strict=True)
     format: int
     created: Annotated[float, _checked(is_time)] | None = None
+    title: Annotated[str, BeforeValidator(decode_text)] | None = None
     task: Annotated[str, BeforeValidator(decode_text)] | None = None
     note: Annotated[str, BeforeValidator(decode_text)] | None = None
     agent_id: Annotated[str, _checked(is_session_id)] | None = None
@@ -333,10 +334,12 @@ def _write_session(database: Database, session: _ReadSession, model: Embedder | 
         created = time.time() if header.created is None else header.created
         owners = {"agent_id": header.agent_id, "namespace": header.namespace}
         new = {"session_id": name, "created": created, "generation": 0, "note": header.note}
-        new |= {"task": header.task, **owners}
+        new |= {"task": header.task, "title": header.title, **owners}
         is_new = database.insert_new(c, sessions, [new]) == 1
         database.lock_session(c, name)
-        known_as = sa.select(*(sessions.c[what] for what in ("task", *owners))).where(of_session(sessions))
+        known_as = sa.select(*(sessions.c[what] for what in ("task", "title", *owners))).where(
+            of_session(sessions)
+        )
         before = c.execute(known_as, mine).mappings().one()
         for what, owner in owners.items():
             if None not in (before[what], owner) and before[what] != owner:

@@ -206,7 +206,8 @@ class BackgroundObserver:
     """A worker in a thread of this process.
 
     ``idle``: seconds without a job after which the thread ends, as it does at an unexpected error; ``wake`` starts
-    another. None: it works until the end, and starts again after a failure, also of ``open_worker``.
+    another. None: it works until ``close``, which releases its jobs, and starts again after a failure, also of
+    ``open_worker``.
     """
 
     def __init__(self, open_worker: Callable[[], Worker], idle: float | None = None) -> None:
@@ -236,12 +237,12 @@ class BackgroundObserver:
         self._stop.set()
         self._wake.set()
 
-    def close(self, timeout: float = 1.0, *, release: bool = False) -> None:
-        """Start no further job, wait ``timeout`` seconds for the current ones; ``release``: free those left then."""
+    def close(self, timeout: float = 1.0) -> None:
+        """Start no further job, and wait ``timeout`` seconds for the current ones."""
         self.end()
         if (thread := self._thread) is not None:
             thread.join(timeout)
-            if release and thread.is_alive() and self._worker is not None:
+            if self._idle is None and thread.is_alive() and self._worker is not None:
                 log.info("unfinished jobs are released")
                 self._worker.abandon()
 

@@ -13,7 +13,9 @@ import typer
 from memory_bank import __version__
 from memory_bank.cli import bank, lab, service, setup
 from memory_bank.cli.demo import demo
+from memory_bank.cli.doctor import doctor
 from memory_bank.cli.observe import observe
+from memory_bank.cli.run import run as run_command
 from memory_bank.cli.shared import Stopped, one_line, tell
 from memory_bank.errors import ConfigError, MemoryBankError
 
@@ -24,8 +26,8 @@ _GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "": (
         "Memory for tool-calling agents: prompts stay small, and every tool output can be fetched by its id.",
         {
-            "serve": service.serve, "connect": setup.connect, "demo": demo, "audit": lab.audit,
-            "config": setup.config, "mcp": service.mcp,
+            "run": run_command, "serve": service.serve, "connect": setup.connect, "demo": demo, "audit": lab.audit,
+            "config": setup.config, "doctor": doctor, "mcp": service.mcp,
         },
     ),
     "keys": (
@@ -52,11 +54,13 @@ def _groups() -> typer.Typer:
     groups = {}
     for group, (about, verbs) in _GROUPS.items():
         groups[group] = typer.Typer(
-            help=about, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
-            invoke_without_command=not group,
+            help=about, short_help=about, add_completion=not group, pretty_exceptions_enable=False,
+            rich_markup_mode=None, invoke_without_command=not group,
         )  # fmt: skip
         for name, verb in verbs.items():
-            groups[group].command(name)(verb)
+            own = {"allow_interspersed_args": False} if verb is run_command else None
+            about = " ".join((verb.__doc__ or "").partition("\n\n")[0].split())  # else it would be cut
+            groups[group].command(name, short_help=about, context_settings=own)(verb)
         if group:
             groups[""].add_typer(groups[group], name=group)
     return groups[""]

@@ -44,29 +44,40 @@ if TYPE_CHECKING:
 
 
 def sessions(db: str | None = DB, as_json: bool = JSON) -> None:
-    """List the sessions of a bank."""
+    """List the sessions of a bank, the last used ones first: requests, tokens, what memory saved, the model.
+
+    With --json also the state of the Observer's queue in each session, and what its model has cost.
+    """
     from memory_bank.bank.embedder import bank_embedder
     from memory_bank.bank.listing import list_sessions
 
     database = open_bank(db)
-    found = list_sessions(database)
+    found = [(max(s.last_step or 0.0, s.last_written or 0.0) or None, s) for s in list_sessions(database)]
+    found.sort(key=lambda each: -(each[0] or 0.0))
     if as_json:
         keys = (
             "session_id", "records", "steps", "insights", "unobserved", "to_redo", "last_written", "task", "jobs",
-            "failing", "attempts",
+            "failing", "attempts", "model",
         )  # fmt: skip
-        each = [{**{key: getattr(s, key) for key in keys}, "spent": asdict(s.spent)} for s in found]
+        each = [
+            {**{key: getattr(s, key) for key in keys}, "last_used": used, "spent": asdict(s.spent),
+             "tokens": asdict(s.tokens)}
+            for used, s in found
+        ]  # fmt: skip
         print_json({"embedder": (bank_embedder(database) or [None])[0], "sessions": each})
         return
     rows = [
-        [s.session_id, s.records, s.steps, s.insights, s.unobserved + s.to_redo, s.jobs,
-         f"{s.failing:,} (×{s.attempts:,})" if s.failing else "0",  # attempts of the worst
-         s.spent.calls, s.spent.tokens, f"{s.spent.cost:,.4f}".rstrip("0").rstrip("."),
-         when(s.last_written), one_line(s.task, 60)]
-        for s in found
+        [s.session_id, t.steps, t.sent, f"{1 - t.sent / t.full:.0%}" if t.full else "", when(used)[:16], s.model,
+         one_line(s.task, 50)]
+        for used, s in found
+        for t in (s.tokens,)
     ]  # fmt: skip
-    numbers = ["records", "steps", "insights", "to observe", "jobs", "failing", "calls", "tokens", "cost"]
-    table(["session", *numbers, "last written", "task"], rows, right=range(1, 10))
+    table(
+        ["session", "requests", "tokens", "saved", "last used", "model", "task"],
+        rows,
+        right=[3],
+        whole=[0, 4, 5],
+    )
 
 
 def show(

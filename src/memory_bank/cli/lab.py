@@ -6,6 +6,7 @@ import contextlib
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -233,9 +234,13 @@ def _print_audit(
 ) -> None:  # fmt: skip
     """Figures by name and what their columns mean, what was not read, and the result in words."""
     if rows:
+        failures = [
+            c for c in columns if c.title in ("errors", "broken") and not any(c.value(f) for _, f in rows)
+        ]
+        columns = [c for c in columns if c not in failures]
         _print_figures(title, rows, columns)
         for column in columns:
-            print(f"{column.title:<11} {column.meaning}")
+            print(fill(column.meaning, 80, initial_indent=f"{column.title:<12}", subsequent_indent=" " * 12))
         print()
     if counter == "approximate":
         print(_APPROXIMATE)
@@ -249,7 +254,7 @@ def _print_figures(
     title: str, rows: Sequence[tuple[str, SubjectT]], columns: Sequence[Column[SubjectT]]
 ) -> None:
     cells = [[one_line(name, 60), *(c.cell(figures) for c in columns)] for name, figures in rows]
-    table([title, *(c.title for c in columns)], cells, range(1, len(columns) + 1))
+    table([title, *(c.title for c in columns)], cells, range(1, len(columns) + 1), whole=[0])
     print()
 
 
@@ -314,12 +319,12 @@ def explain(
     """Explain one context of a recorded run: what was shown, listed, left out, and why."""
     from memory_bank import load_config
     from memory_bank.lab.replay import replay_trace
-    from memory_bank.lab.traces import Trace, is_turn, read_traces
+    from memory_bank.lab.traces import TraceFiles, is_turn
 
     _check_files([traces])
     settings = load_config(config)
     key = strategy or settings.default_strategy
-    trace = next((t for t in read_traces(traces) if isinstance(t, Trace) and trace_id in (None, t.id)), None)
+    trace = next((t for t in TraceFiles([traces], tell, strict=True) if trace_id in (None, t.id)), None)
     if trace is None:
         raise TraceFileError(f"{traces} has no such run: check --id.")
     calls = sum(map(is_turn, trace.messages))

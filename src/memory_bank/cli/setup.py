@@ -22,16 +22,16 @@ _BEGIN, _END = "# memory-bank connect: begin", "# memory-bank connect: end"
 
 
 def _key(name: str) -> str:
-    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else _toml(name)
+    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else toml_value(name)
 
 
-def _toml(value: Any) -> str:
+def toml_value(value: Any) -> str:
     """A value in TOML, on one line."""
     if isinstance(value, Mapping):
-        pairs = ", ".join(f"{_key(k)} = {_toml(v)}" for k, v in value.items())
+        pairs = ", ".join(f"{_key(k)} = {toml_value(v)}" for k, v in value.items())
         return f"{{ {pairs} }}" if pairs else "{}"
     if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(toml_value, value))}]"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -192,10 +192,10 @@ def _edited_toml(path: Path, old: str, values: dict[str, Any], undo: bool) -> st
 
 def _toml_lines(values: dict[str, Any]) -> str:
     """The values as TOML without a heading, so that lines that follow stay outside of any table."""
-    lines = [f"{key} = {_toml(value)}" for key, value in values.items() if not isinstance(value, dict)]
+    lines = [f"{key} = {toml_value(value)}" for key, value in values.items() if not isinstance(value, dict)]
     for key, tables in values.items():
         if isinstance(tables, dict):
-            lines += [f"{key}.{name} = {_toml(table)}" for name, table in tables.items()]
+            lines += [f"{key}.{name} = {toml_value(table)}" for name, table in tables.items()]
     return "\n".join(lines)
 
 
@@ -239,4 +239,4 @@ def config(
             source = f"Set by {one_line(s.source, 500)}." if s.source else ""
             if about := " ".join(filter(None, (s.meaning, source))):
                 print(f"# {about}")
-            print(f"# {s.place[-1]} =" if s.value is None else f"{_key(s.place[-1])} = {_toml(s.value)}")
+            print(f"# {s.place[-1]} =" if s.value is None else f"{_key(s.place[-1])} = {toml_value(s.value)}")

@@ -193,10 +193,12 @@ def table(
     right: Iterable[int] = (),
     whole: Iterable[int] = (),
 ) -> None:
-    """Print a table; numbers and the columns ``right`` are aligned right, markup in cells is shown as text.
+    """Print a table that fits the terminal, or 80 columns; numbers and the columns ``right`` are aligned right.
 
-    Columns ``whole`` never wrap; in a file or pipe none does. True is "yes", False and None are empty.
+    These, and columns ``whole``, are never wrapped. Columns that find no room stand below, with the first one again.
+    Markup in cells is shown as text. True is "yes", False and None are empty.
     """
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -207,16 +209,29 @@ def table(
         return f"{value:,}" if isinstance(value, (int, float)) else one_line(str(value), 255)
 
     console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=100_000)
-    cells = [list(row) for row in rows]
-    t = Table(box=None, pad_edge=False, header_style="bold")
-    for i, title in enumerate(header):
-        numbers = i in right or (bool(cells) and all(isinstance(row[i], (int, float)) for row in cells))
-        t.add_column(title, justify="right" if numbers else "left", overflow="fold", no_wrap=i in whole)
-    for row in cells:
-        t.add_row(*(Text(cell(value)) for value in row))
-    console.print(t)
+    values = [list(row) for row in rows]
+    cells = [list(map(cell, row)) for row in values]
+    numbers = {
+        i for i in range(len(header))
+        if i in right or (values and all(isinstance(row[i], (int, float)) for row in values))
+    }  # fmt: skip
+    widths = [max(map(cell_len, (title, *(row[i] for row in cells)))) for i, title in enumerate(header)]
+    fixed = {i for i in {*numbers, *whole} if widths[i] <= console.width // 2}
+    least = [w if i in fixed else min(w, 16) for i, w in enumerate(widths)]
+    blocks: list[list[int]] = [[0]]
+    for i in range(1, len(header)):
+        if len(blocks[-1]) > 1 and sum(least[n] + 2 for n in (*blocks[-1], i)) - 2 > console.width:
+            blocks.append([0])
+        blocks[-1].append(i)
+    for n, block in enumerate(blocks):
+        t = Table(box=None, pad_edge=False, header_style="bold")
+        for i in block:
+            t.add_column(
+                header[i], justify="right" if i in numbers else "left", overflow="fold", no_wrap=i in fixed
+            )
+        for row in cells:
+            t.add_row(*(Text(row[i]) for i in block))
+        console.print(*([""] if n else []), t, sep="\n")
 
 
 @contextlib.contextmanager

@@ -199,7 +199,6 @@ def _edited_tokens(view: View, choice: Choice) -> int:
 
 
 def _record_plan(plan: Plan, session: Session) -> None:
-    """Keep the plan in the session; log once in a session that a budget cannot be met."""
     session.last_plan = plan
     if plan.over and not session.over_budget_logged:
         session.over_budget_logged = True

@@ -11,22 +11,14 @@ from memory_bank.plan import NO_PLAN
 from memory_bank.selection.index import Selection
 from memory_bank.selection.thread import thread_room
 from memory_bank.transcript.harness import SUMMARY_OPENINGS, asks_for_summary, persons_text
-from memory_bank.transcript.messages import (
-    MARK,
-    MessageKind,
-    in_full,
-    kind_of,
-    message_text,
-    read,
-)
+from memory_bank.transcript.messages import MARK, MessageKind, in_full, kind_of, message_text, read
 from memory_bank.transcript.quoting import Mark, fence, quote_lines
 from memory_bank.transcript.shortening import fit_text
 from memory_bank.transcript.transcript import View
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
-LEAST_TOKENS = 200
-"""A smaller budget has no room for anything of use."""
+LEAST_TOKENS = 200  # a smaller budget has no room for anything of use
 _WORDS_SHARE, _LAST_SHARE, _SUMMARY_SHARE = 0.2, 0.08, 0.15  # of the budget, at most
 _FENCED = re.compile(rf"{re.escape(MARK)}([0-9a-f]{{8}})>.*?{Mark.CLOSING} seal=\1>\s*", re.S)
 

@@ -9,14 +9,7 @@ from typing import Any
 
 from memory_bank.plan import Context, Plan
 from memory_bank.transcript.chat import as_dict, edited_message
-from memory_bank.transcript.messages import (
-    Interaction,
-    MessageKind,
-    call_entry,
-    kind_of,
-    read,
-    result_of,
-)
+from memory_bank.transcript.messages import Interaction, MessageKind, call_entry, kind_of, read, result_of
 from memory_bank.transcript.quoting import Mark, fence
 from memory_bank.transcript.turns import Edit, Entry
 

@@ -8,15 +8,16 @@ import os
 import re
 import tempfile
 import threading
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from memory_bank.errors import HistoryError, RecordError, StepFileError, StepOrderError
 from memory_bank.history import pruning as prunings
-from memory_bank.history.display import render_page, replay_steps
 from memory_bank.history.pruning import Pruning, Summarize, check_steps
 from memory_bank.history.reading import chat_message, steps_from_messages
 from memory_bank.history.steps import (
@@ -27,19 +28,78 @@ from memory_bank.history.steps import (
     SystemPromptStep,
     Wire,
     check_wire,
+    describe,
+    freeze,
     is_protected,
+    log,
     one_line,
+    positive,
     trace_ids_of,
+    type_name,
 )
-from memory_bank.history.values import freeze, log, positive, type_name
 from memory_bank.ports import ChatModel, TokenCounter
-from memory_bank.transcript.jsontext import dump_value
+from memory_bank.transcript.jsontext import compact, dump_value
+from memory_bank.transcript.shortening import shorten_text
 from memory_bank.transcript.tokens import open_counter
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from memory_bank.bank.session import MemoryBankState
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def _facts(step: Step) -> str:
+    try:
+        parts = [datetime.fromtimestamp(step.timestamp, UTC).strftime("%Y-%m-%d %H:%M:%S")]
+    except (ValueError, OverflowError, OSError):
+        parts = [str(step.timestamp)]
+    timing, usage = getattr(step, "timing", None), getattr(step, "token_usage", None)
+    if timing is not None and timing.seconds is not None:
+        parts.append(f"{timing.seconds:.2f} s")
+    if usage is not None:
+        parts.append(f"{usage.input_tokens:,} + {usage.output_tokens:,} tokens")
+    return ", ".join(parts)
+
+
+def replay_steps(steps: Sequence[Step], console: Console | None = None, detailed: bool = False) -> None:
+    """Print steps to a rich console; long texts are shortened unless ``detailed``."""
+    from rich.console import Console
+    from rich.panel import Panel
+    from rich.text import Text
+
+    console = console or Console()
+    for step in steps:
+        title, rows = describe(step)
+        if detailed:
+            rows = [*(("model saw", compact(m)) for m in getattr(step, "model_input_messages", ())), *rows]
+        body = Text()
+        for i, (label, text) in enumerate(rows):
+            body.append("\n" if i else "")
+            body.append(f"{label}: " if label else "", style="bold red" if label == "error" else "bold")
+            body.append(_printable(text if detailed else shorten_text(text, 600)))
+        console.print(Panel(body, title=Text(title), subtitle=Text(_facts(step)), title_align="left"))
+
+
+def _printable(text: str) -> str:
+    """A text without control characters, lone surrogates and marks that change the writing direction."""
+    hidden = {c for c in set(text) - {"\n", "\t"} if unicodedata.category(c) in ("Cc", "Cf", "Cs")}
+    return text.translate(dict.fromkeys(map(ord, hidden), "\ufffd"))
+
+
+def render_page(steps: Sequence[Step], tokens: int, counter: str) -> str:
+    """A self-contained HTML page of a run: it loads nothing, and every text is escaped.
+
+    Images in ``data:`` URLs are shown, others are named by their URL.
+    """
+    from memory_bank.pages import render
+
+    kinds = ", ".join(f"{n:,} {t.replace('_', ' ')}" for t, n in Counter(s.type for s in steps).items())
+    shown, closed = [(s, describe(s), _facts(s)) for s in steps], ("system_prompt", "planning")
+    return render("history.html", steps=shown, closed=closed, kinds=kinds, tokens=tokens, counter=counter)
+
 
 _HEAD, _VERSION = "memory_bank_history", 1  # of the first line of a file
 S = TypeVar("S", bound=Step)

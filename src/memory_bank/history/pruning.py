@@ -23,10 +23,10 @@ from memory_bank.history.steps import (
     is_protected,
     match_observations,
     one_line,
+    positive,
     step_text,
     trace_ids_of,
 )
-from memory_bank.history.values import positive
 from memory_bank.models.observer import Complete, completion_of, extend_summary
 from memory_bank.ports import ChatModel, Embedder, TokenCounter
 from memory_bank.records import InteractionRecord, content_key, derive_trace_id
@@ -472,7 +472,6 @@ def _origins(before: Sequence[Step], after: Sequence[Step]) -> list[int | None]:
 
 
 def _with_trace_ids(step: Step, stored: Sequence[StepRecord]) -> Step:
-    """A step whose shortened observations name their records."""
     if not stored or not isinstance(step, ActionStep):
         return step
     observations = list(step.observations)

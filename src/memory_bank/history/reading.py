@@ -31,8 +31,10 @@ from memory_bank.history.steps import (
     ToolCall,
     Wire,
     check_wire,
+    freeze,
+    image_url,
+    type_name,
 )
-from memory_bank.history.values import freeze, image_url, type_name
 from memory_bank.transcript.messages import (
     Interaction,
     MessageKind,
@@ -84,7 +86,6 @@ def steps_from_messages(
 
 
 def _step_at(segments: Sequence[Segment], i: int, wire: Wire, has_task: bool) -> tuple[Step, int]:
-    """The step that begins at segment ``i``, and the number of segments that it covers."""
     segment = segments[i]
     if isinstance(segment, Interaction):
         return _action(segment), 1
@@ -254,7 +255,6 @@ def _native_action(native: object) -> ActionStep:
 
 
 def _of_model(native: object) -> Json:
-    """The fields that action and planning steps share: model input and output, token usage, start and end times."""
     usage, timing = read(native, "token_usage"), read(native, "timing")
     said = read(native, "model_output_message")
     values: Json = {

@@ -13,8 +13,7 @@ from pathlib import PurePath
 from typing import Any
 
 from memory_bank.errors import HistoryError, RecordError
-from memory_bank.history.steps import ScratchpadStep, cut
-from memory_bank.history.values import positive, type_name
+from memory_bank.history.steps import ScratchpadStep, cut, positive, type_name
 from memory_bank.transcript.jsontext import compact, dump_value
 
 _TAG = "$type"  # the key under which JSON names the type of a value that JSON does not have

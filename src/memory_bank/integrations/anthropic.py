@@ -78,36 +78,32 @@ class MemoryBankTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request, rebuilt where it is one of the Messages API."""
-        if self._transport is None:
-            self._transport = httpx2.HTTPTransport()
+        self._transport = self._transport or httpx2.HTTPTransport()
+        changed = request
         if (read := self._read(request)) is not None:
             messages, session_id, call = read
-            rebuilt = self.bridge.rebuild(messages, session_id, **call)
-            if not same_objects(rebuilt, messages):
-                response: httpx2.Response = self._transport.handle_request(_with_messages(request, rebuilt))
-                if response.status_code != 400:
-                    return response
-                response.close()
-                log.warning("%s", _REFUSED)
-        answered: httpx2.Response = self._transport.handle_request(request)
-        return answered
+            changed = _with_messages(request, messages, self.bridge.rebuild(messages, session_id, **call))
+        response: httpx2.Response = self._transport.handle_request(changed)
+        if changed is not request and response.status_code == 400:
+            response.close()
+            log.warning("%s", _REFUSED)
+            response = self._transport.handle_request(request)
+        return response
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request, rebuilt where it is one of the Messages API."""
-        if self._transport is None:
-            self._transport = httpx2.AsyncHTTPTransport()
-        send = self._transport.handle_async_request
-        if (read := self._read(request)) is not None:
+        self._transport = self._transport or httpx2.AsyncHTTPTransport()
+        changed = request
+        if (read := await asyncio.to_thread(self._read, request)) is not None:
             messages, session_id, call = read
             rebuilt = await self.bridge.arebuild(messages, session_id, **call)
-            if not same_objects(rebuilt, messages):
-                response: httpx2.Response = await send(_with_messages(request, rebuilt))
-                if response.status_code != 400:
-                    return response
-                await response.aclose()
-                log.warning("%s", _REFUSED)
-        answered: httpx2.Response = await send(request)
-        return answered
+            changed = await asyncio.to_thread(_with_messages, request, messages, rebuilt)
+        response: httpx2.Response = await self._transport.handle_async_request(changed)
+        if changed is not request and response.status_code == 400:
+            await response.aclose()
+            log.warning("%s", _REFUSED)
+            response = await self._transport.handle_async_request(request)
+        return response
 
     def close(self) -> None:
         """Close the connections; the bridge is closed by ``bridge.close()``."""
@@ -189,10 +185,12 @@ class AsyncMemoryFilesTool(BetaAsyncAbstractMemoryTool):
     view = create = str_replace = insert = delete = rename = execute
 
 
-def _with_messages(request: httpx2.Request, messages: list[Any]) -> httpx2.Request:
-    headers = [
-        (k, v) for k, v in request.headers.raw if k.lower() not in (b"content-length", b"transfer-encoding")
-    ]
+def _with_messages(request: httpx2.Request, given: list[Any], messages: list[Any]) -> httpx2.Request:
+    """The request with other messages than those given; itself where they are the same."""
+    if same_objects(messages, given):
+        return request
+    own = (b"content-length", b"transfer-encoding")
+    headers = [(k, v) for k, v in request.headers.raw if k.lower() not in own]
     data = json.dumps({**json.loads(request.content), "messages": messages}).encode()
     return httpx2.Request(
         request.method, request.url, headers=headers, content=data, extensions=request.extensions

@@ -34,8 +34,7 @@ from memory_bank.transcript.turns import ChatMessage, Conversation, PartWire
 log = logging.getLogger("memory_bank.Integrations")
 
 N = TypeVar("N")
-MAX_SESSIONS = 256
-"""Sessions that a bridge holds; the one that was used longest ago is closed for a new one."""
+MAX_SESSIONS = 256  # sessions that a bridge holds; the one that was used longest ago is closed for a new one
 NO_SESSION = "No tool output is stored in this session yet."
 
 
@@ -70,10 +69,12 @@ class BridgeOptions(TypedDict, total=False):
 
 
 class ModelCall(TypedDict, total=False):
-    """What else is known of a model call: the prompt that is sent apart, and the tools, which a context may name."""
+    """What else is known of a model call: the prompt that is sent apart, the tools, which a context may name, and
+    what becomes of Anthropic's thinking from the first message on that is changed."""
 
     system: str | None
     tools: Sequence[object]
+    thinking: Thinking
 
 
 class Bridge(Generic[N]):
@@ -192,7 +193,12 @@ class Bridge(Generic[N]):
             self._database.close()
 
     def _rebuild(
-        self, natives: Sequence[N], session_id: str | None, system: str | None = None, tools: Tools = None
+        self,
+        natives: Sequence[N],
+        session_id: str | None,
+        system: str | None = None,
+        tools: Tools = None,
+        thinking: Thinking = Thinking.KEEP,
     ) -> tuple[list[N], str | None]:
         """The natives to send, and the name of their session; None where there is nothing to remember."""
         try:
@@ -206,7 +212,8 @@ class Bridge(Generic[N]):
                 )
                 if not isinstance(context, Context) or same_objects(context, chat.messages):
                     return list(natives), name
-                rebuilt = chat.write(context.entries)
+                wire: Any = chat.wire
+                rebuilt = strip_natives(chat.write(context.entries), natives, wire, thinking)
                 if (session := self.processor.state(self.strategy, name)) is not None:
                     session.recount(context, self._read(rebuilt, system).messages)
                 return rebuilt, name

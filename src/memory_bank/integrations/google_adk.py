@@ -152,8 +152,6 @@ def session_of(context: Any) -> str:
 
 
 class _MemoryTool(BaseTool):
-    """A memory tool of a plugin's agents."""
-
     def __init__(self, plugin: MemoryBankPlugin, schema: ToolFunction) -> None:
         super().__init__(name=schema["name"], description=schema["description"])
         self._plugin = plugin

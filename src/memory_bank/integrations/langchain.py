@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Unpack
 
 from memory_bank.errors import MessagesError, MissingExtraError
-from memory_bank.integrations.bridge import Bridge, BridgeOptions, strip_natives
+from memory_bank.integrations.bridge import Bridge, BridgeOptions, ModelCall
 from memory_bank.ports import ToolFunction
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.anthropic import thinking_rule
@@ -128,17 +128,15 @@ class MemoryBankMiddleware(AgentMiddleware):
 
     def wrap_model_call(self, request: ModelRequest, handler: Callable[[ModelRequest], Any]) -> Any:
         """Call the model with a rebuilt context."""
-        messages = self.bridge.rebuild(request.messages, _thread(request.runtime), system=_system(request))
-        return handler(request.override(messages=_stripped(messages, request)))
+        messages = self.bridge.rebuild(request.messages, _thread(request.runtime), **_known(request))
+        return handler(request.override(messages=messages))
 
     async def awrap_model_call(
         self, request: ModelRequest, handler: Callable[[ModelRequest], Awaitable[Any]]
     ) -> Any:
         """Call the model with a rebuilt context."""
-        messages = await self.bridge.arebuild(
-            request.messages, _thread(request.runtime), system=_system(request)
-        )
-        return await handler(request.override(messages=_stripped(messages, request)))
+        messages = await self.bridge.arebuild(request.messages, _thread(request.runtime), **_known(request))
+        return await handler(request.override(messages=messages))
 
     def _tool(self, schema: ToolFunction) -> BaseTool:
         name = schema["name"]
@@ -154,10 +152,10 @@ class MemoryBankMiddleware(AgentMiddleware):
         )
 
 
-def _stripped(rebuilt: Sequence[BaseMessage], request: ModelRequest) -> list[Any]:
-    """The rebuilt messages without thinking whose signature no longer fits."""
+def _known(request: ModelRequest) -> ModelCall:
+    system = None if request.system_message is None else str(request.system_message.text)
     thinking = request.model_settings.get("thinking") or getattr(request.model, "thinking", None)
-    return strip_natives(rebuilt, request.messages, WIRE, thinking_rule(thinking))
+    return ModelCall(system=system, thinking=thinking_rule(thinking))
 
 
 def _thread(runtime: Any) -> str | None:
@@ -166,7 +164,3 @@ def _thread(runtime: Any) -> str | None:
     if info is None or "|" in (info.checkpoint_ns or ""):
         return None
     return None if info.thread_id is None else str(info.thread_id)
-
-
-def _system(request: ModelRequest) -> str | None:
-    return None if request.system_message is None else str(request.system_message.text)

@@ -92,7 +92,6 @@ def _block(block: Any) -> Any:
 
 
 def _given_calls(native: Any) -> list[Call]:
-    """The calls of a message that stand beside its blocks."""
     given = native.additional_kwargs.get("tool_calls")
     if not given or any(isinstance(b, ToolCallBlock) for b in native.blocks):
         return []

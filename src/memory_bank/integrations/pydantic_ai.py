@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, Unpack
 
 from memory_bank.errors import MessagesError, MissingExtraError
-from memory_bank.integrations.bridge import Bridge, BridgeOptions, strip_natives
+from memory_bank.integrations.bridge import Bridge, BridgeOptions
 from memory_bank.ports import ToolFunction
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.anthropic import Thinking, thinking_rule
@@ -125,8 +125,9 @@ class MemoryBank(AbstractCapability[Any]):
         """The request with a rebuilt context."""
         messages = request_context.messages
         instructions = next((m.instructions for m in reversed(messages) if isinstance(m, ModelRequest)), None)
-        rebuilt = await self.bridge.arebuild(messages, ctx.conversation_id, system=instructions)
-        rebuilt = strip_natives(rebuilt, messages, WIRE, _rule(request_context))
+        rebuilt = await self.bridge.arebuild(
+            messages, ctx.conversation_id, system=instructions, thinking=_rule(request_context)
+        )
         return dataclasses.replace(request_context, messages=rebuilt)
 
     def get_toolset(self) -> FunctionToolset[Any] | None:

@@ -146,8 +146,6 @@ def add_memory(
 
 
 class _MemoryTool(Tool):
-    """A memory tool of one agent."""
-
     skip_forward_signature_validation = True
     output_type = "string"
 
@@ -416,7 +414,6 @@ def _is_picture(part: Any) -> bool:
 
 
 def _picture(url: str) -> Any:
-    """The image of a ``data:`` URL; any other URL as it is."""
     if not url.startswith("data:"):
         return url
     images: Any = importlib.import_module("PIL.Image")

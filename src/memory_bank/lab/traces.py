@@ -126,7 +126,8 @@ class TraceFiles:
     """Iterates over the traces of several files; collects and reports what cannot be used.
 
     ``skipped`` lists the lines that hold no trace, ``unreadable`` the files that cannot be read (to the end); these
-    are errors when it is ``strict``.
+    are errors when it is ``strict``. Raises TraceFileError at the end of files with broken
+    lines alone.
     """
 
     paths: Sequence[str | Path]
@@ -136,10 +137,12 @@ class TraceFiles:
     unreadable: list[str] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[Trace]:
+        found = False
         for path in self.paths:
             try:
                 for trace in read_traces(path):
                     if isinstance(trace, Trace):
+                        found = True
                         yield trace
                         continue
                     self.skipped.append(str(trace))
@@ -149,6 +152,11 @@ class TraceFiles:
                     raise
                 self.unreadable.append(str(path))
                 self.tell(str(e))
+        if not found and (self.skipped or self.unreadable):
+            raise TraceFileError(
+                f"no run was read from {', '.join(map(str, self.paths))}: a run is a line with a JSON object that "
+                'has a list "messages".'
+            )
 
 
 def is_turn(message: object) -> bool:

@@ -45,6 +45,10 @@ def load_embedder(spec: str) -> NamedEmbedder:
     made at each call, so that it follows the environment.
 
     Raises EmbedderLoadError, with the cause and what to do, when the model cannot be loaded.
+
+    Example:
+        >>> load_embedder("lexical").encode(["Order ORD-1 is late."]).shape
+        (1, 512)
     """
     spec = spec.strip()
     if spec.startswith(OPENAI_PREFIX):

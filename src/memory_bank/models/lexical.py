@@ -63,6 +63,12 @@ class LexicalEmbedder:
     The same text gives the same vector in every process and whatever else is in the batch. Time is linear; of
     a text over 64,000 characters only the first 48,000 and the last 16,000 are read. Safe to share between
     threads.
+
+    Example:
+        >>> embedder = LexicalEmbedder()
+        >>> late, parcel = embedder.encode(["The order is late.", "A parcel."]) @ embedder.encode_queries(["late"])[0]
+        >>> bool(late > parcel)
+        True
     """
 
     instant = True  # no model and no network: it may be called before the facts are stored

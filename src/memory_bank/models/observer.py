@@ -228,6 +228,10 @@ def observe_tool_output(
     ``llm_client`` has ``generate_plain(input_messages=, model=)`` or is an ``openai.OpenAI`` client; None, or
     the model ``"extractive"``, summarises by extraction. An empty reply or a failing model gives an
     extractive summary and a WARNING.
+
+    Example:
+        >>> observe_tool_output("Find it", "get_order", {"due": "2026-03-01"}, model, "gpt-4.1-mini")
+        'A summary.'
     """
     observer = Observer.create(llm_client, MemoryBankSettings(observer_model=model))
     record = InteractionRecord.create(0, tool_name, {} if raw_input is None else raw_input, raw_output)

@@ -13,8 +13,12 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple, get_args
 
 from memory_bank.errors import ConfigError, MessagesError, ProvenanceError
-from memory_bank.provenance.identifiers import (
+from memory_bank.provenance.index import (
     IDENTIFIERS,
+    PATH_JOINTS,
+    Near,
+    Source,
+    SourceIndex,
     ValueKind,
     hard_runs,
     identifiers_in,
@@ -22,9 +26,9 @@ from memory_bank.provenance.identifiers import (
     kind_of_text,
     normal,
     number_forms,
+    place_of,
     runs,
 )
-from memory_bank.provenance.index import PATH_JOINTS, Near, Source, SourceIndex, place_of
 from memory_bank.provenance.report import CallReport, Nearest, Origin, ValueReport
 from memory_bank.transcript.jsontext import RAW, compact, inner_json, is_deep, leaves
 from memory_bank.transcript.messages import Call, calls_of, read
@@ -95,8 +99,8 @@ def check_call(
         StorageError: the database failed.
 
     Example:
-        >>> check_call(("refund", {"order_id": "A-1024"}), state, messages).sentence()
-        'In the call of refund, order_id = A-1024 is not in this session: did you mean A-1042, from …?'
+        >>> check_call(("refund", {"order_id": "ORD-4711"}), state, messages).sentence()
+        'In the call of refund, order_id = ORD-4711 is not in this session.'
     """
     parsed = _parse_call(call)
     index = index_of(state, messages, tools)
@@ -132,8 +136,6 @@ class _Argument(NamedTuple):
 
 
 class _CallCheck:
-    """Checks the values of one call against one index."""
-
     def __init__(self, call: Call, index: SourceIndex) -> None:
         self._index, self._arguments = index, call.raw_input
         self._makes_new = bool(_MAKES_NEW.search(call.name))
@@ -191,7 +193,6 @@ class _CallCheck:
         return None
 
     def _check_identifier(self, argument: _Argument) -> ValueReport:
-        """The report on an identifier that no source holds as it is."""
         text, wanted, kind = argument.text, normal(argument.text), argument.kind
         if self._index.knows_joined(wanted):
             return argument.report(Origin.COMPOSED)
@@ -299,7 +300,8 @@ class ProvenanceGuard:
 
     Example:
         >>> guard = ProvenanceGuard("block")
-        >>> report = guard(("refund", {"order_id": "A-1042"}), state, messages)
+        >>> guard(("refund", {"order_id": "ORD-1"}), state, messages).ok
+        True
     """
 
     def __init__(

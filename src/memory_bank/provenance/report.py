@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any
 
+from memory_bank.records import Brief
+
 
 class Origin(StrEnum):
     """Where a value came from."""
@@ -57,8 +59,8 @@ class Nearest:
         return {"value": self.value, "distance": self.distance, **self.place.as_dict()}
 
 
-@dataclass(frozen=True, slots=True)
-class ValueReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class ValueReport(Brief):
     """One argument value and its origin.
 
     ``path``: in the arguments, such as ``items[0].id``. ``kind``: such as "code" or "e-mail". ``place``: where the
@@ -99,9 +101,15 @@ class ValueReport:
         return f"{head} is {self.origin}."
 
 
-@dataclass(frozen=True, slots=True)
-class CallReport:
-    """One tool call: every value in its arguments with its origin."""
+@dataclass(frozen=True, slots=True, repr=False)
+class CallReport(Brief):
+    """One tool call: every value in its arguments with its origin.
+
+    Example:
+        >>> report = check_call(("refund", {"order_id": "ORD-4711"}), state, messages)  # a CallReport
+        >>> report.ok, report.alarms[0].path, report.sentence()[:33], report.as_dict()["name"]
+        (False, 'order_id', 'In the call of refund, order_id =', 'refund')
+    """
 
     name: str
     values: tuple[ValueReport, ...]

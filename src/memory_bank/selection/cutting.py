@@ -1,4 +1,7 @@
-"""Cuts a text into segments, spans of it that are quoted to the letter: JSON members, table rows, whole lines."""
+"""Cuts a text into segments, spans of it that are quoted to the letter: JSON members, table rows, whole lines.
+
+The structure is found with positions in JSON, JSON lines, printed Python objects, and cut-off or broken JSON.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,142 @@ import re
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 
-from memory_bank.selection.parsing import LONGEST_KEY, Node, find_structure, unescape
 from memory_bank.transcript.quoting import Mark, quote_lines
+
+MAX_BRACKETS = 40  # brackets nested deeper than this are part of the container that holds them
+LONGEST_KEY = 200  # characters that are kept of a key: many values may stand under it
+
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", re.S)
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": " ", "f": " "}
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_KEY = re.compile(r'"\s*:')
+_CALL = re.compile(r"[A-Za-z_][\w.]{0,80}\(")
+_JSON_START = re.compile(r"[\[{]\s*[\"\[{]")
+_OPEN = re.compile(r"(?:\b[A-Za-z_][\w.]{0,80}(?=\())?[\[({]")
+_TOKEN = re.compile(
+    r"([\[({])|([\])}])|([,:=;])"
+    r"|[bBuUrR]{0,2}(?:\"((?:[^\"\\]|\\.)*+)(\"|\\?\Z)|'((?:[^'\\]|\\.)*+)('|\\?\Z))"
+    r"|([^\s\[\](){},:=;\"']+(?:'[^\s\[\](){},:=;\"']*)*)",
+    re.S,
+)
+_PAIRS = {"]": "[", ")": "(", "}": "{"}
+
+
+class Node:
+    """A value in a text: a scalar (`items` is None), or a container with the values in it.
+
+    text[start:end] is the value with its key, text[body:stop] the value alone, a string without its quotes;
+    `named`: the key, of which at most LONGEST_KEY characters are kept, stands before the value.
+    """
+
+    __slots__ = ("body", "end", "items", "key", "named", "start", "stop")
+
+    def __init__(self, start: int, body: int, stop: int, end: int, key: str | None) -> None:
+        self.start, self.body, self.stop, self.end = start, body, stop, end
+        self.key, self.named = (key or "")[:LONGEST_KEY], key is not None
+        self.items: list[Node] | None = None
+
+
+# -- strings ------------------------------------------------------------------
+def unescape(text: str) -> str:
+    """Undo one level of backslash escapes; two escapes of a surrogate pair become one character."""
+
+    def plain(match: re.Match[str]) -> str:
+        code = match.group(1) or match.group(2)
+        return chr(int(code, 16)) if code else _ESCAPED.get(match.group(3), match.group(3))
+
+    out = _ESCAPE.sub(plain, text)
+    if _SURROGATE.search(out):
+        out = out.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return out
+
+
+# -- structure ----------------------------------------------------------------
+def find_structure(text: str, start: int = 0, stop: int | None = None) -> list[Node]:
+    """Return the objects, arrays and printed calls that make up most of text[start:stop], in their order.
+
+    Empty if the text is something else, such as prose or code. Brackets that the text ends within are closed
+    at its end. Linear, never raises.
+    """
+    stop = len(text) if stop is None else stop
+    head = text[start : min(stop, start + 400)].lstrip()
+    if not head.startswith(("{", "[", "(")) and not _CALL.match(head) and not _JSON_START.search(head):
+        keys = sum(1 for _ in _KEY.finditer(text, start, stop))
+        if keys < 6 or keys * 220 < stop - start:
+            return []
+    roots: list[Node] = []
+    covered, at = 0, start
+    while opened := _OPEN.search(text, at, stop):
+        root, at = _read_root(text, opened.start(), opened.end() - 1, stop)
+        if root is not None:
+            roots.append(root)
+            covered += root.end - root.start
+    return roots if 2 * covered > stop - start else []
+
+
+def _read_root(text: str, start: int, opener: int, stop: int) -> tuple[Node | None, int]:
+    """Return the container that opens at `opener` (None if it holds no list of values), and its end."""
+    root = Node(start, opener, stop, stop, None)
+    root.items = items = []
+    stack = [root]
+    key: str | None = None
+    begin = -1  # where the key stands
+    fresh = False  # the latest value has no comma after it yet
+    errors = tokens = deeper = 0
+    at = opener + 1
+    for match in _TOKEN.finditer(text, at, stop):
+        tokens += 1
+        kind, at = match.lastindex, match.end()
+        if deeper:
+            deeper += (kind == 1) - (kind == 2)
+            continue
+        if kind == 2:  # a closing bracket
+            node = stack.pop()
+            node.stop = node.end = at
+            errors += text[node.body] != _PAIRS[match.group()]
+            if not stack:
+                break
+            items = stack[-1].items or []
+            fresh, key = True, None
+            continue
+        if kind == 3:  # a mark
+            mark = match.group()
+            if mark == ",":
+                fresh, key = False, None
+            elif mark != ";" and fresh and items and items[-1].items is None:
+                last = items.pop()
+                key, begin = text[last.body : last.stop], last.start
+                fresh = False
+            else:
+                errors += 1
+            continue
+        first = match.start()
+        if kind == 1:  # an opening bracket
+            if len(stack) >= MAX_BRACKETS:
+                deeper = 1
+                continue
+            node = Node(first if key is None else begin, first, stop, stop, key)
+            if fresh and items and items[-1].items is None and items[-1].end == first:
+                last = items.pop()  # the name of a call
+                node.start, node.key, node.named = last.start, last.key, last.named
+            else:
+                errors += fresh
+            items.append(node)
+            node.items = items = []
+            stack.append(node)
+            fresh, key = False, None
+        elif kind == 8 and fresh and items and items[-1].items is None:  # words of one value
+            items[-1].stop = items[-1].end = at
+            errors += 1
+        else:
+            errors += fresh
+            body, end = match.span(8 if kind == 8 else kind - 1 if kind else 0)
+            items.append(Node(first if key is None else begin, body, end, at, key))
+            fresh, key = True, None
+        if errors > 8 and errors * 6 > tokens:
+            return None, at
+    return (root if errors * 8 <= tokens + 8 and tokens > 1 else None), at
+
 
 WIDTH = 140  # characters that a segment should have
 ROW_WIDTH = 60  # rows are joined up to this many characters, so that each can be shown nearly alone
@@ -21,8 +158,7 @@ LONG_CELL = 56  # values with more characters are shortened in a segment's short
 CELL_START = 28  # characters of a shortened value that stay, cut after a word
 GAP: str = Mark.GAP.value
 
-Cell = tuple[str, int, int]
-"""(key, start, end): text[start:end] is one value under `key`."""
+Cell = tuple[str, int, int]  # (key, start, end): text[start:end] is one value under `key`
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,7 +575,6 @@ def _without(text: str, start: int, end: int, cuts: Iterable[tuple[int, int]]) -
 
 
 def _cells_of(node: Node, key: str) -> list[Cell]:
-    """Return the scalars in a value with their keys."""
     if node.items is None:
         return [(key, node.body, node.stop)]
     return [cell for i in node.items for cell in _cells_of(i, i.key if i.named else key)]
@@ -491,7 +626,6 @@ def _find_table(text: str, lines: list[tuple[int, int]], number: int) -> tuple[s
 
 
 def _row_cells(line: str, at: int, mark: str, names: list[str]) -> list[Cell]:
-    """Return the values of a row under their column names."""
     cells = []
     for number, part in enumerate(line.split(mark)):
         if bare := part.strip().strip('"'):

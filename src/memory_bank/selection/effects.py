@@ -58,7 +58,7 @@ _CODE_CHANGE = re.compile(
     r"commit|insert_many|insert_one|update_one|update_many|delete_one|delete_many|unlink|rmdir|mkdir|rename|touch|"
     r"post|put|patch|delete|sendmail|send_message)\(|"
     r"\b(?:json|pickle|yaml|toml)\.dump\(|\bos\.(?:remove|rename|replace|makedirs|mkdir|rmdir|unlink|system|popen)\(|"
-    r"\bshutil\.|\bsubprocess\.|\bmakedirs\(|fs\.(?:write|append|unlink|mk|rm|rename|copy)\w*\(",
+    r"\bshutil\.|\bsubprocess\.|\bmakedirs\(|fs\.(?:write|append|unlink|mk|rm|rename|copy)\w*\("
 )
 _SHELL_SPLIT = re.compile(r"\|\||&&|[;|\n&]")
 _QUOTED = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"", re.S)

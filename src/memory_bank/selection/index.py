@@ -9,27 +9,26 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memory_bank.selection.calltext import ARGUMENT_CHARS, call_line, shown_arguments
 from memory_bank.selection.cutting import WIDTH
-from memory_bank.selection.features import (
+from memory_bank.selection.model import (
     FEATURE_NAMES,
     CurrentStep,
     LinearScores,
+    Model,
     describe,
     describe_segments,
+    load_model,
 )
-from memory_bank.selection.model import Model, load_model
 from memory_bank.selection.tables import OWN, Array, EvidenceTables
+from memory_bank.selection.thread import ARGUMENT_CHARS, call_line, shown_arguments
 from memory_bank.selection.values import ParsedRecord, fold, parse_record, stands_in
 from memory_bank.transcript.quoting import Mark
 
 EXCERPT_HEAD, SHORT_HEAD = f"{Mark.EXCERPTS} (…: parts left out):\n", f"{Mark.EXCERPTS}:\n"
 
 # Chosen over all recorded sets together.
-LONG_ARGUMENTS = 160
-"""Arguments of more characters are a record of their own, from which a context quotes."""
-TREES_ON = 500
-"""Values, the best by the linear score, that the trees score too."""
+LONG_ARGUMENTS = 160  # arguments of more characters are a record of their own, from which a context quotes
+TREES_ON = 500  # values, the best by the linear score, that the trees score too
 WORD_WORTH = 0.5  # of plain words
 AGENT_WORTH = 0.3  # of values that the agent wrote first
 ARGUMENT_WORTH = 0.5  # besides, of those that only its own arguments show
@@ -42,8 +41,7 @@ OFFERS, OFFERS_SHARE = 150, 0.125  # segments that are packed: so many, and so m
 LINE_LENGTHS = (160, 1300, 1600, 3000)  # budgets from which a call's line takes its next longer form
 MIN_HEADING, MIN_LONG_HEADING = 200, 600  # budgets from which each is shown
 END_GAP = 2  # tokens of the gap mark at the end of an excerpt
-EDGE = 0.2
-"""Extra worth of a segment whose neighbour was chosen, as a share of the values at the cut."""
+EDGE = 0.2  # extra worth of a segment whose neighbour was chosen, as a share of the values at the cut
 NEAR_MISSES = 12
 
 
@@ -78,9 +76,7 @@ class EvidenceIndex:
     """The evidence of one session. Calls are added in the order of their interactions. Not thread-safe."""
 
     def __init__(
-        self,
-        model: Model | None = None,
-        count_tokens: Callable[[str], int] = lambda s: (len(s) + 3) // 4,
+        self, model: Model | None = None, count_tokens: Callable[[str], int] = lambda s: (len(s) + 3) // 4
     ) -> None:
         self.model = model if model is not None else load_model()
         self.count = count_tokens
@@ -326,7 +322,6 @@ class EvidenceIndex:
         return chosen, edge
 
     def _short_forms(self, segments: Array, worth: Array) -> dict[int, ShortForm]:
-        """Return the short forms that are worth more for their tokens than the whole segments."""
         t, found = self.tables, {}
         for segment in segments.tolist():
             form = self.short_form(segment)

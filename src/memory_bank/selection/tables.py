@@ -29,10 +29,12 @@ from memory_bank.selection.values import (
 
 Array = NDArray[Any]
 _RUN = re.compile(r"[^\W_]+")  # what str.isalnum takes: a form stands in a text only with its whole runs
-OWN: dict[RecordKind, int] = {"output": 0, "note": 1, "arguments": 2}
-"""Column `own` of the records by their kind."""
-NEVER = -1_000_000
-"""An interaction before all others: the event has not happened."""
+OWN: dict[RecordKind, int] = {
+    "output": 0,
+    "note": 1,
+    "arguments": 2,
+}  # column `own` of the records by their kind
+NEVER = -1_000_000  # an interaction before all others: the event has not happened
 
 
 class Table:

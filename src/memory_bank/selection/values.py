@@ -11,9 +11,8 @@ from functools import lru_cache
 from itertools import islice
 from typing import Literal, NamedTuple
 
-from memory_bank.selection.cutting import CutText, Segment, cut_text
+from memory_bank.selection.cutting import CutText, Segment, cut_text, unescape
 from memory_bank.selection.effects import FileAccess, file_access
-from memory_bank.selection.parsing import unescape
 from memory_bank.transcript.jsontext import inner_json, leaves
 
 LONGEST = 120  # characters of the longest value

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import takewhile
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,7 +17,7 @@ from anyio import to_thread
 
 from memory_bank import __version__
 from memory_bank.bank.database import Database
-from memory_bank.bank.steps import CONTROL
+from memory_bank.bank.steps import CONTROL, StepFigures
 from memory_bank.config import Config, ServiceSettings
 from memory_bank.errors import (
     ConfigError,
@@ -26,7 +26,7 @@ from memory_bank.errors import (
     MissingExtraError,
     NotFoundError,
 )
-from memory_bank.pricing import Usage, full_usage, price_of
+from memory_bank.pricing import Usage, full_usage, known_price
 from memory_bank.service import failures
 from memory_bank.service.api import memory, records, sessions
 from memory_bank.service.api.openapi import describe, validation_message
@@ -37,7 +37,7 @@ from memory_bank.service.operations.logs import RequestLog
 from memory_bank.service.operations.metrics import Metrics
 from memory_bank.service.operations.telemetry import Telemetry
 from memory_bank.service.page import files
-from memory_bank.service.page.recorder import Recorder
+from memory_bank.service.page.recorder import Answer, Recorder
 from memory_bank.service.proxy.body import MessageCache
 from memory_bank.service.proxy.compaction import Seals
 from memory_bank.service.proxy.dialects import DIALECTS, Provider
@@ -45,7 +45,7 @@ from memory_bank.service.proxy.identity import Identity, canonical_bytes
 from memory_bank.service.proxy.rebuild import Rebuilder
 from memory_bank.service.proxy.routes import REFUSED, Exchange, Proxy
 from memory_bank.service.proxy.upstream import Upstream
-from memory_bank.service.security.access import Keyring
+from memory_bank.service.security.access import Keyring, stored_id
 from memory_bank.service.security.gate import AllowedHosts, Gate
 from memory_bank.service.security.redaction import Redaction
 from memory_bank.service.server.database import open_database
@@ -82,7 +82,9 @@ class Service:
         self.learning = ServiceLearning(database, self.settings.learn_after)
         cache = MessageCache()
         redaction = Redaction.of(self.settings)
-        self.recorder = Recorder(database, self.settings.steps_kept)
+        self.recorder = Recorder(
+            database, self.settings.steps_kept, redact=redaction.text if redaction else str
+        )
         self.sessions = Sessions(
             database,
             config,
@@ -153,6 +155,16 @@ class Service:
         if exchange.memory == "failed":
             self.metrics.without.labels(exchange.reason).inc()
         step, tokens, full_tokens = exchange.step, exchange.tokens, exchange.full_tokens
+        failed = exchange.status is not None and exchange.status >= 400
+        ended: dict[str, Any] = {
+            "model": exchange.model,
+            "seconds": exchange.seconds,
+            "http_status": exchange.status,
+            "error": exchange.trouble or (f"status {exchange.status}" if failed else None),
+        }
+        answer = bytes(exchange.kept), exchange.dialect
+        if exchange.memory == "failed":
+            self._record_without(exchange, ended, answer)
         if step is None or tokens is None or full_tokens is None:
             return
         sent, full, by_marks = _usage_of(exchange), None, exchange.route == "messages"
@@ -165,14 +177,24 @@ class Service:
         if is_whole and exchange.memory == ("unchanged" if step.unchanged else "rebuilt"):
             cached = None if sent is None or exchange.cached_tokens is None else sent.cached
             self.sessions.answered(step, cached, by_marks=by_marks)
-        model = None if sent is None else exchange.model or ""
-        status = CONTROL if step.control else "refused" if exchange.reason == REFUSED else exchange.memory
-        self.recorder.take_outcome(
-            step, tokens=tokens, full_tokens=full_tokens, status=status, model=model, sent=sent, full=full
-        )
+        refused = exchange.reason == REFUSED
+        ended |= {"status": CONTROL if step.control else "refused" if refused else exchange.memory}
+        ended |= {"reason": exchange.reason if refused else None, "sent": sent, "full": full}
+        self.recorder.take_outcome(step, answer, tokens=tokens, full_tokens=full_tokens, **ended)
         self._count_tokens(full_tokens, tokens)
         if sent is not None and full is not None:
-            self.metrics.used(sent, full, price_of(self.config.prices, model or ""))
+            price, _ = known_price(self.config.prices, exchange.model or "") or (None, "")
+            self.metrics.used(sent, full, price)
+
+    def _record_without(self, exchange: Exchange, ended: dict[str, Any], answer: Answer) -> None:
+        """Record a request that memory failed for, where its session is known; its tokens are as it came."""
+        exchange.answered_tokens = tokens = exchange.input_tokens or exchange.received_bytes // 4
+        ended |= {"sent": (usage := _usage_of(exchange)), "full": usage, "reason": exchange.reason}
+        began = time.time() - exchange.seconds
+        with suppress(ConfigError):  # no name of a session
+            session_id = stored_id(exchange.namespace, exchange.session or "")
+            figures = StepFigures(session_id, began, tokens, tokens, 0, 0, "failed", "", 0.0, **ended)
+            self.recorder.take_without(figures, answer)
 
     def _count_tokens(self, full: int, sent: int) -> None:
         self.metrics.tokens.labels("full").inc(full)

@@ -163,6 +163,7 @@ class Sessions:
         beside: str | None = None,
         safer: bool = False,
         whole: frozenset[str] = frozenset(),
+        under_load: bool = False,
     ) -> Rebuilt:
         """Store what is new in the messages, and return the context of the next model call.
 
@@ -172,7 +173,7 @@ class Sessions:
         the model gets; the context names ``get_record`` only where it is among them. ``beside``: what the proxy sends
         besides the messages, such as the client's tools; it counts for the context and for the full history.
         ``safer``: the memory is one block, where the strategy can show it so. ``whole``: tools whose calls and
-        results stay whole.
+        results stay whole. ``under_load``: many requests wait, so that the next fold is put off.
 
         Raises what MemoryProcessor.apply_strategy and ``to_request`` of the history raise, and ConfigError for an
         invalid name.
@@ -193,6 +194,8 @@ class Sessions:
             if kept.generation is None or (agent is not None and kept.agent_id != agent):
                 self._register(session_id, kept, agent)
             with kept.lock:  # the plan must be this step's
+                if (earlier := self._processor.state(key, session_id)) is not None:
+                    earlier.under_load = under_load
                 shown, tokens = self._processor.apply_strategy(
                     seen, key, None, client, session_id=session_id, model=model, tools=tools, whole=whole
                 )

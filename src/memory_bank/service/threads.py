@@ -19,20 +19,16 @@ Kind = Literal["api", "long", "tools"]
 memory tools, by MCP or by a model that the proxy has offered them to."""
 
 _THREADS: dict[Kind, int] = {"api": 20, "long": 2, "tools": 8}
-_LIMITERS: dict[Kind, RunVar[CapacityLimiter]] = {
-    kind: RunVar(f"memory_bank.threads.{kind}") for kind in _THREADS
-}
+_LIMITERS: RunVar[dict[Kind, CapacityLimiter]] = RunVar("memory_bank.threads")
 
 
 def limiter(kind: Kind) -> CapacityLimiter:
     """The limiter of a kind of work; each event loop has its own."""
-    variable = _LIMITERS[kind]
     try:
-        return variable.get()
+        return _LIMITERS.get()[kind]
     except LookupError:
-        made = CapacityLimiter(_THREADS[kind])
-        variable.set(made)
-        return made
+        _LIMITERS.set({each: CapacityLimiter(threads) for each, threads in _THREADS.items()})
+        return _LIMITERS.get()[kind]
 
 
 async def in_thread(kind: Kind, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -18,6 +18,7 @@ from memory_bank.transcript.events import (
     message_of,
     response_events,
     response_of,
+    text_item,
 )
 from memory_bank.transcript.messages import call_entry
 from memory_bank.transcript.pairing import pairing_errors
@@ -204,7 +205,6 @@ class ScriptedResponses(Api):
         return response
 
     def _output(self, reply: Reply, body: JsonObject) -> list[JsonObject]:
-        """A reply as items: reasoning, message, calls."""
         output: list[JsonObject] = []
 
         def add(prefix: str, kind: str, **fields: Any) -> None:
@@ -215,8 +215,7 @@ class ScriptedResponses(Api):
             hidden = base64.b64encode(hashlib.sha512(reply.reasoning.encode("utf-8", "replace")).digest())
             add("rs_", "reasoning", summary=summary, encrypted_content=hidden.decode())
         if reply.content is not None:
-            part = {"type": "output_text", "annotations": [], "logprobs": [], "text": reply.content}
-            add("msg_", "message", status="completed", role="assistant", content=[part])
+            output.append(text_item(self.number("msg_"), reply.content))
         free = {t.get("name") for t in _tools(body) if t.get("type") == "custom"}
         for name, arguments, *given in reply.tool_calls:
             text = arguments if isinstance(arguments, str) else json.dumps(arguments)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from memory_bank.errors import ModelError
+from memory_bank.transcript import events
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +93,8 @@ def completion(
             f"a scripted reply is text, a dict, an exception or a function, not {type(reply).__name__}"
         )
     message = {"role": "assistant", "content": None, "tool_calls": None, **reply}
-    reason = "tool_calls" if message["tool_calls"] else "stop"
-    names = ("prompt_tokens", "completion_tokens", "total_tokens")
-    return SimpleNamespace(
-        id=f"chatcmpl-scripted-{number}",
-        object="chat.completion",
-        created=0,
-        model=model,
-        choices=[SimpleNamespace(index=0, finish_reason=reason, message=_namespace(message))],
-        usage=usage and SimpleNamespace(**dict(zip(names, (*usage, sum(usage)), strict=True))),
-    )
+    answer = events.completion(f"chatcmpl-scripted-{number}", model, message, *(usage or (0, 0)))
+    return _namespace(answer if usage else answer | {"usage": None})
 
 
 def _namespace(value: Any) -> Any:
@@ -155,7 +148,6 @@ def run_agent(
 
 
 def _output(call: Any, handlers: Mapping[str, Callable[..., Any]]) -> str:
-    """The tool's result as text; its exception as a JSON error."""
     try:
         result = handlers[call.function.name](**json.loads(call.function.arguments or "{}"))
         return result if isinstance(result, str) else json.dumps(result)

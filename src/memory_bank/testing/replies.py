@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-JsonObject: TypeAlias = dict[str, Any]
-"""A JSON object of a request or an answer."""
+JsonObject: TypeAlias = dict[str, Any]  # a JSON object of a request or an answer
 
 
 @dataclass(frozen=True, slots=True)

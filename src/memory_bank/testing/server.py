@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from memory_bank.closing import Closing
 from memory_bank.testing.apis import (
     CHAT,
     COUNT,
@@ -34,11 +35,9 @@ EMBEDDINGS = "/v1/embeddings"
 SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "api-key", "x-api-key", "cookie"})
 
 
-LOOK = 0.02
-"""Seconds between two checks whether a waiting client is still connected."""
+LOOK = 0.02  # seconds between two checks whether a waiting client is still connected
 
-_Sent = tuple[Reply, str, Sequence[bytes]]
-"""A reply, its content type, and its body in pieces."""
+_Sent = tuple[Reply, str, Sequence[bytes]]  # a reply, its content type, and its body in pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ class LoggedRequest:
     data: bytes = field(default=b"", repr=False)
 
 
-class ScriptedServer:
+class ScriptedServer(Closing):
     """``with ScriptedServer([call("search", query="x"), say("done")]) as server: … server.base_url``.
 
     Serves POST /v1/chat/completions, /v1/responses and /v1/messages (also with ``stream: true``), POST
@@ -122,11 +121,7 @@ class ScriptedServer:
     def __enter__(self) -> ScriptedServer:
         return self.start()
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     def _respond(self, method: str, path: str, headers: dict[str, str], data: bytes) -> _Sent:
-        """Log a request and make its answer."""
         try:
             body = json.loads(data)
         except (ValueError, RecursionError):
@@ -302,8 +297,6 @@ class _Listener(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection, whose requests are answered one after the other."""
-
     server: _Listener
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True

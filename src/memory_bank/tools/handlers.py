@@ -142,6 +142,10 @@ def handle_tool_call(
     ``#12`` is always a record of its own session; for ``memory_files`` a MemoryFiles will do. ``arguments`` is JSON
     text or an object. ``max_chars`` limits what is quoted. A wrong call is answered by a sentence, never by an
     exception. Raises ConfigError where ``state`` is neither.
+
+    Example:
+        >>> handle_tool_call(state, "get_record", {"trace_id": "#1", "path": "due"}).splitlines()[-2]
+        '2026-03-01'
     """
     return answer_tool_call(state, name, arguments, max_chars=max_chars).text
 
@@ -174,7 +178,12 @@ def answer_tool_call(
 
 
 def memory_tools(state: Session | None, *, max_chars: int = MAX_CHARS) -> dict[str, Callable[..., str]]:
-    """Return the tools as functions for agent frameworks, by name, bound to a state."""
+    """Return the tools as functions for agent frameworks, by name, bound to a state.
+
+    Example:
+        >>> list(memory_tools(state))
+        ['search_memory', 'get_record', 'list_records']
+    """
 
     def search_memory(query: str, top_k: int = TOP_K) -> str:
         """Search the outputs of earlier tool calls; gives ids, summaries and excerpts."""

@@ -14,9 +14,8 @@ from memory_bank.bank.stores import WiderScope
 from memory_bank.bank.terms import TermIndex, terms_of, terms_of_query
 from memory_bank.errors import EmbeddingError
 from memory_bank.ports import Scope
-from memory_bank.provenance.identifiers import find, identifiers_in, normal, runs
-from memory_bank.provenance.index import place_of
-from memory_bank.records import Hit, InteractionRecord
+from memory_bank.provenance.index import find, identifiers_in, normal, place_of, runs
+from memory_bank.records import Brief, Hit, InteractionRecord
 from memory_bank.transcript.jsontext import compact
 
 _MAX_EXACT_CHARS = 200  # longer texts are not searched for exactly
@@ -25,8 +24,8 @@ _MAX_EXAMINED = 400  # records without an insight that are looked at
 _MAX_READ = 2 * 2**20  # bytes of an output in which a place is looked for
 
 
-@dataclass(frozen=True, slots=True)
-class SearchMatch:
+@dataclass(frozen=True, slots=True, repr=False)
+class SearchMatch(Brief):
     """A record that was found.
 
     ``why`` it was: see ``Hit``; also "holds", for an output that contains the text ``holds`` exactly, at ``place``: a

@@ -19,6 +19,7 @@ from memory_bank.transcript.turns import (
     PartPlace,
     PartWire,
     Placed,
+    readable,
 )
 
 AnthropicMessage = dict[str, Any]
@@ -94,14 +95,6 @@ def _unmarked(block: Any) -> Any:
     return block
 
 
-def _readable(block: object) -> str:
-    """The members of a block as JSON, without those that only the provider reads."""
-    if not isinstance(block, dict):
-        return compact(plain(block))
-    rest = {k: v for k, v in block.items() if k not in _HIDDEN}
-    return compact(plain(rest)) if rest else ""
-
-
 # Messages to a chat, and back
 
 
@@ -163,7 +156,7 @@ class AnthropicWire(PartWire[AnthropicMessage]):
         role = _role(native)
         if role not in ("user", "assistant"):
             is_system = role == "system"
-            text = content_text(native.get("content")) if is_system else _readable(native)
+            text = content_text(native.get("content")) if is_system else readable(native, _HIDDEN)
             return {WHOLE: Part(MessageKind.SYSTEM if is_system else MessageKind.OTHER, text)}
         content, is_user = native.get("content"), role == "user"
         if not isinstance(content, list):
@@ -231,7 +224,7 @@ def _read_by_user(block: Any) -> Part:
         return Part(MessageKind.RESULT, "" if content is None else content, block.get("tool_use_id"))
     if isinstance(block, str) or kind in _USER_BLOCKS:
         return Part(MessageKind.USER, None)
-    return Part(MessageKind.OTHER, _readable(block))
+    return Part(MessageKind.OTHER, readable(block, _HIDDEN))
 
 
 def _read_by_assistant(block: Any) -> Part:
@@ -244,7 +237,7 @@ def _read_by_assistant(block: Any) -> Part:
         return Part(MessageKind.SAY, content_text(block.get("text")))
     if kind in THINKING:
         return Part(MessageKind.REASONING, signed=True)
-    return Part(MessageKind.OTHER, _readable(block))
+    return Part(MessageKind.OTHER, readable(block, _HIDDEN))
 
 
 def _with_text(block: Block, text: Any) -> Block:
@@ -460,7 +453,6 @@ def _up_to_last_turn(messages: Sequence[Any]) -> list[tuple[PartPlace, Any]]:
 
 
 def _places(messages: Sequence[Any]) -> list[tuple[PartPlace, Any]]:
-    """The blocks of messages with their places."""
     known = ((i, m) for i, m in enumerate(messages) if _role(m) in _ROLES)
     return [(PartPlace(i, j), block) for i, message in known for j, block in _numbered(message)]
 

@@ -13,8 +13,7 @@ from memory_bank.errors import RecordError
 
 RAW = "_raw"  # the key under which text that is not JSON is kept
 _MAX_DEPTH = 200  # deeper values are handled as text
-PATH_CHARS = 400
-"""Characters of a path at most: of a longer one the end is shown, after an ellipsis."""
+PATH_CHARS = 400  # characters of a path at most: of a longer one the end is shown, after an ellipsis
 _KEY_CHARS = 200  # of a key in a path; of a longer one the beginning is shown, before an ellipsis
 _PLAIN_KEY = re.compile(r"[^\W\d][\w-]*\Z")
 
@@ -89,8 +88,9 @@ class Leaf(NamedTuple):
         return path
 
 
-_Trail = tuple["_Trail | None", str | int]
-"""The way to a node: that to its container, and its key or index there."""
+_Trail = tuple[
+    "_Trail | None", str | int
+]  # the way to a node: that to its container, and its key or index there
 
 
 def leaves(

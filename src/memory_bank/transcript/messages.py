@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any
 
 from memory_bank.errors import MessagesError
-from memory_bank.records import InteractionRecord, call_key
+from memory_bank.records import Brief, InteractionRecord, call_key
 from memory_bank.transcript.harness import persons_text
 from memory_bank.transcript.jsontext import compact, dump_value, parse_arguments, parse_output, plain
 from memory_bank.transcript.media import media_of, without_base64
@@ -33,9 +33,9 @@ _MEDIA_MARKS = ("<tool_result", "This is file ", "Observation:")
 
 def read(obj: object, key: str) -> Any:
     """A field of a dict or of an SDK object; None when it is absent."""
-    if type(obj) is dict:  # nearly always, and the check for Mapping is slow
-        return obj.get(key)
-    if isinstance(obj, Mapping):
+    if type(obj) is dict or isinstance(
+        obj, Mapping
+    ):  # nearly always a dict, and the check for Mapping is slow
         return obj.get(key)
     try:
         return getattr(obj, key, None)
@@ -141,6 +141,10 @@ def is_memory_tool(name: str, output: str | None = None) -> bool:
     An example of a prefix is ``memory_bank__get_record``. With ``output``, whether it also answers as they
     do: an application may have a ``get_record`` of its own. Answers of memory tools are not summarised,
     because they quote the bank.
+
+    Example:
+        >>> is_memory_tool("memory_bank__get_record"), is_memory_tool("get_order")
+        (True, False)
     """
     if not isinstance(name, str) or not _MEMORY_TOOL.match(name):
         return False
@@ -303,7 +307,6 @@ def result_of(message: object) -> Result:
 
 
 def _first_given(obj: object, *keys: str) -> Any:
-    """The first of some fields that is not None."""
     for key in keys:
         value = read(obj, key)
         if value is not None:
@@ -369,8 +372,8 @@ class Pair:
         return call_key(call_id, self.tool_name, call.text if call else "", output)
 
 
-@dataclass(frozen=True, slots=True)
-class Interaction:
+@dataclass(frozen=True, slots=True, repr=False)
+class Interaction(Brief):
     """An assistant turn with its calls, all their results and the messages among them; never split.
 
     ``messages`` are the originals, in order, from position ``start`` of the list. ``fault`` is empty when
@@ -475,6 +478,10 @@ def extract_tool_outputs(messages: object) -> list[tuple[str, Any, Any]]:
 
     Output that is not JSON becomes ``{"_raw": text}``; without an interaction the list is empty. Raises
     MessagesError when ``messages`` is no list.
+
+    Example:
+        >>> extract_tool_outputs(messages)
+        [('get_order', {'order': 'ORD-1'}, {'order': 'ORD-1', 'due': '2026-03-01', 'note': 'late'})]
     """
     interactions = [s for s in parse_messages(messages) if isinstance(s, Interaction)]
     return [

@@ -9,8 +9,7 @@ from typing import Any
 
 from memory_bank.transcript.messages import Interaction, MessageKind, Pair, kind_of, latest_interactions, read
 
-SHOWN = 5
-"""How many ids one error lists; the rest are counted."""
+SHOWN = 5  # how many ids one error lists; the rest are counted
 _LOOKED_AT = 200  # interactions, from the end, that are searched for repeated calls
 
 
@@ -112,7 +111,6 @@ def _as_dict(value: object) -> dict[str, Any] | None:
 
 
 def _quoted(text: str) -> str:
-    """An id for use in a sentence: quoted, escaped, at most 60 characters."""
     return ascii(text if len(text) <= 60 else text[:57] + "...")
 
 

@@ -19,6 +19,7 @@ from memory_bank.transcript.turns import (
     PartPlace,
     Placed,
     Wire,
+    readable,
 )
 
 Item = dict[str, Any]
@@ -334,8 +335,6 @@ class _Turn:
 
 
 class _Reader:
-    """Groups items into units, one item at a time."""
-
     def __init__(self, chat: Conversation[Item]) -> None:
         self.chat = chat
         self._turn: _Turn | None = None
@@ -432,17 +431,9 @@ class _Reader:
 
     def _bound(self, positions: Sequence[int]) -> Placed:
         """A message that no strategy leaves out, for items that are kept as they are."""
-        text = "\n".join(_readable_text(self.chat.source[p]) for p in positions)
+        text = "\n".join(readable(self.chat.source[p], _HIDDEN) for p in positions)
         return {"role": KEPT_ROLE, "content": text}, [PartPlace(p, WHOLE) for p in positions]
 
 
 def _place(at: int, kind: str) -> PartPlace:
     return PartPlace(at, WHOLE, WHOLE if kind == "message" else None)
-
-
-def _readable_text(item: object) -> str:
-    """An item as JSON, without the members that only the provider can read."""
-    if not isinstance(item, dict):
-        return compact(item)
-    rest = {k: v for k, v in item.items() if k not in _HIDDEN}
-    return compact(rest) if rest else ""

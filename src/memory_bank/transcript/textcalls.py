@@ -103,7 +103,6 @@ def _read_form(
 
 
 def _start(form: TextForm, answer: Any) -> int:
-    """Where the output begins in an answer."""
     match = form.answer.match(_text(answer) or "")
     return match.end() if match else 0
 

@@ -12,7 +12,7 @@ from operator import is_
 from typing import Any
 
 from memory_bank.ports import TokenCounter
-from memory_bank.records import derive_trace_id
+from memory_bank.records import Brief, derive_trace_id
 from memory_bank.transcript.messages import (
     Interaction,
     MessageKind,
@@ -29,8 +29,8 @@ _LATEST = 64  # messages at the end that are compared at every step
 _IN_TURN = 256  # older messages that are compared in one step
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+@dataclass(frozen=True, slots=True, repr=False)
+class View(Brief):
     """A conversation at one step: its anchor, its history and its tail.
 
     ``messages`` are the caller's own. ``interactions`` are all of them, the tail's last, with their trace_ids

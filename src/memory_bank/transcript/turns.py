@@ -6,21 +6,24 @@ Each API and each framework has a Wire, which reads its messages and writes chan
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from memory_bank.errors import HistoryError
+from memory_bank.transcript.jsontext import compact, plain
 from memory_bank.transcript.messages import MessageKind, call_entry
 
 N = TypeVar("N")
 ChatMessage = dict[str, Any]
 
-WHOLE = -1
-"""The number of a chat message's content among its parts, the others of which are its calls, from 0."""
-KEPT_ROLE = "item"
-"""The role of a chat message for what no strategy may leave out and no model reads as a turn."""
+WHOLE = (
+    -1
+)  # the number of a chat message's content among its parts, the others of which are its calls, from 0
+KEPT_ROLE = (
+    "item"  # the role of a chat message for what no strategy may leave out and no model reads as a turn
+)
 Change = Mapping[int, Any]
 """Other texts for some parts of a message, by number: a content, or the arguments of a call; None: left out."""
 Entry = tuple[int | None, Any]
@@ -61,8 +64,7 @@ class Part(NamedTuple):
     signed: bool = False
 
 
-Placed = tuple[ChatMessage, list[PartPlace]]
-"""A chat message and the parts of the source that it stands for."""
+Placed = tuple[ChatMessage, list[PartPlace]]  # a chat message and the parts of the source that it stands for
 
 
 class Wire(Generic[N]):
@@ -159,6 +161,13 @@ class PartWire(Wire[N]):
 
 _SPEAKERS = dict.fromkeys((MessageKind.SAY, MessageKind.CALL, MessageKind.REASONING), "assistant")
 _SPEAKERS |= {MessageKind.USER: "user", MessageKind.RESULT: "result"}
+
+
+def readable(part: object, hidden: Collection[str]) -> str:
+    """A part of a message as JSON, without the ``hidden`` members, which only the provider reads."""
+    if isinstance(part, dict):
+        part = {k: v for k, v in part.items() if k not in hidden}
+    return "" if part == {} else compact(plain(part))
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,7 +226,8 @@ def test_the_verb_shows_each_compaction(cli, tmp_path):
     assert done.exit_code == 0, done.output
     lines = [line.split() for line in done.stdout.splitlines()]
     assert lines[0][:4] == ["compaction", "history", "values", "own"]
-    assert [line[:2] for line in lines if line[:1] == ["s-1"]] == [["s-1", "1"], ["s-1", "2"]]
+    table = lines[: lines.index([])]
+    assert [line[:2] for line in table if line[:1] == ["s-1"]] == [["s-1", "1"], ["s-1", "2"]]
     told = done.stdout
     assert "This summary and what the bank adds to it (assist) would have kept " in told
     assert "The bank alone, in as many tokens as the summary (answer), would have kept " in told

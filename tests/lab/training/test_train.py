@@ -7,9 +7,8 @@ from tests.chats import call, result, user
 
 from memory_bank.lab.traces import Trace
 from memory_bank.lab.training.train import HORIZON, LATER, collect, replay_steps
-from memory_bank.selection.features import FEATURE_NAMES
 from memory_bank.selection.index import EvidenceIndex
-from memory_bank.selection.model import Model
+from memory_bank.selection.model import FEATURE_NAMES, Model
 
 
 def trace(after: int, *, shown_again: int | None = None) -> Trace:

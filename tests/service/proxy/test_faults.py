@@ -9,6 +9,7 @@ import sqlite3
 import struct
 import threading
 import time
+from dataclasses import astuple
 
 import openai
 import pytest
@@ -306,7 +307,7 @@ def test_deleting_on_a_full_disk(tmp_path, line):
 
 def records_of(database):
     store = FactStore(database, "s")
-    return [repr(r) for r in store.get_many(list(store.steps()))]
+    return [repr(astuple(r)) for r in store.get_many(list(store.steps()))]
 
 
 def limit_pages(database, most):

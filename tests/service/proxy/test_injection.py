@@ -584,7 +584,7 @@ class Kept(UpstreamAnswer):
     """An answer that knows whether it was let go of."""
 
     def __init__(self, data, headers, status=200, breaks=False):
-        super().__init__(status, headers, self._all(data, breaks))
+        super().__init__(status, headers, self._all(data, breaks), self._close)
         self.closed = False
 
     async def _all(self, data, breaks):
@@ -593,7 +593,7 @@ class Kept(UpstreamAnswer):
         if breaks:
             raise UpstreamError("it broke off.")
 
-    async def aclose(self):
+    async def _close(self):
         self.closed = True
 
 

@@ -254,6 +254,28 @@ def test_waiting_for_others_is_no_timeout_and_sessions_that_have_begun_come_firs
     assert memory.trouble(None) is None
 
 
+def test_folds_are_put_off_while_many_requests_wait(configured):
+    """A session that would be folded goes on with what it has, until fewer requests wait than are rebuilt at once."""
+    sessions = Sessions(Database(""), configured())
+    identity = Identity(sessions.database)
+    memory = Rebuilder(sessions, identity, 30)
+    due = next(
+        n for n in range(1, 40) if sessions.rebuild(None, "alone", conversation(n)).status == "rebuilt"
+    )
+
+    async def run():
+        assert (await asked(memory, due - 1)).status == "unchanged"
+        crowd = [asked(memory, 3, **{"x-memory-session": f"s{n}"}) for n in range(4 * THREADS)]
+        *_, crowded, _ = await asyncio.gather(
+            *crowd[THREADS:], asked(memory, due), *crowd[:THREADS], return_exceptions=True
+        )
+        return crowded, await asked(memory, due)
+
+    crowded, later = asyncio.run(run())
+    assert (crowded.status, later.status) == ("unchanged", "rebuilt")
+    sessions.close()
+
+
 async def _within(main, go):
     try:
         return await main()

@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import json
 import socket
+import sys
 import threading
 import time
 
@@ -25,6 +26,11 @@ from tests.service.proxied import (
 )
 from tests.service.requests import body_of
 from tests.service.tasks import get_order
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 CHAT = "/v1/chat/completions"
 OK = b'{"id": "1", "choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}'
@@ -285,6 +291,39 @@ def test_an_upload_that_upstream_refuses_before_its_end(tmp_path):
             came = read_answer(client)
         assert came.status in (413, 502)  # as the system hands on what came before the reset, or not
         assert not [line for line in p.lines if "Traceback" in line]
+
+
+def packed_with(coding, data):
+    return gzip.compress(data) if coding == "gzip" else zstd.compress(data)
+
+
+@pytest.mark.parametrize("coding", ["zstd", "gzip"])
+def test_a_compressed_body_is_read_and_goes_upstream_as_it_was(echo, coding):
+    upstream, p = echo
+    heads = b"Content-Encoding: %b" % coding.upper().encode(), b"x-memory-session: packed"
+    for stop in (len(LONG) - 2, len(LONG)):
+        data = json.dumps({"model": "m", "messages": LONG[:stop]}).encode()
+        came = post(p.port, CHAT, packed_with(coding, data), *heads)
+        assert (came.status, came.header(b"x-memory-session")) == (200, b"packed")
+    assert came.header(b"x-memory-status") == b"rebuilt"
+    assert upstream.got[-1].header(b"content-encoding") is None
+    sent = json.loads(upstream.got[-1].body)
+    assert sent["model"] == "m" and sent["messages"][-1] == LONG[-1]
+    records = json.loads(p.ask("/v1/sessions/packed/records").body)
+    assert len(records["records"]) == 12
+
+
+@pytest.mark.parametrize("coding", ["zstd", "gzip", "br", "zstd, gzip"])
+@pytest.mark.parametrize("kind", ["cut", "none", "too large", "twice"])
+def test_a_compressed_body_that_cannot_be_read_passes_as_it_came(tmp_path, coding, kind):
+    data = json.dumps({"model": "m", "messages": LONG}).encode()
+    packed = packed_with(coding, data + b" " * (2**21 if kind == "too large" else 1))
+    packed = {"cut": packed[:-9], "none": data[:99], "twice": packed * 2}.get(kind, packed)
+    with before(lambda got: whole(OK), tmp_path, max_body_bytes=2**20) as (upstream, p):
+        came = post(p.port, CHAT, packed, b"Content-Encoding: %b" % coding.encode())
+    assert (came.status, came.header(b"x-memory-status")) == (200, b"passed")
+    assert upstream.got[0].body == packed
+    assert upstream.got[0].header(b"content-encoding") == coding.encode()
 
 
 def test_multipart_arrives_to_the_byte(echo):

@@ -15,6 +15,7 @@ from memory_bank.models.extraction import extract_summary
 from memory_bank.models.observer import completion_of, describe_call, extend_summary
 from memory_bank.plan import Choice, Shown
 from memory_bank.selection.effects import is_failure
+from memory_bank.selection.thread import runs_of
 from memory_bank.transcript.jsontext import inner_json, leaves
 from memory_bank.transcript.messages import Interaction, in_full, readable_output
 from memory_bank.transcript.quoting import Mark, one_line, quote_lines
@@ -77,13 +78,7 @@ def numbers_of(session: MemoryBankState) -> dict[str, int]:
 
 def ranges(numbers: Sequence[int]) -> str:
     """``#1 to #4, #7``."""
-    parts: list[list[int]] = []
-    for n in sorted(numbers):
-        if parts and n == parts[-1][1] + 1:
-            parts[-1][1] = n
-        else:
-            parts.append([n, n])
-    return ", ".join(f"#{a}" if a == b else f"#{a} to #{b}" for a, b in parts)
+    return ", ".join(f"#{a}" if a == b else f"#{a} to #{b}" for a, b in runs_of(sorted(numbers)))
 
 
 def digest(
@@ -281,8 +276,7 @@ _KEY = re.compile(
 )
 _LEAVES = 400  # of one output
 _VALUES = 12  # of one key
-Notes = tuple[bool, dict[tuple[str, str], None]]
-"""Whether a call failed, and its keys with their values."""
+Notes = tuple[bool, dict[tuple[str, str], None]]  # whether a call failed, and its keys with their values
 
 
 def choose_scratchpad(view: View, session: MemoryBankState, *, settings: ScratchpadSettings) -> Choice:

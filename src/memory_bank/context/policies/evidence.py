@@ -20,6 +20,8 @@ from memory_bank.transcript.shortening import fit_text, shorten
 from memory_bank.transcript.transcript import View, copy_of
 from memory_bank.transcript.turns import WHOLE, Edit
 
+PUT_OFF = 2
+"""Under load the next fold comes after so many times the growth: to twice of it a step's cost differs little."""
 LEAST_FOLD, FOLD_SHARE, MOST_FOLD = 2_000, 0.15, 16_000
 """Tokens of a fold with ``history_budget = "auto"``: a share of the older history between two bounds."""
 NOTE_HEAD = f"{Mark.NOTES}made before the latest calls):\n"
@@ -47,16 +49,19 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
         latest, cache = past[-20:], session.prefix_cache  # whose mean length predicts that of the next ones
         mean = sum(e.tokens for e in latest) / max(1, len(latest))
         growth = growth_that_pays(budget, mean, cache.read, cache.write)
+        put_off = PUT_OFF if session.under_load else 1
     else:
-        growth = int(settings.refresh_after)
-    since = None if fold is None else fold.interactions_since(view, settings, growth and fold.growth)
+        growth, put_off = int(settings.refresh_after), 1
+    since = (
+        None if fold is None else fold.interactions_since(view, settings, growth and put_off * fold.growth)
+    )
     # where nothing was added to the interactions of the fold, a new one would be the same
     if fold and since is not None and (not is_cold or len(since) + len(fold.past) <= fold.count):
         session.run_later("evidence", partial(fed_evidence, view, session, settings))
         return fold.choice(base, since, view, in_full(session.record_tool))
     # whether there are records whose messages the list has lost
     gone = False
-    if older <= budget + (0 if is_cold or fold else growth):
+    if older <= budget + (0 if is_cold or fold else put_off * growth):
         gone = not session.steps.keys() <= {t for e in view.interactions for t in e.record_ids}
         if not gone:
             state.fold = None
@@ -145,8 +150,6 @@ class _Fold:
 
 @dataclass(slots=True)
 class _Evidence:
-    """A session's evidence, what it was made with, and the fold that is kept."""
-
     memory: EvidenceMemory | None = None
     made_with: tuple[object, ...] = ()
     fold: _Fold | None = None

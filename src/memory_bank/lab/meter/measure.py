@@ -282,9 +282,20 @@ COLUMNS: tuple[Column[Figures], ...] = (
     _column("broken", "broken", "contexts with broken call/result pairs", whole),
 )  # fmt: skip
 
-_WIDE = {"a step", "recall", "old", "first use", "say", "p95", "ms p95"}
-SHORT = tuple(c for c in COLUMNS if c.title not in _WIDE and not c.title.startswith("age"))
-"""The columns that fit a terminal."""
+_TITLES = (
+    "old bound",
+    "±",
+    "$ 0.1/1.25",
+    "$ 0.1/1",
+    "$ 0.25/1",
+    "of history",
+    "of full",
+    "bound",
+    "complete",
+    "tokens",
+)
+SHORT = tuple(c for title in (*_TITLES, "errors", "broken") for c in COLUMNS if c.title == title)
+"""The columns that fit a terminal, what decides first."""
 
 
 # Traces

@@ -14,11 +14,20 @@ import numpy as np
 from memory_bank import InteractionRecord
 from memory_bank.errors import TraceFileError
 from memory_bank.lab.meter.text import parsed_arguments, scalars
-from memory_bank.lab.traces import Trace, read_traces
+from memory_bank.lab.traces import Trace, TraceFiles
 from memory_bank.lab.training.fitting import Recipe, Samples, adapt, fit, fit_copied, held_out_loss
-from memory_bank.selection.features import COPY_FEATURES, FEATURES, CurrentStep, describe, describe_segments
 from memory_bank.selection.index import EvidenceIndex
-from memory_bank.selection.model import MODEL_FILE, Model, load_model, save_model
+from memory_bank.selection.model import (
+    COPY_FEATURES,
+    FEATURES,
+    MODEL_FILE,
+    CurrentStep,
+    Model,
+    describe,
+    describe_segments,
+    load_model,
+    save_model,
+)
 from memory_bank.selection.tables import Array
 from memory_bank.selection.values import KIND, find_uses, fold
 from memory_bank.transcript.jsontext import compact
@@ -87,8 +96,8 @@ def replay_steps(messages: Sequence[object], index: EvidenceIndex) -> Iterator[R
 
 
 def traces_in(path: Path) -> Iterator[Trace]:
-    """Yield the traces of a file; lines that hold none are skipped."""
-    return (trace for trace in read_traces(path) if isinstance(trace, Trace))
+    """Yield the traces of a file; lines that hold none are skipped. Raises TraceFileError, also without any."""
+    return iter(TraceFiles([path], lambda _: None, strict=True))
 
 
 def trace_of_records(name: str, task: str, records: Sequence[InteractionRecord]) -> Trace:

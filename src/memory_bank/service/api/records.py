@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
@@ -37,6 +37,7 @@ from memory_bank.service.api.requests import (
     json_response,
     json_utf8,
     route,
+    streamed,
 )
 from memory_bank.service.threads import in_thread
 from memory_bank.tools.handlers import LONGEST_ARGUMENTS
@@ -48,7 +49,6 @@ router = APIRouter(prefix="/v1", tags=["records"])
 
 _ARGUMENT_CHARS = 300  # of arguments in a list
 _MAX_PARSED = 2 * 2**20  # bytes of a text whose parsed value is included
-_CHUNK = 2**16  # bytes of a chunk of a streamed response, at least
 _IDS_SHOWN = 5
 
 
@@ -234,14 +234,14 @@ async def get_record(
     if partly:
         return await json_response(_part, api, outline, query, long=outline.output_bytes > LONG_OUTPUT)
     if not query.raw:
-        return StreamingResponse(await _streamed(_record_json(api, outline)), media_type=JSON)
+        return StreamingResponse(await streamed(_record_json(api, outline)), media_type=JSON)
     file = re.sub(r"[^\w.-]+", "_", outline.trace_id).encode("ascii", "replace").decode()
     headers = {  # a download, which no browser shows as a page of this service
         "content-length": str(outline.output_bytes),
         "content-disposition": f'attachment; filename="{file}.txt"',
         "x-content-type-options": "nosniff",
     }
-    stored = await _streamed(listing.pieces(api.database, outline, "output"))
+    stored = await streamed(listing.pieces(api.database, outline, "output"))
     return StreamingResponse(stored, headers=headers, media_type="application/octet-stream")
 
 
@@ -291,26 +291,6 @@ def _mark(
     outline = _outline(api, name, wanted)
     if not api.sessions.mark(api.namespace, name, outline.trace_id, mark):
         raise NotFoundError("this record is forgotten: there is nothing left to mark.")
-
-
-async def _streamed(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Produce chunks in a thread, joined to larger ones; an error before the first still has its own status."""
-
-    def joined() -> bytes:
-        data = b""
-        while len(data) < _CHUNK and (more := next(chunks, None)) is not None:
-            data += more
-        return data
-
-    first = await in_thread("api", joined)
-
-    async def stream() -> AsyncIterator[bytes]:
-        chunk = first
-        while chunk:
-            yield chunk
-            chunk = await in_thread("api", joined)
-
-    return stream()
 
 
 def _record_json(api: ApiContext, o: listing.Outline) -> Iterator[bytes]:

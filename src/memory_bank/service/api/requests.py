@@ -6,7 +6,7 @@ import inspect
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from typing import Annotated, Any, TypeVar
@@ -33,6 +33,7 @@ Handler = TypeVar("Handler", bound=Callable[..., Any])
 JSON = "application/json"
 SESSIONS_PATH = "/v1/sessions/"
 _MAX_PARAMETERS = 100
+_CHUNK = 2**16  # bytes of a chunk of a streamed response, at least
 _IS_JSON = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;.*)?\Z", re.I)
 
 
@@ -250,3 +251,23 @@ def json_utf8(text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError:
         return re.sub("[\ud800-\udfff]", lambda m: f"\\u{ord(m[0]):04x}", text).encode()
+
+
+async def streamed(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Produce chunks in a thread, joined to larger ones; an error before the first still has its own status."""
+
+    def joined() -> bytes:
+        data = b""
+        while len(data) < _CHUNK and (more := next(chunks, None)) is not None:
+            data += more
+        return data
+
+    first = await in_thread("api", joined)
+
+    async def stream() -> AsyncIterator[bytes]:
+        chunk = first
+        while chunk:
+            yield chunk
+            chunk = await in_thread("api", joined)
+
+    return stream()

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple
+from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any, Literal
 
+from anyio import to_thread
 from fastapi import APIRouter, Path, Query, Request
+from fastapi.responses import Response, StreamingResponse
 from pydantic import Field
 
 from memory_bank.bank import steps
@@ -15,14 +24,26 @@ from memory_bank.bank.listing import (
     list_page,
     namespace_totals,
     session_details,
+    session_ids,
 )
 from memory_bank.bank.steps import StepFigures, StepRange, UsageSums
+from memory_bank.bank.transfer import export_lines
 from memory_bank.errors import InvalidRequestError, NotFoundError
-from memory_bank.pricing import Usage, cost, price_of
+from memory_bank.pricing import Price, Usage, cost, known_price
 from memory_bank.records import Spent
-from memory_bank.service.api.openapi import Count, NextNumber, RequestModel, ResponseModel, Time
-from memory_bank.service.api.requests import AfterNumber, Api, ApiContext, Limit, SessionName, route
+from memory_bank.service.api.openapi import Count, NextNumber, RequestModel, ResponseModel, Time, errors
+from memory_bank.service.api.requests import (
+    AfterNumber,
+    Api,
+    ApiContext,
+    JsonBody,
+    Limit,
+    SessionName,
+    route,
+    streamed,
+)
 from memory_bank.service.security.access import stored_id
+from memory_bank.service.threads import in_thread
 from memory_bank.transcript.shortening import cut_at_edge
 
 router = APIRouter(prefix="/v1", tags=["sessions"])
@@ -55,14 +76,16 @@ class ModelCost(ResponseModel):
     calls: Count
     sent: Usage
     full: Usage = Field(description="of the full histories with the provider's cache, estimated")
-    sent_cost: float | None = Field(description="null: the configuration has no price for the model")
+    sent_cost: float | None = Field(description="null: there is no price for the model")
     full_cost: float | None
+    price: Price | None = Field(description="of a million tokens")
+    price_from: str | None = Field(description="where the price is from, and of what date")
 
 
 class CallCosts(ResponseModel):
-    """What model calls cost by the provider's usage and the configured prices, and with the full histories."""
+    """What model calls cost by the provider's usage and the prices, and with the full histories."""
 
-    sent: float | None = Field(description="null: no model called has a price in the configuration")
+    sent: float | None = Field(description="null: no model called has a price")
     full: float | None
     compared: str = Field(description='in words, such as "14% less than without memory"')
     unpriced: list[str] = Field(description="models without a price: their calls are not in the sums")
@@ -80,10 +103,21 @@ class Group(ResponseModel):
     cost_per_step: float | None = Field(description="of the steps with usage and a price; null without")
 
 
+class StepTotals(ResponseModel):
+    """Sums of some steps."""
+
+    tokens: TokenSums
+    sent_cost: float | None = Field(description="null: no model called has a price")
+    full_cost: float | None
+    errors: Count = Field(description="steps that the provider or the connection to it failed")
+    without_memory: Count = Field(description="steps for which memory failed or was paused")
+
+
 class SessionFigures(ResponseModel):
     """What a list of sessions and one session have in common."""
 
     name: str = Field(examples=["refunds-17"])
+    title: str | None = Field(description="the name that a person gave it")
     created: Time
     last_written: Time | None
     task: str = Field(description="the user's task; in a list its beginning")
@@ -94,11 +128,13 @@ class SessionFigures(ResponseModel):
     insights: Count
 
 
-class SessionRow(SessionFigures):
+class SessionRow(StepTotals, SessionFigures):
     """A session in a list."""
 
     jobs: Count = Field(description="records that wait for the Observer's model")
     failing: Count
+    last_used: Time = Field(description="when its latest step began, or its latest record was written")
+    models: list[str] = Field(description="that its steps were for, the most used first")
 
 
 class SessionPage(ResponseModel):
@@ -135,9 +171,14 @@ class Stats(ResponseModel):
     groups: dict[Literal["memory", "control"], Group] | None = Field(
         description="null without a control group"
     )
+    errors: Count = Field(description="steps that the provider or the connection to it failed")
+    steps_without_memory: Count = Field(description="steps for which memory failed or was paused")
     without_memory: dict[str, Count] = Field(
         description="requests that memory failed for, by reason, since the process started; each worker has its own"
     )
+
+
+Only = Annotated[Literal["errors", "without_memory"] | None, Field(description="only those with such steps")]
 
 
 class SessionsQuery(RequestModel):
@@ -145,7 +186,40 @@ class SessionsQuery(RequestModel):
 
     limit: Limit = 50
     after: str | None = Field(None, description="`next` of the previous page", min_length=1, max_length=180)
-    q: str = Field("", max_length=1000, description="text that the name or task contains, ignoring case")
+    q: str = Field(
+        "", max_length=1000, description="text that the name, title or task contains, ignoring case"
+    )
+    sort: Literal["created", "used", "saved", "cost", "errors", "steps"] = Field(
+        "created", description="what is greatest comes first; saved: tokens"
+    )
+    only: Only = None
+    model: str | None = Field(None, max_length=255, description="only sessions with steps for this model")
+
+
+class TitleRequest(RequestModel):
+    """Body of ``rename_session``."""
+
+    title: str | None = Field(
+        description='what lists show beside the name; null or "" for none', max_length=120
+    )
+
+
+class Day(StepTotals):
+    """The steps of a day (UTC)."""
+
+    day: str = Field(examples=["2026-11-25"])
+
+
+class Days(ResponseModel):
+    """The days with steps, oldest first."""
+
+    days: list[Day]
+
+
+class DaysQuery(RequestModel):
+    """Query of ``get_days``."""
+
+    days: Annotated[int, Field(ge=1, le=400, description="how many days, up to today")] = 30
 
 
 @route(router, "GET", "/sessions", "List sessions, newest first", 422)
@@ -153,20 +227,67 @@ def list_sessions(api: Api, request: Request, query: Annotated[SessionsQuery, Qu
     """The caller's sessions, a page at a time."""
     after = None if query.after is None else stored_id(api.namespace, query.after)
     prefix = stored_id(api.namespace, "x")[:-1]
-    found = list_page(api.database, api.namespace, query.limit, after, query.q.strip(), prefix)
+    ranked = None if (query.sort, query.only, query.model) == ("created", None, None) else _ranked(api, query)
+    found = list_page(api.database, api.namespace, query.limit, after, query.q.strip(), prefix, ranked)
     if found is None:
         raise InvalidRequestError("after names no session of the list: omit it to begin at the first page.")
     lines, more = found
     rebuilder = request.app.state.service.proxy.rebuilder
+    used = _by(
+        steps.usage_sums(api.database, api.namespace, "session", session_ids=[s.session_id for s in lines])
+    )
+    rows = []
+    for s in lines:
+        sums, task = used[s.session_id], cut_at_edge(s.task, _TASK_CHARS, marked=True)
+        told = _totals(api, sums) | _names(api, s)
+        told["last_used"] = max(s.last_written or s.created, *(u.last for u in sums), 0.0)
+        told["models"] = list(dict.fromkeys(u.model for u in sorted(sums, key=lambda u: -u.steps) if u.model))
+        rows.append(SessionRow.of(s, task=task, **told))
     return SessionPage.of(
-        sessions=[
-            SessionRow.of(s, task=cut_at_edge(s.task, _TASK_CHARS, marked=True), **_names(api, s))
-            for s in lines
-        ],
+        sessions=rows,
         next=api.public(lines[-1].session_id) if more else None,
         notice=rebuilder.notice(api.namespace),
         trouble=rebuilder.trouble(api.namespace),
     )
+
+
+def _by(sums: Iterable[UsageSums]) -> dict[Any, list[UsageSums]]:
+    """Sums by what they are of."""
+    found: dict[Any, list[UsageSums]] = defaultdict(list)
+    for s in sums:
+        found[s.of].append(s)
+    return found
+
+
+def _totals(api: ApiContext, sums: Sequence[UsageSums]) -> dict[str, Any]:
+    """What the rows of sessions and days share."""
+    sent, full = sum(s.tokens for s in sums), sum(s.full_tokens for s in sums)
+    tokens = TokenSums(steps=sum(s.steps for s in sums), full=full, sent=sent, compared=_compared(sent, full))
+    costs = _costs(api, sums)
+    counts = {"errors": sum(s.errors for s in sums), "without_memory": sum(s.without for s in sums)}
+    return {"tokens": tokens, "sent_cost": costs.sent, "full_cost": costs.full, **counts}
+
+
+def _ranked(api: ApiContext, query: SessionsQuery) -> list[str]:
+    """The ids of the sessions that a query wants, in its order; the newest first among equals."""
+    used = _by(steps.usage_sums(api.database, api.namespace, "session"))
+
+    wanted: dict[str, Callable[[UsageSums], Any]] = {
+        "errors": lambda s: s.errors, "without_memory": lambda s: s.without
+    }  # fmt: skip
+    worth: dict[str, Callable[[list[UsageSums]], float]] = {
+        "used": lambda sums: max((s.last for s in sums), default=0.0),
+        "saved": lambda sums: sum(s.full_tokens - s.tokens for s in sums),
+        "cost": lambda sums: _costs(api, sums).sent or 0.0,
+        "errors": lambda sums: sum(s.errors for s in sums),
+        "steps": lambda sums: sum(s.steps for s in sums),
+    }
+    ids = [
+        i for i in session_ids(api.database, api.namespace)
+        if (query.only is None or any(map(wanted[query.only], used[i])))
+        and (query.model is None or any(s.model == query.model for s in used[i]))
+    ]  # fmt: skip
+    return sorted(ids, key=lambda i: worth[query.sort](used[i]), reverse=True) if query.sort in worth else ids
 
 
 def _names(api: ApiContext, info: Any) -> dict[str, str | None]:
@@ -183,9 +304,38 @@ def get_session(api: Api, name: SessionName) -> SessionDetail:
     return SessionDetail.of(
         found,
         **_names(api, found),
-        **_sums(api, found, steps.usage_of_session(api.database, found.session_id)),
+        **_sums(api, found, steps.usage_sums(api.database, api.namespace, session_ids=[found.session_id])),
         queue=Queue(open=found.jobs, failing=found.failing, attempts=found.attempts),
         control=api.sessions.is_control(found.session_id),
+    )
+
+
+@route(router, "PUT", "/sessions/{name}/title", "Name a session", 404, 415, 422, body=TitleRequest)
+def rename_session(api: Api, name: SessionName, body: JsonBody) -> None:
+    """Store what lists show beside the session's name; searches of the list find it."""
+    title = TitleRequest.parse(body.value).title
+    api.database.set_title(api.known(name), (title or "").strip() or None)
+
+
+@router.get(
+    "/sessions/{name}/export",
+    summary="Export a session",
+    response_class=StreamingResponse,
+    responses=errors(404),
+)
+async def export_session(api: Api, name: SessionName) -> Response:
+    """The session as JSON lines, complete and exact, as ``memory-bank bank export`` writes it."""
+    session_id = await in_thread("api", api.known, name)
+    file = await to_thread.run_sync(tempfile.TemporaryFile)
+
+    def write() -> None:
+        file.writelines(json.dumps(line).encode() + b"\n" for line in export_lines(api.database, session_id))
+        file.seek(0)
+
+    await in_thread("long", write)
+    pieces = await streamed(iter(partial(file.read, 2**18), b""))
+    return StreamingResponse(
+        pieces, media_type="application/x-ndjson", headers={"content-disposition": "attachment"}
     )
 
 
@@ -205,7 +355,8 @@ def delete_session(api: Api, name: SessionName) -> None:
 def get_stats(api: Api, request: Request) -> Stats:
     """Totals of all sessions of the caller."""
     totals = namespace_totals(api.database, api.namespace)
-    sums, sessions = steps.usage_of_namespace(api.database, api.namespace)
+    sums = steps.usage_sums(api.database, api.namespace)
+    sessions = steps.control_sessions(api.database, api.namespace)
     groups: dict[str, Group] | None = None
     if sessions.get(True):
         groups = {
@@ -214,7 +365,23 @@ def get_stats(api: Api, request: Request) -> Stats:
         }
     queue = Queue(open=totals.jobs, failing=totals.failing)
     without = request.app.state.service.proxy.rebuilder.without(api.namespace)
-    return Stats.of(totals, queue=queue, **_sums(api, totals, sums), groups=groups, without_memory=without)
+    counts = {"errors": sum(s.errors for s in sums), "steps_without_memory": sum(s.without for s in sums)}
+    more = {"groups": groups, "without_memory": without, **counts, **_sums(api, totals, sums)}
+    return Stats.of(totals, queue=queue, **more)
+
+
+@route(router, "GET", "/stats/days", "Get the totals of each day", 422)
+def get_days(api: Api, query: Annotated[DaysQuery, Query()]) -> Days:
+    """The steps of the caller's sessions by day (UTC): tokens, costs, errors."""
+    today = int(time.time() // 86_400)
+    first = today - query.days + 1
+    sums = _by(steps.usage_sums(api.database, api.namespace, "day", since=first * 86_400.0))
+    return Days(
+        days=[
+            Day(day=str(datetime.fromtimestamp(day * 86_400, UTC).date()), **_totals(api, sums[day]))
+            for day in sorted(sums)
+        ]
+    )
 
 
 def _sums(api: ApiContext, found: SessionInfo | NamespaceTotals, used: list[UsageSums]) -> dict[str, Any]:
@@ -231,7 +398,7 @@ def _compared(sent: float, full: float) -> str:
     return f"{abs(share)}% {'more' if share > 0 else 'less'} than without memory"
 
 
-def _costs(api: ApiContext, sums: list[UsageSums]) -> CallCosts:
+def _costs(api: ApiContext, sums: Sequence[UsageSums]) -> CallCosts:
     """What the calls of some steps cost, by model and in all."""
     models = []
     for model in {s.model for s in sums if s.model is not None}:
@@ -240,8 +407,10 @@ def _costs(api: ApiContext, sums: list[UsageSums]) -> CallCosts:
             Usage(*map(sum, zip(*(astuple(u) for u in usages), strict=True)))
             for usages in ([s.sent for s in own], [s.full for s in own])
         )
-        calls, priced = sum(s.steps for s in own), _priced(api, model, sent, full)
-        models.append(ModelCost.of(model=model, calls=calls, sent=sent, full=full, **priced))
+        if calls := sum(s.reported for s in own):
+            price, price_from = known_price(api.sessions.config.prices, model) or (None, None)
+            priced = {"price": price, "price_from": price_from, **_priced(price, sent, full)}
+            models.append(ModelCost.of(model=model, calls=calls, sent=sent, full=full, **priced))
     costs = [(m.sent_cost, m.full_cost or 0.0) for m in models if m.sent_cost is not None]
     paid, in_full = sum(sent for sent, _ in costs), sum(full for _, full in costs)
     return CallCosts.of(
@@ -253,9 +422,8 @@ def _costs(api: ApiContext, sums: list[UsageSums]) -> CallCosts:
     )
 
 
-def _priced(api: ApiContext, model: str | None, sent: Usage | None, full: Usage | None) -> dict[str, Any]:
+def _priced(price: Price | None, sent: Usage | None, full: Usage | None) -> dict[str, Any]:
     """The costs of a model's calls; None without usage or a price."""
-    price = None if model is None else price_of(api.sessions.config.prices, model)
     return {
         "sent_cost": None if price is None or sent is None else cost(sent, price),
         "full_cost": None if price is None or full is None else cost(full, price),
@@ -264,8 +432,7 @@ def _priced(api: ApiContext, model: str | None, sent: Usage | None, full: Usage 
 
 def _group(api: ApiContext, sums: list[UsageSums], sessions: int) -> Group:
     count = sum(s.steps for s in sums)
-    used = [s for s in sums if s.model is not None]
-    calls = sum(s.steps for s in used)
+    calls = sum(s.reported for s in sums)
     costs = _costs(api, sums)
     priced = sum(m.calls for m in costs.models if m.sent_cost is not None)
     return Group(
@@ -273,7 +440,7 @@ def _group(api: ApiContext, sums: list[UsageSums], sessions: int) -> Group:
         steps=count,
         tokens_per_step=sum(s.tokens for s in sums) / max(1, count),
         full_tokens_per_step=sum(s.full_tokens for s in sums) / max(1, count),
-        input_per_step=sum(s.sent.input for s in used) / calls if calls else None,
+        input_per_step=sum(s.sent.input for s in sums) / calls if calls else None,
         cost_per_step=None if costs.sent is None else costs.sent / priced,
     )
 
@@ -290,13 +457,21 @@ class StepItem(ResponseModel):
     full_tokens: Count = Field(description="of the request as it came, tools included")
     messages: Count = Field(description="of the full history")
     records: Count = Field(description="stored by then")
-    status: str = Field(description="rebuilt, unchanged, passed, refused (by upstream) or control")
+    status: str = Field(
+        description="rebuilt, unchanged, passed, answered, failed, refused (by upstream) or control"
+    )
+    reason: str | None = Field(description="why memory failed or was paused")
     strategy: str
     milliseconds: float = Field(description="time that building the context took")
     detailed: bool
     changed_at: int | None = Field(description="position of the first message that is not the last step's")
     changed: str | None = Field(description='what that message is: "memory", its role, or "end"')
-    model: str | None = Field(description="null where the provider reported no usage")
+    model: str | None = Field(description="that the request names")
+    seconds: float | None = Field(
+        description="until the end of the answer; null: not proxied, or not ended yet"
+    )
+    http_status: int | None = Field(description="of the answer")
+    error: str | None = Field(description="what the provider, or the connection to it, said")
     sent: Usage | None = Field(description="as the provider reported")
     full: Usage | None = Field(description="of the full history with the provider's cache, estimated")
     sent_cost: float | None = Field(description="null without usage or a price")
@@ -331,11 +506,13 @@ class StepDetail(ResponseModel):
     shows a piece or names a call has its ``fate`` and ``trace_id``. ``manifest.plan`` has the decision on
     every past interaction (the newest of each fate; ``fates`` counts all), the pieces shown, those nearly
     shown, and those no longer shown. ``changes`` are past interactions whose fate differs from the step
-    before, null if that step has no manifest.
+    before, null if that step has no manifest. ``answer`` is the model's: ``parts`` of its text, ``calls`` with the
+    ``name`` and ``arguments`` of each; null if it is not stored.
     """
 
     step: StepItem
     manifest: dict[str, Any] | None
+    answer: dict[str, Any] | None
     changes: list[dict[str, Any]] | None
 
 
@@ -344,6 +521,7 @@ class StepsQuery(RequestModel):
 
     limit: Limit = 100
     after: int = AfterNumber
+    only: Only = None
 
 
 class CurveQuery(RequestModel):
@@ -359,7 +537,7 @@ StepNumber = Annotated[int, Path(ge=1, le=2**31 - 1, description="the step's num
 def list_steps(api: Api, name: SessionName, query: Annotated[StepsQuery, Query()]) -> StepPage:
     """The tokens of every context; a page at a time."""
     session_id = api.known(name)
-    found = steps.list_steps(api.database, session_id, query.after, query.limit)
+    found = steps.list_steps(api.database, session_id, query.after, query.limit, query.only)
     first, last = steps.ends_of(api.database, session_id) or (None, None)
     more = len(found) == query.limit and last is not None and found[-1].number < last
     shown = [_step(api, s) for s in found]
@@ -367,7 +545,8 @@ def list_steps(api: Api, name: SessionName, query: Annotated[StepsQuery, Query()
 
 
 def _step(api: ApiContext, step: StepFigures) -> StepItem:
-    return StepItem.of(step, **_priced(api, step.model, step.sent, step.full))
+    price, _ = known_price(api.sessions.config.prices, step.model or "") or (None, "")
+    return StepItem.of(step, **_priced(price, step.sent, step.full))
 
 
 @route(steps_router, "GET", "/curve", "Get the tokens of all steps as a curve", 404, 422)
@@ -384,11 +563,11 @@ def get_step(api: Api, name: SessionName, number: StepNumber) -> StepDetail:
     found = steps.get_step(api.database, session_id, number)
     if found is None:
         raise NotFoundError("this session has no such step: GET …/steps lists its steps.")
-    figures, manifest = found
+    figures, manifest, answer = found
     before = steps.get_step(api.database, session_id, number - 1) if manifest else None
     with_public_names(api, (manifest or {}).get("plan"))
     changes = _changes(manifest, before[1] if before else None)
-    return StepDetail.of(step=_step(api, figures), manifest=manifest, changes=changes)
+    return StepDetail.of(step=_step(api, figures), manifest=manifest, answer=answer, changes=changes)
 
 
 def with_public_names(api: ApiContext, plan: dict[str, Any] | None) -> None:

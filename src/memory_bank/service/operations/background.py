@@ -30,10 +30,7 @@ def model_of(config: Config, settings: AnyStrategy) -> str | None:
     if isinstance(settings, AdaptiveSettings):
         return next((m for s in settings.strategies if (m := model_of(config, config.rung(s)))), None)
     model = getattr(settings, "summary_model", EXTRACTIVE)
-    if isinstance(settings, MemoryBankSettings) and (settings.observer_mode, settings.fold_note) != (
-        "off",
-        "off",
-    ):
+    if isinstance(settings, MemoryBankSettings) and {settings.observer_mode, settings.fold_note} != {"off"}:
         model = settings.observer_model
     return None if model == EXTRACTIVE else str(model)
 
@@ -92,10 +89,6 @@ class ServiceObserver(BackgroundObserver):
         """Tell the worker that a job was queued; has no effect before ``start``."""
         if self._started:
             super().wake()
-
-    def close(self, timeout: float = 1.0, *, release: bool = True) -> None:
-        """Start no further job, wait ``timeout`` seconds for the current ones, release those not finished."""
-        super().close(timeout, release=release)
 
     def _new_worker(self) -> Worker:
         settings = cast("MemoryBankSettings", self.settings)  # there are some where the thread was started

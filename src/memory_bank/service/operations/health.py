@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import anyio
@@ -36,7 +38,7 @@ PATIENCE = 2.0
 """Seconds that a check may take."""
 _FRESH = {"database": 1.0, "storage": 1.0, "upstream": 5.0}  # seconds for which a result is reused; others: 2
 
-Check = Callable[[], dict[str, Any]]
+Check = Callable[[], dict[str, Any] | None]
 """Runs in a thread. Returns details for operators; an exception means that the part is unavailable."""
 
 
@@ -63,7 +65,7 @@ class Operations:
         )
         self._limiter = anyio.CapacityLimiter(4)  # so that a check that hangs blocks no request
         self._checks: dict[str, Check] = {
-            "database": self._check_database, "storage": self._check_storage, "upstream": self._check_upstream,
+            "database": self._check_database, "storage": database.check_writing, "upstream": self._check_upstream,
             "embedder": self._check_embedder, "observer": self._check_observer,
         }  # fmt: skip
         self._locks: dict[str, anyio.Lock] = {}
@@ -95,7 +97,7 @@ class Operations:
             found: dict[str, Any] = {"ok": False, "trouble": f"no answer within {PATIENCE:g} s"}
             try:
                 with anyio.move_on_after(PATIENCE):
-                    found = await self._in_thread(self._checks[name])
+                    found = await self._in_thread(self._checks[name]) or {}
             except Exception as e:
                 found["trouble"] = str(e) if isinstance(e, MemoryBankError) else type(e).__name__
             latest = {"ok": True, "ms": round(1000 * (time.perf_counter() - began), 1)} | found
@@ -108,8 +110,8 @@ class Operations:
     async def scrape(self) -> bytes:
         """The metrics of all workers in Prometheus' text format."""
         waiting: tuple[int, float] | None = None
-        with anyio.move_on_after(PATIENCE):
-            waiting = await self._in_thread(self._waiting)
+        with anyio.move_on_after(PATIENCE), suppress(StorageError):
+            waiting = await self._in_thread(partial(oldest_job, self._database))
         self._metrics.sessions.set(self._sessions.held)
         return await to_thread.run_sync(self._metrics.scrape, waiting, limiter=self._limiter)
 
@@ -117,27 +119,12 @@ class Operations:
         """Close the connection to upstream."""
         self._client.close()
 
-    def _waiting(self) -> tuple[int, float] | None:
-        try:
-            return oldest_job(self._database)
-        except StorageError:
-            return None
-
     def _check_database(self) -> dict[str, Any]:
-        with self._database.read() as c:
-            c.execute(sa.text("SELECT 1")).all()
+        self._database.value(sa.select(1))
         return {"name": self._database.name}
 
-    def _check_storage(self) -> dict[str, Any]:
-        self._database.check_writing()
-        return {}
-
     def _check_upstream(self) -> dict[str, Any]:
-        try:
-            answer = self._client.head(self._upstream)
-        except httpx2.HTTPError as e:
-            return {"ok": False, "trouble": type(e).__name__}
-        return {"status": answer.status_code}  # any status means that it is reachable
+        return {"status": self._client.head(self._upstream).status_code}  # any one means that it is reachable
 
     def _check_embedder(self) -> dict[str, Any]:
         model = load_embedder(self._sessions.bank_settings().embedding_model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from memory_bank import __version__
 from memory_bank.config import Price
@@ -12,6 +12,7 @@ from memory_bank.errors import MissingExtraError
 from memory_bank.pricing import Usage, cost
 
 try:
+    import prometheus_client
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
     from prometheus_client.core import GaugeMetricFamily
     from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
@@ -32,6 +33,7 @@ class Metrics:
 
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"memory_bank_{name}", text, labels, registry=registry)
@@ -76,29 +78,24 @@ class Metrics:
         ``waiting``: the jobs that wait for the Observer in the whole database, and the age of the oldest in seconds;
         None where the database is unavailable.
         """
-        counted, whole = self._registry, CollectorRegistry()
+        counted, state = self._registry, CollectorRegistry()
         if os.environ.get(SHARED):
             counted = CollectorRegistry()
             MultiProcessCollector(counted)  # type: ignore[no-untyped-call]
-        whole.register(_AllMetrics(counted, waiting))
-        return generate_latest(whole)
+        state.register(_State(waiting))
+        return generate_latest(counted) + generate_latest(state)
 
 
-class _AllMetrics:
-    """The counters of the workers, and the state of the database."""
+class _State(NamedTuple):
+    """The state of the database, as ``scrape`` is told."""
 
-    def __init__(self, counted: CollectorRegistry, waiting: tuple[int, float] | None) -> None:
-        self._counted = counted
-        self._waiting = waiting
+    waiting: tuple[int, float] | None
 
     def collect(self) -> Iterator[Metric]:
-        for metric in self._counted.collect():
-            metric.samples = [s for s in metric.samples if not s.name.endswith("_created")]
-            yield metric
-        up = float(self._waiting is not None)
+        up = float(self.waiting is not None)
         yield GaugeMetricFamily("memory_bank_database_up", "Whether the database answers.", up)
-        if self._waiting is not None:
-            jobs, oldest = self._waiting
+        if self.waiting is not None:
+            jobs, oldest = self.waiting
             yield GaugeMetricFamily("memory_bank_queue_jobs", "Records that wait for the Observer.", jobs)
             yield GaugeMetricFamily("memory_bank_queue_oldest_seconds", "Age of the oldest of them.", oldest)
 

@@ -1,4 +1,4 @@
-"""The recorded steps of the page: figures of every step, and a manifest of its plan and context within bounds."""
+"""The recorded steps of the page: figures of all, and within bounds their plans, contexts and the model's answers."""
 
 from __future__ import annotations
 
@@ -8,28 +8,34 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.steps import StepFigures, StepToStore, add_steps, packed
 from memory_bank.errors import StorageError
 from memory_bank.plan import Context, Decision, Fate, Plan
+from memory_bank.service.proxy.answers import EventSplitter, as_object
+from memory_bank.service.proxy.dialects import Dialect
+from memory_bank.service.proxy.injection import parse_object
 from memory_bank.service.sessions import Rebuilt
+from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import calls_of, content_text, read, result_of
 from memory_bank.transcript.quoting import quote_lines, sendable
 
 log = logging.getLogger("memory_bank.Service")
 
-DETAILED = 32
-"""Steps that may wait for their manifest; of further ones only the figures are recorded."""
+DETAILED = 128
+"""Contexts and answers that may wait to be recorded; of further steps only the figures are."""
 WAITING = 100_000
 """Steps that may wait for the database; beyond that, the oldest are dropped."""
 PATIENCE = 600.0
 """Seconds for which writing a batch is retried."""
 _TOGETHER = 256  # steps in one transaction
-_GATHER = 0.2  # seconds to collect a batch, in which an agent that goes on is not delayed by a manifest
+_GATHER = 0.2  # seconds to collect a batch
 _REST = 4.0  # pause before the next manifest, in durations of the last: requests have priority
 _BUSY = 1.0  # seconds to wait for a busy session, which may be finishing this step
 _PAUSES = 0.2, 5.0  # seconds between attempts, the first and the longest
@@ -43,23 +49,37 @@ LEAST_CHARS = 200
 DECISIONS = 300
 """Decisions of each fate that are kept, the newest; all are counted."""
 REASON_CHARS = 400
+ERROR_CHARS = 1_000
+CALLS = 100
+"""Calls of one answer that are kept."""
+_Work = Callable[[StepToStore], StepToStore]
+Answer = tuple[bytes, Dialect | None]
+"""The beginning of an answer, and the API that it is of."""
 
 
 class Recorder:
     """Records steps; ``take`` costs a few microseconds.
 
-    A thread makes the manifest of each step, unless its session has gone on by then, and writes them together.
-    ``kept`` is the number of latest steps per session that keep a manifest. ``lost`` counts steps that could
-    not be recorded.
+    A thread makes the manifest of each step and reads the model's answer, and writes them together; where DETAILED of
+    them wait already, further steps keep their figures only. ``kept`` is the number of latest steps per session that
+    keep manifest and answer. ``redact`` hides secrets in a text. ``lost`` counts steps that could not be recorded.
     """
 
-    def __init__(self, database: Database, kept: int, *, patience: float = PATIENCE) -> None:
+    def __init__(
+        self,
+        database: Database,
+        kept: int,
+        *,
+        redact: Callable[[str], str] = str,
+        patience: float = PATIENCE,
+    ) -> None:
         self.database = database
         self.kept = kept
+        self.redact = redact
         self.patience = patience
         self.lost = 0
-        self._new: deque[tuple[StepToStore, Rebuilt | None]] = deque()
-        self._detailed = 0  # of the new ones, those that wait for a manifest
+        self._new: deque[tuple[StepToStore, _Work | None]] = deque()
+        self._detailed = 0  # of the new ones, those with work to be done
         self._open = 0  # steps taken that are neither written nor lost
         self._change = threading.Condition()
         self._closing = threading.Event()
@@ -68,13 +88,27 @@ class Recorder:
 
     def take(self, step: Rebuilt) -> None:
         """Record a step later. Never blocks."""
-        self._take(StepToStore(_figures(step), generation=getattr(step.state, "generation", None)), step)
+        new = StepToStore(_figures(step), generation=getattr(step.state, "generation", None))
+        self._take(new, lambda new: replace(new, manifest=_manifest(step)))
 
-    def take_outcome(self, step: Rebuilt, **came_to: Any) -> None:
-        """Record the outcome of a recorded step's request, as fields of StepFigures. Never blocks."""
-        self._take(StepToStore(replace(_figures(step), **came_to), outcome=True), None)
+    def take_outcome(self, step: Rebuilt, answer: Answer, **came_to: Any) -> None:
+        """Record what a recorded step's request came to, as fields of StepFigures. Never blocks."""
+        new = StepToStore(replace(_figures(step), **came_to), outcome=True)
+        self._take(new, partial(self._read, *answer))
 
-    def _take(self, new: StepToStore, step: Rebuilt | None) -> None:
+    def take_without(self, figures: StepFigures, answer: Answer) -> None:
+        """Record a request that went without memory as a step of its session, if there is one. Never blocks."""
+        self._take(StepToStore(figures), partial(self._read, *answer))
+
+    def _read(self, answer: bytes, dialect: Dialect | None, new: StepToStore) -> StepToStore:
+        """The step with the model's answer, or the error that it is."""
+        if dialect is None or not answer:
+            return new
+        said, error = read_answer(answer, dialect, self.redact)
+        figures = new.figures if error is None else replace(new.figures, error=error)
+        return replace(new, figures=figures, answer=None if said is None else packed(said))
+
+    def _take(self, new: StepToStore, work: _Work | None) -> None:
         with self._change:
             if self._closing.is_set():
                 self.lost += 1
@@ -83,18 +117,18 @@ class Recorder:
                 self._pop()
                 self._settle(1, written=False)
             if self.kept == 0 or self._detailed >= DETAILED:
-                step = None
-            self._detailed += step is not None
-            self._new.append((new, step))
+                work = None
+            self._detailed += work is not None
+            self._new.append((new, work))
             self._open += 1
             if self._thread.ident is None:
                 self._thread.start()
             self._change.notify_all()
 
-    def _pop(self) -> tuple[StepToStore, Rebuilt | None]:
-        new, step = self._new.popleft()
-        self._detailed -= step is not None
-        return new, step
+    def _pop(self) -> tuple[StepToStore, _Work | None]:
+        new, work = self._new.popleft()
+        self._detailed -= work is not None
+        return new, work
 
     def _settle(self, count: int, *, written: bool) -> None:
         self._open -= count
@@ -127,20 +161,25 @@ class Recorder:
                 if not self._new:
                     return
             self._closing.wait(_GATHER)
+            if not self._write_next() and self._closing.is_set():
+                return  # the rest counts as lost
+
+    def _write_next(self) -> bool:
+        """Whether the oldest new steps were written; a context is held until its manifest is made."""
+        to_store: list[StepToStore] = []
+        for _ in range(min(_TOGETHER, len(self._new))):
             with self._change:
-                batch = [self._pop() for _ in range(min(_TOGETHER, len(self._new)))]
-            to_store: list[StepToStore] = []
-            for new, step in batch:
-                began = time.monotonic()
-                if step is not None and began < self._until:
-                    new = replace(new, manifest=_manifest(step))
-                    self._closing.wait(_REST * (time.monotonic() - began))
-                to_store.append(new)
-            written = self._write(to_store)
-            with self._change:
-                if not written and self._closing.is_set():
-                    return  # the rest counts as lost
-                self._settle(len(batch), written=written)
+                new, work = self._pop()
+            began = time.monotonic()
+            if work is not None and began < self._until:
+                new, work = _worked(new, work), None
+                self._closing.wait(_REST * (time.monotonic() - began))
+            to_store.append(new)
+        written = self._write(to_store)
+        with self._change:
+            if written or not self._closing.is_set():
+                self._settle(len(to_store), written=written)
+        return written
 
     def _write(self, batch: list[StepToStore]) -> bool:
         """Whether the steps were written; while the database fails, it tries again for ``patience`` seconds."""
@@ -164,22 +203,88 @@ class Recorder:
             pause = min(2 * pause, _PAUSES[1])
 
 
-def _manifest(step: Rebuilt) -> bytes | None:
-    """The manifest of a step; None if its session has gone on since."""
-    state = step.state
+def _worked(new: StepToStore, work: _Work) -> StepToStore:
+    """A step with what ``work`` adds to it; without it where that fails."""
     try:
-        if state is None:  # there is no session to ask
-            return packed(snapshot(step))
-        if state.last_plan is not step.plan or not state.lock.acquire(timeout=_BUSY):
-            return None
-        try:
-            made = snapshot(step) if state.last_plan is step.plan else None
-        finally:
-            state.lock.release()
-        return None if made is None else packed(made)
+        return work(new)
     except Exception as e:  # the figures are recorded in any case; the error's text may have content
-        log.warning("the manifest of a step could not be made (%s)", type(e).__name__)
+        log.warning("the contents of a step could not be recorded (%s)", type(e).__name__)
+        return new
+
+
+def _manifest(step: Rebuilt) -> bytes:
+    """The manifest of a step, without its plan where the session is too busy to be asked."""
+    lock = nullcontext(True) if step.state is None else _held(step.state.lock)
+    made = _Manifest(step)
+    with lock as is_held:
+        # of a session that has gone on, the reasons are those of a later step
+        is_latest = step.state is None or step.state.last_plan is step.plan
+        plan = made.plan(step.plan, explained=is_latest) if step.plan is not None and is_held else None
+    return packed(made.whole(plan) | {"explained": is_latest and bool(is_held)})
+
+
+@contextmanager
+def _held(lock: Any) -> Iterator[bool]:
+    is_held = lock.acquire(timeout=_BUSY)
+    try:
+        yield is_held
+    finally:
+        if is_held:
+            lock.release()
+
+
+def read_answer(
+    data: bytes, dialect: Dialect, redact: Callable[[str], str] = str
+) -> tuple[dict[str, Any] | None, str | None]:
+    """The model's answer, as ``parts`` of its text and ``calls``, and the error in it; None where there is none.
+
+    ``data``: a whole answer, or a stream from its beginning.
+    """
+    value, error = parse_object(data), None
+    if not value:
+        stream, splitter = dialect.open_stream({}), EventSplitter()
+        for event in (*splitter.feed(data), *splitter.close()):
+            if event.value is not None:
+                stream.read(event.value)
+                error = error or _error_of(event.value)
+        value = stream.answer()
+    error = error or _error_of(value)
+    turn = dialect.read_answer(value, {})
+    blocks = [b for m in turn.messages for b in _blocks(m)]
+    text = "\n\n".join(t for b in blocks if (t := content_text(b)))
+    left = [CONTEXT_CHARS]
+    calls = [
+        {
+            "name": redact(str(call.name or call.item.get("type") or "")),
+            "arguments": _cut(
+                [{"text": redact(a if isinstance(a := call.arguments, str) else compact(a))}], left
+            ),
+        }
+        for call in turn.calls[:CALLS]
+    ]
+    parts = _cut([{"text": redact(text)}], left)
+    said = {"parts": parts, "calls": calls} if parts or calls else None
+    return said, None if error is None else redact(error)[:ERROR_CHARS]
+
+
+def _error_of(value: Mapping[str, Any]) -> str | None:
+    """What an answer or an event says of an error."""
+    error = value.get("error") or as_object(value.get("response")).get("error")
+    if not error:
         return None
+    told = as_object(error)
+    named = [str(told[k]) for k in ("type", "code") if told.get(k)]
+    return str(
+        told.get("message") or "; ".join(named) or (error if isinstance(error, str) else compact(error))
+    )
+
+
+def _blocks(message: object) -> Iterator[object]:
+    """What a message of a turn says, without its calls and thinking."""
+    content = as_object(message).get("content")
+    for block in content if isinstance(content, list) else [content]:
+        if isinstance(block, str) or isinstance(as_object(block).get("text"), str):
+            yield [block]
 
 
 def _figures(step: Rebuilt) -> StepFigures:
@@ -203,8 +308,7 @@ def snapshot(step: Rebuilt) -> dict[str, Any]:
     Texts may have lone surrogates.
     """
     made = _Manifest(step)
-    plan = None if step.plan is None else made.plan(step.plan)
-    return {"context": made.context(), "context_messages": len(step.shown), "plan": plan}
+    return made.whole(None if step.plan is None else made.plan(step.plan))
 
 
 class _Origin(NamedTuple):
@@ -265,9 +369,13 @@ class _Manifest:
         self.shown: set[str] = set()  # records of which pieces are shown
         self.fates: Mapping[str, str] = {}  # of records
         self._found: set[int] = set()  # pieces that were found in a text
-        self._left = CONTEXT_CHARS
+        self._left = [CONTEXT_CHARS]
 
-    def plan(self, plan: Plan) -> dict[str, Any]:
+    def whole(self, plan: dict[str, Any] | None) -> dict[str, Any]:
+        """The manifest with a plan that ``plan`` has made."""
+        return {"context": self.context(), "context_messages": len(self.step.shown), "plan": plan}
+
+    def plan(self, plan: Plan, *, explained: bool = True) -> dict[str, Any]:
         """The plan with its pieces, the newest decisions of each fate, and how many there are."""
         fates = {str(f): {"interactions": 0, "tokens": 0} for f in Fate}
         newest: dict[Fate, deque[tuple[int, Decision]]] = {f: deque(maxlen=DECISIONS) for f in Fate}
@@ -279,7 +387,7 @@ class _Manifest:
             newest[decision.fate].append((count, decision))
         kept = sorted((d for latest in newest.values() for d in latest), key=lambda d: d[0])
         decisions = [d for _, d in kept]
-        shown = plan.shown()
+        shown = plan.shown(explained=explained)
         numbers = {t: n for n, t in enumerate(self.numbered, 1)}
         self.pieces = shown["pieces"]
         self.shown = {p["trace_id"] for p in self.pieces}
@@ -334,12 +442,12 @@ class _Manifest:
         entry = {
             **origin.place,
             "role": role if isinstance(role, str) else "",
-            "parts": self._cut(texts[0]),
+            "parts": _cut(texts[0], self._left),
             "calls": [
                 {
                     "call_id": call.call_id,
                     "name": call.name,
-                    "arguments": self._cut(parts),
+                    "arguments": _cut(parts, self._left),
                     "trace_id": origin.by_call.get(call.call_id),
                 }
                 for call, parts in zip(_calls(message), texts[1:], strict=True)
@@ -352,22 +460,6 @@ class _Manifest:
             tool = result.name or names.get(id_)
             entry |= {"tool": tool, "call_id": id_, "trace_id": origin.by_call.get(id_)}
         return entry
-
-    def _cut(self, parts: _Parts) -> _Parts:
-        """The parts, each text cut to the room that is left: its beginning, the size of the gap, its end."""
-        cut: _Parts = []
-        for part in parts:
-            text = part["text"]
-            limit = min(TEXT_CHARS, max(LEAST_CHARS, self._left))
-            self._left -= min(len(text), limit)
-            if len(text) <= limit:
-                cut += [part] if text else []
-                continue
-            gap, end = len(text) - limit, limit // 4
-            rest = {k: v for k, v in part.items() if k != "text"}
-            pieces = {"text": text[: limit - end]}, {"left_out": gap}, {"text": text[len(text) - end :]}
-            cut += [rest | piece for piece in pieces]
-        return cut
 
     def _parts(
         self, text: str, quoted: frozenset[str] | None, *, as_json: bool = False
@@ -423,6 +515,23 @@ class _Manifest:
             end = found.end()
         if end < len(text):
             yield {"text": text[end:]}
+
+
+def _cut(parts: _Parts, left: list[int]) -> _Parts:
+    """The parts, each text cut to the room that is ``left``: its beginning, the size of the gap, its end."""
+    cut: _Parts = []
+    for part in parts:
+        text = part["text"]
+        limit = min(TEXT_CHARS, max(LEAST_CHARS, left[0]))
+        left[0] -= min(len(text), limit)
+        if len(text) <= limit:
+            cut += [part] if text else []
+            continue
+        gap, end = len(text) - limit, limit // 4
+        rest = {k: v for k, v in part.items() if k != "text"}
+        pieces = {"text": text[: limit - end]}, {"left_out": gap}, {"text": text[len(text) - end :]}
+        cut += [rest | piece for piece in pieces]
+    return cut
 
 
 def _calls(message: Any) -> Sequence[Any]:

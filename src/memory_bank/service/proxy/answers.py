@@ -35,7 +35,7 @@ class ModelToolCall:
     @property
     def is_memory(self) -> bool:
         """Whether it calls a memory tool, which the proxy answers; the client answers all others."""
-        return isinstance(self.name, str) and self.name in (*MEMORY_TOOLS, MEMORY_FILES)
+        return self.name in (*MEMORY_TOOLS, MEMORY_FILES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +183,7 @@ class EventKind(Enum):
     CALL = "held, with all that follows, until the turn ends"
 
 
+@dataclass(eq=False)
 class TurnStream:
     """Joins the streamed turns of one request into one stream without the turns that call memory tools.
 
@@ -190,21 +191,25 @@ class TurnStream:
     from the first tool call on until the turn ends; then it is sent as it came, or, if a memory tool is called,
     dropped. A turn that failed or is longer than ``MOST_BYTES`` is never dropped. As long as nothing of an earlier
     turn was sent (``is_raw``), the bytes are those of upstream, except for the usage, which is that of all turns;
-    after that, events are rewritten to continue the earlier turn. ``lead`` puts an item of ours before all others,
-    and ``ending`` gives more members for the event that ends a message. Each API implements ``read``, ``write`` and
-    ``answer``; ``read_turn`` reads a complete answer.
+    after that, events are rewritten to continue the earlier turn. ``lead``: an item or block of ours that is first;
+    ``usage``: that of the hidden turns; ``ending`` gives more members for the event that ends a message.
+    Each API implements ``read``, ``write`` and ``answer``; ``read_turn`` reads a complete answer.
     """
 
-    def __init__(self, read_turn: Callable[[JsonObject], ModelTurn]) -> None:
-        self.usage: JsonObject = {}
-        """The usage of the hidden turns."""
-        self.has_sent = False
-        self.hides = self.is_raw = True
-        self.ending: Callable[[JsonObject], JsonObject] = lambda _: {}
-        self._read_turn = read_turn
-        self._held: list[bytes] = []
-        self._next_index = 0
-        self._lead: JsonObject | None = None
+    read_turn: Callable[[JsonObject], ModelTurn]
+    lead: JsonObject | None = None
+    usage: JsonObject = field(default_factory=dict)
+    ending: Callable[[JsonObject], JsonObject] = lambda _: {}
+    has_sent: bool = False
+    hides: bool = True
+    is_raw: bool = True
+    _held: list[bytes] = field(default_factory=list)
+    _next_index: int = 0
+
+    place = "index"
+    """The member of an event that says which part of the answer it belongs to."""
+
+    def __post_init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
@@ -213,10 +218,6 @@ class TurnStream:
         self._turn_usage: JsonObject = {}
         self._has_failed = self._has_call = False
         self._size = 0
-
-    def lead(self, item: JsonObject) -> None:
-        """Let the stream begin with a compaction item or block, before its first event is fed."""
-        self._lead = item
 
     @property
     def _passes(self) -> bool:
@@ -255,13 +256,13 @@ class TurnStream:
         return b"" if self._turn().calls_memory else self._release()
 
     def _turn(self) -> ModelTurn:
-        return ModelTurn() if self._has_failed else self._read_turn(self.answer())
+        return ModelTurn() if self._has_failed else self.read_turn(self.answer())
 
     def _release(self, *last: Event) -> bytes:
         sent: list[bytes] = []
         for event in (*map(read_event, self._held), *last):
-            if self._lead and event.value and event.value.get("type") not in _STARTED:
-                led, self._lead = [self.write(e) for e in events.first_item(self._lead)], None
+            if self.lead and event.value and event.value.get("type") not in _STARTED:
+                led, self.lead = [self.write(e) for e in events.first_item(self.lead)], None
                 sent += events.as_events((e.pop("type"), e) for e in led if e)
                 self._first_index = self._next_index
             value = None if event.value is None else self.write(event.value)
@@ -274,10 +275,13 @@ class TurnStream:
         self.has_sent = self.has_sent or bool(out)
         return out
 
-    def _index(self, index: int) -> int:
-        """The index in the joined stream of what has this index in its turn."""
+    def _moved(self, value: JsonObject) -> JsonObject:
+        """The object of an event with its place in the joined stream."""
+        index = value.get(self.place)
+        if not isinstance(index, int):
+            return dict(value)
         self._next_index = max(self._next_index, self._first_index + index + 1)
-        return self._first_index + index
+        return {**value, self.place: self._first_index + index}
 
     def read(self, value: JsonObject) -> EventKind:
         """Take in the object of an event of the present turn."""
@@ -292,13 +296,12 @@ class TurnStream:
         raise NotImplementedError
 
 
+@dataclass(eq=False)
 class ChatStream(TurnStream):
     """The events are chunks of a chat completion, with the id of the first turn that was sent."""
 
-    def __init__(self, read_turn: Callable[[JsonObject], ModelTurn]) -> None:
-        self._head: JsonObject = {}
-        self._has_text = False
-        super().__init__(read_turn)
+    _head: JsonObject = field(default_factory=dict)
+    _has_text: bool = False
 
     def begin(self) -> None:
         super().begin()
@@ -391,9 +394,10 @@ class _Pieces(list[str]):
 def _append(members: JsonObject, key: str, value: Any) -> None:
     """Append text or a list to a member; any other value replaces it."""
     if isinstance(value, str) and key != "role":
-        if not isinstance(members.get(key), _Pieces):
-            members[key] = _Pieces()
-        members[key].append(value)
+        begun = members.get(key)
+        if not isinstance(begun, _Pieces):
+            members[key] = begun = _Pieces([begun] if isinstance(begun, str) else [])
+        begun.append(value)
     elif isinstance(value, list) and type(members.get(key)) is list:
         members[key] += value
     elif value is not None:
@@ -419,13 +423,11 @@ class MessageStream(TurnStream):
     def read(self, value: JsonObject) -> EventKind:
         """See TurnStream. Thinking belongs to what follows it."""
         kind, index = value.get("type"), value.get("index")
-        if kind == "message_start":
-            self._turn_usage = as_object(as_object(value.get("message")).get("usage"))
+        begun = as_object(value.get("message"))
+        self._turn_usage = {**self._turn_usage, **as_object((begun or value).get("usage"))}
         if kind in ("message_start", "ping"):
             return EventKind.SILENT
         self._has_failed = self._has_failed or kind == "error"
-        if kind == "message_delta":
-            self._turn_usage = {**self._turn_usage, **as_object(value.get("usage"))}
         if not isinstance(index, int):
             return EventKind.SHOWN
         block = self._blocks.get(index, {})
@@ -433,26 +435,18 @@ class MessageStream(TurnStream):
             block = self._blocks[index] = dict(as_object(value.get("content_block")))
             if block.get("type") == "tool_use":
                 block["input"] = _Pieces()
-        elif kind == "content_block_delta":
-            delta = as_object(value.get("delta"))
-            into, piece = _DELTAS.get(str(delta.get("type")), ("", ""))
-            if delta.get("type") == "compaction_delta":
-                block |= {k: v for k, v in delta.items() if k != "type" and v is not None}
-            if isinstance(text := delta.get(piece), str):
-                if isinstance(begun := block.get(into), str):
-                    block[into] = _Pieces([begun])
-                _append(block, into, text)
+        for member, text in as_object(value.get("delta")).items():
+            if member != "type" and isinstance(text, str):
+                _append(block, "input" if member == "partial_json" else member, text)
         if block.get("type") == "tool_use":
             return EventKind.CALL
         return EventKind.TIED if str(block.get("type")) in THINKING else EventKind.SHOWN
 
     def write(self, value: JsonObject) -> JsonObject | None:
-        kind, index = value.get("type"), value.get("index")
+        kind = value.get("type")
         if kind == "message_start" and not self.is_raw:
             return None
-        changed = dict(value)
-        if isinstance(index, int):
-            changed["index"] = self._index(index)
+        changed = self._moved(value)
         if kind == "message_delta":
             usage = add_usage(self.usage, {**self._turn_usage, **as_object(value.get("usage"))})
             changed |= {"usage": usage} if self.usage else {}
@@ -463,14 +457,7 @@ class MessageStream(TurnStream):
         return {"content": [_joined(b) for _, b in sorted(self._blocks.items())], "usage": self._turn_usage}
 
 
-_DELTAS = {  # by type: the member of the block, and that of the delta
-    "text_delta": ("text", "text"),
-    "thinking_delta": ("thinking", "thinking"),
-    "signature_delta": ("signature", "signature"),
-    "input_json_delta": ("input", "partial_json"),
-}
-
-
+@dataclass(eq=False)
 class ResponseStream(TurnStream):
     """The events are those of a response.
 
@@ -480,20 +467,16 @@ class ResponseStream(TurnStream):
     provider knows that id as a response whose calls were not answered.
     """
 
-    def __init__(self, read_turn: Callable[[JsonObject], ModelTurn]) -> None:
-        self._identity: JsonObject = {}  # id and created_at of the response
-        self._earlier: list[object] = []  # the item that leads, and items of hidden turns that were sent
-        self._sent: list[object] = []  # items of the present turn that were sent
-        self._sequence = 0
-        super().__init__(read_turn)
+    _identity: JsonObject = field(default_factory=dict)  # id and created_at of the response
+    _earlier: list[object] = field(default_factory=list)  # the lead, and items of hidden turns that were sent
+    _sent: list[object] = field(default_factory=list)  # items of the present turn that were sent
+    _sequence: int = 0
 
-    def lead(self, item: JsonObject) -> None:
-        super().lead(item)
-        self._earlier.append(item)
+    place = "output_index"
 
     def begin(self) -> None:
         super().begin()
-        self._earlier += self._sent
+        self._earlier = [*(self._earlier or filter(None, [self.lead])), *self._sent]
         self._items: dict[int, object] = {}
         self._sent = []
         self._response: JsonObject = {}
@@ -517,20 +500,15 @@ class ResponseStream(TurnStream):
         return EventKind.TIED if item == "reasoning" else EventKind.SHOWN
 
     def write(self, value: JsonObject) -> JsonObject | None:
-        kind, index, number = value.get("type"), value.get("output_index"), value.get("sequence_number")
+        kind, item, number = value.get("type"), value.get("item"), value.get("sequence_number")
         if kind in _STARTED and not self.is_raw:
             return None
-        if (
-            kind == "response.output_item.done"
-            and not self._passes
-            and value.get("item") not in self._earlier
-        ):
-            self._sent.append(value.get("item"))
-        changed = dict(value)
-        if isinstance(index, int):
-            changed["output_index"] = self._index(index)
+        if kind == "response.output_item.done" and not self._passes and item not in self._earlier:
+            self._sent.append(item)
+        changed = self._moved(value)
         if isinstance(number, int):
-            changed["sequence_number"] = number if self.is_raw and not self._earlier else self._sequence
+            if self._earlier or not self.is_raw:
+                changed["sequence_number"] = self._sequence
             self._sequence = changed["sequence_number"] + 1
         response = as_object(value.get("response"))
         self._identity = self._identity or {k: response[k] for k in ("id", "created_at") if k in response}

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import threading
+import zlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast
 
-from memory_bank.errors import BodyError
+from memory_bank.errors import BodyError, MissingExtraError
 from memory_bank.transcript.anthropic import Derive, Make, derive_anew
 from memory_bank.transcript.messages import same_objects
 from memory_bank.transcript.turns import Placed
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    try:
+        from backports import zstd
+    except ImportError:
+        raise MissingExtraError("the service (bodies compressed with zstd)", "service") from None
 
 JsonObject: TypeAlias = dict[str, Any]
 """A JSON object of a request or an answer, as some client or server wrote it."""
@@ -25,9 +36,24 @@ Elements = tuple[tuple[object, Span], ...]
 """The elements of an array, each with its start and end in the text."""
 
 _BOM = "\ufeff"
+_WINDOW = {int(zstd.DecompressionParameter.window_log_max): 23}  # 8 MiB, the most for HTTP: RFC 9659
+_DECODERS: Mapping[str, Callable[[], Any]] = {
+    "gzip": partial(zlib.decompressobj, 16 + zlib.MAX_WBITS),
+    "zstd": partial(zstd.ZstdDecompressor, options=_WINDOW),
+}  # by content-encoding
 _whitespace = re.compile(r"[ \t\n\r]*")
 _raw_decode = json.JSONDecoder().raw_decode
 T = TypeVar("T")
+
+
+def decompressed(data: bytes, coding: str, most: int) -> bytes | None:
+    """A body without its content-encoding; None where that is unknown, it is broken, or has over ``most`` bytes."""
+    try:
+        decoder = _DECODERS[coding.strip().lower()]()
+        plain: bytes = decoder.decompress(data, most + 1)
+    except (KeyError, zlib.error, zstd.ZstdError):
+        return None
+    return plain if decoder.eof and not decoder.unused_data and len(plain) <= most else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

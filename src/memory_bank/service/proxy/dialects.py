@@ -81,6 +81,10 @@ class Dialect:
     stream: type[TurnStream]
     """Reads its streamed answers."""
 
+    def __init__(self, route: str = "", path: str = "", *, counts_only: bool = False) -> None:
+        self.route, self.path = route or self.route, path or self.path
+        self.counts_only = counts_only
+
     def history(self, body: Body) -> RequestHistory:
         """Return the conversation in a request's body. Raises NotRebuiltError for one that cannot be rebuilt."""
         raise NotImplementedError
@@ -127,9 +131,9 @@ class Dialect:
         """The message that answers a call, with the parts that it can carry; None where text cannot answer."""
         raise NotImplementedError
 
-    def open_stream(self, request: JsonObject) -> TurnStream:
-        """A reader of the streamed answers to a request."""
-        return self.stream(lambda answer: self.read_answer(answer, request))
+    def open_stream(self, request: JsonObject, **more: Any) -> TurnStream:
+        """A reader of the streamed answers to a request; ``more`` as in TurnStream."""
+        return self.stream(lambda answer: self.read_answer(answer, request), **more)
 
 
 class ChatDialect(Dialect):
@@ -329,22 +333,6 @@ class MessagesDialect(Dialect):
         return {"role": "user", "content": [block]}
 
 
-class CountTokensDialect(MessagesDialect):
-    """The counting of a request's tokens: what is counted is the rebuilt context, and nothing is recorded."""
-
-    route = "count_tokens"
-    path = "/messages/count_tokens"
-    counts_only = True
-
-
-class InputTokensDialect(ResponsesDialect):
-    """The counting of a response's tokens; see CountTokensDialect."""
-
-    route = "input_tokens"
-    path = "/responses/input_tokens"
-    counts_only = True
-
-
 class CompactDialect(ResponsesDialect):
     """The compaction of a conversation by the Responses API, as a request of its own."""
 
@@ -356,9 +344,13 @@ class CompactDialect(ResponsesDialect):
 
 
 DIALECTS: tuple[Dialect, ...] = (
-    ChatDialect(), ResponsesDialect(), MessagesDialect(), CountTokensDialect(), InputTokensDialect(),
+    ChatDialect(),
+    ResponsesDialect(),
+    MessagesDialect(),
     CompactDialect(),
-)  # fmt: skip
+    MessagesDialect("count_tokens", "/messages/count_tokens", counts_only=True),
+    ResponsesDialect("input_tokens", "/responses/input_tokens", counts_only=True),
+)
 
 
 def _with_memory_tools(

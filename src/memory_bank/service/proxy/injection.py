@@ -185,11 +185,8 @@ class Injection:
 
     async def _stream(self, answer: UpstreamAnswer, usage: JsonObject) -> UpstreamAnswer:
         """The answer as a stream, once its first bytes are there."""
-        joined = self.request.dialect.open_stream(self.request.value)
-        joined.usage = usage
-        joined.ending = self._ending
-        if self.lead:
-            joined.lead(self.lead)
+        own = {"usage": usage, "ending": self._ending, "lead": self.lead}
+        joined = self.request.dialect.open_stream(self.request.value, **own)
         self.read = answer  # the answer of the present turn
         pieces = self._join(joined)
 

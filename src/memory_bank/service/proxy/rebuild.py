@@ -28,7 +28,7 @@ from memory_bank.service.proxy.body import Body, JsonObject, render_body
 from memory_bank.service.proxy.clearing import CONTEXT_MANAGEMENT, clear, excluded_tools
 from memory_bank.service.proxy.dialects import Dialect, NotRebuiltError, Provider, TurnPlace, own_tools
 from memory_bank.service.proxy.identity import Identity, client_session
-from memory_bank.service.security.access import Caller, stored_id
+from memory_bank.service.security.access import Caller, public_name, stored_id
 from memory_bank.service.sessions import Rebuilt, Sessions
 from memory_bank.tools import FILES_SCHEMA, TOOL_SCHEMAS
 from memory_bank.transcript.harness import asks_for_summary
@@ -144,8 +144,9 @@ class SessionWay:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A rebuild in a worker thread: whether it runs, and on which session."""
+    """A rebuild in a worker thread: whether others wait for their turn, whether it runs, and on which session."""
 
+    under_load: bool = False
     is_running: bool = False
     session_id: str | None = None
 
@@ -157,6 +158,10 @@ class _Line:
         self._free = places
         self._begun: deque[asyncio.Future[None]] = deque()
         self._new: deque[asyncio.Future[None]] = deque()
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._begun) + len(self._new)
 
     @asynccontextmanager
     async def place(self, begun: bool) -> AsyncIterator[None]:
@@ -262,7 +267,8 @@ class Rebuilder:
     """Rebuilds requests in worker threads, each for at most ``timeout`` seconds once it is its turn.
 
     Under load requests wait for their turn; one of a session that has not begun goes without memory after ``timeout``
-    seconds (the session's next request brings the same messages), the others after WAITS times as long.
+    seconds (the session's next request brings the same messages), the others after WAITS times as long. While THREADS
+    others wait, folds are put off.
 
     Failures are returned as ``failed`` and never raised. After two consecutive hangs of a namespace (a key) its
     requests skip memory for ``pause`` seconds, then one tries. A session whose job still hangs is not used. The
@@ -315,6 +321,10 @@ class Rebuilder:
                     result = await self._timed(share, request)
         if result.status == "failed":
             share.without[str(result.reason)] += 1
+            named = request.headers.get("x-memory-session") or client_session(
+                request.headers, request.value.get("metadata")
+            )
+            result = replace(result, session=result.session or named)
         if result.step is not None:
             task = asyncio.create_task(self._finish(result.step))
             self._tasks.add(task)
@@ -326,7 +336,7 @@ class Rebuilder:
         if len(self._stuck) >= 64 or not share.allows():
             return MemoryResult("failed", "paused")
         began = time.perf_counter()
-        job = _Job()
+        job = _Job(under_load=len(share.line) + len(self._line) >= THREADS)
         result: MemoryResult | None = None
         hung: bool | None = None
         try:
@@ -348,6 +358,8 @@ class Rebuilder:
         elif not request.dialect.counts_only:
             result = share.count(request, result)
         share.note(result)
+        if result.status == "failed" and job.session_id is not None:
+            result = replace(result, session=public_name(request.caller.namespace, job.session_id))
         return result
 
     def notice(self, namespace: str | None) -> str | None:
@@ -469,6 +481,7 @@ class Rebuilder:
                 beside="".join(compact(v) for m in ("tools", "functions") if (v := value.get(m))),
                 safer=safer,
                 whole=whole,
+                under_load=job.under_load,
             )
             if self._identity.is_current(namespace, match):
                 break

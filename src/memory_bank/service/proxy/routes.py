@@ -26,6 +26,7 @@ from memory_bank.service.proxy.answers import as_object
 from memory_bank.service.proxy.body import (
     Body,
     MessageCache,
+    decompressed,
     parse_body,
     render_body,
     with_members,
@@ -64,13 +65,15 @@ SAFER = "in a safer form, since upstream refused another"
 MARKS_REFUSED = "upstream refused cache marks"
 UNTRIED = "thinking would be bound to a rebuilt context"
 """The reason of a request that begins a turn, while no rebuilt context was accepted in a turn of its model."""
+KEPT_BYTES = 2**20
+"""Bytes of an answer that are kept until it is recorded."""
 FIRST_PAUSE, LONGEST_PAUSE = 5, 160
 """Requests of a session without memory after a refused context; each further one doubles them."""
 
 
 @dataclass(slots=True)
 class Exchange:
-    """What is recorded of one request and its answer, filled in until that ends: no contents, no keys.
+    """What is recorded of one request and its answer, filled in until that ends: no keys, no contents but ``kept``.
 
     ``route``: a dialect's, or "other" for what only passes. ``outcome``: upstream has ``broken_off`` its answer or is
     ``unreachable``, the service has ``refused`` the request, or has ended or failed (``aborted``).
@@ -79,7 +82,8 @@ class Exchange:
     ``tokens`` of all that was sent upstream and ``full_tokens`` of the request as it came, tools included, as memory
     counts them; ``answered_tokens`` of what upstream did not refuse. ``input_tokens`` (with those
     read from a cache and written to it, None where caches are not reported) and ``output_tokens`` are those of
-    upstream's usage. ``step`` is the step that the request is recorded as.
+    upstream's usage. ``step`` is the step that the request is recorded as. ``kept``: the beginning of the answer, in
+    the form of ``dialect``. ``trouble``: why there is no answer, or only a part of one.
     """
 
     method: str
@@ -102,6 +106,9 @@ class Exchange:
     written_tokens: int | None = None
     received_bytes: int = 0
     step: Rebuilt | None = field(default=None, repr=False)
+    dialect: Dialect | None = field(default=None, repr=False)
+    kept: bytearray = field(default_factory=bytearray, repr=False)
+    trouble: str | None = field(default=None, repr=False)
 
 
 @dataclass(slots=True, eq=False)
@@ -175,6 +182,7 @@ class _ProxiedRequest:
         except ClientDisconnect:
             exchange.outcome = "client_gone"
         except MemoryBankError as e:
+            exchange.trouble = str(e)
             if exchange.status is not None and isinstance(e, UpstreamError):
                 exchange.outcome = "broken_off"  # the server closes the client's connection too
                 log.warning("%s", e)
@@ -196,7 +204,7 @@ class _ProxiedRequest:
         exchange, memory = self.exchange, request.memory
         exchange.model = request.model if isinstance(request.value.get("model"), str) else None
         exchange.streamed = request.value.get("stream") is True
-        exchange.session, exchange.step = memory.session, memory.step
+        exchange.session, exchange.step, exchange.dialect = memory.session, memory.step, request.dialect
         exchange.memory, exchange.reason = memory.status, memory.reason
         exchange.tokens = None if memory.tokens is None else self.sent_tokens
         exchange.full_tokens = memory.full_tokens
@@ -233,6 +241,11 @@ class _ProxiedRequest:
             await self._relay(await self._send_upstream(headers, body), [])
             return
         data = b"".join([chunk async for chunk in self._stream()])
+        if coding := self.incoming.headers.get("content-encoding"):
+            most = self.proxy.rebuilder.sessions.config.service.max_body_bytes
+            plain = await in_thread_if_large(data, decompressed, data, coding, most)
+            if plain is not None:
+                data, headers = plain, [(n, v) for n, v in headers if n != b"content-encoding"]
         await self._rebuild(dialect, data, credential_of(headers))
         assert self.request is not None
         headers = [(n, v) for n, v in headers if n != b"accept-encoding"]
@@ -426,6 +439,7 @@ class _ProxiedRequest:
             async for chunk in answer.body:
                 if self.request is not None:
                     self.usage.feed(chunk)
+                    self.exchange.kept += chunk[: KEPT_BYTES - len(self.exchange.kept)]
                 await self.send({"type": "http.response.body", "body": chunk, "more_body": True})
             await self.send({"type": "http.response.body", "body": b"", "more_body": False})
             self.exchange.outcome = "complete"

@@ -8,6 +8,7 @@ import re
 import ssl
 import urllib.request
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache, reduce
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -55,28 +56,18 @@ async def _nothing() -> None:
     pass
 
 
+@dataclass(slots=True, eq=False)
 class UpstreamAnswer:
     """An answer that has begun.
 
     ``headers`` are those for the client. ``body`` is read once: the bytes as they arrive, encoded as the
-    headers say; it raises UpstreamError when the answer breaks off. ``aclose`` releases the connection, by ``close``.
+    headers say; it raises UpstreamError when the answer breaks off. ``aclose`` releases the connection.
     """
 
-    def __init__(
-        self,
-        status: int,
-        headers: Headers,
-        body: AsyncIterator[bytes],
-        close: Callable[[], Awaitable[None]] = _nothing,
-    ) -> None:
-        self.status = status
-        self.headers = headers
-        self.body = body
-        self._close = close
-
-    async def aclose(self) -> None:
-        """Release what the answer holds."""
-        await self._close()
+    status: int
+    headers: Headers
+    body: AsyncIterator[bytes]
+    aclose: Callable[[], Awaitable[None]] = _nothing
 
     async def hold(self) -> bytes | None:
         """Read the whole body and release the connection; None for a body of more than ``MOST_BYTES``.
@@ -94,7 +85,7 @@ class UpstreamAnswer:
             await self.aclose()
             raise
         await self.aclose()
-        self._close = _nothing
+        self.aclose = _nothing
         self.body = after(data := bytes(held))
         return data
 
@@ -137,10 +128,9 @@ def certificates() -> ssl.SSLContext:
 class Upstream:
     """A model API at ``base_url`` with a pool of connections.
 
-    ``key`` is the service's own key there; ``timeout`` is in seconds without a byte; ``name``
-    is a digest of the URL. Requests are sent as
-    given: no cookies, no retries, no redirects. A proxy that the environment names is used, except for
-    loopback.
+    ``key`` is the service's own key there; ``timeout`` is in seconds without a byte; ``name`` is a digest of the URL.
+    Requests are sent as given: no cookies, no retries, no redirects. A proxy that the environment names is used,
+    except for loopback.
 
     Raises ConfigError for a URL that is not one, for a key that no header can hold, and for a proxy or certificates
     that cannot be used.
@@ -158,7 +148,7 @@ class Upstream:
         self._path = self._base.raw_path.rstrip(b"/")
         self._timeout = timeout
         self._timeouts = httpx2.Timeout(timeout, connect=min(30.0, timeout)).as_dict()
-        limits = httpx2.Limits(max_keepalive_connections=100, keepalive_expiry=60.0)
+        limits = httpx2.Limits(max_keepalive_connections=20, keepalive_expiry=60.0)
         self._transport = httpx2.AsyncHTTPTransport(
             verify=certificates(), limits=limits, proxy=proxy_for(base_url)
         )
@@ -246,15 +236,11 @@ async def _chunks(stream: httpx2.AsyncByteStream) -> AsyncIterator[bytes]:
 
 
 def _has_more(stream: object) -> bool:
-    """Whether bytes behind the end of an answer have been read; True if that cannot be known.
-
-    The HTTP client has no public way to ask: its parser holds them until the next answer.
-    """
+    """Whether bytes behind the end of an answer have been read; True if that cannot be known."""
+    # the HTTP client has no public way to ask: its parser holds them until the next answer
     inner = getattr(getattr(stream, "_httpcore_stream", None), "_stream", None)
     parser = getattr(getattr(inner, "_connection", None), "_h11_state", None)
-    if parser is None:
-        return True
-    return bool(parser.trailing_data[0])
+    return parser is None or bool(parser.trailing_data[0])
 
 
 def proxy_for(url: str) -> str | None:
@@ -327,10 +313,8 @@ def answer_headers(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
 
 def credential_of(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     """The credential for the upstream in these headers, None without one."""
-    for name, value in headers:
-        if name in (b"authorization", b"api-key", b"x-api-key"):
-            return value.decode("latin-1")
-    return None
+    names = (b"authorization", b"api-key", b"x-api-key")
+    return next((value.decode("latin-1") for name, value in headers if name in names), None)
 
 
 def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:

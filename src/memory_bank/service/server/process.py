@@ -53,6 +53,7 @@ RESERVE = 32
 """Connections above the limit on which ``/health`` alone is answered."""
 _LEAST, _MOST = 64, 8_192
 _OTHER_HANDLES = 128  # files, the database, the listening socket
+_M_MMAP_THRESHOLD = -3  # of malloc.h
 _TICK = 0.2  # seconds between checks for signals
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 15.0  # seconds before a worker that died early is replaced
 _SOON = 5.0
@@ -120,6 +121,10 @@ class _Server(uvicorn.Server):
             gc.collect()
             gc.freeze()  # what is loaded so far is never collected, and collections are rarer than by default
             gc.set_threshold(20_000, 20, 50)
+            with suppress(
+                AttributeError, OSError, TypeError
+            ):  # glibc would keep freed blocks of up to 32 MiB
+                ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**20)
             self.on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

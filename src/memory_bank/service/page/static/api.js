@@ -27,6 +27,13 @@ export async function get(path, asked = {}, signal = undefined) {
   return (await answer(path, asked, signal)).json();
 }
 
+/** What the service answers, as a file. Throws Failure. */
+export async function save(path, asked, name) {
+  const url = URL.createObjectURL(await (await answer(path, asked)).blob());
+  Object.assign(document.createElement("a"), { href: url, download: name }).click();
+  URL.revokeObjectURL(url);
+}
+
 /** Ask the service to change something. Throws Failure. */
 export async function change(method, path, body = undefined) {
   await answer(path, {}, undefined, { method, body: body && JSON.stringify(body) });
@@ -74,14 +81,6 @@ export async function beginningOf(path, signal) {
 /** An output as it is stored. */
 export async function rawText(path, signal) {
   return (await answer(path, { raw: 1 }, signal)).text();
-}
-
-/** An output as a file. */
-export async function saveRaw(path, name) {
-  const url = URL.createObjectURL(await (await answer(path, { raw: 1 })).blob());
-  const to = Object.assign(document.createElement("a"), { href: url, download: name });
-  to.click();
-  URL.revokeObjectURL(url);
 }
 
 /** Does a work again and again while the page is looked at; later and later while it fails. */

@@ -1,16 +1,20 @@
 // The page put together: what the address says is shown, what is new is asked for, the key is kept.
 
 import { Failure, Poll, get, key } from "./api.js";
+import { Compare } from "./compare.js";
 import { el, plainText, put } from "./dom.js";
-import { FATES, beside, costs, count, dollars, fateClass, money, plural, short } from "./format.js";
+import { count, dollars, less, plural, saved, short } from "./format.js";
+import { Home } from "./home.js";
 import { RecordView } from "./record.js";
 import { go, link, read } from "./route.js";
 import { SessionView } from "./session.js";
 import { Sessions } from "./sessions.js";
-import { StepView, forgetSteps, sign } from "./step.js";
+import { StepView, forgetSteps } from "./step.js";
 
 const box = (id) => document.getElementById(id);
 const sessions = new Sessions(box("sessions"));
+const home = new Home();
+let compared = null; // a Compare
 let session = null; // the SessionView
 let detail = null; // a StepView or a RecordView
 let route = read();
@@ -20,10 +24,10 @@ let route = read();
 function show() {
   const before = route;
   route = read();
-  const other = route.session !== (session?.name ?? null);
+  const other = route.session !== (session?.name ?? null) || String(route.compared) !== String(before.compared);
   if (other) openSession();
   sessions.choose(route.session);
-  const panel = route.detail ? "detail" : route.session ? "session" : "sessions";
+  const panel = route.detail ? "detail" : route.session ? "session" : route.compared || route.home ? "home" : "sessions";
   const moved = document.body.dataset.panel !== panel;
   document.body.dataset.panel = panel;
   if (session) {
@@ -32,15 +36,20 @@ function show() {
     showDetail();
   }
   document.title = title();
+  if ((moved || other) && narrow()) box("columns").scrollTop = 0;
   if (moved && narrow() && before !== route) box(`${panel}-title`)?.focus();
 }
 
 function openSession() {
   session?.close();
+  compared?.stop();
+  home.stop();
   closeDetail();
-  session = null;
+  session = compared = null;
   if (!route.session) {
-    put(box("session"), welcome());
+    compared = route.compared && new Compare(route.compared);
+    put(box("session"), (compared ?? home).element);
+    if (!compared) home.start();
     return;
   }
   session = new SessionView(box("session"), route.session, {
@@ -57,22 +66,6 @@ function openSession() {
     },
   });
   session.start();
-}
-
-function welcome() {
-  const base = new URL("v1", document.baseURI).href;
-  return el(
-    "div", { class: "welcome" },
-    el("h1", { id: "session-title", tabindex: "-1" }, "What your agents were shown, and why"),
-    el("p", {}, "Choose a session: its steps, the context of each as it was sent, what became of every past call."),
-    el("ul", { class: "legend" }, FATES.map((fate) => el("li", { class: fateClass(fate) }, sign(fate), fate))),
-    el("h2", {}, "Point an agent here"),
-    el("p", {}, "Any OpenAI-compatible client; nothing else changes. Its session shows up here with its first step."),
-    el("pre", {}, `OPENAI_BASE_URL=${base}`),
-    el("h2", {}, "Ask for a context yourself"),
-    el("pre", {}, `curl ${base}/sessions/my-task/context -H 'content-type: application/json' -d '{"messages": [\u2026]}'`),
-    el("p", {}, "Arrow keys move along every list and along the curve, Enter opens, Escape goes back."),
-  );
 }
 
 /** The step or the record of the address; without one the latest step, which goes on with the session. */
@@ -105,6 +98,7 @@ const detailShown = () => box("detail").offsetParent !== null;
 
 function title() {
   const parts = ["memory bank"];
+  if (route.compared) parts.unshift("two sessions");
   if (route.session) parts.unshift(plainText(route.session));
   if (route.detail?.kind === "step") parts.unshift(`step ${route.detail.number}`);
   if (route.detail?.kind === "record") parts.unshift("record");
@@ -117,18 +111,19 @@ const perStep = (group) => (group.cost_per_step === null ? `${short(group.tokens
 
 const stats = new Poll(10_000, async () => {
   const s = await get("v1/stats");
-  const without = Object.entries(s.without_memory);
+  const without = Object.values(s.without_memory).reduce((sum, n) => sum + n, 0);
+  const { figure, word } = saved(s.tokens.sent, s.tokens.full, s.cost.sent, s.cost.full);
   const facts = [
     ["sessions", count(s.sessions)],
-    ["records", count(s.records)],
-    ["tokens sent", s.tokens.full ? `${short(s.tokens.sent)} ${beside(s.tokens.sent, s.tokens.full)} ${short(s.tokens.full)}, ${s.tokens.compared}` : "0"],
-    ["model calls", costs(s.cost)],
+    ["tokens", s.tokens.full ? `${short(s.tokens.sent)} sent, ${s.tokens.sent > s.tokens.full ? s.tokens.compared : less(s.tokens.sent, s.tokens.full)}` : "none sent"],
+    ...(s.cost.sent === null ? [] : [[word === "saved" ? "saved" : "cost more", figure]]),
     ...(s.groups ? [["per step", [s.groups.memory, s.groups.control].map(perStep).join(" with memory, ") + " in the control group"]] : []),
-    ...(without.length ? [["without memory", `${plural(without.reduce((sum, [, n]) => sum + n, 0), "request")}: ${without.map(([why, n]) => `${why} ${count(n)}`).join(", ")}`]] : []),
-    ["Observer queue", count(s.queue.open) + (s.queue.failing ? `, ${count(s.queue.failing)} failing` : "")],
-    ["Observer spend", `${money(s.spend.cost)} in ${plural(s.spend.calls, "call")}`],
+    ...(without ? [["without memory", plural(without, "request")]] : []),
+    ...(s.queue.open ? [["summaries waiting", count(s.queue.open) + (s.queue.failing ? `, ${count(s.queue.failing)} failing` : "")]] : []),
   ];
   put(box("stats"), facts.map(([k, v]) => el("div", {}, el("dt", {}, k), el("dd", {}, v))));
+  home.show(s);
+  sessions.offer(s.cost.models.map((m) => m.model));
 });
 
 function connection() {
@@ -177,12 +172,12 @@ document.addEventListener("keydown", (event) => {
   if (event.key !== "Escape" || event.defaultPrevented || !box("key").hidden || event.target.value) return;
   const here = read(); // the route may be one key behind
   if (here.detail) go(link(here.session));
-  else if (here.session) go("#/");
+  else if (here.session || here.compared || here.home) go("#/");
 });
 window.addEventListener("hashchange", show);
 box("forget-key").hidden = !key.get();
-put(box("session"), welcome());
 connection();
+openSession();
 sessions.start();
 stats.start();
 show();

@@ -3,7 +3,7 @@
 import { el, put, svg } from "./dom.js";
 import { beside, count, less, short } from "./format.js";
 
-const HEIGHT = 150;
+export const HEIGHT = 150;
 const EDGE = { left: 44, right: 10, top: 8, bottom: 20 };
 const TABLE = 200; // rows of the table at most
 
@@ -73,10 +73,6 @@ export class Curve {
     return this.last === this.first ? EDGE.left + room / 2 : EDGE.left + (room * (number - this.first)) / (this.last - this.first);
   }
 
-  y(tokens) {
-    return HEIGHT - EDGE.bottom - ((HEIGHT - EDGE.top - EDGE.bottom) * tokens) / this.top;
-  }
-
   draw() {
     if (!this.points.length) {
       put(this.drawing);
@@ -84,16 +80,10 @@ export class Curve {
       return;
     }
     const most = Math.max(...this.points.map((p) => Math.max(p.full_tokens, p.tokens)), 1);
-    const gap = nice(most / 3);
-    this.top = Math.ceil(most / gap) * gap;
     this.drawing.setAttribute("width", this.width);
     this.drawing.setAttribute("viewBox", `0 0 ${this.width} ${HEIGHT}`);
-    const parts = [];
-    for (let tokens = 0; tokens <= this.top; tokens += gap) {
-      const y = Math.round(this.y(tokens)) + 0.5;
-      parts.push(svg("line", { class: "grid", x1: EDGE.left, x2: this.width - EDGE.right, y1: y, y2: y }));
-      parts.push(svg("text", { x: EDGE.left - 6, y: y + 4, "text-anchor": "end" }, short(tokens)));
-    }
+    const { parts, y } = axis(most, this.width, short);
+    this.y = y;
     for (const [number, anchor] of this.ticks()) {
       parts.push(svg("text", { x: this.x(number), y: HEIGHT - 4, "text-anchor": anchor }, count(number)));
     }
@@ -205,8 +195,22 @@ export class Curve {
   }
 }
 
+/** The lines and labels of a scale up to `most`, the height `y(n)` of a number on it, and its edges. */
+export function axis(most, width, label) {
+  const gap = nice(most / 3);
+  const top = Math.ceil(most / gap) * gap;
+  const y = (n) => HEIGHT - EDGE.bottom - ((HEIGHT - EDGE.top - EDGE.bottom) * n) / top;
+  const parts = [];
+  for (let i = 0; i * gap <= top * 1.001; i++) {
+    const at = Math.round(y(i * gap)) + 0.5;
+    parts.push(svg("line", { class: "grid", x1: EDGE.left, x2: width - EDGE.right, y1: at, y2: at }));
+    parts.push(svg("text", { x: EDGE.left - 6, y: at + 4, "text-anchor": "end" }, label(i * gap)));
+  }
+  return { parts, y, left: EDGE.left, right: EDGE.right };
+}
+
 /** The next number of the form 1, 2 or 5 times a power of ten. */
 function nice(n) {
-  const power = 10 ** Math.floor(Math.log10(Math.max(1, n)));
-  return power * [1, 2, 5, 10].find((m) => m * power >= n);
+  const power = 10 ** Math.floor(Math.log10(Math.max(1e-4, n)));
+  return power * [1, 2, 5, 10].find((m) => m * power >= n * 0.9999);
 }

@@ -71,13 +71,13 @@ function fill(node, attributes, children) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else node.setAttribute(name, value === true ? "" : String(value));
   }
-  node.append(...children.flat().filter((c) => c !== null && c !== undefined && c !== ""));
+  node.append(...children.flat(Infinity).filter((c) => c !== null && c !== undefined && c !== ""));
   return node;
 }
 
 /** Put children in place of what was there. */
 export const put = (node, ...children) =>
-  node.replaceChildren(...children.flat().filter((c) => c !== null && c !== undefined && c !== ""));
+  node.replaceChildren(...children.flat(Infinity).filter((c) => c !== null && c !== undefined && c !== ""));
 
 /** A button that copies a text, and says so. */
 export function copier(label, text) {

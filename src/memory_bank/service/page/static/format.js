@@ -42,20 +42,54 @@ export function ago(seconds) {
   return "now";
 }
 
-export const money = (n) => (n ? n.toFixed(n < 1 ? 4 : 2) : "0");
+export const money = (n) => (n ? n.toFixed(n < 0.1 ? 4 : 2) : "0");
 
 /** A sum of money by the configured prices, in dollars. */
 export const dollars = (n) => `$${money(n)}`;
 
-/** What calls cost, beside what the full history would have; how to set a price where there is none. */
+/** What calls cost, beside what the full history would have; what is missing where there is no price. */
 export function costs(c) {
   if (c.sent !== null) {
-    const rest = c.unpriced.length ? `; without ${c.unpriced.join(", ")}, which have no price` : "";
+    const rest = c.unpriced.length ? `; without ${c.unpriced.join(", ")}, of which no price is known` : "";
     return `${dollars(c.sent)} instead of ${dollars(c.full)}, ${c.compared}${rest}`;
   }
-  if (!c.models.length) return "no usage reported yet";
+  if (!c.models.length) return "the provider has not reported any usage yet";
   const [sent, full] = ["sent", "full"].map((kind) => c.models.reduce((sum, m) => sum + m[kind].input, 0));
-  return `${short(sent)} of ${short(full)} input tokens; for dollars, set prices."${c.unpriced[0]}" in the configuration`;
+  return `${short(sent)} of ${short(full)} input tokens; no price of ${c.unpriced[0]} is known: add it to [prices] in the configuration`;
+}
+
+/** What memory saved, in dollars where there is a price: a figure and a word, and whether it is a loss. */
+export function saved(sent, full, sentCost = null, fullCost = null) {
+  const [paid, would] = sentCost === null ? [sent, full] : [sentCost, fullCost];
+  const figure = (n) => (sentCost === null ? `${short(n)} tokens` : dollars(n));
+  return { figure: figure(Math.abs(would - paid)), word: paid > would ? "more" : "saved", loses: paid > would, paid: figure(paid), would: figure(would) };
+}
+
+/** The text within what an MCP server answers, or null for anything else. */
+export function ofMcp(text) {
+  if (!/^\s*[[{]/.test(text) || text.length > 4_000_000) return null;
+  let parts;
+  try {
+    parts = JSON.parse(text);
+  } catch {
+    return null;
+  }
+  parts = Array.isArray(parts) ? parts : parts.content;
+  const known = Array.isArray(parts) && parts.length > 0 && parts.every((p) => typeof p?.type === "string" && (p.type !== "text" || typeof p.text === "string"));
+  return known && parts.some((p) => p.type === "text") ? parts.map((p) => (p.type === "text" ? p.text : `[${p.type}]`)).join("\n") : null;
+}
+
+/** A duration of an answer. */
+export const took = (seconds) => (seconds < 10 ? `${seconds.toFixed(1)} s` : plural(Math.round(seconds), "second"));
+
+export const WITHOUT = ["failed", "refused"];
+
+/** Why a step went without memory, in words; "" where it had it. */
+export function without(s) {
+  if (s.status === "refused") return "memory pauses: the provider refused a context";
+  if (s.status !== "failed") return "";
+  const known = { paused: "paused after two steps that took too long", timeout: "it took too long", overloaded: "too many requests at once", busy: "the session was busy", unforeseen: "an error that the log names" };
+  return `memory failed: ${known[s.reason] ?? (s.reason ?? "").replaceAll("_", " ")}`;
 }
 
 export const milliseconds = (n) => (n < 10 ? `${n.toFixed(1)} ms` : `${count(Math.round(n))} ms`);

@@ -40,7 +40,7 @@ export class Hits {
       "li", {},
       el(
         "a", { href: link(hit.session, "records", hit.trace_id, { find }) },
-        el("span", { class: "first" }, el("span", {}, el("b", {}, `#${count(hit.number)} `), told(hit.tool_name, "name"), elsewhere), el("span", { class: "dim why-found" }, why)),
+        el("span", { class: "first" }, el("span", {}, el("b", {}, `#${count(hit.number)} `), told(hit.tool_name, "name"), elsewhere), " ", el("span", { class: "dim why-found" }, why)),
         el("span", { class: "summary dim" }, marked(hit.summary ?? hit.excerpt, hit.holds ?? wanted)),
       ),
     );

@@ -1,8 +1,8 @@
 // A record: what was asked of a tool, what it answered to the letter, and how that was summarised.
 
-import { Failure, at, beginningOf, change, get, rawText, saveRaw } from "./api.js";
+import { Failure, at, beginningOf, change, get, rawText, save } from "./api.js";
 import { copier, el, put, told, visible } from "./dom.js";
-import { bytes, count, moment } from "./format.js";
+import { bytes, count, moment, ofMcp } from "./format.js";
 import { HereLines, LinesView, StoredLines, laidOut } from "./lines.js";
 
 const WHOLE = 2 * 2 ** 20; // bytes of an answer up to which it is fetched whole
@@ -61,9 +61,10 @@ export class RecordView {
     );
     const path = at(this.name, "records", r.trace_id);
     head.append(this.marks(path, r.mark, body));
-    const save = el("button", { type: "button", class: "small", onclick: () => saveRaw(path, `${r.trace_id}.txt`) }, "Save");
-    const laid = r.answer === null ? null : laidOut(r.answer);
-    const form = laid === null ? [] : [el("button", { type: "button", "aria-pressed": "true", onclick: () => this.reform(form[0], r.answer, laid) }, "Laid out")];
+    const keep = el("button", { type: "button", class: "small", onclick: () => save(path, { raw: 1 }, `${r.trace_id}.txt`) }, "Save");
+    const text = r.answer === null ? null : ofMcp(r.answer); // of an MCP server, without its envelope
+    const laid = r.answer === null ? null : (laidOut(text ?? r.answer) ?? text);
+    const form = laid === null ? [] : [el("button", { type: "button", "aria-pressed": "true", onclick: () => this.reform(form[0], r.answer, laid) }, text === null ? "Laid out" : "Text alone")];
     this.lines = new LinesView(r.answer === null ? new StoredLines(this.name, r.trace_id) : new HereLines(laid ?? r.answer), form);
     const asked = r.input === null ? [el("p", { class: "empty" }, `${bytes(r.input_bytes)}: too long to be shown beside its answer.`)] : [el("pre", { class: "asked" }, visible(laidOut(r.input) ?? r.input))];
     put(
@@ -73,7 +74,7 @@ export class RecordView {
       r.insight?.redo ? el("p", { class: "hint" }, "To be made again: ", told(r.insight.redo)) : "",
       r.job ? el("p", { class: "hint" }, `It waits for a language model${r.job.attempts ? `, tried ${count(r.job.attempts)} times` : ""}. `, told(r.job.error ?? "")) : "",
       el("h3", { class: "group" }, "Asked", r.input === null ? "" : copier("Copy", async () => r.input)), asked,
-      el("h3", { class: "group" }, "Answered", el("span", { class: "dim" }, bytes(r.output_bytes)), r.answer === null ? "" : copier("Copy", async () => r.answer), save),
+      el("h3", { class: "group" }, "Answered", el("span", { class: "dim" }, bytes(r.output_bytes)), r.answer === null ? "" : copier("Copy", async () => r.answer), keep),
       this.lines.element,
     );
     await this.lines.find(find);

@@ -7,7 +7,9 @@ export function read(hash = location.hash) {
   const [path, query = ""] = hash.replace(/^#/, "").split("?", 2);
   const parts = path.split("/").filter(Boolean).map(decoded);
   const asked = new URLSearchParams(query);
-  if (parts[0] !== "s" || !parts[1]) return { session: null, tab: null, detail: null, asked };
+  const none = { session: null, tab: null, detail: null, asked, compared: null, home: parts[0] === "overview" };
+  if (parts[0] === "compare" && parts[1]) return { ...none, compared: parts.slice(1, 3) };
+  if (parts[0] !== "s" || !parts[1]) return none;
   const [, session, kind, id, view] = parts;
   if (kind === "steps" && /^\d+$/.test(id ?? "")) {
     return { session, tab: null, detail: { kind: "step", number: Number(id), view: view ?? "context" }, asked };
@@ -31,6 +33,9 @@ export function link(session, ...parts) {
   const query = new URLSearchParams(Object.entries(asked).filter(([, v]) => v));
   return `#/${["s", session, ...parts].map(encoded).join("/")}${query.size ? `?${query}` : ""}`;
 }
+
+/** The address of two sessions side by side. */
+export const beside = (...names) => `#/${["compare", ...names].map(encoded).join("/")}`;
 
 /** Go somewhere; `quietly`: in place of where one is, so that the back button skips it. */
 export function go(to, quietly = false) {

@@ -1,11 +1,11 @@
 // A session: what it is about, its token curve, its steps, its records, and a search in them.
 
-import { Failure, Poll, at, get } from "./api.js";
+import { Failure, Poll, at, change, get, save } from "./api.js";
 import { Curve } from "./curve.js";
 import { copier, el, plainText, put, told } from "./dom.js";
-import { beside, bytes, clock, costs, count, less, money, plural, short } from "./format.js";
+import { WITHOUT, beside, bytes, clock, costs, count, dollars, less, plural, saved, short } from "./format.js";
 import { Hits } from "./hits.js";
-import { go, link } from "./route.js";
+import { beside as sideBySide, go, link } from "./route.js";
 import { Rows } from "./rows.js";
 import { Tabs } from "./tabs.js";
 
@@ -28,10 +28,13 @@ export class SessionView {
     this.loading = new Set();
     this.curve = new Curve((number) => go(link(name, "steps", number), true));
     this.figures = el("div", { class: "tiles" });
+    this.only = "";
+    this.some = []; // the steps of that kind
+    this.kinds = el("div", { class: "bar chips", hidden: true, role: "group", "aria-label": "Which steps are listed" });
     this.about = el("div", { class: "about" });
     this.stepRows = new Rows({
       label: "Steps, newest first", height: 34, row: (i) => this.stepRow(i), sign: (i) => this.stepSign(i), need: (from, to) => this.needSteps(from, to),
-      moved: (i) => this.last !== null && go(link(name, "steps", this.last - i), true),
+      moved: (i) => this.last !== null && go(link(name, "steps", this.at(i)), true),
     });
     this.recordRows = new Rows({ label: "Records, newest first", height: 56, row: (i) => this.recordRow(i), sign: (i) => this.recordSign(i), need: (from, to) => this.needRecords(from, to) });
     this.hits = new Hits(at(name, "search"), name);
@@ -44,13 +47,26 @@ export class SessionView {
       ["records", "Records", () => link(name, "records")],
       ["search", "Search", () => link(name, "search")],
     ], ["steps", "records", "search"]);
-    put(this.tabs.panels.steps, el("div", { class: "scroll" }, this.stepRows.element));
+    put(this.tabs.panels.steps, this.kinds, el("div", { class: "scroll" }, this.stepRows.element));
     put(this.tabs.panels.records, el("div", { class: "scroll" }, this.recordRows.element));
     put(this.tabs.panels.search, el("div", { class: "bar" }, this.field), el("div", { class: "scroll" }, this.hits.told, this.hits.list));
-    const title = el("h1", { id: "session-title", tabindex: "-1" }, told(name, "name"));
+    this.title = el("h1", { id: "session-title", tabindex: "-1" }, told(name, "name"));
+    this.done = el("p", { class: "failure", role: "status", hidden: true });
+    this.renaming = el(
+      "form", { class: "renaming", hidden: true, onsubmit: (e) => this.rename(e) },
+      el("input", { "aria-label": "The name that the lists show", placeholder: "A name for the lists", maxlength: "120", autocomplete: "off" }), el("button", { type: "submit", class: "small" }, "Keep"),
+    );
+    const act = (label, work, title) => el("button", { type: "button", class: "small", title, onclick: work }, label);
+    const actions = el(
+      "p", { class: "actions", role: "group", "aria-label": "What to do with this session" },
+      copier("Copy name", async () => name), act("Rename", () => this.askName(), "Give it a name for the lists"),
+      el("a", { class: "button small", href: sideBySide(name) }, "Compare"),
+      act("Export", () => this.attempt(() => save(at(name, "export"), {}, `${name.replace(/[^\w.-]+/g, "_")}.jsonl`)), "All records, as memory-bank bank import reads them"),
+      act("Delete", (e) => this.remove(e.currentTarget), "Delete the session and its records for good"),
+    );
     put(
       box,
-      el("div", { class: "head" }, el("a", { class: "up", href: "#/" }, "All sessions"), el("div", { class: "title" }, title, copier("Copy name", async () => name)), this.about, this.figures),
+      el("div", { class: "head" }, el("a", { class: "up", href: "#/" }, "All sessions"), el("div", { class: "title" }, this.title), actions, this.renaming, this.done, this.about, this.figures),
       this.curve.element, this.tabs.list, ...Object.values(this.tabs.panels),
     );
     this.polls = [new Poll(2000, () => this.news()), new Poll(15_000, () => this.inform())];
@@ -78,11 +94,53 @@ export class SessionView {
     const quietly = known && number === this.chosen; // the reader may have gone on in the list
     this.chosen = known ? number : null;
     this.curve.choose(number);
-    this.stepRows.choose(known ? this.last - number : -1, quietly);
+    const index = this.only ? this.some.findIndex((s) => s.number === number) : this.last - number;
+    this.stepRows.choose(known ? index : -1, quietly);
   }
 
   chooseRecord(number) {
     this.recordRows.choose(number ? this.recordCount - number : -1, true);
+  }
+
+  // -- what is done with the session
+
+  async attempt(work) {
+    try {
+      this.done.hidden = true;
+      await work();
+    } catch (error) {
+      if (!(error instanceof Failure)) throw error;
+      put(this.done, error.message);
+      this.done.hidden = false;
+    }
+  }
+
+  askName() {
+    this.renaming.hidden = !this.renaming.hidden;
+    const field = this.renaming.firstChild;
+    field.value = this.info?.title ?? "";
+    if (!this.renaming.hidden) field.focus();
+  }
+
+  rename(event) {
+    event.preventDefault();
+    return this.attempt(async () => {
+      await change("PUT", at(this.name, "title"), { title: this.renaming.firstChild.value.toWellFormed() });
+      this.renaming.hidden = true;
+      await this.inform();
+    });
+  }
+
+  remove(button) {
+    if (button.dataset.sure !== "1") {
+      button.dataset.sure = "1";
+      put(button, "Delete for good?");
+      return;
+    }
+    this.attempt(async () => {
+      await change("DELETE", at(this.name));
+      go("#/");
+    });
   }
 
   // -- what is told of the session
@@ -96,16 +154,19 @@ export class SessionView {
     }
     const i = this.info;
     const facts = [
+      ["name", i.title && told(this.name)],
       ["agent", i.agent && told(i.agent)],
       ["forked from", i.forked_from && el("a", { href: link(i.forked_from) }, told(i.forked_from))],
-      ["records", count(i.records)],
+      ["model", i.cost.models.length ? told(i.cost.models.map((m) => m.model).join(", ")) : null],
       ["without summary", i.unobserved ? count(i.unobserved) : null],
       ["summaries to be made again", i.to_redo ? count(i.to_redo) : null],
       ["model calls", costs(i.cost)],
       ["memory", i.control ? "none: this session is in the control group" : null],
-      ["Observer queue", count(i.queue.open) + (i.queue.failing ? `, ${count(i.queue.failing)} failing` : "")],
-      ["Observer spend", i.spend.calls ? `${money(i.spend.cost)} in ${plural(i.spend.calls, "call")}` : "0"],
+      ["summaries waiting", i.queue.open ? count(i.queue.open) + (i.queue.failing ? `, ${count(i.queue.failing)} failing` : "") : null],
+      ["summaries cost", i.spend.calls ? `${dollars(i.spend.cost)} in ${plural(i.spend.calls, "call")}` : null],
     ].filter(([, value]) => value);
+    put(this.title, told(i.title ?? this.name, i.title ? "name titled" : "name"));
+    this.tell();
     put(
       this.about,
       i.task ? el("p", { class: "task" }, told(i.task)) : "",
@@ -167,8 +228,16 @@ export class SessionView {
     const most = Math.max(...this.points.map((p) => Math.max(p.full_tokens, p.tokens)), 1);
     this.stepRows.element.style.setProperty("--most", most);
     const steps = this.last === null ? 0 : this.last - this.first + 1;
-    this.stepRows.set(steps, added);
+    if (this.only) this.filter(this.only);
+    else this.stepRows.set(steps, added);
     this.tabs.count("steps", steps);
+    this.offer();
+    this.tell();
+    this.stepped(this.last);
+  }
+
+  /** What the latest step and the whole session saved. */
+  tell() {
     const end = this.points.at(-1);
     put(
       this.figures,
@@ -176,10 +245,10 @@ export class SessionView {
         ? [
             this.tile(end, "latest step", count),
             this.tile(this.sums, plural(this.sums.steps, "step"), short),
+            this.money(),
           ]
         : [],
     );
-    this.stepped(this.last);
   }
 
   tile({ tokens, full_tokens }, what, figure) {
@@ -188,29 +257,61 @@ export class SessionView {
     return el("p", {}, el("b", {}, less(tokens, full_tokens) + than), el("span", { class: "dim" }, words));
   }
 
+  /** What the session saved in dollars, where the prices are known. */
+  money() {
+    const cost = this.info?.cost;
+    if (!cost || cost.sent === null) return "";
+    const { figure, word, paid, would } = saved(0, 0, cost.sent, cost.full);
+    return el("p", {}, el("b", {}, `${figure} ${word}`), el("span", { class: "dim" }, `paid ${paid}, without memory ${would}`));
+  }
+
+  /** The kinds of steps that can be listed alone, where there are such. */
+  async offer() {
+    const kinds = Object.entries({ errors: "with errors", without_memory: "without memory" });
+    const found = await Promise.all(kinds.map(([only]) => get(at(this.name, "steps"), { only, limit: 500 }).catch(() => ({ steps: [] }))));
+    const there = kinds.filter((_, i) => found[i].steps.length);
+    this.kinds.hidden = !there.length && !this.only;
+    const chip = (only, told) => el("button", { type: "button", class: "chip", "aria-pressed": String(only === this.only), onclick: () => this.filter(only) }, told);
+    put(this.kinds, chip("", "all steps"), there.map(([only, told]) => chip(only, `${told} ${count(found[kinds.findIndex(([k]) => k === only)].steps.length)}`)));
+  }
+
+  async filter(only) {
+    const page = only ? await get(at(this.name, "steps"), { only, limit: 500 }) : { steps: [] };
+    if (only !== this.only) this.stepRows.renew();
+    this.only = only;
+    this.some = page.steps.reverse();
+    for (const s of this.some) this.steps.set(s.number, s);
+    this.stepRows.set(only ? this.some.length : this.last === null ? 0 : this.last - this.first + 1);
+    for (const [i, chip] of [...this.kinds.children].entries()) chip.setAttribute("aria-pressed", String(i === 0 ? !only : chip.textContent.startsWith({ errors: "with e", without_memory: "without" }[only] ?? "\0")));
+  }
+
+  /** The number of the step in a row. */
+  at = (index) => (this.only ? this.some[index]?.number : this.last - index);
+
   stepSign(index) {
-    const number = this.last - index;
-    return `${number} ${this.steps.get(number)?.created} ${this.steps.get(number)?.tokens}`;
+    const s = this.steps.get(this.at(index));
+    return JSON.stringify([this.at(index), s?.created, s?.tokens, s?.status, s?.error]);
   }
 
   stepRow(index) {
-    const number = this.last - index;
+    const number = this.at(index);
     const s = this.steps.get(number);
     if (!s) return el("a", { href: link(this.name, "steps", number), class: "step" }, el("b", {}, count(number)), el("span", { class: "wait" }, "\u2026"));
     const full = el("span", { class: "full" });
     const sent = el("span", { class: "sent" });
     full.style.setProperty("--tokens", s.full_tokens);
     sent.style.setProperty("--tokens", s.tokens);
-    const what = less(s.tokens, s.full_tokens);
+    const bare = WITHOUT.includes(s.status) ? "no memory" : { unchanged: "as it came", control: "control" }[s.tokens === s.full_tokens ? s.status : ""];
+    const what = s.error !== null ? `error${s.http_status >= 400 ? ` ${s.http_status}` : ""}` : (bare ?? less(s.tokens, s.full_tokens));
     return el(
       "a",
       {
         href: link(this.name, "steps", number), class: "step",
-        "aria-label": `Step ${number}: sent ${count(s.tokens)} ${beside(s.tokens, s.full_tokens)} ${count(s.full_tokens)} tokens, ${s.status}`,
+        "aria-label": `Step ${number}: sent ${count(s.tokens)} ${beside(s.tokens, s.full_tokens)} ${count(s.full_tokens)} tokens, ${what}`,
       },
       el("b", {}, count(number)), el("span", { class: "bars" }, full, sent),
       el("span", { class: "number" }, count(s.tokens)),
-      el("span", { class: "number dim less" }, { unchanged: "as it came", refused: "refused", control: "control" }[s.tokens === s.full_tokens || s.status === "refused" ? s.status : ""] ?? what),
+      el("span", { class: `number less ${s.error !== null || WITHOUT.includes(s.status) ? "bad" : "dim"}` }, what),
       el("span", { class: "number dim time" }, clock(s.created)),
     );
   }
@@ -221,6 +322,7 @@ export class SessionView {
 
   /** Fetch what is missing of the rows in sight; rows are numbered from the last one down. */
   async need(kind, known, last, from, to, rows) {
+    if (kind === "steps" && this.only) return; // they are all here
     const [low, high] = [Math.max(1, last - to + 1), last - from];
     for (let block = Math.floor((low - 1) / PAGE); block <= Math.floor((high - 1) / PAGE); block++) {
       const ends = [Math.max(low, block * PAGE + 1), Math.min(high, (block + 1) * PAGE)];

@@ -1,13 +1,15 @@
-// The sessions, newest first: found by name or task, opened by link, kept up to date; a search in the records of all.
+// The sessions: sorted, filtered, found by name or task, kept up to date; a search in the contents of all.
 
 import { Failure, Poll, get } from "./api.js";
 import { el, plainText, put, told } from "./dom.js";
-import { ago, plural } from "./format.js";
+import { ago, count, dollars, less, plural } from "./format.js";
 import { Hits } from "./hits.js";
 import { link } from "./route.js";
 import { Rows } from "./rows.js";
 
 const PAGE = 100;
+const SORTS = { created: "Newest first", used: "Last used first", saved: "Most saved first", cost: "Most expensive first", errors: "Most errors first", steps: "Most steps first" };
+const ONLY = { all: "All sessions", errors: "With provider errors", without_memory: "Without memory at times" };
 
 export class Sessions {
   constructor(box) {
@@ -15,16 +17,24 @@ export class Sessions {
     this.next = null;
     this.current = null;
     this.query = "";
+    this.sort = "created";
+    this.only = this.model = "";
     this.asked = 0;
     this.field = el("input", {
-      type: "search", id: "find-session", placeholder: "Find a session or a record", autocomplete: "off", spellcheck: "false",
-      "aria-label": "Find a session by its name or task, or a record by its contents", oninput: () => this.search(),
+      type: "search", id: "find-session", placeholder: "Search sessions and all contents", autocomplete: "off", spellcheck: "false",
+      "aria-label": "Find a session by its name or task, or what any session holds", oninput: () => this.search(),
     });
+    const options = (of) => Object.entries(of).map(([value, name]) => el("option", { value }, name));
+    this.sorting = el("select", { "aria-label": "Order of the sessions", onchange: () => this.search() }, options(SORTS));
+    this.models = el("optgroup", { label: "With the model" });
+    this.filter = el("select", { "aria-label": "Which sessions are listed", onchange: () => this.search() }, options(ONLY), this.models);
     this.told = el("p", { class: "empty", role: "status" });
     this.hits = new Hits("v1/search");
+    this.found = el("h2", { class: "group", hidden: true }, "In the contents of all sessions");
     this.trouble = document.getElementById("trouble");
-    this.rows = new Rows({ label: "Sessions, newest first", height: 56, row: (i) => this.row(i), sign: (i) => this.sign(i), need: (_, to) => this.more(to) });
-    put(box, el("div", { class: "bar" }, this.field), el("div", { class: "scroll" }, this.told, this.rows.element, this.hits.told, this.hits.list));
+    this.rows = new Rows({ label: "Sessions", height: 74, row: (i) => this.row(i), sign: (i) => this.sign(i), need: (_, to) => this.more(to) });
+    const overview = el("a", { class: "button overview", href: "#/overview" }, "Overview: savings and costs");
+    put(box, el("div", { class: "bar" }, overview, this.field, this.sorting, this.filter), el("div", { class: "scroll" }, this.told, this.rows.element, this.found, this.hits.told, this.hits.list));
     this.poll = new Poll(5000, () => this.refresh());
   }
 
@@ -36,6 +46,11 @@ export class Sessions {
     clearTimeout(this.typing);
     this.typing = setTimeout(async () => {
       this.query = this.field.value;
+      this.sort = this.sorting.value;
+      const model = this.filter.selectedOptions[0]?.dataset.model;
+      const only = this.filter.value === "all" ? "" : this.filter.value;
+      [this.only, this.model] = model === undefined ? [only, ""] : ["", model];
+      this.found.hidden = !this.query.trim();
       this.list = [];
       this.next = null;
       const found = this.hits.search(this.query.trim());
@@ -47,7 +62,7 @@ export class Sessions {
   /** The newest page again; what was loaded beyond it stays. */
   async refresh() {
     const asked = ++this.asked;
-    const page = await get("v1/sessions", { limit: PAGE, q: this.query });
+    const page = await get("v1/sessions", this.asking());
     if (asked !== this.asked) return;
     const names = new Set(page.sessions.map((s) => s.name));
     const rest = this.list.length > PAGE ? this.list.slice(PAGE).filter((s) => !names.has(s.name)) : [];
@@ -55,7 +70,8 @@ export class Sessions {
     if (!rest.length) this.next = page.next;
     this.rows.set(this.list.length);
     this.choose(this.current);
-    const nothing = this.query ? "No session has this in its name or task." : "No session yet: point an agent's base_url here.";
+    const filtered = this.only || this.model ? "No session is of this kind." : "No session yet.";
+    const nothing = this.query ? "No session has this in its name or task." : filtered;
     put(this.told, page.notice ? `Latest requests: ${page.notice}.` : this.list.length ? "" : nothing);
     this.told.hidden = this.list.length > 0 && !page.notice;
     if (this.trouble.textContent === (page.trouble ?? "")) return; // an alert that is put anew is read aloud anew
@@ -63,11 +79,20 @@ export class Sessions {
     this.trouble.hidden = !page.trouble;
   }
 
+  asking = () => ({ limit: PAGE, q: this.query, sort: this.sort, only: this.only, model: this.model });
+
+  /** The models that sessions can be filtered by. */
+  offer(models) {
+    if (models.join() === this.offered) return;
+    this.offered = models.join();
+    put(this.models, models.map((model) => el("option", { "data-model": model, selected: model === this.model }, model)));
+  }
+
   async more(to) {
     if (!this.next || to < this.list.length || this.loading) return;
     this.loading = true;
     try {
-      const page = await get("v1/sessions", { limit: PAGE, q: this.query, after: this.next });
+      const page = await get("v1/sessions", { ...this.asking(), after: this.next });
       const known = new Set(this.list.map((s) => s.name));
       this.list.push(...page.sessions.filter((s) => !known.has(s.name)));
       this.next = page.next;
@@ -87,16 +112,20 @@ export class Sessions {
 
   sign(index) {
     const s = this.list[index];
-    return JSON.stringify([s.name, s.task, ago(s.last_written ?? s.created)]);
+    return JSON.stringify([s.name, s.title, s.task, ago(s.last_used), s.tokens, s.sent_cost, s.errors, s.without_memory]);
   }
 
   row(index) {
     const s = this.list[index];
-    const when = s.last_written ?? s.created;
+    const figures = [
+      s.tokens.steps ? plural(s.tokens.steps, "step") : plural(s.records, "record"), s.tokens.steps ? less(s.tokens.sent, s.tokens.full) : "", s.sent_cost === null ? "" : dollars(s.sent_cost), s.models[0] ? plainText(s.models[0]) : "",
+    ];
+    const bad = [s.errors ? plural(s.errors, "error") : "", s.without_memory ? `${count(s.without_memory)} without memory` : ""].filter(Boolean);
     return el(
       "a", { href: link(s.name), title: plainText(s.name) },
-      el("span", { class: "first" }, told(s.name, "name"), el("span", { class: "dim" }, ago(when))),
-      el("span", { class: "second dim" }, told(s.task || plural(s.records, "record"))),
+      el("span", { class: "first" }, told(s.title ?? s.name, s.title ? "name titled" : "name"), el("span", { class: "dim" }, ago(s.last_used))),
+      el("span", { class: "second dim" }, s.title ? [told(s.name), " \u00b7 "] : "", told(s.task || plural(s.records, "record"))),
+      el("span", { class: "second" }, bad.length ? el("b", { class: "bad" }, `${bad.join(", ")} \u00b7 `) : "", figures.filter(Boolean).join(" \u00b7 ")),
     );
   }
 }

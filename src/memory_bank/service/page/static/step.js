@@ -2,7 +2,8 @@
 
 import { Failure, at, get } from "./api.js";
 import { el, plainText, put, told, visible } from "./dom.js";
-import { FATES, beside, clock, count, dollars, fateClass, fateSign, less, milliseconds, moment, plural } from "./format.js";
+import { FATES, beside, clock, count, dollars, fateClass, fateSign, less, milliseconds, moment, ofMcp, plural, took, without } from "./format.js";
+import { laidOut } from "./lines.js";
 import { explanation, memoryText, move, rove } from "./memory.js";
 import { go, link } from "./route.js";
 import { Rows } from "./rows.js";
@@ -40,6 +41,7 @@ export class StepView {
     this.number = null;
     this.tabs = new Tabs("step-tab", [
       ["context", "Context", () => link(name, "steps", this.number)],
+      ["answer", "Answer", () => link(name, "steps", this.number, "answer")],
       ["past", "Past calls", () => link(name, "steps", this.number, "past")],
       ["changes", "Changes", () => link(name, "steps", this.number, "changes")],
       ["near", "Near misses", () => link(name, "steps", this.number, "near")],
@@ -52,6 +54,7 @@ export class StepView {
     this.latest = el("a", { class: "button", href: link(name) }, "Latest");
     this.follows = el("span", { class: "chip", hidden: true }, "follows the latest");
     this.figures = el("p", { class: "figures" });
+    this.error = el("p", { class: "failure", role: "status", hidden: true });
     this.fates = el("div", { class: "fates" });
     this.billed = el("p", { class: "figures dim billed" });
     this.note = el("p", { class: "note", role: "status" });
@@ -70,7 +73,7 @@ export class StepView {
         el("div", { class: "title" }, this.title, el("span", { class: "turn" }, this.follows, this.before, this.after, this.latest)),
         this.figures, this.billed, this.fates,
       ),
-      this.note, this.tabs.list, ...Object.values(this.tabs.panels),
+      this.error, this.note, this.tabs.list, ...Object.values(this.tabs.panels),
     );
   }
 
@@ -131,6 +134,7 @@ export class StepView {
       if (!(error instanceof Failure)) throw error;
       put(this.figures);
       put(this.billed);
+      this.error.hidden = true;
       put(this.fates);
       put(this.note, error.message);
       for (const panel of Object.values(this.tabs.panels)) put(panel);
@@ -147,16 +151,19 @@ export class StepView {
     const s = this.step.step;
     const plan = this.step.manifest?.plan ?? null;
     const facts = [
-      milliseconds(s.milliseconds), plural(s.messages, "message"), plural(s.records, "record"), s.strategy,
-    ];
+      s.messages ? plural(s.messages, "message") : "", s.records ? plural(s.records, "record") : "", s.milliseconds ? `memory took ${milliseconds(s.milliseconds)}` : "", s.strategy,
+    ].filter(Boolean);
     if (plan?.memory_tokens) facts.unshift(`${count(plan.memory_tokens)} of them memory`);
     put(
       this.figures,
       el("b", {}, count(s.tokens)), ` ${beside(s.tokens, s.full_tokens)} ${count(s.full_tokens)} tokens, `, el("b", {}, s.tokens === s.full_tokens ? "sent as they came" : less(s.tokens, s.full_tokens)),
       el("span", { class: "dim" }, ` \u00b7 ${facts.join(" \u00b7 ")} \u00b7 `, el("time", { datetime: new Date(1000 * s.created).toISOString(), title: moment(s.created) }, clock(s.created))),
     );
-    put(this.billed, this.usage(s));
+    put(this.billed, s.model ? [el("b", {}, told(s.model)), " "] : "", s.seconds === null ? "" : `answered in ${took(s.seconds)}. `, this.usage(s));
     this.billed.hidden = !this.billed.textContent;
+    const bare = without(s);
+    put(this.error, s.error === null ? "" : [el("b", {}, s.http_status >= 400 ? `The provider answered ${s.http_status}: ` : "The provider failed: "), told(s.error)], s.error !== null && bare ? el("br") : "", bare ? [el("b", {}, "Without memory: "), `${bare}. The request went on as it came.`] : "");
+    this.error.hidden = !this.error.textContent;
   }
 
   draw() {
@@ -170,6 +177,7 @@ export class StepView {
     this.tabs.count("past", plan ? Object.values(plan.fates).reduce((n, f) => n + f.interactions, 0) : 0);
     this.tabs.count("changes", plan ? this.fresh(plan).length + plan.gone.length + (this.step.changes?.length ?? 0) : 0);
     this.tabs.count("near", plan?.near_misses.length);
+    this.said(this.step.answer);
     put(this.tabs.panels.context, (manifest?.context ?? []).map((m) => this.message(m, plan)));
     rove(this.tabs.panels.context);
     this.past();
@@ -182,12 +190,20 @@ export class StepView {
     );
   }
 
+  /** What the model answered: its text and its calls. */
+  said(answer) {
+    this.tabs.count("answer", answer?.calls.length);
+    const none = this.step.step.error !== null ? "There is no answer: the provider failed." : "Not known: answers are kept of the latest steps that went through the proxy.";
+    const call = (c) => el("article", { class: "message" }, el("h3", {}, "calls ", el("b", {}, told(c.name, "name"))), long(c.arguments));
+    put(this.tabs.panels.answer, answer ? [answer.parts.length ? el("article", { class: "message" }, el("h3", {}, el("b", {}, "text")), long(answer.parts)) : "", answer.calls.map(call)] : el("p", { class: "empty" }, none));
+  }
+
   /** What the provider counted, what it cost, and where its prefix cache ended. */
   usage(s) {
     const parts = [];
     if (s.sent) {
       const cached = s.sent.cached ? `, ${count(s.sent.cached)} of them from its cache` : "";
-      parts.push(`The provider counted ${count(s.sent.input)} input tokens${cached}; with the full history about ${count(s.full.input)}, ${count(s.full.cached)} of them from its cache.`);
+      parts.push(`The provider counted ${count(s.sent.input)} input tokens${cached}, and ${count(s.sent.output)} in its answer; with the full history about ${count(s.full.input)}, ${count(s.full.cached)} of them from its cache.`);
       if (s.sent_cost !== null) parts.push(`${dollars(s.sent_cost)} instead of ${dollars(s.full_cost)}.`);
     }
     if (s.changed === "end") parts.push(`This context ends at message ${count(s.changed_at)} of the step before.`);
@@ -196,9 +212,11 @@ export class StepView {
   }
 
   why(manifest, plan) {
-    if (!manifest) return "Only the figures of this step are kept: contexts are kept of the latest steps, and of those that stood for a fifth of a second.";
+    if (!manifest) return without(this.step.step) ? "" : "Only the figures of this step are kept: contexts are kept of the latest steps, while not too many wait to be recorded.";
     if (plan?.unchanged) return `The messages went through as they came: ${plan.why_unchanged}.`;
+    if (plan && manifest.explained === false) return "The next step followed at once, so the probabilities behind each choice are not recorded.";
     if (plan) return "";
+    if (manifest.explained === false) return "The session was busy: the context is here, what became of past calls was not recorded.";
     return "This strategy makes no plan of past calls: the context is here, there are no scores and reasons.";
   }
 
@@ -336,6 +354,8 @@ export const recordLink = (name, p) => link(name, "records", p.trace_id, { find:
 
 /** A text in parts, its beginning first where it is long. */
 function long(parts) {
+  const only = parts.length === 1 && parts[0].text;
+  if (only) parts = [{ ...parts[0], text: laidOut(ofMcp(only) ?? only) ?? ofMcp(only) ?? only }];
   const size = parts.reduce((n, p) => n + (p.text?.length ?? 0), 0);
   const cut = parts.some((p) => p.left_out);
   if (!size) return "";

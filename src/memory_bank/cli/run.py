@@ -1,0 +1,273 @@
+"""The verb ``run``: a command whose model requests go through a service, which is started for it if none runs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import typer
+
+from memory_bank.cli.setup import CLIENTS, toml_value
+from memory_bank.cli.shared import CONFIG, DB, one_line, service_settings, tell
+from memory_bank.errors import ConfigError, ServiceError
+from memory_bank.lab.tables import money
+
+ADDRESSES = {"OPENAI_BASE_URL": "{url}/v1", "OPENAI_API_BASE": "{url}/v1", "ANTHROPIC_BASE_URL": "{url}"}
+"""The variables from which programs take the address of the model's API."""
+_ROUTES = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
+_SAMPLE = re.compile(r'^memory_bank_(\w+)\{(?:method="POST",)?(.*)\} (\S+)$', re.M)
+_SERVE = "from memory_bank.cli import main, run; run.end_with_stdin(); main()"
+_SIGNALS = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, n)]
+
+
+def run(
+    command: list[str] = typer.Argument(..., help="The command with its arguments, after `--`."),
+    db: str | None = DB,
+    config: Path | None = CONFIG,
+) -> None:
+    """Run a command with memory, and print what memory saved: `memory-bank run -- claude`.
+
+    The command may be claude, codex, opencode, or any program that takes the address of the model's API from
+    OPENAI_BASE_URL or ANTHROPIC_BASE_URL, such as python my_agent.py. Its requests go through the service that
+    runs, or through one that is started for this command and stopped after it. No file of the client is changed.
+    The exit code is the command's; 127 where there is no such command.
+    """
+    if shutil.which(command[0]) is None:
+        tell(f"there is no command {one_line(command[0], 200)!r}: check its name, or install it.")
+        raise typer.Exit(127)
+    url = running_service(db, config)
+    with _started(db, config) if url is None else contextlib.nullcontext(url) as url:
+        before = _figures(url)
+        tell(f"model requests go through {url}, whose page shows each step.")
+        code = _run(*pointed(command, url))
+        _report(url, before, _figures(url))
+    raise SystemExit(code)
+
+
+# -- the service
+
+
+def ask(url: str, seconds: float = 4.0) -> bytes | None:
+    """The body of an answer of a service on this machine; None where none or another one than 200 or 503 comes."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=seconds) as answer:
+            return bytes(answer.read(2**20))
+    except urllib.request.HTTPError as e:
+        return e.read(2**20) if e.code == 503 else None
+    except (OSError, ValueError):
+        return None
+
+
+def health_of(url: str) -> dict[str, Any] | None:
+    """What ``/health`` of the service at an address says; None where no service of ours answers."""
+    try:
+        told = json.loads(ask(f"{url}/health") or b"null")
+    except ValueError:
+        return None
+    return told if isinstance(told, dict) and {*told} - {"parts"} == {"status", "version"} else None
+
+
+def local_address(value: str) -> str | None:
+    """The address in a variable such as OPENAI_BASE_URL, without /v1, if it is of this machine; else None."""
+    url = value.strip().rstrip("/").removesuffix("/v1")
+    try:
+        is_local = urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
+    except ValueError:
+        return None
+    return url.replace("//localhost", "//127.0.0.1", 1) if is_local else None
+
+
+def running_service(db: str | None, config: Path | None) -> str | None:
+    """The address of the service that runs: the environment's, else the configured one; None without one.
+
+    With ``db`` only one of that bank counts.
+    """
+    settings = service_settings(db, config)
+    addresses = [local_address(os.environ.get(name, "")) for name in ADDRESSES]
+    for url in dict.fromkeys(filter(None, (*addresses, f"http://127.0.0.1:{settings.port}"))):
+        health = health_of(url)
+        if health is not None and (db is None or _has_bank(health, db)):
+            return url
+    return None
+
+
+def _is_service(url: str, port: int) -> bool:
+    """Whether an address is that of a service, also of one that has ended since."""
+    return urlsplit(url).port == port or health_of(url) is not None
+
+
+def _has_bank(health: Mapping[str, Any], db: str) -> bool:
+    from memory_bank.bank.database import database_url
+
+    name = str(health.get("parts", {}).get("database", {}).get("name"))
+    theirs, ours = database_url(name), database_url(db)
+    if ours.get_backend_name() != "sqlite" or not (theirs.database and ours.database):
+        return name == ours.render_as_string()
+    known = os.path.isabs(theirs.database) and os.path.exists(ours.database)
+    return known and os.path.realpath(theirs.database) == os.path.realpath(ours.database)
+
+
+@contextlib.contextmanager
+def _started(db: str | None, config: Path | None) -> Iterator[str]:
+    """Start a service on a free port; it ends with the block, or with this process."""
+    command = [sys.executable, "-c", _SERVE, "serve"]
+    command += ["--host", "127.0.0.1", "--port", "0", *(["--db", db] if db else [])]
+    command += ["--config", str(config)] if config else []
+    port = service_settings(db, config).port
+    own = {n for n in ADDRESSES if (url := local_address(os.environ.get(n, ""))) and _is_service(url, port)}
+    variables = {k: v for k, v in os.environ.items() if k not in own}  # the rest may be its upstream
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
+        service = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=variables,
+            start_new_session=True,  # Ctrl-C is for the command alone
+        )  # fmt: skip
+        assert service.stdin is not None
+        assert service.stdout is not None
+        try:
+            url = service.stdout.readline().strip()
+            if not url:
+                service.wait()
+                log.seek(0)
+                said = (log.read().strip().splitlines() or ["the service did not start"])[-1]
+                error = ConfigError if service.returncode == 2 else ServiceError
+                raise error(said.removeprefix("memory-bank: "))
+            yield url
+        finally:
+            service.stdin.close()
+            service.stdout.close()
+            service.wait()
+
+
+def end_with_stdin() -> None:
+    """End this process as SIGTERM does once its standard input is closed, as by the end of the process before it."""
+
+    def wait() -> None:
+        while os.read(0, 1024):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+# -- the command
+
+
+def pointed(command: list[str], url: str) -> tuple[list[str], dict[str, str]]:
+    """A command, and the environment in which it runs, so that its model requests go to the service."""
+    variables = os.environ | {name: form.format(url=url) for name, form in ADDRESSES.items()}
+    variables.setdefault("OPENCODE_CONFIG_CONTENT", json.dumps(_values("opencode", url)))
+    for name in ("NO_PROXY", "no_proxy"):
+        variables[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1,localhost")))
+    added: list[str] = []
+    program = Path(command[0]).stem
+    if program == "claude":
+        added = ["--settings", json.dumps(_values("claude-code", url))]
+    if program == "codex":
+        values = _values("codex", url)
+        if not variables.get("OPENAI_API_KEY"):  # the key or the account of `codex login`
+            provider = values["model_providers"]["memory_bank"]
+            del provider["env_key"]
+            provider["requires_openai_auth"] = True
+        added = [a for key, value in values.items() for a in ("-c", f"{key}={toml_value(value)}")]
+    return [command[0], *added, *command[1:]], variables
+
+
+def _values(client: str, url: str) -> dict[str, Any]:
+    values = CLIENTS[client].values
+    assert values is not None
+    return values(url)
+
+
+def _run(command: list[str], variables: dict[str, str]) -> int:
+    """Run a command with this terminal; signals reach it; returns its exit code as a shell does."""
+    process: subprocess.Popen[bytes] | None = None
+
+    def pass_on(number: int, _frame: object) -> None:
+        typed = number in (signal.SIGINT, getattr(signal, "SIGQUIT", None)) and _in_foreground()
+        if process is not None and not typed:  # the terminal sends what is typed to the command, too
+            process.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in _SIGNALS}
+    try:
+        process = subprocess.Popen(command, env=variables)
+        code = process.wait()
+    except OSError as e:
+        tell(f"{one_line(command[0], 200)} cannot be run ({e.strerror}): check the file.")
+        return 127 if isinstance(e, FileNotFoundError) else 126
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
+
+
+def _in_foreground() -> bool:
+    """Whether what is typed at the terminal reaches this process's group."""
+    try:
+        with open("/dev/tty", encoding="ascii") as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except (OSError, AttributeError):
+        return False
+
+
+# -- the result
+
+
+def _figures(url: str) -> Counter[str] | None:
+    """The counters of a service by name and labels; None where it shows them to operators alone."""
+    told = ask(f"{url}/metrics")
+    if told is None:
+        return None
+    found: Counter[str] = Counter()
+    for name, labels, value in _SAMPLE.findall(told.decode()):
+        found[f"{name} {labels}"] += float(value)  # type: ignore[assignment]
+    return found
+
+
+def _report(url: str, before: Counter[str] | None, after: Counter[str] | None) -> None:
+    """Say how many requests came, and what memory saved."""
+    if before is None or after is None:
+        tell(f"the service at {url} shows its figures to a key of an operator alone: see its page.")
+        return
+    grown = {key: after[key] - before[key] for key in after}
+    statuses: Counter[str] = Counter()
+    for route in _ROUTES:
+        start = f'requests_total route="{route}",status="'
+        statuses.update({k[len(start) : -1]: int(n) for k, n in grown.items() if n and k.startswith(start)})
+    if not statuses:
+        tell(
+            f"no model request came through {url}: does the program take the address of its API from OPENAI_BASE_URL "
+            "or ANTHROPIC_BASE_URL? `memory-bank connect` says what clients need, `memory-bank doctor` checks them."
+        )
+        return
+    said = [f"{statuses.total():,} model request{'' if statuses.total() == 1 else 's'}"]
+    said += [
+        f"{n:,} of them answered with {status}" for status, n in sorted(statuses.items()) if status >= "400"
+    ]
+    tokens, dollars = (
+        [grown.get(f'{name}_total kind="{kind}"', 0.0) for kind in ("sent", "full")]
+        for name in ("tokens", "model_cost")
+    )
+    if tokens[1]:
+        said.append(f"{tokens[0]:,.0f} tokens sent, {tokens[1]:,.0f} without memory ({_less(*tokens)})")
+    if dollars[1]:
+        said.append(f"${money(dollars[0])} paid, ${money(dollars[1])} without memory ({_less(*dollars)})")
+    tell("; ".join(said) + ".")
+
+
+def _less(sent: float, full: float) -> str:
+    return f"{abs(1 - sent / full):.0%} {'more' if sent > full else 'less'}"

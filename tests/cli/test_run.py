@@ -1,0 +1,287 @@
+"""memory-bank run: a command with memory, through a service that runs or is started for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import COMMAND, environment, run_of
+
+from memory_bank.cli.run import pointed
+from memory_bank.testing import ScriptedServer, fail, say
+
+AGENT = """
+import json, os, sys, urllib.request
+messages = json.loads(sys.argv[1])
+for end in range(4, len(messages) + 1, 2):
+    body = {"model": "priced", "messages": messages[:end], "tools": [{"type": "function", "function": {"name": "t"}}]}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", json.dumps(body).encode())
+    request.add_header("content-type", "application/json")
+    try:
+        urllib.request.urlopen(request).read()
+    except urllib.error.HTTPError as e:
+        print(e.code)
+print(os.environ["OPENAI_BASE_URL"])
+"""
+HISTORY = run_of("alpha", 12, "order 1234567 was shipped to the harbour on time. " * 200)[:-1]
+USES = [sys.executable, "-c", AGENT, json.dumps(HISTORY)]
+PRICES = {"MEMORY_BANK_PRICES__priced": '{"prompt": 2.0, "completion": 8.0}'}
+SAVED = re.compile(
+    r"memory-bank: 12 model requests; ([\d,]+) tokens sent, ([\d,]+) without memory \(\d\d% less\); "
+    r"\$(\S+) paid, \$(\S+) without memory \(\d\d% less\)\.\n"
+)
+
+
+@pytest.fixture
+def port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@pytest.fixture
+def variables(tmp_path, port):
+    with ScriptedServer(lambda body: say("done")) as upstream:
+        own = {"XDG_DATA_HOME": str(tmp_path / "data"), "MEMORY_BANK_SERVICE__PORT": str(port), **PRICES}
+        yield environment(OPENAI_BASE_URL=upstream.base_url, **own)
+
+
+def run(variables, *command, **more):
+    return subprocess.run(
+        [*COMMAND, "run", *command], env=variables, capture_output=True, text=True, timeout=60, **more
+    )
+
+
+def address(done) -> str:
+    found = re.search(r"go through (http://127.0.0.1:\d+)", done.stderr)
+    assert found, done.stderr
+    return found[1]
+
+
+def is_served(url: str) -> bool:
+    with socket.socket() as s:
+        return s.connect_ex(("127.0.0.1", int(url.rpartition(":")[2]))) == 0
+
+
+def test_a_service_is_started_and_what_was_saved_is_printed(variables, tmp_path):
+    done = run(variables, "--", *USES)
+    assert (done.returncode, done.stdout) == (0, f"{address(done)}/v1\n")
+    saved = SAVED.search(done.stderr)
+    assert saved, done.stderr
+    sent, full, paid, instead = (float(n.replace(",", "")) for n in saved.groups())
+    assert sent < full
+    assert paid < instead
+    assert not is_served(address(done))
+    assert (tmp_path / "data" / "memory-bank" / "bank.db").exists()
+
+
+def test_a_running_service_is_used_and_goes_on(variables, tmp_path, port):
+    serve = subprocess.Popen(
+        [*COMMAND, "serve", "--db", str(tmp_path / "own.db")], env=variables, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    try:
+        url = serve.stdout.readline().strip()
+        first, second = run(variables, *USES), run(variables | {"OPENAI_BASE_URL": f"{url}/v1"}, *USES)
+        assert address(first) == address(second) == url == f"http://127.0.0.1:{port}"
+        assert "12 model requests" in first.stderr
+        assert "12 model requests" in second.stderr
+        other = run(variables, "--db", str(tmp_path / "other.db"), "true")
+        assert address(other) != url
+        same = run(variables, "--db", str(tmp_path / "own.db"), "true")
+        assert address(same) == url
+    finally:
+        serve.terminate()
+        serve.wait(20)
+
+
+def test_two_at_once_and_a_port_of_another_program(variables, port):
+    with socket.create_server(("127.0.0.1", port)) as other:
+        other.settimeout(0.1)
+        two = [
+            subprocess.Popen(
+                [*COMMAND, "run", *USES],
+                env=variables,
+                stderr=subprocess.PIPE,
+                text=True,
+                stdout=subprocess.DEVNULL,
+            )
+            for _ in range(2)
+        ]
+        said = [each.communicate(timeout=60)[1] for each in two]
+    assert [each.returncode for each in two] == [0, 0]
+    assert all(SAVED.search(text) for text in said), said
+    assert len({re.search(r":(\d+)", text)[1] for text in said} | {str(port)}) == 3
+
+
+def test_the_exit_code_and_the_arguments_are_the_commands(variables):
+    done = run(variables, "sh", "-c", 'read line; echo "$0 $line"; exit 7', "--db", input="typed\n")
+    assert (done.returncode, done.stdout) == (7, "--db typed\n")
+    assert "no model request came through" in done.stderr
+    assert "memory-bank doctor" in done.stderr
+
+
+def test_a_command_that_is_not_there_or_cannot_be_run(variables, tmp_path):
+    done = run(variables, "--", "no-such-command", "--help")
+    assert (done.returncode, done.stdout) == (127, "")
+    assert (
+        done.stderr == "memory-bank: there is no command 'no-such-command': check its name, or install it.\n"
+    )
+    odd = tmp_path / "odd"
+    odd.write_bytes(b"\x00\x01")
+    odd.chmod(0o755)
+    done = run(variables, str(odd))
+    assert done.returncode == 126
+    assert "cannot be run (Exec format error)" in done.stderr
+    assert run(variables).returncode == 2
+
+
+def test_why_no_service_starts_is_one_sentence(variables, tmp_path):
+    (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError('uvicorn', name='uvicorn')")
+    path = os.pathsep.join(filter(None, (str(tmp_path), variables.get("PYTHONPATH"))))
+    done = run(variables | {"PYTHONPATH": path}, *USES)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(r"memory-bank: .*pip install 'agent-memory-bank\[service\]'.*\n", done.stderr)
+    done = run(variables, "--db", str(tmp_path / "no" / "bank.db"), *USES)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert "create it first" in done.stderr
+
+
+def test_answers_with_errors_are_counted(variables):
+    with ScriptedServer([fail(401, "no key")] * 20) as upstream:
+        done = run(variables | {"OPENAI_BASE_URL": upstream.base_url}, *USES)
+    assert "12 of them answered with 401" in done.stderr
+
+
+def test_an_address_that_a_service_left_is_no_upstream(variables, port):
+    """It is not used as the service's upstream: each request would go round and round, or nowhere."""
+    left = variables | {"OPENAI_BASE_URL": f"http://localhost:{port}/v1"}
+    done = run(left, sys.executable, "-c", "import os; print(os.environ['OPENAI_BASE_URL'])")
+    assert done.stdout == f"{address(done)}/v1\n"
+
+
+HANDLES = """
+import signal, sys, time
+got = []
+signal.signal(signal.SIGINT, lambda *_: got.append("int"))
+signal.signal(signal.SIGTERM, lambda *_: got.append("term"))
+print("ready", sys.stdin.isatty(), flush=True)
+until = time.monotonic() + 20
+while not got and time.monotonic() < until:
+    time.sleep(0.01)
+time.sleep(0.5)
+print(got, flush=True)
+sys.exit(9)
+"""
+
+
+def test_the_terminal_is_the_commands_and_ctrl_c_reaches_it_once(variables):
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(sys.executable, [*COMMAND, "run", sys.executable, "-c", HANDLES], variables)
+    shown = b""
+    while b"ready True" not in shown:
+        shown += os.read(terminal, 1024)
+    os.write(terminal, b"\x03")
+    while b"]" not in shown.partition(b"ready True")[2]:
+        shown += os.read(terminal, 1024)
+    assert b"['int']" in shown
+    try:
+        while os.read(terminal, 1024):
+            pass
+    except OSError:  # the other end is closed
+        pass
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+
+
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGTERM, "term"), (signal.SIGINT, "int")])
+def test_a_signal_is_passed_on(variables, number, name):
+    running = subprocess.Popen(
+        [*COMMAND, "run", sys.executable, "-c", HANDLES], env=variables, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert running.stdout.readline().startswith("ready")
+    running.send_signal(number)
+    out, err = running.communicate(timeout=30)
+    assert (running.returncode, out) == (9, f"['{name}']\n"), err
+
+
+def test_a_command_that_a_signal_ends(variables):
+    assert run(variables, "sh", "-c", "kill -TERM $$").returncode == 128 + signal.SIGTERM
+
+
+def test_the_service_ends_with_a_killed_run(variables):
+    running = subprocess.Popen(
+        [*COMMAND, "run", sys.executable, "-c", HANDLES], env=variables, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert running.stdout.readline().startswith("ready")
+    url = re.search(r"http://\S+?:\d+", running.stderr.readline())[0]
+    assert is_served(url)
+    running.kill()
+    until = time.monotonic() + 30
+    while is_served(url) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not is_served(url)
+
+
+# what each client needs
+
+URL = "http://127.0.0.1:4711"
+
+
+def test_every_command_gets_the_addresses(monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "example.com")
+    command, variables = pointed(["python", "my_agent.py"], URL)
+    assert command == ["python", "my_agent.py"]
+    assert variables["OPENAI_BASE_URL"] == variables["OPENAI_API_BASE"] == f"{URL}/v1"
+    assert variables["ANTHROPIC_BASE_URL"] == URL
+    assert variables["NO_PROXY"] == "example.com,127.0.0.1,localhost"
+    provider = json.loads(variables["OPENCODE_CONFIG_CONTENT"])["provider"]
+    assert {p: v["options"]["baseURL"] for p, v in provider.items()} == dict.fromkeys(
+        ("openai", "anthropic"), f"{URL}/v1"
+    )
+
+
+def test_claude_gets_settings_above_those_of_its_files():
+    command, _ = pointed(["/usr/bin/claude", "-p", "x"], URL)
+    assert command[:2] == ["/usr/bin/claude", "--settings"]
+    assert json.loads(command[2]) == {"env": {"ANTHROPIC_BASE_URL": URL}}
+    assert command[3:] == ["-p", "x"]
+
+
+@pytest.mark.parametrize("key", ["sk-1", ""])
+def test_codex_gets_a_provider_and_needs_no_key(monkeypatch, key):
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    command, _ = pointed(["codex", "exec", "x"], URL)
+    assert command[::2] == ["codex", 'model_provider="memory_bank"', command[4], "x"]
+    assert command[1] == command[3] == "-c"
+    provider = tomllib.loads(command[4])["model_providers"]["memory_bank"]
+    assert provider["base_url"] == f"{URL}/v1"
+    assert provider.get("env_key") == ("OPENAI_API_KEY" if key else None)
+    assert provider.get("requires_openai_auth", False) is not bool(key)
+
+
+def test_no_file_of_a_client_is_changed(variables, tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    names = Path(tmp_path / "bin")
+    names.mkdir()
+    for client in ("claude", "codex", "opencode"):
+        (names / client).write_text('#!/bin/sh\necho "$0" "$@"\n')
+        (names / client).chmod(0o755)
+        done = run(
+            variables | {"HOME": str(home), "PATH": f"{names}:{os.environ['PATH']}"}, client, "--version"
+        )
+        assert done.stdout.endswith("--version\n")
+    assert [*home.rglob("*")] == []
