@@ -347,7 +347,7 @@ def cells(rows: Sequence[Row], base: Sequence[Row]) -> list[str]:
 
 
 def readme(rows: Sequence[Row]) -> str:
-    """The README's table: agents by SDKs together, coding agents one by one; means over tools and APIs."""
+    """The table of the page: agents by SDKs together, coding agents one by one; means over tools and APIs."""
     groups: dict[tuple[str, int], list[Row]] = {}
     for row in rows:
         if not row.told:
@@ -413,7 +413,9 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="all tools, APIs, strategies and coding agents")
     parser.add_argument("--runs", type=int, default=1, help="runs of each row, with other ids")
     parser.add_argument("--json", type=Path, help="write every run with commit and settings")
-    parser.add_argument("--readme", action="store_true", help="print the table of the README too")
+    parser.add_argument(
+        "--readme", action="store_true", help="print the table of docs/benchmarks/agents.md too"
+    )
     args = parser.parse_args()
     if min(args.sizes) < 4:
         parser.error("a shop has at least 4 orders: the fourth is refunded")

@@ -1,19 +1,25 @@
 """Measures the redaction of secrets: recall and false alarms by class; on recorded runs, its time and its changes.
 
     python benchmarks/redaction.py tests/service/redaction.toml
+    python benchmarks/redaction.py --lines tests/service/redaction_lines.jsonl.gz
     python benchmarks/redaction.py TRACES.jsonl.gz [...]
 
 Of a file of forms (.toml; its own head says how they are written), each form is tried three times with other random
 characters. Prints for each class how many have nothing left of what is marked (of ``harmless``: how many were
 changed), and the names of the others.
 
-Reads the texts of messages from files of JSON lines ``{id, messages}``, plain or .gz. Prints for each file its
-texts and characters, seconds of CPU per million characters, the same for a plain scan of the texts (``str.lower``),
-and how many texts have something replaced, by kind. No text is printed.
+Of a file of lines (``--lines``; JSON lines ``{id, class, text, secrets}``, the id begins with the set's name) prints
+for each set and class how many have none of their secrets left (of ``harmless``: how many were changed).
+
+Otherwise reads the texts of messages from files of JSON lines ``{id, messages}``, plain or .gz. Prints for each
+file its texts and characters, seconds of CPU per million characters, the same for a plain scan of the texts
+(``str.lower``), and how many texts have something replaced, by kind. No text is printed.
 """
 
 from __future__ import annotations
 
+import gzip
+import json
 import random
 import re
 import string
@@ -88,11 +94,32 @@ def measure_forms(path: Path) -> None:
         )
 
 
+def measure_lines(path: Path) -> dict[str, dict[str, tuple[int, int]]]:
+    """By set and class of a file of lines: how many are as they should be, and how many there are."""
+    redaction = Redaction()
+    counts: dict[str, dict[str, tuple[int, int]]] = {}
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        for row in map(json.loads, lines):
+            shown = redaction.text(row["text"])
+            is_right = not any(s in shown for s in row["secrets"]) if row["secrets"] else shown == row["text"]
+            of_set = counts.setdefault(row["id"].partition("-")[0], {})
+            right, all_ = of_set.get(row["class"], (0, 0))
+            of_set[row["class"]] = right + is_right, all_ + 1
+    return counts
+
+
 def main() -> None:
     """Measure the files and print one line for each, or for each class of forms."""
     parser = command_line(__doc__)
     parser.add_argument("files", nargs="+", type=Path)
-    for path in parser.parse_args().files:
+    parser.add_argument("--lines", action="store_true", help="the files hold lines with the secrets in them")
+    args = parser.parse_args()
+    for path in args.files:
+        if args.lines:
+            for name, classes in measure_lines(path).items():
+                for kind, (right, all_) in classes.items():
+                    print(f"{name} {kind}: {right} of {all_} right ({right / all_:.1%})")
+            continue
         if path.suffix == ".toml":
             measure_forms(path)
             continue

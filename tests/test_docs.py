@@ -147,13 +147,14 @@ def run_page(page: str, folder: Path) -> str:
             load_config(folder / "page.toml")
         elif block.language == "console":
             printed += run_commands(block.commands(), folder)
-    with contextlib.suppress(KeyError):
-        scope["state"].close()
+    for name in ("state", "memory"):
+        if name in scope:
+            scope[name].close()
     return "".join(printed)
 
 
 PRINTED = {  # what a page's commands and code must print, besides running
-    "README.md": ["ORD-1 is late.", "kept"],
+    "README.md": ["ORD-1 is late.", "8 records", "has words of the query"],
     "docs/howto/agent-loop.md": ["ORD-1 is late.", "kept", "list_orders"],
     "docs/howto/memory-tools.md": ["tool: list_orders"],
     "docs/howto/typed-histories.md": ["It waits for the carrier.", "tool: list_orders"],
@@ -192,10 +193,10 @@ print(messages[-1]["content"])
 """
 
 
-def test_the_proxy_of_the_readme(model, folder):
+def test_the_proxy_of_the_pages(model, folder):
     """Installed by a pip that does nothing, on a free port."""
     pytest.importorskip("fastapi", reason="needs the extra service")
-    shown = {b.commands() for b in EVERY if b.reason == "test_the_proxy_of_the_readme"}
+    shown = {b.commands() for b in EVERY if b.reason == "test_the_proxy_of_the_pages"}
     lines = {tuple(" ".join(shlex.split(line, comments=True)) for line in s.splitlines()) for s in shown}
     assert len(lines) == 1, "the pages give different commands"
     assert len(next(iter(lines))) == 3
@@ -213,6 +214,24 @@ def test_the_proxy_of_the_readme(model, folder):
     assert "rebuilt" in out
     listed, _ = run_commands("memory-bank bank sessions --db bank.db --json", folder)
     assert json.loads(listed)["sessions"][0]["records"] == 8
+
+
+def test_the_command_of_the_readme(model, folder):
+    """``run`` before a program that makes requests, and before one that makes none, as written."""
+    pytest.importorskip("fastapi", reason="needs the extra service")
+    marked = [b for b in EVERY if b.reason == "test_the_command_of_the_readme"]
+    block, *others = sorted(marked, key=lambda b: b.page != "README.md")
+    assert all(b.commands() in block.commands() for b in others)
+    (folder / "bin" / "claude").write_text('#!/bin/sh\necho "asks $ANTHROPIC_BASE_URL"\n')
+    (folder / "bin" / "claude").chmod(0o755)
+    (folder / "my_agent.py").write_text(f"TOOLS, ORDERS = {TOOLS!r}, {ORDERS!r}\n{AGENT}")
+    out, err = run_commands(
+        block.commands(), folder, OPENAI_API_KEY="x", OPENAI_BASE_URL=model.base_url, HOME=str(folder),
+        XDG_DATA_HOME=str(folder / "data"), MEMORY_BANK_SERVICE__PORT="1",
+    )  # fmt: skip
+    assert re.search(r"^asks http://127\.0\.0\.1:\d+$", out, re.M)
+    assert out.splitlines()[-1] == "ORD-1 is late."
+    assert re.search(r"model requests; [\d,]+ tokens sent, [\d,]+ without memory \(\d+% less\)", err)
 
 
 def test_the_tutorial(folder):
@@ -275,8 +294,10 @@ def test_the_readme_in_an_empty_environment(model, tmp_path):
     page = [b for b in blocks("README.md") if b.mark != "not run"]
     code = "\n".join(b.code for b in page if b.language == "python")
     tools = f"import json\nTOOLS, ORDERS = {TOOLS!r}, {ORDERS!r}\n{inspect.getsource(run_tool)}"
-    (copy / "library.py").write_text(f"{tools}\n{code}\nstate.close()\n")
+    (copy / "library.py").write_text(f"{tools}\n{code}\n")
     commands = [b.commands() for b in page if b.language == "console"]
+    (copy / "bin" / "claude").write_text("#!/bin/sh\n")
+    (copy / "bin" / "claude").chmod(0o755)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -289,7 +310,7 @@ def test_the_readme_in_an_empty_environment(model, tmp_path):
     assert model.refused == []
     assert out.count("ORD-1 is late.") == 2
     assert '"records": 8' in out  # of the agent, in the default bank
-    assert "kept" in out
+    assert "has words of the query" in out
 
 
 # -- marks and links
@@ -360,7 +381,7 @@ def test_generated_pages_name_every_verb_setting_route_and_public_name():
 
 
 def test_the_readme_is_short_and_every_page_is_in_the_navigation():
-    assert (ROOT / "README.md").read_text().count("\n") <= 150
+    assert (ROOT / "README.md").read_text().count("\n") <= 130
     navigation = (ROOT / "mkdocs.yml").read_text()
     pages = {p.removeprefix("docs/") for p in PAGES if p.startswith("docs/")}
     assert [p for p in sorted(pages) if p not in navigation and not p.startswith("decisions/")] == []

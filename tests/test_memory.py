@@ -5,6 +5,7 @@ import copy
 import json
 import pickle
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -189,10 +190,40 @@ def test_every_value_has_a_short_repr(tmp_path):
         )
 
 
+ROOT = Path(__file__).parents[1]
+GIVEN = """# pyright: strict
+from typing import Any
+
+from openai.types.chat import ChatCompletionFunctionToolParam
+
+TOOLS: list[ChatCompletionFunctionToolParam] = []
+
+
+def run_tool(name: str, arguments: dict[str, Any]) -> str:
+    return name
+
+
+"""
+"""What a page says that its reader has."""
+
+
+def script_of(page):
+    """The Python of a page; its messages are annotated, as openai's own objects do not fit its parameters."""
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.M | re.S))
+    first, *rest = code.split("messages = [")
+    return (
+        GIVEN
+        + first
+        + "".join(f"messages{'' if n else ': list[Any]'} = [{part}" for n, part in enumerate(rest))
+    )
+
+
 @pytest.mark.long
+@pytest.mark.parametrize("page", ["tests/typed_script.py", "README.md", "docs/howto/agent-loop.md"])
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
-def test_a_users_script_is_typed(checker, tmp_path):
-    script = Path(__file__).parent / "typed_script.py"
+def test_a_users_script_is_typed(checker, page, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text((ROOT / page).read_text() if page.endswith(".py") else script_of(page))
     if checker == "mypy":
         command = ["mypy", "--strict", "--cache-dir", str(tmp_path), str(script)]
     else:

@@ -66,6 +66,27 @@ def test_services_that_are_killed() -> None:
     assert row[7:] == ["0", "0", "0", "0", "0, 0", "0", "0"]  # lost, twice, bare, stuck, out of order, …
 
 
+def test_services_whose_streams_are_cut_and_whose_workers_are_killed() -> None:
+    for options in (
+        "--way stream --services 2 --kills 3",
+        "--way proxy,stream --services 1 --workers 2 --kills 4",
+    ):
+        more = " --part services --database sqlite --strategy evidence --agents 2"
+        done = bench("faults.py", *(options + more).split())
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert cells(done)[7:] == ["0", "0", "0", "0", "0, 0", "0", "0"]
+
+
+def test_attacks_are_chosen_by_kind_and_by_parts_of_their_names() -> None:
+    done = bench("attacks.py", "--only", "json", "--scale", "0.01")
+    names = [line.split(" | ")[1] for line in done.stdout.splitlines()[2:] if line.startswith("| ")]
+    assert len(names) > 1
+    assert all("json" in name.lower() for name in names)
+    done = bench("attacks.py", "--only", "json,nothing of that name")
+    assert done.returncode == 2
+    assert "'nothing of that name' is no kind" in done.stderr
+
+
 def test_the_checks_see_what_is_wrong(tmp_path: Path) -> None:
     script = """
 import sys

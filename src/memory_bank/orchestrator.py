@@ -17,15 +17,7 @@ from memory_bank.bank.session import MemoryBankState
 from memory_bank.closing import Closing
 from memory_bank.config import Config, Price
 from memory_bank.errors import ConfigError
-from memory_bank.models.chat import (
-    as_chat_model,
-    cached_of,
-    checked_completion,
-    create_of,
-    is_async,
-    model_error,
-    usage_of,
-)
+from memory_bank.models import chat
 from memory_bank.plan import NO_PLAN
 from memory_bank.pricing import PrefixCache, SentContext, Usage, cost, price_of
 from memory_bank.processor import MemoryProcessor, OpenState
@@ -134,10 +126,10 @@ class LLMOrchestrator(Closing):
             self.processor.config = self.processor.config.model_copy(update=own_prices)
         self._client = client
         own = callable(getattr(client, "generate_plain", None))
-        self._create: Any = None if own or not callable(create := create_of(client)) else create
-        self._async = self._create is not None and is_async(client)
-        self._chat = None if self._async else as_chat_model(client)
-        self._summaries: Any = as_chat_model(summary_client) or (None if self._async else self)
+        self._create: Any = None if own or not callable(create := chat.create_of(client)) else create
+        self._async = self._create is not None and chat.is_async(client)
+        self._chat = None if self._async else chat.as_chat_model(client)
+        self._summaries: Any = chat.as_chat_model(summary_client) or (None if self._async else self)
         self._counter = open_counter()
         self._active: dict[str, str | None] = dict.fromkeys(("memory_key", "session_id", "model"))
         self._trace: deque[Sent] = deque(maxlen=keep)
@@ -282,8 +274,8 @@ class LLMOrchestrator(Closing):
             except Exception as e:
                 if sent.streamed:
                     raise
-                raise model_error(e, sent.model, self._client) from e
-            answers.append(answer if sent.streamed else checked_completion(answer, self._client))
+                raise chat.model_error(e, sent.model, self._client) from e
+            answers.append(answer if sent.streamed else chat.checked_completion(answer, self._client))
         return answers[0]
 
     @contextmanager
@@ -298,10 +290,10 @@ class LLMOrchestrator(Closing):
         finally:
             prompt = completion = 0
             if answers and not sent.streamed:
-                prompt, completion = usage_of(answers[0])
+                prompt, completion = chat.usage_of(answers[0])
                 if prefix is not None:
                     cache, context = prefix
-                    cache.answered(context, cached_of(answers[0]))
+                    cache.answered(context, chat.cached_of(answers[0]))
             price = price_of(self.processor.config.prices, sent.model)
             charged = prompt or (0 if error else sent.counted_tokens)
             with self._lock:

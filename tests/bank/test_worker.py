@@ -1,17 +1,21 @@
 """The worker: models that fail in every way, retries, two at once, and what is reset under its hands."""
 
 import logging
+import re
 import threading
 import time
 
 import pytest
 import sqlalchemy as sa
 from tests.bank.conftest import Clock
+from tests.chats import call, result, system, user
+from tests.cli.conftest import cli  # noqa: F401  a fixture
 from tests.contracts.stores import a_record, together
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.jobs import JobQueue
 from memory_bank.bank.schema import jobs
+from memory_bank.bank.session import MemoryBankState
 from memory_bank.bank.stores import FactStore, InsightStore, clear_insights
 from memory_bank.bank.worker import Worker
 from memory_bank.config import MemoryBankSettings
@@ -19,6 +23,7 @@ from memory_bank.errors import EmbeddingError, StorageError
 from memory_bank.models.chat import OpenAIChat
 from memory_bank.models.lexical import LexicalEmbedder
 from memory_bank.models.observer import Observer
+from memory_bank.processor import apply_memory_bank_strategy
 from memory_bank.testing import ScriptedModel, ScriptedServer, fail, say
 from memory_bank.testing.replies import cut, half, raw
 
@@ -81,6 +86,20 @@ def test_a_fault_is_tried_again_and_the_last_one_leaves_extraction_with_the_reas
     assert insight.summary
     assert JobQueue(database).open_count() == 0
     assert "extractive summaries stay" in caplog.text
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_the_warning_names_a_command_only_where_it_makes_the_summary_again(durable, tmp_path, caplog, cli):  # noqa: F811
+    state = MemoryBankState.open(tmp_path / "b.db", "s") if durable else MemoryBankState("lexical")
+    settings = {"observer_model": "m", "embedding_model": "lexical", "observer_min_chars": 0}
+    chat = [system(), user(), call(("c1", "get_order", {"id": 7})), result("c1", "ORD-7 is late")]
+    with caplog.at_level(logging.WARNING), state:
+        apply_memory_bank_strategy(chat, ScriptedModel([""]), settings, state)
+        assert state.insight_store.get_insight(next(iter(state.steps))).redo
+    command = re.search("`memory-bank (.+?)`", caplog.text)
+    assert (command is not None) == durable
+    if command is not None:
+        assert cli(*command[1].split(), "--help").code == 0
 
 
 def test_a_fault_that_passes_costs_nothing_but_time(database):

@@ -1327,6 +1327,7 @@ def test_memory_that_fails_is_said_at_the_top_until_it_works(opened, tmp_path, m
         step(5)
         page.wait(f"!{hidden}")
         assert page.text("#trouble").startswith("Memory fails, requests continue without it: EmbeddingError")
+        eventually(lambda: look() or "3 requests" in page.text("#stats"))  # of those without memory
         assert SECRET not in page.text()
         colour = "getComputedStyle(document.querySelector('#trouble')).color"
         assert page.js(colour) == ("rgb(255, 143, 133)" if screen == "dark" else "rgb(179, 38, 30)")

@@ -190,6 +190,9 @@ def test_memory_that_fails_is_told_once_and_again_when_it_works(
         told = until(lambda: health() if not health()["parts"]["memory"]["ok"] else None)
         assert told["status"] == "degraded" and told["parts"]["memory"]["trouble"] == page()
         assert p.ask("/health?live").json()["status"] == "ok"
+        counted = 'memory_bank_without_memory_total{reason="embedder_unavailable"} 4.0'
+        assert counted in p.ask("/metrics").body.decode().splitlines()
+        assert p.ask("/v1/stats").json()["without_memory"] == {"embedder_unavailable": 4}
         assert sum("memory failed" in line for line in p.lines) == 1
         down[0] = False
         assert step(7) in (b"rebuilt ", b"unchanged ")

@@ -11,30 +11,8 @@ from operator import itemgetter
 from typing import Any
 
 from memory_bank.errors import HistoryError
-from memory_bank.history.steps import (
-    ERROR,
-    NOTE_HEADS,
-    OBSERVATION,
-    PROCEED,
-    ActionStep,
-    FinalAnswerStep,
-    Json,
-    Observation,
-    PlanningStep,
-    ScratchpadStep,
-    SourceMessages,
-    Step,
-    SystemPromptStep,
-    TaskStep,
-    Timing,
-    TokenUsage,
-    ToolCall,
-    Wire,
-    check_wire,
-    freeze,
-    image_url,
-    type_name,
-)
+from memory_bank.history import steps as typed
+from memory_bank.history.steps import Json, Wire, check_wire, freeze, image_url, type_name
 from memory_bank.transcript.messages import (
     Interaction,
     MessageKind,
@@ -53,7 +31,7 @@ from memory_bank.transcript.textcalls import read_called
 
 def steps_from_messages(
     messages: object, *, wire: Wire = "tools", timestamp: float | None = None
-) -> list[Step]:
+) -> list[typed.Step]:
     """The numbered steps of a chat. All their messages together are the given messages, as dicts.
 
     System and user messages become SystemPromptSteps and TaskSteps, turns with calls and their results become
@@ -67,44 +45,44 @@ def steps_from_messages(
     check_wire(wire)
     segments = parse_messages(messages)
     timestamp = time.time() if timestamp is None else timestamp
-    steps: list[Step] = []
+    steps: list[typed.Step] = []
     number = i = 0
     has_task = False
     while i < len(segments):
         step, used = _step_at(segments, i, wire, has_task)
         originals = [m for s in segments[i : i + used] for m in s.messages]
-        number += isinstance(step, ActionStep)
-        has_task = has_task or isinstance(step, TaskStep)
+        number += isinstance(step, typed.ActionStep)
+        has_task = has_task or isinstance(step, typed.TaskStep)
         step = replace(step, step_number=number, timestamp=timestamp)
         try:
             is_same = all(type(m) is dict for m in originals) and step.to_messages(wire=wire) == originals
         except Exception:  # nested too deep, or foreign objects that refuse to be compared
             is_same = False
-        steps.append(step if is_same else replace(step, source=SourceMessages(tuple(originals), wire)))
+        steps.append(step if is_same else replace(step, source=typed.SourceMessages(tuple(originals), wire)))
         i += used
     return steps
 
 
-def _step_at(segments: Sequence[Segment], i: int, wire: Wire, has_task: bool) -> tuple[Step, int]:
+def _step_at(segments: Sequence[Segment], i: int, wire: Wire, has_task: bool) -> tuple[typed.Step, int]:
     segment = segments[i]
     if isinstance(segment, Interaction):
         return _action(segment), 1
     kind, content = _said(segments, i)
     text = content_text(content)
     if kind is MessageKind.SYSTEM:
-        return SystemPromptStep(text), 1
+        return typed.SystemPromptStep(text), 1
     if kind is MessageKind.USER:
         return _task_or_note(content, text), 1
     if kind is not MessageKind.SAY:
-        return ScratchpadStep(text), 1
+        return typed.ScratchpadStep(text), 1
     if wire == "text" and (action := _text_action(segments, i, text)) is not None:
         return action
     following, next_content = _said(segments, i + 1)
-    if following is MessageKind.USER and next_content == PROCEED:
-        return PlanningStep(text), 2
+    if following is MessageKind.USER and next_content == typed.PROCEED:
+        return typed.PlanningStep(text), 2
     if has_task and (i + 1 == len(segments) or following is MessageKind.USER):
-        return FinalAnswerStep(text), 1
-    return ActionStep(text), 1
+        return typed.FinalAnswerStep(text), 1
+    return typed.ActionStep(text), 1
 
 
 def _said(segments: Sequence[Segment], i: int) -> tuple[MessageKind | None, Any]:
@@ -114,23 +92,23 @@ def _said(segments: Sequence[Segment], i: int) -> tuple[MessageKind | None, Any]
     return segment.kind, read(segment.message, "content")
 
 
-def _task_or_note(content: object, text: str) -> Step:
-    for kind, head in NOTE_HEADS.items():
+def _task_or_note(content: object, text: str) -> typed.Step:
+    for kind, head in typed.NOTE_HEADS.items():
         if isinstance(content, str) and content.startswith(f"{head}\n"):
-            return ScratchpadStep(content[len(head) + 1 :], kind)  # type: ignore[arg-type]
+            return typed.ScratchpadStep(content[len(head) + 1 :], kind)  # type: ignore[arg-type]
     if isinstance(content, (list, tuple)):
         urls = [read(read(p, "image_url"), "url") for p in content]
         said = "\n".join(part_text(p) for p in content if is_text_part(p))
         try:
-            return TaskStep(said, tuple(u for u in urls if isinstance(u, str) and u))
+            return typed.TaskStep(said, tuple(u for u in urls if isinstance(u, str) and u))
         except HistoryError:  # an image that TaskStep refuses; the step keeps the message in ``source``
             pass
-    return TaskStep(text)
+    return typed.TaskStep(text)
 
 
-def _action(interaction: Interaction) -> ActionStep:
-    calls: list[ToolCall] = []
-    placed: list[tuple[int, Observation]] = []  # with the position of the result among the messages
+def _action(interaction: Interaction) -> typed.ActionStep:
+    calls: list[typed.ToolCall] = []
+    placed: list[tuple[int, typed.Observation]] = []  # with the position of the result among the messages
     ids: set[str | None] = {None}
     numbers = count(1)
     results = [read(m, "tool_call_id") for m in interaction.messages if kind_of(m) is MessageKind.RESULT]
@@ -141,17 +119,19 @@ def _action(interaction: Interaction) -> ActionStep:
             while call_id in ids:
                 call_id = f"call_{next(numbers)}"
             ids.add(call_id)
-            calls.append(ToolCall(call.name, call.arguments, call_id))
+            calls.append(typed.ToolCall(call.name, call.arguments, call_id))
         if result is not None:
             position = results.index(result.call_id) if call and result.call_id in results else len(results)
-            placed.append((position, Observation(result.text if result.extra else result.content, call_id)))
+            placed.append(
+                (position, typed.Observation(result.text if result.extra else result.content, call_id))
+            )
     placed.sort(key=itemgetter(0))
     said = [read(m, "content") for m in interaction.messages if read(m, "role") == "assistant"]
     thought = said[0] if len(said) == 1 and isinstance(said[0], str) else interaction.note or None
-    return ActionStep(thought, tuple(calls), tuple(o for _, o in placed))
+    return typed.ActionStep(thought, tuple(calls), tuple(o for _, o in placed))
 
 
-def _text_action(segments: Sequence[Segment], i: int, text: str) -> tuple[Step, int] | None:
+def _text_action(segments: Sequence[Segment], i: int, text: str) -> tuple[typed.Step, int] | None:
     """The action in text form that begins at segment ``i``; None where none begins."""
     found, used = read_called(text), 1
     if found is not None:
@@ -163,63 +143,63 @@ def _text_action(segments: Sequence[Segment], i: int, text: str) -> tuple[Step, 
         if found is None or found[0]:
             return None
     try:
-        calls = ActionStep(tool_calls=found[1]).tool_calls  # type: ignore[arg-type]
+        calls = typed.ActionStep(tool_calls=found[1]).tool_calls  # type: ignore[arg-type]
     except HistoryError:
         return None
-    observations: list[Observation] = []
+    observations: list[typed.Observation] = []
     error = None
     while (said := _said(segments, i + used))[0] is MessageKind.USER:
         parts = said[1] if isinstance(said[1], (list, tuple)) else []
         body = content_text(said[1])
-        if body.startswith(OBSERVATION):
-            seen: Any = body.removeprefix(OBSERVATION)
+        if body.startswith(typed.OBSERVATION):
+            seen: Any = body.removeprefix(typed.OBSERVATION)
             if media := [p for p in parts if not is_text_part(p)]:
                 rest = "\n".join(part_text(p) for p in parts if is_text_part(p))
-                seen = [{"type": "text", "text": rest.removeprefix(OBSERVATION)}, *media]
+                seen = [{"type": "text", "text": rest.removeprefix(typed.OBSERVATION)}, *media]
             n = len(observations)
-            observations.append(Observation(seen, calls[n].id if n < len(calls) else None))
-        elif body.startswith((ERROR, "Call id:")) and error is None:
-            error = body.partition(ERROR)[2]
+            observations.append(typed.Observation(seen, calls[n].id if n < len(calls) else None))
+        elif body.startswith((typed.ERROR, "Call id:")) and error is None:
+            error = body.partition(typed.ERROR)[2]
         else:
             break
         used += 1
-    return ActionStep(thought or None, calls, tuple(observations), error), used
+    return typed.ActionStep(thought or None, calls, tuple(observations), error), used
 
 
 # smolagents, whose objects are read without importing it
 
 
-def typed_steps(steps: Iterable[object]) -> list[Step]:
+def typed_steps(steps: Iterable[object]) -> list[typed.Step]:
     """Steps of smolagents (``agent.memory.steps``, or the dicts of ``get_full_steps()``) as typed steps, numbered.
 
     Nothing is lost but a provider's ``raw`` answer, and objects that are not JSON in outputs: they become
     ``{"_not_kept": "module.Class"}``, and a warning names them. Several calls of a step, whose outputs smolagents
     joins to one text, become one call with that text. Raises HistoryError for anything that is no such step.
     """
-    typed: list[Step] = []
+    numbered: list[typed.Step] = []
     last = 0
     for native in steps:
-        step = native if isinstance(native, Step) else _typed_step(native)
-        if isinstance(step, ActionStep):  # every run of an agent counts from 1
+        step = native if isinstance(native, typed.Step) else _typed_step(native)
+        if isinstance(step, typed.ActionStep):  # every run of an agent counts from 1
             last = max(step.step_number, last + 1)
-        typed.append(replace(step, step_number=last))
-    return typed
+        numbered.append(replace(step, step_number=last))
+    return numbered
 
 
-def _typed_step(native: object) -> Step:
+def _typed_step(native: object) -> typed.Step:
     names: Any = native if isinstance(native, Mapping) else dir(native) if _is_value(native) else ()
     if "task" in names:
-        return TaskStep(read(native, "task"), tuple(map(_image, read(native, "task_images") or ())))
+        return typed.TaskStep(read(native, "task"), tuple(map(_image, read(native, "task_images") or ())))
     if "system_prompt" in names:
-        return SystemPromptStep(read(native, "system_prompt"))
+        return typed.SystemPromptStep(read(native, "system_prompt"))
     if "plan" in names:
-        return PlanningStep(read(native, "plan"), **_of_model(native))
+        return typed.PlanningStep(read(native, "plan"), **_of_model(native))
     if "step_number" in names:
         return _native_action(native)
     if "output" in names:
-        return FinalAnswerStep(read(native, "output"))
+        return typed.FinalAnswerStep(read(native, "output"))
     if type(native).__name__ == "RetrievedStep" and isinstance(text := read(native, "text"), str):
-        return ScratchpadStep(text)
+        return typed.ScratchpadStep(text)
     raise HistoryError(
         f"a {type_name(native)} is no step of smolagents: give TaskStep, PlanningStep, ActionStep, FinalAnswerStep, "
         "or their dicts."
@@ -230,20 +210,20 @@ def _is_value(native: object) -> bool:
     return dataclasses.is_dataclass(native) and not isinstance(native, type)
 
 
-def _native_action(native: object) -> ActionStep:
+def _native_action(native: object) -> typed.ActionStep:
     bodies = [(read(c, "function") or c, read(c, "id")) for c in read(native, "tool_calls") or ()]
-    calls = [ToolCall(read(body, "name"), read(body, "arguments"), i) for body, i in bodies]
+    calls = [typed.ToolCall(read(body, "name"), read(body, "arguments"), i) for body, i in bodies]
     if len(calls) > 1:  # with one output
         name = "+".join(dict.fromkeys(c.name for c in calls))
-        calls = [ToolCall(name, {"calls": [c.dict() for c in calls]}, calls[0].id)]
+        calls = [typed.ToolCall(name, {"calls": [c.dict() for c in calls]}, calls[0].id)]
     error, seen = read(native, "error"), read(native, "observations")
     if images := [_image_part(i) for i in read(native, "observations_images") or ()]:
         seen = [*([] if seen is None else [{"type": "text", "text": seen}]), *images]
     said, code = read(native, "model_output"), read(native, "code_action")
-    return ActionStep(
+    return typed.ActionStep(
         said if isinstance(said, str) or said is None else content_text(freeze(said)),
         tuple(calls),
-        () if seen is None else (Observation(seen, calls[0].id if calls else None),),
+        () if seen is None else (typed.Observation(seen, calls[0].id if calls else None),),
         None if error is None else str(read(error, "message") or error),
         error_type=None if error is None else read(error, "type") or type(error).__name__,
         code_action=None if [c.arguments for c in calls] == [code] else code,
@@ -262,9 +242,9 @@ def _of_model(native: object) -> Json:
         "model_output_message": None if said is None else _message(said),
     }
     if usage is not None:
-        values["token_usage"] = TokenUsage(read(usage, "input_tokens"), read(usage, "output_tokens"))
+        values["token_usage"] = typed.TokenUsage(read(usage, "input_tokens"), read(usage, "output_tokens"))
     if timing is not None:
-        values["timing"] = Timing(read(timing, "start_time"), read(timing, "end_time"))
+        values["timing"] = typed.Timing(read(timing, "start_time"), read(timing, "end_time"))
         values["timestamp"] = values["timing"].end or values["timing"].start
     return values
 

@@ -18,14 +18,7 @@ from memory_bank.transcript.turns import Change, ChatMessage, Part, PartWire
 try:
     from langchain.agents.middleware import AgentMiddleware, ModelRequest
     from langchain.tools import ToolRuntime
-    from langchain_core.messages import (
-        AIMessage,
-        BaseMessage,
-        FunctionMessage,
-        HumanMessage,
-        SystemMessage,
-        ToolMessage,
-    )
+    from langchain_core import messages as lc
     from langchain_core.messages import ChatMessage as RoleMessage
     from langchain_core.tools import BaseTool, StructuredTool
 except ImportError as e:
@@ -35,20 +28,20 @@ _CALL_BLOCKS = frozenset({"function_call", "tool_call", "tool_use", "custom_tool
 _HIDDEN_BLOCKS = frozenset({"reasoning", "thinking", "redacted_thinking", "invalid_tool_call"})
 
 
-class LangChainWire(PartWire[BaseMessage]):
+class LangChainWire(PartWire[lc.BaseMessage]):
     """See PartWire. The parts are the blocks of a content, or the content as a whole; then the calls."""
 
-    def read(self, native: BaseMessage) -> dict[int, Part]:
+    def read(self, native: lc.BaseMessage) -> dict[int, Part]:
         content: Any = native.content
-        if isinstance(native, ToolMessage):
+        if isinstance(native, lc.ToolMessage):
             return {0: Part(MessageKind.RESULT, content, native.tool_call_id, native.name)}
-        if isinstance(native, FunctionMessage):
+        if isinstance(native, lc.FunctionMessage):
             return {0: Part(MessageKind.RESULT, content, None, native.name)}
-        if isinstance(native, HumanMessage | SystemMessage | RoleMessage):
+        if isinstance(native, lc.HumanMessage | lc.SystemMessage | RoleMessage):
             role = native.role if isinstance(native, RoleMessage) else ""
-            kind = MessageKind.USER if isinstance(native, HumanMessage) else MessageKind.SYSTEM
+            kind = MessageKind.USER if isinstance(native, lc.HumanMessage) else MessageKind.SYSTEM
             return {0: Part(kind_of({"role": role}) if role else kind, content)}
-        if not isinstance(native, AIMessage):
+        if not isinstance(native, lc.AIMessage):
             raise MessagesError(
                 f"{type(native).__name__} is not a message of LangChain that memory can read: pass objects of "
                 "langchain_core.messages."
@@ -68,8 +61,8 @@ class LangChainWire(PartWire[BaseMessage]):
             parts.append(Part(MessageKind.CALL, bad["args"] or "", bad["id"], bad["name"] or "unknown"))
         return dict(enumerate(parts))
 
-    def write(self, native: BaseMessage, change: Change) -> BaseMessage | None:
-        if not isinstance(native, AIMessage):
+    def write(self, native: lc.BaseMessage, change: Change) -> lc.BaseMessage | None:
+        if not isinstance(native, lc.AIMessage):
             return native.model_copy(update={"content": content_like(native.content, change[0])})
         given: list[Any] = native.content if isinstance(native.content, list) else [native.content]
         made: list[Any] = [*native.tool_calls, *native.invalid_tool_calls]
@@ -97,8 +90,8 @@ class LangChainWire(PartWire[BaseMessage]):
             changes["additional_kwargs"] = {k: v for k, v in extra if k != "tool_calls"}
         return native.model_copy(update=changes) if kept or calls else None
 
-    def say(self, message: ChatMessage) -> BaseMessage:
-        kind = HumanMessage if message["role"] == "user" else SystemMessage
+    def say(self, message: ChatMessage) -> lc.BaseMessage:
+        kind = lc.HumanMessage if message["role"] == "user" else lc.SystemMessage
         return kind(content=message["content"])
 
 
@@ -120,7 +113,7 @@ class MemoryBankMiddleware(AgentMiddleware):
 
     def __init__(self, *, offer_tools: bool = True, **options: Unpack[BridgeOptions]) -> None:
         super().__init__()
-        self.bridge: Bridge[BaseMessage] = Bridge(WIRE.read_all, **options)
+        self.bridge: Bridge[lc.BaseMessage] = Bridge(WIRE.read_all, **options)
         self.tools: Sequence[BaseTool] = (
             [self._tool(s["function"]) for s in TOOL_SCHEMAS] if offer_tools else []
         )

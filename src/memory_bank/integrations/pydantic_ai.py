@@ -15,70 +15,59 @@ from memory_bank.transcript.turns import Change, ChatMessage, Part, PartWire
 
 try:
     from pydantic_ai import RunContext, Tool
+    from pydantic_ai import messages as pai
     from pydantic_ai.capabilities import AbstractCapability
-    from pydantic_ai.messages import (
-        ModelMessage,
-        ModelRequest,
-        ModelResponse,
-        RetryPromptPart,
-        SystemPromptPart,
-        TextPart,
-        ThinkingPart,
-        ToolCallPart,
-        ToolReturnPart,
-        UserPromptPart,
-    )
     from pydantic_ai.models import ModelRequestContext
     from pydantic_ai.toolsets import FunctionToolset
 except ImportError as e:
     raise MissingExtraError("Pydantic AI", "pydantic-ai") from e
 
 
-class PydanticAIWire(PartWire[ModelMessage]):
+class PydanticAIWire(PartWire[pai.ModelMessage]):
     """See PartWire."""
 
-    def read(self, native: ModelMessage) -> dict[int, Part]:
-        if isinstance(native, ModelRequest | ModelResponse):
+    def read(self, native: pai.ModelMessage) -> dict[int, Part]:
+        if isinstance(native, pai.ModelRequest | pai.ModelResponse):
             return dict(enumerate(map(_read_part, native.parts)))
         raise MessagesError(
             f"{type(native).__name__} is not a message of Pydantic AI: pass ModelRequest and ModelResponse."
         )
 
-    def write(self, native: ModelMessage, change: Change) -> ModelMessage | None:
+    def write(self, native: pai.ModelMessage, change: Change) -> pai.ModelMessage | None:
         parts: list[Any] = []
         for number, part in enumerate(native.parts):
             text = change.get(number, "")
             if text is not None:
-                key = "args" if isinstance(part, ToolCallPart) else "content"
+                key = "args" if isinstance(part, pai.ToolCallPart) else "content"
                 parts.append(dataclasses.replace(part, **{key: text}) if number in change else part)
         return dataclasses.replace(native, parts=parts) if parts else None
 
-    def say(self, message: ChatMessage) -> ModelMessage:
-        kind = UserPromptPart if message["role"] == "user" else SystemPromptPart
-        return ModelRequest(parts=[kind(message["content"])])
+    def say(self, message: ChatMessage) -> pai.ModelMessage:
+        kind = pai.UserPromptPart if message["role"] == "user" else pai.SystemPromptPart
+        return pai.ModelRequest(parts=[kind(message["content"])])
 
 
 WIRE = PydanticAIWire()
 
 
 def _read_part(part: Any) -> Part:
-    if isinstance(part, ToolReturnPart):
+    if isinstance(part, pai.ToolReturnPart):
         content: Any = part.model_response_str()
         if part.files:
             content = [_text(content), *({"type": "file"} for _ in part.files)]
         return Part(MessageKind.RESULT, content, part.tool_call_id, part.tool_name)
-    if isinstance(part, RetryPromptPart) and part.tool_name is not None:
+    if isinstance(part, pai.RetryPromptPart) and part.tool_name is not None:
         return Part(MessageKind.RESULT, part.model_response(), part.tool_call_id, part.tool_name)
-    if isinstance(part, SystemPromptPart):
+    if isinstance(part, pai.SystemPromptPart):
         return Part(MessageKind.SYSTEM, part.content)
-    if isinstance(part, UserPromptPart):
+    if isinstance(part, pai.UserPromptPart):
         is_text = isinstance(part.content, str)
         return Part(MessageKind.USER, part.content if is_text else [_content_part(c) for c in part.content])
-    if isinstance(part, TextPart):
+    if isinstance(part, pai.TextPart):
         return Part(MessageKind.SAY, part.content)
-    if isinstance(part, ToolCallPart):
+    if isinstance(part, pai.ToolCallPart):
         return Part(MessageKind.CALL, part.args_as_json_str(), part.tool_call_id, part.tool_name)
-    if isinstance(part, ThinkingPart):
+    if isinstance(part, pai.ThinkingPart):
         signed = bool(part.signature) and part.provider_name == "anthropic"
         return Part(MessageKind.REASONING, signed=signed)
     content = getattr(part, "content", "")  # a provider's tools, files
@@ -115,7 +104,7 @@ class MemoryBank(AbstractCapability[Any]):
 
     def __init__(self, *, offer_tools: bool = True, **options: Unpack[BridgeOptions]) -> None:
         super().__init__()
-        self.bridge: Bridge[ModelMessage] = Bridge(WIRE.read_all, **options)
+        self.bridge: Bridge[pai.ModelMessage] = Bridge(WIRE.read_all, **options)
         self._offer_tools = offer_tools
         self.bridge.offered = TOOL_SCHEMAS if offer_tools else ()
 
@@ -124,7 +113,9 @@ class MemoryBank(AbstractCapability[Any]):
     ) -> ModelRequestContext:
         """The request with a rebuilt context."""
         messages = request_context.messages
-        instructions = next((m.instructions for m in reversed(messages) if isinstance(m, ModelRequest)), None)
+        instructions = next(
+            (m.instructions for m in reversed(messages) if isinstance(m, pai.ModelRequest)), None
+        )
         rebuilt = await self.bridge.arebuild(
             messages, ctx.conversation_id, system=instructions, thinking=_rule(request_context)
         )

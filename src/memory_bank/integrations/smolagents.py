@@ -24,16 +24,7 @@ from memory_bank.transcript.turns import Change, ChatMessage, Part, PartWire
 try:
     from smolagents import ChatMessage as SmolMessage
     from smolagents import MultiStepAgent, Tool, utils
-    from smolagents.memory import (
-        ActionStep,
-        AgentMemory,
-        FinalAnswerStep,
-        MemoryStep,
-        PlanningStep,
-        SystemPromptStep,
-        TaskStep,
-        ToolCall,
-    )
+    from smolagents import memory as smol
     from smolagents.models import MessageRole
     from smolagents.monitoring import Timing, TokenUsage
 except ImportError as e:
@@ -41,7 +32,7 @@ except ImportError as e:
 
 
 @dataclasses.dataclass
-class RetrievedStep(MemoryStep):
+class RetrievedStep(smol.MemoryStep):
     """What memory shows of earlier steps, as a message of the role user or system."""
 
     text: str
@@ -56,17 +47,17 @@ class RetrievedStep(MemoryStep):
 _SAID, _CALLED, _OBSERVED = range(3)
 
 
-class SmolagentsWire(PartWire[MemoryStep]):
+class SmolagentsWire(PartWire[smol.MemoryStep]):
     """See PartWire. A step with calls is one call and one result, because its outputs are one text."""
 
-    def read(self, native: MemoryStep) -> dict[int, Part]:
-        if isinstance(native, ActionStep):
+    def read(self, native: smol.MemoryStep) -> dict[int, Part]:
+        if isinstance(native, smol.ActionStep):
             return _read_action(native)
-        if isinstance(native, TaskStep):
+        if isinstance(native, smol.TaskStep):
             images = [{"type": "image"} for _ in native.task_images or ()]
             text = [{"type": "text", "text": native.task}]
             return {_SAID: Part(MessageKind.USER, [*text, *images] if images else native.task)}
-        if isinstance(native, PlanningStep):
+        if isinstance(native, smol.PlanningStep):
             return {_SAID: Part(MessageKind.SAY, native.plan)}
         if isinstance(native, RetrievedStep):
             return {_SAID: Part(MessageKind(native.role), native.text)}
@@ -75,10 +66,10 @@ class SmolagentsWire(PartWire[MemoryStep]):
             "PlanningStep and ActionStep."
         )
 
-    def write(self, native: MemoryStep, change: Change) -> MemoryStep | None:
+    def write(self, native: smol.MemoryStep, change: Change) -> smol.MemoryStep | None:
         if change.get(_CALLED, "") is None or change.get(_OBSERVED, "") is None:
             return None
-        if isinstance(native, PlanningStep):
+        if isinstance(native, smol.PlanningStep):
             return dataclasses.replace(native, plan=change[_SAID])
         changes: dict[str, Any] = {"model_output": change[_SAID]} if _SAID in change else {}
         if _CALLED in change:
@@ -90,14 +81,14 @@ class SmolagentsWire(PartWire[MemoryStep]):
             changes |= {"observations": change[_OBSERVED], "error": None, "observations_images": None}
         return dataclasses.replace(native, **changes)
 
-    def say(self, message: ChatMessage) -> MemoryStep:
+    def say(self, message: ChatMessage) -> smol.MemoryStep:
         return RetrievedStep(message["content"], message["role"])
 
 
 WIRE = SmolagentsWire()
 
 
-def _read_action(step: ActionStep) -> dict[int, Part]:
+def _read_action(step: smol.ActionStep) -> dict[int, Part]:
     said = Part(MessageKind.SAY, content_text(step.model_output))
     error = None if step.error is None else f"Error:\n{step.error}"
     observed = step.observations
@@ -120,14 +111,14 @@ def add_memory(
     session_id: str | None = None,
     offer_tools: bool = True,
     **options: Unpack[BridgeOptions],
-) -> Bridge[MemoryStep]:
+) -> Bridge[smol.MemoryStep]:
     """Let an agent's model see a rebuilt context; ``agent.memory`` keeps all steps. Returns the bridge.
 
     ``session_id``: one session for all that the agent does; by default a task is a session, and goes on where
     the agent does (``run(…, reset=False)``). ``offer_tools``: whether the agent gets search_memory, get_record
     and list_records. ``options`` are those of Bridge. Raises ConfigError, UnknownStrategyError, StorageError.
     """
-    bridge: Bridge[MemoryStep] = Bridge(WIRE.read_all, **options)
+    bridge: Bridge[smol.MemoryStep] = Bridge(WIRE.read_all, **options)
 
     def write_memory_to_messages(summary_mode: bool = False) -> list[SmolMessage]:
         system = agent.memory.system_prompt
@@ -193,7 +184,7 @@ def use_history(
     return memory
 
 
-class HistoryMemory(AgentMemory):
+class HistoryMemory(smol.AgentMemory):
     """A typed history in the form of ``agent.memory``; see ``use_history``.
 
     ``steps`` are the history's steps as steps of smolagents: those that the agent added are the very objects. Changes
@@ -204,7 +195,7 @@ class HistoryMemory(AgentMemory):
     def __init__(self, history: typed.MemoryManager, pad: typed.AgentMemory | None = None) -> None:
         self.history = history
         self.pad = pad
-        self._prompt = SystemPromptStep("")
+        self._prompt = smol.SystemPromptStep("")
         self._steps = _Steps(self)
         self._known: list[_Known] = []  # what both sides held when they were compared
         self._is_busy = False
@@ -212,24 +203,24 @@ class HistoryMemory(AgentMemory):
         history.refresh = self.refresh
 
     @property
-    def system_prompt(self) -> SystemPromptStep:
+    def system_prompt(self) -> smol.SystemPromptStep:
         """The history's system prompt."""
         self.refresh()
         return self._prompt
 
     @system_prompt.setter
-    def system_prompt(self, prompt: SystemPromptStep) -> None:
+    def system_prompt(self, prompt: smol.SystemPromptStep) -> None:
         self.refresh()
         self._prompt = prompt
 
     @property
-    def steps(self) -> list[MemoryStep]:
+    def steps(self) -> list[smol.MemoryStep]:
         """The steps of smolagents, with the scratchpad before the last."""
         self.refresh()
         return self._steps
 
     @steps.setter
-    def steps(self, steps: Iterable[MemoryStep]) -> None:
+    def steps(self, steps: Iterable[smol.MemoryStep]) -> None:
         self._steps[:] = list(steps)
         self.refresh()
 
@@ -284,23 +275,23 @@ class HistoryMemory(AgentMemory):
             known.get(id(s)) or _Known(s, n := native_step(s), _state_of(n)) for s in self.history.steps
         ]
         natives = [k.native for k in self._known]
-        if natives and isinstance(natives[0], SystemPromptStep):
+        if natives and isinstance(natives[0], smol.SystemPromptStep):
             self._prompt = natives.pop(0)
         elif self._prompt.system_prompt:
-            self._prompt = SystemPromptStep("")
+            self._prompt = smol.SystemPromptStep("")
         if self.pad is not None and (text := self.pad.to_context()):
             natives.insert(len(natives) - 1, RetrievedStep(text, is_pad=True))
         self._steps[:] = natives
 
 
-class _Steps(list[MemoryStep]):
+class _Steps(list[smol.MemoryStep]):
     """The list ``steps``; what is appended is added to the history at once. Its copies are plain lists."""
 
     def __init__(self, memory: HistoryMemory) -> None:
         super().__init__()
         self._memory = memory
 
-    def append(self, step: MemoryStep) -> None:
+    def append(self, step: smol.MemoryStep) -> None:
         super().append(step)
         self._memory.refresh()
 
@@ -312,11 +303,11 @@ class _Known(NamedTuple):
     """A step of the history, its step of smolagents, and the state of that when it was read."""
 
     step: typed.Step
-    native: MemoryStep
+    native: smol.MemoryStep
     state: list[Any]
 
 
-def _read(native: MemoryStep, known: _Known | None) -> _Known:
+def _read(native: smol.MemoryStep, known: _Known | None) -> _Known:
     """A step with its typed form: ``known``, unless it was changed. Raises HistoryError for what is no step."""
     state = _state_of(native) if dataclasses.is_dataclass(native) else []
     if known is not None and state == known.state:
@@ -331,7 +322,7 @@ def _read(native: MemoryStep, known: _Known | None) -> _Known:
     return _Known(step, native, state)
 
 
-def _state_of(native: MemoryStep) -> list[Any]:
+def _state_of(native: smol.MemoryStep) -> list[Any]:
     """What shows that a step was changed in place: lists, times and usage by value, all else by identity."""
     by_value = (list, dict, Timing, TokenUsage)
     return [
@@ -340,24 +331,24 @@ def _state_of(native: MemoryStep) -> list[Any]:
     ]
 
 
-def native_step(step: typed.Step) -> MemoryStep:
+def native_step(step: typed.Step) -> smol.MemoryStep:
     """A typed step as a step of smolagents: the way back of ``memory_bank.history.typed_steps``."""
     if isinstance(step, typed.SystemPromptStep):
-        return SystemPromptStep(step.system_prompt)
+        return smol.SystemPromptStep(step.system_prompt)
     if isinstance(step, typed.TaskStep):
-        return TaskStep(step.task, [_picture(url) for url in step.images] or None)
+        return smol.TaskStep(step.task, [_picture(url) for url in step.images] or None)
     if isinstance(step, typed.FinalAnswerStep):
-        return FinalAnswerStep(copy.deepcopy(step.output))
+        return smol.FinalAnswerStep(copy.deepcopy(step.output))
     if isinstance(step, typed.ScratchpadStep):
         return RetrievedStep(step.to_messages()[0]["content"])
     if isinstance(step, typed.PlanningStep):
-        return PlanningStep(plan=step.plan, **_seen_by_model(step))
+        return smol.PlanningStep(plan=step.plan, **_seen_by_model(step))
     if not isinstance(step, typed.ActionStep):
         raise MessagesError(f"a {type(step).__name__} has no counterpart in smolagents: leave it out.")
     given = [call.dict() for call in step.tool_calls]
     if len(given) == 1 and isinstance(joined := given[0]["arguments"], dict) and list(joined) == ["calls"]:
         given = list(joined["calls"])  # those that typed_steps joined
-    calls = [ToolCall(c["name"], copy.deepcopy(c["arguments"]), c["id"]) for c in given]
+    calls = [smol.ToolCall(c["name"], copy.deepcopy(c["arguments"]), c["id"]) for c in given]
     contents: list[Any] = [o.content for o in step.observations]
     parts: list[Any] = [
         p for c in contents for p in ([{"type": "text", "text": c}] if isinstance(c, str) else c)
@@ -370,7 +361,7 @@ def native_step(step: typed.Step) -> MemoryStep:
         kind: Any = getattr(utils, step.error_type or "", None)
         is_known = isinstance(kind, type) and issubclass(kind, utils.AgentError)
         error = (kind if is_known else utils.AgentError)(step.error, _SILENT)
-    return ActionStep(
+    return smol.ActionStep(
         step_number=step.step_number,
         tool_calls=calls or None,
         error=error,

@@ -60,7 +60,7 @@ class Observer:
     """Summarises records as its settings say; by extraction without a chat model, or with the model "extractive".
 
     ``account`` is asked before every call whether the budget allows it. ``logged``: the reasons of failures that
-    were logged as a warning. ``is_durable``: `memory-bank observe` can make its summaries again.
+    were logged as a warning. ``is_durable``: `memory-bank bank observe` can make its summaries again.
     """
 
     chat: ChatModel | None = None
@@ -162,7 +162,7 @@ class Observer:
         answer = self.ask(record, user_query)
         if isinstance(answer, Insight):
             return answer
-        again = "stand in until `memory-bank observe` makes them again"
+        again = "stand in until `memory-bank bank observe` makes them again"
         self.warn(answer.reason, record, f"extractive summaries {again if self.is_durable else 'stay'}")
         return self.extract(record, answer.reason)
 

@@ -9,16 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from memory_bank.selection import model as scoring
 from memory_bank.selection.cutting import WIDTH
-from memory_bank.selection.model import (
-    FEATURE_NAMES,
-    CurrentStep,
-    LinearScores,
-    Model,
-    describe,
-    describe_segments,
-    load_model,
-)
 from memory_bank.selection.tables import OWN, Array, EvidenceTables
 from memory_bank.selection.thread import ARGUMENT_CHARS, call_line, shown_arguments
 from memory_bank.selection.values import ParsedRecord, fold, parse_record, stands_in
@@ -76,12 +68,14 @@ class EvidenceIndex:
     """The evidence of one session. Calls are added in the order of their interactions. Not thread-safe."""
 
     def __init__(
-        self, model: Model | None = None, count_tokens: Callable[[str], int] = lambda s: (len(s) + 3) // 4
+        self,
+        model: scoring.Model | None = None,
+        count_tokens: Callable[[str], int] = lambda s: (len(s) + 3) // 4,
     ) -> None:
-        self.model = model if model is not None else load_model()
+        self.model = model if model is not None else scoring.load_model()
         self.count = count_tokens
         self.tables = EvidenceTables()
-        self._scores = LinearScores(self.model.weights)
+        self._scores = scoring.LinearScores(self.model.weights)
         # By record: how many calls there are up to it, the values that its call uses, those that the call shows in
         # its place, the tokens of its blocks' headings.
         self._calls: list[int] = []
@@ -152,7 +146,7 @@ class EvidenceIndex:
         if budget <= 0 or not older:
             return Selection()
         t.set_anchor(anchor)
-        step = CurrentStep(t, tail_interaction)
+        step = scoring.CurrentStep(t, tail_interaction)
         ids, chance = self.chances(tail_interaction, step)
         stale = t.records["stale"][t.segments["record"]]
         t.segments["factor"][:] = 1 - STALE * stale
@@ -160,7 +154,7 @@ class EvidenceIndex:
         t.segments["factor"][shown] = 0
         last = t.segments_before(tail_interaction)
         if len(self.model.copied):
-            copied = self.model.copy_chance(describe_segments(step, last))
+            copied = self.model.copy_chance(scoring.describe_segments(step, last))
             chars = np.minimum(t.segments["chars"][:last], 2 * WIDTH)
             # of equal texts the newest counts, which may be one that the context shows anyway
             newest = t.texts.table["last"][t.segments["text"][:last]] == np.arange(last)
@@ -374,16 +368,16 @@ class EvidenceIndex:
         v = self.tables.values
         return np.flatnonzero(~v["visible"] & (v["seen"] < tail) & (v["record"] >= 0))
 
-    def chances(self, tail: int, step: CurrentStep | None = None) -> tuple[Array, Array]:
+    def chances(self, tail: int, step: scoring.CurrentStep | None = None) -> tuple[Array, Array]:
         """Return (values, the probability that the next call needs each) of the eligible values."""
         ids = self.eligible(tail)
-        step = step or CurrentStep(self.tables, tail)
+        step = step or scoring.CurrentStep(self.tables, tail)
         odds = self._scores.score(step)[ids] + np.float32(self.model.bias)
         if self.model.mix > 0 and len(ids):
             top = np.arange(len(ids))
             if len(ids) > TREES_ON:
                 top = np.argpartition(-odds, TREES_ON)[:TREES_ON]
-            trees = self.model.boosted(describe(step, ids[top]))
+            trees = self.model.boosted(scoring.describe(step, ids[top]))
             odds[top] = (1 - self.model.mix) * odds[top] + self.model.mix * trees
         return ids, 1 / (1 + np.exp(-odds))
 
@@ -397,24 +391,24 @@ class EvidenceIndex:
         """
         t = self.tables
         t.set_anchor(anchor)
-        step = CurrentStep(t, tail_interaction)
+        step = scoring.CurrentStep(t, tail_interaction)
         ids, chance = self.chances(tail_interaction, step)
         if not len(ids) or not len(segments):
             return [()] * len(segments)
         place = np.full(t.values.size, -1)
         place[ids] = np.arange(len(ids))
-        mean = describe(step, ids[:: max(1, len(ids) // 500)]).mean(axis=1)
+        mean = scoring.describe(step, ids[:: max(1, len(ids) // 500)]).mean(axis=1)
         likeliest = []
         for segment in segments:
             inside = np.unique(place[t.values_of(segment)])
             inside = inside[inside >= 0]
             likeliest.append(inside[np.argsort(-chance[inside], kind="stable")][:top])
         numbers, columns = np.unique(np.concatenate(likeliest), return_inverse=True)
-        parts = self.model.weights[:, None] * (describe(step, ids[numbers]) - mean[:, None])
+        parts = self.model.weights[:, None] * (scoring.describe(step, ids[numbers]) - mean[:, None])
         best = np.argsort(-np.abs(parts), axis=0, kind="stable")[:top]
         found: list[Reason] = []
         for column, number in enumerate(numbers):
-            why = [(FEATURE_NAMES[f], round(float(parts[f, column]), 3)) for f in best[:, column]]
+            why = [(scoring.FEATURE_NAMES[f], round(float(parts[f, column]), 3)) for f in best[:, column]]
             found.append((t.forms[int(ids[number])], float(chance[number]), tuple(why)))
         by_segment = np.split(columns, np.cumsum([len(inside) for inside in likeliest])[:-1])
         return [tuple(found[column] for column in places) for places in by_segment]

@@ -11,25 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from memory_bank.selection import values as val
 from memory_bank.selection.effects import FileAccess
-from memory_bank.selection.values import (
-    KIND,
-    KINDS,
-    Candidate,
-    ParsedRecord,
-    RecordKind,
-    fold,
-    forms_in,
-    key_words,
-    kind_of,
-    shape_of,
-    stands_in,
-    words_of,
-)
 
 Array = NDArray[Any]
 _RUN = re.compile(r"[^\W_]+")  # what str.isalnum takes: a form stands in a text only with its whole runs
-OWN: dict[RecordKind, int] = {
+OWN: dict[val.RecordKind, int] = {
     "output": 0,
     "note": 1,
     "arguments": 2,
@@ -159,7 +146,7 @@ class EvidenceTables:
         self.sources = Interner(total=_REAL, used=_REAL, used_at=_TIME)
         self.shapes = Interner(total=_REAL, used=_REAL, used_at=_TIME)
         self.kinds = Table(total=_REAL, used=_REAL)
-        self.kinds.grow(len(KINDS))
+        self.kinds.grow(len(val.KINDS))
         self.columns = ValueLists("column", "successor")
         self.likes = ValueLists("like", "like_successor")
         self.owners = {
@@ -174,7 +161,7 @@ class EvidenceTables:
         self.argument_words: set[str] = set()  # of the names of arguments
         self.files = Interner(last=_TIME)  # with the last interaction that read or changed each; 0: no file
         self.files([""])
-        self.parsed: list[ParsedRecord] = []
+        self.parsed: list[val.ParsedRecord] = []
         self.copies: dict[str, list[tuple[str, int]]] = {}  # by file: (part, record) that show its text
         self.first_segment: list[int] = []  # of each record
         self.last_tool = 0
@@ -187,7 +174,7 @@ class EvidenceTables:
         self.keys([""])
 
     # -- adding ----------------------------------------------------------------
-    def add(self, item: ParsedRecord) -> int:
+    def add(self, item: val.ParsedRecord) -> int:
         """Add one output, note or arguments; return the number of its record."""
         record = self.records.grow(1)
         self.parsed.append(item)
@@ -219,14 +206,14 @@ class EvidenceTables:
         v["kind"][first:] = kinds
         v["length"][first:] = [len(form) for form in forms]
         v["shape"][first:] = self.shapes(
-            KINDS[kind] if kind in (KIND["phrase"], KIND["name"]) else shape_of(form)
+            val.KINDS[kind] if kind in (val.KIND["phrase"], val.KIND["name"]) else val.shape_of(form)
             for form, kind in zip(forms, kinds, strict=True)
         )
         v["words"][first:] = [min(6, form.count(" ") + 1) for form in forms]
         v["digits"][first:] = [sum(map(str.isdigit, form)) / len(form) for form in forms]
         runs = [_RUN.search(form) for form in forms]
         v["run"][first:] = self.runs([run[0] if run else "" for run in runs])
-        parts = [dict.fromkeys(words_of(text)) for _, text in new]
+        parts = [dict.fromkeys(val.words_of(text)) for _, text in new]
         words = self.words(part for of_value in parts for part in of_value)
         weights = 1 / np.sqrt(1 + self.words.table["count"][words])
         values = np.repeat(np.arange(first, v.size), [len(of_value) for of_value in parts])
@@ -238,7 +225,7 @@ class EvidenceTables:
                 at += len(of_value)
         self._new = []
 
-    def _add_uses(self, item: ParsedRecord, tool: int) -> None:
+    def _add_uses(self, item: val.ParsedRecord, tool: int) -> None:
         """Add what a call used: of its values, and of the records, keys and lists that supplied them."""
         now, v = item.interaction, self.values
         taken: dict[str, set[int]] = {name: set() for name in self.inputs}
@@ -246,12 +233,12 @@ class EvidenceTables:
         self.tool_calls[tool] += 1
         self.next_tools.setdefault(self.last_tool, Counter())[tool] += 1
         for use in item.uses:
-            self.argument_words |= key_words(use.key)
+            self.argument_words |= val.key_words(use.key)
             value = self.ids.get(use.form)
             if value is None:
-                kind = kind_of(use.form)
-                if use.leaf or kind != KIND["word"]:
-                    value = self._new_value(use.form, KIND["phrase"] if " " in use.form else kind)
+                kind = val.kind_of(use.form)
+                if use.leaf or kind != val.KIND["word"]:
+                    value = self._new_value(use.form, val.KIND["phrase"] if " " in use.form else kind)
                     v["agent"][value] = v["uses"][value] = 1
                     v["used"][value] = v["seen"][value] = v["first_use"][value] = now
                     touched.append(value)
@@ -262,7 +249,7 @@ class EvidenceTables:
             v["used"][value] = v["seen"][value] = now
             if v["first_use"][value] == NEVER:
                 v["first_use"][value] = now
-            plain = v["kind"][value] in (KIND["capital"], KIND["word"])
+            plain = v["kind"][value] in (val.KIND["capital"], val.KIND["word"])
             if v["record"][value] >= 0 and not v["visible"][value] and (use.leaf or not plain):
                 self._add_supply(value, now)
                 for name in taken:
@@ -297,7 +284,7 @@ class EvidenceTables:
         v["row_uses"][row] += 1
         self._touch(row, event=True)
 
-    def _add_copy(self, file: FileAccess, record: int, item: ParsedRecord) -> None:
+    def _add_copy(self, file: FileAccess, record: int, item: val.ParsedRecord) -> None:
         """Note that a record shows a file: earlier copies are stale from now on, half stale after an edit."""
         (number,) = self.files([file.path])
         self.records["file"][record] = number
@@ -313,7 +300,7 @@ class EvidenceTables:
         if (item.kind == "output") == (file.access == "read"):
             copies.append((file.part, record))
 
-    def _add_text(self, item: ParsedRecord, record: int, tool: int) -> None:
+    def _add_text(self, item: val.ParsedRecord, record: int, tool: int) -> None:
         now, v, r = item.interaction, self.values, self.records
         texts = self.texts(s.text for s in item.cut.segments)
         cut = item.cut.segments
@@ -325,7 +312,7 @@ class EvidenceTables:
         self.texts.table["last"][texts] = np.arange(first, first + len(texts))
         self.segments["record"][first:] = record
         self.first_segment.append(first)
-        shown: dict[int, tuple[int, Candidate]] = {}  # value: segment and candidate of its first place
+        shown: dict[int, tuple[int, val.Candidate]] = {}  # value: segment and candidate of its first place
         pairs: list[int] = []
         counts = np.zeros(len(item.candidates), dtype=np.int32)
         for segment, found in enumerate(item.candidates):
@@ -398,7 +385,7 @@ class EvidenceTables:
         forms = self._shown.forms
         visible = np.array([form in forms for form in self.forms[first:]])
         for n in np.flatnonzero(runs["shown"][v["run"][first:]] & ~visible).tolist():
-            visible[n] = stands_in(self.forms[first + n], self._shown.folded)
+            visible[n] = val.stands_in(self.forms[first + n], self._shown.folded)
         v["visible"][first:] = visible
         terms = self.value_terms
         start = int(np.searchsorted(terms["value"], first))
@@ -422,7 +409,7 @@ class EvidenceTables:
         """Return the values that stand in a folded text, those without letters and digits at the start aside."""
         inside = self.runs.flags(_RUN.findall(text))[self.values["run"]]
         return np.array(
-            [v for v in np.flatnonzero(inside).tolist() if stands_in(self.forms[v], text)], np.int32
+            [v for v in np.flatnonzero(inside).tolist() if val.stands_in(self.forms[v], text)], np.int32
         )
 
     def sum_by_segment(self, amounts: Array, last: int) -> Array:
@@ -478,8 +465,8 @@ class _AnchorText(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> _AnchorText:
-        folded = fold(text)
-        return cls(folded, set(forms_in(text)), {"", *_RUN.findall(folded)}, set(words_of(folded)))
+        folded = val.fold(text)
+        return cls(folded, set(val.forms_in(text)), {"", *_RUN.findall(folded)}, set(val.words_of(folded)))
 
 
 _NO_TEXT = _AnchorText.of("")

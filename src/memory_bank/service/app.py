@@ -44,7 +44,7 @@ from memory_bank.service.proxy.dialects import DIALECTS, Provider
 from memory_bank.service.proxy.identity import Identity, canonical_bytes
 from memory_bank.service.proxy.rebuild import Rebuilder
 from memory_bank.service.proxy.routes import REFUSED, Exchange, Proxy
-from memory_bank.service.proxy.upstream import Upstream
+from memory_bank.service.proxy.upstream import Upstream, is_url
 from memory_bank.service.security.access import Keyring, stored_id
 from memory_bank.service.security.gate import AllowedHosts, Gate
 from memory_bank.service.security.redaction import Redaction
@@ -99,14 +99,14 @@ class Service:
         self.exchanges: list[Callable[[Exchange], None]] = [telemetry.exchanged, self._exchanged]
         self.upstreams = connections(urls, self.settings.upstream_timeout)
         known = urlsplit(urls["anthropic"]).hostname == urlsplit(ANTHROPIC).hostname
-        passes: dict[str, tuple[Provider, ...]] = {"pass": ("openai", "anthropic"), "remove": ()}
+        passes: dict[str, set[Provider]] = {"pass": {"openai", "anthropic"}, "remove": set()}
         rebuilder = Rebuilder(
             self.sessions,
             Identity(database, lambda m: cache.result("canonical", m, canonical_bytes)),
             self.settings.memory_timeout,
             marks_cache=self.settings.cache_markers == "auto",
             inject=self.settings.inject_tools,
-            passes=passes.get(self.settings.context_management, passes["pass"] if known else ("openai",)),
+            passes=passes.get(self.settings.context_management, passes["pass"] if known else {"openai"}),
             files=self.settings.memory_files,
         )
         self.operations.add("memory", rebuilder.check)
@@ -241,12 +241,8 @@ def connections(urls: Mapping[Provider, str], timeout: float = 600.0) -> dict[Pr
 
 def _base_url(given: str, what: str, example: str, where: str) -> str:
     url = given.strip().rstrip("/")
-    try:
-        parts = urlsplit(url)
-        fits = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port)
-    except ValueError:
-        fits = False
-    if not fits or parts.query or parts.fragment or parts.username is not None or not url.isprintable():
+    parts = urlsplit(url) if is_url(url) else None
+    if parts is None or parts.query or parts.fragment or parts.username is not None:
         raise ConfigError(f"{what} is no URL such as {example}: check {where} (it must not contain a key).")
     return url
 

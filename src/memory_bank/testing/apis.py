@@ -10,16 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from memory_bank.testing.replies import JsonObject, Reply, as_json, fail
+from memory_bank.transcript import events
 from memory_bank.transcript.anthropic import MOST_CACHE_MARKS, THINKING, cache_marks, message_errors
-from memory_bank.transcript.events import (
-    chat_events,
-    completion,
-    message_events,
-    message_of,
-    response_events,
-    response_of,
-    text_item,
-)
 from memory_bank.transcript.messages import call_entry
 from memory_bank.transcript.pairing import pairing_errors
 from memory_bank.transcript.responses import ROLES, item_errors, item_type
@@ -87,10 +79,10 @@ class ScriptedChat(Api):
             message["reasoning_content"] = reply.reasoning
         if made:
             message["tool_calls"] = made
-        answer = completion(self.number("chatcmpl-"), body["model"], message, into, out)
+        answer = events.completion(self.number("chatcmpl-"), body["model"], message, into, out)
         if reply.cached is not None:
             answer["usage"]["prompt_tokens_details"] = {"cached_tokens": reply.cached[0]}
-        return chat_events(answer, body) if streamed else [json.dumps(answer).encode()]
+        return events.chat_events(answer, body) if streamed else [json.dumps(answer).encode()]
 
 
 # Responses
@@ -174,7 +166,7 @@ class ScriptedResponses(Api):
         response = self._response(reply, body, size)
         if not streamed:
             return [json.dumps(response).encode()]
-        return response_events(response)
+        return events.response_events(response)
 
     def _said(self, body: JsonObject) -> list[JsonObject]:
         """All items of a request: the stored ones, then its own with references resolved."""
@@ -190,7 +182,7 @@ class ScriptedResponses(Api):
         thought = len(reply.reasoning or "") // 4
         into, out = reply.usage or (size // 4, (said + len(reply.content or "")) // 4 + thought)
         cached, written = reply.cached or (0, 0)
-        response = response_of(self.number("resp_"), body, output, into, out)
+        response = events.response_of(self.number("resp_"), body, output, into, out)
         response["usage"]["input_tokens_details"] = {"cached_tokens": cached, "cache_write_tokens": written}
         response["usage"]["output_tokens_details"] = {"reasoning_tokens": thought}
         if response["store"]:
@@ -215,7 +207,7 @@ class ScriptedResponses(Api):
             hidden = base64.b64encode(hashlib.sha512(reply.reasoning.encode("utf-8", "replace")).digest())
             add("rs_", "reasoning", summary=summary, encrypted_content=hidden.decode())
         if reply.content is not None:
-            output.append(text_item(self.number("msg_"), reply.content))
+            output.append(events.text_item(self.number("msg_"), reply.content))
         free = {t.get("name") for t in _tools(body) if t.get("type") == "custom"}
         for name, arguments, *given in reply.tool_calls:
             text = arguments if isinstance(arguments, str) else json.dumps(arguments)
@@ -343,9 +335,11 @@ class ScriptedMessages(Api):
         into, out = reply.usage or (size // 4, len(json.dumps(content)) // 4)
         read, written = reply.cached or (0, 0)
         reason = "tool_use" if reply.tool_calls else "end_turn"
-        message = message_of(self.number("msg_"), body["model"], content, reason, into - read - written, out)
+        message = events.message_of(
+            self.number("msg_"), body["model"], content, reason, into - read - written, out
+        )
         message["usage"] |= {"cache_creation_input_tokens": written, "cache_read_input_tokens": read}
-        return message_events(message) if streamed else [json.dumps(message).encode()]
+        return events.message_events(message) if streamed else [json.dumps(message).encode()]
 
     def error_body(self, reply: Reply) -> bytes:
         kind = _KINDS.get(reply.status) or ("api_error" if reply.status >= 500 else "invalid_request_error")

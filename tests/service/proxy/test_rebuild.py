@@ -163,6 +163,35 @@ def test_what_was_put_off_is_done_soon(configured):
     sessions.close()
 
 
+class _Held(Sessions):
+    """Sessions whose put-off work waits until ``go`` is set."""
+
+    def finish(self, step):
+        self.go.wait(60)
+        super().finish(step)
+
+
+def test_what_is_put_off_does_not_pile_up(configured):
+    """While both threads for it are busy, one task of a session waits, however many requests there are."""
+    sessions = _Held(Database(""), configured())
+    sessions.go = threading.Event()
+    memory = Rebuilder(sessions, Identity(sessions.database), 30)
+
+    async def run():
+        for n in range(1, 30):
+            await asked(memory, n)
+        waiting = asyncio.all_tasks() - {asyncio.current_task()}
+        sessions.go.set()
+        assert len(waiting) <= 3
+        await asyncio.gather(*waiting)
+        last = await asked(memory, 30)
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+        return last
+
+    assert len(evidence_of(asyncio.run(run()).step.state).numbers) == 30
+    sessions.close()
+
+
 def test_one_who_leaves_while_others_wait_for_a_thread(configured):
     """A step that never began is not waited for, and the next is made as ever."""
     database = Database("")

@@ -73,6 +73,11 @@ def as_object(value: object) -> JsonObject:
     return value if isinstance(value, dict) else {}
 
 
+def objects_of(value: object) -> list[JsonObject]:
+    """The JSON objects in a value, if it is a list."""
+    return [v for v in value if isinstance(v, dict)] if isinstance(value, list) else []
+
+
 # Server-sent events as bytes
 
 _EOL = rb"(?:\r\n|\n|\r(?!\n))"
@@ -351,10 +356,7 @@ class ChatStream(TurnStream):
 
     def _add(self, delta: JsonObject) -> None:
         """Add the next delta to the message."""
-        pieces = delta.get("tool_calls")
-        for piece in pieces if isinstance(pieces, list) else ():
-            if not isinstance(piece, dict):
-                continue
+        for piece in objects_of(delta.get("tool_calls")):
             call = self._call_for(piece.get("index"), piece.get("id"))
             for name, part in piece.items():
                 if name in ("function", "custom") and isinstance(part, dict):

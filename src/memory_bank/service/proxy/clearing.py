@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memory_bank.ports import TokenCounter
-from memory_bank.service.proxy.answers import as_object
+from memory_bank.service.proxy.answers import as_object, objects_of
 from memory_bank.service.proxy.body import JsonObject
 from memory_bank.service.proxy.upstream import Headers
 from memory_bank.transcript.anthropic import THINKING, AnthropicWire, thinking_rule, without_thinking
@@ -27,26 +27,23 @@ UNKNOWN = re.compile(
 """Is in the refusal of an upstream that does not know the member, its compaction or a beta; not in that of a wrong
 edit."""
 
-_BETAS = (
-    b"context-management-2025-06-27",
-    b"compact-2026-01-12",
-)  # of anthropic-beta that belong to the member
+# of anthropic-beta, those that belong to the member
+_BETAS = (b"context-management-2025-06-27", b"compact-2026-01-12")
 _COUNTS = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 _WIRE = AnthropicWire()
 
 
 def edit_of(request: JsonObject, kind: str) -> JsonObject | None:
     """The edit of a type in ``context_management`` of a request of the Messages API; None without one."""
-    edits = as_object(request.get(CONTEXT_MANAGEMENT)).get("edits")
-    known = map(as_object, edits if isinstance(edits, list) else ())
-    return next((e for e in known if e.get("type") == kind), None)
+    edits = objects_of(as_object(request.get(CONTEXT_MANAGEMENT)).get("edits"))
+    return next((e for e in edits if e.get("type") == kind), None)
 
 
 def threshold_of(request: JsonObject) -> int | None:
     """The tokens above which a request wants a compaction; None where it does not. Responses have a list of edits."""
     managed = request.get(CONTEXT_MANAGEMENT)
     if isinstance(managed, list):
-        entry = next((e for e in map(as_object, managed) if e.get("type") == "compaction"), {})
+        entry = next((e for e in objects_of(managed) if e.get("type") == "compaction"), {})
         return number if type(number := entry.get("compact_threshold")) is int else None
     edit = edit_of(request, COMPACT)
     return None if edit is None else _amount(edit, "trigger", 150_000)
@@ -127,9 +124,7 @@ def _amount(edit: JsonObject | None, member: str, default: int) -> int:
 
 def _calls(messages: Sequence[Any]) -> tuple[dict[str, str | None], dict[str, Any]]:
     """The tools of the calls in some messages, and the results, by the id of the call."""
-    parts = [
-        part for message in messages for part in _WIRE.read(message).values() if part.call_id is not None
-    ]
+    parts = [p for m in messages for p in _WIRE.read(m).values() if p.call_id is not None]
     calls = {str(p.call_id): p.name for p in parts if p.kind is MessageKind.CALL}
     return calls, {str(p.call_id): p.value for p in parts if p.kind is MessageKind.RESULT}
 
@@ -139,8 +134,7 @@ def _thinking(messages: Sequence[Any]) -> dict[int, str]:
     turn, found = 0, defaultdict[int, str](str)
     for message in messages:
         turn += _WIRE.speakers(message) == {"user"}
-        content = as_object(message).get("content")
-        for block in map(as_object, content if isinstance(content, list) else ()):
+        for block in objects_of(as_object(message).get("content")):
             if block.get("type") in THINKING:
                 found[turn] += str(block.get("thinking", ""))
     return found

@@ -14,23 +14,16 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
-import anyio
 from anyio import to_thread
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.context.compaction import what_is_known
 from memory_bank.errors import MemoryBankError, UpstreamError
-from memory_bank.service.proxy.answers import (
-    MOST_BYTES,
-    Event,
-    as_object,
-    rewrite_event,
-    rewritten,
-)
+from memory_bank.service.proxy.answers import MOST_BYTES, Event, as_object, rewrite_event, rewritten
 from memory_bank.service.proxy.body import JsonObject, render_body, with_members
 from memory_bank.service.proxy.clearing import COMPACT, edit_of, threshold_of, with_compaction
-from memory_bank.service.proxy.injection import SendUpstream, parse_object
+from memory_bank.service.proxy.injection import SendUpstream, parse_object, read_memory
 from memory_bank.service.proxy.rebuild import (
     COMPACTION,
     COMPLETED,
@@ -42,7 +35,6 @@ from memory_bank.service.proxy.rebuild import (
 from memory_bank.service.proxy.upstream import UpstreamAnswer, after
 from memory_bank.service.security.access import public_name
 from memory_bank.service.sessions import Rebuilt
-from memory_bank.service.threads import limiter
 from memory_bank.transcript import events
 from memory_bank.transcript.responses import CALL_OF, OUTPUT_OF, item_type
 
@@ -64,11 +56,11 @@ class Seals:
     """Makes and reads ``encrypted_content``: values that nobody else can read, change or make."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        self.database = database
 
     @cached_property
     def _secret(self) -> bytes:
-        return self._database.secret()
+        return self.database.secret()
 
     def seal(self, *values: object) -> str:
         """The values (JSON) as a text."""
@@ -95,10 +87,6 @@ class Seals:
         stream = hashlib.shake_256(b"stream" + self._secret + nonce).digest(len(data))
         return bytes(a ^ b for a, b in zip(data, stream, strict=True))
 
-    def text(self, namespace: str | None, session_id: str, digest: str) -> str | None:
-        """A text of a session of a namespace that a compaction was answered with. Raises StorageError."""
-        return self._database.get_summary(namespace, session_id, digest)
-
 
 def expand(request: ModelRequest, seals: Seals, upstream: str) -> bytes | None:
     """The body of a request with what our compaction items stand for; None without any. Sets ``compacted``.
@@ -118,7 +106,7 @@ def expand(request: ModelRequest, seals: Seals, upstream: str) -> bytes | None:
     try:
         if values := seals.read(own[-1]["encrypted_content"]):
             session_id, digest, foreign, where = values
-            text = seals.text(namespace, session_id, digest)
+            text = seals.database.get_summary(namespace, session_id, digest)
             foreign = foreign if text and where == upstream else None
     except MemoryBankError as e:
         log.warning("a compaction item could not be read: %s", type(e).__name__)
@@ -129,10 +117,8 @@ def expand(request: ModelRequest, seals: Seals, upstream: str) -> bytes | None:
 
 
 def _expanded(elements: list[Any], at: int, text: str, foreign: JsonObject | None = None) -> list[Any]:
-    """A conversation with a text for its compaction item at a position, and for all that this stands for.
-
-    A provider's block keeps its place before what the model said after it, which may be bound to it.
-    """
+    """A conversation with a text for its compaction item at a position, and for all that this stands for."""
+    # a provider's block keeps its place before what the model said after it, which may be bound to it
     key = "input" if item_type(elements[at]) == "compaction" else "messages"
     made, later = [e for e in elements[:at] if not _is_replaced(e, key)], elements[at + 1 :]
     said, held = {"role": "user", "content": text}, [] if foreign is None else [foreign]
@@ -196,10 +182,8 @@ class Compaction:
         The model answers to what the item or block stands for. None where there is nothing to do.
         """
         request, memory, threshold = self.request, self.request.memory, threshold_of(self.request.value)
-        is_here = (
-            request.manages and request.body.removed and self.mode != "pass" and memory.reason != COMPACTION
-        )
-        if not is_here or threshold is None or (memory.full_tokens or 0) <= threshold:
+        is_here = request.manages and request.body.removed and memory.reason != COMPACTION
+        if not is_here or self.mode == "pass" or threshold is None or (memory.full_tokens or 0) <= threshold:
             return None
         self.budget = min(self.budget, threshold // 2)
         if (edit_of(request.value, COMPACT) or {}).get("pause_after_compaction") is True:
@@ -256,15 +240,12 @@ class Compaction:
     async def _known(self, lacking: str = "", *, users_words: bool = False) -> str:
         """What the bank knows beside a summary that it need not repeat; "" for nothing, also where it fails."""
         told = partial(what_is_known, self.step.state, self.budget, lacking=lacking, users_words=users_words)
-        with anyio.move_on_after(self.timeout):
-            return await self._in_thread(told) or ""
-        log.warning("memory took longer than %g s for a summary", self.timeout)
-        return ""
+        return await self._read(told) or ""
 
-    async def _in_thread(self, work: Callable[[], str]) -> str | None:
-        """What it returns; None where it fails, whose text may hold contents."""
+    async def _read(self, work: Callable[[], str]) -> str | None:
+        """What it returns; None where it fails, whose text may hold contents, or takes too long."""
         try:
-            return await to_thread.run_sync(work, abandon_on_cancel=True, limiter=limiter("tools"))
+            return await read_memory(work, self.timeout)
         except Exception as e:
             log.warning("memory failed for a summary: %s", type(e).__name__)
             return None
@@ -279,22 +260,21 @@ class Compaction:
         item = await self._item(known) if self.by_item and known else None
         if not known or (self.by_item and item is None):
             return None
-        into, out, now = memory.full_tokens or 0, self.step.counter.count_text(known), int(time.time())
-        number = secrets.token_hex(12)
+        counts = memory.full_tokens or 0, self.step.counter.count_text(known)
+        number, now = secrets.token_hex(12), int(time.time())
         write: Callable[[JsonObject], list[bytes]]
         if self.is_messages:
             ends = "compaction" if item else "end_turn"
             block = item or {"type": "text", "text": known}
-            made = events.message_of(f"msg_{number}", request.model, [block], ends, into, out)
+            made = events.message_of(f"msg_{number}", request.model, [block], ends, *counts)
             write = events.message_events
         elif route == "chat":
             said = {"role": "assistant", "content": known, "refusal": None}
-            made = events.completion(f"chatcmpl-{number}", request.model, said, into, out, now)
+            made = events.completion(f"chatcmpl-{number}", request.model, said, *counts, now)
             write = partial(events.chat_events, request=request.value)
         else:
             output = [item or events.text_item(f"msg_{number}", known)]
-            made = events.response_of(f"resp_{number}", request.value, output, into, out)
-            made["created_at"] = now
+            made = events.response_of(f"resp_{number}", request.value, output, *counts) | {"created_at": now}
             write = events.response_events
         if route == "compact":
             users = [i for i in request.value["input"] if as_object(i).get("role") == "user"]
@@ -313,7 +293,7 @@ class Compaction:
 
     async def _item(self, known: str, foreign: JsonObject | None = None) -> JsonObject | None:
         """An item or block that names what the bank knows and holds one of upstream; None where it cannot be kept."""
-        sealed = await self._in_thread(partial(self._sealed, known, foreign))
+        sealed = await self._read(partial(self._sealed, known, foreign))
         if sealed is None:
             return None
         summary, item = _summary(foreign), {"type": "compaction", "encrypted_content": sealed}
@@ -466,13 +446,11 @@ def _one_more(end: JsonObject, text: str) -> bytes:
     if "choices" in end:
         choice = {**_choice(end), "delta": {"content": text}, "finish_reason": None}
         return b"data: " + json.dumps({**end, "choices": [choice]}).encode() + b"\n\n"
+    fields = {k: v for k, v in end.items() if k not in ("type", "text")}
+    kind, fields["delta"] = "response.output_text.delta", text
     if end.get("type") == "content_block_stop":
-        delta = {"type": "text_delta", "text": text}
-        return b"".join(
-            events.as_events([("content_block_delta", {"index": end.get("index"), "delta": delta})])
-        )
-    fields = {k: v for k, v in end.items() if k not in ("type", "text")} | {"delta": text}
-    return b"".join(events.as_events([("response.output_text.delta", fields)]))
+        kind, fields["delta"] = "content_block_delta", {"type": "text_delta", "text": text}
+    return events.as_events([(kind, fields)])[0]
 
 
 def _with(value: Any, text: str, new: str) -> Any:

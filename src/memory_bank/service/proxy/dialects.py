@@ -17,6 +17,7 @@ from memory_bank.service.proxy.answers import (
     ResponseStream,
     TurnStream,
     as_object,
+    objects_of,
 )
 from memory_bank.service.proxy.body import Body, JsonObject
 from memory_bank.tools import TOOL_SCHEMAS, ToolAnswer
@@ -167,14 +168,12 @@ class ChatDialect(Dialect):
         choice = as_object(choices[0]) if isinstance(choices, list) and len(choices) == 1 else {}
         message = as_object(choice.get("message"))
         calls: list[ModelToolCall] = []
-        made = message.get("tool_calls")
-        for i, call in enumerate(made if isinstance(made, list) else ()):
-            if isinstance(call, dict):
-                function, item = as_object(call.get("function")), {**call}
-                item["id"] = call.get("id") or f"call_memory_{i}"
-                if function:
-                    item["function"] = {**function, "arguments": valid_arguments(function.get("arguments"))}
-                calls.append(ModelToolCall(function.get("name"), function.get("arguments"), item))
+        for i, call in enumerate(objects_of(message.get("tool_calls"))):
+            function, item = as_object(call.get("function")), {**call}
+            item["id"] = call.get("id") or f"call_memory_{i}"
+            if function:
+                item["function"] = {**function, "arguments": valid_arguments(function.get("arguments"))}
+            calls.append(ModelToolCall(function.get("name"), function.get("arguments"), item))
         said = {k: v for k, v in message.items() if v is not None} | {
             "role": "assistant",
             "content": message.get("content"),
@@ -204,8 +203,8 @@ class ResponsesDialect(Dialect):
         return RequestHistory(chat.messages, chat, lambda written: from_items(written, instructions).messages)
 
     def is_compaction(self, request: JsonObject) -> bool:
-        items = request.get(self.key)
-        return isinstance(items, list) and any(item_type(i) == "compaction_trigger" for i in items[-1:])
+        last = objects_of(request.get(self.key))[-1:]
+        return self.route == "compact" or any(item_type(i) == "compaction_trigger" for i in last)
 
     def offer_tools(self, request: JsonObject, schemas: Schemas = TOOL_SCHEMAS) -> list[object] | None:
         """See Dialect. Not for a response in the background, nor for a stored prompt, which has tools."""
@@ -216,12 +215,9 @@ class ResponsesDialect(Dialect):
 
     def read_answer(self, answer: JsonObject, request: JsonObject) -> ModelTurn:
         """See Dialect. A call that text cannot answer is left out: the model makes it again."""
-        output = answer.get("output")
         calls: list[ModelToolCall] = []
         kept: list[object] = []
-        for item in output if isinstance(output, list) and answer.get("status") != "failed" else ():
-            if not isinstance(item, dict):
-                continue
+        for item in objects_of(answer.get("output")) if answer.get("status") != "failed" else ():
             kind = item_type(item)
             if request.get("store") is False:  # the provider knows none of its own ids
                 if kind == "reasoning" and not item.get("encrypted_content"):
@@ -294,10 +290,9 @@ class MessagesDialect(Dialect):
         thinking = as_object(request.get("thinking"))
         if thinking and thinking.get("type") != "disabled" and not drops_blocks(thinking):
             return None
-        for message in map(as_object, request.get(self.key) or ()):
-            content = message.get("content")
-            if isinstance(content, list) and any(str(as_object(b).get("type")) in THINKING for b in content):
-                return None
+        contents = [m.get("content") for m in objects_of(request.get(self.key))]
+        if any(str(block.get("type")) in THINKING for c in contents for block in objects_of(c)):
+            return None
         # its choices in the words of the other APIs
         choices = {"None": None, "auto": "auto", "any": "required"}
         choice = choices.get(str(as_object(request.get("tool_choice")).get("type")), "none")
@@ -309,11 +304,10 @@ class MessagesDialect(Dialect):
         return _with_memory_tools(request, choice, own)
 
     def read_answer(self, answer: JsonObject, request: JsonObject) -> ModelTurn:  # noqa: ARG002
-        content = answer.get("content")
         calls: list[ModelToolCall] = []
         kept: list[JsonObject] = []
-        for block in content if isinstance(content, list) and answer.get("type") != "error" else ():
-            if not isinstance(block, dict) or (block.get("type") == "text" and not block.get("text")):
+        for block in objects_of(answer.get("content")) if answer.get("type") != "error" else ():
+            if block.get("type") == "text" and not block.get("text"):
                 continue
             if block.get("type") == "tool_use":
                 arguments = block.get("input")
@@ -333,21 +327,11 @@ class MessagesDialect(Dialect):
         return {"role": "user", "content": [block]}
 
 
-class CompactDialect(ResponsesDialect):
-    """The compaction of a conversation by the Responses API, as a request of its own."""
-
-    route = "compact"
-    path = "/responses/compact"
-
-    def is_compaction(self, request: JsonObject) -> bool:  # noqa: ARG002
-        return True
-
-
 DIALECTS: tuple[Dialect, ...] = (
     ChatDialect(),
     ResponsesDialect(),
     MessagesDialect(),
-    CompactDialect(),
+    ResponsesDialect("compact", "/responses/compact"),
     MessagesDialect("count_tokens", "/messages/count_tokens", counts_only=True),
     ResponsesDialect("input_tokens", "/responses/input_tokens", counts_only=True),
 )
@@ -362,17 +346,15 @@ def _with_memory_tools(
         return None
     if choice not in (None, "auto") and not (choice == "required" and tools):
         return None
-    for tool in map(as_object, tools or ()):
-        name = (as_object(tool.get("function") or tool.get("custom")) or tool).get("name")
-        if isinstance(name, str) and is_memory_tool(name):
-            return None
+    named = (as_object(t.get("function") or t.get("custom")) or t for t in objects_of(tools))
+    if any(isinstance(name := t.get("name"), str) and is_memory_tool(name) for t in named):
+        return None
     return [*(tools or ()), *schemas]
 
 
 def own_tools(request: JsonObject) -> list[object]:
     """What holds the tools that a request brings, also functions of a chat and items of the Responses API."""
-    items = request.get("input")
-    added = [i for i in items if item_type(i) == "additional_tools"] if isinstance(items, list) else []
+    added = [i for i in objects_of(request.get("input")) if item_type(i) == "additional_tools"]
     return [{"tools": request.get("tools")}, {"tools": request.get("functions")}, *added]
 
 

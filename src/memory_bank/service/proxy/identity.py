@@ -38,6 +38,7 @@ from memory_bank.bank.lineage import ForkPoint, KnownDigest, Lineage, LineageEnt
 from memory_bank.bank.rows import is_session_id
 from memory_bank.errors import ConfigError, StorageError
 from memory_bank.records import content_key
+from memory_bank.service.proxy.answers import objects_of
 from memory_bank.service.security.access import LONGEST_NAME, public_name, stored_id, writable_id
 from memory_bank.service.security.secrets import known_form
 from memory_bank.transcript.harness import SUMMARY_OPENINGS
@@ -138,22 +139,19 @@ class Identity:
 
 @dataclass(slots=True)
 class _Search:
-    """The search for the session of a request. ``key``: the name that the client gives, or its prompt_cache_key.
-
-    A session is represented by any of its rows in ``_rows``, which holds the digests of the list that it knows.
-    ``latest`` are the last interactions of the list.
-    """
+    """The search for the session of a request."""
 
     identity: Identity
     namespace: str | None
     seed: bytes
-    key: str | None
+    key: str | None  # the name that the client gives, or its prompt_cache_key
     named: SessionMatch | None
     body: Mapping[str, object]
     messages: Sequence[object]
     asks_summary: bool
     records: bool
-    latest: Sequence[DigestedInteraction] = ()
+    latest: Sequence[DigestedInteraction] = ()  # of the list
+    # by session, the digests of the list that it knows; any of these rows stands for the session
     _rows: dict[str, dict[str, KnownDigest]] = field(default_factory=dict)
     _by_digest: dict[str, list[KnownDigest]] = field(default_factory=dict)
 
@@ -241,8 +239,7 @@ class _Search:
     def _resumed(
         self, family: list[KnownDigest], opening: str
     ) -> tuple[KnownDigest | None, ForkPoint | None, bool]:
-        """The session of a name that a list continues though it shares no call with it, or where the list forks;
-        the third: that the name alone says so."""
+        """The session of a name that a list without its calls continues, or a fork; whether only the name says so."""
         by_person = self.how != "client"
         digests = {self.digest("summary", str(s.head)): s for s in family}
         known = self.identity.lineage.known([opening, *digests])
@@ -275,8 +272,7 @@ class _Search:
                 self._by_digest.setdefault(row.digest, []).append(row)
 
     def _continued(self, chain: DigestChain) -> tuple[KnownDigest, int, bool] | None:
-        """The session that the list continues, how many messages hold all that it recorded, and whether its calls
-        say so. Of several it is the one with least to add, of equals the oldest."""
+        """The session that the list continues with least to add, where its records end, whether its calls say so."""
         best: tuple[KnownDigest, int, bool] | None = None
         rank = (-1, False, False)
         first = next((d for d in chain.ends if d in self._by_digest), None)
@@ -321,18 +317,14 @@ class _Search:
         )
 
     def _resembles(self, session: KnownDigest) -> bool:
-        """Whether the list holds a session's newest calls, though their digests differ as a client that numbers its
-        calls has rewritten the earlier messages."""
+        """Whether the list holds a session's newest calls, after earlier messages that were rewritten."""
         newest = [calls for _, calls in _head_calls(session)[-1:] if calls]
         new = [i for i in self.latest[:-1] if i.digest not in self._by_digest]
         return any(self._has_calls(None, i, calls) for calls in newest for i in new)
 
     def _fork(self, chain: DigestChain) -> tuple[int, ForkPoint | None]:
-        """Where the list parts from a session that has continued differently; (0, None) where it shares none.
-
-        It is the end of what such a session knows of the list, or the latest interaction whose calls only one session
-        and its forks know, as its past is there too. Interactions after that position belong to the new session.
-        """
+        """Where the list parts from a session that has continued differently; (0, None) where it shares none."""
+        # the end of what it knows of the list, or the latest calls that only one session and its forks know
         found: list[tuple[int, ForkPoint | None]] = []
         if digest := next((d for d in chain.ends if d in self._by_digest), None):
             row = self._roots(digest)[0]
@@ -397,23 +389,19 @@ def named_session(
     if len(found) < 16 or not _is_name(namespace, found) or known_form(found):
         return None
     belongs = asks_summary or bool(body.get("tools")) or any(kind_of(m) is MessageKind.CALL for m in messages)
-    if not belongs and not any(i.get("type") == "additional_tools" for i in _objects(body.get("input"))):
+    if not belongs and not any(i.get("type") == "additional_tools" for i in objects_of(body.get("input"))):
         return None
     return SessionMatch(found, "client")
 
 
 def _holds_summary(body: Mapping[str, object]) -> bool:
     """Whether a request holds a compaction item, or a summary that a known client writes into a user message."""
-    messages = [*_objects(body.get("input")), *_objects(body.get("messages"))]
-    if any(p.get("type") == "compaction" for m in messages for p in (m, *_objects(m.get("content")))):
+    messages = [*objects_of(body.get("input")), *objects_of(body.get("messages"))]
+    if any(p.get("type") == "compaction" for m in messages for p in (m, *objects_of(m.get("content")))):
         return True
     contents = [m.get("content") for m in messages if m.get("role") == "user"]
-    texts = (t for c in contents for t in (c, *(p.get("text") for p in _objects(c))))
+    texts = (t for c in contents for t in (c, *(p.get("text") for p in objects_of(c))))
     return any(isinstance(t, str) and t.lstrip().startswith(SUMMARY_OPENINGS) for t in texts)
-
-
-def _objects(value: object) -> list[dict[str, object]]:
-    return [v for v in value if isinstance(v, dict)] if isinstance(value, list) else []
 
 
 def client_session(headers: Mapping[str, str], metadata: object) -> str | None:

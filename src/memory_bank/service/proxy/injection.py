@@ -6,7 +6,8 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import anyio
 from anyio import to_thread
@@ -42,6 +43,7 @@ NOT_YET = (
 )
 """The result of a client's tool that was called in one turn with memory tools."""
 
+T = TypeVar("T")
 SendUpstream = Callable[[bytes, int], Awaitable[UpstreamAnswer]]
 """Sends a body upstream and returns the answer; if upstream refuses the body, sends another form of the request.
 
@@ -52,6 +54,13 @@ class _AnsweredInsteadError(Exception):
     """Upstream answered a later turn with an error before anything was sent to the client."""
 
 
+async def read_memory(work: Callable[[], T], timeout: float) -> T:
+    """What work in a thread of the tools returns. Raises what it raises, and TimeoutError after so many seconds."""
+    with anyio.fail_after(timeout):
+        return await to_thread.run_sync(work, abandon_on_cancel=True, limiter=limiter("tools"))
+
+
+@dataclass(eq=False)
 class Injection:
     """Answers a model request; where its memory has ``tools``, these are offered and their calls answered.
 
@@ -62,22 +71,19 @@ class Injection:
     the answer begins with. A message also reports the client's edits that were applied here.
     """
 
-    def __init__(
-        self,
-        sessions: Sessions,
-        timeout: float,
-        request: ModelRequest,
-        send: SendUpstream,
-        lead: JsonObject | None = None,
-    ) -> None:
-        self.sessions = sessions
-        self.timeout = timeout
-        self.request = request
-        self.send = send
-        self.hidden: list[object] = []  # turns and results, appended to the request
-        self.hidden_tokens = self.tool_tokens = self.rounds = self.fetched = 0
-        self.lead = lead
-        self.tools = request.memory.tools
+    sessions: Sessions
+    timeout: float
+    request: ModelRequest
+    send: SendUpstream
+    lead: JsonObject | None = None
+    hidden: list[object] = field(default_factory=list)  # turns and results, appended to the request
+    hidden_tokens: int = 0
+    tool_tokens: int = 0
+    rounds: int = 0
+    fetched: int = 0
+
+    def __post_init__(self) -> None:
+        self.tools = self.request.memory.tools
 
     async def answer(self) -> UpstreamAnswer:
         """The answer for the client; every other answer is closed."""
@@ -171,16 +177,13 @@ class Injection:
                     for c in calls
                 ]
 
-        trouble = ""
-        with anyio.move_on_after(self.timeout):
-            try:
-                return await to_thread.run_sync(read, abandon_on_cancel=True, limiter=limiter("tools"))
-            except MemoryBankError as e:
-                log.warning("memory could not be read for a call of its tools: %s", type(e).__name__)
-                trouble = f"The memory could not be read: {e}"
-        if not trouble:
-            log.warning("memory took longer than %g s for a call of its tools", self.timeout)
-            trouble = "The memory did not answer in time."
+        try:
+            return await read_memory(read, self.timeout)
+        except MemoryBankError as e:
+            kind, trouble = type(e).__name__, f"The memory could not be read: {e}"
+        except TimeoutError:
+            kind, trouble = f"no answer in {self.timeout:g} s", "The memory did not answer in time."
+        log.warning("memory could not be read for a call of its tools: %s", kind)
         return [ToolAnswer(trouble if call.is_memory else NOT_YET) for call in calls]
 
     async def _stream(self, answer: UpstreamAnswer, usage: JsonObject) -> UpstreamAnswer:

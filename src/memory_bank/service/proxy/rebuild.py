@@ -10,20 +10,21 @@ import threading
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import islice
-from typing import Literal
+from typing import Any, Literal
 
 import anyio
 from anyio import to_thread
 from cachetools import LRUCache
 
+from memory_bank.bank.session import Session
 from memory_bank.errors import HistoryError, MemoryBankError
 from memory_bank.plan import Context
 from memory_bank.service.failures import code_of
-from memory_bank.service.proxy.answers import as_object
+from memory_bank.service.proxy.answers import objects_of
 from memory_bank.service.proxy.body import Body, JsonObject, render_body
 from memory_bank.service.proxy.clearing import CONTEXT_MANAGEMENT, clear, excluded_tools
 from memory_bank.service.proxy.dialects import Dialect, NotRebuiltError, Provider, TurnPlace, own_tools
@@ -192,10 +193,7 @@ class _Line:
 
 
 class _Share:
-    """What one namespace may use, and what its requests have met with: hangs, failures, clients without calls.
-
-    After two hangs in a row nobody is let through for ``pause`` seconds, then a single request tries.
-    """
+    """What one namespace may use, and what its requests have met with: hangs, failures, clients without calls."""
 
     def __init__(self, pause: float, threads: int) -> None:
         self.line = _Line(threads)
@@ -252,9 +250,7 @@ class _Share:
         if result.reason != NOTHING_YET:
             return result
         own = self.without_calls[client] = self.without_calls.get(client, 0) + 1
-        messages = request.value.get("messages")
-        said = messages if isinstance(messages, list) else []
-        talked = 1 + sum(kind_of(m) is MessageKind.SAY for m in said)
+        talked = 1 + sum(kind_of(m) is MessageKind.SAY for m in objects_of(request.value.get("messages")))
         if max(own, talked) < UNSEEN:
             return result
         reason = _unseen(max(own, talked))
@@ -263,6 +259,7 @@ class _Share:
         return replace(result, reason=reason)
 
 
+@dataclass(eq=False)
 class Rebuilder:
     """Rebuilds requests in worker threads, each for at most ``timeout`` seconds once it is its turn.
 
@@ -280,32 +277,24 @@ class Rebuilder:
     ``passes``: the providers whose upstream gets ``context_management``, which is applied here otherwise.
     """
 
-    def __init__(
-        self,
-        sessions: Sessions,
-        identity: Identity,
-        timeout: float,
-        *,
-        pause: float = 10.0,
-        marks_cache: bool = True,
-        inject: bool | Literal["auto"] = False,
-        passes: Iterable[Provider] = (),
-        files: bool = False,
-    ) -> None:
-        self.sessions = sessions
-        self.timeout = timeout
-        self.marks_cache = marks_cache
-        self.passes = set(passes)
+    sessions: Sessions
+    identity: Identity
+    timeout: float
+    _: KW_ONLY
+    pause: float = 10.0
+    marks_cache: bool = True
+    inject: bool | Literal["auto"] = False
+    passes: set[Provider] = field(default_factory=set)
+    files: bool = False
+
+    def __post_init__(self) -> None:
         self.ways: LRUCache[tuple[str | None, str], SessionWay] = LRUCache(MOST_REFUSED)
-        self._identity = identity
-        self._pause = pause
-        self._inject = inject
-        self._files = [FILES_SCHEMA] if files else []
         self._shares: LRUCache[str | None, _Share] = LRUCache(1_024)
         self._line = _Line(THREADS)
         self._limiter = anyio.CapacityLimiter(math.inf)  # those of the line, and what hangs
         self._finishers = anyio.CapacityLimiter(2)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unfinished: set[Session | None] = set()  # one task a session, or they would pile up under load
         self._lock = threading.Lock()
         self._stuck: set[_Job] = set()  # running, though nobody waits for them
 
@@ -325,7 +314,8 @@ class Rebuilder:
                 request.headers, request.value.get("metadata")
             )
             result = replace(result, session=result.session or named)
-        if result.step is not None:
+        if result.step is not None and result.step.state not in self._unfinished:
+            self._unfinished.add(result.step.state)
             task = asyncio.create_task(self._finish(result.step))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -389,14 +379,19 @@ class Rebuilder:
     def _share(self, namespace: str | None) -> _Share:
         """What a namespace may use: without keys all threads, a key half, which leaves threads for the others."""
         if namespace not in self._shares:
-            self._shares[namespace] = _Share(self._pause, THREADS if namespace is None else THREADS // 2)
+            self._shares[namespace] = _Share(self.pause, THREADS if namespace is None else THREADS // 2)
         return self._shares[namespace]
 
     async def _finish(self, rebuilt: Rebuilt) -> None:
         """Do the work that was put off for a context, once its request is on its way."""
         await asyncio.sleep(0.01)  # in which the request goes upstream
+
+        def finish() -> None:
+            self._unfinished.discard(rebuilt.state)  # a step from now on is another task's
+            self.sessions.finish(rebuilt)
+
         try:
-            await to_thread.run_sync(self.sessions.finish, rebuilt, limiter=self._finishers)
+            await to_thread.run_sync(finish, limiter=self._finishers)
         except Exception as e:  # the next step does it; the error's text may hold contents
             log.error("the work put off by a step failed with an unforeseen %s", type(e).__name__)
 
@@ -419,23 +414,23 @@ class Rebuilder:
                 self._stuck.discard(job)
 
     def _rebuild(self, job: _Job, request: ModelRequest) -> MemoryResult:
-        dialect, value, headers, namespace = (
-            request.dialect, request.value, request.headers, request.caller.namespace
-        )  # fmt: skip
+        dialect, value, headers = request.dialect, request.value, request.headers
+        namespace = request.caller.namespace
         history = dialect.history(request.body)
         # a system message, or the user's last one, may ask for a summary of the conversation
         prompts = [m for m in history.messages if kind_of(m) is MessageKind.SYSTEM][:2]
         prompts += [m for m in history.messages[-1:] if kind_of(m) is MessageKind.USER]
         is_summary = dialect.is_compaction(value) or any(asks_for_summary(message_text(m)) for m in prompts)
-        strategy = headers.get("x-memory-strategy") or None
-        whole = excluded_tools(value)
+        strategy, whole = headers.get("x-memory-strategy") or None, excluded_tools(value)
         own = value.get("tools")
-        offers = self._inject is True or (self._inject and own)
-        has_files = isinstance(own, list) and any(str(as_object(t).get("type"))[:7] == "memory_" for t in own)
-        files = [] if has_files else self._files  # the client keeps those of its tool memory_20250818
+        offers = self.inject is True or (self.inject and own)
+        has_files = any(str(t.get("type"))[:7] == "memory_" for t in objects_of(own))
+        files = (
+            [FILES_SCHEMA] if self.files and not has_files else []
+        )  # a client keeps those of memory_20250818
         only_files = dialect.offer_tools(value, files) if offers and files and not is_summary else None
         for _ in range(3):  # another conversation may continue the session meanwhile
-            match = self._identity.session_of(
+            match = self.identity.session_of(
                 namespace,
                 upstream_key=request.upstream_key,
                 headers=headers,
@@ -450,16 +445,10 @@ class Rebuilder:
             safer = (namespace, match.name) in self.ways
             offered = dialect.offer_tools(value, [*files, *TOOL_SCHEMAS]) if offers and not safer else None
             tools = offered or own_tools(value)
+            given = namespace, match.name, history.messages
+            how: Any = {"strategy": strategy, "model": request.model, "tools": tools, "whole": whole}
             if dialect.counts_only:
-                context = self.sessions.preview(
-                    namespace,
-                    match.name,
-                    history.messages,
-                    strategy=strategy,
-                    model=request.model,
-                    tools=tools,
-                    whole=whole,
-                )
+                context = self.sessions.preview(*given, **how)
                 if not isinstance(context, Context) or same_objects(context, history.messages):
                     return MemoryResult("unchanged", tools=None if safer else only_files)
                 arrays = {dialect.key: history.to_request(context), **({"tools": offered} if offered else {})}
@@ -469,21 +458,16 @@ class Rebuilder:
                 if any(other.session_id == job.session_id for other in self._stuck - {job}):
                     return MemoryResult("failed", "busy")
             step = self.sessions.rebuild(
-                namespace,
-                match.name,
-                history.messages,
+                *given,
+                **how,
                 agent_id=headers.get("x-memory-agent") or None,
-                strategy=strategy,
                 size=len(request.body.data),
                 history=None if is_summary else history,
-                model=request.model,
-                tools=tools,
                 beside="".join(compact(v) for m in ("tools", "functions") if (v := value.get(m))),
                 safer=safer,
-                whole=whole,
                 under_load=job.under_load,
             )
-            if self._identity.is_current(namespace, match):
+            if self.identity.is_current(namespace, match):
                 break
         else:
             return MemoryResult("failed", "busy")
@@ -495,7 +479,7 @@ class Rebuilder:
         if self.marks_cache and not (safer or step.control or step.changes_again):
             marked = dialect.mark_cache(value, arrays.get(dialect.key) or value[dialect.key])
             arrays = arrays if marked is None else {dialect.key: marked}
-        if not (step.records and (self._inject is True or not step.unchanged)):
+        if not (step.records and (self.inject is True or not step.unchanged)):
             offered = None if safer or step.control else only_files
         return MemoryResult(
             "unchanged" if step.unchanged else "rebuilt",
@@ -517,20 +501,16 @@ class Rebuilder:
         is_own = memory.status == "rebuilt" or not passes
         if is_own and request.wants_clearing and memory.reason != COMPACTION:
             counter = open_counter() if step is None else step.counter
-            given, full, tokens = (
-                memory.arrays.get(key, request.value[key]),
-                memory.full_tokens,
-                memory.tokens,
-            )
+            given = memory.arrays.get(key, request.value[key])
+            full, tokens = memory.full_tokens, memory.tokens
             if full is None or tokens is None:
                 messages = request.dialect.history(request.body).messages
                 full = tokens = sum(map(counter.count_message, messages))
             with suppress(HistoryError):
                 written, saved, edits = clear(request.value, given, (full, tokens), counter, not passes)
                 memory = replace(memory, cleared=edits)
-                if not same_objects(
-                    written, given
-                ):  # its answer says nothing of the cache of memory's context
+                if not same_objects(written, given):
+                    # its answer says nothing of the cache of memory's context
                     step = step and replace(step, sent_context=None)
                     tokens = memory.tokens and memory.tokens - saved
                     arrays = {**memory.arrays, key: written}
@@ -541,11 +521,8 @@ class Rebuilder:
 def _has_begun(request: ModelRequest) -> bool:
     """Whether a request has two turns of the agent or more; with fewer there is nothing that memory could shorten."""
     items = request.value.get(request.dialect.key)
-    turns = (
-        m for m in (items if isinstance(items, list) else ())
-        if isinstance(m, dict) and (m.get("role") == "assistant" or str(m.get("type")).endswith("_call"))
-    )  # fmt: skip
-    return len(list(islice(turns, 2))) == 2
+    turns = (m.get("role") == "assistant" or str(m.get("type")).endswith("_call") for m in objects_of(items))
+    return len(list(islice(filter(None, turns), 2))) == 2
 
 
 def _unseen(count: int) -> str:

@@ -333,10 +333,7 @@ class _ProxiedRequest:
     async def _send_form(
         self, request: ModelRequest, headers: Headers, body: bytes, more: int
     ) -> UpstreamAnswer:
-        """The answer to a body of the request, or to another form of the request after upstream has refused it.
-
-        Where all are refused, it is the answer to the request as it came.
-        """
+        """The answer to a body, or after a refusal to another form of the request; last, to it as it came."""
         was = request.memory
         goes_on = was.reason != THRESHOLD and request.is_rebuilt("goes on")
         is_own = body == request.body.data

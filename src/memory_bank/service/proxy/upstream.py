@@ -243,6 +243,16 @@ def _has_more(stream: object) -> bool:
     return parser is None or bool(parser.trailing_data[0])
 
 
+def is_url(text: str) -> bool:
+    """Whether a text is the URL of a server that HTTP reaches."""
+    try:
+        parts = urlsplit(text)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none, half a bracket
+        return False
+    return fits and text.isprintable()
+
+
 def proxy_for(url: str) -> str | None:
     """The proxy that the environment names for a URL. Raises ConfigError for one that cannot be used."""
     parts = urlsplit(url)
@@ -255,12 +265,7 @@ def proxy_for(url: str) -> str | None:
     if not proxy:
         return None
     proxy = proxy if "://" in proxy else f"http://{proxy}"
-    try:
-        found = urlsplit(proxy)
-        fits = found.scheme in ("http", "https") and found.hostname and found.port != 0
-    except ValueError:  # a port that is none, half a bracket
-        fits = False
-    if not fits or not (proxy.isascii() and proxy.isprintable()):
+    if not (is_url(proxy) and proxy.isascii()):
         raise ConfigError(
             f"the proxy in {name.upper()}_PROXY cannot be used for {url}: set one such as http://host:3128, unset "
             "it, or list the host in NO_PROXY."

@@ -1,9 +1,9 @@
-"""Finds secrets in text: providers' keys and tokens, private keys, and values after a name such as ``password``.
+"""Finds secrets in text: makers' keys and tokens, private keys, and values after a name such as ``password``.
 
 The forms are data (``secrets.toml``). They are looked for in a text as it is written and, where it has escapes or
 colours, also as it is meant; spans are always those of the text as written. A search starts at a fixed word (a
-prefix such as ``sk-``), and continues with an expression of bounded length, so that the time is linear in the length
-of any text. docs/redaction.md lists what is found, and why no other package's rules are used.
+beginning such as ``sk-``), and continues with an expression of bounded length, so that the time is linear in the
+length of any text. docs/redaction.md lists what is found.
 """
 
 from __future__ import annotations
@@ -12,33 +12,41 @@ import base64
 import html
 import re
 import tomllib
-from bisect import bisect_right
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 Span = tuple[int, int, str]  # from, to, kind
+_Matches = list[re.Match[str]]
 
 _LONGEST = 4_000  # characters of a value that follows its name
+_MARKED = "[redacted: "
 _PIECE = 250_000  # characters searched at once: Python runs no other thread during a search
 _DATA_FILE = tomllib.loads(Path(__file__).with_name("secrets.toml").read_text("utf-8"))
+_EXPRESSIONS = _DATA_FILE["expressions"]
+_RE = {name: re.compile(expression) for name, expression in _EXPRESSIONS.items()}
 
 
 class _Form(NamedTuple):
-    """A form of secrets: a word at which a search starts, and the expression, at most ``before`` it."""
+    """A form of secrets: a word at which a search starts, the expression, and how far before the word it begins."""
 
     word: str
     kind: str
     pattern: str
     before: int
+    is_secret: Callable[[str], bool]
 
-    def found(self, text: str, at: int) -> re.Match[str] | None:
-        if not self.before:
-            return _compiled(self.pattern).match(text, at)
-        start = max(0, at - self.before)
-        found = _compiled(self.pattern).search(text, start, at + 200)
-        return found if found and found.start() <= at < found.end() else None
+    def found(self, text: str, at: int) -> Span | None:
+        search = _compiled(self.pattern)
+        found = (
+            search.search(text, max(0, at - self.before), at + 200) if self.before else search.match(text, at)
+        )
+        if not found or not found.start() <= at < found.end() or text.endswith(_MARKED, 0, found.start()):
+            return None
+        start, end = _unquoted(text, *found.span(found.lastindex or 0))
+        is_secret = end > start and self.is_secret(text[start:end])
+        return (found.start() if found.lastgroup == "all" else start, end, self.kind) if is_secret else None
 
 
 class _Search(NamedTuple):
@@ -83,60 +91,45 @@ def _search(forms: list[_Form], others: Collection[str] = ()) -> _Search:
     )
 
 
-def _forms(section: str) -> list[_Form]:
+def _forms(rows: list[list[Any]]) -> list[_Form]:
+    """The forms in rows of the data file."""
+    checks = {"?": _is_password, "#": _is_strong, "!": _is_random, "@": _is_basic}
     return [
-        _Form(word, row[0], row[2], row[3] if len(row) > 3 else 0)
-        for row in _DATA_FILE[section]
-        for word in (row[1].split() if isinstance(row[1], str) else row[1])
+        _Form(
+            word,
+            kind.rstrip("?#!@"),
+            pattern.replace("WORD", re.escape(word)),
+            before[0] if before else 0,
+            checks.get(kind[-1], _is_value),
+        )
+        for kind, words, pattern, *before in rows
+        for word in (words.split() if isinstance(words, str) else words)
     ]
 
 
 _LONGEST_WORD = 40
-_CORES = (
-    "pass",
-    "pw",
-    "secret",
-    "token",
-    "key",
-    "cred",
-    "auth",
-    "jwt",
-    "psk",
-    "mnemonic",
-)  # parts of fields' names
 _NAMES = {kind: "|".join(names.split()) for kind, names in _DATA_FILE["names"].items()}
-_FOREIGN = [w for w in _NAMES["password"].split("|") if not any(core in w for core in _CORES)]
-_TOKENS = _search(_forms("tokens"))
-_PLACED = _search(_forms("placed"), (*_CORES, *_FOREIGN))
-_LONG = re.compile(r"[\w.~$:/+=%!|-]{20,}", re.ASCII)  # of which every token has one
+_CORES = set(_NAMES.pop("cores").split("|"))  # parts of fields' names
+_NAME_PARTS = _CORES | {  # other names, from their first foreign letter on
+    re.sub(r"\A[ -~]+(?=[^ -~])", "", name)
+    for name in _NAMES["password"].split("|")
+    if not any(core in name for core in _CORES)
+}
 
 # --- names and values
 
-_EXPRESSIONS = _DATA_FILE["expressions"]
 _PASSWORD = re.compile(rf"(?:{_NAMES['password']})(?:{_NAMES['after']})?\d{{0,3}}\Z")
-_SECRET = re.compile(
-    rf"(?:{_NAMES['secret']})(?:{_NAMES['after']})?(?:prod|dev|live|primary|secondary)?\d{{0,3}}\Z"
-)
+_SECRET = re.compile(rf"(?:{_NAMES['secret']})(?:{_NAMES['after']}){{0,2}}\d{{0,3}}\Z")
+_MAKER = re.compile(rf"(?:{_NAMES['maker']})[a-z0-9]{{0,20}}(?:key|token|secret|sk|pat|auth)\d{{0,2}}\Z")
 _NO_TOKEN = re.compile(rf"(?:{_NAMES['no_token']})tokens?\Z")
-_NAMED_BEFORE = re.compile(_EXPRESSIONS["named_before"], re.I)
-_ASSIGNED = re.compile(_EXPRESSIONS["assigned"], re.I | re.X)
 _VALUE_FIRST = _compiled(_EXPRESSIONS["value_first"], re.I)
-_LIST_ITEM = re.compile(r"""\s{0,20},\s{0,20}(["'])""")
-_QUOTED = {q: re.compile(rf"(?:[^{q}\\\n]|\\.){{0,{_LONGEST}}}(?={q})") for q in "\"'"}
-_VALUE_ENDS = re.compile(r"[ \t]{0,8}(?:[\r\n}\]&;]|\Z|,(?![ \t]{1,4}\d))")
-_IDENTIFIER = re.compile(r"\$?[A-Za-z_][A-Za-z_$]*\Z")
-_CODE = re.compile(r"[$@]?[A-Za-z_]\w{0,24}(?:(?:\.|->|::)[A-Za-z_]\w{0,24})+!?\Z")
 _NO_WORDS = frozenset(_DATA_FILE["no_secrets"]["words"].split())
 _NO_SECRET = re.compile("|".join(_DATA_FILE["no_secrets"]["forms"]), re.S | re.I)
-_SLUG = re.compile(r"[A-Za-z]+(?:[-_.:/](?:[A-Za-z]+\d{0,2}|v?\d{1,4}))+\Z")
-_KEY_IDS = re.compile(
-    r"(?:signing|encryption|decryption|private|cipher|crypto|account|master|app|application)key\Z"
-)
-_PASSING = re.compile(_EXPRESSIONS["passing"], re.I)
 
 # --- escapes
 
 _MAY_ESCAPE = ("\\u", "\\U", "\\x", "\\0", "\\e[", "\\/", "\\`", "\\&", "\\=", "\\:", "\\\n")
+_ALIKE = {"\xa0": " ", "\u3000": " ", "＝": "=", "“": '"', "”": '"', "„": '"', "‘": "'", "’": "'"}
 _FLAT = (
     ("\\n", " \n"), ("\\r", " \r"), ("\\t", "\t\t"), ("<![CDATA[", " " * 9), ("]]>", " " * 3),
     ("^[[", "\x1b\x1b["), ("␛", "\x1b"),
@@ -146,20 +139,16 @@ _AROUND = 600  # characters around an escape, in which a secret may be
 
 def secrets_in(text: str) -> list[Span]:
     """Return the spans of secrets in a text; they may overlap."""
+    for written, meant in () if text.isascii() else _ALIKE.items():
+        text = text.replace(written, meant)
     flat = text
     for written, meant in _FLAT:  # as it is meant, at the same places
         if written in flat:
             flat = flat.replace(written, meant)
     found = list(_found(text, flat))
     for start, end, escapes in _around_escapes(flat):
-        plain, places = _unescaped(flat, start, end, escapes)
-        starts = [place[0] for place in places]
-        for first, last, kind in _found(plain, plain):
-            begins = places[bisect_right(starts, first) - 1]
-            ends = places[bisect_right(starts, last - 1) - 1]
-            found.append(
-                (begins[1] + (first - begins[0]) * begins[2], ends[3] or ends[1] + last - ends[0], kind)
-            )
+        plain, starts, ends = _unescaped(flat, start, end, escapes)
+        found += [(starts[a], ends[b - 1], kind) for a, b, kind in _found(plain, plain) if a < b]
     return [span for span in found if span[0] < span[1]]
 
 
@@ -170,9 +159,9 @@ def _escape(backslashes: bool, invisible: bool) -> re.Pattern[str]:
     return re.compile("|".join(_EXPRESSIONS[name] for name in names), re.X)
 
 
-def _around_escapes(text: str) -> Iterator[tuple[int, int, list[re.Match[str]]]]:
+def _around_escapes(text: str) -> Iterator[tuple[int, int, _Matches]]:
     """The parts of a text around escapes, and the escapes in each."""
-    escapes: list[re.Match[str]] = []
+    escapes: _Matches = []
     escape = _escape(any(written in text for written in _MAY_ESCAPE), not text.isascii())
     for start, end in _pieces(text):
         for found in escape.finditer(text, start, end):
@@ -186,29 +175,31 @@ def _around_escapes(text: str) -> Iterator[tuple[int, int, list[re.Match[str]]]]
         yield max(0, escapes[0].start() - _AROUND), min(len(text), escapes[-1].end() + _AROUND), escapes
 
 
-def _unescaped(
-    text: str, start: int, end: int, escapes: list[re.Match[str]]
-) -> tuple[str, list[tuple[int, int, int, int]]]:
-    """A part of a text without its escapes, and its pieces: where each begins there, where in the whole text, 1 for
-    plain text and 0 for an escape, and where an escape ends."""
+def _unescaped(text: str, at: int, end: int, escapes: _Matches) -> tuple[str, list[int], list[int]]:
+    """A part of a text without its escapes, and where each of its characters begins and ends in the whole text."""
     out: list[str] = []
-    places = [(0, start, 1, 0)]
-    length, at = 0, start
-    for m in escapes:
-        groups = m.groupdict()
-        if code := groups.get("u") or groups.get("x") or m["p"]:
-            meant = chr(int(code, 16))
-            meant = "" if "\u200b" <= meant <= "\u206f" else meant
-        else:
-            meant = html.unescape(f"&{m['e']}")[:1] if m["e"] else (groups.get("c") or "").replace("\n", " ")
-        out += [text[at : m.start()], meant]
-        length += m.start() - at
-        if meant:
-            places.append((length, m.start(), 0, m.end()))
-        length += len(meant)
-        at = m.end()
-        places.append((length, at, 1, 0))
-    return "".join([*out, text[at:end]]), places
+    starts: list[int] = []
+    ends: list[int] = []
+    for m in [*escapes, None]:
+        upto = m.start() if m else end
+        out.append(text[at:upto])
+        starts += range(at, upto)
+        ends += range(at + 1, upto + 1)
+        if m and (meant := _meant(m)):
+            out.append(meant)
+            starts.append(m.start())
+            ends.append(m.end())
+        at = m.end() if m else end
+    return "".join(out), starts, ends
+
+
+def _meant(escape: re.Match[str]) -> str:
+    """The character that an escape stands for, or nothing for a colour or an invisible character."""
+    groups = escape.groupdict()
+    if code := groups.get("u") or groups.get("x") or escape["p"]:
+        meant = chr(int(code, 16))
+        return "" if "\u200b" <= meant <= "\u206f" else _ALIKE.get(meant, meant)
+    return html.unescape(f"&{escape['e']}")[:1] if escape["e"] else (groups.get("c") or "").replace("\n", "")
 
 
 def _found(text: str, flat: str) -> Iterator[Span]:
@@ -217,26 +208,39 @@ def _found(text: str, flat: str) -> Iterator[Span]:
     if len(lowered) != len(flat):  # no other letter changes its length
         lowered = flat
     yield from _tokens(flat)
-    done = 0
-    for piece in _pieces(lowered):
-        for at, first in _PLACED.hits(lowered, *piece):
-            yield from _formed(flat, lowered, at, _PLACED.forms[first])
-            if at >= done and (first in _CORES or first in _FOREIGN) and (named := _ASSIGNED.match(flat, at)):
-                done = named.start("quote" if named["quote"] else "value")
-                for span in _named(text, flat, at, named):
-                    done = span[1]
-                    yield span
+    for search in (_PLACED,) if lowered.isascii() else (_PLACED, _FOREIGN):
+        yield from _after_names(text, flat, lowered, search)
     if "alue" in flat:
         for m in _VALUE_FIRST.finditer(flat):
             group = next(n for n in (1, 2, 3) if m[n])
             if kind := named_secret(m[4], m[group]):
                 yield *m.span(group), kind
+    for word, separator, table, row in _DATA_FILE["tables"]:
+        for m in _compiled(table, re.I).finditer(flat) if word in lowered else ():
+            rows = [(m.start(2) + r.start(1), r[1]) for r in re.compile(row).finditer(m[2])]
+            yield from _below(m[1], rows, separator)
     if "PRIVATE KEY" in flat:
         yield from _private_keys(flat)
-    if '"kty' in flat or "'kty" in flat:
-        yield from _json_web_keys(flat)
     if "ecret" in flat and "kind" in flat:
         yield from _kubernetes(flat)
+
+
+def _after_names(text: str, flat: str, lowered: str, search: _Search) -> Iterator[Span]:
+    """Secrets at places that words tell, and after fields' names."""
+    done = below = 0
+    for piece in _pieces(lowered):
+        for at, first in search.hits(lowered, *piece):
+            yield from _formed(flat, lowered, at, search.forms[first])
+            if first not in _NAME_PARTS:
+                continue
+            if at >= below and _RE["head"].match(flat, at):
+                below, spans = _table(flat, at)
+                yield from spans
+            if at >= done and (named := _RE["assigned"].match(flat, at)):
+                done = named.start("quote" if named["quote"] else "value")
+                for span in _named(text, flat, at, named):
+                    done = span[1]
+                    yield span
 
 
 def known_form(text: str) -> str | None:
@@ -251,18 +255,15 @@ def _pieces(text: str) -> Iterator[tuple[int, int]]:
 
 def _tokens(text: str) -> Iterator[Span]:
     for piece in _pieces(text):
-        for long in _LONG.finditer(text, *piece):
+        for long in _RE["long"].finditer(text, *piece):
             for at, first in _TOKENS.hits(text, *long.span()):
                 yield from _formed(text, text, at, _TOKENS.forms[first])
 
 
 def _formed(text: str, where: str, at: int, forms: list[_Form]) -> Iterator[Span]:
     for form in forms:
-        found = form.found(text, at) if where.startswith(form.word, at) else None
-        if found is not None:
-            start, end = _unquoted(text, *found.span(found.lastindex or 0))
-            if end > start and _is_meant(form.kind, text[start:end]):
-                yield start, end, form.kind
+        if where.startswith(form.word, at) and (span := form.found(text, at)):
+            yield span
 
 
 def _unquoted(text: str, start: int, end: int) -> tuple[int, int]:
@@ -270,15 +271,6 @@ def _unquoted(text: str, start: int, end: int) -> tuple[int, int]:
     while text[end - 1] == "\\" and text[end : end + 1] in ('"', "'"):
         end -= 1
     return start, end
-
-
-def _is_meant(kind: str, secret: str) -> bool:
-    if kind == "credentials":  # name:password in base64, not a word of a sentence
-        return _is_basic(secret)
-    if secret.startswith("LS0tLS1CRUdJTi"):
-        decoded = base64.b64decode(re.sub(r"\s|=", "", secret)[:64])
-        return b"PRIVATE" in decoded
-    return _is_value(secret)
 
 
 def _is_basic(value: str) -> bool:
@@ -292,94 +284,82 @@ def _is_basic(value: str) -> bool:
 
 # --- private keys
 
-_BEGINS = re.compile(r"-{2,5} ?BEGIN(?: [A-Z0-9]{1,20}){0,4} PRIVATE KEY(?: BLOCK)? ?-{2,5}")
-_ENDS = re.compile(r"-{2,5} ?END(?: [A-Z0-9]{1,20}){0,4} PRIVATE KEY(?: BLOCK)? ?-{2,5}")
-_RUN = re.compile(r"[A-Za-z0-9+/=]{16,}")
-_LONGEST_KEY = 200_000  # characters, with what stands before its lines
-
 
 def _private_keys(text: str) -> Iterator[Span]:
-    """Private keys from their first line to their last, whatever stands before and after each line."""
-    firsts = [m.span() for m in _BEGINS.finditer(text)]
-    lasts = [m.span() for m in _ENDS.finditer(text)]
-    done = 0
-    nexts = [*(start for start, _ in firsts[1:]), len(text)]
-    for (start, at), next_start in zip(firsts, nexts, strict=False):
-        n = bisect_right(lasts, (at, 0))
-        end = lasts[n][1] if n < len(lasts) else len(text)
-        whole = n < len(lasts) and end <= min(next_start, at + _LONGEST_KEY)
-        if not whole or not _holds_key(text[at : lasts[n][0]]):  # cut off: as far as lines of a key go
-            end = _end_of_lines(text, at, min(next_start, at + _LONGEST_KEY))
-        if end > at:
-            yield start, end, "private key"
-            done = end
-    for start, end in lasts:
-        runs = [r.span() for r in _RUN.finditer(text, max(done, start - 20_000), start)] if end > done else []
-        first = start  # its beginning was cut off
-        for run_start, run_end in reversed(runs):
-            near = first - run_end <= 200 and text.count("\n", run_end, first) <= 2
-            if not near or not _is_key_line(text[run_start:run_end]):
-                break
-            first = run_start
-        if first < start:
-            yield first, end, "private key"
-        done = max(done, end)
+    """Private keys from their first to their last line, whatever stands around the lines, also if one is missing."""
+    start = end = lines = 0
+    is_private = False
+    for line in _RE["key_line"].finditer(text):
+        is_near = line.start() - end <= 400 and text.count("\n", end, line.start()) <= 6
+        if not is_near or line["begin"]:
+            if is_private and lines:
+                yield start, end, "private key"
+            start, lines, is_private = line.start(), 0, False
+        is_private |= "PRIVATE" in line[0]
+        lines += not (line["begin"] or line["end"])
+        if line["end"]:
+            if is_private and (lines or re.fullmatch(r"[\sA-Za-z0-9+/=]{9,}", text[end : line.start()])):
+                yield start, line.end(), "private key"
+            start, lines, is_private = line.end(), 0, False
+        end = line.end()
+    if is_private and lines:
+        yield start, end, "private key"
 
 
-def _holds_key(body: str) -> bool:
-    runs = [run for run in _RUN.findall(body) if _is_key_line(run)]
-    return len(body) < 4 * sum(map(len, runs)) + 400 * bool(runs) or (
-        len(body) > 8 and re.fullmatch(r"[\sA-Za-z0-9+/=]+", body) is not None
-    )
-
-
-def _end_of_lines(text: str, at: int, limit: int) -> int:
-    end = at
-    for run in _RUN.finditer(text, at, limit):
-        far = 400 if end == at else 200
-        if run.start() - end > far or text.count("\n", end, run.start()) > 6 or not _is_key_line(run[0]):
-            break
-        end = run.end()
-    return end
-
-
-def _is_key_line(run: str) -> bool:
-    return any(c.islower() for c in run) and any(c.isupper() for c in run) and any(c.isdigit() for c in run)
-
-
-_KEY_PART = re.compile(_EXPRESSIONS["key_part"])
-_KIND = re.compile(r"""["']?kind(?:\\{0,64}["'])?[ \t]{0,4}:[ \t]{0,4}(?:\\{0,64}["'])?(\w{1,60})""")
-_DATA = _compiled(_EXPRESSIONS["data"], re.M)
+_DATA = _compiled(_EXPRESSIONS["data"], re.M | re.X)
 _ENTRY = _compiled(_EXPRESSIONS["entry"], re.M)
-
-
-def _json_web_keys(text: str) -> Iterator[Span]:
-    done = 0
-    for m in re.finditer(r"""["']kty\\{0,64}["']""", text):
-        if m.start() < done:
-            continue
-        start = max(text.rfind("{", max(0, m.start() - 8_000), m.start()), 0)
-        end = text.find("}", m.end(), m.end() + 8_000)
-        done = end if end > 0 else m.end() + 8_000
-        for part in _KEY_PART.finditer(text, start, done):
-            yield *part.span(1), "private key"
 
 
 def _kubernetes(text: str) -> Iterator[Span]:
     """The values of Secrets of Kubernetes, as YAML and as JSON."""
-    kinds = [(m.start(), m[1]) for m in _KIND.finditer(text)]
-    if not any(kind == "Secret" for _, kind in kinds):
-        return
-    for data in _DATA.finditer(text):
-        n = bisect_right(kinds, (data.end() - 1, "\U0010ffff"))
-        after = kinds[n : n + 1] if n < len(kinds) and kinds[n][0] < data.end() + 60 else []
-        near = after or kinds[bisect_right(kinds, (data.start(), "")) - 1 :][:1]
-        if near[0][1] == "Secret":
-            for entry in _ENTRY.finditer(text, *data.span(2 if data[2] else 3)):
-                group = entry.lastindex
-                start, end = _unquoted(text, *entry.span(group)) if group else (0, 0)
+    kind = ""
+    for found in _DATA.finditer(text):
+        kind = found["kind"] or kind
+        if not found["kind"] and (found["after"] or kind) == "Secret":
+            for entry in _ENTRY.finditer(text, *found.span("yaml" if found["yaml"] else "json")):
+                start, end = _unquoted(text, *entry.span(entry.lastindex)) if entry.lastindex else (0, 0)
                 if end > start and _is_value(text[start:end]):
                     yield start, end, "secret"
+
+
+# --- tables
+
+
+def _table(text: str, at: int) -> tuple[int, Iterator[Span]]:
+    """Secrets below the names in the first line of a table, in which ``at`` is; and where the table ends."""
+    head = _RE["line"].match(text, text.rfind("\n", max(0, at - 1_000), at) + 1)
+    separator = next((s for s in ("|", "│", "\t", ",", ";", "  ") if head and s in head[1]), "")
+    above = text[max(0, head.start() - 200) : max(0, head.start() - 1)].rpartition("\n")[2] if head else ""
+    ruled = _RE["ruler"].fullmatch(above) is not None
+    if not head or not separator or (separator in above and not ruled):
+        return at, iter(())
+    rows = []
+    end = head.end()
+    while line := _RE["line"].match(text, end):
+        is_ruler = _RE["ruler"].fullmatch(line[1]) is not None
+        if not is_ruler and separator not in line[1]:
+            break
+        ruled |= is_ruler
+        rows += [] if is_ruler else [(line.start(), line[1])]
+        end = line.end()
+    return max(at, end), _below(head[1], rows if ruled or separator not in "|│" else [], re.escape(separator))
+
+
+def _below(head: str, rows: list[tuple[int, str]], separator: str) -> Iterator[Span]:
+    cell = re.compile(rf""" {{0,40}}("[^"]*"|'[^']*'|.*?) {{0,40}}(?:{separator}|\Z)""")
+    names = [_RE["column"].fullmatch(found[1].strip("\\\"'`* ")) for found in cell.finditer(head)]
+    if not all(names) or not any(part in head.lower() for part in _NAME_PARTS):
+        return
+    for at, row in rows:
+        cells = list(cell.finditer(row))
+        more = len(cells) - len(names)  # an index before the row, the end of a text in JSON after it
+        for name, found in (
+            zip(names * 2, cells[: len(names)] + cells[more:], strict=True) if 0 <= more < 3 else ()
+        ):
+            value = re.split(r"\\*[\"'`]", found[1].strip("\\\"'`"))[0]
+            if name and name[1] and _is_password(value) and (kind := named_secret(name[1], value)):
+                first = at + found.start(1) + found[1].index(value)
+                yield first, first + len(value), kind
 
 
 # --- values after names
@@ -391,7 +371,7 @@ def named_secret(name: str, value: object, *, sure: bool = True) -> str | None:
     is_password = _PASSWORD.search(plain) is not None
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return "password" if is_password and abs(value) >= 1_000 else None
-    if not isinstance(value, str) or not _is_value(value):
+    if not isinstance(value, str) or _MARKED in value or not _is_value(value):
         return None
     if is_password:
         return "password"
@@ -401,38 +381,48 @@ def named_secret(name: str, value: object, *, sure: bool = True) -> str | None:
         return "cookie" if re.match(r"[\w.-]{1,100}=\S{8}", value) else None
     if any(c.isspace() for c in value):
         return None
-    if plain in ("pass", "pw", "psw"):
-        return "password" if _is_mixed(value) and (sure or not value[0].isupper()) else None
+    if plain in ("pass", "pw", "psw", "passe", "clave"):
+        return "password" if _is_password(value) and (sure or value[:4] != "Test") else None  # PASS: TestName
     if re.search(r"[_.-](?:pass|pw|psw)\Z", name, re.I):
         return "password" if _is_mixed(value) or (sure and len(value) > 5 and not value.isdigit()) else None
     if plain.endswith("auth"):
         return "credentials" if len(value) >= 8 and _is_basic(value) else None
     if _SECRET.search(plain):
-        if _KEY_IDS.search(plain) and (_SLUG.match(value) or len(value) < 16):
+        if _RE["key_ids"].search(plain) and (_RE["slug"].match(value) or len(value) < 16):
             return None
-        is_secret = len(value) >= 8 and (sure or _is_random(value))
+        is_secret = len(value) >= 8 and (sure or _is_mixed(value))
     elif plain.endswith(("secret", "secrets")):
-        is_secret = len(value) >= 8 and _is_random(value) and not _SLUG.match(value)
+        is_secret = (
+            len(value) >= 8 and _is_mixed(value) and (not _RE["slug"].match(value) or _is_strong(value))
+        )
     elif plain.endswith(("token", "tokens")):
-        is_secret = len(value) >= (28 if plain == "token" else 20) and _is_random(value)
-        is_secret = is_secret and not _NO_TOKEN.search(plain) and not _SLUG.match(value)
+        is_secret = len(value) >= (28 if plain == "token" else 20) and _is_mixed(value)
+        is_secret = is_secret and not _NO_TOKEN.search(plain) and not _RE["slug"].match(value)
+    elif _MAKER.search(plain) and not plain.endswith("publickey"):
+        is_secret = len(value) >= 16 and _is_random(value)
     else:
         is_env = name.isupper() and name.endswith("_KEY") and not name.endswith(("PUBLIC_KEY", "PRIMARY_KEY"))
-        is_secret = is_env and len(value) >= 20 and _is_random(value) and not _SLUG.match(value)
+        is_secret = is_env and len(value) >= 20 and _is_mixed(value) and not _RE["slug"].match(value)
     return "secret" if is_secret else None
 
 
 def _named(text: str, flat: str, at: int, found: re.Match[str]) -> Iterator[Span]:
     """Values after a name: ``password=…``, ``"api_key": "…"``."""
     start = _start_of_name(flat, at)
+    if flat.endswith(_MARKED, 0, start):
+        return
     name = re.sub(r"\[\w*\]\Z", "", flat[start:at] + found["rest"])
     is_call = found["call"] is not None
     for first, last in _values(text, flat, found, name, start):
         value = re.sub(r"\s+", "", text[first:last]) if found["block"] else text[first:last]
         kind = named_secret(name, value, sure=found["quote"] is not None and not is_call)
-        if kind is None or (is_call and not _is_mixed(text[first:last])):
+        if kind is None or (is_call and not _is_password(text[first:last])):
             continue
-        if kind == "secret" and name.lower() == "token" and _PASSING.search(flat[max(0, start - 80) : start]):
+        if (
+            kind == "secret"
+            and name.lower() == "token"
+            and _RE["passing"].search(flat[max(0, start - 80) : start])
+        ):
             continue
         yield first, last, kind
 
@@ -440,52 +430,40 @@ def _named(text: str, flat: str, at: int, found: re.Match[str]) -> Iterator[Span
 def _values(text: str, flat: str, found: re.Match[str], name: str, start: int) -> Iterator[tuple[int, int]]:
     """The spans of what is assigned to a name; none for a word of a program or a sentence."""
     quote = found["quote"]
-    at = found.end()
+    at = found.end("block" if found["block"] else 0)
     if found["block"]:  # of YAML: the lines that are indented alike
-        first = last = found.end("block")
-        for line in re.compile(rf"([^\n]*)(?:\n[+]?{re.escape(found['indent'])}|(?=\n)|\Z)").finditer(
-            flat, first
-        ):
-            last = line.end(1)
-            if not line[0].endswith(found["indent"]) or last - first > _LONGEST:
-                break
-        yield first, last
+        lines = re.compile(rf"[^\n]*(?:\n[+]?{re.escape(found['indent'])}[^\n]*)*").match(flat, at)
+        yield at, min(lines.end() if lines else at, at + _LONGEST)
     elif quote is None:
-        first = found.start("value")
-        before = flat[max(0, start - 8) : start]
-        if (
-            name.isupper()
-            and found["sign"] == "="
-            and re.search(r"(?:\A|\n|export |set |-e |env )\Z", before)
-        ):
-            whole = re.compile(r"[^\s\"'`\x00-\x1f]{1,400}").match(flat, first)  # of a list of variables
-            if whole and not re.search(r"[(<{&]", whole[0]):
-                yield whole.span()
-                return
+        whole = re.compile(r"[^\s\"'`\x00-\x1f]{1,400}").match(
+            flat, found.start("value")
+        )  # of a list of variables
+        if whole and name.isupper() and found["sign"] == "=" and not re.search(r"[(<{&]", whole[0]):
+            yield whole.span()
+            return
         if _is_loose(flat, found, start):
             yield found.span("value")
-    elif len(quote) > 1:  # escaped: the value ends at the next quote that is escaped alike
-        item = re.compile(rf"{re.escape(quote)}\s{{0,20}},\s{{0,20}}{re.escape(quote)}")
-        end = text.find(quote, at, at + _LONGEST)
-        yield at, end
-        while found["list"] and end > 0 and (more := item.match(flat, end)):
-            at = more.end()
-            end = text.find(quote, at, at + _LONGEST)
-            yield at, end
     else:
-        quoted = _QUOTED[quote].match(text, at)
+        quoted = _quoted(quote).match(text, at)
         while quoted:
             yield quoted.span()
-            more = _LIST_ITEM.match(text, quoted.end() + 1) if found["list"] else None
-            quoted = _QUOTED[more[1]].match(text, more.end()) if more else None
+            more = _RE["list_item" if found["list"] else "part"].match(text, quoted.end() + len(quote))
+            quoted = _quoted(more[1]).match(text, more.end()) if more else None
+
+
+@cache
+def _quoted(quote: str) -> re.Pattern[str]:
+    """An expression for what ends at a quote, which may be escaped."""
+    inside = rf"(?:[^{quote}\\\n]|\\.)" if len(quote) == 1 else "."
+    return re.compile(rf"{inside}{{0,{_LONGEST}}}?(?={re.escape(quote)})", re.S)
 
 
 def _start_of_name(text: str, at: int) -> int:
     """Where a field's name begins, of which a part is at a position."""
     start = at
-    while at - start < 30 and start and (text[start - 1].isalnum() or text[start - 1] in "_-"):
+    while at - start < 30 and start and (text[start - 1].isalnum() or text[start - 1] in "_-."):
         start -= 1
-    words = _NAMED_BEFORE.search(text, max(0, at - 30), at) if start == at else None
+    words = _RE["named_before"].search(text, max(0, at - 30), at) if start == at else None
     return words.start() if words else start
 
 
@@ -494,16 +472,17 @@ def _is_loose(text: str, found: re.Match[str], start: int) -> bool:
     value, sign, after = found["value"], found["sign"], found["after"]
     if len(value) < 3 or after in ("(", "[") or sign in ("==", "===", "->") or found["call"] is not None:
         return False
-    if "://" in value or _CODE.match(value) or (after and _IDENTIFIER.match(value) and " " in found[0]):
-        return False
-    if after in (",", ")") and _IDENTIFIER.match(value):
+    is_word = _RE["identifier"].match(value) is not None
+    if "://" in value or _is_code(value) or (after and is_word and (" " in found[0] or after in ",)")):
         return False
     plain = re.sub(r"[^a-z0-9]", "", value.lower())
-    if _PASSWORD.search(plain) and (_IDENTIFIER.match(value) or "_" in value):  # password=new_password
+    if _PASSWORD.search(plain) and (is_word or "_" in value):  # password=new_password
         return False
-    ends = _VALUE_ENDS.match(text, found.end("value")) is not None
+    ends = _RE["ends"].match(text, found.end("value")) is not None
     if sign != ":":
-        return ends or not (_IDENTIFIER.match(value) and " " in found[0])
+        return ends or not (is_word and " " in found[0])
+    if text[start - 1 : start] == ":" and ": " not in found[0]:  # of an ARN
+        return False
     is_route = text[start - 1 : start] == "/" or value.isdigit()
     return not (value.isalpha() and not ends) and not (
         is_route and (len(value) < 4 or (value.isdigit() and not ends))
@@ -515,17 +494,40 @@ def _is_value(value: str) -> bool:
     return bool(bare) and bare.lower().strip("!?.") not in _NO_WORDS and not _NO_SECRET.fullmatch(bare)
 
 
+def _is_password(value: str) -> bool:
+    """Whether a value is made up, not a word of a sentence or of a program."""
+    made = _is_mixed(value) or re.search(r"\w[!#$%^&*+]+\w", value) is not None
+    return len(value) > 4 and made and _is_value(value) and not _is_code(value)
+
+
+def _is_code(value: str) -> bool:
+    return _RE["code"].match(value) is not None and not _is_random(value)
+
+
+def _is_strong(value: str) -> bool:
+    """Whether a value is a password where words are as likely: with signs, numbers, or several changes inside."""
+    made = len(_RE["changes"].findall(value)) > 1 or _RE["strong"].search(value)
+    return len(value) > 7 and bool(made) and _is_password(value)
+
+
 def _is_mixed(value: str) -> bool:
-    """Whether a value has letters and digits, and no blank."""
-    return (
-        any(c.isdigit() for c in value)
-        and any(c.isalpha() for c in value)
-        and not any(map(str.isspace, value))
-    )
+    """Whether letters and digits, or upper and lower case, are mixed as in keys."""
+    has_both = any(c.isdigit() for c in value) and any(c.isalpha() for c in value)
+    return (has_both or _is_random(value)) and not any(map(str.isspace, value))
 
 
 def _is_random(value: str) -> bool:
-    """Whether letters and digits, or upper and lower case, are mixed as in keys."""
-    if any(c.isdigit() for c in value):
-        return any(c.isalpha() for c in value)
-    return len(value) >= 16 and not value.islower() and not value.isupper() and value.isalnum()
+    """Whether upper case, lower case and digits change as often as in keys, and not as in words."""
+    changes = len(_RE["changes"].findall(value))
+    return changes > 2 and 6 * changes > len(value)
+
+
+_BEGINNINGS = [[f"{kind}!", words, _EXPRESSIONS["body"]] for kind, words in _DATA_FILE["beginnings"].items()]
+_TOKENS = _search(_forms([*_DATA_FILE["tokens"], *_BEGINNINGS]))
+_PLACED = _search(
+    [f for f in _forms(_DATA_FILE["placed"]) if f.word.isascii()], {n for n in _NAME_PARTS if n.isascii()}
+)
+_FOREIGN = _search(  # apart, because most texts have none of these letters
+    [f for f in _forms(_DATA_FILE["placed"]) if not f.word.isascii()],
+    {n for n in _NAME_PARTS if not n.isascii()},
+)
