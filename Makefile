@@ -7,7 +7,7 @@
 # make readme the README's commands as written, in an empty environment (asks the package index)
 # make docs   the documentation site, in site/
 <<<<<<< HEAD
-# make resolutions   the lowest and the highest versions of the packages, on each Python that is found (asks the index)
+# make resolutions   the lowest and the highest versions of the packages, tested (asks the index)
 =======
 # make screenshots   the pictures of the page in docs/, from recorded runs (needs Chromium)
 # make prices the prices that ship with the package, from the package genai-prices
@@ -120,7 +120,7 @@ $(VENV)/.docs: $(VENV)/.base
 
 $(BASE)/.dev: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(BASE)
-	@$(BASE)/$(PIP) -e . pytest pytest-xdist hypothesis
+	@$(BASE)/$(PIP) -e '.[openai]' pytest pytest-xdist hypothesis
 	@touch $@
 
 integrations:
