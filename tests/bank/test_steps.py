@@ -23,6 +23,7 @@ from memory_bank.bank.steps import (
     packed,
     token_curve,
     unpacked,
+    usage_sums,
 )
 from memory_bank.pricing import Usage
 
@@ -46,7 +47,7 @@ def a_step(session="a", tokens=100, full=1000, created=5e9, **more):
     }
     if usage := more.pop("usage", None):
         more |= {"sent": usage, "full": usage}
-    stored = {k: more.pop(k) for k in ("manifest", "generation", "outcome") if k in more}
+    stored = {k: more.pop(k) for k in ("manifest", "answer", "generation", "outcome") if k in more}
     return StepToStore(StepFigures(session, created, full, tokens, **{**values, **more}), **stored)
 
 
@@ -223,3 +224,46 @@ def test_a_curve_of_any_width_holds_all_steps(tokens, points):
         start = p.number
     assert totals["tokens"] == sum(tokens)
     database.close()
+
+
+def test_usage_is_summed_by_session_and_by_day(database):
+    day = 20_700
+    noon = 86_400.0 * day + 43_200
+    used = Usage(900, 300, 0, 50)
+    add_steps(database, [
+        a_step(created=noon - 43_200, model="m", usage=used),
+        a_step(created=noon + 43_199, model="m", error="429", http_status=429),
+        a_step("b", created=noon + 43_200, model="n", usage=used, status="failed"),
+        a_step("b", created=noon + 90_000, status="refused"),
+    ], 0)  # fmt: skip
+
+    def sums(by, **asked):
+        found = usage_sums(database, None, by, **asked)
+        return sorted(
+            (str(s.of), s.model or "", s.steps, s.reported, s.sent.input, s.errors, s.without_memory)
+            for s in found
+        )
+
+    first = ("m", 2, 1, 900, 1, 0)
+    assert sums("session") == [("a", *first), ("b", "", 1, 0, 0, 0, 1), ("b", "n", 1, 1, 900, 0, 1)]
+    today, tomorrow = str(day), str(day + 1)
+    assert sums("day") == [(today, *first), (tomorrow, "", 1, 0, 0, 0, 1), (tomorrow, "n", 1, 1, 900, 0, 1)]
+    assert sums("day", since=noon + 43_200) == sums("day")[1:]
+    assert sums("all", session_ids=["a"]) == [("None", *first)]
+    assert usage_sums(database, "another") == []
+    assert numbers(database, "a", only="errors") == [2]
+    assert numbers(database, "b", only="without_memory") == [1, 2]
+    assert {s.last for s in usage_sums(database, None, "session") if s.model == "m"} == {noon + 43_199}
+
+
+def test_the_answer_comes_with_the_outcome_and_goes_with_the_manifest(database):
+    for i in range(3):
+        add_steps(database, [a_step(created=5e9 + i, manifest=packed({"i": i}))], 2)
+        said = {"parts": [{"text": f"{i}\ud800"}], "calls": []}
+        ended = {"seconds": 2.5, "http_status": 200, "model": "m"}
+        add_steps(database, [a_step(created=5e9 + i, answer=packed(said), outcome=True, **ended)], 2)
+    kept = [get_step(database, "a", n) for n in (1, 2, 3)]
+    assert [(m and m["i"], a and a["parts"][0]["text"]) for _, m, a in kept] == [
+        (None, None), (1, "1\ud800"), (2, "2\ud800")
+    ]  # fmt: skip
+    assert (kept[0][0].seconds, kept[0][0].http_status) == (2.5, 200)

@@ -24,7 +24,7 @@ AGENT = """
 import json, os, sys, urllib.request
 messages = json.loads(sys.argv[1])
 for end in range(4, len(messages) + 1, 2):
-    body = {"model": "priced", "messages": messages[:end], "tools": [{"type": "function", "function": {"name": "t"}}]}
+    body = {"model": "gpt-4.1-mini", "messages": messages[:end], "tools": [{"type": "function", "function": {"name": "t"}}]}
     request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", json.dumps(body).encode())
     request.add_header("content-type", "application/json")
     try:
@@ -35,7 +35,6 @@ print(os.environ["OPENAI_BASE_URL"])
 """
 HISTORY = run_of("alpha", 12, "order 1234567 was shipped to the harbour on time. " * 200)[:-1]
 USES = [sys.executable, "-c", AGENT, json.dumps(HISTORY)]
-PRICES = {"MEMORY_BANK_PRICES__priced": '{"prompt": 2.0, "completion": 8.0}'}
 SAVED = re.compile(
     r"memory-bank: 12 model requests; ([\d,]+) tokens sent, ([\d,]+) without memory \(\d\d% less\); "
     r"\$(\S+) paid, \$(\S+) without memory \(\d\d% less\)\.\n"
@@ -52,7 +51,7 @@ def port():
 @pytest.fixture
 def variables(tmp_path, port):
     with ScriptedServer(lambda body: say("done")) as upstream:
-        own = {"XDG_DATA_HOME": str(tmp_path / "data"), "MEMORY_BANK_SERVICE__PORT": str(port), **PRICES}
+        own = {"XDG_DATA_HOME": str(tmp_path / "data"), "MEMORY_BANK_SERVICE__PORT": str(port)}
         yield environment(OPENAI_BASE_URL=upstream.base_url, **own)
 
 

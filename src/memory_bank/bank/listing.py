@@ -183,46 +183,23 @@ def list_page(
     it. ``text``: only sessions whose id (without ``prefix``), title or task contains it, ignoring case.
     ``ranked``: only these sessions, in this order.
     """
-    wanted = text.casefold()
-    listed = sa.select(_s.session_id, _s.created, first_bytes(_s.task, 4_000).label("task"), _s.title)
-    listed = listed.where(of_namespace(namespace), _s.deleted.is_(None))
-    newest = listed.order_by(_s.created.desc(), _s.session_id.desc())
-    newest = newest.limit(_AT_ONCE if wanted else limit + 1)
+    wanted, found = text.casefold(), dict[str, str]()  # session_id to the beginning of its task
+    heads = sa.select(_s.session_id, first_bytes(_s.task, 4_000).label("task"), _s.title)
+    first = None if wanted or after is not None else limit + 1
+    ids = session_ids(database, namespace, first) if ranked is None else ranked
+    if after is not None and after not in ids:
+        return None
+    rest = ids[0 if after is None else ids.index(after) + 1 :]
     with database.snapshot() as c:
-
-        def rows(after: str | None, created: float | None) -> Iterator[Sequence[Any]]:
-            """The rows after a session, a batch at a time."""
-            if ranked is not None:
-                start = 0 if after is None else ranked.index(after) + 1
-                for part in in_parts(ranked[start:], _AT_ONCE):
-                    of_id = {row.session_id: row for row in c.execute(listed.where(_s.session_id.in_(part)))}
-                    yield [of_id[i] for i in part if i in of_id]
-                return
-            while True:
-                page = newest
-                if created is not None:
-                    page = newest.where(
-                        _s.created <= created, (_s.created < created) | (_s.session_id < after)
-                    )
-                yield (batch := c.execute(page).all())
-                if not wanted or len(batch) < _AT_ONCE:
-                    return
-                after, created = batch[-1].session_id, batch[-1].created
-
-        known = sa.select(_s.created).where(_s.session_id == after, of_namespace(namespace))
-        created = None if after is None else c.execute(known).scalar()
-        if after is not None and (created is None or after not in (ranked or [after])):
-            return None
-        found: dict[str, str] = {}  # session_id to the beginning of its task
-        for batch in rows(after, created):
-            for row in batch:
+        for part in in_parts(rest, _AT_ONCE if wanted else limit + 1):
+            present = heads.where(_s.session_id.in_(part), _s.deleted.is_(None))
+            rows = {row.session_id: row for row in c.execute(present)}
+            for row in (rows[i] for i in part if i in rows):
                 task = bytes(row.task or b"").decode(
                     "utf-8", "ignore"
                 )  # the last character may be incomplete
-                if any(
-                    wanted in t.casefold()
-                    for t in (row.session_id.removeprefix(prefix), task, row.title or "")
-                ):
+                texts = row.session_id.removeprefix(prefix), task, row.title or ""
+                if any(wanted in t.casefold() for t in texts):
                     found[row.session_id] = task
             if len(found) > limit:
                 break
@@ -235,9 +212,10 @@ def list_page(
     return [of_id[session_id] for session_id in shown], len(found) > limit
 
 
-def session_ids(database: Database, namespace: str | None) -> list[str]:
-    """The ids of all sessions of a namespace, the newest first."""
-    mine = sa.select(_s.session_id).where(of_namespace(namespace), _s.deleted.is_(None))
+def session_ids(database: Database, namespace: str | None, first: int | None = None) -> list[str]:
+    """The ids of all sessions that a namespace has had, the newest first; or of the ``first`` that it has."""
+    mine = sa.select(_s.session_id).where(of_namespace(namespace))
+    mine = mine if first is None else mine.where(_s.deleted.is_(None)).limit(first)
     return database.column(mine.order_by(_s.created.desc(), _s.session_id.desc()))
 
 

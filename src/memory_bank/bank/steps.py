@@ -116,7 +116,7 @@ class UsageSums:
 
     ``of``: the session or day (Unix days, UTC) that was asked by. ``reported``: steps with the provider's usage;
     ``sent`` and ``full`` are their sums. ``tokens`` and ``full_tokens`` as memory counts them. ``errors``: steps
-    with an error, ``without``: steps without memory (WITHOUT). ``last``: when the latest began.
+    with an error, ``without_memory``: those of WITHOUT. ``last``: when the latest began.
     """
 
     of: str | int | None
@@ -125,7 +125,7 @@ class UsageSums:
     steps: int
     reported: int
     errors: int
-    without: int
+    without_memory: int
     last: float
     sent: Usage
     full: Usage
@@ -302,11 +302,3 @@ def usage_sums(
             key = int(of) if by == "day" else of
             found.append(UsageSums(key, bool(control), model, *counts, *_both(n[:7]), *n[7:]))
     return found
-
-
-def control_sessions(database: Database, namespace: str | None) -> dict[bool, int]:
-    """The number of sessions of a namespace that have steps: of control ones under True."""
-    present = sa.select(sessions.c.session_id).where(of_namespace(namespace), sessions.c.deleted.is_(None))
-    counted = sa.select(_is_control, sa.func.count(sa.distinct(_t.session_id))).group_by(_is_control)
-    with database.read() as c:
-        return {bool(k): n for k, n in c.execute(counted.where(_t.session_id.in_(present)))}

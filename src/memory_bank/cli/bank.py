@@ -57,7 +57,7 @@ def sessions(db: str | None = DB, as_json: bool = JSON) -> None:
     if as_json:
         keys = (
             "session_id", "records", "steps", "insights", "unobserved", "to_redo", "last_written", "task", "jobs",
-            "failing", "attempts", "model",
+            "failing", "attempts", "model", "title",
         )  # fmt: skip
         each = [
             {**{key: getattr(s, key) for key in keys}, "last_used": used, "spent": asdict(s.spent),
@@ -68,7 +68,7 @@ def sessions(db: str | None = DB, as_json: bool = JSON) -> None:
         return
     rows = [
         [s.session_id, t.steps, t.sent, f"{1 - t.sent / t.full:.0%}" if t.full else "", when(used)[:16], s.model,
-         one_line(s.task, 50)]
+         one_line(s.title or s.task, 50)]
         for used, s in found
         for t in (s.tokens,)
     ]  # fmt: skip

@@ -21,7 +21,7 @@ import typer
 from memory_bank.cli.run import ADDRESSES, health_of, local_address
 from memory_bank.cli.setup import CLIENTS
 from memory_bank.cli.shared import CONFIG, DB, JSON, bank_file, print_json, service_settings, visible
-from memory_bank.errors import ConfigError, EmbedderMismatchError, MemoryBankError
+from memory_bank.errors import ConfigError, DatabaseVersionError, EmbedderMismatchError, MemoryBankError
 
 if TYPE_CHECKING:
     from memory_bank.bank.database import Database
@@ -90,7 +90,13 @@ def _checks(db: str | None, config: Path | None) -> Iterator[Finding]:
             database.check_writing()
             yield _database(database, file)
         except MemoryBankError as e:
-            yield Finding("database", "wrong", str(e), f"memory-bank bank restore{given} BACKUP")
+            is_other = isinstance(e, DatabaseVersionError)
+            mends = (
+                "pip install --upgrade agent-memory-bank"
+                if is_other
+                else f"memory-bank bank restore{given} BACKUP"
+            )
+            yield Finding("database", "wrong", str(e), mends)
     own = loaded.strategy(settings.strategy or loaded.default_strategy)
     yield _embedder(getattr(own, "embedding_model", "lexical"), database, given)
     if database is not None:

@@ -114,12 +114,11 @@ def _is_service(url: str, port: int) -> bool:
 def _has_bank(health: Mapping[str, Any], db: str) -> bool:
     from memory_bank.bank.database import database_url
 
-    name = str(health.get("parts", {}).get("database", {}).get("name"))
-    theirs, ours = database_url(name), database_url(db)
-    if ours.get_backend_name() != "sqlite" or not (theirs.database and ours.database):
-        return name == ours.render_as_string()
-    known = os.path.isabs(theirs.database) and os.path.exists(ours.database)
-    return known and os.path.realpath(theirs.database) == os.path.realpath(ours.database)
+    theirs, ours = map(database_url, (health.get("parts", {}).get("database", {}).get("name", ""), db))
+    if ours.get_backend_name() != "sqlite":
+        return theirs == ours.set(password="***" if ours.password else None)
+    files = str(theirs.database), str(ours.database)
+    return os.path.isabs(files[0]) and all(map(os.path.exists, files)) and os.path.samefile(*files)
 
 
 @contextlib.contextmanager
@@ -170,27 +169,21 @@ def end_with_stdin() -> None:
 def pointed(command: list[str], url: str) -> tuple[list[str], dict[str, str]]:
     """A command, and the environment in which it runs, so that its model requests go to the service."""
     variables = os.environ | {name: form.format(url=url) for name, form in ADDRESSES.items()}
-    variables.setdefault("OPENCODE_CONFIG_CONTENT", json.dumps(_values("opencode", url)))
+    variables.setdefault("OPENCODE_CONFIG_CONTENT", json.dumps(CLIENTS["opencode"].values(url)))
     for name in ("NO_PROXY", "no_proxy"):
         variables[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1,localhost")))
     added: list[str] = []
     program = Path(command[0]).stem
     if program == "claude":
-        added = ["--settings", json.dumps(_values("claude-code", url))]
+        added = ["--settings", json.dumps(CLIENTS["claude-code"].values(url))]
     if program == "codex":
-        values = _values("codex", url)
+        values = CLIENTS["codex"].values(url)
         if not variables.get("OPENAI_API_KEY"):  # the key or the account of `codex login`
             provider = values["model_providers"]["memory_bank"]
             del provider["env_key"]
             provider["requires_openai_auth"] = True
         added = [a for key, value in values.items() for a in ("-c", f"{key}={toml_value(value)}")]
     return [command[0], *added, *command[1:]], variables
-
-
-def _values(client: str, url: str) -> dict[str, Any]:
-    values = CLIENTS[client].values
-    assert values is not None
-    return values(url)
 
 
 def _run(command: list[str], variables: dict[str, str]) -> int:

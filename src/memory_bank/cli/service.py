@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import threading
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from pathlib import Path
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from memory_bank.bank.database import Database
     from memory_bank.bank.keys import ApiKey
     from memory_bank.config import Config
+
+_LONGEST_LINE = 16 * 2**20  # no MCP request has as many bytes
 
 
 def serve(
@@ -112,7 +114,8 @@ def mcp(
     finally:
         database.close()
     if came == signal.SIGINT:
-        raise typer.Exit(130)
+        tell("stopped.")
+    os._exit(130 if came == signal.SIGINT else 0)  # a thread may still wait for standard input
 
 
 def with_embedder_of(config: Config, database: Database) -> Config:
@@ -153,38 +156,13 @@ async def _serve_stdio(server: Server[Any]) -> int | None:
     return came[0] if came else None
 
 
-def _stdin_lines() -> AsyncIterator[str]:
-    """The lines of standard input, read from the descriptor by a daemon thread: waiting never blocks the exit."""
-    import anyio
-    from anyio.from_thread import run
-    from anyio.lowlevel import current_token
+async def _stdin_lines() -> AsyncIterator[str]:
+    """The lines of standard input, read by a thread that is left behind where the process ends first."""
+    from anyio import to_thread
 
-    send, receive = anyio.create_memory_object_stream[str](16)
-    token = current_token()
-
-    async def put(*lines: bytes) -> None:
-        for line in lines:
-            if line.strip():
-                await send.send(line.decode("utf-8", "replace"))
-
-    async def put_last(line: bytes) -> None:
-        await put(line)
-        send.close()
-
-    def read() -> None:
-        try:
-            rest = b""
-            while piece := os.read(0, 65_536):
-                *whole, rest = (rest + piece).split(b"\n")
-                run(put, *whole, token=token)
-                if len(rest) > 16 * 2**20:  # no MCP request is as long
-                    break
-            run(put_last, rest, token=token)
-        except Exception:  # the event loop has ended, or the descriptor is closed
-            return
-
-    threading.Thread(target=read, name="memory_bank-stdin", daemon=True).start()
-    return receive
+    while line := await to_thread.run_sync(sys.stdin.buffer.readline, _LONGEST_LINE, abandon_on_cancel=True):
+        if line.strip():
+            yield line.decode("utf-8", "replace")
 
 
 def create_key(

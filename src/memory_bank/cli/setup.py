@@ -48,7 +48,7 @@ class Client(NamedTuple):
     place: str = "set it in the shell that starts the program, not in that of the service"
     variable: str = ""
     file: tuple[str, ...] = ()
-    values: Callable[[str], dict[str, Any]] | None = None
+    values: Callable[[str], dict[str, Any]] = lambda _: {}
 
     def path(self) -> Path:
         variable, default, *rest = self.file
@@ -110,11 +110,11 @@ def connect(
     url = url.strip().rstrip("/").removesuffix("/v1")
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"{url!r} is no address of the service: give one such as {URL}.")
-    if (write or undo) and known.values is None:
+    if (write or undo) and not known.file:
         raise ConfigError(
             f"{client} has no configuration file: set the variable that is printed without --write."
         )
-    values = known.values(url) if known.values else {}
+    values = known.values(url)
     if write or undo:
         path = known.path()
         old = path.read_text(encoding="utf-8") if path.exists() else ""
@@ -125,7 +125,7 @@ def connect(
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(new, encoding="utf-8")
             tell(f"{'removed from' if undo else 'written to'} {path}.")
-    elif known.values is None:
+    elif not known.file:
         print(f"export {known.variable.format(url=url)}")
         tell(f"{known.place}.")
     else:
@@ -148,29 +148,19 @@ def _edited_json(path: Path, old: str, values: dict[str, Any], undo: bool) -> st
     if not isinstance(config, dict):
         raise ConfigError(f"{path} is not plain JSON: make the change by hand.")
     before = json.dumps(config)
-    (_remove if undo else _add)(path, config, values)
+    _edit(path, config, values, undo)
     return old if json.dumps(config) == before else json.dumps(config, indent=2, ensure_ascii=False) + "\n"
 
 
-def _add(path: Path, config: dict[str, Any], values: dict[str, Any]) -> None:
+def _edit(path: Path, config: dict[str, Any], values: dict[str, Any], undo: bool) -> None:
     for key, value in values.items():
-        if isinstance(value, dict):
-            inner = config.setdefault(key, {})
-            if not isinstance(inner, dict):
-                raise ConfigError(f"{key} in {path} is no object: make the change by hand.")
-            _add(path, inner, value)
-        elif config.setdefault(key, value) != value:
-            raise ConfigError(f"{path} sets {key} already: remove it, or make the change by hand.")
-
-
-def _remove(path: Path, config: dict[str, Any], values: dict[str, Any]) -> None:
-    for key, value in values.items():
-        inner = config.get(key)
+        inner = config.get(key) if undo else config.setdefault(key, {} if isinstance(value, dict) else value)
         if isinstance(value, dict) and isinstance(inner, dict):
-            _remove(path, inner, value)
-            if not inner:
-                del config[key]
-        elif inner == value and key in config:
+            _edit(path, inner, value, undo)
+            value = {}  # what is removed when nothing is left in it
+        elif inner != value and not undo:
+            raise ConfigError(f"{path} sets {key} already, to something else: make the change by hand.")
+        if undo and key in config and inner == value:
             del config[key]
 
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import copy as copied
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -218,15 +218,14 @@ class Sessions:
                     tokens = state.recount(shown, history.read(written))
                     plan = shown.plan if isinstance(shown, Context) else plan
                 at, changed = common_length(kept.sent, context), None
-                changed_at = None if at == len(kept.sent) else at
-                if changed_at is not None and at == len(context):
-                    changed = "end"
-                elif changed_at is not None:
+                if (is_changed := at < len(kept.sent)) and at < len(context):
                     first = context[at]
                     is_memory = plan is not None and plan.memory is not None and first == plan.memory
                     changed = "memory" if is_memory else str(read(first, "role") or read(first, "type") or "")
-                changes_again = kept.changed and changed_at is not None
-                kept.sent, kept.changed = context, changed_at is not None
+                elif is_changed:
+                    changed = "end"
+                changes_again = kept.changed and is_changed
+                kept.sent, kept.changed = context, is_changed
                 sent, count = None, 0
                 if isinstance(state, MemoryBankState):
                     retention, count = state.settings.cache_retention, len(state.steps)
@@ -244,7 +243,7 @@ class Sessions:
             status=CONTROL if control else "unchanged" if unchanged else "rebuilt",
             strategy=key,
             milliseconds=1000 * (time.perf_counter() - began),
-            changed_at=changed_at,
+            changed_at=at if is_changed else None,
             changed=changed,
             context=context,
             written=written,
@@ -425,11 +424,10 @@ class Sessions:
 
     def exists(self, namespace: str | None, name: str) -> bool:
         """Whether a namespace has a session of this name."""
-        try:
+        with suppress(ConfigError):
             session_id = stored_id(namespace, name)
-        except ConfigError:
-            return False
-        return self.database.value(_KNOWN, session=session_id, namespace=namespace) is not None
+            return self.database.value(_KNOWN, session=session_id, namespace=namespace) is not None
+        return False
 
     def names(self, namespace: str | None, limit: int) -> list[str]:
         """The names of a namespace's sessions, newest first."""
@@ -468,9 +466,8 @@ class Sessions:
         """Close all sessions but not the database; queued jobs stay in it."""
         with self._lock:
             self._previews.clear()
-            kept = [*self._kept.items()]
-            self._kept.clear()
-        for session in kept:
+            kept, self._kept = self._kept, OrderedDict()
+        for session in kept.items():
             self._close(*session)
         self._processor.close()
 
@@ -502,18 +499,18 @@ class Sessions:
                 raise ConfigError(f"there can be no session {session_id!r} here: choose another session_id.")
             self._kept.move_to_end(session_id)
             kept.users += 1
-            old: list[tuple[str, _Kept]] = []
-            limits = self.config.service
-            count, tokens = len(self._kept), sum(k.tokens for k in self._kept.values())
-            for oldest in list(self._kept.items()):
-                if count <= limits.sessions_kept and tokens <= limits.tokens_kept:
+            old: dict[str, _Kept] = {}
+            limits, tokens = self.config.service, sum(k.tokens for k in self._kept.values())
+            for name, oldest in self._kept.items():
+                if len(self._kept) - len(old) <= limits.sessions_kept and tokens <= limits.tokens_kept:
                     break
-                if not oldest[1].users:
-                    del self._kept[oldest[0]]
-                    old.append(oldest)
-                    count, tokens = count - 1, tokens - oldest[1].tokens
+                if not oldest.users:
+                    old[name] = oldest
+                    tokens -= oldest.tokens
+            for name in old:
+                del self._kept[name]
         try:
-            for closed in old:
+            for closed in old.items():
                 self._close(*closed)
             yield kept
         finally:

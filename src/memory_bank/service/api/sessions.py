@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple
 from datetime import UTC, datetime
@@ -264,7 +264,7 @@ def _totals(api: ApiContext, sums: Sequence[UsageSums]) -> dict[str, Any]:
     sent, full = sum(s.tokens for s in sums), sum(s.full_tokens for s in sums)
     tokens = TokenSums(steps=sum(s.steps for s in sums), full=full, sent=sent, compared=_compared(sent, full))
     costs = _costs(api, sums)
-    counts = {"errors": sum(s.errors for s in sums), "without_memory": sum(s.without for s in sums)}
+    counts = {"errors": sum(s.errors for s in sums), "without_memory": sum(s.without_memory for s in sums)}
     return {"tokens": tokens, "sent_cost": costs.sent, "full_cost": costs.full, **counts}
 
 
@@ -272,9 +272,6 @@ def _ranked(api: ApiContext, query: SessionsQuery) -> list[str]:
     """The ids of the sessions that a query wants, in its order; the newest first among equals."""
     used = _by(steps.usage_sums(api.database, api.namespace, "session"))
 
-    wanted: dict[str, Callable[[UsageSums], Any]] = {
-        "errors": lambda s: s.errors, "without_memory": lambda s: s.without
-    }  # fmt: skip
     worth: dict[str, Callable[[list[UsageSums]], float]] = {
         "used": lambda sums: max((s.last for s in sums), default=0.0),
         "saved": lambda sums: sum(s.full_tokens - s.tokens for s in sums),
@@ -284,7 +281,7 @@ def _ranked(api: ApiContext, query: SessionsQuery) -> list[str]:
     }
     ids = [
         i for i in session_ids(api.database, api.namespace)
-        if (query.only is None or any(map(wanted[query.only], used[i])))
+        if (query.only is None or any(getattr(s, query.only) for s in used[i]))
         and (query.model is None or any(s.model == query.model for s in used[i]))
     ]  # fmt: skip
     return sorted(ids, key=lambda i: worth[query.sort](used[i]), reverse=True) if query.sort in worth else ids
@@ -356,16 +353,20 @@ def get_stats(api: Api, request: Request) -> Stats:
     """Totals of all sessions of the caller."""
     totals = namespace_totals(api.database, api.namespace)
     sums = steps.usage_sums(api.database, api.namespace)
-    sessions = steps.control_sessions(api.database, api.namespace)
     groups: dict[str, Group] | None = None
-    if sessions.get(True):
+    if any(s.control for s in sums):
+        each = steps.usage_sums(api.database, api.namespace, "session")
+        sessions = Counter(control for _, control in {(s.of, s.control) for s in each})
         groups = {
-            name: _group(api, [s for s in sums if s.control == control], sessions.get(control, 0))
+            name: _group(api, [s for s in sums if s.control == control], sessions[control])
             for name, control in (("memory", False), ("control", True))
         }
     queue = Queue(open=totals.jobs, failing=totals.failing)
     without = request.app.state.service.proxy.rebuilder.without(api.namespace)
-    counts = {"errors": sum(s.errors for s in sums), "steps_without_memory": sum(s.without for s in sums)}
+    counts = {
+        "errors": sum(s.errors for s in sums),
+        "steps_without_memory": sum(s.without_memory for s in sums),
+    }
     more = {"groups": groups, "without_memory": without, **counts, **_sums(api, totals, sums)}
     return Stats.of(totals, queue=queue, **more)
 

@@ -9,7 +9,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -89,7 +88,7 @@ class Recorder:
     def take(self, step: Rebuilt) -> None:
         """Record a step later. Never blocks."""
         new = StepToStore(_figures(step), generation=getattr(step.state, "generation", None))
-        self._take(new, lambda new: replace(new, manifest=_manifest(step)))
+        self._take(new, lambda new: replace(new, manifest=packed(snapshot(step))))
 
     def take_outcome(self, step: Rebuilt, answer: Answer, **came_to: Any) -> None:
         """Record what a recorded step's request came to, as fields of StepFigures. Never blocks."""
@@ -212,27 +211,6 @@ def _worked(new: StepToStore, work: _Work) -> StepToStore:
         return new
 
 
-def _manifest(step: Rebuilt) -> bytes:
-    """The manifest of a step, without its plan where the session is too busy to be asked."""
-    lock = nullcontext(True) if step.state is None else _held(step.state.lock)
-    made = _Manifest(step)
-    with lock as is_held:
-        # of a session that has gone on, the reasons are those of a later step
-        is_latest = step.state is None or step.state.last_plan is step.plan
-        plan = made.plan(step.plan, explained=is_latest) if step.plan is not None and is_held else None
-    return packed(made.whole(plan) | {"explained": is_latest and bool(is_held)})
-
-
-@contextmanager
-def _held(lock: Any) -> Iterator[bool]:
-    is_held = lock.acquire(timeout=_BUSY)
-    try:
-        yield is_held
-    finally:
-        if is_held:
-            lock.release()
-
-
 def read_answer(
     data: bytes, dialect: Dialect, redact: Callable[[str], str] = str
 ) -> tuple[dict[str, Any] | None, str | None]:
@@ -302,13 +280,22 @@ _Parts = list[dict[str, Any]]
 
 
 def snapshot(step: Rebuilt) -> dict[str, Any]:
-    """Make the manifest of a step. Its plan is None if the step has none.
+    """Make the manifest of a step. Its plan is None if the step has none, or its session is too busy to be asked.
 
-    The step must be its session's latest, and the session must be locked: the plan reads its evidence now.
-    Texts may have lone surrogates.
+    ``explained``: the plan has its reasons, which are only known while the step is its session's latest. Texts may
+    have lone surrogates.
     """
-    made = _Manifest(step)
-    return made.whole(None if step.plan is None else made.plan(step.plan))
+    state, made, plan = step.state, _Manifest(step), None
+    is_held = state is None or state.lock.acquire(timeout=_BUSY)
+    try:
+        is_latest = is_held and (state is None or state.last_plan is step.plan)
+        if step.plan is not None and is_held:
+            plan = made.plan(step.plan, explained=is_latest)
+    finally:
+        if state is not None and is_held:
+            state.lock.release()
+    context = {"context": made.context(), "context_messages": len(step.shown)}
+    return {**context, "plan": plan, "explained": is_latest}
 
 
 class _Origin(NamedTuple):
@@ -370,10 +357,6 @@ class _Manifest:
         self.fates: Mapping[str, str] = {}  # of records
         self._found: set[int] = set()  # pieces that were found in a text
         self._left = [CONTEXT_CHARS]
-
-    def whole(self, plan: dict[str, Any] | None) -> dict[str, Any]:
-        """The manifest with a plan that ``plan`` has made."""
-        return {"context": self.context(), "context_messages": len(self.step.shown), "plan": plan}
 
     def plan(self, plan: Plan, *, explained: bool = True) -> dict[str, Any]:
         """The plan with its pieces, the newest decisions of each fate, and how many there are."""

@@ -149,12 +149,6 @@ def without_beta(headers: Headers) -> Headers:
     return [(n, v) for n, v in shown if v.strip() or n != b"anthropic-beta"]
 
 
-def reported(answer: JsonObject, edits: Sequence[JsonObject]) -> JsonObject:
-    """The ``context_management`` of an answer: the edits that were applied here, before those of upstream."""
-    given = as_object(answer.get(CONTEXT_MANAGEMENT))
-    return {**given, "applied_edits": [*edits, *(given.get("applied_edits") or ())]}
-
-
 def with_compaction(usage: JsonObject) -> JsonObject:
     """The usage of a message that begins with a compaction of the bank, which costs no tokens."""
     own = {"type": "compaction", **dict.fromkeys(_COUNTS, 0)}

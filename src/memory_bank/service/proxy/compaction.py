@@ -297,9 +297,8 @@ class Compaction:
         if sealed is None:
             return None
         summary, item = _summary(foreign), {"type": "compaction", "encrypted_content": sealed}
-        if not self.is_messages:
-            return {"id": f"cmp_{secrets.token_hex(12)}", **item}
-        return {**item, "content": f"{summary}{ADDED}{known}" if summary else known}
+        own = {"content": f"{summary}{ADDED}{known}" if summary else known}
+        return item | (own if self.is_messages else {"id": f"cmp_{secrets.token_hex(12)}"})
 
     async def _ours(self, part: Any) -> Any:
         """A part of upstream's answer, in one of ours if it is a compaction and the bank knows more."""

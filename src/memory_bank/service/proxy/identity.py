@@ -110,12 +110,12 @@ class Identity:
         named = named_session(namespace, headers, body, messages, asks_summary)
         if named is None and compacted is not None:
             named = SessionMatch(compacted, "compaction")
-        key = body.get("prompt_cache_key") if named is None else named.name
-        key = key if isinstance(key, str) and key else None
         if named is None:
+            given = body.get("prompt_cache_key")
+            key = given if isinstance(given, str) and given else None
             seed = chain_seed(namespace, upstream_key, key)
         else:
-            seed = content_key(chain_seed(namespace, None), "name", named.name)
+            key, seed = named.name, content_key(chain_seed(namespace, None), "name", named.name)
         chain = digest_chain(seed, messages, self.canonical)
         search = _Search(self, namespace, seed, key, named, body, messages, asks_summary, records)
         if chain is None:
@@ -293,9 +293,8 @@ class _Search:
         until = 0
         for digest, calls in _head_calls(session):
             found = by_digest.get(digest)
-            if found is None or found.stop <= until or len(self._roots(digest)) > 1:
-                return 0
-            if not self._has_calls(session, found, calls):
+            is_its = found is not None and found.stop > until and len(self._roots(digest)) <= 1
+            if found is None or not is_its or not self._has_calls(session, found, calls):
                 return 0
             until = found.stop
         return until
@@ -359,9 +358,8 @@ class _Search:
 
 def _head_calls(session: KnownDigest) -> list[tuple[str, list[CallDigest]]]:
     """The digests of a session's head, each with the calls of its interaction."""
-    return [
-        (digest, [CallDigest(*c) for c in calls]) for digest, calls in json.loads(session.head_calls or "[]")
-    ]
+    known = json.loads(session.head_calls or "[]")
+    return [(digest, [CallDigest(*c) for c in calls]) for digest, calls in known]
 
 
 def named_session(
@@ -441,10 +439,9 @@ def _checked_name(namespace: str | None, name: object, source: str) -> str:
 
 
 def _is_name(namespace: str | None, name: str) -> bool:
-    try:
+    with suppress(ConfigError):
         return is_session_id(stored_id(namespace, name))
-    except ConfigError:
-        return False
+    return False
 
 
 def _new_names(namespace: str | None, key: str | None) -> Iterator[str]:
@@ -600,9 +597,8 @@ def _single_text(content: list[object]) -> str | None:
 
 
 def _without_mark(members: dict[str, object]) -> dict[str, object]:
-    return {
-        k: v for k, v in members.items() if k != "cache_control"
-    }  # clients move it from message to message
+    # clients move it from message to message
+    return {k: v for k, v in members.items() if k != "cache_control"}
 
 
 def _without_null(value: object) -> object:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import anyio
@@ -22,7 +23,7 @@ from memory_bank.service.proxy.answers import (
     read_events,
 )
 from memory_bank.service.proxy.body import JsonObject, with_members
-from memory_bank.service.proxy.clearing import CONTEXT_MANAGEMENT, reported, with_compaction
+from memory_bank.service.proxy.clearing import CONTEXT_MANAGEMENT, with_compaction
 from memory_bank.service.proxy.rebuild import ModelRequest
 from memory_bank.service.proxy.upstream import UpstreamAnswer, after
 from memory_bank.service.sessions import Sessions, count_once
@@ -128,7 +129,9 @@ class Injection:
         if self.request.dialect.provider == "anthropic" and self.lead:
             changes["usage"] = with_compaction(as_object(end.get("usage")))
         if self.request.reports:
-            changes[CONTEXT_MANAGEMENT] = reported(end, self.request.memory.cleared)
+            given = as_object(end.get(CONTEXT_MANAGEMENT))
+            applied = [*self.request.memory.cleared, *(given.get("applied_edits") or ())]
+            changes[CONTEXT_MANAGEMENT] = {**given, "applied_edits": applied}
         return changes
 
     def _may_hide(self) -> bool:
@@ -170,11 +173,9 @@ class Injection:
             if session is not None:
                 memory = self.sessions.reading(namespace, session, project)
             with memory as state:
+                asked = partial(answer_tool_call, state, max_chars=room)
                 return [
-                    answer_tool_call(state, str(c.name), c.arguments, max_chars=room)
-                    if c.is_memory
-                    else ToolAnswer(NOT_YET)
-                    for c in calls
+                    asked(str(c.name), c.arguments) if c.is_memory else ToolAnswer(NOT_YET) for c in calls
                 ]
 
         try:

@@ -310,9 +310,8 @@ class Rebuilder:
                     result = await self._timed(share, request)
         if result.status == "failed":
             share.without[str(result.reason)] += 1
-            named = request.headers.get("x-memory-session") or client_session(
-                request.headers, request.value.get("metadata")
-            )
+            headers, metadata = request.headers, request.value.get("metadata")
+            named = headers.get("x-memory-session") or client_session(headers, metadata)
             result = replace(result, session=result.session or named)
         if result.step is not None and result.step.state not in self._unfinished:
             self._unfinished.add(result.step.state)
@@ -372,8 +371,8 @@ class Rebuilder:
     def check(self) -> dict[str, object]:
         """Whether memory works for all namespaces, and who went without it, for ``/health``."""
         known = list(self._shares)
-        troubles = [t for namespace in known if (t := self.trouble(namespace))]
-        told: dict[str, object] = {"ok": False, "trouble": troubles[0]} if troubles else {}
+        trouble = next(filter(None, map(self.trouble, known)), None)
+        told: dict[str, object] = {"ok": False, "trouble": trouble} if trouble else {}
         return told | {"without_memory": self.without(*known)}
 
     def _share(self, namespace: str | None) -> _Share:
@@ -425,9 +424,7 @@ class Rebuilder:
         own = value.get("tools")
         offers = self.inject is True or (self.inject and own)
         has_files = any(str(t.get("type"))[:7] == "memory_" for t in objects_of(own))
-        files = (
-            [FILES_SCHEMA] if self.files and not has_files else []
-        )  # a client keeps those of memory_20250818
+        files = [] if has_files or not self.files else [FILES_SCHEMA]  # a client keeps those of its own tool
         only_files = dialect.offer_tools(value, files) if offers and files and not is_summary else None
         for _ in range(3):  # another conversation may continue the session meanwhile
             match = self.identity.session_of(

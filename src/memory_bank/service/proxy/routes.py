@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import re
 import string
@@ -133,19 +132,9 @@ class Proxy:
     add_trace: Callable[[Headers], Headers]
     record: Callable[[Exchange], None]
     proven: set[str] = field(default_factory=set)
-    uncollected: int = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await _ProxiedRequest(self, scope, receive, send).run()
-
-    def answered_large(self, size: int) -> None:
-        """Count the bytes of a large body; at 64 MiB of them collect what cycles keep, which is rarely done else."""
-        if size < 2**20:
-            return
-        self.uncollected += size
-        if self.uncollected >= 2**26:
-            self.uncollected = 0
-            asyncio.get_running_loop().call_later(1.0, gc.collect)
 
 
 class _MemberUnknownError(Exception):
@@ -196,7 +185,6 @@ class _ProxiedRequest:
             if self.request is not None:
                 self._fill_in(self.request)
             self.proxy.record(exchange)
-            self.proxy.answered_large(exchange.received_bytes)
             vars(self).clear()  # cycles keep less until they are collected
 
     def _fill_in(self, request: ModelRequest) -> None:

@@ -38,9 +38,10 @@ class _Form(NamedTuple):
     is_secret: Callable[[str], bool]
 
     def found(self, text: str, at: int) -> Span | None:
-        start = max(0, at - self.before)
         search = _compiled(self.pattern)
-        found = search.search(text, start, at + 200) if self.before else search.match(text, at)
+        found = (
+            search.search(text, max(0, at - self.before), at + 200) if self.before else search.match(text, at)
+        )
         if not found or not found.start() <= at < found.end() or text.endswith(_MARKED, 0, found.start()):
             return None
         start, end = _unquoted(text, *found.span(found.lastindex or 0))
@@ -207,9 +208,8 @@ def _found(text: str, flat: str) -> Iterator[Span]:
     if len(lowered) != len(flat):  # no other letter changes its length
         lowered = flat
     yield from _tokens(flat)
-    yield from _after_names(text, flat, lowered, _PLACED)
-    if not lowered.isascii():
-        yield from _after_names(text, flat, lowered, _FOREIGN)
+    for search in (_PLACED,) if lowered.isascii() else (_PLACED, _FOREIGN):
+        yield from _after_names(text, flat, lowered, search)
     if "alue" in flat:
         for m in _VALUE_FIRST.finditer(flat):
             group = next(n for n in (1, 2, 3) if m[n])
@@ -348,7 +348,7 @@ def _table(text: str, at: int) -> tuple[int, Iterator[Span]]:
 def _below(head: str, rows: list[tuple[int, str]], separator: str) -> Iterator[Span]:
     cell = re.compile(rf""" {{0,40}}("[^"]*"|'[^']*'|.*?) {{0,40}}(?:{separator}|\Z)""")
     names = [_RE["column"].fullmatch(found[1].strip("\\\"'`* ")) for found in cell.finditer(head)]
-    if not all(names):
+    if not all(names) or not any(part in head.lower() for part in _NAME_PARTS):
         return
     for at, row in rows:
         cells = list(cell.finditer(row))
@@ -382,8 +382,7 @@ def named_secret(name: str, value: object, *, sure: bool = True) -> str | None:
     if any(c.isspace() for c in value):
         return None
     if plain in ("pass", "pw", "psw", "passe", "clave"):
-        is_result = value.startswith("Test") and not sure  # PASS: TestName
-        return "password" if _is_password(value) and not is_result else None
+        return "password" if _is_password(value) and (sure or value[:4] != "Test") else None  # PASS: TestName
     if re.search(r"[_.-](?:pass|pw|psw)\Z", name, re.I):
         return "password" if _is_mixed(value) or (sure and len(value) > 5 and not value.isdigit()) else None
     if plain.endswith("auth"):

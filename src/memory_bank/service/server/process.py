@@ -53,7 +53,6 @@ RESERVE = 32
 """Connections above the limit on which ``/health`` alone is answered."""
 _LEAST, _MOST = 64, 8_192
 _OTHER_HANDLES = 128  # files, the database, the listening socket
-_M_MMAP_THRESHOLD = -3  # of malloc.h
 _TICK = 0.2  # seconds between checks for signals
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 15.0  # seconds before a worker that died early is replaced
 _SOON = 5.0
@@ -121,10 +120,6 @@ class _Server(uvicorn.Server):
             gc.collect()
             gc.freeze()  # what is loaded so far is never collected, and collections are rarer than by default
             gc.set_threshold(20_000, 20, 50)
-            with suppress(
-                AttributeError, OSError, TypeError
-            ):  # glibc would keep freed blocks of up to 32 MiB
-                ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**20)
             self.on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -393,11 +388,8 @@ class BoundedProtocol(H11Protocol):
     def _note(self) -> None:
         """Note what must arrive next, and since when."""
         self._last_byte = self.loop.time()
-        waits_for = ""
-        if self.conn.their_state is h11.SEND_BODY:
-            waits_for = "body"
-        elif self._is_idle() and self.timeout_keep_alive_task is None:
-            waits_for = "head"
+        receives, idle = self.conn.their_state is h11.SEND_BODY, self.timeout_keep_alive_task is None
+        waits_for = "body" if receives else "head" if idle and self._is_idle() else ""
         if waits_for != self._waits_for:
             self._waits_for, self._since = waits_for, self._last_byte
 

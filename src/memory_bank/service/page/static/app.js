@@ -72,7 +72,7 @@ function openSession() {
 function showDetail() {
   const wanted = route.detail ?? (session.last && detailShown() && !(detail && route.tab !== "steps") ? { kind: "step", number: session.last, view: "context" } : null);
   if (!wanted) {
-    if (!detail) session.choose(session.last);
+    if (!detail) session.choose(session.last, true);
     return;
   }
   const kind = wanted.kind === "step" ? StepView : RecordView;

@@ -89,9 +89,9 @@ export class SessionView {
     }
   }
 
-  choose(number) {
+  choose(number, quietly = false) {
     const known = number !== null && this.last !== null && number <= this.last;
-    const quietly = known && number === this.chosen; // the reader may have gone on in the list
+    quietly ||= known && number === this.chosen; // the reader may have gone on in the list
     this.chosen = known ? number : null;
     this.curve.choose(number);
     const index = this.only ? this.some.findIndex((s) => s.number === number) : this.last - number;
