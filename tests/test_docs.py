@@ -247,7 +247,7 @@ def test_the_tutorial(folder):
             shown += block.code.splitlines()
     data = {"XDG_DATA_HOME": str(folder / "data"), "MEMORY_BANK_SERVICE__PORT": "0"}
     out, err = run_commands("\n".join([*script, "kill %1"]), folder, PYTHONUNBUFFERED="1", **data)
-    figures = r"\d[\d,]*(?= tokens| without|% less)"  # they depend on the tokenizer
+    figures = r"\d[\d,.]*(?= tokens| without| paid|% less)"  # they depend on the tokenizer
     printed = [re.sub(figures, "N", line) for line in (out + err).splitlines()]
     shown = [re.sub(figures, "N", line) for line in shown]
     assert [line for line in shown if line not in printed] == [], out + err

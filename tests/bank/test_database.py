@@ -298,7 +298,7 @@ def test_a_failing_write_changes_nothing(tmp_path):
 def test_tasks_and_generations_are_kept_by_session(tmp_path):
     database = Database(tmp_path / "bank.db")
     one, _two = FactStore(database, "one"), FactStore(database, "two")
-    database.set_task("one", "find \ud800 it\0")
+    database.set_session("one", task="find \ud800 it\0")
     assert (database.get_task("one"), database.get_task("two"), database.get_task("no")) == (
         "find \ud800 it\0",
         "",

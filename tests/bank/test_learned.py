@@ -1,6 +1,7 @@
 """The evidence model of a namespace: kept, read by its sessions alone, gone with the content it was fitted to."""
 
 import json
+import time
 
 import pytest
 import sqlalchemy as sa
@@ -69,7 +70,7 @@ def test_what_it_is_fitted_to_are_the_sessions_of_the_namespace_oldest_first(dat
     assert [s.session_id for s in newest_sessions(database, "a")] == ["a/1", "a/2"]
     assert [r.trace_id for r in records_of_session(database, "a/1")] == ["trace-00001", "trace-00002"]
     database.open_session("a/empty", None, "a")
-    database.mark_deleted("a/2")
+    database.set_session("a/2", deleted=time.time())
     assert [s.session_id for s in newest_sessions(database, "a")] == ["a/1"]
 
 
@@ -99,7 +100,7 @@ def test_a_model_is_not_kept_once_content_it_was_fitted_to_is_gone(database):
     list(purge(database, session_id="a/2"))
     assert not keep_model(database, "a", before, MODEL)
     assert not has_model(database, "a")
-    database.mark_deleted("a/1")
+    database.set_session("a/1", deleted=time.time())
     assert not keep_model(database, "a", {"a/1": before["a/1"]}, MODEL)
 
 

@@ -1,5 +1,7 @@
 """Lists of sessions and records, on every database: paged, counted, found, and read in pieces."""
 
+import time
+
 import pytest
 import sqlalchemy as sa
 from hypothesis import given
@@ -82,7 +84,7 @@ def test_a_namespace_sees_its_own_sessions_only(database):
 
 def test_a_deleted_session_is_not_listed_but_still_a_place_to_go_on_from(database):
     opened(database, "a", "b", "c")
-    database.mark_deleted("b")
+    database.set_session("b", deleted=time.time())
     assert names_of(list_page(database, None, 10)) == ["c", "a"]
     assert names_of(list_page(database, None, 10, "b")) == ["a"]
     assert session_details(database, None, "b") is None
@@ -91,8 +93,8 @@ def test_a_deleted_session_is_not_listed_but_still_a_place_to_go_on_from(databas
 
 def test_sessions_are_found_by_name_and_task_in_any_case(database):
     opened(database, *(f"n/s{n}" for n in range(40)), namespace="n")
-    database.set_task("n/s7", "Find the LATE Märchen")
-    database.set_task("n/s31", "late again \ud800")
+    database.set_session("n/s7", task="Find the LATE Märchen")
+    database.set_session("n/s31", task="late again \ud800")
     assert names_of(list_page(database, "n", 10, text="late", prefix="n/")) == ["n/s31", "n/s7"]
     assert names_of(list_page(database, "n", 10, text="MÄRCHEN", prefix="n/")) == ["n/s7"]
     assert names_of(list_page(database, "n", 20, text="S1", prefix="n/"))[-1] == "n/s1"
@@ -143,7 +145,7 @@ def test_figures_of_a_session_and_the_sums_of_a_namespace(database):
         spend(database, session, 0.5)
         note(database, session, 1, 2**40, 100)
     note(database, "n/a", 2, 50, 50)
-    database.set_task("n/a", "the whole \ud800 task" + "x" * 10_000)
+    database.set_session("n/a", task="the whole \ud800 task" + "x" * 10_000)
     found = session_details(database, "n", "n/a")
     assert found.task.startswith("the whole \ud800 task")
     assert len(found.task) > 10_000
@@ -154,7 +156,7 @@ def test_figures_of_a_session_and_the_sums_of_a_namespace(database):
     assert (totals.sessions, totals.records, totals.insights, totals.jobs) == (2, 6, 0, 0)
     assert totals.spent == Spent(2, 20, 4, 1.0)
     assert totals.tokens == Tokens(3, 2**41 + 50, 250)
-    database.mark_deleted("n/b")
+    database.set_session("n/b", deleted=time.time())
     totals = namespace_totals(database, "n")
     assert (totals.sessions, totals.records, totals.tokens.steps) == (1, 3, 2)
     assert totals.spent == Spent(2, 20, 4, 1.0)  # money does not come back
@@ -183,7 +185,7 @@ def test_pages_have_every_session_once_whatever_their_times(names, limit, data):
 def test_sessions_are_counted(database):
     one, two = FactStore(database, "one"), FactStore(database, "two")
     FactStore(database, "empty")
-    database.set_task("one", "find it")
+    database.set_session("one", task="find it")
     one.store_many([a_record(n) for n in range(7)])
     two.store_many([a_record(n) for n in range(100, 103)])
     insights = InsightStore(NumbersEmbedder(), database, "one")

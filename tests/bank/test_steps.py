@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -97,7 +98,7 @@ def test_a_lower_limit_reaches_the_old_ones_in_time(database):
 def test_a_step_revives_a_deleted_session_unless_it_came_before(database):
     add_steps(database, [a_step(created=1.0)], 9)
     list(purge(database, session_id="a"))
-    database.mark_deleted("a")
+    database.set_session("a", deleted=time.time())
     deleted = sa.select(sessions.c.deleted).where(sessions.c.session_id == "a")
     add_steps(database, [a_step(created=2.0)], 9)  # what was on its way when the session went
     with database.read() as c:
@@ -111,7 +112,7 @@ def test_a_step_revives_a_deleted_session_unless_it_came_before(database):
 
 def test_content_of_before_a_reset_does_not_come_after_it(database):
     generation = database.generation("a")
-    database.set_task("a", "what is to be purged")
+    database.set_session("a", task="what is to be purged")
     list(purge(database, session_id="a"))
     assert database.generation("a") > generation
     old = a_step(manifest=packed({"secret": 1}), generation=generation)

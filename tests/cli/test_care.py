@@ -41,7 +41,7 @@ def database(bank_url: str) -> Any:
         ids = [r.trace_id for r in made]
         InsightStore(NumbersEmbedder(), database, session).add_many([Insight(t, "1 0", "llm:m") for t in ids])
         JobQueue(database, session).add(ids)
-        database.set_task(session, f"the task of {session}")
+        database.set_session(session, task=f"the task of {session}")
         Spending(database, session).settle("m", Spent(), Spent(1, 10, 5, 0.5))
     yield database
     database.close()

@@ -74,7 +74,7 @@ def a_full_bank(database: Database) -> None:
     queue.give_back("somebody", job, f"failed {HALVES}", 10)
     account = Spending(database, "one")
     account.reserve("m", Spent(1, 100, 50, 0.1), NO_LIMITS)
-    database.set_task("one", f"the task {HALVES}")
+    database.set_session("one", task=f"the task {HALVES}")
     FactStore(database, "two").store(a_record(1, raw_output="another"))
     with database.write() as c:
         c.exec_driver_sql("UPDATE sessions SET agent_id = 'agent ü' WHERE session_id = 'two'")
@@ -131,7 +131,7 @@ def test_nasty_texts_move_without_loss(
     made = [InteractionRecord(f"t{n}", n, timestamp=n / 3, **r) for n, r in enumerate(records)]
     FactStore(first, "s").store_many(made)
     InsightStore(LexicalEmbedder(), first, "s").add_many([Insight(r.trace_id, summary) for r in made[::2]])
-    first.set_task("s", task)
+    first.set_session("s", task=task)
     lines = lines_of(first)
     assert not any(isinstance(t, RefusedSession) for t in take(second, lines) + take(third, lines_of(second)))
     assert lines_of(second) == lines == lines_of(third)
@@ -165,7 +165,7 @@ def test_what_is_there_stays(tmp_path: Path) -> None:
     a_full_bank(source)
     FactStore(target, "one").store(a_record(9))
     InsightStore(LexicalEmbedder(), target, "one").add("trace-00001", "a better summary")
-    target.set_task("one", "a task of its own")
+    target.set_session("one", task="a task of its own")
     before = target.generation("one")
     take(target, lines_of(source))
     assert InsightStore(LexicalEmbedder(), target, "one").get_summary("trace-00001") == "a better summary"

@@ -111,6 +111,11 @@ def test_the_example_of_langchain(monkeypatch, capsys):
     assert ANSWER in capsys.readouterr().out
 
 
+def test_the_example_of_a_graph(monkeypatch, capsys):
+    run_example("test_the_example_of_a_graph", monkeypatch)
+    assert ANSWER in capsys.readouterr().out
+
+
 def thinking(signature, **more):
     content = [
         {"type": "thinking", "thinking": "so", "signature": signature},

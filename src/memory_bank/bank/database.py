@@ -396,19 +396,8 @@ class Database:
         """Within a write, list a deleted session again."""
         c.execute(_REVIVE, {"session": session_id})
 
-    def mark_deleted(self, session_id: str) -> None:
-        """Mark a session as deleted; its row, and what its Observer spent, stay."""
-        self._set(session_id, deleted=time.time())
-
-    def set_task(self, session_id: str, task: str) -> None:
-        """Store what the session's user asked for."""
-        self._set(session_id, task=task)
-
-    def set_title(self, session_id: str, title: str | None) -> None:
-        """Store the name that a person gave a session."""
-        self._set(session_id, title=title)
-
-    def _set(self, session_id: str, **values: object) -> None:
+    def set_session(self, session_id: str, **values: object) -> None:
+        """Store the ``task`` or the ``title`` of a session, or when it was ``deleted`` (its row stays)."""
         with self.write() as c:
             c.execute(_SET.values(values), {"session": session_id})
 

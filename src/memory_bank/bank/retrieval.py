@@ -89,16 +89,14 @@ class Retrieved:
 
     trace_id: str
     summary: str
-    raw_data: str
+    raw: Shortened
     score: float
-    cut: bool
-    whole_chars: int
     session_id: str | None = None
     record: InteractionRecord | None = None
 
     def as_dict(self) -> dict[str, str]:
         """The documented form: trace_id, summary, raw_data; session_id only for a record of another session."""
-        found = {"trace_id": self.trace_id, "summary": self.summary, "raw_data": self.raw_data}
+        found = {"trace_id": self.trace_id, "summary": self.summary, "raw_data": self.raw.text}
         return found if self.session_id is None else {**found, "session_id": self.session_id}
 
 
@@ -167,8 +165,7 @@ def retrieve(
             other, insight = others.get((session_id, trace_id), (None, None))
             shown = None if other is None else raw_data(other, max_chars)
         if shown is not None and insight is not None:  # else its fact is gone
-            text = shown.text, score, shown.cut, shown.whole
-            found.append(Retrieved(trace_id, insight.summary, *text, session_id, other))
+            found.append(Retrieved(trace_id, insight.summary, shown, score, session_id, other))
     log.debug("retrieved %d records", len(found))
     return found
 

@@ -340,7 +340,7 @@ class MemoryBankState(Session):
         if not records:
             return
         if task and task != self._task:  # kept, so that insights can be made again later
-            self.database.set_task(self.session_id, task)
+            self.database.set_session(self.session_id, task=task)
             self._task = task
         self._insights.store_facts(records, drafts=drafts)
         self.steps.update((r.trace_id, r.step_id) for r in records)
@@ -427,7 +427,7 @@ class MemoryBankState(Session):
                 clear_insights(self.database, self.session_id)
             else:
                 self.insight_store.clear()
-            self.database.set_task(self.session_id, "")
+            self.database.set_session(self.session_id, task="")
             super().reset()
             self.step_count = 0
             self.generation = None

@@ -43,7 +43,7 @@ from memory_bank.bank.schema import (
     rows_by_id,
     steps,
 )
-from memory_bank.bank.search import InsightSearch, shared_search, within
+from memory_bank.bank.search import InsightSearch, open_search, within
 from memory_bank.bank.terms import terms_of
 from memory_bank.errors import ConfigError
 from memory_bank.faults import fault_point
@@ -371,12 +371,8 @@ class InsightStore:
     def _search(self, scope: Scope) -> InsightSearch:
         with self._lock:
             if scope not in self._searches:
-                about = self.database, self.session_id, self.embedder_name
-                self._searches[scope] = (
-                    shared_search(*about, self._compares)
-                    if scope == "all"
-                    else InsightSearch(*about, scope, self._compares)
-                )
+                of = self.database, self.session_id, self.embedder_name
+                self._searches[scope] = open_search(*of, scope, self._compares)
             return self._searches[scope]
 
     def get_summary(self, trace_id: str) -> str | None:

@@ -368,13 +368,10 @@ class InsightWriter:
         self._jobs.add([r.trace_id for r in found if r.trace_id not in new], self._owner)
         drafts = self.observer.observe_all(found, task) if inline else list(map(self.observer.extract, found))
         self.waiting.update((d.trace_id, d) for d in drafts)
-        self._store_drafts(found)
-        self.waiting.clear()
-
-    def _store_drafts(self, records: Sequence[InteractionRecord]) -> None:
         drafts = [draft for draft in self.waiting.values() if draft is not None]
         if drafts and self.store is not None:
-            self.store.add_many(drafts, records=records, of_step=True)
+            self.store.add_many(drafts, records=found, of_step=True)
+        self.waiting.clear()
 
     def start(self, news: bool) -> None:
         """Make the background Observer work at the queue, unless there is nothing in it."""

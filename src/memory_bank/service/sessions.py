@@ -455,7 +455,7 @@ class Sessions:
     def delete(self, namespace: str | None, name: str) -> None:
         """Reset a session and mark it as deleted, until it is used again. Raises NotFoundError."""
         self.reset(namespace, name)
-        self.database.mark_deleted(stored_id(namespace, name))
+        self.database.set_session(stored_id(namespace, name), deleted=time.time())
 
     @property
     def held(self) -> int:

@@ -75,7 +75,7 @@ class TopKReasons(Reasons):
 
     def pieces(self, *, explained: bool = True) -> list[Piece]:  # noqa: ARG002
         return [
-            Piece(r.trace_id, _session_phrase(r.session_id), f"{r.summary}\n{r.raw_data}", r.score)
+            Piece(r.trace_id, _session_phrase(r.session_id), f"{r.summary}\n{r.raw.text}", r.score)
             for r in self.retrieved
         ]
 
@@ -97,9 +97,9 @@ class TopKReasons(Reasons):
             return Fate.LEFT_OUT, score, f"{place}, beyond the {len(self.retrieved)} shown"
         places = ((i, self._ranks.get(r.trace_id, (i, 0.0))[0]) for i, r in found)
         reason = ", ".join(f"retrieved record {i} (rank {place})" for i, place in places)
-        cut, missing = next((r for _, r in found if r.cut), None), len(ids) - len(found)
+        cut, missing = next((r.raw for _, r in found if r.raw.cut), None), len(ids) - len(found)
         if cut is not None:
-            reason += f"; raw data shortened to {len(cut.raw_data):,} of {cut.whole_chars:,} characters"
+            reason += f"; raw data shortened to {len(cut.text):,} of {cut.whole:,} characters"
         if missing:
             reason += f"; {missing} parallel call(s) left out"
         return (Fate.PART if cut or missing else Fate.KEPT), score, reason
@@ -112,7 +112,7 @@ class TopKReasons(Reasons):
                 gone = "; its messages are no longer in the list"
                 why = gone if own else f", {_session_phrase(r.session_id)}"
                 tools = () if r.record is None else (r.record.tool_name,)
-                fate, reason = Fate.PART if r.cut else Fate.KEPT, f"retrieved record {i}{why}"
+                fate, reason = Fate.PART if r.raw.cut else Fate.KEPT, f"retrieved record {i}{why}"
                 made.append(Decision(None, (r.trace_id,), tools, fate, r.score, reason, 0, r.session_id))
         return made
 

@@ -212,7 +212,10 @@ def described(strategy: Strategy) -> str:
 
 def _describe_kept(f: Figures) -> str:
     if not f.values_old:
-        return "everything needed, for no call needed a value from before its last interaction"
+        return (
+            "all that calls needed, for no call needed a value from before its last interaction (what the last "
+            "answer needs is not measured)"
+        )
     text = f"{percent(f.bound_old)}% of the evidence older than the last interaction"
     if "bound_old" in f.intervals:
         low, high = f.intervals["bound_old"]
