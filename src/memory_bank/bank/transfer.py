@@ -173,8 +173,7 @@ class _ReadSession:
     session_id: str
     line: int
     header: _Header
-    rows: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {kind: [] for kind in _TABLES})
-    seen: set[tuple[object, ...]] = field(default_factory=set)
+    rows: dict[str, dict[object, Line]] = field(default_factory=lambda: {kind: {} for kind in _TABLES})
 
     @classmethod
     def begin(cls, name: str, number: int, value: Any) -> _ReadSession:
@@ -204,11 +203,10 @@ class _ReadSession:
             raise RecordError("its embedding does not have the dimension of its embedder")
         if row.get("mark") not in (None, *MARKS):
             raise RecordError("its mark is not known")
-        key = kind, row.get("trace_id"), row.get("day"), row.get("model")
-        if key in self.seen:
+        key = row.get("trace_id"), row.get("day"), row.get("model")
+        if key in self.rows[kind]:
             raise RecordError(f"the {kind} {row.get('trace_id', row.get('day'))} occurs twice")
-        self.seen.add(key)
-        self.rows[kind].append({"session_id": self.session_id, **row})
+        self.rows[kind][key] = {"session_id": self.session_id, **row}
 
 
 def _read_row(columns: Iterable[sa.Column[Any]], given: Line) -> dict[str, Any]:
@@ -312,7 +310,8 @@ def _parse_line(text: str | None) -> Line:
 
 
 def _write_session(database: Database, session: _ReadSession, model: Embedder | None) -> ImportedSession:
-    name, header, rows = session.session_id, session.header, session.rows
+    name, header = session.session_id, session.header
+    rows = {kind: list(found.values()) for kind, found in session.rows.items()}
     mine = {"session": name}
 
     def known(c: Connection, table: sa.Table, new: Sequence[Line]) -> dict[str, RowMapping]:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
+from cachetools import LRUCache
 from sqlalchemy.engine import Connection
 
 from memory_bank.bank.database import Database
@@ -74,7 +75,7 @@ class Worker:
         self.progress = WorkerCounts()
         self._held: list[Job] = []
         self._stores = lru_cache(64)(lambda s: (FactStore(database, s), InsightStore(embedder, database, s)))
-        self._paid: dict[int, Insight] = {}  # by job: insights that could not be stored
+        self._paid: LRUCache[int, Insight] = LRUCache(1_000)  # by job: insights that could not be stored
 
     def step(self) -> int:
         """Take and finish as many jobs as are observed at once; their number. Raises StorageError, EmbeddingError."""
@@ -156,8 +157,6 @@ class Worker:
             answers = observer.each([records[j.trace_id] for j in asked], answer)
         fault_point("jobs.observed")
         found.update(zip((j.seq for j in asked), answers, strict=True))
-        if len(self._paid) > 1_000:
-            self._paid.clear()
         self._paid.update((seq, made) for seq, made in found.items() if isinstance(made, Insight))
         ended: list[tuple[Job, Insight | None]] = []
         for job in jobs:
