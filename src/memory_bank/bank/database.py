@@ -22,6 +22,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from memory_bank.bank.group_commit import GroupWriter
 from memory_bank.bank.rows import is_session_id
 from memory_bank.bank.schema import (
+    SET_SESSION,
     VERSION,
     bank,
     count_of,
@@ -54,8 +55,7 @@ _COUNT = count_of(records).where(of_session(records))
 _JOBS = count_of(jobs).where(of_session(jobs))
 _EXTENT = sa.select(GENERATION.scalar_subquery(), _COUNT.scalar_subquery(), _JOBS.scalar_subquery())
 _OWNERS = sa.select(_s.agent_id, _s.namespace, _s.deleted).where(of_session(sessions))
-_SET = sa.update(sessions).where(of_session(sessions))
-_REVIVE = _SET.where(_s.deleted.is_not(None)).values(deleted=sa.null())
+_REVIVE = SET_SESSION.where(_s.deleted.is_not(None)).values(deleted=sa.null())
 
 
 def database_url(where: str | Path) -> sa.URL:
@@ -380,7 +380,7 @@ class Database:
                     self.revive(c, session_id)
                     if agent_id is not None:  # searches over the agent's sessions notice the new generation
                         joins = {"agent_id": agent_id, "generation": _s.generation + 1}
-                        c.execute(_SET.where(_s.agent_id.is_(None)).values(joins), mine)
+                        c.execute(SET_SESSION.where(_s.agent_id.is_(None)).values(joins), mine)
                         known = c.execute(_OWNERS, mine).one()
         if namespace not in (ANY, known[1]):
             raise ConfigError(f"there can be no session {session_id!r} here: choose another session_id.")
@@ -399,7 +399,7 @@ class Database:
     def set_session(self, session_id: str, **values: object) -> None:
         """Store the ``task`` or the ``title`` of a session, or when it was ``deleted`` (its row stays)."""
         with self.write() as c:
-            c.execute(_SET.values(values), {"session": session_id})
+            c.execute(SET_SESSION.values(values), {"session": session_id})
 
     def get_task(self, session_id: str) -> str:
         """What the session's user asked for."""
@@ -407,7 +407,7 @@ class Database:
 
     def set_note(self, session_id: str, note: str, generation: int | None) -> None:
         """Store a session's note; nothing happens where content was deleted since ``generation``."""
-        same = _SET.where(_s.generation == (generation or 0))
+        same = SET_SESSION.where(_s.generation == (generation or 0))
         with self.write() as c:
             c.execute(same.values(note=note), {"session": session_id})
 
@@ -423,7 +423,7 @@ class Database:
             session = {"session": session_id}
             found = c.execute(sa.select(_s.summaries).where(of_session(sessions)), session).scalar()
             kept = {**dict([*json.loads(found or "{}").items()][-7:]), digest: text}
-            where = _SET.where(_s.generation == (generation or 0))
+            where = SET_SESSION.where(_s.generation == (generation or 0))
             c.execute(where.values(summaries=json.dumps(kept)), session)
         return digest
 

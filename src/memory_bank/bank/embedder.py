@@ -101,9 +101,8 @@ def re_embed(database: Database, model: Embedder, progress: Callable[[int, int],
         if vectors:
             change = sa.update(insights).where(insights.c.seq == sa.bindparam("row"))
             change = change.values(embedding=sa.bindparam("vector"))
-            c.execute(
-                change, [{"row": row[0], "vector": v} for row, v in zip(summaries, vectors, strict=True)]
-            )
+            pairs = zip(summaries, vectors, strict=True)
+            c.execute(change, [{"row": seq, "vector": vector} for (seq, _), vector in pairs])
         remember(c, (embedder_name(model), dimension) if vectors else None)
         c.execute(sa.update(sessions).values(generation=sessions.c.generation + 1))
         fault_point("re_embed.executed")

@@ -15,7 +15,7 @@ from memory_bank.bank.jobs import add_jobs
 from memory_bank.bank.rows import rederived
 from memory_bank.bank.schema import (
     NEXT_GENERATION,
-    SESSION,
+    SET_SESSION,
     in_parts,
     insights,
     jobs,
@@ -31,7 +31,6 @@ KEPT = 512
 _AT_ONCE = 256  # rows copied at once
 
 _l, _s, _r = lineage.c, sessions.c, records.c
-_MINE = _s.session_id == SESSION
 _NEWEST = sa.select(sa.func.max(_r.seq)).where(of_session(records))
 
 
@@ -100,7 +99,7 @@ class Lineage:
 
     def head(self, session_id: str) -> str | None:
         """The head of a session."""
-        return self.database.value(sa.select(_s.head).where(_MINE), session=session_id)
+        return self.database.value(sa.select(_s.head).where(of_session(sessions)), session=session_id)
 
     def newest(self, session_id: str) -> int:
         """The ``seq`` of a session's newest record, 0 for none."""
@@ -111,7 +110,7 @@ class Lineage:
 
         def write(c: Connection) -> bool:
             new = {"head": entry.head} | ({} if entry.same_calls else {"head_calls": entry.head_calls})
-            move = sa.update(sessions).where(_MINE, _s.head.is_not_distinct_from(head)).values(new)
+            move = SET_SESSION.where(_s.head.is_not_distinct_from(head)).values(new)
             if c.execute(move, {"session": session_id}).rowcount != 1:
                 return False
             self._add(c, session_id, entry)
@@ -210,5 +209,5 @@ def _leave(c: Connection, fork: ForkPoint) -> None:
         (lineage, _l.number.between(1, fork.number)),
     ):
         c.execute(sa.delete(table).where(of_session(table), which), session)
-    c.execute(sa.update(sessions).where(_MINE).values(task=None, note=None, summaries=None), session)
+    c.execute(SET_SESSION.values(task=None, note=None, summaries=None), session)
     c.execute(NEXT_GENERATION, session)

@@ -26,6 +26,7 @@ from memory_bank.bank.schema import (
     INSIGHT_OF_RECORD,
     JOB_OF_RECORD,
     NEXT_GENERATION,
+    SET_SESSION,
     ExactText,
     as_bytes,
     byte_length,
@@ -145,8 +146,7 @@ def _purge(c: Connection, name: str, before: float | None, dry_run: bool) -> Pur
         fault_point("purge.executed")
         if emptied:
             c.execute(sa.delete(lineage).where(of_session(lineage)), session)
-            nothing = {"task": None, "head": None, "head_calls": None}
-            c.execute(sa.update(sessions).where(of_session(sessions)).values(nothing), session)
+            c.execute(SET_SESSION.values(task=None, head=None, head_calls=None), session)
         content_deleted(c, name)
     return Purged(name, facts, summaries, waiting, raw + short, emptied)
 

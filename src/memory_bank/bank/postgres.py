@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError, InvalidatePoolError
 
 from memory_bank.bank.database import Database, first_line
-from memory_bank.bank.schema import bank, sessions
+from memory_bank.bank.schema import bank, of_session, sessions
 from memory_bank.errors import DatabaseOpenError
 
 if TYPE_CHECKING:
@@ -48,9 +48,7 @@ SELECT t.relname FROM pg_class t JOIN pg_namespace n ON n.oid = t.relnamespace
 WHERE n.nspname = current_schema() AND t.relkind IN ('r', 'p') AND NOT EXISTS (
   SELECT FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND d.objid = t.oid AND d.deptype = 'e')
 """
-_LOCK_SESSION = (
-    sa.select(sa.literal(1)).where(sessions.c.session_id == sa.bindparam("session")).with_for_update()
-)
+_LOCK_SESSION = sa.select(sa.literal(1)).where(of_session(sessions)).with_for_update()
 _HOLD = (
     sa.select(sessions.c.session_id)
     .where(sessions.c.session_id == sa.any_(sa.bindparam("wanted", type_=postgresql.ARRAY(sa.String))))

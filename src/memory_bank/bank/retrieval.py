@@ -124,10 +124,8 @@ def retrieve_and_format(
 
 def check_stores(fact_store: object, insight_store: object) -> None:
     """Raises ConfigError unless the first is a fact store and the second an insight store."""
-    for what, given, method in (
-        ("fact store", fact_store, "get_many"),
-        ("insight store", insight_store, "get_insights"),
-    ):
+    stores = ("fact store", fact_store, "get_many"), ("insight store", insight_store, "get_insights")
+    for what, given, method in stores:
         if not callable(getattr(given, method, None)):
             raise ConfigError(
                 f"the {what} is a {type(given).__name__}: the arguments are in the order fact_store, insight_store, "

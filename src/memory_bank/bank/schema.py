@@ -241,9 +241,8 @@ INSIGHT_OF_RECORD = (insights.c.trace_id == records.c.trace_id) & (
 HAS_CONTENT = records.c.mark.is_distinct_from("forgotten")
 """The condition that a record was not forgotten."""
 JOB_OF_RECORD = (jobs.c.trace_id == records.c.trace_id) & (jobs.c.session_id == records.c.session_id)
-NEXT_GENERATION = (
-    sa.update(sessions).where(sessions.c.session_id == SESSION).values(generation=sessions.c.generation + 1)
-)
+SET_SESSION = sa.update(sessions).where(sessions.c.session_id == SESSION)
+NEXT_GENERATION = SET_SESSION.values(generation=sessions.c.generation + 1)
 
 
 def of_session(table: sa.Table) -> sa.ColumnElement[bool]:

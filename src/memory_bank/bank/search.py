@@ -137,9 +137,8 @@ class InsightSearch:
         self._keeps_vectors = compares and not database.ranks
         # sessions that write at once to PostgreSQL may commit a lower ``seq`` after a higher one
         self._has_late_rows = database.ranks and scope != "session"
-        self._new_rows = _new_rows(
-            scope, self._has_late_rows, *([_t.embedding] if self._keeps_vectors else [])
-        )
+        columns = [_t.embedding] if self._keeps_vectors else []
+        self._new_rows = _new_rows(scope, self._has_late_rows, *columns)
         self._nearest_rows = _nearest_rows(scope)
         self._lock = threading.RLock()
         self.forget()
@@ -252,10 +251,8 @@ class InsightSearch:
         self._terms.add([row.terms for row in rows])
         first = len(self._keys)
         self._present = np.append(self._present, np.ones(len(rows), bool))
-        places = [
-            (self._sessions.setdefault(row.session_id, len(self._sessions)), row.record or row.seq)
-            for row in rows
-        ]
+        known = self._sessions
+        places = [(known.setdefault(row.session_id, len(known)), row.record or row.seq) for row in rows]
         self._places = np.concatenate((self._places, np.array(places, np.int64)))
         self._order = None
         for number, row in enumerate(rows, first):
@@ -287,12 +284,9 @@ class InsightSearch:
             rows, scores = best_first(*self._similar(vector, wanted)[::-1])
             shown = self._present[rows]
             rows, scores = rows[shown], scores[shown]
+            gap = scores[count - 1] - scores[-1] if count and len(rows) > count else 0.0
             # after a clear gap nothing is tied with the last one that counts
-            if (
-                wanted == len(self._keys)
-                or not count
-                or (len(rows) > count and scores[count - 1] - scores[-1] > _GAP)
-            ):
+            if wanted == len(self._keys) or not count or gap > _GAP:
                 return rows, scores
             wanted *= 4
 

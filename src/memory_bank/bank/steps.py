@@ -41,11 +41,8 @@ _SESSION = sa.select(sessions.c.generation, sessions.c.deleted).where(of_session
 _LAST = sa.select(sa.func.max(_t.number)).where(of_session(steps))
 _old = _t.number > sa.bindparam("above"), _t.number <= sa.bindparam("to")
 _has_contents = sa.or_(*(_t[k].is_not(None) for k in _CONTENTS))
-_DROP_CONTENTS = (
-    sa.update(steps)
-    .where(of_session(steps), *_old, _has_contents)
-    .values(dict.fromkeys(_CONTENTS, sa.null()))
-)
+_no_contents = dict.fromkeys(_CONTENTS, sa.null())
+_DROP_CONTENTS = sa.update(steps).where(of_session(steps), *_old, _has_contents).values(_no_contents)
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,9 +178,8 @@ class FactStore:
             found = self._change(c, trace_id, sa.true(), mark=FORGOTTEN, call_id=None, **emptied)
             if found:
                 for table in (insights, jobs):
-                    c.execute(
-                        sa.delete(table).where(of_session(table), table.c.trace_id == trace_id), self._mine
-                    )
+                    its = of_session(table), table.c.trace_id == trace_id
+                    c.execute(sa.delete(table).where(*its), self._mine)
                 contents = {"manifest": None, "answer": None, "error": None}
                 c.execute(sa.update(steps).where(of_session(steps)).values(contents), self._mine)
                 content_deleted(c, self.session_id)

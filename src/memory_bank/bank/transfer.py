@@ -38,6 +38,7 @@ from memory_bank.bank.rows import (
 from memory_bank.bank.schema import (
     IDS,
     NEXT_GENERATION,
+    SET_SESSION,
     Embedding,
     ExactText,
     count_of,
@@ -336,16 +337,13 @@ def _write_session(database: Database, session: _ReadSession, model: Embedder | 
         new |= {"task": header.task, "title": header.title, **owners}
         is_new = database.insert_new(c, sessions, [new]) == 1
         database.lock_session(c, name)
-        known_as = sa.select(*(sessions.c[what] for what in ("task", "title", *owners))).where(
-            of_session(sessions)
-        )
-        before = c.execute(known_as, mine).mappings().one()
+        before = c.execute(sa.select(sessions).where(of_session(sessions)), mine).mappings().one()
         for what, owner in owners.items():
             if None not in (before[what], owner) and before[what] != owner:
                 other = f"another {what.removesuffix('_id')}"
                 raise RecordError(f"the session belongs to {other} in this bank: import it into another bank")
-        values = {what: before[what] or new[what] for what in before}
-        c.execute(sa.update(sessions).where(of_session(sessions)).values(values), mine)
+        values = {what: before[what] or new[what] for what in ("task", "title", *owners)}
+        c.execute(SET_SESSION.values(values), mine)
         stored, there = known(c, records, rows["record"]), known(c, insights, summaries)
         contents: dict[str, Row] = {**known(c, records, summaries)}
         contents |= {row["trace_id"]: row for row in rows["record"]}
@@ -366,7 +364,7 @@ def _write_session(database: Database, session: _ReadSession, model: Embedder | 
                 c.execute(sa.insert(table), part)
         if rows["spending"]:
             database.insert_new(c, spending, rows["spending"])
-        if not is_new and (any(inserted[:2]) or values != before):
+        if not is_new and (any(inserted[:2]) or any(before[k] != v for k, v in values.items())):
             c.execute(NEXT_GENERATION, mine)
         fault_point("import.executed")
     facts, made, waiting = inserted

@@ -66,10 +66,8 @@ def _schema(name: str, description: str, **properties: tuple[str, str]) -> ToolS
     parameters = {
         "type": "object", "properties": described, "required": list(described), "additionalProperties": False,
     }  # fmt: skip
-    return {
-        "type": "function",
-        "function": {"name": name, "description": description, "strict": True, "parameters": parameters},
-    }
+    named: Any = {"name": name, "description": description, "strict": True, "parameters": parameters}
+    return {"type": "function", "function": named}
 
 
 TOOL_SCHEMAS: list[ToolSchema] = [

@@ -87,9 +87,7 @@ def search_session(
             trouble, hits = e, ranked(only_words=True)
     if store is None or store.size() != state.fact_store.size():
         hits = sorted([*hits, *_without_insight(state, query)], key=lambda hit: -hit.score)
-    hits = sorted(
-        (hit for hit in hits if hit.why), key=lambda hit: hit.session_id is None and hit.trace_id in last
-    )
+    hits = sorted((h for h in hits if h.why), key=lambda h: h.session_id is None and h.trace_id in last)
     found = [_with_place(match, forms) for match in _loaded(state, scope, _newest_first(hits)[:top_k])]
     whole_query = wanted[0] if wanted and wanted[0] == query else None
     found.sort(key=lambda m: whole_query is None or m.holds != whole_query)
@@ -114,9 +112,8 @@ def _newest_first(hits: Sequence[Hit]) -> list[Hit]:
     ordered: dict[tuple[str | None, str], Hit] = {}
     for hit in hits:
         if hit.newer is not None:
-            ordered.setdefault(
-                hit.newer, known.get(hit.newer, Hit(hit.newer[1], hit.score, hit.newer[0], hit.why))
-            )
+            latest = Hit(hit.newer[1], hit.score, hit.newer[0], hit.why)
+            ordered.setdefault(hit.newer, known.get(hit.newer, latest))
         ordered.setdefault((hit.session_id, hit.trace_id), hit)
     return list(ordered.values())
 
@@ -132,14 +129,10 @@ def _loaded(state: Any, scope: Scope, hits: Sequence[Hit]) -> list[SearchMatch]:
     }
     read = [place for place, outline in there.items() if outline.output_bytes <= _MAX_READ]
     entries = WiderScope(state.database, state.session_id, scope).entries(read)
+    found = {at: record for at, (record, _) in entries.items()}
     return [
         SearchMatch(
-            there[at],
-            h.score,
-            h.session_id,
-            h.why,
-            newer=h.newer and h.newer[1],
-            record=entries.get(at, (None,))[0],
+            there[at], h.score, h.session_id, h.why, newer=h.newer and h.newer[1], record=found.get(at)
         )
         for h, at in zip(hits, places, strict=True)
         if at in there
