@@ -77,7 +77,7 @@ def test_an_example_runs(test, tmp_path, monkeypatch):
     chat = [system(), user(), call(("c1", "get_order", {"order": "ORD-1"})), result("c1", output)]
     monkeypatch.chdir(tmp_path)
     with ScriptedServer(lambda body: say("It is late.")) as server:
-        import openai
+        openai = pytest.importorskip("openai", reason="needs openai")
 
         state = memory_bank.MemoryBankState()
         memory_bank.apply_memory_bank_strategy(chat, None, memory_bank.load_config(), state)

@@ -5,13 +5,15 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from openai import AsyncOpenAI, OpenAI
 
 from memory_bank import LLMOrchestrator, MemoryBankState
 from memory_bank.errors import ConfigError, LoopDetectedError, ModelError, UnknownStrategyError
 from memory_bank.testing import Reply, ScriptedModel, ScriptedServer, fail, say
 from memory_bank.transcript.pairing import pairing_errors
 from tests.chats import call, result, rounds, system, user
+
+openai = pytest.importorskip("openai", reason="needs openai")
+AsyncOpenAI, OpenAI = openai.AsyncOpenAI, openai.OpenAI
 
 CHAT = [system(), user(), *rounds(20, size=600)]
 CONFIG = {

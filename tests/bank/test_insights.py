@@ -1,11 +1,14 @@
 """InsightStores, in memory, in a file and in PostgreSQL: they rank as a comparison with every vector does."""
 
 import random
+import sys
 import threading
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.bank.conftest import Bank
 from tests.contracts.insights import NumbersEmbedder, NumbersStore, score_at
 from tests.contracts.reference import InMemoryInsightStore
 from tests.contracts.stores import to_redo, together
@@ -304,6 +307,32 @@ def test_it_agrees_with_the_reference(store, seed):
         scores, wanted = ([h.score for h in r] for r in rankings)
         assert scores == pytest.approx(wanted, abs=1e-6)
         assert store.trace_ids() == reference.trace_ids()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_without_faiss_it_agrees_with_the_reference_too(monkeypatch, tmp_path, seed):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    bank = Bank(f"sqlite:///{tmp_path / 'bank.db'}")
+    test_it_agrees_with_the_reference(bank.store(), seed)
+    bank.close()
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 60), st.integers(0, 99))
+def test_numpy_finds_what_faiss_finds(sizes, k, seed):
+    faiss = pytest.importorskip("faiss", reason="needs faiss-cpu")
+    numbers = np.random.default_rng(seed)
+    theirs, ours = faiss.IndexFlatIP(5), search.FlatIndex(5)
+    for size in sizes:
+        rows = numbers.standard_normal((size, 5), np.float32)
+        theirs.add(rows)
+        ours.add(rows)
+    k, query = min(k, theirs.ntotal), numbers.standard_normal((2, 5), np.float32)
+    for (expected, places), (scores, rows) in zip(
+        *(zip(*i.search(query, k), strict=True) for i in (theirs, ours)), strict=True
+    ):
+        order = np.argsort(-scores)
+        assert rows[order].tolist() == places.tolist()
+        assert scores[order] == pytest.approx(expected, abs=1e-5)
 
 
 def test_an_index_is_built_page_by_page(monkeypatch):

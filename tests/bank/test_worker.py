@@ -5,7 +5,6 @@ import re
 import threading
 import time
 
-import openai
 import pytest
 import sqlalchemy as sa
 from tests.bank.conftest import Clock
@@ -78,7 +77,7 @@ def test_a_fault_is_tried_again_and_the_last_one_leaves_extraction_with_the_reas
     insights = stored(database)
     reply, reason = FAULTS[fault]
     with ScriptedServer([reply] * 3) as server, caplog.at_level(logging.WARNING):
-        client = openai.OpenAI(base_url=server.base_url, api_key="x", max_retries=0)
+        client = pytest.importorskip("openai").OpenAI(base_url=server.base_url, api_key="x", max_retries=0)
         worker = work(database, OpenAIChat(client), attempts=3)
         assert len(server.requests) == 3
     assert (worker.progress.retried, worker.progress.extracted, worker.progress.observed) == (2, 1, 0)

@@ -15,16 +15,14 @@ URL = "http://127.0.0.1:8767"
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def run(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HOME", str(tmp_path))
     for variable in ("CLAUDE_CONFIG_DIR", "CODEX_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(variable, raising=False)
 
     def run(*arguments):
-        result = CliRunner().invoke(app, ["connect", *arguments])
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return result.stdout
+        app(["connect", *arguments], standalone_mode=False)
+        return capsys.readouterr().out
 
     return run
 
@@ -160,10 +158,10 @@ def test_the_lines_for_codex_work_where_they_are_to_be_pasted(run, name):
 
 
 @pytest.mark.parametrize("client", ["claude-code", "codex", "opencode", "openai", "anthropic"])
-def test_what_is_told_says_where_each_printed_line_belongs(tmp_path, monkeypatch, client):
+def test_what_is_told_says_where_each_printed_line_belongs(tmp_path, monkeypatch, capsys, client):
     monkeypatch.setenv("HOME", str(tmp_path))
-    result = CliRunner().invoke(app, ["connect", client])
-    told = result.stderr
+    app(["connect", client], standalone_mode=False)
+    out, told = capsys.readouterr()
     if client == "codex":
         assert f"at the top of {tmp_path / '.codex' / 'config.toml'}" in told
         assert "OPENAI_API_KEY" in told
@@ -175,9 +173,7 @@ def test_what_is_told_says_where_each_printed_line_belongs(tmp_path, monkeypatch
         assert json.loads(file.read_text()) == shown
     if client == "opencode":
         CliRunner().invoke(app, ["connect", client, "--write"])
-        assert json.loads((tmp_path / ".config/opencode/opencode.json").read_text()) == json.loads(
-            result.stdout
-        )
-    if "export" in result.stdout:
+        assert json.loads((tmp_path / ".config/opencode/opencode.json").read_text()) == json.loads(out)
+    if "export" in out:
         assert "not in that of the service" in told
     assert "memory-bank serve" in told

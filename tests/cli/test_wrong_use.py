@@ -47,7 +47,7 @@ def test_wrong_use_is_one_sentence(cli, two, monkeypatch, line):
     before = two.read_bytes()
     done = cli(*shlex.split(line))
     assert (done.code, done.out) == (2, "")
-    assert WRONG[line] in done.sentence()
+    assert WRONG[line].lower() in done.sentence().lower()  # typer has written names of arguments in capitals
     assert two.read_bytes() == before
 
 

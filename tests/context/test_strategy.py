@@ -89,9 +89,7 @@ def test_the_memory_is_fenced_as_data_with_the_role_of_the_setting():
 
 
 def test_tool_call_objects_of_the_sdk_pass_as_they_are():
-    from openai.types.chat import ChatCompletionMessage
-
-    turn = ChatCompletionMessage.model_validate(
+    turn = pytest.importorskip("openai.types.chat").ChatCompletionMessage.model_validate(
         {"role": "assistant", "content": None, "tool_calls": rounds(1)[0]["tool_calls"]}
     )
     context, _ = apply([user(), *rounds(2, start=5), turn, rounds(1)[1]])

@@ -10,15 +10,17 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, MagicMock, Mock
 
-import openai
 import pytest
 from tests.contracts.chat import ChatModelContract
 
-from memory_bank.errors import ConfigError, ModelError
+from memory_bank.errors import ConfigError, EmbedderLoadError, MissingExtraError, ModelError
 from memory_bank.models.chat import OpenAIChat, as_chat_model, reply_text, usage_of
+from memory_bank.models.embedding import load_embedder
 from memory_bank.ports import ChatModel
 from memory_bank.testing import Reply, ScriptedModel, ScriptedServer, fail, say
 from memory_bank.testing.replies import cut, half, raw
+
+openai = pytest.importorskip("openai", reason="needs openai")
 
 SECRET = "sk-very-secret"
 ASKED = [{"role": "user", "content": "private question"}]
@@ -241,6 +243,14 @@ def test_the_module_does_not_import_openai() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     code = "import memory_bank.testing, sys; sys.exit('pytest' in sys.modules or 'openai' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_without_openai_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'agent-memory-bank\[openai\]'"):
+        OpenAIChat(api_key="k")
+    with pytest.raises(EmbedderLoadError, match=r"agent-memory-bank\[openai\]'  or set embedding_model"):
+        load_embedder("openai:text-embedding-3-small")
 
 
 FORMS = {

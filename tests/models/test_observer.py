@@ -76,7 +76,7 @@ def test_no_client_or_the_model_extractive_means_extraction():
 
 
 def test_a_real_openai_client_over_loopback():
-    from openai import OpenAI
+    OpenAI = pytest.importorskip("openai").OpenAI  # noqa: N806
 
     with ScriptedServer(
         [say("It found ORD-7."), fail(500, "down"), fail(500, "down"), fail(500, "down")]
@@ -109,7 +109,7 @@ def test_an_own_prompt_is_used(tmp_path):
 
 
 def test_a_spelling_that_the_api_does_not_know(caplog):
-    from openai import OpenAI
+    OpenAI = pytest.importorskip("openai").OpenAI  # noqa: N806
 
     def reply(body):
         return say("A summary.") if body["model"] == "gpt-4.1-mini" else fail(404, code="model_not_found")
@@ -144,7 +144,7 @@ class Refused(Exception):
     ],
 )
 def test_a_failing_model_tells_status_and_cause_once(failure, model, told, caplog):
-    from openai import OpenAI
+    OpenAI = pytest.importorskip("openai").OpenAI  # noqa: N806
 
     with (
         ScriptedServer([] if isinstance(failure, Exception) else [failure] * 12) as server,

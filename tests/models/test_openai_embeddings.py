@@ -8,7 +8,6 @@ from hashlib import sha256
 from typing import Any
 
 import numpy as np
-import openai
 import pytest
 from tests.contracts.embedder import EmbedderContract
 
@@ -16,6 +15,8 @@ from memory_bank.errors import EmbedderLoadError, EmbeddingError
 from memory_bank.models.embedding import MAX_BATCH_BYTES, MAX_INPUT_BYTES, OpenAIEmbedder
 from memory_bank.testing import Reply, ScriptedServer, fail
 from memory_bank.testing.replies import raw
+
+openai = pytest.importorskip("openai", reason="needs openai")
 
 
 def vectors(texts: list[str]) -> Any:

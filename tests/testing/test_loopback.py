@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import openai
 import pytest
-from openai import OpenAI
 
 from memory_bank.testing import Reply, ScriptedServer
 from memory_bank.testing.replies import raw
+
+openai = pytest.importorskip("openai", reason="needs openai")
+OpenAI = openai.OpenAI
 
 
 def connected(server: ScriptedServer, body: bytes = b'{"model": "m", "input": "q", "stream": true}') -> Any:

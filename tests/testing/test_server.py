@@ -10,13 +10,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import openai
 import pytest
-from openai import OpenAI
 
 from memory_bank.errors import ModelError
 from memory_bank.testing import Reply, ScriptedServer, call, calls, fail, pairing_errors, run_agent, say
 from memory_bank.testing.replies import cut, half, raw
+
+openai = pytest.importorskip("openai", reason="needs openai")
+OpenAI = openai.OpenAI
 
 USER: dict[str, Any] = {"role": "user", "content": "q"}
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import openai
 import pytest
-from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from tests.testing.test_server import USER, client_of
 
 from memory_bank.testing import Reply, ScriptedServer, call, calls, say
+
+openai = pytest.importorskip("openai", reason="needs openai")
+responses = pytest.importorskip("openai.types.responses")
 
 THINKING = Reply(
     "I look it up.", tool_calls=[("find", {"q": "a"}), ("find", {"q": "b"})], reasoning="Two searches."
@@ -41,7 +42,7 @@ def test_a_response_in_words() -> None:
         )
         assert answer.metadata == {"a": "b"}
         assert client.responses.create(model="m", input=[USER]).output == []
-    Response.model_validate(answer.model_dump())
+    responses.Response.model_validate(answer.model_dump())
     assert server.requests[0].body == {
         "model": "m", "input": "q", "instructions": "Be brief.", "metadata": {"a": "b"}}  # fmt: skip
     assert json.loads(server.requests[0].data) == server.requests[0].body
@@ -62,7 +63,7 @@ def test_reasoning_words_and_parallel_calls_are_items_in_this_order() -> None:
 
 @pytest.mark.parametrize("reply", [THINKING, say("a longer answer, in pieces — 数"), call("f", n=1), say("")])
 def test_a_stream_has_the_events_of_the_api_and_ends_with_the_same_response(reply: Reply) -> None:
-    adapter: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+    adapter: TypeAdapter[Any] = TypeAdapter(responses.ResponseStreamEvent)
     with ScriptedServer([reply]) as whole_server, client_of(whole_server) as client:
         whole = client.responses.create(model="m", input="q")
     with ScriptedServer([reply, reply]) as server, client_of(server) as client:

@@ -1,7 +1,8 @@
 """Ranking insights, for one session or a wider scope: by the words of their records, and by similarity.
 
 Words are compared by BM25, over summary, tool, arguments and output. Where the embedder compares meanings, too, both
-rankings are joined by reciprocal ranks (Cormack and others, 2009); similarity is FAISS's, or the database's own.
+rankings are joined by reciprocal ranks (Cormack and others, 2009); similarity is computed by FAISS (by numpy without
+it), or by the database.
 """
 
 from __future__ import annotations
@@ -133,10 +134,12 @@ class InsightSearch:
         self.session_id = session_id
         self.embedder_name = embedder_name
         self.compares = compares
-        self._faiss_used = compares and not database.ranks
+        self._keeps_vectors = compares and not database.ranks
         # sessions that write at once to PostgreSQL may commit a lower ``seq`` after a higher one
         self._has_late_rows = database.ranks and scope != "session"
-        self._new_rows = _new_rows(scope, self._has_late_rows, *([_t.embedding] if self._faiss_used else []))
+        self._new_rows = _new_rows(
+            scope, self._has_late_rows, *([_t.embedding] if self._keeps_vectors else [])
+        )
         self._nearest_rows = _nearest_rows(scope)
         self._lock = threading.RLock()
         self.forget()
@@ -149,7 +152,7 @@ class InsightSearch:
     def _forget(self, generation: int) -> None:
         self._generation = generation
         self._last_seq = -1
-        self._faiss: Any = None
+        self._vectors: Any = None
         self._terms = TermIndex()
         self._keys: list[Key] = []  # of each row; a replaced row stays, and is no longer present
         self._rows: dict[Key, int] = {}
@@ -272,13 +275,11 @@ class InsightSearch:
                 self._latest[session, state.call] = number
         self._seqs = np.append(self._seqs, [row.seq for row in rows])
         self._last_seq = rows[-1].seq
-        if self._faiss_used:
-            import faiss
-
+        if self._keeps_vectors:
             vectors = np.frombuffer(b"".join(row.embedding for row in rows), "<f4").reshape(len(rows), -1)
-            if self._faiss is None:
-                self._faiss = faiss.IndexFlatIP(vectors.shape[1])
-            self._faiss.add(np.ascontiguousarray(vectors, dtype=np.float32))
+            if self._vectors is None:
+                self._vectors = _flat_index(vectors.shape[1])
+            self._vectors.add(np.ascontiguousarray(vectors, dtype=np.float32))
 
     def _nearest(self, vector: Vectors, count: int | None) -> tuple[Vectors, Vectors]:
         """The rows of the most similar summaries and their similarities: the best ``count``, and some more."""
@@ -300,11 +301,11 @@ class InsightSearch:
 
     def _similar(self, vector: Vectors, count: int) -> tuple[Vectors, Vectors]:
         """The ``count`` most similar rows and their similarities. Rows stored since ``_update`` are left out."""
-        if self._faiss_used:
-            if vector.shape[1] != self._faiss.d:
+        if self._vectors is not None:
+            if vector.shape[1] != self._vectors.d:
                 name = self.embedder_name
-                raise mismatch(self.database.name, name, self._faiss.d, name, vector.shape[1])
-            scores, rows = self._faiss.search(vector, count)
+                raise mismatch(self.database.name, name, self._vectors.d, name, vector.shape[1])
+            scores, rows = self._vectors.search(vector, count)
             return rows[0], scores[0]
         check_embedder(self.database, self.embedder_name, vector.shape[1])
         values = {"session": self.session_id, "vector": vector.astype("<f4").tobytes(), "count": count}
@@ -314,6 +315,36 @@ class InsightSearch:
         rows = np.minimum(np.searchsorted(self._seqs, seqs), len(self._seqs) - 1)
         known = self._seqs[rows] == seqs
         return rows[known], -distances[known]
+
+
+class FlatIndex:
+    """``faiss.IndexFlatIP`` by numpy, for where FAISS (the extra ``faiss``) is not installed: exact, too."""
+
+    def __init__(self, d: int) -> None:
+        self.d = d
+        self.ntotal = 0
+        self._space = np.empty((0, d), np.float32)
+
+    def add(self, vectors: Vectors) -> None:
+        """Add rows, float32 of shape (n, d)."""
+        known, self.ntotal = self.ntotal, self.ntotal + len(vectors)
+        if self.ntotal > len(self._space):  # doubled, so that rows are rarely copied
+            self._space = np.concatenate((self._space[:known], np.empty((self.ntotal, self.d), np.float32)))
+        self._space[known : self.ntotal] = vectors
+
+    def search(self, queries: Vectors, k: int) -> tuple[Vectors, Vectors]:
+        """The inner products with the best ``k`` rows for each query, and the numbers of these rows: (n, k) each."""
+        scores = queries @ self._space[: self.ntotal].T
+        rows = np.argpartition(-scores, min(k, self.ntotal) - 1)[:, :k]
+        return np.take_along_axis(scores, rows, axis=1), rows
+
+
+def _flat_index(dimension: int) -> Any:
+    try:
+        import faiss
+    except ImportError:
+        return FlatIndex(dimension)
+    return faiss.IndexFlatIP(dimension)
 
 
 _sharing = threading.Lock()

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from memory_bank.config import hint
-from memory_bank.errors import ConfigError, ModelError
+from memory_bank.errors import ConfigError, MissingExtraError, ModelError
 from memory_bank.ports import ChatModel
 from memory_bank.transcript.messages import read
 
@@ -87,14 +87,24 @@ def _count(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
+def openai_package() -> Any:
+    """The module ``openai``. Raises MissingExtraError."""
+    try:
+        import openai
+    except ImportError as e:
+        raise MissingExtraError("openai, the client of chat models and embeddings,", "openai") from e
+    return openai
+
+
 class OpenAIChat:
     """A ``ChatModel`` on any OpenAI-compatible endpoint, through the openai client.
 
     ``client`` is an ``openai.OpenAI`` to use as it is; without one, a client is made from ``base_url``
     (default OPENAI_BASE_URL, or OpenAI itself), ``api_key`` (default OPENAI_API_KEY), ``timeout`` in seconds
-    and ``max_retries``. ``openai`` is imported only then. Safe under threads, as the client is.
+    and ``max_retries``, for which the extra ``openai`` is needed. Safe under threads, as the client is.
 
-    Raises ModelError without an API key, ConfigError for a client together with base_url or api_key.
+    Raises ModelError without an API key, ConfigError for a client together with base_url or api_key,
+    MissingExtraError without openai.
     """
 
     def __init__(
@@ -109,11 +119,12 @@ class OpenAIChat:
         if client is not None and (base_url is not None or api_key is not None):
             raise ConfigError("OpenAIChat takes a client, or base_url and api_key, not both")
         if client is None:
-            from openai import OpenAI, OpenAIError
-
+            openai = openai_package()
             try:
-                client = OpenAI(base_url=base_url, api_key=api_key, timeout=timeout, max_retries=max_retries)
-            except OpenAIError:
+                client = openai.OpenAI(
+                    base_url=base_url, api_key=api_key, timeout=timeout, max_retries=max_retries
+                )
+            except openai.OpenAIError:
                 raise ModelError(
                     "no API key for the chat model: set OPENAI_API_KEY (any text will do for a local server "
                     "at OPENAI_BASE_URL), or pass api_key= and base_url="
@@ -289,16 +300,20 @@ def create_of(client: object) -> object:
     return getattr(getattr(getattr(client, "chat", None), "completions", None), "create", None)
 
 
+def kinds_of(error: Exception) -> set[str]:
+    """The names of an error's classes, by which openai's errors are known without importing it."""
+    return {kind.__name__ for kind in type(error).__mro__}
+
+
 def explain(error: Exception, who: str) -> str:
     """What went wrong in a call by an openai client and what to do, without any content of the call."""
-    import openai
-
-    if isinstance(error, openai.APITimeoutError):
+    kinds = kinds_of(error)
+    if "APITimeoutError" in kinds:
         return f"{who} did not answer in time: raise the timeout, or send less"
-    if isinstance(error, openai.APIConnectionError):
+    if "APIConnectionError" in kinds:
         return f"{who} cannot be reached, or hung up: check base_url and the network"
-    if isinstance(error, openai.APIStatusError):
-        status, code = error.status_code, getattr(error, "code", None)
+    if "APIStatusError" in kinds:
+        status, code = _count(read(error, "status_code")) or 0, read(error, "code")
         plain = isinstance(code, str) and re.fullmatch(r"[\w.-]{1,60}", code, re.ASCII)
         return f"{who} refused (HTTP {status}{f', {code}' if plain else ''}): {_advice(status)}"
     advice = "check base_url, the options passed and the endpoint's log"

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memory_bank.errors import EmbedderLoadError, EmbeddingError
-from memory_bank.models.chat import explain
+from memory_bank.errors import EmbedderLoadError, EmbeddingError, MissingExtraError
+from memory_bank.models.chat import explain, kinds_of, openai_package
 from memory_bank.models.flag import LEXICAL_ADVICE, FlagEmbedder
 from memory_bank.models.lexical import LexicalEmbedder
 from memory_bank.ports import NamedEmbedder
@@ -134,15 +134,13 @@ class OpenAIEmbedder:
             yield batch
 
     def _ask(self, batch: list[str]) -> npt.NDArray[np.float32]:
-        import openai
-
         try:
             answer = self._client.embeddings.create(model=self._model, input=batch, encoding_format="float")
             order = [item.index for item in answer.data]
             vectors = [item.embedding for item in answer.data]
-        except openai.OpenAIError as exc:
-            raise EmbeddingError(explain(exc, self.name)) from exc
         except Exception as exc:
+            if "OpenAIError" in kinds_of(exc):
+                raise EmbeddingError(explain(exc, self.name)) from exc
             raise EmbeddingError(
                 f"{self.name} answered something that is no list of embeddings ({type(exc).__name__}): check "
                 "that base_url is an OpenAI-compatible endpoint with /embeddings"
@@ -164,8 +162,10 @@ class OpenAIEmbedder:
 
 
 def _client(name: str, base_url: str | None, api_key: str | None, timeout: float) -> Any:
-    import openai
-
+    try:
+        openai = openai_package()
+    except MissingExtraError as exc:
+        raise EmbedderLoadError(f"{exc}  or {LEXICAL_ADVICE}") from exc
     base_url = base_url or os.environ.get("OPENAI_BASE_URL") or None
     api_key = api_key or os.environ.get("OPENAI_API_KEY") or ("none" if base_url else None)
     if api_key is None:

@@ -18,10 +18,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import openai
-from openai.types.chat import ChatCompletionMessage
-
-from memory_bank.errors import ModelError
+from memory_bank import LLMOrchestrator
+from memory_bank.errors import MissingExtraError, ModelError
 from memory_bank.lab.costs import Costs, named_counter
 from memory_bank.lab.experiments.plan import (
     READ_PAGE,
@@ -217,7 +215,7 @@ def _ask(unit: Unit, context: list[Any]) -> dict[str, Any] | None:
     try:
         said = _complete(model, context, **options)
     except ModelError as e:
-        if isinstance(e.__cause__, openai.APIStatusError) and _is_overflow(e.__cause__):
+        if _is_overflow(e.__cause__):
             return None
         raise
     message: dict[str, Any] = {"role": "assistant", "content": said.content}
@@ -226,23 +224,17 @@ def _ask(unit: Unit, context: list[Any]) -> dict[str, Any] | None:
     return message
 
 
-def _complete(model: ModelSettings, messages: list[Any], **options: Any) -> ChatCompletionMessage:
-    """A model's reply. Text that UTF-8 cannot hold (lone surrogates) is sent as U+FFFD. Raises ModelError."""
-    with openai.OpenAI(base_url=model.base_url, api_key=model.api_key(), timeout=model.timeout) as client:
-        try:
-            text = json.dumps(messages, ensure_ascii=False).encode("utf-16", "surrogatepass")
-            messages = json.loads(text.decode("utf-16", "replace"))
-            answer = client.chat.completions.create(messages=messages, model=model.name, **options)
-        except openai.OpenAIError as e:
-            status = f" (HTTP {e.status_code})" if isinstance(e, openai.APIStatusError) else ""
-            raise ModelError(
-                f"the model {model.name} did not answer: {type(e).__name__}{status}. Check base_url, the API key "
-                "and the model name."
-            ) from e
-    if not getattr(answer, "choices", None):
+def _complete(model: ModelSettings, messages: list[Any], **options: Any) -> Any:
+    """A model's reply. Raises ModelError."""
+    try:
+        from openai import OpenAI
+    except ImportError as e:
+        raise MissingExtraError("openai, the client of live suites,", "openai") from e
+    with OpenAI(base_url=model.base_url, api_key=model.api_key(), timeout=model.timeout) as client:
+        answer = LLMOrchestrator(client).generate_plain(input_messages=messages, model=model.name, **options)
+    if not answer.choices:
         raise ModelError(f"the model {model.name} answered with no choice: try again or use another model.")
-    message: ChatCompletionMessage = answer.choices[0].message
-    return message
+    return answer.choices[0].message
 
 
 def _judge(model: ModelSettings, unit: Unit, answer: str, outputs: Sequence[str]) -> int | None:
@@ -262,8 +254,9 @@ def _judge(model: ModelSettings, unit: Unit, answer: str, outputs: Sequence[str]
     return int(found[1]) if found else None
 
 
-def _is_overflow(error: openai.APIStatusError) -> bool:
-    if error.status_code == 413 or error.code == "context_length_exceeded":
+def _is_overflow(error: object) -> bool:
+    status = read(error, "status_code")
+    if status == 413 or read(error, "code") == "context_length_exceeded":
         return True
     said = "context length|context window|maximum context|too many tokens|prompt is too long"
-    return error.status_code == 400 and re.search(said, error.message.lower()) is not None
+    return status == 400 and re.search(said, str(read(error, "message")).lower()) is not None
