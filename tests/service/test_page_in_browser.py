@@ -1090,7 +1090,7 @@ def test_what_one_reads_stays_where_it_is_while_the_agent_goes_on(opened, servic
     page.js("document.querySelector('#detail .past .scroll').scrollTop = 90")
     page.js("document.querySelectorAll('#detail .decision a')[4].focus({preventScroll: true})")
     page.js("document.querySelector('#session .steps .scroll').scrollTop = 60")
-    page.js("window.row = document.querySelector('#session .steps li:nth-child(8)')")
+    page.js("window.row = document.querySelector('#session .steps li:nth-child(4)')")
     at = page.js("window.row.getBoundingClientRect().top")
     before = page.focused()
     for messages in SHOP[12:14]:
