@@ -171,7 +171,10 @@ def test_a_log_without_compactions_says_so(cli, tmp_path):
     chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
     done = cli(write_lines(tmp_path / "chat.json", [json.dumps(chat, indent=2)]))
     assert done.exit_code == 0, done.output
-    told = "No compaction is recorded, so there is nothing to compare a memory with."
+    told = (
+        "No compaction is recorded, so there is nothing to compare a memory with. What memory saves at work "
+    )
+    told += "is printed by `memory-bank run -- claude`, or codex."
     assert done.stdout.splitlines()[-1] == told
 
 

@@ -126,7 +126,10 @@ class LogAudit:
         if self.compactions and not self.each:
             said.append("No compaction has both a readable summary and calls after it, so none is compared.")
         elif not self.compactions:
-            said.append("No compaction is recorded, so there is nothing to compare a memory with.")
+            said.append(
+                "No compaction is recorded, so there is nothing to compare a memory with. What memory saves at work "
+                "is printed by `memory-bank run -- claude`, or codex."
+            )
         r = self.rereads
         if r.reads:
             said.append(
