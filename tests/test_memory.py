@@ -154,6 +154,8 @@ def test_wrong_use_is_said():
         memory.context("hello")
     with pytest.raises(ConfigError):
         Memory(config=5)
+    with pytest.raises(TypeError, match="query must be words, a name or an id as str, not int"):
+        memory.search(7)
     with pytest.raises(TypeError, match=r"MemoryBankState\.open"):
         pickle.dumps(memory.state)
     with pytest.raises(TypeError, match=r"MemoryBankState\.open"):

@@ -237,3 +237,13 @@ def test_a_bank_that_others_could_read_is_made_private(tmp_path, caplog, mode):
     assert not caplog.records
     assert {stat.S_IMODE(f.stat().st_mode) for f in tmp_path.glob("bank.db*")} == {0o600}
     database.close()
+
+
+def test_the_mode_of_a_file_that_is_no_bank_is_not_changed(tmp_path, caplog):
+    path = tmp_path / "agent.py"
+    path.write_text("import this\n" * 100)
+    path.chmod(0o644)
+    with pytest.raises(DatabaseOpenError, match="not a database"):
+        Database(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    assert not caplog.records

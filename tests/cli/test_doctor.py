@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import subprocess
+import threading
 
 import pytest
 from tests.cli.conftest import COMMAND, environment
@@ -127,6 +128,14 @@ def test_the_variable_of_a_service_that_does_not_run(doctor, monkeypatch, port):
     monkeypatch.setenv("OPENAI_BASE_URL", f"http://localhost:{port}/v1")
     found = doctor(wrong=["OPENAI_BASE_URL"])
     assert found["OPENAI_BASE_URL"]["command"] == "unset OPENAI_BASE_URL"
+
+
+def test_a_port_that_another_program_uses(doctor, port):
+    with socket.create_server(("127.0.0.1", port)) as other:
+        threading.Thread(target=lambda: [other.accept()[0].close() for _ in range(20)], daemon=True).start()
+        found = doctor(wrong=["service"])
+    assert "in use by another program" in found["service"]["says"]
+    assert found["service"]["command"] == "memory-bank serve --port 0"
 
 
 def test_no_secret_is_printed(doctor, cli, monkeypatch, tmp_path):

@@ -77,6 +77,8 @@ def test_a_service_is_started_and_what_was_saved_is_printed(variables, tmp_path)
     assert (done.returncode, done.stdout) == (0, f"{address(done)}/v1\n")
     saved = SAVED.search(done.stderr)
     assert saved, done.stderr
+    assert "12 model requests;" in done.stderr
+    assert "whose page shows each step, later `memory-bank serve`." in done.stderr
     sent, full, paid, instead = (float(n.replace(",", "")) for n in saved.groups())
     assert sent < full
     assert paid < instead
@@ -93,8 +95,9 @@ def test_a_running_service_is_used_and_goes_on(variables, tmp_path, port):
         url = serve.stdout.readline().strip()
         first, second = run(variables, *USES), run(variables | {"OPENAI_BASE_URL": f"{url}/v1"}, *USES)
         assert address(first) == address(second) == url == f"http://127.0.0.1:{port}"
-        assert "12 model requests" in first.stderr
-        assert "12 model requests" in second.stderr
+        assert "12 model requests of all clients of the service" in first.stderr
+        assert "12 model requests of all clients of the service" in second.stderr
+        assert "whose page shows each step.\n" in first.stderr
         other = run(variables, "--db", str(tmp_path / "other.db"), "true")
         assert address(other) != url
         same = run(variables, "--db", str(tmp_path / "own.db"), "true")
@@ -138,6 +141,10 @@ def test_a_command_that_is_not_there_or_cannot_be_run(variables, tmp_path):
     )
     odd = tmp_path / "odd"
     odd.write_bytes(b"\x00\x01")
+    for given in (odd, tmp_path):
+        done = run(variables, str(given))
+        assert (done.returncode, done.stdout) == (126, "")
+        assert done.stderr.startswith(f"memory-bank: {given} cannot be run: make it executable")
     odd.chmod(0o755)
     done = run(variables, str(odd))
     assert done.returncode == 126

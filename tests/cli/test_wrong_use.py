@@ -51,6 +51,13 @@ def test_wrong_use_is_one_sentence(cli, two, monkeypatch, line):
     assert two.read_bytes() == before
 
 
+def test_a_verb_of_a_group_is_named_with_its_group(cli):
+    done = cli("sessions")
+    assert done.code == 2
+    assert done.err == "memory-bank: No such command 'sessions': use `memory-bank bank sessions`.\n"
+    assert "use `memory-bank lab replay`" in cli("bank", "replay").err
+
+
 @pytest.mark.parametrize("line", ["bogus", "bank search", "demo extra", "bank re-embed --db x"])
 def test_wrong_options_name_the_help(cli, line):
     assert "--help` shows the use." in cli(*shlex.split(line)).sentence()

@@ -110,7 +110,7 @@ class Sqlite(Database):
             self._place = self._place or place
             same = place == self._place
             if same and found.st_mtime_ns != self._looked:
-                self._looked, number = found.st_mtime_ns, _number_in(self._file)
+                self._looked, number = found.st_mtime_ns, _number_in(self._file) or 0
                 self._number = self._number or number
                 self._overwritten = number not in (0, self._number)
         if self._place is None or (same and not self._overwritten):
@@ -150,8 +150,9 @@ class Sqlite(Database):
                     os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
                     with closing(sqlite3.connect(file)) as c:
                         number_anew(c)
-            for each in (file, log, index):
-                _make_private(each)
+            if _number_in(file) is not None:  # the mode of another program's file is not changed
+                for each in (file, log, index):
+                    _make_private(each)
             if has_foreign_journal(file):
                 raise DatabaseOpenError(
                     f"{self.name}: its journal {log.name} belongs to another file, which was here before, and would "
@@ -228,12 +229,12 @@ def number_anew(c: sqlite3.Connection) -> None:
     c.execute(f"PRAGMA user_version={1 + secrets.randbelow(2**31 - 1)}")
 
 
-def _number_in(file: Path) -> int:
-    """The number in a file's header; 0 if it has none or cannot be read."""
+def _number_in(file: Path) -> int | None:
+    """The number in a file's header; 0 if it has none, None if the file cannot be read or is of another format."""
     uri = f"{file.as_uri()}?mode=ro&immutable=1"  # not open(): closing it would release SQLite's locks
     with suppress(sqlite3.Error), closing(sqlite3.connect(uri, uri=True)) as c:
         return int(c.execute("PRAGMA user_version").fetchone()[0])
-    return 0
+    return None
 
 
 _OWNER = "user.memory_bank.owner"
@@ -260,7 +261,7 @@ def has_foreign_journal(file: Path) -> bool:
     (owner, number), file = _owner_of(file), file.absolute()
     if not owner or not file.exists() or not Path(f"{file}-wal").stat().st_size:
         return False
-    return owner != file.stat().st_ino or (number > 0 and _number_in(file) not in (0, number))
+    return owner != file.stat().st_ino or (number > 0 and _number_in(file) not in (None, 0, number))
 
 
 def _make_private(file: Path) -> None:

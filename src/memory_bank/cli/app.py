@@ -124,7 +124,10 @@ def _run() -> int:
         return code
     except _UsageError as e:
         verb = e.ctx.command_path if e.ctx else "memory-bank"
-        tell(f"{one_line(e.format_message(), 300).rstrip('.')}: `{verb} --help` shows the use.")
+        said = one_line(e.format_message(), 300).rstrip(".")
+        named = [f"memory-bank {group} {v}" for group, (_, verbs) in _GROUPS.items() for v in verbs if group
+                 and said == f"No such command {v!r}"]  # fmt: skip
+        tell(f"{said}: " + (f"use `{named[0]}`." if named else f"`{verb} --help` shows the use."))
         return 2
     except MemoryBankError as e:
         tell(str(e))

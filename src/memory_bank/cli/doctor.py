@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import shutil
+import socket
 import stat
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -163,7 +164,13 @@ def _service(url: str, health: dict[str, Any]) -> Iterator[Finding]:
 def _upstreams(service: str, urls: Mapping[Provider, str]) -> Iterator[Finding]:
     """Whether the APIs answer to which a service that is started in this shell would send."""
     says = f"none answers at {service}; `memory-bank run -- COMMAND` starts one for a command"
-    yield Finding("service", "note", says, "memory-bank serve")
+    with socket.socket() as s:
+        is_taken = s.connect_ex(("127.0.0.1", urlsplit(service).port or 0)) == 0
+    if is_taken:
+        says = f"{service} is in use by another program, or its service does not answer"
+        yield Finding("service", "wrong", says, "memory-bank serve --port 0")
+    else:
+        yield Finding("service", "note", says, "memory-bank serve")
     for provider, url in urls.items():
         local = local_address(url)
         if local is not None and (local == service or health_of(local)):

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -47,14 +48,23 @@ def run(
     The exit code is the command's; 127 where there is no such command.
     """
     if shutil.which(command[0]) is None:
-        tell(f"there is no command {one_line(command[0], 200)!r}: check its name, or install it.")
-        raise typer.Exit(127)
-    url = running_service(db, config)
-    with _started(db, config) if url is None else contextlib.nullcontext(url) as url:
+        name = one_line(command[0], 200)
+        is_file = os.sep in command[0] and os.path.exists(command[0])
+        tell(
+            f"{name} cannot be run: make it executable, or name its interpreter before it."
+            if is_file
+            else f"there is no command {name!r}: check its name, or install it."
+        )
+        raise typer.Exit(126 if is_file else 127)
+    known = running_service(db, config)
+    with _started(db, config) if known is None else contextlib.nullcontext(known) as url:
         before = _figures(url)
-        tell(f"model requests go through {url}, whose page shows each step.")
+        later = (
+            f", later `memory-bank serve{f' --db {shlex.quote(db)}' if db else ''}`" if known is None else ""
+        )
+        tell(f"model requests go through {url}, whose page shows each step{later}.")
         code = _run(*pointed(command, url))
-        _report(url, before, _figures(url))
+        _report(url, before, _figures(url), "" if known is None else " of all clients of the service")
     raise SystemExit(code)
 
 
@@ -231,8 +241,8 @@ def _figures(url: str) -> Counter[str] | None:
     return found
 
 
-def _report(url: str, before: Counter[str] | None, after: Counter[str] | None) -> None:
-    """Say how many requests came, and what memory saved."""
+def _report(url: str, before: Counter[str] | None, after: Counter[str] | None, whose: str) -> None:
+    """Say how many requests came, and what memory saved; ``whose`` they are."""
     if before is None or after is None:
         tell(f"the service at {url} shows its figures to a key of an operator alone: see its page.")
         return
@@ -247,7 +257,7 @@ def _report(url: str, before: Counter[str] | None, after: Counter[str] | None) -
             "or ANTHROPIC_BASE_URL? `memory-bank connect` says what clients need, `memory-bank doctor` checks them."
         )
         return
-    said = [f"{statuses.total():,} model request{'' if statuses.total() == 1 else 's'}"]
+    said = [f"{statuses.total():,} model request{'' if statuses.total() == 1 else 's'}{whose}"]
     said += [
         f"{n:,} of them answered with {status}" for status, n in sorted(statuses.items()) if status >= "400"
     ]
