@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import inspect
 import json
 import pickle
 import random
@@ -148,14 +149,22 @@ def test_what_is_closed_at_the_end_of_a_block_is_closed_in_a_thread():
     assert door.closed_in is threading.current_thread()
 
 
+def test_the_asynchronous_twins_have_the_arguments_of_the_others():
+    for name in ("context", "call", "search", "record", "reset"):
+        one, twin = getattr(Memory, name), getattr(Memory, f"a{name}")
+        assert inspect.signature(twin) == inspect.signature(one)
+        assert (twin.__name__, twin.__doc__) == (f"a{name}", f"As ``{name}``, for asyncio.")
+
+
 def test_wrong_use_is_said():
     memory = Memory()
     with pytest.raises(MessagesError):
         memory.context("hello")
     with pytest.raises(ConfigError):
         Memory(config=5)
-    with pytest.raises(TypeError, match="query must be words, a name or an id as str, not int"):
-        memory.search(7)
+    for arguments in ((7,), ("late", "3")):
+        with pytest.raises(TypeError, match="takes words, a name or an id as str, and top_k as int"):
+            memory.search(*arguments)
     with pytest.raises(TypeError, match=r"MemoryBankState\.open"):
         pickle.dumps(memory.state)
     with pytest.raises(TypeError, match=r"MemoryBankState\.open"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -23,10 +24,11 @@ T = TypeVar("T")
 
 
 def _in_thread(work: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
+    @functools.wraps(work)
     async def awaited(*args: P.args, **kwargs: P.kwargs) -> T:
         return await asyncio.to_thread(work, *args, **kwargs)
 
-    awaited.__doc__ = f"As ``{work.__name__}``, for asyncio."
+    awaited.__name__, awaited.__doc__ = f"a{work.__name__}", f"As ``{work.__name__}``, for asyncio."
     return awaited
 
 
@@ -35,7 +37,7 @@ class Memory(Closing):
 
     Args:
         bank: a file name or a database URL; None keeps everything in memory.
-        session_id: the task. One that is stored already goes on where it stopped.
+        session_id: the task. One that is stored already goes on with its calls: name another task otherwise.
         config: a Config, a dict of its values, or the path of a configuration file; None: the shipped one.
         model: the agent's model; its price decides how often the history is folded.
         llm_client: writes summaries where the configuration asks for a model: an ``openai.OpenAI``, or anything

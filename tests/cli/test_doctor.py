@@ -71,6 +71,8 @@ def test_a_bank_that_others_could_read_and_a_file_that_is_none(doctor, bank, tmp
     other.write_text("no database at all, but long enough to be read as one by mistake")
     found = doctor("--db", other, wrong=["database"])
     assert found["database"]["command"] == f"memory-bank bank restore --db {other} BACKUP"
+    found = doctor("--db", tmp_path / "no folder" / "bank.db", wrong=["database"])
+    assert found["database"]["command"] == f"mkdir -p '{tmp_path / 'no folder'}'"
 
 
 def test_an_embedder_that_is_not_the_banks(doctor, cli, bank, tmp_path):

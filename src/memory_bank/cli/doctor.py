@@ -83,7 +83,10 @@ def _checks(db: str | None, config: Path | None) -> Iterator[Finding]:
         )
         yield Finding("disk", state, f"{free / 2**30:,.1f} GiB are free in {folder}", mends)
     database = None
-    if file is not None and not file.exists():
+    if file is not None and settings.database and not file.absolute().parent.is_dir():
+        mends = f"mkdir -p {shlex.quote(str(file.parent))}"
+        yield Finding("database", "wrong", f"there is no folder {file.parent} for the bank", mends)
+    elif file is not None and not file.exists():
         yield Finding("database", "note", f"there is no bank {file} yet: the first request makes it")
     else:
         try:

@@ -72,8 +72,8 @@ def search_session(
     Of records without an insight the session's newest 400 are found, by words. Answers of our own tools are never
     found: they quote other records. Raises EmbedderMismatchError, StorageError.
     """
-    if not isinstance(query, str):
-        raise TypeError(f"query must be words, a name or an id as str, not {type(query).__name__}")
+    if not (isinstance(query, str) and isinstance(top_k, int)):
+        raise TypeError("a search takes words, a name or an id as str, and top_k as int")
     scope = scope or state.scope
     tokens = dict.fromkeys(token for token, _, _ in identifiers_in(query))
     wanted = [w for w in (query, *islice(tokens, _MAX_WANTED)) if len(w) <= _MAX_EXACT_CHARS]
