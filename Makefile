@@ -120,7 +120,7 @@ $(VENV)/.docs: $(VENV)/.base
 
 $(BASE)/.dev: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(BASE)
-	@$(BASE)/$(PIP) -e '.[openai]' pytest pytest-xdist hypothesis
+	@$(BASE)/$(PIP) -e . pytest pytest-xdist hypothesis
 	@touch $@
 
 integrations:

@@ -169,6 +169,8 @@ PRINTED = {  # what a page's commands and code must print, besides running
 def test_every_page_runs(page, model, folder, monkeypatch, capsys):
     if any("memory-bank serve" in b.code for b in EVERY if b.page == page and not b.mark):
         pytest.importorskip("fastapi", reason="needs the extra service")
+    if any("openai" in b.code for b in EVERY if b.page == page and not b.mark):
+        pytest.importorskip("openai", reason="needs the extra openai")
     monkeypatch.chdir(folder)
     monkeypatch.setenv("OPENAI_BASE_URL", model.base_url)
     monkeypatch.setenv("OPENAI_API_KEY", "x")

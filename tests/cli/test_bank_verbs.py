@@ -184,6 +184,7 @@ def test_search_of_a_bank_without_anything(cli, tmp_path):
 
 
 def test_search_with_another_embedder_and_re_embed(cli, bank, monkeypatch):
+    pytest.importorskip("openai", reason="needs the extra openai")
     with ScriptedServer() as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
         monkeypatch.setenv("OPENAI_API_KEY", "k")
@@ -225,6 +226,7 @@ def test_export_never_writes_over_the_bank(cli, bank):
 
 
 def test_observe_makes_marked_insights_again(cli, tmp_path, monkeypatch):
+    pytest.importorskip("openai", reason="needs the extra openai")
     from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
     from memory_bank.models.chat import OpenAIChat
 

@@ -13,6 +13,8 @@ from tests.cli.conftest import COMMAND, environment
 
 from memory_bank.testing import ScriptedServer, say
 
+pytest.importorskip("fastapi", reason="needs the extra service")
+
 
 @pytest.fixture
 def upstream():

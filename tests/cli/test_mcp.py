@@ -7,10 +7,10 @@ import subprocess
 import sys
 import time
 
-import anyio
 import pytest
 
-pytest.importorskip("mcp")
+pytest.importorskip("mcp", reason="needs the extra mcp")
+import anyio
 from mcp import MCPError
 from tests.service.mcp_clients import EVIL, ROOT, command, connected, fill, text_of
 

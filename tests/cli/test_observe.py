@@ -22,6 +22,8 @@ from memory_bank.bank.stores import InsightStore
 from memory_bank.testing import ScriptedServer, fail, say
 from memory_bank.tools import handle_tool_call
 
+pytest.importorskip("openai", reason="needs the extra openai")
+
 SETTINGS = MemoryBankSettings(
     embedding_model="lexical", observer_model="extractive", token_encoding="approximate"
 )
@@ -178,9 +180,6 @@ def test_sessions_show_the_queue(cli: Any, bank_url: str) -> None:
         queue.give_back("me", job, "the model failed", -10)
     (session,) = cli.bank(bank_url, "sessions", "--json").json()["sessions"]
     assert (session["jobs"], session["failing"], session["attempts"]) in ((3, 1, 2), (3, 2, 1))
-    table = cli.bank(bank_url, "sessions").out
-    assert "failing" in table.splitlines()[0]
-    assert "(×" in table.splitlines()[1]
 
 
 def test_answers_of_our_own_tools_are_not_to_be_observed(cli: Any, bank_url: str, server: Any) -> None:

@@ -20,6 +20,8 @@ from tests.cli.conftest import COMMAND, environment, run_of
 from memory_bank.cli.run import pointed
 from memory_bank.testing import ScriptedServer, fail, say
 
+pytest.importorskip("fastapi", reason="needs the extra service")
+
 AGENT = """
 import json, os, sys, urllib.request
 messages = json.loads(sys.argv[1])

@@ -374,6 +374,7 @@ def test_what_is_no_export(cli: Any, bank: Path, two: Path, tmp_path: Path) -> N
 
 
 def test_embeddings_of_another_model(cli: Any, exported: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    pytest.importorskip("openai", reason="needs the extra openai")
     db = tmp_path / "other.db"
     with ScriptedServer() as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)

@@ -66,6 +66,7 @@ def test_load_lexical_once() -> None:
 
 
 def test_load_openai(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("openai", reason="needs the extra openai")
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     with ScriptedServer(embed=lambda texts: [[3.0, 4.0]] * len(texts)) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
+
+pytest.importorskip("openai", reason="needs openai")
+import openai
+from openai.types import responses
 from tests.testing.test_server import USER, client_of
 
 from memory_bank.testing import Reply, ScriptedServer, call, calls, say
-
-openai = pytest.importorskip("openai", reason="needs openai")
-responses = pytest.importorskip("openai.types.responses")
 
 THINKING = Reply(
     "I look it up.", tool_calls=[("find", {"q": "a"}), ("find", {"q": "b"})], reasoning="Two searches."

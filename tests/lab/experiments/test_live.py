@@ -15,6 +15,8 @@ from memory_bank.lab.experiments.plan import SuiteSettings, book_cases, page_cod
 from memory_bank.lab.traces import Trace
 from memory_bank.testing import ScriptedServer, fail, say
 
+pytest.importorskip("openai", reason="needs the extra openai")
+
 FUNCTIONS = """
 name = "live"
 strategies = ["full", "truncation", "keep_last_n?n=2", "memory_bank_local?top_k=8"]
