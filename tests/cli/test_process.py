@@ -174,6 +174,7 @@ def test_demo_anywhere_offline_without_a_terminal(tmp_path):
     assert "tokens without memory" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "\x1b" not in done.stdout
+    assert "In dollars, with prompt caching: `memory-bank audit FILE` on runs of your own." in done.stdout
 
 
 def test_demo_says_how_to_get_the_model(cli, monkeypatch):

@@ -469,7 +469,7 @@ class MemoryBankState(Session):
     def __reduce__(self) -> str:
         raise TypeError(
             "a MemoryBankState holds an open database and cannot be pickled: pass the database's address and the "
-            "session_id instead, and open the session there with MemoryBankState.open."
+            "session_id instead, and open the session there with Memory or MemoryBankState.open."
         )
 
     def __exit__(self, *exc: object) -> None:

@@ -59,6 +59,7 @@ def demo(
         records = {r.call_id: r for r in step.state.fact_store.get_many(list(step.state.steps))}
         pieces = step.plan.shown()["pieces"] if step.plan else []
     print(f"\nTogether {full:,} tokens without memory, {sent:,} with it: {1 - sent / full:.0%} saved.")
+    print("In dollars, with prompt caching: `memory-bank audit FILE` on runs of your own.")
     if step.counter == "approximate":
         print("(Tokens are approximate: the vocabulary of tiktoken is not available.)")
     print(f"Tool calls without their result, or results without their call: {broken}.")

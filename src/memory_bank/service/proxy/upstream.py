@@ -139,7 +139,9 @@ class Upstream:
     def __init__(self, base_url: str, *, timeout: float = 600.0, key: str | None = None) -> None:
         self.key = key and key.strip()
         if self.key and not (self.key.isascii() and self.key.isprintable()):
-            raise ConfigError(f"the service's own key for {base_url} is none: it holds odd characters.")
+            raise ConfigError(
+                f"the service's own key for {base_url} cannot be sent: copy it again, in plain ASCII."
+            )
         try:
             self._base = httpx2.URL(base_url)
         except (httpx2.InvalidURL, UnicodeError):
