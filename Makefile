@@ -6,12 +6,9 @@
 # make lint   style and types
 # make readme the README's commands as written, in an empty environment (asks the package index)
 # make docs   the documentation site, in site/
-<<<<<<< HEAD
 # make resolutions   the lowest and the highest versions of the packages, tested (asks the index)
-=======
 # make screenshots   the pictures of the page in docs/, from recorded runs (needs Chromium)
 # make prices the prices that ship with the package, from the package genai-prices
->>>>>>> main
 # make hashes the packages of the Docker image with their hashes (needs uv, asks the package index)
 # make integrations   each framework's adapter, in a virtual environment of its own
 # make clients   real clients through the proxy, each installed by itself (needs npm for some)
@@ -26,11 +23,8 @@ export PYTHONDONTWRITEBYTECODE :=
 # One thread per process for numerical libraries: the tests use all cores already.
 export OMP_NUM_THREADS := 1
 
-<<<<<<< HEAD
-.PHONY: demo test test-long test-all test-base resolutions attack readme lint docs format wheel hashes integrations clients clean
-=======
-.PHONY: demo test test-long test-all test-base attack readme lint docs format screenshots prices wheel hashes integrations clients clean
->>>>>>> main
+.PHONY: demo test test-long test-all test-base resolutions attack readme lint docs format screenshots prices wheel hashes \
+	integrations clients clean
 
 demo: $(VENV)/.base
 	@$(VENV)/bin/memory-bank demo
