@@ -6,15 +6,17 @@ import sqlite3
 import subprocess
 import sys
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import sqlalchemy as sa
 from tests.contracts.stores import a_record, together
 from tests.postgres import python
 
 from memory_bank.bank import sqlite as module
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder
-from memory_bank.bank.schema import VERSION
+from memory_bank.bank.schema import ADDED, VERSION, schema_version, sessions, steps
 from memory_bank.bank.sqlite import schema_script
 from memory_bank.bank.stores import FactStore
 from memory_bank.errors import ConfigError, DatabaseOpenError, DatabaseVersionError, StorageError
@@ -110,6 +112,27 @@ def test_the_database_of_another_application(tmp_path, with_alembic):
     before = schema(other)
     assert "another program" in refused(tmp_path / "other.db")
     assert schema(other) == before
+
+
+def test_a_bank_of_an_older_version_gets_its_columns(bank_url):
+    """Two processes open it at once; what it holds stays."""
+    database = Database(bank_url)
+    database.open_session("s")
+    FactStore(database, "s").store(a_record(1))
+    with database.write() as c:
+        for column in ADDED["2"]:
+            c.exec_driver_sql(f"ALTER TABLE {column.table} DROP COLUMN {column.name}")
+        c.exec_driver_sql("UPDATE schema_version SET version_num = '2'")
+    database.close()
+    with ThreadPoolExecutor(2) as pool:
+        opened = list(pool.map(Database, [bank_url] * 2))
+    for database in opened:
+        assert FactStore(database, "s").size() == 1
+        database.set_session("s", title="Named")
+        assert database.value(sa.select(sessions.c.title)) == "Named"
+        assert database.value(sa.select(schema_version.c.version_num)) == VERSION
+        assert database.rows(sa.select(steps)) == []
+        database.close()
 
 
 def test_a_newer_schema(tmp_path):

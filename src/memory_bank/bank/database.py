@@ -18,10 +18,12 @@ import sqlalchemy as sa
 from cachetools import LRUCache
 from sqlalchemy.engine import Connection, Engine, RowMapping, make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.schema import CreateColumn
 
 from memory_bank.bank.group_commit import GroupWriter
 from memory_bank.bank.rows import is_session_id
 from memory_bank.bank.schema import (
+    ADDED,
     SET_SESSION,
     VERSION,
     bank,
@@ -191,34 +193,41 @@ class Database:
         return first_line(error)
 
     def _create(self, must_exist: bool) -> None:
-        """Create the tables if there are none, in one transaction; other processes wait meanwhile."""
+        """Create the tables, or the columns that an older bank lacks, in one transaction; other processes wait."""
         if self.in_memory:
             return
         with self._reader.connect() as connection:
-            if self._is_bank(connection):
-                return
-        if must_exist and self.url.get_backend_name() != "sqlite":
+            version = self._version(connection)
+        if version == VERSION:
+            return
+        if version is None and must_exist and self.url.get_backend_name() != "sqlite":
             raise DatabaseOpenError(f"{self.name} holds no bank yet: check the URL given by --db.")
         with self._transaction(creating=True) as connection:
-            if not self._is_bank(connection):  # another process may have created it meanwhile
+            version = self._version(connection)  # another process may have created it meanwhile
+            if version is None:
                 metadata.create_all(connection, checkfirst=False)
                 connection.execute(sa.insert(schema_version), {"version_num": VERSION})
+            elif version != VERSION:
+                for column in ADDED[version]:
+                    added = CreateColumn(column).compile(dialect=connection.dialect)
+                    connection.exec_driver_sql(f"ALTER TABLE {column.table} ADD COLUMN {added}")
+                connection.execute(sa.update(schema_version).values(version_num=VERSION))
 
-    def _is_bank(self, connection: Connection) -> bool:
+    def _version(self, connection: Connection) -> str | None:
         tables = self.tables(connection)
         if not tables:
-            return False
+            return None
         table = next((t for t in (schema_version.name, "alembic_version") if {t, bank.name} <= tables), None)
         if table is None:
             raise DatabaseOpenError(f"{self.name} is a database of another program: {self.elsewhere}.")
-        version = connection.exec_driver_sql(f"SELECT version_num FROM {table}").scalar()
-        if version != VERSION:
+        version = str(connection.exec_driver_sql(f"SELECT version_num FROM {table}").scalar())
+        if table == "alembic_version" or version not in (VERSION, *ADDED):
             other = "an unreleased" if table == "alembic_version" else "a newer"
             raise DatabaseVersionError(
                 f"{self.name} was written by {other} memory_bank (schema {version}, this one knows {VERSION}): "
                 "open it with that version."
             )
-        return True
+        return version
 
     @contextmanager
     def read(self) -> Iterator[Connection]:

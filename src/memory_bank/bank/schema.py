@@ -1,6 +1,6 @@
 """The tables of a bank, and the parts of SQL statements that several modules share.
 
-A change to a table needs a new VERSION and, once a version is released, a way to bring older banks to it.
+A change to a table needs a new VERSION. New columns may be NULL, and stand in ADDED for banks of older versions.
 """
 
 from __future__ import annotations
@@ -228,6 +228,11 @@ files = sa.Table(  # what an agent keeps below /memories, by a memory tool
     sa.Column("content", ExactText),  # NULL: a folder
     sa.Column("changed", sa.Float(53), nullable=False),
 )
+
+ADDED: dict[str, list[sa.Column[Any]]] = {
+    "2": [sessions.c.title, *(steps.c[n] for n in ("answer", "seconds", "http_status", "error", "reason"))],
+}
+"""The columns that a bank of an older version lacks."""
 
 # Parts of statements. Statements are built once, at import: building one costs more than running it.
 
