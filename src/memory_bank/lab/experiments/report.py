@@ -175,6 +175,8 @@ def render_report(
         run_titles=run_titles,
         runs=[[run.get(k, "") for k in run_titles] for run in header["runs"]],
         settings=json.dumps(header["settings"], indent=1, ensure_ascii=False),
+        money=money,
+        whole=whole,
     )
 
 
@@ -191,55 +193,16 @@ def _plot(lines: Sequence[ReportLine]) -> dict[str, Any]:
 
 
 def _line_part(number: int, line: ReportLine) -> dict[str, Any]:
-    """A line for the template, with the 40 cases that lost most, each with its steps."""
-    if line.kind == "replay":
-        read_case, own = _replay_case, ["evidence", "errors"]
-        steps = ["step", "turn", "tokens", "full", "cached", "evidence kept", "ages lost", "ms", "error"]
-    else:
-        read_case, own = _live_case, ["success", "right calls", "ended"]
-        steps = ["step", "tokens", "full", "cached", "ms", "calls"]
-    shown = sorted(map(read_case, line.results), key=lambda case: case[0])[:40]
-    cases = [{"id": f"line-{number}-case-{i}", **case} for i, (_, case) in enumerate(shown)]
-    return {
-        "id": f"line-{number}",
-        "line": line,
-        "titles": ["case", "seed", "tokens", "cost", "cache-priced", *own],
-        "step_titles": steps,
-        "cases": cases,
-        "left": len(line.results) - len(cases),
-    }
-
-
-def _case(result: dict[str, Any], own: list[str], steps: list[list[str]]) -> dict[str, Any]:
-    """A case for the template: its name, the cells of its row, and those of its steps."""
-    bill = result["bill"]
-    cells = [str(result["seed"]), f"{bill['tokens']:,}", money(bill["plain"]), money(bill["priced"]), *own]
-    return {"name": result["case"], "cells": cells, "steps": steps}
-
-
-def _replay_case(result: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The loss of a case, by which cases are sorted, and the case for the template."""
-    rows = rows_in(result)
-    kept, values = old_bound(rows)
-    steps = []
-    for n, (row, cached) in enumerate(zip(rows, result["cached"], strict=True), 1):
-        lost = sorted(f.age for f in row.found if not f.bound)
-        found = f"{len(row.found) - len(lost)} of {len(row.found)}"
-        ages = ", ".join(map(str, lost[:12])) + (" …" if len(lost) > 12 else "")
-        numbers = [f"{v:,}" for v in (row.tokens, row.full, cached)]
-        steps.append([str(n), row.kind, *numbers, found, ages, f"{1000 * row.seconds:.1f}", row.error])
-    own = [f"{kept} of {values}", str(sum(bool(row.error) for row in rows))]
-    return kept - values, _case(result, own, steps)
-
-
-def _live_case(result: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    score = result["score"]
-    steps = []
-    for n, turn in enumerate(result["turns"], 1):
-        numbers = [f"{turn[k]:,}" for k in ("tokens", "full", "cached")]
-        calls = "; ".join(f"{c['call']}: {c['verdict']}" for c in turn["calls"]) or "an answer"
-        steps.append([str(n), *numbers, f"{turn['ms']:.1f}", calls])
-    right = f"{score['correct']} of {score['calls']}"
-    own = ["yes" if score["success"] else "no", right, str(result["ended"])]
-    loss = float(score["success"]), score["correct"] / max(1, score["calls"])
-    return loss, _case(result, own, steps)
+    """A line for the template, with the 40 cases that lost most, each with its ``rows`` or ``turns``."""
+    cases: list[dict[str, Any]] = []
+    for result in line.results:
+        if line.kind == "replay":
+            rows = rows_in(result)
+            kept, values = old_bound(rows)
+            cases.append({**result, "loss": kept - values, "kept": kept, "values": values, "rows": rows})
+        else:
+            score = result["score"]
+            loss = float(score["success"]), score["correct"] / max(1, score["calls"])
+            cases.append({**result, "loss": loss})
+    cases.sort(key=lambda case: case["loss"])
+    return {"id": f"line-{number}", "line": line, "cases": cases[:40], "left": len(cases[40:])}
