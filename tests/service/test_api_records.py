@@ -23,6 +23,7 @@ from memory_bank.records import InteractionRecord
 from memory_bank.service.api import record_parts, records
 from memory_bank.service.api.record_parts import part_of, part_of_long
 from memory_bank.service.api.records import Record, RecordPage, RecordPart
+from memory_bank.service.api.requests import streamed
 from memory_bank.tools.selection import RefusedCall
 
 ORDERS = '{"items": [{"sku": "A-1", "price": 19.90}, {"sku": "B-2", "price": 5.00}], "total": 24.90}'
@@ -374,4 +375,4 @@ def test_what_fails_at_once_is_told_before_an_answer_begins():
         raise StorageError("gone")
 
     with pytest.raises(StorageError):
-        anyio.run(records._streamed, failing())
+        anyio.run(streamed, failing())
