@@ -24,7 +24,6 @@ WITHOUT = ("failed", "refused")
 """The statuses of steps that went without memory: it failed, or it pauses since upstream refused a context."""
 _SWEEP = 256
 """Steps between two deletions of all old manifests; in between, only those that the newest replace go."""
-_DAY = 86_400
 
 _t = steps.c
 _USED = (
@@ -263,11 +262,14 @@ def token_curve(
 # What model calls cost
 
 _is_control = (_t.status == sa.literal_column(f"'{CONTROL}'")).label("control")
+_DAYS = _t.created / sa.literal_column("86400.0")
+_NEAREST = sa.func.round(
+    _DAYS
+)  # not every SQLite can round down, and databases round halves in different ways
 _BY = {
     "all": sa.null().label("of"),
     "session": _t.session_id.label("of"),
-    # half a day less, rounded, as databases round down in different ways
-    "day": sa.func.round(_t.created / sa.literal_column(f"{_DAY}.0") - sa.literal_column("0.5")).label("of"),
+    "day": sa.case((_NEAREST > _DAYS, _NEAREST - sa.literal_column("1")), else_=_NEAREST).label("of"),
 }
 _sums = tuple(map(sum_of, (*_USED, _t.tokens, _t.full_tokens)))
 _counts = (
