@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -52,6 +53,14 @@ class Cli:
 
     def bank(self, db: Any, verb: str, *args: Any) -> Result:
         return self("bank", verb, "--db", db, *args)
+
+
+@pytest.fixture
+def port():
+    """A port that nothing listens on."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
 
 
 @pytest.fixture

@@ -23,13 +23,6 @@ def upstream():
 
 
 @pytest.fixture
-def port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-@pytest.fixture
 def doctor(cli, monkeypatch, tmp_path, upstream, port):
     for name in ("CLAUDE_CONFIG_DIR", "CODEX_HOME", "XDG_CONFIG_HOME", "OPENAI_API_BASE"):
         monkeypatch.delenv(name, raising=False)

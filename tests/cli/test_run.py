@@ -44,13 +44,6 @@ SAVED = re.compile(
 
 
 @pytest.fixture
-def port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-@pytest.fixture
 def variables(tmp_path, port):
     with ScriptedServer(lambda body: say("done")) as upstream:
         own = {"XDG_DATA_HOME": str(tmp_path / "data"), "MEMORY_BANK_SERVICE__PORT": str(port)}
