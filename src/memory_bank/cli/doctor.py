@@ -165,7 +165,7 @@ def _service(url: str, health: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _upstreams(service: str, urls: Mapping[Provider, str]) -> Iterator[Finding]:
-    """Whether the APIs answer to which a service that is started in this shell would send."""
+    """Check whether the upstream APIs of a service started in this shell answer."""
     says = f"none answers at {service}; `memory-bank run -- COMMAND` starts one for a command"
     with socket.socket() as s:
         is_taken = s.connect_ex(("127.0.0.1", urlsplit(service).port or 0)) == 0
@@ -194,7 +194,7 @@ def _upstreams(service: str, urls: Mapping[Provider, str]) -> Iterator[Finding]:
 
 
 def _clients(service: str) -> Iterator[Finding]:
-    """Where the variables of this shell and the files of clients send."""
+    """Check where the environment variables of this shell and the settings of clients send requests."""
     places = [(name, os.environ.get(name, ""), f"unset {name}") for name in ADDRESSES]
     for client, known in CLIENTS.items():
         if known.file and (path := known.path()).is_file():
@@ -238,7 +238,7 @@ def _address_in(client: str, values: dict[str, Any]) -> str:
 
 
 def _without_secrets(url: str) -> str:
-    """An address without a user's name, a password and a query."""
+    """Return the URL without user name, password and query."""
     try:
         parts = urlsplit(url)
         return f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"

@@ -72,7 +72,7 @@ def run(
 
 
 def ask(url: str, seconds: float = 4.0) -> bytes | None:
-    """The body of an answer of a service on this machine; None where none or another one than 200 or 503 comes."""
+    """Return the body of a local service's answer (status 200 or 503), or None."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=seconds) as answer:
@@ -163,7 +163,7 @@ def _started(db: str | None, config: Path | None) -> Iterator[str]:
 
 
 def end_with_stdin() -> None:
-    """End this process as SIGTERM does once its standard input is closed, as by the end of the process before it."""
+    """Stop this process by SIGTERM when its standard input closes, which happens when its parent ends."""
 
     def wait() -> None:
         while os.read(0, 1024):
@@ -219,7 +219,7 @@ def _run(command: list[str], variables: dict[str, str]) -> int:
 
 
 def _in_foreground() -> bool:
-    """Whether what is typed at the terminal reaches this process's group."""
+    """Return whether this process group is the terminal's foreground group."""
     try:
         with open("/dev/tty", encoding="ascii") as terminal:
             return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
@@ -231,7 +231,7 @@ def _in_foreground() -> bool:
 
 
 def _figures(url: str) -> Counter[str] | None:
-    """The counters of a service by name and labels; None where it shows them to operators alone."""
+    """Return a service's counters by name and labels, or None if only operators may read them."""
     told = ask(f"{url}/metrics")
     if told is None:
         return None
