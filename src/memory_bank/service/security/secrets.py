@@ -29,7 +29,7 @@ _RE = {name: re.compile(expression) for name, expression in _EXPRESSIONS.items()
 
 
 class _Form(NamedTuple):
-    """A form of secrets: a word at which a search starts, the expression, and how far before the word it begins."""
+    """One rule: the word that a search looks for, the expression, and how far before the word it may start."""
 
     word: str
     kind: str
