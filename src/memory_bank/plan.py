@@ -137,7 +137,8 @@ class Choice(Brief):
     interactions of which nothing else is shown. ``in_place``: what is shown of the past stands in its place
     among the messages that are never dropped. ``keep_all``: all messages are kept, in their order. ``unchanged``: why
     the messages need no change, or "". ``may_cost_more``: the context is used even where the full history
-    costs no more, because it holds something that the messages lack.
+    costs no more, because it holds something that the messages lack. ``since``: the position of the first interaction
+    that the fold is not about; from there on all that is kept stands in its place. None: there is no fold.
     ``repair_pairs``: what is done about broken pairs. ``budget``: tokens of the whole context. ``chosen``: the
     strategy that an adaptive one took. ``model_calls``: calls of a model that the choice made.
     """
@@ -150,6 +151,7 @@ class Choice(Brief):
     keep_all: bool = False
     unchanged: str = ""
     may_cost_more: bool = False
+    since: int | None = None
     reasons: Reasons = field(default_factory=Shown)
     query: str = ""
     repair_pairs: Literal["off", "complete", "drop"] = "off"
@@ -312,3 +314,9 @@ class Context(list[Any]):
         super().__init__(messages)
         self.plan = plan
         self.entries = entries
+
+    @property
+    def since(self) -> int:
+        """The position among the messages of the plan from which on thinking stays; see ``Choice``."""
+        since = self.plan.choice.since
+        return self.plan.view.tail_start if since is None else since

@@ -94,7 +94,7 @@ def _in_form(source: Conversation[Any] | None, applied: Applied, session: Sessio
         return applied
     if session is None or not isinstance(context, Context):  # it went through
         return list(source.source), tokens
-    written = source.write(context.entries)
+    written = source.write(context.entries, context.since)
     if not same_objects(written, source.source):
         tokens = session.recount(context, from_anthropic(written).messages)
     return written, tokens

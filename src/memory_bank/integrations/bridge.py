@@ -38,13 +38,16 @@ MAX_SESSIONS = 256  # sessions that a bridge holds; the one that was used longes
 NO_SESSION = "No tool output is stored in this session yet."
 
 
-def strip_natives(rebuilt: Sequence[N], natives: Sequence[N], wire: PartWire[N], rule: Thinking) -> list[N]:
+def strip_natives(
+    rebuilt: Sequence[N], natives: Sequence[N], wire: PartWire[N], rule: Thinking, since: int | None = None
+) -> list[N]:
     """A rebuilt list without the thinking blocks that the rule leaves out from the first difference on.
 
+    ``since`` as in ``without_thinking``.
     Where the turn that is being answered must begin with its thinking and does not, the natives themselves.
     """
     try:
-        return without_thinking(rebuilt, rule, natives, wire)
+        return without_thinking(rebuilt, rule, natives, wire, since)
     except HistoryError:
         return list(natives)
 
@@ -213,7 +216,8 @@ class Bridge(Generic[N]):
                 if not isinstance(context, Context) or same_objects(context, chat.messages):
                     return list(natives), name
                 wire: Any = chat.wire
-                rebuilt = strip_natives(chat.write(context.entries), natives, wire, thinking)
+                written = chat.write(context.entries, context.since)
+                rebuilt = strip_natives(written, natives, wire, thinking, chat.place_of(context.since))
                 if (session := self.processor.state(self.strategy, name)) is not None:
                     session.recount(context, self._read(rebuilt, system).messages)
                 return rebuilt, name

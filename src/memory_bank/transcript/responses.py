@@ -271,9 +271,11 @@ class ItemWire(Wire[Item]):
             return {**made, "name": message["tool_calls"][0]["function"]["name"], key: nothing}
         raise HistoryError("the context holds a call or a result that no item has: send the input as it is.")
 
-    def finish(self, written: list[tuple[int | None, Item]], source: Sequence[Item]) -> list[Item]:
+    def finish(
+        self, written: list[tuple[int | None, Item]], source: Sequence[Item], since: int
+    ) -> list[Item]:
         """See Wire. Raises HistoryError where the items would have a broken pair that those read had not."""
-        items = super().finish(written, source)
+        items = super().finish(written, source, since)
         if item_errors(items) and not item_errors(source):
             raise HistoryError(
                 "the rebuilt context would break a call from its output: send the input as it is."

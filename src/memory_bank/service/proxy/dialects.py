@@ -61,7 +61,7 @@ class RequestHistory:
     def to_request(self, context: Context) -> Sequence[object]:
         """The array for the request. Raises NotRebuiltError where a context cannot be written."""
         try:
-            return context if self.chat is None else self.chat.write(context.entries)
+            return context if self.chat is None else self.chat.write(context.entries, context.since)
         except HistoryError as e:
             raise NotRebuiltError(str(e).partition(":")[0]) from None
 
@@ -271,7 +271,9 @@ class MessagesDialect(Dialect):
     def thinking_turn(self, request: JsonObject) -> TurnPlace | None:
         """See Dialect. It is that of a request with ``thinking.type: enabled``."""
         messages = request.get(self.key)
-        if thinking_rule(request.get("thinking")) is not Thinking.KEEP_LAST or not isinstance(messages, list):
+        if thinking_rule(request.get("thinking")) is not Thinking.KEEP_LATER or not isinstance(
+            messages, list
+        ):
             return None
         return "begins" if answered_turn(messages) is None else "goes on"
 
