@@ -44,7 +44,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     budget = max(0, fold_budget(settings.history_budget, older) - view.pinned_tokens)
     is_cold = session.prefix_cache.sent() > settings.cache_retention
     shortened = _shortened_tail(view, session, settings.shorten_last)
-    base = Choice(role=settings.memory_role, repair_pairs=settings.repair_pairs, edits=shortened)
+    base = Choice(role=settings.memory_role, edits=shortened)
     if settings.refresh_after == "auto":
         latest, cache = past[-20:], session.prefix_cache  # whose mean length predicts that of the next ones
         mean = sum(e.tokens for e in latest) / max(1, len(latest))
@@ -166,8 +166,7 @@ def _evidence(session: MemoryBankState, settings: MemoryBankSettings) -> _Eviden
     state: _Evidence = session.cache("evidence", _Evidence)
     made_with = (settings.evidence_model, settings.tools, session.order_changes)
     if state.memory is None or state.made_with != made_with:
-        learned = session.learned_model() if settings.evidence_model is None else None
-        model = evidence_model(settings.evidence_model, learned)
+        model = evidence_model(settings.evidence_model)
         state.memory = EvidenceMemory(session.counter, model, settings.tools)
         state.made_with, state.fold = made_with, None
     return state
