@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection, Dialect, RowMapping
 from sqlalchemy.types import LargeBinary, TypeDecorator, TypeEngine, UserDefinedType
 
 T = TypeVar("T")
-VERSION = "3"
+VERSION = "4"
 
 
 class ExactText(TypeDecorator[str]):
@@ -208,6 +208,12 @@ steps = sa.Table(  # cost and composition of a session's contexts; old manifests
     sa.Column("full_input_tokens", sa.BigInteger),  # of the full history, as `pricing.full_usage` estimates
     sa.Column("full_cached_tokens", sa.BigInteger),
     sa.Column("full_written_tokens", sa.BigInteger),
+    sa.Column(
+        "written_hour_tokens", sa.BigInteger
+    ),  # of the written ones, those that the cache keeps for an hour
+    sa.Column("full_written_hour_tokens", sa.BigInteger),
+    sa.Column("billed", sa.Float(53)),  # the cost that the provider named, in dollars
+    sa.Column("untold", ExactText),  # why the tokens are not known
 )
 
 models = sa.Table(  # the evidence model fitted to a namespace's own sessions, once that was tried
@@ -229,9 +235,9 @@ files = sa.Table(  # what an agent keeps below /memories, by a memory tool
     sa.Column("changed", sa.Float(53), nullable=False),
 )
 
-ADDED: dict[str, list[sa.Column[Any]]] = {
-    "2": [sessions.c.title, *(steps.c[n] for n in ("answer", "seconds", "http_status", "error", "reason"))],
-}
+_SINCE_3 = [steps.c[n] for n in ("written_hour_tokens", "full_written_hour_tokens", "billed", "untold")]
+_SINCE_2 = [sessions.c.title, *(steps.c[n] for n in ("answer", "seconds", "http_status", "error", "reason"))]
+ADDED: dict[str, list[sa.Column[Any]]] = {"2": [*_SINCE_2, *_SINCE_3], "3": _SINCE_3}
 """The columns that a bank of an older version lacks."""
 
 # Parts of statements. Statements are built once, at import: building one costs more than running it.
