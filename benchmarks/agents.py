@@ -198,7 +198,7 @@ class UnmarkedAgent(MessagesAgent):
     marked = False
 
 
-CODING = ("claude-code", "codex", "opencode")
+CODING = ("claude-code", "codex", "opencode", "qwen-code")
 AGENTS = dict(zip(APIS, (ChatAgent, ResponsesAgent, MessagesAgent, UnmarkedAgent), strict=True))
 
 

@@ -424,8 +424,6 @@ class ServiceSettings(Settings):
     """Most tokens of history that a worker keeps in memory, about 200 bytes each, or 64 of a request."""
     steps_kept: AtLeast0 = 100
     """Latest steps of a session whose contents are kept for the page; the figures of all steps are kept."""
-    learn_after: AtLeast0 = 0
-    """New sessions of a namespace after which its own evidence model is fitted in the background; 0: never."""
     allowed_hosts: tuple[str, ...] = ()
     """Host names accepted besides the service's address and loopback."""
     allowed_origins: tuple[str, ...] = ()

@@ -37,7 +37,8 @@ LONGEST_PATH, LONGEST_NAME = 1_000, 255
 """Bytes of a path, and of each name in it."""
 MOST_PLACES, LONGEST_QUOTE = 200, 2_000
 """Lines named, and characters quoted, of an ``old_str`` that is not unique or not in the file."""
-_FULL = f"A project has at most {MOST_BYTES:,} bytes in {MOST_FILES:,} files and folders: delete or shorten some first."
+_LIMITS = f"at most {MOST_BYTES:,} bytes in {MOST_FILES:,} files and folders"
+_FULL = f"A project has {_LIMITS}: delete or shorten some first."
 _PATHS = (
     f"A path has at most {LONGEST_PATH:,} bytes, each name in it {LONGEST_NAME}, and only characters that can be "
     "printed: choose another one."

@@ -19,13 +19,13 @@ from typing import Any
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings, ToolSettings
 from memory_bank.context.render import memory_message
-from memory_bank.errors import ConfigError, MemoryBankError
+from memory_bank.errors import MemoryBankError
 from memory_bank.plan import Decision, Fate, Piece, Reasons
 from memory_bank.ports import TokenCounter
 from memory_bank.records import InteractionRecord
 from memory_bank.selection.cutting import CutText
 from memory_bank.selection.index import EvidenceIndex, Reason, Selection
-from memory_bank.selection.model import MODEL_FILE, Model, load_model, parse_model
+from memory_bank.selection.model import MODEL_FILE, Model, load_model
 from memory_bank.selection.thread import (
     ARGUMENT_START,
     LEAST_CHARS,
@@ -200,13 +200,8 @@ NOTHING = Selection()
 
 
 @lru_cache(maxsize=8)
-def evidence_model(path: str | None, learned: str | None = None) -> Model:
-    """The model of a file, the one that a namespace has `learned` (JSON), or the shipped one. Raises ConfigError."""
-    if path is None and learned is not None:
-        try:
-            return parse_model(learned, "the evidence model of this namespace")
-        except ConfigError as e:
-            log.warning("the shipped evidence model is used: %s", e)
+def evidence_model(path: str | None) -> Model:
+    """The model of a file or the shipped one. Raises ConfigError."""
     return load_model(Path(path) if path else MODEL_FILE)
 
 

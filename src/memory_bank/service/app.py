@@ -33,7 +33,7 @@ from memory_bank.service.api import memory, records, sessions
 from memory_bank.service.api.openapi import describe, validation_message
 from memory_bank.service.api.requests import JSON, EncodedSlashes, json_bytes
 from memory_bank.service.operations import health
-from memory_bank.service.operations.background import ServiceLearning, ServiceObserver, chat_of
+from memory_bank.service.operations.background import ServiceObserver, chat_of
 from memory_bank.service.operations.logs import RequestLog
 from memory_bank.service.operations.metrics import Metrics
 from memory_bank.service.operations.telemetry import Telemetry
@@ -80,7 +80,6 @@ class Service:
         urls = upstreams_of(self.settings)
         chat = chat_of(config, urls["openai"])
         self.observing = ServiceObserver(database, config, chat)
-        self.learning = ServiceLearning(database, self.settings.learn_after)
         cache = MessageCache()
         redaction = Redaction.of(self.settings)
         self.recorder = Recorder(
@@ -137,12 +136,10 @@ class Service:
         self._until = time.monotonic() + seconds
         self.ending.set()
         self.observing.end()
-        self.learning.end()
 
     def close(self) -> None:
         """Finish current jobs and steps, close sessions and the database; queued jobs stay in it."""
         until = self._until or time.monotonic() + self.settings.shutdown_timeout
-        self.learning.close()
         self.observing.close(max(0.0, until - time.monotonic()))
         self.recorder.close(max(1.0, until - time.monotonic()))
         self.operations.close()
@@ -271,7 +268,6 @@ def create_app(config: Config) -> FastAPI:
         try:
             service = Service(config, database, app.metrics, app.tracing)
             service.observing.start()
-            service.learning.start()
         except BaseException:
             database.close()
             raise

@@ -19,7 +19,6 @@ from cachetools import LRUCache
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.files import MemoryFiles
-from memory_bank.bank.learned import Learned, keep_model, learned_of
 from memory_bank.bank.listing import list_page, newest_searchable
 from memory_bank.bank.maintenance import purge
 from memory_bank.bank.schema import sessions
@@ -103,7 +102,6 @@ class _Preview:
 
     processor: MemoryProcessor
     memory: MemoryBankState
-    learned: Learned | None
     stored: set[str] = field(default_factory=set)
     messages: list[object] = field(default_factory=list)
 
@@ -285,21 +283,13 @@ class Sessions:
         seen = self._hidden(messages)
         store = FactStore(self.database, session_id) if self.exists(namespace, name) else None
         stored = [] if store is None else list(store.steps())
-        learned = learned_of(self.database, namespace)
         with self._lock:
             made = self._previews.pop((session_id, key), None)
-        # a new one where records or messages of the last preview are gone, and after learning
-        if (
-            made is None
-            or not made.stored.issubset(stored)
-            or made.learned != learned
-            or seen[: len(made.messages)] != made.messages
-        ):
+        # a new one where records or messages of the last preview are gone
+        if made is None or not made.stored.issubset(stored) or seen[: len(made.messages)] != made.messages:
             memory = MemoryBankState(session_id=session_id)
-            if learned is not None:
-                keep_model(memory.database, None, {}, learned.model)
             config = self.config.model_copy(update={"loop_detection": "off"})
-            made = _Preview(MemoryProcessor(config, lambda session_id: memory), memory, learned)  # noqa: ARG005
+            made = _Preview(MemoryProcessor(config, lambda session_id: memory), memory)  # noqa: ARG005
         if store is not None:
             made.memory.add(store.get_many([t for t in stored if t not in made.stored]))
         made.memory.database.set_note(session_id, self.database.get_note(session_id), made.memory.generation)

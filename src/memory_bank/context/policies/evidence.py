@@ -161,8 +161,7 @@ def _evidence(session: MemoryBankState, settings: MemoryBankSettings) -> _Eviden
     state: _Evidence = session.cache("evidence", _Evidence)
     made_with = (settings.evidence_model, settings.tools, session.order_changes)
     if state.memory is None or state.made_with != made_with:
-        learned = session.learned_model() if settings.evidence_model is None else None
-        model = evidence_model(settings.evidence_model, learned)
+        model = evidence_model(settings.evidence_model)
         state.memory = EvidenceMemory(session.counter, model, settings.tools)
         state.made_with, state.fold = made_with, None
     return state
