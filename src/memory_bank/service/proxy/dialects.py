@@ -264,7 +264,7 @@ class MessagesDialect(Dialect):
         stripped = without_thinking(messages, Thinking.DROP)
         if all(a is b for a, b in zip(stripped, messages, strict=False)):
             return None
-        must_think = rule is Thinking.KEEP_LAST
+        must_think = rule is Thinking.KEEP_LATER
         off = {"thinking": {"type": "disabled"}} if must_think and answered_turn(messages) is not None else {}
         return {self.key: stripped, **off}
 
