@@ -138,8 +138,8 @@ class Choice(Brief):
     among the messages that are never dropped. ``keep_all``: all messages are kept, in their order. ``unchanged``: why
     the messages need no change, or "". ``may_cost_more``: the context is used even where the full history
     costs no more, because it holds something that the messages lack.
-    ``repair_pairs``: what is done about broken pairs. ``budget``: tokens of the whole context. ``chosen``: the
-    strategy that an adaptive one took. ``model_calls``: calls of a model that the choice made.
+    ``repair_pairs``: what is done about broken pairs. ``budget``: tokens of the whole context. ``model_calls``:
+    calls of a model that the choice made.
     """
 
     text: str = ""
@@ -154,7 +154,6 @@ class Choice(Brief):
     query: str = ""
     repair_pairs: Literal["off", "complete", "drop"] = "off"
     budget: int | None = None
-    chosen: str = ""
     model_calls: int = 0
 
 
@@ -208,7 +207,6 @@ class Plan:
 
     query = property(attrgetter("choice.query"), doc='What was searched for; "" where nothing was.')
     budget = property(attrgetter("choice.budget"), doc="The most tokens of the context; None: no limit.")
-    chosen = property(attrgetter("choice.chosen"), doc='The strategy that an adaptive one took, else "".')
     model_calls = property(attrgetter("choice.model_calls"), doc="Calls of a model that the choice made.")
 
     @property
@@ -297,7 +295,7 @@ NO_PLAN = Plan(
 """The plan before the first step, and after a step that went on without memory: it has no decisions."""
 
 _FIGURES = (
-    "strategy", "chosen", "tokens", "full_tokens", "kept_tokens", "memory_tokens", "budget", "over", "unchanged",
+    "strategy", "tokens", "full_tokens", "kept_tokens", "memory_tokens", "budget", "over", "unchanged",
     "why_unchanged", "model_calls", "query", "counter", "embedder", "observer",
 )  # fmt: skip
 

@@ -188,7 +188,7 @@ class MemoryProcessor:
         if settings.type == "no_strategy" and input_token_count is not None:
             applied, session = (list(chat), input_token_count), self.state(key, session_id)
         else:
-            policy = policy_of(settings, llm_client, self.config.rung)
+            policy = policy_of(settings, llm_client)
             session = self._session(key, session_id, stored=policy.bank is not None)
             if model:
                 session.prefix_cache.take_price(price_of(self.config.prices, model), model)
