@@ -157,22 +157,6 @@ def test_a_shortened_result_keeps_the_members_of_its_block():
     assert chat.write(edits)[1] == turn(use("a", q="long…"))
 
 
-def test_a_result_that_was_made_up_and_one_without_its_call():
-    messages = [user("go"), turn(use("a"), use("b")), user(answer("a"))]
-    chat = from_anthropic(messages)
-    made = {"role": "tool", "tool_call_id": "b", "content": "[no result]"}
-    out = chat.write(entries(chat, [*chat.messages, made]))
-    assert message_errors(out) == []
-    assert [b for m in out[2:] for b in m["content"]] == [answer("a"), answer("b", "[no result]")]
-
-
-def test_a_context_that_breaks_a_pair_is_refused():
-    messages = [user("go"), *rounds(2)]
-    chat = from_anthropic(messages)
-    with pytest.raises(HistoryError, match="break a call"):
-        chat.write(entries(chat, chat.messages[:2] + chat.messages[3:]))
-
-
 # thinking
 
 

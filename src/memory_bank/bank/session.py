@@ -54,6 +54,7 @@ class Session(Closing):
         self.last_plan: Plan = NO_PLAN
         self.prefix_cache = PrefixCache()
         self.over_budget_logged = False
+        self.rules_logged: set[str] = set()  # of the exit, that a context would have broken
         self.record_tool = ""
         self.under_load = False
         # trace_ids that are pinned, and that no context shows, by marks and by ``tools.NAME.retain``
@@ -112,6 +113,7 @@ class Session(Closing):
         self.transcript.reset()
         self._caches.clear()
         self.over_budget_logged = False
+        self.rules_logged.clear()
 
 
 class MemoryBankState(Session):

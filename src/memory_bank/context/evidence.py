@@ -50,7 +50,7 @@ from memory_bank.transcript.messages import (
 )
 from memory_bank.transcript.quoting import Mark, quote_lines
 from memory_bank.transcript.tokens import newest_within
-from memory_bank.transcript.transcript import View
+from memory_bank.transcript.transcript import View, is_same
 from memory_bank.transcript.turns import WHOLE, Edit
 
 MAX_ITEMS = 40  # of a list in the arguments of a call that are kept
@@ -133,8 +133,9 @@ def shorten_turn(
             for number, place in calls[position].items():
                 given = turn.pairs[place].call
                 assert given is not None
-                short = _short_arguments(given.arguments, shown[place]) if place in shown else None
-                if short is None or short != given.arguments:
+                if place not in shown:
+                    change[number] = None
+                elif not is_same(short := _short_arguments(given.arguments, shown[place]), given.arguments):
                     change[number] = short
             if position in answered:  # an item with call and result
                 change = {WHOLE: shown[calls[position][0]].result}
@@ -152,9 +153,8 @@ def shorten_turn(
         edit = Edit({}, message, count(message))
         if change:
             new = edited_message(message, change)
-            cost = count(new)
             leaves_out = any(text is None for number, text in change.items() if number != WHOLE)
-            if cost < edit.tokens or leaves_out:
+            if new is not None and ((cost := count(new)) < edit.tokens or leaves_out):
                 edit = Edit(change, new, cost)
         edits[turn.start + position] = edit
     return edits

@@ -149,7 +149,7 @@ class Service:
     def _exchanged(self, exchange: Exchange) -> None:
         if exchange.outcome in ("unreachable", "broken_off"):
             self.metrics.upstream_errors.inc()
-        if exchange.memory == "failed":
+        if exchange.memory == "failed" or (exchange.step is not None and exchange.step.broke):
             self.metrics.without.labels(exchange.reason).inc()
         step, tokens, full_tokens = exchange.step, exchange.tokens, exchange.full_tokens
         failed = exchange.status is not None and exchange.status >= 400

@@ -148,8 +148,14 @@ def from_anthropic(
 class AnthropicWire(PartWire[AnthropicMessage]):
     """See PartWire. The parts of a message are its blocks; a content that is a text is the part WHOLE."""
 
+    joins_turn = True
+
     def __init__(self, thinking: Thinking = Thinking.DROP) -> None:
-        self._thinking = thinking
+        self.thinking = thinking
+
+    def errors(self, natives: Sequence[AnthropicMessage]) -> list[str]:
+        """See Wire."""
+        return message_errors(natives)
 
     def read(self, native: AnthropicMessage) -> dict[int, Part]:
         """See PartWire. Never raises. What the user says in a message is one part, its results stand before it."""
@@ -189,28 +195,12 @@ class AnthropicWire(PartWire[AnthropicMessage]):
     def say(self, message: ChatMessage) -> AnthropicMessage:
         return {"role": "user", "content": [_text_block(content_text(message["content"]))]}
 
-    def repair(self, message: ChatMessage, source: Sequence[Any]) -> AnthropicMessage:  # noqa: ARG002
-        if message["role"] == "tool":
-            block = {"type": "tool_result", "tool_use_id": message["tool_call_id"]}
-            return {"role": "user", "content": [{**block, "content": message["content"]}]}
-        named = ((call["id"], call["function"]["name"]) for call in message["tool_calls"])
-        made = [{"type": "tool_use", "id": i, "name": name, "input": {}} for i, name in named]
-        return {"role": "assistant", "content": made}
-
     def finish(
         self, written: list[tuple[int | None, AnthropicMessage]], source: Sequence[Any]
     ) -> list[AnthropicMessage]:
-        """See Wire. Raises HistoryError where the messages would have a broken pair that those read had not.
-
-        Also where a tool turn would have to keep a thinking block that it has not.
-        """
+        """See Wire. Raises HistoryError where a tool turn would have to keep a thinking block that it has not."""
         messages = _arranged(super().finish(written, source), source)
-        messages = without_thinking(messages, self._thinking, source)
-        if message_errors(messages) and not message_errors(source):
-            raise HistoryError(
-                "the rebuilt context would break a call from its result: send the messages as they are."
-            )
-        return messages
+        return without_thinking(messages, self.thinking, source)
 
 
 _WIRE = AnthropicWire()

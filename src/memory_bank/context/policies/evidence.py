@@ -44,7 +44,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     budget = max(0, fold_budget(settings.history_budget, older) - view.pinned_tokens)
     is_cold = session.prefix_cache.sent() > settings.cache_retention
     shortened = _shortened_tail(view, session, settings.shorten_last)
-    base = Choice(role=settings.memory_role, repair_pairs=settings.repair_pairs, edits=shortened)
+    base = Choice(role=settings.memory_role, edits=shortened)
     if settings.refresh_after == "auto":
         latest, cache = past[-20:], session.prefix_cache  # whose mean length predicts that of the next ones
         mean = sum(e.tokens for e in latest) / max(1, len(latest))

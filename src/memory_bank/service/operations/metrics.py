@@ -54,7 +54,7 @@ class Metrics:
         self.step_seconds = seconds("step", "that memory took for one step", _FAST)
         self.tokens = counter("tokens", "Tokens of requests: as they came, and of all that was sent.", "kind")
         self.memory = counter("memory", "Model calls by what memory did.", "status")
-        self.without = counter("without_memory", "Model calls that memory failed for.", "reason")
+        self.without = counter("without_memory", "Model calls that went without memory.", "reason")
         self.usage = counter("model_tokens", "Tokens by the provider's usage reports.", "kind")
         self.cost = counter("model_cost", "Cost of model calls: of the full history, and as sent.", "kind")
         self.sessions = gauge("sessions_held", "Sessions held in memory.")
