@@ -138,8 +138,9 @@ class Choice(Brief):
     interactions of which nothing else is shown. ``in_place``: what is shown of the past stands in its place
     among the messages that are never dropped. ``keep_all``: all messages are kept, in their order. ``unchanged``: why
     the messages need no change, or "". ``may_cost_more``: the context is used even where the full history
-    costs no more, because it holds something that the messages lack. ``budget``: tokens of the whole context.
-    ``model_calls``: calls of a model that the choice made.
+    costs no more, because it holds something that the messages lack. ``since``: the position of the first interaction
+    that the fold is not about; from there on all that is kept stands in its place. None: there is no fold.
+    ``budget``: tokens of the whole context. ``model_calls``: calls of a model that the choice made.
     """
 
     text: str = ""
@@ -150,6 +151,7 @@ class Choice(Brief):
     keep_all: bool = False
     unchanged: str = ""
     may_cost_more: bool = False
+    since: int | None = None
     reasons: Reasons = field(default_factory=Shown)
     query: str = ""
     budget: int | None = None
@@ -308,16 +310,23 @@ class Context(list[Any]):
         self.plan = plan
         self.entries = entries
 
+    @property
+    def since(self) -> int:
+        """The position among the messages of the plan from which on thinking stays; see ``Choice``."""
+        since = self.plan.choice.since
+        return self.plan.view.tail_start if since is None else since
+
 
 @dataclass(frozen=True)
 class Form:
     """The form in which a context leaves: that of an API or a framework, in which ``source`` came.
 
-    ``read``: the chat messages of a written list. ``finish``: what else is done to it before it is sent.
+    ``read``: the chat messages of a written list. ``finish``: what else is done to it before it is
+    sent; it gets the place in the source from which on thinking stays, too.
     ``thinking``: what becomes of thinking blocks.
     """
 
     source: Conversation[Any]
     read: Callable[[Sequence[Any]], Sequence[Any]]
-    finish: Callable[[list[Any]], list[Any]] = lambda written: written
+    finish: Callable[[list[Any], int], list[Any]] = lambda written, since: written  # noqa: ARG005
     thinking: Thinking = Thinking.DROP
