@@ -18,7 +18,7 @@ def render(plan: Plan) -> Context:
 
     The messages come in their order. The memory message stands before the past interactions that are shown:
     those follow what is never dropped, or stand in their places among it where the choice says so
-    (``in_place``). Where the plan is ``unchanged`` all messages are there.
+    (``in_place``, and after a fold ``since``). Where the plan is ``unchanged`` all messages are there.
     """
     view, choice = plan.view, plan.choice
     edits = plan.edits
@@ -27,11 +27,11 @@ def render(plan: Plan) -> Context:
     whole = [] if keep_all else [p for e in choice.whole for p in range(e.start, e.stop)]
     if keep_all:
         first: Iterable[int] = range(view.tail_start)
-    elif not choice.in_place:
+    elif not choice.in_place and choice.since is None:
         first = view.kept
     else:
-        whole += [p for p in edits if p < view.tail_start]
-        begin = min(whole, default=view.tail_start)
+        whole += [p for p in edits if p < view.tail_start and choice.in_place]
+        begin = min([*whole, view.tail_start if choice.since is None else choice.since])
         first = [p for p in view.kept if p < begin]
         whole = sorted({*whole, *(p for p in view.kept if p >= begin)})
     memory = [] if plan.memory is None else [None]

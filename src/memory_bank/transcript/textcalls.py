@@ -137,7 +137,7 @@ class TextWire(ChatWire):
     def say(self, message: ChatMessage) -> Any:
         return message
 
-    def finish(self, written: list[tuple[int | None, Any]], source: Sequence[Any]) -> list[Any]:  # noqa: ARG002
+    def finish(self, written: list[tuple[int | None, Any]], source: Sequence[Any], since: int) -> list[Any]:  # noqa: ARG002
         """See Wire. A message that memory adds joins the user message beside it: the roles alternate."""
         out: list[Any] = []
         joins_next = False
