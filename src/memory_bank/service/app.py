@@ -78,7 +78,7 @@ class Service:
         self.database = database
         self.metrics = metrics
         self.telemetry = telemetry
-        urls = upstreams_of(self.settings)
+        urls = self.urls = upstreams_of(self.settings)
         chat = chat_of(config, urls["openai"])
         self.observing = ServiceObserver(database, config, chat)
         cache = MessageCache()
