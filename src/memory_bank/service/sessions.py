@@ -31,7 +31,7 @@ from memory_bank.plan import NO_PLAN, Context, Form, Plan
 from memory_bank.ports import LLMClient, Scope, TokenCounter
 from memory_bank.pricing import SentContext, common_length
 from memory_bank.processor import MemoryProcessor
-from memory_bank.service.proxy.dialects import RequestHistory
+from memory_bank.service.proxy.dialects import LateError, RequestHistory
 from memory_bank.service.security.access import public_name, stored_id, writable_id
 from memory_bank.transcript.messages import check_messages, read, same_objects
 from memory_bank.transcript.tokens import open_counter
@@ -161,6 +161,7 @@ class Sessions:
         beside: str | None = None,
         whole: frozenset[str] = frozenset(),
         under_load: bool = False,
+        wanted: Callable[[], bool] = lambda: True,
     ) -> Rebuilt:
         """Store what is new in the messages, and return the context of the next model call.
 
@@ -170,10 +171,10 @@ class Sessions:
         the model gets; the context names ``get_record`` only where it is among them. ``beside``: what the proxy sends
         besides the messages, such as the client's tools; it counts for the context and for the full history.
         ``whole``: tools whose calls and results stay whole. ``under_load``: many requests wait, so that the next
-        fold is put off.
+        fold is put off. ``wanted``: whether somebody still waits for the context; else no step is recorded.
 
-        Raises what MemoryProcessor.apply_strategy and ``to_request`` of the history raise, and ConfigError for an
-        invalid name.
+        Raises what MemoryProcessor.apply_strategy and ``to_request`` of the history raise, ConfigError for an
+        invalid name, and LateError.
         """
         began = time.perf_counter()
         session_id = writable_id(namespace, name)
@@ -203,6 +204,8 @@ class Sessions:
                     tools=tools,
                     whole=whole,
                 )
+                if not wanted():  # what was stored stays, and nothing is sent
+                    raise LateError
                 shown = leaving if form is None else shown
                 state = self._processor.state(key, session_id)
                 plan = None if state is None or state.last_plan is NO_PLAN else state.last_plan
