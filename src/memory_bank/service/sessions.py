@@ -306,6 +306,11 @@ class Sessions:
             self._previews[session_id, key] = made
         return leaving if form is not None else _with_own_text(leaving, seen, messages)
 
+    def shortens(self, strategy: str | None) -> bool:
+        """Whether a strategy, or the service's own, may leave something out of a context."""
+        known = self.config.memory_strategies.get(strategy or self.strategy)
+        return known is not None and not isinstance(known, NoStrategySettings)
+
     def is_control(self, session_id: str) -> bool:
         """Whether a session is one of the share ``holdout`` without memory: decided by a hash of its id."""
         digest = hashlib.sha256(session_id.encode("utf-8", "surrogatepass")).digest()

@@ -182,11 +182,12 @@ def test_by_default_tools_come_with_rebuilt_contexts_beside_tools_of_the_client(
 
 @pytest.mark.parametrize("inject", ["auto", False])
 def test_otherwise_nothing_is_offered(tmp_path, inject):
+    """To a client that brings no tools, or where the setting is off."""
     with injected(tmp_path, lambda _: say("one"), inject_tools=inject) as (server, p):
         client = client_of(p)
         short = [*MESSAGES[:4]]
         for _ in range(2):  # there are records now
-            client.chat.completions.create(model="m", messages=short, tools=TOOLS)
+            client.chat.completions.create(model="m", messages=short, **({} if inject else {"tools": TOOLS}))
         client.chat.completions.create(model="m", messages=MESSAGES)
         if not inject:
             client.chat.completions.create(model="m", messages=MESSAGES, tools=TOOLS)

@@ -49,9 +49,11 @@ GROWS = 2**19
 """Bytes of a request for which it gets ``timeout`` once more."""
 MOST_SENT = 128
 """Sessions whose last context is kept for a step whose memory comes too late."""
+LATE = frozenset({"timeout", "busy", "overloaded", "paused"})
+"""Reasons for which a request continues the context that was sent last."""
 CONTINUED = "the last context and what is new"
 MOST_UNMARKED = 1_024
-"""Sessions of which it is remembered that upstream refuses their cache marks."""
+"""Sessions of which it is remembered that upstream refuses their marks, or whether they have memory's tools."""
 
 NOTHING_YET = "nothing to remember yet"
 COMPACTION, COMPLETED = "compaction request", "compaction request, completed by memory"
@@ -67,7 +69,6 @@ class SentContext:
     """What was sent for a session: the first ``count`` elements of its request, by their digest, as ``written``."""
 
     session: str
-    route: str
     count: int
     digest: bytes
     written: Sequence[object] = field(repr=False)
@@ -279,10 +280,9 @@ class Rebuilder:
     consecutive hangs of a namespace (a key) its requests skip memory for ``pause`` seconds, then one tries. A session
     whose job still hangs is not used. The
     facts of a context are committed when it is returned. ``marks_cache``: requests whose client asks for no cache
-    get marks where the API needs them. ``inject``: memory tools are added to requests whose session has records
-    and whose model may choose; "auto": only with a rebuilt context, and beside tools of the client. ``files``: the
-    tool for files, too, from the first request on, unless the client brings its own. ``unmarked``: the
-    sessions whose marks upstream refuses.
+    get marks where the API needs them. ``inject``: memory tools are added to requests; "auto": to those that bring
+    tools. ``files``: the tool for files, too, unless the client brings its own. ``unmarked`` and ``untooled``: the
+    sessions whose marks or added tools upstream refuses.
     ``passes``: the providers whose upstream gets ``context_management``, which is applied here otherwise.
     """
 
@@ -298,7 +298,9 @@ class Rebuilder:
 
     def __post_init__(self) -> None:
         self._sent: LRUCache[tuple[str | None, str], SentContext] = LRUCache(MOST_SENT)
+        self._decisions: LRUCache[str, bool] = LRUCache(MOST_UNMARKED)  # which sessions have memory's tools
         self.unmarked: LRUCache[tuple[str | None, str | None], bool] = LRUCache(MOST_UNMARKED)
+        self.untooled: LRUCache[str, bool] = LRUCache(MOST_UNMARKED)
         self._shares: LRUCache[str | None, _Share] = LRUCache(1_024)
         self._line = _Line(THREADS)
         self._limiter = anyio.CapacityLimiter(math.inf)  # those of the line, and what hangs
@@ -324,7 +326,10 @@ class Rebuilder:
             headers, metadata = request.headers, request.value.get("metadata")
             named = headers.get("x-memory-session") or client_session(headers, metadata)
             result = replace(result, session=result.session or named)
-            if not request.dialect.counts_only:
+            with suppress(MemoryBankError):  # a name that is none
+                session_id = named and stored_id(request.caller.namespace, str(result.session))
+                result = replace(result, tools=self._offered(request, session_id or None, asks=False))
+            if result.reason in LATE and not request.dialect.counts_only:
                 known = [
                     c for (namespace, _), c in self._sent.items() if namespace == request.caller.namespace
                 ]
@@ -439,11 +444,6 @@ class Rebuilder:
         history = dialect.history(request.body)
         is_summary = _asks_summary(dialect, value, history.messages)
         strategy, whole = headers.get("x-memory-strategy") or None, excluded_tools(value)
-        own = value.get("tools")
-        offers = self.inject is True or (self.inject and own)
-        has_files = any(str(t.get("type"))[:7] == "memory_" for t in objects_of(own))
-        files = [] if has_files or not self.files else [FILES_SCHEMA]  # a client keeps those of its own tool
-        only_files = dialect.offer_tools(value, files) if offers and files and not is_summary else None
 
         def wanted() -> bool:
             return job.is_wanted
@@ -461,18 +461,18 @@ class Rebuilder:
                 wanted=wanted,
             )
             if match is None:
-                return MemoryResult("passed", NOTHING_YET, tools=only_files)
-            offered = dialect.offer_tools(value, [*files, *TOOL_SCHEMAS]) if offers else None
+                return MemoryResult("passed", NOTHING_YET, tools=self._offered(request))
+            session_id = stored_id(namespace, match.name)
+            offered = self._offered(request, session_id)
             tools = offered or own_tools(value)
             given = namespace, match.name, history.messages
             how: Any = {"strategy": strategy, "model": request.model, "tools": tools, "whole": whole}
             if dialect.counts_only:
                 leaving = self.sessions.preview(*given, **how, form=history.form)
                 if same_objects(leaving, value[dialect.key]):
-                    return MemoryResult("unchanged", tools=only_files)
-                counted = {dialect.key: leaving, **({"tools": offered} if offered else {})}
-                return MemoryResult("rebuilt", arrays=counted)
-            job.session_id = stored_id(namespace, match.name)
+                    return MemoryResult("unchanged", tools=offered)
+                return MemoryResult("rebuilt", arrays={dialect.key: leaving}, tools=offered)
+            job.session_id = session_id
             with self._lock:  # an abandoned job may use it
                 if any(other.session_id == job.session_id for other in self._stuck - {job}):
                     return BUSY
@@ -490,23 +490,20 @@ class Rebuilder:
                 break
         else:
             return BUSY
+        self._keep_decision(request, session_id, offered is not None)
         if is_summary:  # which is to be made of the real conversation
             tokens = step.full_tokens, step.full_tokens
-            return MemoryResult("passed", COMPACTION, None, {}, match.name, *tokens, step)
+            return MemoryResult("passed", COMPACTION, None, {}, match.name, *tokens, step, offered)
         arrays: dict[str, Sequence[object]] = {} if step.unchanged else {dialect.key: step.written}
         # a context that changes at each step would be written to the cache and never be read
         marks = self.marks_cache and (namespace, match.name) not in self.unmarked
         if marks and not (step.control or step.changes_again):
             marked = dialect.mark_cache(value, arrays.get(dialect.key) or value[dialect.key])
             arrays = arrays if marked is None else {dialect.key: marked}
-        if not (step.records and (self.inject is True or not step.unchanged)):
-            offered = None if step.control else only_files
         sent = None
         if not step.unchanged:
-            [digest] = self._digests(value[dialect.key], [len(value[dialect.key])])
-            sent = SentContext(
-                match.name, dialect.route, len(value[dialect.key]), digest, arrays[dialect.key]
-            )
+            [digest] = self._digests(request, [count := len(value[dialect.key])])
+            sent = SentContext(match.name, count, digest, arrays[dialect.key])
         return MemoryResult(
             "unchanged" if step.unchanged else "rebuilt",
             "control group (holdout)" if step.control else step.broke,
@@ -519,6 +516,52 @@ class Rebuilder:
             sent=sent,
         )
 
+    def _offered(
+        self, request: ModelRequest, session_id: str | None = None, *, asks: bool = True
+    ) -> list[object] | None:
+        """The request's tools with memory's, which a session gets from its first request on or never; None without.
+
+        The tools stand before all messages: if they came or went within a session, the provider's cache would lose
+        these. ``asks``: the database is asked for a decision that this process has not made itself.
+        """
+        dialect, value = request.dialect, request.value
+        own = value.get("tools")
+        if not (self.inject is True or (self.inject and own)) or dialect.route == "compact":
+            return None
+        if not self.sessions.shortens(request.headers.get("x-memory-strategy")):
+            return None
+        if session_id is not None:
+            if session_id in self.untooled or self.sessions.is_control(session_id):
+                return None
+            if (binds := dialect.binds_tools(value)) is not None:
+                with self._lock:
+                    decided = self._decisions.get(session_id)
+                if decided is None and asks:
+                    decided = self.identity.lineage.tools_decided(session_id)
+                if not (not binds if decided is None else decided):
+                    return None
+        elif dialect.binds_tools(value):
+            return None
+        has_files = any(str(t.get("type"))[:7] == "memory_" for t in objects_of(own))
+        files = [] if has_files or not self.files else [FILES_SCHEMA]  # a client keeps those of its own tool
+        return dialect.offer_tools(value, [*files, *TOOL_SCHEMAS])
+
+    def _keep_decision(self, request: ModelRequest, session_id: str, offered: bool) -> None:
+        """Store whether a session has memory's tools, where a later request of it might say otherwise."""
+        with self._lock:
+            is_known = session_id in self._decisions
+        if (
+            not is_known
+            and self.inject
+            and request.value.get("tools")
+            and request.dialect.binds_tools(request.value) is not None
+        ):
+            decided = self.identity.lineage.tools_decided(session_id)
+            if decided is None:
+                self.identity.lineage.decide_tools(session_id, decided := offered)
+            with self._lock:
+                self._decisions[session_id] = decided
+
     def _continued(
         self, request: ModelRequest, failed: MemoryResult, known: Sequence[SentContext]
     ) -> MemoryResult:
@@ -527,16 +570,10 @@ class Rebuilder:
         So a step whose memory comes too late keeps its prefix. A request for a summary is of the real conversation.
         """
         dialect, value = request.dialect, request.value
-        came = value.get(dialect.key)
-        known = [
-            c for c in known if c.route == dialect.route and isinstance(came, list) and c.count <= len(came)
-        ]
-        if not known or not isinstance(came, list):
-            return failed
-        digests = dict(
-            zip(counts := sorted({c.count for c in known}), self._digests(came, counts), strict=True)
-        )
-        known = [c for c in known if c.digest == digests[c.count]]
+        came = given if isinstance(given := value.get(dialect.key), list) else []
+        counts = sorted({c.count for c in known if c.count <= len(came)})
+        digests = set(self._digests(request, counts))
+        known = [c for c in known if c.digest in digests]
         try:
             history = dialect.history(request.body)
             if not known or _asks_summary(dialect, value, history.messages):
@@ -556,11 +593,13 @@ class Rebuilder:
         arrays = {dialect.key: written}
         return MemoryResult("rebuilt", reason, data, arrays, last.session, tools=failed.tools)
 
-    def _digests(self, elements: Sequence[object], counts: Sequence[int]) -> list[bytes]:
-        """The digests of the first so many elements of a conversation, for ascending counts."""
-        rolling, found, at = hashlib.sha256(), [], 0
+    def _digests(self, request: ModelRequest, counts: Sequence[int]) -> list[bytes]:
+        """The digests of the first so many elements of a client's conversation, for ascending counts."""
+        named = [request.headers.get(f"x-memory-{name}") for name in ("session", "agent", "strategy")]
+        who = repr((request.dialect.route, request.upstream_key, named))
+        rolling, found, at = hashlib.sha256(who.encode("utf-8", "surrogatepass")), [], 0
         for count in counts:
-            for element in elements[at:count]:
+            for element in request.value[request.dialect.key][at:count]:
                 rolling.update(self.identity.canonical(element))
             found.append(rolling.copy().digest())
             at = count
