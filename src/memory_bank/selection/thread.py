@@ -177,11 +177,15 @@ def _outcome_of_text(text: str, known: Collection[str]) -> tuple[str, list[str]]
 
 def _labelled(text: str) -> list[tuple[str, str]]:
     """The keys and values in lines such as ``key: value``: those that stand once, if any do, as rows repeat keys."""
-    rows = [line for line in text.split("\n") if any(map(str.isalnum, line)) and not line.startswith("(")]
-    for mark in ("|", "\t", ",") if len(rows) == 2 else ():
-        names, cells = ([cell.strip(' "\r') for cell in row.strip("| ").split(mark)] for row in rows)
-        if 1 < len(names) == len(cells) and all(n[:1].isalpha() for n in names):
-            return [(name, cell) for name, cell in zip(names, cells, strict=True) if cell]
+    rows = [line for line in text.split("\n") if any(map(str.isalnum, line))]
+    for mark in ("|", "\t", ","):
+        counts = [0, *(row.strip("| ").count(mark) for row in rows), 0]
+        for n, row in enumerate(rows[:-1], 1):  # a header and one row
+            if counts[n] and counts[n] == counts[n + 1] and counts[n] not in (counts[n - 1], counts[n + 2]):
+                names, cells = ([c.strip(' "\r') for c in r.strip("| ").split(mark)] for r in (row, rows[n]))
+                pairs = [(name, cell) for name, cell in zip(names, cells, strict=True) if name and cell]
+                if any(is_id(*pair) for pair in pairs):
+                    return pairs
     found = _LABELLED.findall(text)
     times = Counter(_DIGITS.sub("#", key) for key, _ in found)
     once = [(key, value) for key, value in found if times[_DIGITS.sub("#", key)] == 1]

@@ -16,6 +16,7 @@ from memory_bank.models.observer import completion_of, describe_call, extend_sum
 from memory_bank.plan import Choice, Shown
 from memory_bank.selection.effects import is_failure
 from memory_bank.selection.thread import runs_of
+from memory_bank.transcript.framing import content_of
 from memory_bank.transcript.jsontext import inner_json, leaves
 from memory_bank.transcript.messages import Interaction, in_full, readable_output
 from memory_bank.transcript.quoting import Mark, one_line, quote_lines
@@ -330,6 +331,7 @@ def _notes(items: Sequence[Item], session: MemoryBankState) -> dict[str, Notes]:
     known.update(dict.fromkeys(missing, (False, {})))
     for record in session.fact_store.get_many(missing) if missing else ():
         value, text = readable_output(record)
+        value = content_of(text).value or value
         found: dict[tuple[str, str], None] = {}
         for given in (record.raw_input, value):
             shallow_first = leaves(given, opened=inner_json, breadth_first=True)
