@@ -19,6 +19,7 @@ from tests.growth import LINEAR, cpu_seconds, growth
 from memory_bank.config import ServiceSettings
 from memory_bank.errors import ConfigError
 from memory_bank.service.security.redaction import Redaction
+from memory_bank.service.security.secrets import named_secret
 from memory_bank.transcript.pairing import pairing_errors
 
 # None of these is a key of anybody.
@@ -180,6 +181,32 @@ def test_no_text_takes_more_than_its_length(part):
     """Repeated parts of forms, alone and with others between them: time grows with the length alone."""
     for text in (part, f"{part}a", f"{part} x1\n"):
         assert growth(lambda n, text=text: Redaction().text(text * (n // len(text))), 200_000) < LINEAR, text
+
+
+def test_a_value_that_is_much_like_a_harmless_one_takes_no_longer():
+    """Also where a path, a template or a placeholder of many parts goes on as none: each part has one way to match."""
+    for part in [
+        "/home",
+        "/a",
+        "a/",
+        "a.b/",
+        "x",
+        "/1a",
+        "C:\\a\\b",
+        "${a",
+        "<a>",
+        "[a]",
+        "a.js",
+        "a-",
+        "..",
+        "%(a)",
+        "{{",
+        "env:a/",
+        "/0a",
+        "must",
+    ]:
+        for value in (f"{part * count}{end}" for count in (12, 60, 2_000) for end in ("!é", "\nx", " ")):
+            assert cpu_seconds(lambda value=value: named_secret("password", value)) < 0.5, value[:80]
 
 
 @pytest.mark.parametrize("token", TOKENS, ids=lambda t: t[:6])

@@ -490,7 +490,8 @@ def _is_loose(text: str, found: re.Match[str], start: int) -> bool:
 
 
 def _is_value(value: str) -> bool:
-    bare = value.strip()
+    """Whether a value is something, and not known to be harmless; of a long one the beginning tells."""
+    bare = value.strip()[:_LONGEST]
     return bool(bare) and bare.lower().strip("!?.") not in _NO_WORDS and not _NO_SECRET.fullmatch(bare)
 
 
