@@ -37,7 +37,7 @@ def test_an_agent_does_its_task_by_every_api_with_memory_and_without(api):
     for strategy in ("none", "memory", *([] if api in agents.THINKING else ["in-process"])):
         done = row(api, strategy)
         assert done.requests >= 11
-        assert (done.cached > 0) == (api != "unmarked")
+        assert (done.cached > 0) == (api != "unmarked" or strategy == "memory")  # the proxy adds marks
         assert strategy != "none" or (done.requests, done.missing) == (11, 0)
 
 
