@@ -295,7 +295,7 @@ class Sessions:
             or made.learned != learned
             or seen[: len(made.messages)] != made.messages
         ):
-            memory = MemoryBankState(session_id=session_id)
+            memory = MemoryBankState(session_id=session_id, fixed=True)
             if learned is not None:
                 keep_model(memory.database, None, {}, learned.model)
             config = self.config.model_copy(update={"loop_detection": "off"})
@@ -360,7 +360,7 @@ class Sessions:
         with self._holding(session_id, namespace) as kept:
             if kept.reader is None:
                 made = MemoryBankState.open(
-                    self.database, session_id, namespace=namespace, on_jobs=self._queued
+                    self.database, session_id, namespace=namespace, on_jobs=self._queued, fixed=True
                 )
                 with self._lock:
                     kept.reader = kept.reader or made
@@ -486,6 +486,7 @@ class Sessions:
             namespace=kept.namespace,
             on_jobs=self._queued,
             defer=True,
+            fixed=True,
         )
 
     @contextmanager
