@@ -183,6 +183,11 @@ CLIENTS = {
         npm=True, connect="opencode", name="opencode",
     ),
     "opencode-chat": Client("opencode-ai", ("opencode-ai",), "chat", opencode_by_chat, npm=True, name="opencode"),
+    "qwen-code": Client(
+        "@qwen-code/qwen-code", ("@qwen-code/qwen-code",), "chat",
+        binary("qwen", "--auth-type", "openai", "--model", "scripted", "--yolo", "-p"),
+        npm=True, name="qwen-code",
+    ),
     "openai-node": typescript("openai", "openai", shown="openai (Node)"),
     "ai": typescript("Vercel's ai", "ai", "@ai-sdk/openai", "zod", route="responses", shown="ai (Node)"),
     "langchain-js": typescript(
@@ -243,6 +248,7 @@ SHELLS: dict[str, Callable[[str], Any]] = {
     "shell_command": lambda c: {"command": c},
     "shell": lambda c: {"command": ["bash", "-c", c]},
     "terminal": lambda c: {"command": c},
+    "run_shell_command": lambda c: {"command": c, "is_background": False},
     "exec": lambda c: f"const r = await tools.exec_command({{cmd: {json.dumps(c)}}});\ntext(r.output);\n",
 }
 """The shells that coding agents offer, with the arguments that run a command."""

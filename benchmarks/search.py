@@ -30,7 +30,7 @@ from harness import command_line, print_head, print_row, words
 from memory_bank import InteractionRecord, MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.bank.database import Database
 from memory_bank.lab.traces import Trace, read_traces
-from memory_bank.provenance.index import identifiers_in
+from memory_bank.tools.matching import identifiers_in
 from memory_bank.tools.search import search_session
 from memory_bank.transcript.messages import MessageKind, calls_of, content_text, kind_of
 
@@ -50,14 +50,12 @@ def queries(trace: Trace) -> Iterator[tuple[int, str, list[list[int]], list[str]
         elif kind is MessageKind.RESULT:
             outputs.append(text)
             turns.append(turn)
-            known.append({token for token, _, _ in identifiers_in(text[:200_000])})
+            known.append(set(identifiers_in(text[:200_000])))
         elif kind is MessageKind.CALL:
             turn += 1
             if len(text) < 25 or len(outputs) < 8 or asked == 12:
                 continue
-            given = {
-                token for call in calls_of(message) for token, _, _ in identifiers_in(str(call.arguments))
-            }
+            given = {token for call in calls_of(message) for token in identifiers_in(str(call.arguments))}
             wanted = []
             for token in sorted(t for t in given if t not in task and t not in text):
                 holders = [n for n, tokens in enumerate(known) if token in tokens]

@@ -7,18 +7,11 @@ Writes ``src/memory_bank/selection/model.json`` from all trace files of the fold
 come from weights that never saw it. Of coding sessions, which are long and many, every third is used; a model's
 notes say how many traces of each set it was fitted to. ``--cache DIR`` keeps the collected samples: delete it when
 features change.
-
-    python benchmarks/train_held_out.py --own livemcpbench --out own
-
-adapts the weights that never saw a set to the first half of its traces, as ``memory-bank lab train --db`` does with a
-bank's sessions: prints the loss on the second half before and after, and writes ``own_SET.json`` and the second
-half, ``SET.jsonl``, for ``evidence.py``.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import pickle
 import time
@@ -26,9 +19,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from harness import command_line
-from memory_bank.lab.training.fitting import adapt, held_out_loss
 from memory_bank.lab.training.train import Collected, collect, traces_in, train_model
-from memory_bank.selection.model import MODEL_FILE, load_model, save_model
+from memory_bank.selection.model import MODEL_FILE
 
 ROOT = Path(__file__).resolve().parents[1]
 LONG_SETS = ("toolathlon_dev", "livemcpbench", "intercode_sql_gpt4", "claude_code_dev")
@@ -55,22 +47,6 @@ def train(samples: dict[str, Collected], left_out: str, out: Path) -> str:
     return f"{out.name}: {len(sets)} sets, {time.perf_counter() - start:.0f} s"
 
 
-def adapt_to_first_half(path: Path, out: Path) -> str:
-    """Adapt the weights without a set to its first half; write them and the second half, and return a line."""
-    name = path.name.partition(".")[0]
-    traces = list(traces_in(path))
-    middle = len(traces) // 2
-    present = load_model(ROOT / "benchmarks" / "models" / f"no_{name}.json")
-    adapted = adapt(present, [collect(traces[:middle]).values])
-    with (out / f"{name}.jsonl").open("w") as file:
-        for trace in traces[middle:]:
-            file.write(json.dumps({"id": trace.id, "messages": trace.messages, "tools": trace.tools}) + "\n")
-    save_model(adapted, out / f"own_{name}.json", {"traces": middle})
-    unseen = [collect(traces[middle:]).values]
-    before, after = held_out_loss(present, unseen), held_out_loss(adapted, unseen)
-    return f"{name}: {middle} and {len(traces) - middle} traces, loss {before:.2f}, adapted {after:.2f}"
-
-
 def _count(samples: Collected) -> str:
     values, copies = samples.values, samples.copies
     return (
@@ -94,9 +70,6 @@ def arguments() -> argparse.Namespace:
         metavar="SET=N",
         help="use every N-th trace of a set",
     )
-    parser.add_argument(
-        "--own", nargs="*", default=[], metavar="SET", help="only adapt to half of these sets"
-    )
     parser.add_argument("--jobs", type=int, default=1)
     return parser.parse_args()
 
@@ -108,11 +81,6 @@ def main() -> None:
     if not paths:
         raise SystemExit(f"{args.data_dir} holds no trace files: give another --data-dir")
     args.out.mkdir(parents=True, exist_ok=True)
-    if args.own:
-        for path in paths:
-            if path.name.partition(".")[0] in args.own:
-                print(adapt_to_first_half(path, args.out), flush=True)
-        return
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with ProcessPoolExecutor(args.jobs) as pool:
         every = {name: int(n) for name, _, n in (e.partition("=") for e in args.every)}

@@ -49,7 +49,6 @@ GROUPS = {
         "load_embedder",
         "LexicalEmbedder",
     ),
-    "Provenance": ("check_call", "CallReport", "ProvenanceGuard"),
 }
 
 MEMBERS = {  # the documented part of classes that have more for the library itself

@@ -426,7 +426,7 @@ DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
 
 def test_decisions_are_numbered_records_and_all_in_the_index():
     index = (ROOT / "docs" / "decisions" / "index.md").read_text()
-    assert [int(p.name[:4]) for p in DECISIONS] == list(range(1, len(DECISIONS) + 1))
+    assert len({p.name[:4] for p in DECISIONS}) == len(DECISIONS) == index.count("](0")
     for path in DECISIONS:
         title, *parts = re.findall(r"^#+ (.*)", path.read_text(), re.M)
         assert parts == ["Context", "Decision", "Consequence"], path.name

@@ -28,7 +28,6 @@ MEMBERS = {  # the public part of classes that have more for the library itself
     "Plan": ("decisions", "as_dict", "as_html"),
     "LexicalEmbedder": ("encode", "encode_queries"),
     "Config": ("strategy",),
-    "CallReport": ("ok", "alarms", "sentence", "as_dict"),
     "InteractionRecord": ("create",),
 }  # fmt: skip
 MODULES = sorted(m.name for m in pkgutil.walk_packages(memory_bank.__path__, "memory_bank."))

@@ -34,13 +34,12 @@ MAP: dict[str, set[str]] = {
     },
     "processor": {"bank", "config", "context", "errors", "plan", "ports", "pricing", "transcript"},
     "orchestrator": {"bank", "closing", "config", "errors", "models", "plan", "pricing", "processor", "records", "transcript"},
-    "provenance": {"errors", "ports", "records", "transcript"},
-    "tools": {"bank", "context", "errors", "ports", "provenance", "records", "transcript"},
+    "tools": {"bank", "context", "errors", "ports", "records", "transcript"},
     "memory": {"bank", "closing", "config", "plan", "ports", "processor", "records", "tools"},
     "integrations": {"bank", "config", "errors", "history", "plan", "ports", "processor", "tools", "transcript"},
     "testing": {"bank", "closing", "errors", "history", "models", "ports", "records", "transcript", "vectors"},
     "service": {
-        "bank", "config", "context", "errors", "faults", "models", "plan", "ports", "pricing", "processor", "provenance",
+        "bank", "config", "context", "errors", "faults", "models", "plan", "ports", "pricing", "processor",
         "records", "selection", "shipped", "tools", "transcript",
     },
     "lab": {"config", "context", "errors", "pages", "pricing", "selection", "transcript"},  # and the face

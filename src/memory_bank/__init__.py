@@ -16,9 +16,9 @@ __all__ = [  # to give an agent a memory
     "MemoryBankState", "MemoryProcessor", "Plan", "apply_memory_bank_strategy", "handle_tool_call",
     "is_memory_tool", "load_config", "load_embedder", "memory_tools",
 ]  # fmt: skip
-__all__ += [  # single steps and their values, the parts of a plan, the guard against invented arguments
-    "CallReport", "Decision", "FactStore", "Fate", "Insight", "InsightStore", "InteractionRecord",
-    "ProvenanceGuard", "check_call", "extract_tool_outputs", "format_retrieved_memory", "ingest_tool_outputs",
+__all__ += [  # single steps and their values, the parts of a plan
+    "Decision", "FactStore", "Fate", "Insight", "InsightStore", "InteractionRecord",
+    "extract_tool_outputs", "format_retrieved_memory", "ingest_tool_outputs",
     "observe_tool_output", "retrieve_and_format",
 ]  # fmt: skip
 
@@ -30,7 +30,6 @@ _HOMES = {
     "models.observer": ("observe_tool_output",), "orchestrator": ("LLMOrchestrator",),
     "plan": ("Decision", "Fate", "Plan"),
     "processor": ("MemoryProcessor", "apply_memory_bank_strategy"),
-    "provenance": ("CallReport", "ProvenanceGuard", "check_call"),
     "records": ("Insight", "InteractionRecord"), "transcript.messages": ("extract_tool_outputs",),
     "tools": ("TOOL_SCHEMAS", "handle_tool_call", "is_memory_tool", "memory_tools"),
 }  # fmt: skip
@@ -60,7 +59,6 @@ if TYPE_CHECKING:
     from memory_bank.orchestrator import LLMOrchestrator
     from memory_bank.plan import Decision, Fate, Plan
     from memory_bank.processor import MemoryProcessor, apply_memory_bank_strategy
-    from memory_bank.provenance import CallReport, ProvenanceGuard, check_call
     from memory_bank.records import Insight, InteractionRecord
     from memory_bank.tools import TOOL_SCHEMAS, handle_tool_call, is_memory_tool, memory_tools
     from memory_bank.transcript.messages import extract_tool_outputs

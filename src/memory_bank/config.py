@@ -232,8 +232,6 @@ class MemoryBankSettings(Settings):
     """Records that top_k and the memory tools search: of the session, of all sessions of its agent, or all."""
     memory_role: Literal["user", "system", "developer", "assistant"] = "user"
     """Role of the message that holds retrieved records; "user" gives text of tools the least authority."""
-    repair_pairs: Literal["off", "complete", "drop"] = "off"
-    """What to do with broken call/result pairs: leave them, complete them, or drop the broken parts."""
     on_storage_error: Literal["raise", "pass_through"] = "raise"
     """When the database fails: raise, or return the messages unchanged with a warning."""
     embedding_model: Name = "BAAI/bge-small-en-v1.5"
@@ -424,8 +422,6 @@ class ServiceSettings(Settings):
     """Most tokens of history that a worker keeps in memory, about 200 bytes each, or 64 of a request."""
     steps_kept: AtLeast0 = 100
     """Latest steps of a session whose contents are kept for the page; the figures of all steps are kept."""
-    learn_after: AtLeast0 = 0
-    """New sessions of a namespace after which its own evidence model is fitted in the background; 0: never."""
     allowed_hosts: tuple[str, ...] = ()
     """Host names accepted besides the service's address and loopback."""
     allowed_origins: tuple[str, ...] = ()

@@ -11,7 +11,6 @@ MemoryBankError
 ├ EmbeddingError: EmbedderLoadError, EmbedderMismatchError
 ├ ModelError
 ├ LoopDetectedError (RuntimeError)
-├ ProvenanceError (ValueError)
 ├ BodyError (ValueError)
 ├ ServiceError: InvalidRequestError (ValueError), NotFoundError (LookupError), NotAuthorizedError, OriginError,
 │               TooLargeError, TooManyRequestsError, UpstreamError
@@ -140,14 +139,6 @@ class LoopDetectedError(MemoryBankError, RuntimeError):
     def __init__(self, message: str, calls: Iterable[dict[str, Any]]) -> None:
         super().__init__(message)
         self.calls = tuple(calls)
-
-
-class ProvenanceError(MemoryBankError, ValueError):
-    """A tool call was blocked; ``report`` (a ``CallReport``) names the values without a source."""
-
-    def __init__(self, message: str, report: Any) -> None:
-        super().__init__(message)
-        self.report = report
 
 
 class BodyError(MemoryBankError, ValueError):

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any
 
 from memory_bank.records import Brief
+from memory_bank.transcript.anthropic import Thinking
 from memory_bank.transcript.messages import Interaction
 from memory_bank.transcript.transcript import View
-from memory_bank.transcript.turns import Edit, Entry
+from memory_bank.transcript.turns import Conversation, Edit, Entry
 
 
 class Fate(StrEnum):
@@ -137,9 +138,10 @@ class Choice(Brief):
     interactions of which nothing else is shown. ``in_place``: what is shown of the past stands in its place
     among the messages that are never dropped. ``keep_all``: all messages are kept, in their order. ``unchanged``: why
     the messages need no change, or "". ``may_cost_more``: the context is used even where the full history
-    costs no more, because it holds something that the messages lack.
-    ``repair_pairs``: what is done about broken pairs. ``budget``: tokens of the whole context. ``chosen``: the
-    strategy that an adaptive one took. ``model_calls``: calls of a model that the choice made.
+    costs no more, because it holds something that the messages lack. ``since``: the position of the first interaction
+    that the fold is not about; from there on all that is kept stands in its place. None: there is no fold.
+    ``budget``: tokens of the whole context. ``chosen``: the strategy that an adaptive one took. ``model_calls``:
+    calls of a model that the choice made.
     """
 
     text: str = ""
@@ -150,9 +152,9 @@ class Choice(Brief):
     keep_all: bool = False
     unchanged: str = ""
     may_cost_more: bool = False
+    since: int | None = None
     reasons: Reasons = field(default_factory=Shown)
     query: str = ""
-    repair_pairs: Literal["off", "complete", "drop"] = "off"
     budget: int | None = None
     chosen: str = ""
     model_calls: int = 0
@@ -186,8 +188,7 @@ class Plan:
     embedder: str = ""
     observer: str = ""
     memory: Mapping[str, str] | None = None
-    repaired: Mapping[int, Sequence[Entry]] = field(default_factory=dict)  # by position of the interaction
-    repairs: Mapping[int, str] = field(default_factory=dict)  # what was done, by the same position
+    rule: str = ""  # of the exit, that the context would have broken
     previous: Plan | None = None
 
     def __repr__(self) -> str:
@@ -236,8 +237,7 @@ class Plan:
         if self.unchanged:
             return Fate.KEPT, None, f"the messages went through unchanged: {self.why_unchanged}"
         if interaction.fault:
-            done = self.repairs.get(interaction.start, "passed through as it came")
-            return Fate.KEPT, None, f"its pairs are broken ({interaction.fault}): {done}"
+            return Fate.KEPT, None, f"its pairs are broken ({interaction.fault}): passed through as it came"
         if interaction.start in self.view.pinned:
             return Fate.KEPT, None, "it is pinned, or its tool is always retained"
         if interaction.start in self.view.hidden:
@@ -312,3 +312,24 @@ class Context(list[Any]):
         super().__init__(messages)
         self.plan = plan
         self.entries = entries
+
+    @property
+    def since(self) -> int:
+        """The position among the messages of the plan from which on thinking stays; see ``Choice``."""
+        since = self.plan.choice.since
+        return self.plan.view.tail_start if since is None else since
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form in which a context leaves: that of an API or a framework, in which ``source`` came.
+
+    ``read``: the chat messages of a written list. ``finish``: what else is done to it before it is
+    sent; it gets the place in the source from which on thinking stays, too.
+    ``thinking``: what becomes of thinking blocks.
+    """
+
+    source: Conversation[Any]
+    read: Callable[[Sequence[Any]], Sequence[Any]]
+    finish: Callable[[list[Any], int], list[Any]] = lambda written, since: written  # noqa: ARG005
+    thinking: Thinking = Thinking.DROP

@@ -8,28 +8,35 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from memory_bank.bank.session import MemoryBankState, Session
 from memory_bank.config import Config, MemoryBankSettings, as_settings, load_config
 from memory_bank.context.build import Policy, build_context
+from memory_bank.context.gate import leave
 from memory_bank.context.policies import policy_of
 from memory_bank.errors import ConfigError, LoopDetectedError, StorageError
-from memory_bank.plan import NO_PLAN, Context
+from memory_bank.plan import NO_PLAN, Form
 from memory_bank.ports import LLMClient
 from memory_bank.pricing import price_of
 from memory_bank.transcript.anthropic import from_anthropic, is_anthropic
-from memory_bank.transcript.messages import Interaction, check_messages, check_shape, same_objects
+from memory_bank.transcript.messages import Interaction, check_messages, check_shape
 from memory_bank.transcript.pairing import repeated_calls
-from memory_bank.transcript.turns import Conversation
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
 _ALL: Any = object()
 Tools = Sequence[object] | None
 OpenState = Callable[..., MemoryBankState]
-Applied = tuple[list[Any], int]
 M = TypeVar("M")  # a message, in the form of the caller's API
+
+
+class Applied(NamedTuple):
+    """What is sent, its tokens, and the same as chat messages: a Context where a strategy made one."""
+
+    sent: list[Any]
+    tokens: int
+    context: list[Any]
 
 
 def apply_memory_bank_strategy(
@@ -82,31 +89,32 @@ def apply_memory_bank_strategy(
     else:
         chosen = as_settings(settings)
     check_shape(messages)
-    source = from_anthropic(messages) if is_anthropic(messages) else None
-    chat = messages if source is None else [*source.messages]
-    return _in_form(source, _apply(chat, state, policy_of(chosen, llm_client), tools), state)
+    chat, form = _form_of(messages)
+    return _apply(chat, session=state, policy=policy_of(chosen, llm_client), tools=tools, form=form)[:2]
 
 
-def _in_form(source: Conversation[Any] | None, applied: Applied, session: Session | None) -> Applied:
-    """A context in the form of the API that the messages came in."""
-    context, tokens = applied
-    if source is None:
-        return applied
-    if session is None or not isinstance(context, Context):  # it went through
-        return list(source.source), tokens
-    written = source.write(context.entries)
-    if not same_objects(written, source.source):
-        tokens = session.recount(context, from_anthropic(written).messages)
-    return written, tokens
+def _form_of(messages: Any) -> tuple[Any, Form | None]:
+    """The chat messages of a list, and its form where it is of Anthropic's Messages API."""
+    if not is_anthropic(messages):
+        return messages, None
+    source = from_anthropic(messages)
+    return [*source.messages], Form(source, lambda written: from_anthropic(written).messages)
 
 
 def _apply(
-    messages: Any, session: Session, policy: Policy, tools: Tools, whole: frozenset[str] = frozenset()
+    messages: Any,
+    session: Session,
+    policy: Policy,
+    tools: Tools,
+    whole: frozenset[str] = frozenset(),
+    form: Form | None = None,
 ) -> Applied:
     """The context of a strategy; with ``on_storage_error="pass_through"`` the messages, where the database fails."""
     with session.lock:
         try:
-            context = build_context(messages, session, policy, tools, whole)
+            context, sent = leave(
+                build_context(messages, session, policy, tools, whole), messages, session, form
+            )
         except StorageError as e:
             if not isinstance(session, MemoryBankState) or not policy.bank:
                 raise
@@ -116,8 +124,9 @@ def _apply(
             session.last_plan = NO_PLAN
             log.warning("the messages go through unchanged: %s", e)
             passed = list(check_messages(messages))
-            return passed, sum(map(session.counter.count_message, passed))
-    return context, context.plan.tokens
+            tokens = sum(map(session.counter.count_message, passed))
+            return Applied(passed if form is None else list(form.source.source), tokens, passed)
+    return Applied(context if form is None else list(sent), context.plan.tokens, context)
 
 
 class MemoryProcessor:
@@ -179,20 +188,41 @@ class MemoryProcessor:
         Raises UnknownStrategyError, MessagesError, what the strategy raises, and with ``loop_detection`` "raise"
         LoopDetectedError, after the strategy has stored what is new.
         """
+        return self.rebuild(
+            messages, memory_key, input_token_count, llm_client,
+            session_id=session_id, model=model, tools=tools, whole=whole,
+        )[:2]  # fmt: skip
+
+    def rebuild(
+        self,
+        messages: Sequence[Any],
+        memory_key: str | None = None,
+        input_token_count: int | None = None,
+        llm_client: LLMClient | None = None,
+        form: Form | None = None,
+        *,
+        session_id: str | None = None,
+        model: str | None = None,
+        tools: Tools = None,
+        whole: frozenset[str] = frozenset(),
+    ) -> Applied:
+        """As ``apply_strategy``; with a ``form``, for chat messages that were read of it, and are sent in it."""
         check_shape(messages)
+        chat: Any = messages
+        if form is None:
+            chat, form = _form_of(messages)
         key = memory_key or self.config.default_strategy
         settings = self.config.strategy(key)
-        source = from_anthropic(messages) if is_anthropic(messages) else None
-        chat = messages if source is None else [*source.messages]
         parsed = None
         if settings.type == "no_strategy" and input_token_count is not None:
-            applied, session = (list(chat), input_token_count), self.state(key, session_id)
+            passed, session = list(chat), self.state(key, session_id)
+            applied = Applied(passed if form is None else list(form.source.source), input_token_count, passed)
         else:
             policy = policy_of(settings, llm_client, self.config.rung)
             session = self._session(key, session_id, stored=policy.bank is not None)
             if model:
                 session.prefix_cache.take_price(price_of(self.config.prices, model), model)
-            applied = _apply(chat, session, policy, tools, whole)
+            applied = _apply(chat, session, policy, tools, whole, form)
             plan = session.last_plan
             if plan.view.messages is chat:  # no other thread's step
                 parsed = plan.view.interactions
@@ -200,7 +230,7 @@ class MemoryProcessor:
             session.run_later("loops", partial(self._check_loops, chat, parsed))
         elif self.config.loop_detection != "off":
             self._check_loops(chat, parsed)
-        return _in_form(source, applied, session)
+        return applied
 
     def _check_loops(self, messages: Sequence[Any], parsed: Sequence[Interaction] | None) -> None:
         threshold = self.config.loop_threshold

@@ -16,7 +16,7 @@ from tests.postgres import python
 from memory_bank.bank import sqlite as module
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder
-from memory_bank.bank.schema import ADDED, VERSION, schema_version, sessions, steps
+from memory_bank.bank.schema import MIGRATIONS, VERSION, schema_version, sessions, steps
 from memory_bank.bank.sqlite import schema_script
 from memory_bank.bank.stores import FactStore
 from memory_bank.errors import ConfigError, DatabaseOpenError, DatabaseVersionError, StorageError
@@ -114,15 +114,20 @@ def test_the_database_of_another_application(tmp_path, with_alembic):
     assert schema(other) == before
 
 
-def test_a_bank_of_an_older_version_gets_its_columns(bank_url):
+@pytest.mark.parametrize("version", list(MIGRATIONS))
+def test_a_bank_of_an_older_version_is_brought_to_this_one(bank_url, version):
     """Two processes open it at once; what it holds stays."""
     database = Database(bank_url)
     database.open_session("s")
     FactStore(database, "s").store(a_record(1))
     with database.write() as c:
-        for column in ADDED["2"]:
+        if version <= "3":
+            c.exec_driver_sql("CREATE TABLE models (namespace varchar(64) PRIMARY KEY)")
+        for column in (step for v in MIGRATIONS if v >= version for step in MIGRATIONS[v]):
+            if isinstance(column, str):
+                continue
             c.exec_driver_sql(f"ALTER TABLE {column.table} DROP COLUMN {column.name}")
-        c.exec_driver_sql("UPDATE schema_version SET version_num = '2'")
+        c.exec_driver_sql(f"UPDATE schema_version SET version_num = '{version}'")
     database.close()
     with ThreadPoolExecutor(2) as pool:
         opened = list(pool.map(Database, [bank_url] * 2))
@@ -132,6 +137,8 @@ def test_a_bank_of_an_older_version_gets_its_columns(bank_url):
         assert database.value(sa.select(sessions.c.title)) == "Named"
         assert database.value(sa.select(schema_version.c.version_num)) == VERSION
         assert database.rows(sa.select(steps)) == []
+        with database.read() as c:
+            assert "models" not in database.tables(c)
         database.close()
 
 

@@ -34,10 +34,8 @@ WRONG = {
     "lab replay two.jsonl --nope": "--nope",
     "lab explain two.jsonl --strategy no_strategy": "keeps no plan",
     "lab explain two.jsonl --strategy memory_bnk": "did you mean 'memory_bank'",
-    "lab train": "--out",
+    "lab train": "traces",
     "lab train two.jsonl": "--out",
-    "lab train two.jsonl --db bank.db": "leave out files",
-    "lab train two.jsonl --out m.json --forget": "--out",
 }
 
 

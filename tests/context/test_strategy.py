@@ -131,11 +131,11 @@ def test_records_of_an_earlier_part_of_the_session_are_found_and_explained():
 
 
 @examples(100)
-@given(any_chats() | good_chats(), st.sampled_from(["off", "complete", "drop"]), st.integers(0, 4))
-def test_any_list_goes_through_and_whole_pairs_stay_whole(messages, repair, top_k):
+@given(any_chats() | good_chats(), st.integers(0, 4))
+def test_any_list_goes_through_and_whole_pairs_stay_whole(messages, top_k):
     before = copy.deepcopy(messages)
     state = MemoryBankState("lexical")
-    context, tokens = apply(messages, state, repair_pairs=repair, top_k=top_k)
+    context, tokens = apply(messages, state, top_k=top_k)
     assert repr(messages) == repr(before)
     if not pairing_errors(messages):
         assert pairing_errors(context) == []
@@ -144,7 +144,7 @@ def test_any_list_goes_through_and_whole_pairs_stay_whole(messages, repair, top_
     said = [m for m in said if m["role"] != "user" or not carries_only_media(m)]
     kept = [m for m in context if any(m is one for one in said)]
     assert [id(m) for m in kept] == [id(m) for m in said]
-    if state.last_plan.unchanged and repair == "off":
+    if state.last_plan.unchanged:
         assert len(context) == len(messages)
     assert tokens == sum(map(state.counter.count_message, context))
     json.dumps(state.last_plan.as_dict(), default=str)
@@ -165,7 +165,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("kind", BROKEN)
 @pytest.mark.parametrize("in_tail", [False, True])
-def test_broken_pairs_pass_through_or_are_mended_and_told(kind, in_tail):
+def test_broken_pairs_pass_through(kind, in_tail):
     broken = BROKEN[kind]
     middle = [user("next")] if kind == "all pending" else []
     messages = [user(), *rounds(1, start=7), *broken, user("next"), *rounds(2)]
@@ -174,21 +174,11 @@ def test_broken_pairs_pass_through_or_are_mended_and_told(kind, in_tail):
     context, _ = apply(messages)
     start = next(i for i, m in enumerate(context) if m == broken[0])
     assert context[start : start + len(broken)] == broken
-    for mode in ("complete", "drop"):
-        state = MemoryBankState("lexical")
-        mended, tokens = apply(messages, state, repair_pairs=mode)
-        assert pairing_errors(mended) == [], mode
-        assert tokens == sum(map(state.counter.count_message, mended))
-        assert state.last_plan.repairs
-        if not in_tail:
-            assert any("broken" in d.reason and d.step in (1, 2) for d in state.last_plan.decisions)
-        if mode == "complete" and "pending" in kind:
-            assert "no result was recorded" in str(mended)
 
 
 def test_orphaned_data_is_not_lost():
     state = MemoryBankState("lexical")
-    apply([user(), result("zzz", "orphaned data"), *rounds(2)], state, repair_pairs="drop")
+    apply([user(), result("zzz", "orphaned data"), *rounds(2)], state)
     records = state.fact_store.get_many(list(state.steps))
     assert [r.output_text for r in records if r.tool_name == "unknown"] == ["orphaned data"]
 

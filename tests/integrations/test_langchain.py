@@ -11,6 +11,7 @@ import pytest
 from tests.integrations.pages import ANSWER, run_example
 from tests.integrations.shop import SHOPS, STEPS, SYSTEM, Model, answer, check, get_order, get_parcel, task
 
+from memory_bank.errors import HistoryError
 from memory_bank.testing import ScriptedServer
 
 pytest.importorskip("langchain_openai", reason="needs langchain and langchain-openai")
@@ -20,9 +21,8 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 
-from memory_bank.integrations.bridge import strip_natives
 from memory_bank.integrations.langchain import WIRE, MemoryBankMiddleware
-from memory_bank.transcript.anthropic import thinking_rule
+from memory_bank.transcript.anthropic import thinking_rule, without_thinking
 
 CALLS = STEPS + 5 + 1
 
@@ -138,14 +138,14 @@ def test_thinking_goes_from_the_first_difference_on(kind):
     ]
     natives = [HumanMessage("go"), *(m for turn in turns for m in turn)]
     rebuilt = [*natives[:3], HumanMessage("memory"), *natives[5:]]
-    sent = strip_natives(rebuilt, natives, WIRE, thinking_rule(given))
+    sent = without_thinking(rebuilt, thinking_rule(given), natives, WIRE)
     thinks = [any(p.signed for p in WIRE.read(m).values()) for m in sent if isinstance(m, AIMessage)]
     assert (
         thinks == {"adaptive": [True, False, False], "enabled": [True, False, True], "drop": [True] * 3}[kind]
     )
     assert sent[1] is natives[1]
     assert [c["id"] for m in sent if isinstance(m, AIMessage) for c in m.tool_calls] == ["c0", "c2", "c3"]
-    assert strip_natives(natives, natives, WIRE, thinking_rule(given)) == natives
+    assert without_thinking(natives, thinking_rule(given), natives, WIRE) == natives
 
 
 def test_a_turn_that_must_begin_with_its_thinking_and_does_not():
@@ -153,8 +153,9 @@ def test_a_turn_that_must_begin_with_its_thinking_and_does_not():
     results = [ToolMessage("x", tool_call_id=f"c{n}") for n in range(2)]
     natives = [HumanMessage("go"), thinking("s"), calls[0], results[0], calls[1], results[1]]
     rebuilt = [HumanMessage("memory"), *natives[4:]]
-    assert strip_natives(rebuilt, natives, WIRE, thinking_rule({"type": "enabled"})) == natives
-    assert strip_natives(rebuilt, natives, WIRE, thinking_rule({"type": "adaptive"})) == rebuilt
+    with pytest.raises(HistoryError, match="no thinking block of its own"):
+        without_thinking(rebuilt, thinking_rule({"type": "enabled"}), natives, WIRE)
+    assert without_thinking(rebuilt, thinking_rule({"type": "adaptive"}), natives, WIRE) == rebuilt
 
 
 def test_a_model_of_anthropic_that_thinks_gets_no_thinking_that_does_not_fit():

@@ -29,9 +29,8 @@ from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.usage import UsageLimits
 
-from memory_bank.integrations.bridge import strip_natives
 from memory_bank.integrations.pydantic_ai import WIRE, MemoryBank
-from memory_bank.transcript.anthropic import thinking_rule
+from memory_bank.transcript.anthropic import thinking_rule, without_thinking
 
 CALLS = STEPS + 5 + 1
 LIMITS = UsageLimits(request_limit=None)
@@ -113,7 +112,7 @@ def test_thinking_of_anthropic_goes_from_the_first_difference_on(kind):
 
     natives = [ModelRequest(parts=[UserPromptPart("go")]), *turn(0), *turn(1), *turn(2, "google"), *turn(3)]
     rebuilt = [*natives[:3], ModelRequest(parts=[UserPromptPart("memory")]), *natives[5:]]
-    sent = strip_natives(rebuilt, natives, WIRE, thinking_rule({"type": kind}))
+    sent = without_thinking(rebuilt, thinking_rule({"type": kind}), natives, WIRE)
     thinks = [isinstance(m.parts[0], ThinkingPart) for m in sent if isinstance(m, ModelResponse)]
     assert thinks == [True, True, kind == "enabled"]
     assert WIRE.write(ModelResponse(parts=[natives[1].parts[0]]), {0: None}) is None

@@ -13,7 +13,6 @@ from tests.selection.texts import filled
 
 from memory_bank import MemoryProcessor
 from memory_bank.context import evidence
-from memory_bank.provenance.index import SourceIndex
 from memory_bank.selection import thread
 from memory_bank.selection.cutting import LONGEST_KEY
 from memory_bank.selection.values import fold, forms_in, parse_record, stands_in
@@ -35,7 +34,6 @@ def test_parsing_and_indexing_an_output_is_linear_in_its_size(kind):
     def work(size: int) -> None:
         text = ODD[kind](size) if kind in ODD else kind * (size // len(kind))
         filled(("get", text[:3_000], text, text[:3_000]), count=len)
-        SourceIndex("s").add_record(text, "t", "get", 1)
 
     assert growth(work, 192_000) < LINEAR
 

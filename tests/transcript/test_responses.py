@@ -355,30 +355,6 @@ def test_masked_outputs_of_every_kind_are_still_valid_items(kind: str) -> None:
     processor.reset_state()
 
 
-@pytest.mark.parametrize("mode", ["complete", "drop"])
-def test_repaired_pairs_are_items_again(mode: str) -> None:
-    broken = [thought("rs_x"), call("a", id="fc_a"), call("b", id="fc_b"), output("b")]
-    items = [user(), *broken, user("and?"), output("orphan"), user("so?"), *rounds(2)]
-    with MemoryBankState() as state:
-        out = rebuilt(
-            items, state, EVIDENCE.model_copy(update={"repair_pairs": mode, "history_budget": 4000})
-        )
-    assert item_errors(items) != []
-    assert item_errors(out) == []
-    assert any(i is items[1] for i in out)
-    assert any(i is items[2] for i in out) == (mode == "complete")
-
-
-def test_a_context_that_cannot_be_told_in_items_is_refused() -> None:
-    items = [user(), call("a"), output("a")]
-    chat = from_items(items)
-    with pytest.raises(HistoryError, match="break a call"):
-        chat.write([(0, {}), (1, {})])
-    for new in ({"role": "tool", "tool_call_id": "z"}, {"role": "assistant", "tool_calls": [{"id": "z"}]}):
-        with pytest.raises(HistoryError, match="that no item has"):
-            chat.write([(None, {"content": "x", **new})])
-
-
 # --- what the API refuses
 
 BARE: dict[str, Any] = {"type": "function_call", "call_id": "c"}

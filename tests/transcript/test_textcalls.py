@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from tests.chats import call, entries, result, say, system, user
 
-from memory_bank.errors import HistoryError
 from memory_bank.transcript.messages import Interaction, parse_messages
 from memory_bank.transcript.textcalls import read_text_calls
 from memory_bank.transcript.turns import WHOLE
@@ -144,9 +143,3 @@ def test_what_does_not_hold_a_form_throughout_is_left_alone(messages: list[Any])
 def test_a_call_that_nothing_has_answered_yet_stays_text() -> None:
     messages = [*START, *react(1, "x"), react(2, "")[0]]
     assert known(messages).messages[-1] is messages[-1]
-
-
-def test_a_call_that_the_history_does_not_have() -> None:
-    chat = known([*START, *react(1, "x")])
-    with pytest.raises(HistoryError, match="does not have"):
-        chat.write([(None, call(("other", "f", {})))])

@@ -23,7 +23,7 @@ from sqlalchemy.schema import CreateColumn
 from memory_bank.bank.group_commit import GroupWriter
 from memory_bank.bank.rows import is_session_id
 from memory_bank.bank.schema import (
-    ADDED,
+    MIGRATIONS,
     SET_SESSION,
     VERSION,
     bank,
@@ -193,7 +193,7 @@ class Database:
         return first_line(error)
 
     def _create(self, must_exist: bool) -> None:
-        """Create the tables, or the columns that an older bank lacks, in one transaction; other processes wait."""
+        """Create the tables, or bring an older bank to this version, in one transaction; other processes wait."""
         if self.in_memory:
             return
         with self._reader.connect() as connection:
@@ -208,9 +208,13 @@ class Database:
                 metadata.create_all(connection, checkfirst=False)
                 connection.execute(sa.insert(schema_version), {"version_num": VERSION})
             elif version != VERSION:
-                for column in ADDED[version]:
-                    added = CreateColumn(column).compile(dialect=connection.dialect)
-                    connection.exec_driver_sql(f"ALTER TABLE {column.table} ADD COLUMN {added}")
+                for step in (
+                    step for v, steps in MIGRATIONS.items() if int(v) >= int(version) for step in steps
+                ):
+                    if not isinstance(step, str):
+                        added = CreateColumn(step).compile(dialect=connection.dialect)
+                        step = f"ALTER TABLE {step.table} ADD COLUMN {added}"
+                    connection.exec_driver_sql(step)
                 connection.execute(sa.update(schema_version).values(version_num=VERSION))
 
     def _version(self, connection: Connection) -> str | None:
@@ -221,7 +225,7 @@ class Database:
         if table is None:
             raise DatabaseOpenError(f"{self.name} is a database of another program: {self.elsewhere}.")
         version = str(connection.exec_driver_sql(f"SELECT version_num FROM {table}").scalar())
-        if table == "alembic_version" or version not in (VERSION, *ADDED):
+        if table == "alembic_version" or version not in (VERSION, *MIGRATIONS):
             other = "an unreleased" if table == "alembic_version" else "a newer"
             raise DatabaseVersionError(
                 f"{self.name} was written by {other} memory_bank (schema {version}, this one knows {VERSION}): "

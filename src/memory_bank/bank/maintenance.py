@@ -20,9 +20,9 @@ from memory_bank.bank.embedder import bank_embedder
 from memory_bank.bank.files import ROOT
 from memory_bank.bank.jobs import add_jobs
 from memory_bank.bank.keys import DEFAULT
-from memory_bank.bank.learned import content_deleted, delete_model, is_model_text, lock_content
 from memory_bank.bank.rows import derivation, from_row, is_derived, is_session_id, what_is_wrong
 from memory_bank.bank.schema import (
+    CONTENT_DELETED,
     INSIGHT_OF_RECORD,
     JOB_OF_RECORD,
     NEXT_GENERATION,
@@ -35,7 +35,6 @@ from memory_bank.bank.schema import (
     insights,
     jobs,
     lineage,
-    models,
     of_session,
     records,
     sessions,
@@ -73,9 +72,9 @@ def purge(
 ) -> Iterator[Purged]:
     """Delete a session's content, a namespace's, what was stored before a time (Unix seconds), or the intersection.
 
-    One transaction a session: what is yielded is deleted, and the evidence model that was fitted to the sessions
-    of its namespace. An emptied session keeps its row, its agent and what its Observer spent, so that other
-    processes notice and limits hold; its task is deleted. ``dry_run`` only counts. Raises StorageError.
+    One transaction a session: what is yielded is deleted. An emptied session keeps its row, its agent and what its
+    Observer spent, so that other processes notice and limits hold; its task is deleted. ``dry_run`` only counts.
+    Raises StorageError.
     """
     if session_id is not None:
         names = [session_id]
@@ -89,7 +88,7 @@ def purge(
     for name in names:
         with database.read() if dry_run else database.erase() as c:
             if not dry_run:
-                lock_content(c, database, name)
+                database.lock_session(c, name)
             found = _purge(c, name, before, dry_run)
         if found is not None:
             yield found
@@ -147,7 +146,7 @@ def _purge(c: Connection, name: str, before: float | None, dry_run: bool) -> Pur
         if emptied:
             c.execute(sa.delete(lineage).where(of_session(lineage)), session)
             c.execute(SET_SESSION.values(task=None, head=None, head_calls=None), session)
-        content_deleted(c, name)
+        c.execute(CONTENT_DELETED, session)
     return Purged(name, facts, summaries, waiting, raw + short, emptied)
 
 
@@ -192,7 +191,7 @@ def verify(
     check = _Verification(database, counts, repair, report or (lambda *_: None))
     for part in (
         check.file, check.sessions, check.embedder, check.records, check.insights, check.jobs, check.spending,
-        check.models, check.files,
+        check.files,
     ):  # fmt: skip
         try:
             yield from part()
@@ -309,20 +308,6 @@ class _Verification:
         for row in self.database.rows(sa.select(p.session_id, p.day).where(negative)):
             what = f"the sum of what it spent on {row['day']} is negative"
             yield Defect("spending", what, row["session_id"])
-
-    def models(self) -> Iterator[Defect]:
-        """Every evidence model is readable and belongs to a namespace with sessions."""
-        m = models.c
-        used = sa.exists().where(sa.func.coalesce(_s.namespace, "") == m.namespace).label("used")
-        kept = sa.select(m.namespace, as_bytes(m.model).label("model"), used).where(m.model.is_not(None))
-        for row in self.database.rows(kept):
-            if row["used"] and is_model_text(bytes(row["model"])):
-                continue
-            unused = "it has an evidence model and no session"
-            what = "its evidence model cannot be read" if row["used"] else unused
-            if self.repair:
-                delete_model(self.database, row["namespace"])
-            yield Defect("model", f"namespace {row['namespace'] or 'default'}: {what}", mended=self.repair)
 
     def files(self) -> Iterator[Defect]:
         """Every file of an agent is readable and in a folder."""

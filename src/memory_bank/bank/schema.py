@@ -1,6 +1,6 @@
 """The tables of a bank, and the parts of SQL statements that several modules share.
 
-A change to a table needs a new VERSION. New columns may be NULL, and stand in ADDED for banks of older versions.
+A change to a table needs a new VERSION, and an entry at the end of MIGRATIONS. New columns may be NULL.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection, Dialect, RowMapping
 from sqlalchemy.types import LargeBinary, TypeDecorator, TypeEngine, UserDefinedType
 
 T = TypeVar("T")
-VERSION = "3"
+VERSION = "5"
 
 
 class ExactText(TypeDecorator[str]):
@@ -208,15 +208,10 @@ steps = sa.Table(  # cost and composition of a session's contexts; old manifests
     sa.Column("full_input_tokens", sa.BigInteger),  # of the full history, as `pricing.full_usage` estimates
     sa.Column("full_cached_tokens", sa.BigInteger),
     sa.Column("full_written_tokens", sa.BigInteger),
-)
-
-models = sa.Table(  # the evidence model fitted to a namespace's own sessions, once that was tried
-    "models",
-    metadata,
-    sa.Column("namespace", sa.String(64), primary_key=True),  # "": that of a service without keys
-    sa.Column("fitted", sa.Float(53), nullable=False),  # when it was tried last
-    sa.Column("sessions", sa.Integer, nullable=False),  # of the namespace at that time
-    sa.Column("model", ExactText),  # JSON; NULL: none was better, or content it was fitted to was deleted
+    sa.Column("written_hour_tokens", sa.BigInteger),  # of those written, what the cache keeps for an hour
+    sa.Column("full_written_hour_tokens", sa.BigInteger),
+    sa.Column("billed", sa.Float(53)),  # the cost that the provider named, in dollars
+    sa.Column("untold", ExactText),  # why the tokens are not known
 )
 
 files = sa.Table(  # what an agent keeps below /memories, by a memory tool
@@ -229,10 +224,12 @@ files = sa.Table(  # what an agent keeps below /memories, by a memory tool
     sa.Column("changed", sa.Float(53), nullable=False),
 )
 
-ADDED: dict[str, list[sa.Column[Any]]] = {
+MIGRATIONS: dict[str, list[sa.Column[Any] | str]] = {
     "2": [sessions.c.title, *(steps.c[n] for n in ("answer", "seconds", "http_status", "error", "reason"))],
+    "3": ["DROP TABLE IF EXISTS models"],
+    "4": [steps.c[n] for n in ("written_hour_tokens", "full_written_hour_tokens", "billed", "untold")],
 }
-"""The columns that a bank of an older version lacks."""
+"""What brings a bank of a version to the next: columns that it lacks, and statements. Append only."""
 
 # Parts of statements. Statements are built once, at import: building one costs more than running it.
 
@@ -248,6 +245,8 @@ HAS_CONTENT = records.c.mark.is_distinct_from("forgotten")
 JOB_OF_RECORD = (jobs.c.trace_id == records.c.trace_id) & (jobs.c.session_id == records.c.session_id)
 SET_SESSION = sa.update(sessions).where(sessions.c.session_id == SESSION)
 NEXT_GENERATION = SET_SESSION.values(generation=sessions.c.generation + 1)
+CONTENT_DELETED = NEXT_GENERATION.values(note=None, summaries=None)
+"""Raises a session's generation, and deletes what a model wrote of its content."""
 
 
 def of_session(table: sa.Table) -> sa.ColumnElement[bool]:

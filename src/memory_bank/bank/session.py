@@ -16,7 +16,6 @@ from weakref import WeakMethod
 
 from memory_bank.bank.database import ANY, Database, as_database
 from memory_bank.bank.files import MemoryFiles
-from memory_bank.bank.learned import model_of_session
 from memory_bank.bank.lineage import session_of
 from memory_bank.bank.retrieval import log_ingested, records_of
 from memory_bank.bank.stores import FactStore, InsightStore, WiderScope, clear_insights
@@ -66,6 +65,7 @@ class Session(Closing):
         self.last_plan: Plan = NO_PLAN
         self.prefix_cache = PrefixCache()
         self.over_budget_logged = False
+        self.rules_logged: set[str] = set()  # of the exit, that a context would have broken
         self.record_tool = ""
         self.under_load = False
         # trace_ids that are pinned, and that no context shows, by marks and by ``tools.NAME.retain``
@@ -128,6 +128,7 @@ class Session(Closing):
         self.transcript.reset()
         self._caches.clear()
         self.over_budget_logged = False
+        self.rules_logged.clear()
 
 
 class MemoryBankState(Session):
@@ -471,10 +472,6 @@ class MemoryBankState(Session):
     def wider(self) -> WiderScope | None:
         """The other sessions that ``scope`` includes; None when it includes none."""
         return None if self.scope == "session" else WiderScope(self.database, self.session_id, self.scope)
-
-    def learned_model(self) -> str | None:
-        """The evidence model fitted to the sessions of its namespace, JSON; None where there is none."""
-        return model_of_session(self.database, self.session_id)
 
     @property
     def spent(self) -> Spent:

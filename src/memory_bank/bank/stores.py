@@ -16,7 +16,6 @@ from sqlalchemy.engine import Connection
 from memory_bank.bank.database import Database, as_database
 from memory_bank.bank.embedder import bind, check_embedder
 from memory_bank.bank.jobs import Job, add_jobs, finish_job, finish_step_jobs
-from memory_bank.bank.learned import content_deleted, lock_content
 from memory_bank.bank.listing import Outline, count_records, list_outlines, stored_rows
 from memory_bank.bank.rows import (
     FORGOTTEN,
@@ -28,6 +27,7 @@ from memory_bank.bank.rows import (
     to_rows,
 )
 from memory_bank.bank.schema import (
+    CONTENT_DELETED,
     HAS_CONTENT,
     IDS,
     INSIGHT_OF_RECORD,
@@ -174,7 +174,7 @@ class FactStore:
         """
         emptied = {"input": "{}", "input_verbatim": False, "output": "[forgotten]", "output_verbatim": True}
         with self.database.erase() as c:
-            lock_content(c, self.database, self.session_id)
+            self.database.lock_session(c, self.session_id)
             found = self._change(c, trace_id, sa.true(), mark=FORGOTTEN, call_id=None, **emptied)
             if found:
                 for table in (insights, jobs):
@@ -182,7 +182,7 @@ class FactStore:
                     c.execute(sa.delete(table).where(*its), self._mine)
                 contents = {"manifest": None, "answer": None, "error": None}
                 c.execute(sa.update(steps).where(of_session(steps)).values(contents), self._mine)
-                content_deleted(c, self.session_id)
+                c.execute(CONTENT_DELETED, self._mine)
         return found
 
     def _change(self, c: Connection, trace_id: str, if_: sa.ColumnElement[bool], **values: object) -> bool:
@@ -196,10 +196,10 @@ class FactStore:
     def clear(self) -> None:
         """Delete every record of the session and its jobs."""
         with self.database.erase() as c:
-            lock_content(c, self.database, self.session_id)
+            self.database.lock_session(c, self.session_id)
             for table in (records, jobs):  # nobody can finish them now
                 c.execute(sa.delete(table).where(of_session(table)), self._mine)
-            content_deleted(c, self.session_id)
+            c.execute(CONTENT_DELETED, self._mine)
 
     def size(self) -> int:
         """The number of records."""

@@ -18,14 +18,13 @@ from memory_bank.cli.shared import (
     answer,
     json_line,
     one_line,
-    open_bank,
     output_file,
     print_json,
     progress,
     table,
     tell,
 )  # fmt: skip
-from memory_bank.errors import ConfigError, StorageError, TraceFileError
+from memory_bank.errors import ConfigError, TraceFileError
 
 if TYPE_CHECKING:
     from memory_bank.lab.tables import Column, SubjectT
@@ -358,37 +357,12 @@ def explain(
 
 
 def train(
-    traces: list[Path] = typer.Argument(None, help="Files of recorded runs, best of several kinds of tasks."),
-    out: Path | None = typer.Option(
-        None, help="Where to write the model (JSON), for the setting evidence_model."
-    ),
+    traces: list[Path] = typer.Argument(help="Files of recorded runs, best of several kinds of tasks."),
+    out: Path = typer.Option(help="Where to write the model (JSON), for the setting evidence_model."),
     against: Path | None = typer.Option(None, help="The model to beat; default: the shipped one."),
-    db: str | None = typer.Option(
-        None,
-        "--db",
-        help="Instead of files: adapt the shipped model to this bank's own sessions, in the bank.",
-    ),
-    namespace: str | None = typer.Option(
-        None,
-        help="With --db: the namespace whose sessions, and for which; default: that of a service without keys.",
-    ),
-    forget: bool = typer.Option(
-        False, "--forget", help="With --db: delete the namespace's model; the shipped one is used."
-    ),
     as_json: bool = JSON,
 ) -> None:
-    """Train a model for selection 'evidence' on your own runs; it is used only if it wins on unseen ones.
-
-    From files it is written to --out. From a bank (--db) it is kept there and used for the sessions of that namespace
-    alone, by strategies without an evidence_model; deleting content of one of these sessions deletes it.
-    """
-    if db is not None:
-        if traces or out is not None or against is not None:
-            raise ConfigError("--db takes the runs from the bank: leave out files, --out and --against.")
-        _train_in_bank(db, namespace, forget, as_json)
-        return
-    if not traces or out is None or namespace is not None or forget:
-        raise ConfigError("name files of recorded runs and --out, or a bank with --db.")
+    """Train a model for selection 'evidence' on your own runs; it is written only if it wins on unseen ones."""
     from memory_bank.lab.training.train import retrain
 
     _check_files(traces)
@@ -400,34 +374,4 @@ def train(
         as_json,
     )
     if not won:
-        raise typer.Exit(1)
-
-
-def _train_in_bank(db: str, namespace: str | None, forget: bool, as_json: bool) -> None:
-    from memory_bank.bank.keys import DEFAULT
-    from memory_bank.bank.learned import delete_model, keep_model, newest_sessions, records_of_session
-    from memory_bank.lab.training.train import adapt_to, trace_of_records
-    from memory_bank.selection.model import dump_model, load_model
-
-    database = open_bank(db)
-    owner = None if namespace == DEFAULT else namespace
-    if forget:
-        had = delete_model(database, owner)
-        deleted = "deleted the model." if had else "the namespace has no model of its own."
-        answer({"deleted": had}, deleted, as_json)
-        return
-    own = newest_sessions(database, owner)
-    runs = (trace_of_records(s.session_id, s.task, records_of_session(database, s.session_id)) for s in own)
-    new, present, model = adapt_to(runs, load_model())
-    notes = {"held_out": round(new, 4), "present": round(present, 4), "sessions": len(own)}
-    text = None if model is None else dump_model(model, notes)
-    if not keep_model(database, owner, {s.session_id: s.generation for s in own}, text):
-        raise StorageError("these sessions were changed meanwhile: train again.")
-    answer(
-        {"new": new, "present": present, "sessions": len(own), "kept": model is not None},
-        f"log loss per needed value on the newest of {len(own):,} sessions: new {new:.3f}, shipped {present:.3f}\n"
-        + ("the bank keeps the new model." if model else "not kept: the new model does not win."),
-        as_json,
-    )
-    if model is None:
         raise typer.Exit(1)

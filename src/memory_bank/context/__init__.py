@@ -1,4 +1,4 @@
-"""What goes into the prompt: the plan, its repairs, and the messages rendered from it."""
+"""What goes into the prompt: the plan, the messages rendered from it, and their comparison with those that came."""
 
 from memory_bank.context.compaction import what_is_known
 

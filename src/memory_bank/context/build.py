@@ -10,13 +10,12 @@ from typing import Any
 from memory_bank.bank.retrieval import raw_data
 from memory_bank.bank.session import MemoryBankState, Session
 from memory_bank.config import MemoryBankSettings
-from memory_bank.context.render import memory_message, render, repair_interaction, written
+from memory_bank.context.render import memory_message, render
 from memory_bank.faults import fault_point
 from memory_bank.plan import NO_PLAN, Choice, Context, Plan, Shown
 from memory_bank.transcript.messages import record_tool
 from memory_bank.transcript.quoting import Mark, one_line, quote_lines
 from memory_bank.transcript.transcript import View
-from memory_bank.transcript.turns import Entry
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 _PINNED_CHARS = 2_000  # shown of a pinned record whose messages are no longer in the list
@@ -140,7 +139,7 @@ def _pinned_text(gone: frozenset[str], view: View, session: Session, budget: int
 
 
 def make_plan(view: View, choice: Choice, session: Session, policy: Policy) -> Plan:
-    """Count what a choice costs, repair broken pairs, and keep the messages where the choice saves nothing."""
+    """Count what a choice costs, and keep the messages where the choice saves nothing."""
     memory, memory_tokens = None, 0
     if choice.text and not choice.unchanged:
         memory, last = memory_message(choice.text, session.session_id, choice.role), session.last_plan
@@ -158,14 +157,6 @@ def make_plan(view: View, choice: Choice, session: Session, policy: Policy) -> P
         memory, memory_tokens = None, 0
         tail = {p: e for p, e in choice.edits.items() if p >= view.tail_start}
         tokens = view.full_tokens + _edited_tokens(view, replace(choice, edits=tail))
-    repaired: dict[int, Sequence[Entry]] = {}
-    repairs: dict[int, str] = {}
-    for interaction in view.interactions if choice.repair_pairs != "off" else ():
-        if interaction.fault:
-            entries, done = repair_interaction(interaction, choice.repair_pairs)
-            repaired[interaction.start], repairs[interaction.start] = entries, done
-            tokens += sum(map(session.counter.count_message, written(entries, view.messages)))
-            tokens -= interaction.tokens
     return Plan(
         view=view,
         choice=choice,
@@ -180,8 +171,6 @@ def make_plan(view: View, choice: Choice, session: Session, policy: Policy) -> P
         embedder=session.embedder_name,
         observer=session.observer_name,
         memory=memory,
-        repaired=repaired,
-        repairs=repairs,
         previous=None if session.last_plan is NO_PLAN else replace(session.last_plan, previous=None),
     )
 

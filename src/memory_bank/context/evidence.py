@@ -19,13 +19,13 @@ from typing import Any
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings, ToolSettings
 from memory_bank.context.render import memory_message
-from memory_bank.errors import ConfigError, MemoryBankError
+from memory_bank.errors import MemoryBankError
 from memory_bank.plan import Decision, Fate, Piece, Reasons
 from memory_bank.ports import TokenCounter
 from memory_bank.records import InteractionRecord
 from memory_bank.selection.cutting import CutText
 from memory_bank.selection.index import EvidenceIndex, Reason, Selection
-from memory_bank.selection.model import MODEL_FILE, Model, load_model, parse_model
+from memory_bank.selection.model import MODEL_FILE, Model, load_model
 from memory_bank.selection.thread import (
     ARGUMENT_START,
     LEAST_CHARS,
@@ -50,7 +50,7 @@ from memory_bank.transcript.messages import (
 )
 from memory_bank.transcript.quoting import Mark, quote_lines
 from memory_bank.transcript.tokens import newest_within
-from memory_bank.transcript.transcript import View
+from memory_bank.transcript.transcript import View, is_same
 from memory_bank.transcript.turns import WHOLE, Edit
 
 MAX_ITEMS = 40  # of a list in the arguments of a call that are kept
@@ -133,8 +133,9 @@ def shorten_turn(
             for number, place in calls[position].items():
                 given = turn.pairs[place].call
                 assert given is not None
-                short = _short_arguments(given.arguments, shown[place]) if place in shown else None
-                if short is None or short != given.arguments:
+                if place not in shown:
+                    change[number] = None
+                elif not is_same(short := _short_arguments(given.arguments, shown[place]), given.arguments):
                     change[number] = short
             if position in answered:  # an item with call and result
                 change = {WHOLE: shown[calls[position][0]].result}
@@ -152,9 +153,8 @@ def shorten_turn(
         edit = Edit({}, message, count(message))
         if change:
             new = edited_message(message, change)
-            cost = count(new)
             leaves_out = any(text is None for number, text in change.items() if number != WHOLE)
-            if cost < edit.tokens or leaves_out:
+            if new is not None and ((cost := count(new)) < edit.tokens or leaves_out):
                 edit = Edit(change, new, cost)
         edits[turn.start + position] = edit
     return edits
@@ -200,13 +200,8 @@ NOTHING = Selection()
 
 
 @lru_cache(maxsize=8)
-def evidence_model(path: str | None, learned: str | None = None) -> Model:
-    """The model of a file, the one that a namespace has `learned` (JSON), or the shipped one. Raises ConfigError."""
-    if path is None and learned is not None:
-        try:
-            return parse_model(learned, "the evidence model of this namespace")
-        except ConfigError as e:
-            log.warning("the shipped evidence model is used: %s", e)
+def evidence_model(path: str | None) -> Model:
+    """The model of a file or the shipped one. Raises ConfigError."""
     return load_model(Path(path) if path else MODEL_FILE)
 
 

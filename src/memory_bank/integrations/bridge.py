@@ -23,30 +23,18 @@ from typing import Any, Generic, TypedDict, TypeVar, Unpack
 from memory_bank.bank.database import Database
 from memory_bank.bank.session import MemoryBankState, Session
 from memory_bank.config import Config
-from memory_bank.errors import ConfigError, HistoryError, LoopDetectedError, MemoryBankError
-from memory_bank.plan import Context
+from memory_bank.errors import ConfigError, LoopDetectedError, MemoryBankError
+from memory_bank.plan import Form
 from memory_bank.processor import MemoryProcessor, Tools
 from memory_bank.tools import TOOL_SCHEMAS, handle_tool_call, memory_tools
 from memory_bank.transcript.anthropic import Thinking, without_thinking
-from memory_bank.transcript.messages import same_objects
-from memory_bank.transcript.turns import ChatMessage, Conversation, PartWire
+from memory_bank.transcript.turns import ChatMessage, Conversation
 
 log = logging.getLogger("memory_bank.Integrations")
 
 N = TypeVar("N")
 MAX_SESSIONS = 256  # sessions that a bridge holds; the one that was used longest ago is closed for a new one
 NO_SESSION = "No tool output is stored in this session yet."
-
-
-def strip_natives(rebuilt: Sequence[N], natives: Sequence[N], wire: PartWire[N], rule: Thinking) -> list[N]:
-    """A rebuilt list without the thinking blocks that the rule leaves out from the first difference on.
-
-    Where the turn that is being answered must begin with its thinking and does not, the natives themselves.
-    """
-    try:
-        return without_thinking(rebuilt, rule, natives, wire)
-    except HistoryError:
-        return list(natives)
 
 
 @dataclass(slots=True, eq=False)
@@ -206,17 +194,18 @@ class Bridge(Generic[N]):
             if session_id is None and not any(m["role"] == "tool" for m in chat.messages):
                 return list(natives), None
             offered = self.offered if tools is None else tools
+            wire: Any = chat.wire
             with self._used(session_id, chat.messages) as name:
-                context, _ = self.processor.apply_strategy(
-                    chat.messages, self.strategy, None, self._llm_client, session_id=name, tools=offered
+                form = Form(
+                    chat,
+                    lambda written: self._read(written, system).messages,
+                    lambda written, since: without_thinking(written, thinking, natives, wire, since),
+                    thinking,
                 )
-                if not isinstance(context, Context) or same_objects(context, chat.messages):
-                    return list(natives), name
-                wire: Any = chat.wire
-                rebuilt = strip_natives(chat.write(context.entries), natives, wire, thinking)
-                if (session := self.processor.state(self.strategy, name)) is not None:
-                    session.recount(context, self._read(rebuilt, system).messages)
-                return rebuilt, name
+                sent, _, _ = self.processor.rebuild(
+                    chat.messages, self.strategy, None, self._llm_client, form, session_id=name, tools=offered
+                )
+                return sent, name
         except (ConfigError, LoopDetectedError):  # for the caller to change
             raise
         except MemoryBankError as e:

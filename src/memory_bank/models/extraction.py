@@ -20,7 +20,7 @@ _ARGUMENT_CHARS = 300
 _ERROR = re.compile(
     r"\b(?:\w*(?:error|exception|traceback|failed|failure|denied|not found|fatal)\w*)\b", re.I
 )
-# Broader than the patterns of provenance and of the meter: a summary may mention what is no identifier. Each
+# Broader than the patterns of the search and of the meter: a summary may mention what is no identifier. Each
 # alternative is tried once for a run of letters, or a long one would take minutes.
 _IDENTIFIER = re.compile(
     r"https?://[^\s\"'<>)\]]+"

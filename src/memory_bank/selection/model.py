@@ -388,8 +388,8 @@ class Model:
         return (1 - self.mix) * self.linear(x) + self.mix * self.boosted(x)
 
 
-def dump_model(model: Model, notes: Mapping[str, object]) -> str:
-    """Return a model as JSON, with the names of its features."""
+def save_model(model: Model, path: Path, notes: Mapping[str, object]) -> None:
+    """Write a model to a file as JSON, with the names of its features."""
     data = {
         "version": FEATURES_VERSION,
         "features": FEATURE_NAMES,
@@ -406,28 +406,14 @@ def dump_model(model: Model, notes: Mapping[str, object]) -> str:
         },
         "notes": notes,
     }
-    return json.dumps(data, separators=(",", ":"))
-
-
-def save_model(model: Model, path: Path, notes: Mapping[str, object]) -> None:
-    """Write a model to a file, as ``dump_model`` returns it."""
-    path.write_text(dump_model(model, notes), encoding="utf-8")
+    path.write_text(json.dumps(data, separators=(",", ":")), encoding="utf-8")
 
 
 def load_model(path: Path = MODEL_FILE) -> Model:
     """Read a model file; ConfigError if it is unreadable or was trained on other features."""
     name = f"the evidence model {path}"
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as e:
-        raise ConfigError(f"{name} cannot be read ({type(e).__name__}): train it again.") from e
-    return parse_model(text, name)
-
-
-def parse_model(text: str, name: str) -> Model:
-    """The model of a text of ``dump_model``, called `name` in errors. Raises ConfigError if it is unusable."""
-    try:
-        data = json.loads(text)
+        data = json.loads(path.read_text(encoding="utf-8"))
         names, copied = list(data["features"]), data.get("copied", {"features": [], "weights": []})
         is_known = sorted(names) == sorted(FEATURE_NAMES) and data.get("version", 1) == FEATURES_VERSION
         if not is_known or tuple(copied["features"]) not in ((), COPY_FEATURES):
@@ -447,5 +433,5 @@ def parse_model(text: str, name: str) -> Model:
         )
     except ConfigError:
         raise
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as e:
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as e:
         raise ConfigError(f"{name} cannot be read ({type(e).__name__}): train it again.") from e

@@ -25,7 +25,6 @@ STATUSES: tuple[tuple[type[errors.MemoryBankError], int, str], ...] = (
     (errors.HistoryError, 422, "invalid_history"),
     (errors.TraceFileError, 422, "invalid_trace"),
     (errors.LoopDetectedError, 409, "loop_detected"),
-    (errors.ProvenanceError, 409, "provenance"),
     (errors.StorageError, 503, "storage_unavailable"),
     (errors.EmbeddingError, 503, "embedder_unavailable"),
     (errors.ModelError, 502, "model_failed"),

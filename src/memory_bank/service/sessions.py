@@ -19,7 +19,6 @@ from cachetools import LRUCache
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.files import MemoryFiles
-from memory_bank.bank.learned import Learned, keep_model, learned_of
 from memory_bank.bank.listing import list_page, newest_searchable
 from memory_bank.bank.maintenance import purge
 from memory_bank.bank.schema import sessions
@@ -28,7 +27,7 @@ from memory_bank.bank.steps import CONTROL, StepFigures
 from memory_bank.bank.stores import FactStore
 from memory_bank.config import Config, MemoryBankSettings, NoStrategySettings, StoredSettings
 from memory_bank.errors import ConfigError, EmbeddingError, NotFoundError, StorageError
-from memory_bank.plan import NO_PLAN, Context, Plan
+from memory_bank.plan import NO_PLAN, Context, Form, Plan
 from memory_bank.ports import LLMClient, Scope, TokenCounter
 from memory_bank.pricing import SentContext, common_length
 from memory_bank.processor import MemoryProcessor
@@ -77,6 +76,11 @@ class Rebuilt(StepFigures):
         return self.state.counter if self.state is not None else open_counter()
 
     @property
+    def broke(self) -> str | None:
+        """Why the context that was made is not sent; None where it is, or where none was made."""
+        return self.plan.why_unchanged if self.plan is not None and self.plan.rule else None
+
+    @property
     def control(self) -> bool:
         """Whether the session is left without memory."""
         return self.status == CONTROL
@@ -103,7 +107,6 @@ class _Preview:
 
     processor: MemoryProcessor
     memory: MemoryBankState
-    learned: Learned | None
     stored: set[str] = field(default_factory=set)
     messages: list[object] = field(default_factory=list)
 
@@ -196,9 +199,19 @@ class Sessions:
             with kept.lock:  # the plan must be this step's
                 if (earlier := self._processor.state(key, session_id)) is not None:
                     earlier.under_load = under_load
-                shown, tokens = self._processor.apply_strategy(
-                    seen, key, None, client, session_id=session_id, model=model, tools=tools, whole=whole
+                form = None if history is None else history.form
+                leaving, tokens, shown = self._processor.rebuild(
+                    seen,
+                    key,
+                    None,
+                    client,
+                    form,
+                    session_id=session_id,
+                    model=model,
+                    tools=tools,
+                    whole=whole,
                 )
+                shown = leaving if form is None else shown
                 state = self._processor.state(key, session_id)
                 plan = None if state is None or state.last_plan is NO_PLAN else state.last_plan
                 if isinstance(state, MemoryBankState) and state.generation != kept.generation:
@@ -207,16 +220,7 @@ class Sessions:
                     kept.generation = state.generation
                 context = _with_own_text(shown, seen, messages)
                 unchanged = same_objects(context, messages)
-                written: Sequence[object] = context
-                if (
-                    state is not None
-                    and history is not None
-                    and not unchanged
-                    and isinstance(context, Context)
-                ):
-                    written = history.to_request(context)
-                    tokens = state.recount(shown, history.read(written))
-                    plan = shown.plan if isinstance(shown, Context) else plan
+                written = context if unchanged or form is None else leaving
                 at, changed = common_length(kept.sent, context), None
                 if (is_changed := at < len(kept.sent)) and at < len(context):
                     first = context[at]
@@ -276,43 +280,36 @@ class Sessions:
         model: str = "",
         tools: Sequence[object] | None = None,
         whole: frozenset[str] = frozenset(),
+        form: Form | None = None,
     ) -> list[object]:
-        """The context that ``rebuild`` would return or raise: nothing is stored, no model is asked."""
+        """What ``rebuild`` would write or raise: nothing is stored, no model is asked."""
         session_id = stored_id(namespace, name)
         if self.is_control(session_id):
-            return messages
+            return messages if form is None else list(form.source.source)
         key = strategy or self.strategy
         seen = self._hidden(messages)
         store = FactStore(self.database, session_id) if self.exists(namespace, name) else None
         stored = [] if store is None else list(store.steps())
-        learned = learned_of(self.database, namespace)
         with self._lock:
             made = self._previews.pop((session_id, key), None)
-        # a new one where records or messages of the last preview are gone, and after learning
-        if (
-            made is None
-            or not made.stored.issubset(stored)
-            or made.learned != learned
-            or seen[: len(made.messages)] != made.messages
-        ):
+        # a new one where records or messages of the last preview are gone
+        if made is None or not made.stored.issubset(stored) or seen[: len(made.messages)] != made.messages:
             memory = MemoryBankState(session_id=session_id, fixed=True)
-            if learned is not None:
-                keep_model(memory.database, None, {}, learned.model)
             config = self.config.model_copy(update={"loop_detection": "off"})
-            made = _Preview(MemoryProcessor(config, lambda session_id: memory), memory, learned)  # noqa: ARG005
+            made = _Preview(MemoryProcessor(config, lambda session_id: memory), memory)  # noqa: ARG005
         if store is not None:
             made.memory.add(store.get_many([t for t in stored if t not in made.stored]))
         made.memory.database.set_note(session_id, self.database.get_note(session_id), made.memory.generation)
         made.stored = set(stored)
         if (used := self._processor.state(key, session_id)) is not None:
             made.memory.prefix_cache = copied(used.prefix_cache)
-        shown, _ = made.processor.apply_strategy(
-            seen, key, None, None, session_id=session_id, model=model, tools=tools, whole=whole
+        leaving, _, _ = made.processor.rebuild(
+            seen, key, None, None, form, session_id=session_id, model=model, tools=tools, whole=whole
         )
         made.messages = seen
         with self._lock:
             self._previews[session_id, key] = made
-        return _with_own_text(shown, seen, messages)
+        return leaving if form is not None else _with_own_text(leaving, seen, messages)
 
     def is_control(self, session_id: str) -> bool:
         """Whether a session is one of the share ``holdout`` without memory: decided by a hash of its id."""

@@ -14,8 +14,8 @@ from memory_bank.bank.stores import WiderScope
 from memory_bank.bank.terms import TermIndex, terms_of, terms_of_query
 from memory_bank.errors import EmbeddingError
 from memory_bank.ports import Scope
-from memory_bank.provenance.index import find, identifiers_in, normal, place_of, runs
 from memory_bank.records import Brief, Hit, InteractionRecord
+from memory_bank.tools.matching import find, identifiers_in, normal, place_of, runs
 from memory_bank.transcript.jsontext import compact
 
 _MAX_EXACT_CHARS = 200  # longer texts are not searched for exactly
@@ -75,7 +75,7 @@ def search_session(
     if not (isinstance(query, str) and isinstance(top_k, int)):
         raise TypeError("a search takes words, a name or an id as str, and top_k as int")
     scope = scope or state.scope
-    tokens = dict.fromkeys(token for token, _, _ in identifiers_in(query))
+    tokens = dict.fromkeys(identifiers_in(query))
     wanted = [w for w in (query, *islice(tokens, _MAX_WANTED)) if len(w) <= _MAX_EXACT_CHARS]
     forms = {normal(w): w for w in reversed(wanted)}
     step, steps = state.step_count, reversed(state.steps.items())

@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memory_bank.transcript.messages import is_text_part, read
+from memory_bank.transcript.messages import MessageKind, calls_of, is_text_part, kind_of, read, result_of
 from memory_bank.transcript.responses import WIRE
-from memory_bank.transcript.turns import WHOLE, Change
+from memory_bank.transcript.turns import WHOLE, Change, Part, Wire
+
+
+class ChatWire(Wire[Any]):
+    """See Wire. Messages are dicts or SDK objects, also items of the Responses API."""
+
+    def parts(self, native: Any) -> Iterator[Part]:
+        """See Wire. Never raises. A content that is empty beside calls is no part."""
+        kind, content = kind_of(native), read(native, "content")
+        if kind is MessageKind.RESULT:
+            result = result_of(native)
+            yield Part(kind, result.content, result.call_id, result.name)
+        elif kind is not MessageKind.CALL:
+            yield Part(kind, content)
+        else:
+            if content:
+                yield Part(MessageKind.SAY, content)
+            for call in calls_of(native):
+                yield Part(kind, call.arguments, call.call_id, call.name)
+
+
+CHAT = ChatWire()
 
 
 def edited_message(message: Any, change: Change) -> Any:
@@ -27,8 +48,8 @@ def edited_message(message: Any, change: Change) -> Any:
     given = read(message, "tool_calls")
     calls = [*given] if isinstance(given, (list, tuple)) else []
     kept = [
-        _with_arguments(as_dict(call), change[n]) if n in change else as_dict(call)
-        for n, call in enumerate(calls)
+        _with_arguments(call, change[n]) if n in change else call
+        for n, call in enumerate(map(_call, calls))
         if change.get(n, "") is not None
     ]
     legacy = change.get(len(calls), "")
@@ -51,10 +72,19 @@ def content_like(content: Any, text: str | None) -> Any:
     return [{"type": "text" if first is None else read(first, "type"), "text": text}]
 
 
-def _with_arguments(call: dict[str, Any], arguments: Any) -> dict[str, Any]:
+def _call(call: Any) -> Any:
+    """A call as a dict; what is no call stays as it came."""
+    return call if isinstance(call, str | int | float | list | None) else as_dict(call)
+
+
+def _with_arguments(call: Any, arguments: Any) -> Any:
+    if not isinstance(call, dict):
+        return call
     for key, member in (("function", "arguments"), ("custom", "input")):
-        if call.get(key) is not None:
-            return {**call, key: {**as_dict(call[key]), member: arguments}}
+        if (body := call.get(key)) is not None:
+            return (
+                {**call, key: {**body, member: arguments}} if isinstance(body := _call(body), dict) else call
+            )
     return {**call, "arguments": arguments}
 
 

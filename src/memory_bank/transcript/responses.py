@@ -9,13 +9,14 @@ from typing import Any
 
 from memory_bank.errors import HistoryError
 from memory_bank.transcript.jsontext import compact
-from memory_bank.transcript.messages import HOSTED, call_entry, content_text
+from memory_bank.transcript.messages import HOSTED, MessageKind, call_entry, content_text
 from memory_bank.transcript.turns import (
     KEPT_ROLE,
     WHOLE,
     Change,
     ChatMessage,
     Conversation,
+    Part,
     PartPlace,
     Placed,
     Wire,
@@ -246,6 +247,26 @@ def item_errors(items: object) -> list[str]:
 class ItemWire(Wire[Item]):
     """See Wire. A call is the part 0 of its item; a text and an output are the part WHOLE."""
 
+    is_ordered = False
+    joins_turn = True
+
+    def parts(self, native: Item) -> list[Part]:
+        """See Wire. Never raises. A hosted call, which holds its own result, is of no kind."""
+        kind = item_type(native)
+        if kind == "message":
+            role = native.get("role")
+            said = {"user": MessageKind.USER, "assistant": MessageKind.SAY}.get(str(role), MessageKind.SYSTEM)
+            return [Part(said, native.get("content"))]
+        if kind in OUTPUT_OF:
+            return [Part(MessageKind.CALL, "", call_id_of(native), kind)]
+        if kind in CALL_OF:
+            return [Part(MessageKind.RESULT, _output(native), call_id_of(native), CALL_OF[kind])]
+        return [Part(MessageKind.REASONING if kind == "reasoning" else MessageKind.OTHER)]
+
+    def errors(self, natives: Sequence[Item]) -> list[str]:
+        """See Wire."""
+        return item_errors(natives)
+
     def write(self, native: Item, change: Change) -> Item | None:
         if None in change.values():
             return None
@@ -255,30 +276,6 @@ class ItemWire(Wire[Item]):
 
     def say(self, message: ChatMessage) -> Item:
         return {"type": "message", "role": message["role"], "content": content_text(message["content"])}
-
-    def repair(self, message: ChatMessage, source: Sequence[Item]) -> Item | None:
-        """See Wire. None for the output of a call whose output cannot be a text."""
-        is_output = message["role"] == "tool"
-        call_id = message["tool_call_id"] if is_output else message["tool_calls"][0]["id"]
-        kinds = OUTPUT_OF if is_output else CALL_OF
-        partners = (item_type(i) for i in source if item_type(i) in kinds and call_id_of(i) == call_id)
-        partner = next(partners, "")
-        made: Item = {"type": kinds.get(partner), "call_id": call_id}
-        if partner and is_output:
-            return {**made, "output": message["content"]} if partner in _TEXT_INPUTS else None
-        if made["type"] in _TEXT_INPUTS:
-            key, nothing = _TEXT_INPUTS[made["type"]]
-            return {**made, "name": message["tool_calls"][0]["function"]["name"], key: nothing}
-        raise HistoryError("the context holds a call or a result that no item has: send the input as it is.")
-
-    def finish(self, written: list[tuple[int | None, Item]], source: Sequence[Item]) -> list[Item]:
-        """See Wire. Raises HistoryError where the items would have a broken pair that those read had not."""
-        items = super().finish(written, source)
-        if item_errors(items) and not item_errors(source):
-            raise HistoryError(
-                "the rebuilt context would break a call from its output: send the input as it is."
-            )
-        return items
 
 
 WIRE = ItemWire()

@@ -23,9 +23,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from memory_bank.transcript.chat import ChatWire
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import MessageKind, call_entry, content_text, is_text_part, kind_of, read
-from memory_bank.transcript.turns import WHOLE, Change, ChatMessage, Conversation, PartPlace, Wire
+from memory_bank.transcript.turns import WHOLE, Change, ChatMessage, Conversation, PartPlace
 
 CALLING = "Calling tools:\n"
 
@@ -107,7 +108,7 @@ def _start(form: TextForm, answer: Any) -> int:
     return match.end() if match else 0
 
 
-class TextWire(Wire[Any]):
+class TextWire(ChatWire):
     """See Wire. The call that a message ends with is its part 0, the words besides are the part WHOLE."""
 
     def __init__(self, form: TextForm) -> None:
@@ -136,7 +137,7 @@ class TextWire(Wire[Any]):
     def say(self, message: ChatMessage) -> Any:
         return message
 
-    def finish(self, written: list[tuple[int | None, Any]], source: Sequence[Any]) -> list[Any]:  # noqa: ARG002
+    def finish(self, written: list[tuple[int | None, Any]], source: Sequence[Any], since: int) -> list[Any]:  # noqa: ARG002
         """See Wire. A message that memory adds joins the user message beside it: the roles alternate."""
         out: list[Any] = []
         joins_next = False

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from memory_bank.errors import HistoryError
 from memory_bank.transcript.jsontext import compact, plain
 from memory_bank.transcript.messages import MessageKind, call_entry
 
@@ -68,7 +67,22 @@ Placed = tuple[ChatMessage, list[PartPlace]]  # a chat message and the parts of 
 
 
 class Wire(Generic[N]):
-    """How the messages of an API or a framework are written; each numbers the parts of a message in its own way."""
+    """How the messages of an API or a framework are written; each numbers the parts of a message in its own way.
+
+    ``is_ordered``: results follow the turn that they answer. ``joins_turn``: a text and the calls after it are one
+    turn also where they are several messages.
+    """
+
+    is_ordered = True
+    joins_turn = False
+
+    def parts(self, native: N) -> Iterable[Part]:
+        """What a message says, calls and answers. Raises MessagesError for a foreign object."""
+        raise NotImplementedError
+
+    def errors(self, natives: Sequence[N]) -> Sequence[str]:  # noqa: ARG002
+        """What the API refuses in a list of messages, as far as it is known."""
+        return ()
 
     def write(self, native: N, change: Change) -> N | None:
         """The message with some parts changed or left out; None where nothing is left. ``native`` is not changed."""
@@ -78,12 +92,11 @@ class Wire(Generic[N]):
         """A new message with a text; ``role`` is user or system."""
         raise NotImplementedError
 
-    def repair(self, message: ChatMessage, source: Sequence[N]) -> N | None:  # noqa: ARG002
-        """A call or a result that the source lacks. Raises HistoryError where the API cannot be given one."""
-        raise HistoryError("the context holds a call or a result that the history does not have")
+    def finish(self, written: list[tuple[int | None, N]], source: Sequence[N], since: int) -> list[N]:  # noqa: ARG002
+        """The messages to be sent. Each is given with the position of its original, None for a new message.
 
-    def finish(self, written: list[tuple[int | None, N]], source: Sequence[N]) -> list[N]:  # noqa: ARG002
-        """The messages to be sent. Each is given with the position of its original, None for a new message."""
+        ``since``: the position in the source from which on thinking stays.
+        """
         return [native for _, native in written]
 
 
@@ -95,6 +108,10 @@ class PartWire(Wire[N]):
     def read(self, native: N) -> Mapping[int, Part]:
         """The parts of a message in their order, by number. Raises MessagesError for a foreign object."""
         raise NotImplementedError
+
+    def parts(self, native: N) -> Iterable[Part]:
+        """See Wire."""
+        return self.read(native).values()
 
     def speakers(self, native: N) -> set[str]:
         """Who speaks in a message: the "user", the "assistant", a "result"."""
@@ -190,14 +207,19 @@ class Conversation(Generic[N]):
         self.places.append(places)
         self.units.append(unit)
 
-    def write(self, entries: Sequence[Entry]) -> list[N]:
+    def place_of(self, position: int | None) -> int:
+        """The position in the source of what a chat message, or the next one after it, stands for; None: its end."""
+        after = len(self.places) if position is None else position
+        return next((p.message for places in self.places[after:] for p in places), len(self.source))
+
+    def write(self, entries: Sequence[Entry], since: int | None = None) -> list[N]:
         """The messages that a context stands for: unchanged ones are the very objects, in the order of the context.
 
+        ``since``: that of the context; None: no thinking stays for its place.
         Raises HistoryError where they cannot be written: the conversation is better sent as it came.
         """
         pieces: list[tuple[int | None, Any]] = []  # of a message the parts that stay, or a new message
         turn: dict[tuple[int, int], Any] = {}
-        added: list[tuple[None, Any]] = []
         unit = -1
 
         def end_turn() -> None:
@@ -205,22 +227,15 @@ class Conversation(Generic[N]):
                 if not pieces or pieces[-1][0] != at:
                     pieces.append((at, {}))
                 pieces[-1][1][number] = text
-            pieces.extend(added)
             turn.clear()
-            added.clear()
 
         for position, change in entries:
-            if position is None and change["role"] in ("tool", "function"):  # it answers a call of the turn
-                added.append((None, self.wire.repair(change, self.source)))
-                continue
             own = -1 if position is None else self.units[position]
             if position is None or own != unit:
                 end_turn()
                 unit = own
             if position is not None:
                 turn.update(self._parts(position, change))
-            elif change.get("tool_calls") or change.get("function_call"):
-                pieces.append((None, self.wire.repair(change, self.source)))
             else:
                 pieces.append((None, self.wire.say(change)))
         end_turn()
@@ -238,7 +253,7 @@ class Conversation(Generic[N]):
                     continue
             if at is not None or new is not None:
                 out.append((at, new))
-        return self.wire.finish(out, self.source)
+        return self.wire.finish(out, self.source, self.place_of(since))
 
     def _parts(self, position: int, change: Change) -> dict[tuple[int, int], Any]:
         """The places of a chat message that stay, with what each becomes."""

@@ -44,7 +44,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     budget = max(0, fold_budget(settings.history_budget, older) - view.pinned_tokens)
     is_cold = session.prefix_cache.sent() > settings.cache_retention
     shortened = _shortened_tail(view, session, settings.shorten_last)
-    base = Choice(role=settings.memory_role, repair_pairs=settings.repair_pairs, edits=shortened)
+    base = Choice(role=settings.memory_role, edits=shortened)
     if settings.refresh_after == "auto":
         latest, cache = past[-20:], session.prefix_cache  # whose mean length predicts that of the next ones
         mean = sum(e.tokens for e in latest) / max(1, len(latest))
@@ -94,6 +94,12 @@ def fold_budget(budget: int | float | str, older: int) -> int:
     return int(older * budget) if isinstance(budget, float) else int(budget)
 
 
+def _foldable(view: View, start: int) -> list[Interaction]:
+    """The interactions of the history from one on, by number, that a fold may replace."""
+    apart = view.pinned | view.hidden
+    return [e for e in view.history[start:] if not e.fault and e.start not in apart]
+
+
 def _kept_before(view: View, past: Sequence[Interaction]) -> list[int]:
     return [p for p in view.kept if past and p < past[-1].stop]
 
@@ -125,6 +131,7 @@ class _Fold:
             edits={**base.edits, **edits},
             in_place=in_place is not None,
             may_cost_more=self.gone,
+            since=next((e.start for e in view.interactions[len(self.past) :]), view.tail_start),
             reasons=EvidenceReasons(self.excerpts, [e.start for e in whole]),
         )
 
@@ -137,15 +144,13 @@ class _Fold:
             settings != self.settings
             or len(view.history) < n
             or _kept_before(view, self.past) != self.kept
-            or sum(e.tokens for e in view.history[self.count :] if e.start not in view.held) > growth
+            or sum(e.tokens for e in _foldable(view, self.count)) > growth
         ):
             return None
         for then, now in zip(self.past, view.history, strict=False):
             if then is not now and (then.trace_ids != now.trace_ids or then.start != now.start):
                 return None
-        since = [e for e in view.history[n:] if e.start not in view.held]
-        apart = view.pinned | view.hidden
-        return None if any(e.fault or e.start in apart for e in since) else since
+        return _foldable(view, n)
 
 
 @dataclass(slots=True)
@@ -161,8 +166,7 @@ def _evidence(session: MemoryBankState, settings: MemoryBankSettings) -> _Eviden
     state: _Evidence = session.cache("evidence", _Evidence)
     made_with = (settings.evidence_model, settings.tools, session.order_changes)
     if state.memory is None or state.made_with != made_with:
-        learned = session.learned_model() if settings.evidence_model is None else None
-        model = evidence_model(settings.evidence_model, learned)
+        model = evidence_model(settings.evidence_model)
         state.memory = EvidenceMemory(session.counter, model, settings.tools)
         state.made_with, state.fold = made_with, None
     return state

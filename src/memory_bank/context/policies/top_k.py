@@ -30,7 +30,7 @@ log = logging.getLogger("memory_bank.MemoryBankStrategy")
 def choose_top_k(view: View, session: MemoryBankState, *, settings: MemoryBankSettings) -> Choice:
     """The ``top_k`` records most similar to the query, of every session in the scope, without those of the tail."""
     session.scope = settings.scope
-    base = Choice(role=settings.memory_role, repair_pairs=settings.repair_pairs)
+    base = Choice(role=settings.memory_role)
     if session.insight_store is None:  # nothing was stored yet
         return replace(base, unchanged=_NOTHING_YET)
     store, wider = session.insight_store, session.wider

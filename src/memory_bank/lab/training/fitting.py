@@ -126,14 +126,13 @@ def soft(data: TrainingSteps, score: Array) -> tuple[Array, float]:
     return e / total[data.step], float(entropy)
 
 
-def fit_linear(data: TrainingSteps, ridge: float, start: Array | None = None) -> Array:
-    """Conditional-logit weights with a ridge, by damped Newton steps, on top of `start`, scores by row."""
+def fit_linear(data: TrainingSteps, ridge: float) -> Array:
+    """Conditional-logit weights with a ridge, by damped Newton steps."""
     mean = data.x.mean(0)
     spread = np.sqrt(np.maximum(((data.x - mean) ** 2).mean(0), 1e-4))
     z = ((data.x - mean) / spread).astype(np.float32)
     beta = np.zeros(z.shape[1])
-    first = np.zeros(len(z), np.float32) if start is None else start
-    p, best = soft(data, first)
+    p, best = soft(data, np.zeros(len(z), np.float32))
     for _ in range(8):
         q = (data.share[data.step] * p).astype(np.float32)
         gradient = z.T @ (q - data.target) + ridge * beta
@@ -144,7 +143,7 @@ def fit_linear(data: TrainingSteps, ridge: float, start: Array | None = None) ->
         scale, before = 1.0, best
         while scale > 1e-3:
             trial = beta - scale * step
-            chance, loss = soft(data, first + z @ trial.astype(np.float32))
+            chance, loss = soft(data, z @ trial.astype(np.float32))
             loss += 0.5 * ridge * float((trial**2).sum())
             if loss < best:
                 beta, p, best = trial, chance, loss
@@ -262,13 +261,6 @@ def fit(samples: Sequence[Samples], recipe: Recipe = Recipe()) -> Model:
     several = [fit_trees(data, recipe, seed) for seed in range(recipe.fits)]
     feature, threshold, leaf = (np.concatenate(part) for part in zip(*several, strict=True))
     return _calibrated(Model(weights, 0.0, feature, threshold, leaf / recipe.fits, 0.0, recipe.mix), data)
-
-
-def adapt(model: Model, samples: Sequence[Samples], ridge: float = 1000.0) -> Model:
-    """The model with linear weights adapted as firmly as `ridge` says. ValueError when no step needs anything."""
-    data = balance(samples)
-    change = fit_linear(data, ridge, start=model.log_odds(np.ascontiguousarray(data.x.T))) / (1 - model.mix)
-    return _calibrated(replace(model, weights=model.weights + change), data)
 
 
 def _calibrated(model: Model, data: TrainingSteps) -> Model:

@@ -1,21 +1,18 @@
-"""Trains the model of the evidence selection from recorded runs, and adapts it to a bank's own sessions."""
+"""Trains the model of the evidence selection from recorded runs."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from memory_bank import InteractionRecord
 from memory_bank.errors import TraceFileError
 from memory_bank.lab.meter.text import parsed_arguments, scalars
 from memory_bank.lab.traces import Trace, TraceFiles
-from memory_bank.lab.training.fitting import Recipe, Samples, adapt, fit, fit_copied, held_out_loss
+from memory_bank.lab.training.fitting import Recipe, Samples, fit, fit_copied, held_out_loss
 from memory_bank.selection.index import EvidenceIndex
 from memory_bank.selection.model import (
     COPY_FEATURES,
@@ -30,13 +27,10 @@ from memory_bank.selection.model import (
 )
 from memory_bank.selection.tables import Array
 from memory_bank.selection.values import KIND, find_uses, fold
-from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import (
     Interaction,
     MessageKind,
-    call_entry,
     content_text,
-    is_memory_tool,
     parse_messages,
     read,
 )
@@ -53,8 +47,6 @@ HELD_OUT = 5
 """Every fifth trace decides whether a new model is better."""
 MARGIN = 0.01
 """Share by which a new model's cross entropy must be lower; fits differ by less than that by chance."""
-FEWEST = 50
-"""Needed values, below which a model is not adapted."""
 _Step = tuple[Array, Array, Array]
 """Samples of one step: (x, y, w)."""
 _PLAIN_KINDS = (KIND["word"], KIND["capital"], KIND["name"])
@@ -98,23 +90,6 @@ def replay_steps(messages: Sequence[object], index: EvidenceIndex) -> Iterator[R
 def traces_in(path: Path) -> Iterator[Trace]:
     """Yield the traces of a file; lines that hold none are skipped. Raises TraceFileError, also without any."""
     return iter(TraceFiles([path], lambda _: None, strict=True))
-
-
-def trace_of_records(name: str, task: str, records: Sequence[InteractionRecord]) -> Trace:
-    """Return the run that a bank keeps of a session: its task, its calls and their outputs."""
-    messages: list[Any] = [{"role": "user", "content": task}]
-    for _, together in groupby(records, key=lambda r: r.step_id):
-        calls, results = [], []
-        for number, record in enumerate(together):
-            call_id = f"{len(messages)}.{number}"
-            arguments = compact(record.raw_input) if record.input_text is None else record.input_text
-            output = compact(record.raw_output) if record.output_text is None else record.output_text
-            if is_memory_tool(record.tool_name, record.output_text):
-                output = ""
-            calls.append(call_entry(call_id, record.tool_name, arguments))
-            results.append({"role": "tool", "tool_call_id": call_id, "content": output})
-        messages += [{"role": "assistant", "content": None, "tool_calls": calls}, *results]
-    return Trace(name, messages, task=task)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,27 +259,3 @@ def retrain(files: Sequence[Path], out: Path, against: Path | None = None) -> tu
     if better:
         train_model(samples, out, held_out=round(trial, 4), sets=[p.name for p in files])
     return trial, present, better
-
-
-def adapt_to(traces: Iterable[Trace], present: Model) -> tuple[float, float, Model | None]:
-    """Adapt a model to traces, oldest first; the newest fifth decides whether it is better.
-
-    Returns the cross entropy per needed value within its step on that fifth, of the new model (fitted to the others)
-    and of the present one, and a model that was fitted to all traces, or None if the new one is not better. Raises
-    TraceFileError when the traces need too few older values.
-    """
-    values = collect(traces).values
-    needing = np.unique(values.trace[values.y > 0])
-    first = needing[-max(1, len(needing) // HELD_OUT)] if len(needing) > 1 else 0
-    old, new = values.take(values.trace < first), values.take(values.trace >= first)
-    if old.y.sum() < FEWEST or new.y.sum() < FEWEST / HELD_OUT:
-        raise TraceFileError(
-            "the sessions hold too few calls that needed older values: train again when there are more."
-        )
-    try:
-        trial = held_out_loss(adapt(present, [old]), [new])
-    except ValueError:
-        trial = float("inf")
-    before = held_out_loss(present, [new])
-    better = trial < (1 - MARGIN) * before
-    return trial, before, adapt(present, [values]) if better else None

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from memory_bank import __version__
 from memory_bank.config import Price
 from memory_bank.errors import MissingExtraError
-from memory_bank.pricing import Usage, cost
+from memory_bank.pricing import Usage, costs
 
 try:
     import prometheus_client
@@ -54,7 +54,7 @@ class Metrics:
         self.step_seconds = seconds("step", "that memory took for one step", _FAST)
         self.tokens = counter("tokens", "Tokens of requests: as they came, and of all that was sent.", "kind")
         self.memory = counter("memory", "Model calls by what memory did.", "status")
-        self.without = counter("without_memory", "Model calls that memory failed for.", "reason")
+        self.without = counter("without_memory", "Model calls that went without memory.", "reason")
         self.usage = counter("model_tokens", "Tokens by the provider's usage reports.", "kind")
         self.cost = counter("model_cost", "Cost of model calls: of the full history, and as sent.", "kind")
         self.sessions = gauge("sessions_held", "Sessions held in memory.")
@@ -64,13 +64,12 @@ class Metrics:
         for kind in ("full", "sent"):
             self.tokens.labels(kind)
 
-    def used(self, sent: Usage, full: Usage, price: Price | None) -> None:
-        """Count a model call whose usage was reported; its cost if its model has a price."""
+    def used(self, sent: Usage, full: Usage, price: Price | None, billed: float | None = None) -> None:
+        """Count a model call whose usage was reported; its cost if that is ``billed`` or its model has a price."""
         for kind in ("input", "cached", "written", "output"):
             self.usage.labels(kind).inc(getattr(sent, kind))
-        if price is not None:
-            self.cost.labels("sent").inc(cost(sent, price))
-            self.cost.labels("full").inc(cost(full, price))
+        for kind, cost in zip(("sent", "full"), costs(sent, full, price, billed) or (), strict=False):
+            self.cost.labels(kind).inc(cost)
 
     def scrape(self, waiting: tuple[int, float] | None) -> bytes:
         """All metrics in Prometheus' text format.

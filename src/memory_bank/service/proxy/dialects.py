@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from memory_bank.errors import HistoryError
-from memory_bank.plan import Context
+from memory_bank.plan import Form
 from memory_bank.ports import ToolSchema
 from memory_bank.service.proxy.answers import (
     ChatStream,
@@ -35,7 +34,6 @@ from memory_bank.transcript.jsontext import parse_arguments
 from memory_bank.transcript.messages import is_memory_tool
 from memory_bank.transcript.responses import OUTPUT_OF, from_items, item_type, stands_alone
 from memory_bank.transcript.textcalls import read_text_calls
-from memory_bank.transcript.turns import Conversation
 
 Provider = Literal["openai", "anthropic"]
 TurnPlace = Literal["begins", "goes on"]
@@ -50,20 +48,12 @@ class NotRebuiltError(Exception):
 class RequestHistory:
     """The conversation in a request as chat ``messages``.
 
-    ``chat`` writes a context rebuilt from them as the array for the request's member ``Dialect.key``; None where the
-    context is that array. ``read`` gives the chat messages of such an array.
+    ``form``: in which a context rebuilt from them is the array for the request's member ``Dialect.key``; None where
+    the context is that array.
     """
 
     messages: list[Any]
-    chat: Conversation[Any] | None
-    read: Callable[[Sequence[object]], Sequence[object]]
-
-    def to_request(self, context: Context) -> Sequence[object]:
-        """The array for the request. Raises NotRebuiltError where a context cannot be written."""
-        try:
-            return context if self.chat is None else self.chat.write(context.entries)
-        except HistoryError as e:
-            raise NotRebuiltError(str(e).partition(":")[0]) from None
+    form: Form | None = None
 
 
 class Dialect:
@@ -149,13 +139,13 @@ class ChatDialect(Dialect):
         messages = self.conversation(body.value)
         chat = read_text_calls(messages)
         if chat is None:
-            return RequestHistory(messages, None, lambda written: written)
+            return RequestHistory(messages)
 
         def read(written: Sequence[object]) -> Sequence[object]:
             again = read_text_calls(written)
             return written if again is None else again.messages
 
-        return RequestHistory(chat.messages, chat, read)
+        return RequestHistory(chat.messages, Form(chat, read))
 
     def offer_tools(self, request: JsonObject, schemas: Schemas = TOOL_SCHEMAS) -> list[object] | None:
         """See Dialect. Not with several answers, nor with ``functions``, the older form of tools."""
@@ -200,7 +190,8 @@ class ResponsesDialect(Dialect):
             raise NotRebuiltError(held)
         instructions = body.value.get("instructions")
         chat = from_items(self.conversation(body.value), instructions)
-        return RequestHistory(chat.messages, chat, lambda written: from_items(written, instructions).messages)
+        form = Form(chat, lambda written: from_items(written, instructions).messages)
+        return RequestHistory(chat.messages, form)
 
     def is_compaction(self, request: JsonObject) -> bool:
         last = objects_of(request.get(self.key))[-1:]
@@ -261,9 +252,10 @@ class MessagesDialect(Dialect):
             raise NotRebuiltError("thread")
         rule, prompt = thinking_rule(request.get("thinking")), request.get("system")
         chat = from_anthropic(self.conversation(request), prompt, body.derive, rule)
-        return RequestHistory(
-            chat.messages, chat, lambda written: from_anthropic(written, prompt, body.derive).messages
+        form = Form(
+            chat, lambda written: from_anthropic(written, prompt, body.derive).messages, thinking=rule
         )
+        return RequestHistory(chat.messages, form)
 
     def is_compaction(self, request: JsonObject) -> bool:
         return bool(request.get("compaction"))
@@ -271,7 +263,9 @@ class MessagesDialect(Dialect):
     def thinking_turn(self, request: JsonObject) -> TurnPlace | None:
         """See Dialect. It is that of a request with ``thinking.type: enabled``."""
         messages = request.get(self.key)
-        if thinking_rule(request.get("thinking")) is not Thinking.KEEP_LAST or not isinstance(messages, list):
+        if thinking_rule(request.get("thinking")) is not Thinking.KEEP_LATER or not isinstance(
+            messages, list
+        ):
             return None
         return "begins" if answered_turn(messages) is None else "goes on"
 

@@ -22,7 +22,6 @@ from cachetools import LRUCache
 
 from memory_bank.bank.session import Session
 from memory_bank.errors import HistoryError, MemoryBankError
-from memory_bank.plan import Context
 from memory_bank.service.failures import code_of
 from memory_bank.service.proxy.answers import objects_of
 from memory_bank.service.proxy.body import Body, JsonObject, render_body
@@ -308,8 +307,9 @@ class Rebuilder:
                 async with share.line.place(begun), self._line.place(begun):
                     waiting.deadline = math.inf
                     result = await self._timed(share, request)
-        if result.status == "failed":
+        if result.status == "failed" or (result.step is not None and result.step.broke):
             share.without[str(result.reason)] += 1
+        if result.status == "failed":
             headers, metadata = request.headers, request.value.get("metadata")
             named = headers.get("x-memory-session") or client_session(headers, metadata)
             result = replace(result, session=result.session or named)
@@ -445,11 +445,11 @@ class Rebuilder:
             given = namespace, match.name, history.messages
             how: Any = {"strategy": strategy, "model": request.model, "tools": tools, "whole": whole}
             if dialect.counts_only:
-                context = self.sessions.preview(*given, **how)
-                if not isinstance(context, Context) or same_objects(context, history.messages):
+                leaving = self.sessions.preview(*given, **how, form=history.form)
+                if same_objects(leaving, value[dialect.key]):
                     return MemoryResult("unchanged", tools=None if safer else only_files)
-                arrays = {dialect.key: history.to_request(context), **({"tools": offered} if offered else {})}
-                return MemoryResult("rebuilt", arrays=arrays)
+                counted = {dialect.key: leaving, **({"tools": offered} if offered else {})}
+                return MemoryResult("rebuilt", arrays=counted)
             job.session_id = stored_id(namespace, match.name)
             with self._lock:  # an abandoned job may use it
                 if any(other.session_id == job.session_id for other in self._stuck - {job}):
@@ -471,7 +471,7 @@ class Rebuilder:
         if is_summary:  # which is to be made of the real conversation
             tokens = step.full_tokens, step.full_tokens
             return MemoryResult("passed", COMPACTION, None, {}, match.name, *tokens, step)
-        arrays = {} if step.unchanged else {dialect.key: step.written}
+        arrays: dict[str, Sequence[object]] = {} if step.unchanged else {dialect.key: step.written}
         # a context that changes at each step would be written to the cache and never be read
         if self.marks_cache and not (safer or step.control or step.changes_again):
             marked = dialect.mark_cache(value, arrays.get(dialect.key) or value[dialect.key])
@@ -480,7 +480,7 @@ class Rebuilder:
             offered = None if safer or step.control else only_files
         return MemoryResult(
             "unchanged" if step.unchanged else "rebuilt",
-            "control group (holdout)" if step.control else None,
+            "control group (holdout)" if step.control else step.broke,
             arrays=arrays,
             session=match.name,
             tokens=step.tokens,

@@ -1,0 +1,227 @@
+"""The exit: what leaves is no worse than what came, or the original goes."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+from memory_bank.bank.session import Session
+from memory_bank.errors import HistoryError, MessagesError
+from memory_bank.plan import Choice, Context, Form
+from memory_bank.transcript.anthropic import MOST_CACHE_MARKS, Thinking, answered_turn, cache_marks
+from memory_bank.transcript.chat import CHAT
+from memory_bank.transcript.messages import MessageKind, content_text, is_text_part, read, same_objects
+from memory_bank.transcript.transcript import is_same
+from memory_bank.transcript.turns import Part, PartWire, Wire
+
+log = logging.getLogger("memory_bank.MemoryBankStrategy")
+
+ENTRY = "an entry is no message"
+PAIRS = "a call or a result stands alone"
+ROLES = "user and assistant do not alternate"
+REASONING = "reasoning stands in a wrong place"
+MARKS = "more than four cache marks"
+EMPTY = "a content is empty"
+SYSTEM = "the system message is not first"
+LAST = "the last message is not last"
+REFUSED = "the API would refuse it"
+RULES = (ENTRY, LAST, SYSTEM, PAIRS, ROLES, REASONING, EMPTY, MARKS, REFUSED)
+"""The rules, by what is said of a context that breaks one."""
+
+_HEARD = (MessageKind.USER, MessageKind.SYSTEM, MessageKind.RESULT)
+
+
+def leave(
+    context: Context, messages: Sequence[Any], session: Session, form: Form | None = None
+) -> tuple[Context, Sequence[Any]]:
+    """The context and what is sent of it, in its form; every context leaves through here.
+
+    Where it is worse than what came, the original goes, and the plan says which rule it breaks.
+    """
+    came, wire = (messages, CHAT) if form is None else (form.source.source, form.source.wire)
+    if same_objects(context, messages):
+        return context, came
+    try:
+        sent: Sequence[Any] = context
+        if form is not None:
+            written = form.source.write(context.entries, context.since)
+            sent = form.finish(written, form.source.place_of(context.since))
+        rule = broken_rule(sent, came, wire, Thinking.KEEP if form is None else form.thinking)
+    except HistoryError as e:
+        sent, rule = came, str(e).partition(":")[0]
+    if rule:
+        return _kept_back(context, messages, session, rule), came
+    if form is not None and not same_objects(sent, came):
+        session.recount(context, form.read(sent))
+    return context, sent
+
+
+def _kept_back(context: Context, messages: Sequence[Any], session: Session, rule: str) -> Context:
+    """The messages as they came, with a plan that says why."""
+    plan = replace(
+        context.plan,
+        choice=Choice(),
+        tokens=context.plan.full_tokens,
+        memory_tokens=0,
+        memory=None,
+        unchanged=True,
+        why_unchanged=f"the context would be worse than what came: {rule}",
+        rule=rule,
+    )
+    if session.last_plan is context.plan:
+        session.last_plan = plan
+    if rule not in session.rules_logged:
+        session.rules_logged.add(rule)
+        log.warning(
+            "session %s: a context is not sent, the messages go as they came: %s", session.session_id, rule
+        )
+    return Context(messages, plan, [(position, {}) for position in range(len(messages))])
+
+
+def broken_rule(
+    sent: Sequence[Any],
+    came: Sequence[Any],
+    wire: Wire[Any] = CHAT,
+    thinking: Thinking = Thinking.KEEP,
+    *,
+    marks_beside: int = 0,
+) -> str:
+    """The first of RULES by which the messages that leave are worse than those that came; "" for none.
+
+    Both are lists of the wire's messages. ``thinking``: what the provider demands of thinking blocks.
+    ``marks_beside``: cache marks of the request beside its messages. Linear; the messages that came are read only
+    where what leaves has a fault.
+    """
+    known = set(map(id, came))
+    new = [message for message in sent if id(message) not in known]
+    kinds = {type(message) for message in came if not isinstance(message, str | dict | list | None)}
+    if not all(_is_message(message, kinds) for message in new):
+        return ENTRY
+    try:
+        ours = _faults(sent, wire)
+    except MessagesError:
+        return ENTRY
+    if not sent or _names(sent[-1], wire) != _names(came[-1], wire):
+        return LAST
+    if _moves_system(sent, came, new, wire):
+        return SYSTEM
+    if ours != _Faults():
+        theirs = _faults(came, wire)
+        if ours.alone - theirs.alone:
+            return PAIRS
+        if ours.stray > theirs.stray:
+            return REASONING
+        if ours.empty - theirs.empty:
+            return EMPTY
+    if thinking is Thinking.KEEP_LATER and _thinks(came, wire) and not _thinks(sent, wire):
+        return REASONING
+    if (marks := cache_marks(sent)) and marks + marks_beside > MOST_CACHE_MARKS and marks > cache_marks(came):
+        return MARKS
+    return REFUSED if wire.errors(sent) and not wire.errors(came) else ""
+
+
+def _is_message(message: object, kinds: set[type]) -> bool:
+    return type(message) in kinds or any(isinstance(read(message, key), str) for key in ("role", "type"))
+
+
+def _names(message: Any, wire: Wire[Any]) -> set[tuple[MessageKind, str | None]]:
+    """What a message says, calls and answers, without its contents."""
+    return {(part.kind, part.call_id) for part in wire.parts(message)}
+
+
+def _system_texts(message: Any, wire: Wire[Any]) -> list[Any]:
+    return [part.value for part in wire.parts(message) if part.kind is MessageKind.SYSTEM]
+
+
+def _moves_system(sent: Sequence[Any], came: Sequence[Any], new: Sequence[Any], wire: Wire[Any]) -> bool:
+    """Whether the system message that came first is not the first that leaves."""
+    if texts := _system_texts(came[0], wire):
+        return sent[0] is not came[0] and not is_same(_system_texts(sent[0], wire), texts)
+    if not any(_system_texts(message, wire) for message in new):
+        return False
+    first = next(message for message in sent if _system_texts(message, wire))
+    return any(first is message for message in new) and any(_system_texts(m, wire) for m in came)
+
+
+def _thinks(messages: Sequence[Any], wire: Wire[Any]) -> bool:
+    """Whether the turn that is being answered has a thinking block."""
+    at = answered_turn(messages, wire) if isinstance(wire, PartWire) else None
+    return at is not None and any(part.signed for part in wire.parts(messages[at]))
+
+
+@dataclass(slots=True)
+class _Faults:
+    """What is wrong in a list: calls and results that stand ``alone``, ``stray`` reasoning, ``empty`` contents."""
+
+    alone: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    empty: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    stray: int = 0
+    alternates: bool = True
+
+
+def _faults(messages: Sequence[Any], wire: Wire[Any]) -> _Faults:
+    """What is wrong in a list of a wire's messages. Raises MessagesError for what the wire cannot read."""
+    found = _Faults()
+    waiting: Counter[tuple[str, ...]] = Counter()  # calls without a result so far
+    is_answered = is_thinking = False
+    turns: list[str] = []  # who spoke, without calls and results
+    spoken = ""  # an assistant's text that a call may follow in the same turn
+
+    def close() -> None:
+        found.alone.update({("call", *key): count for key, count in waiting.items() if count > 0})
+        waiting.clear()
+
+    for message in messages:
+        parts = [*wire.parts(message)]
+        kinds = {part.kind for part in parts}
+        for part in sorted(parts, key=lambda part: part.kind is not MessageKind.RESULT):
+            kind, key = part.kind, _key(part)
+            if kind is MessageKind.RESULT:
+                is_answered = True
+                if waiting[key] > 0:
+                    waiting[key] -= 1
+                else:
+                    found.alone["result", *key] += 1
+            elif kind is not MessageKind.OTHER and wire.is_ordered and (is_answered or kind in _HEARD):
+                close()
+                is_answered = False
+            if kind is MessageKind.CALL:
+                waiting[key] += 1
+            if is_thinking and kind in _HEARD:
+                found.stray += 1
+            is_thinking = kind is MessageKind.REASONING
+        for kind in kinds - {MessageKind.OTHER, MessageKind.REASONING, MessageKind.CALL}:
+            said = [part for part in parts if part.kind is kind]
+            if kind is MessageKind.RESULT:
+                found.empty.update(("result", *_key(part)) for part in said if _is_empty(part.value))
+            elif all(_is_empty(part.value) for part in said) and (kind in _HEARD or len(kinds) == 1):
+                found.empty[kind.value,] += 1
+        if MessageKind.CALL in kinds:
+            spoken = ""
+        elif MessageKind.SAY in kinds and wire.joins_turn:
+            spoken = "assistant"
+        elif MessageKind.SAY in kinds:
+            turns.append("assistant")
+        elif MessageKind.USER in kinds:
+            turns += [spoken, "user"] if spoken else ["user"]
+            spoken = ""
+    close()
+    found.stray += is_thinking
+    turns += [spoken] if spoken else []
+    found.alternates = all(one != other for one, other in pairwise(turns))
+    return found
+
+
+def _key(part: Part) -> tuple[str, ...]:
+    """What pairs a call with its result."""
+    return ("id", part.call_id) if part.call_id is not None else ("name", str(part.name))
+
+
+def _is_empty(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(is_text_part(part) and not content_text([part]) for part in value)
+    return value is None or (isinstance(value, str | dict) and not value)

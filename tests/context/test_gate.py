@@ -1,0 +1,215 @@
+"""The exit: what leaves is no worse than what came, or the original goes, and the reason names the rule."""
+
+import logging
+from typing import Any
+
+import pytest
+from tests import blocks, items
+from tests.chats import call, result, rounds, say, system, user
+
+from memory_bank import Memory, MemoryBankState
+from memory_bank.context import gate
+from memory_bank.context.gate import broken_rule, leave
+from memory_bank.plan import NO_PLAN, Context, Form
+from memory_bank.transcript.anthropic import CACHE_MARK, AnthropicWire, Thinking, from_anthropic
+from memory_bank.transcript.chat import CHAT
+from memory_bank.transcript.responses import WIRE as ITEMS
+from memory_bank.transcript.responses import from_items
+
+MESSAGES = AnthropicWire()
+CHATS = [system(), user(), *rounds(4)]
+BLOCKS = [blocks.user("go"), *blocks.rounds(4)]
+ITEM_LIST = [
+    items.user(),
+    items.thought(),
+    items.call("a"),
+    items.output("a"),
+    items.call("b"),
+    items.output("b"),
+]
+
+
+def marked(count: int) -> dict[str, Any]:
+    return {
+        "role": "user",
+        "content": [{"type": "text", "text": "x", CACHE_MARK: {"type": "ephemeral"}}] * count,
+    }
+
+
+@pytest.mark.parametrize(
+    ("sent", "rule"),
+    [
+        (CHATS, ""),
+        ([*CHATS[:2], *CHATS[-2:]], ""),
+        ([*CHATS[:2], None, *CHATS[-2:]], gate.ENTRY),
+        ([*CHATS[:2], "text", *CHATS[-2:]], gate.ENTRY),
+        ([*CHATS[:2], {}, *CHATS[-2:]], gate.ENTRY),
+        ([*CHATS[:2], {"content": "no role"}, *CHATS[-2:]], gate.ENTRY),
+        (CHATS[:-2], gate.LAST),
+        ([], gate.LAST),
+        ([*CHATS, user("more")], gate.LAST),
+        (CHATS[1:], gate.SYSTEM),
+        ([CHATS[1], CHATS[0], *CHATS[-2:]], gate.SYSTEM),
+        ([system("another"), *CHATS[1:]], gate.SYSTEM),
+        ([*CHATS[:2], CHATS[2], *CHATS[-2:]], gate.PAIRS),
+        ([*CHATS[:2], CHATS[3], *CHATS[-2:]], gate.PAIRS),
+        ([*CHATS[:2], CHATS[2], user("between"), *CHATS[3:]], gate.PAIRS),
+        ([*CHATS[:2], CHATS[2], CHATS[3], CHATS[3], *CHATS[4:]], gate.PAIRS),
+        ([*CHATS[:2], call(("c0", "f", {}), ("other", "f", {})), *CHATS[3:]], gate.PAIRS),
+        ([*CHATS[:2], CHATS[2], result("c0", ""), *CHATS[-2:]], gate.EMPTY),
+        ([*CHATS[:2], say(""), *CHATS[-2:]], gate.EMPTY),
+        ([*CHATS[:2], marked(5), *CHATS[-2:]], gate.MARKS),
+    ],
+)
+def test_a_chat_that_breaks_a_rule(sent: list[Any], rule: str) -> None:
+    assert broken_rule(sent, CHATS, CHAT) == rule
+
+
+def test_a_system_message_before_the_first_one() -> None:
+    came = [user(), system(), *rounds(2)]
+    assert broken_rule([user(), system("memory"), system(), *rounds(2)], came) == gate.SYSTEM
+    assert broken_rule([user(), system("memory"), *rounds(2)], [user(), *rounds(2)]) == ""
+
+
+def test_what_came_so_is_no_fault() -> None:
+    odd = [
+        None,
+        7,
+        {"role": "tool", "content": ""},
+        say(""),
+        user(""),
+        call(("p", "f", {})),
+        user("a"),
+        *rounds(2),
+    ]
+    assert broken_rule(odd, odd) == ""
+    assert broken_rule(odd[2:], odd) == ""
+    assert broken_rule([*odd[:5], odd[5], odd[5], *odd[6:]], odd) == gate.PAIRS
+
+
+@pytest.mark.parametrize(
+    ("sent", "rule"),
+    [
+        ([BLOCKS[0], *BLOCKS[-2:]], ""),
+        ([BLOCKS[0], BLOCKS[1], *BLOCKS[-2:]], gate.PAIRS),
+        ([BLOCKS[0], BLOCKS[2], *BLOCKS[-2:]], gate.PAIRS),
+        ([BLOCKS[0], {"role": "assistant", "content": []}, *BLOCKS[-2:]], gate.REFUSED),
+        (BLOCKS[-2:], gate.REFUSED),  # the first message is the assistant's
+        ([marked(5), *BLOCKS[-2:]], gate.MARKS),
+    ],
+)
+def test_messages_of_anthropic_that_break_a_rule(sent: list[Any], rule: str) -> None:
+    assert broken_rule(sent, BLOCKS, MESSAGES) == rule
+
+
+def test_marks_beside_the_messages_count_and_the_clients_own_are_its_own() -> None:
+    sent = [marked(3), *BLOCKS[-2:]]
+    assert broken_rule(sent, BLOCKS, MESSAGES, marks_beside=1) == ""
+    assert broken_rule(sent, BLOCKS, MESSAGES, marks_beside=2) == gate.MARKS
+    assert broken_rule([marked(5), *BLOCKS[-2:]], [marked(5), *BLOCKS[1:]], MESSAGES) == ""
+
+
+def test_the_turn_that_is_answered_keeps_its_thinking_where_it_must() -> None:
+    thinks = blocks.turn(blocks.thought("1"), blocks.use("z"))
+    came = [*BLOCKS, thinks, blocks.user(blocks.answer("z"))]
+    sent = [*BLOCKS, blocks.turn(blocks.use("z")), came[-1]]
+    assert broken_rule(sent, came, MESSAGES, Thinking.KEEP_LATER) == gate.REASONING
+    assert broken_rule(sent, came, MESSAGES, Thinking.DROP) == ""
+    alone = [BLOCKS[0], blocks.turn(blocks.thought("1")), *came[-2:]]
+    assert broken_rule(alone, [*alone[:1], *came[-2:]], MESSAGES) == ""  # the API takes both for one turn
+
+
+@pytest.mark.parametrize(
+    ("sent", "rule"),
+    [
+        ([ITEM_LIST[0], *ITEM_LIST[-2:]], ""),
+        ([*ITEM_LIST[:2], ITEM_LIST[0], *ITEM_LIST[-2:]], gate.REASONING),
+        ([ITEM_LIST[0], ITEM_LIST[2], *ITEM_LIST[-2:]], gate.PAIRS),
+        ([ITEM_LIST[0], ITEM_LIST[3], *ITEM_LIST[-2:]], gate.PAIRS),
+        ([ITEM_LIST[0], {"call_id": "a"}, *ITEM_LIST[-2:]], gate.ENTRY),
+        ([ITEM_LIST[0], items.words(""), *ITEM_LIST[-2:]], gate.EMPTY),
+        ([ITEM_LIST[0], items.words("a"), items.words("b"), *ITEM_LIST[-2:]], gate.REFUSED),  # one id twice
+    ],
+)
+def test_items_that_break_a_rule(sent: list[Any], rule: str) -> None:
+    assert broken_rule(sent, ITEM_LIST, ITEMS) == rule
+
+
+def context_of(session: MemoryBankState, messages: list[Any], entries: list[Any]) -> Context:
+    session.transcript.update(messages)
+    return Context([messages[p] for p, _ in entries], NO_PLAN, entries)
+
+
+def test_the_original_goes_and_the_reason_names_the_rule(caplog: pytest.LogCaptureFixture) -> None:
+    session = MemoryBankState("lexical")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            worse = context_of(session, CHATS, [(0, {}), (1, {}), (2, {}), (8, {}), (9, {})])
+            context, sent = leave(worse, CHATS, session)
+            assert sent is CHATS
+            assert context == CHATS
+            assert (context.plan.unchanged, context.plan.rule) == (True, gate.PAIRS)
+            assert context.plan.why_unchanged.endswith(gate.PAIRS)
+    [warning] = [r.getMessage() for r in caplog.records if "not sent" in r.getMessage()]
+    assert gate.PAIRS in warning
+    assert "order" not in warning
+
+
+@pytest.mark.parametrize(
+    ("source", "entries", "rule"),
+    [
+        (from_anthropic(BLOCKS), [(0, {}), (1, {}), (7, {}), (8, {})], gate.PAIRS),
+        (from_items(ITEM_LIST), [(0, {}), (1, {}), (3, {}), (4, {})], gate.PAIRS),
+    ],
+)
+def test_a_context_that_cannot_be_told_in_a_form_does_not_leave(source: Any, entries: Any, rule: str) -> None:
+    session = MemoryBankState("lexical")
+    context = context_of(session, source.messages, entries)
+    context, sent = leave(context, source.messages, session, Form(source, lambda written: written))
+    assert sent is source.source
+    assert context.plan.rule == rule
+
+
+NOTHING: dict[str, dict[str, Any]] = {
+    "no arguments": {"function": {"name": "f"}},
+    "null": {"function": {"name": "f", "arguments": None}},
+    "no function": {"function": None},
+    "a text": {"function": "f"},
+    "a number": {"function": {"name": "f", "arguments": 5}},
+    "a list": {"function": {"name": "f", "arguments": [1]}},
+    "an object": {"function": {"name": "f", "arguments": {}}},
+    "a bare call": {},
+    "custom without input": {"type": "custom", "custom": {"name": "f"}},
+    "custom is null": {"type": "custom", "custom": None},
+    "no name": {"function": {"arguments": "{}"}},
+    "an empty text": {"function": {"name": "f", "arguments": ""}},
+    "null as text": {"function": {"name": "f", "arguments": "null"}},
+}
+
+
+@pytest.mark.parametrize("kind", NOTHING)
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("parallel", [False, True])
+def test_a_call_without_arguments_is_a_call(kind: str, every: int, parallel: bool) -> None:
+    messages: list[Any] = [user()]
+    with Memory(config={"memory_strategies": {"m": FOLDING}, "default_strategy": "m"}) as memory:
+        for n in range(16):
+            made = {"id": f"c{n}", "type": "function", **NOTHING[kind]}
+            if n % every:
+                made = call((f"c{n}", "get", {"n": n}))["tool_calls"][0]
+            more = call((f"d{n}", "get", {"n": n}))["tool_calls"] if parallel else []
+            messages.append({"role": "assistant", "content": None, "tool_calls": [made, *more]})
+            messages.append(result(f"c{n}", f"order ORD-{n} " + "word " * 150))
+            messages += [result(f"d{n}", f"item ITM-{n}")] if parallel else []
+            context = memory.context(messages)
+            assert all(isinstance(m, dict) and m.get("role") for m in context)
+            assert broken_rule(context, messages) == ""
+        assert not memory.plan.unchanged
+        shown = [c for m in context for c in m.get("tool_calls", ())]
+        assert all(c in [c for m in messages for c in m.get("tool_calls", ())] for c in shown)
+
+
+FOLDING = {
+    "type": "memory_bank", "selection": "evidence", "observer_model": "extractive", "embedding_model": "lexical",
+    "history_budget": 2_000, "refresh_after": 200,
+}  # fmt: skip
