@@ -382,7 +382,7 @@ class MemoryBankState(Session):
             "task (session_id), or reset it when the task has ended.", self.session_id, session_id,
         )  # fmt: skip
         self.finish()
-        model, parked = self._insights.store and self._insights.store.embedding_model, self._parked
+        store, parked = self._insights.store, self._parked
         self._parked = {name: value for name, value in vars(self).items() if name in _OF_SESSION}
         if parked and parked["session_id"] == session_id:
             vars(self).update(parked)
@@ -390,8 +390,8 @@ class MemoryBankState(Session):
             self.database.open_session(session_id, *self._owner)
             self.session_id, self.generation, self.last_plan = session_id, None, NO_PLAN
             self._insights = InsightWriter(FactStore(self.database, session_id), self._on_jobs)
-            if model is not None:
-                self._insights.bind(model)
+            if store is not None:
+                self._insights.bind(store.embedding_model)
             self._caches = {}
             self.transcript = self._new_transcript()
         self.prepare(self.settings, self._llm_client)
