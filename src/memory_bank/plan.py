@@ -140,8 +140,7 @@ class Choice(Brief):
     the messages need no change, or "". ``may_cost_more``: the context is used even where the full history
     costs no more, because it holds something that the messages lack. ``since``: the position of the first interaction
     that the fold is not about; from there on all that is kept stands in its place. None: there is no fold.
-    ``budget``: tokens of the whole context. ``chosen``: the strategy that an adaptive one took. ``model_calls``:
-    calls of a model that the choice made.
+    ``budget``: tokens of the whole context. ``model_calls``: calls of a model that the choice made.
     """
 
     text: str = ""
@@ -156,7 +155,6 @@ class Choice(Brief):
     reasons: Reasons = field(default_factory=Shown)
     query: str = ""
     budget: int | None = None
-    chosen: str = ""
     model_calls: int = 0
 
 
@@ -209,7 +207,6 @@ class Plan:
 
     query = property(attrgetter("choice.query"), doc='What was searched for; "" where nothing was.')
     budget = property(attrgetter("choice.budget"), doc="The most tokens of the context; None: no limit.")
-    chosen = property(attrgetter("choice.chosen"), doc='The strategy that an adaptive one took, else "".')
     model_calls = property(attrgetter("choice.model_calls"), doc="Calls of a model that the choice made.")
 
     @property
@@ -297,7 +294,7 @@ NO_PLAN = Plan(
 """The plan before the first step, and after a step that went on without memory: it has no decisions."""
 
 _FIGURES = (
-    "strategy", "chosen", "tokens", "full_tokens", "kept_tokens", "memory_tokens", "budget", "over", "unchanged",
+    "strategy", "tokens", "full_tokens", "kept_tokens", "memory_tokens", "budget", "over", "unchanged",
     "why_unchanged", "model_calls", "query", "counter", "embedder", "observer",
 )  # fmt: skip
 
