@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from copy import copy as copied
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import sqlalchemy as sa
 from cachetools import LRUCache
@@ -383,6 +383,11 @@ class Sessions:
     def redacted(self, message: T) -> T:
         """A message without secrets; the same object if it has none."""
         return message if self._redact is None else cast("T", self._redact(message))
+
+    def redacted_text(self, text: str) -> str:
+        """A text without secrets."""
+        said: Any = self.redacted({"role": "user", "content": text})
+        return str(said["content"])
 
     def bank_settings(self) -> MemoryBankSettings:
         """The settings for reading a session's memory: those of the strategy, or of its memory bank."""

@@ -135,7 +135,9 @@ class Redaction:
             if self.secrets and name and (kind := keyed_secret(name, field)) is not None:
                 out[shown_key] = f"[redacted: {kind}]"
                 continue
-            inner_name = name if isinstance(field, Mapping) and keyed_secret(name, _MADE_UP) else str(shown_key)
+            inner_name = (
+                name if isinstance(field, Mapping) and keyed_secret(name, _MADE_UP) else str(shown_key)
+            )
             safe = self._value(field, inner_name, depth + 1, inner=inner, links=is_calls)
             while shown_key is not key and (shown_key in out or shown_key in value):
                 shown_key += "+"  # two redacted names stay different

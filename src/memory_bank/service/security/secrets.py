@@ -410,7 +410,7 @@ def named_secret(name: str, value: object, *, sure: bool = True) -> str | None:
 
 
 def keyed_secret(name: str, value: object) -> str | None:
-    """The kind of secret that a value is in an object whose name is that of several, such as ``passwords``, or None."""
+    """The kind of secret that a value is in an object with a name in the plural, such as ``passwords``, or None."""
     is_several = name.casefold().endswith(("s", "ter", "ren")) and "cred" not in name.casefold()
     is_made = is_several and isinstance(value, str) and _is_password(value)
     return named_secret(name, value) if is_made else None
