@@ -104,8 +104,17 @@ class Dialect:
         """
         return None
 
-    def mark_cache(self, request: JsonObject, conversation: Sequence[object]) -> list[object] | None:  # noqa: ARG002
-        """The conversation to be sent with marks for the provider's prefix cache; None where it needs none."""
+    def mark_cache(
+        self,
+        request: JsonObject,  # noqa: ARG002
+        conversation: Sequence[object],  # noqa: ARG002
+        *,
+        stands: bool,  # noqa: ARG002
+    ) -> list[object] | None:
+        """The conversation to be sent with marks for the provider's prefix cache; None where it needs none.
+
+        ``stands``: the next one will begin with it.
+        """
         return None
 
     def offer_tools(self, request: JsonObject, schemas: Schemas = TOOL_SCHEMAS) -> list[object] | None:
@@ -276,8 +285,10 @@ class MessagesDialect(Dialect):
         off = {"thinking": {"type": "disabled"}} if must_think and answered_turn(messages) is not None else {}
         return {self.key: stripped, **off}
 
-    def mark_cache(self, request: JsonObject, conversation: Sequence[object]) -> list[object] | None:
-        return with_cache_marks(request, conversation)
+    def mark_cache(
+        self, request: JsonObject, conversation: Sequence[object], *, stands: bool
+    ) -> list[object] | None:
+        return with_cache_marks(request, conversation, stands=stands)
 
     def offer_tools(self, request: JsonObject, schemas: Schemas = TOOL_SCHEMAS) -> list[object] | None:
         # its choices in the words of the other APIs

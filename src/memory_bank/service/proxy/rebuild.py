@@ -495,10 +495,10 @@ class Rebuilder:
             tokens = step.full_tokens, step.full_tokens
             return MemoryResult("passed", COMPACTION, None, {}, match.name, *tokens, step, offered)
         arrays: dict[str, Sequence[object]] = {} if step.unchanged else {dialect.key: step.written}
-        # a context that changes at each step would be written to the cache and never be read
-        marks = self.marks_cache and (namespace, match.name) not in self.unmarked
-        if marks and not (step.control or step.changes_again):
-            marked = dialect.mark_cache(value, arrays.get(dialect.key) or value[dialect.key])
+        # what changes at each step would be written to the cache and never be read
+        if self.marks_cache and not step.control and (namespace, match.name) not in self.unmarked:
+            sent, stands = arrays.get(dialect.key) or value[dialect.key], not step.changes_again
+            marked = dialect.mark_cache(value, sent, stands=stands)
             arrays = arrays if marked is None else {dialect.key: marked}
         sent = None
         if not step.unchanged:
