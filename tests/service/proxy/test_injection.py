@@ -549,7 +549,7 @@ def test_upstream_that_hangs_up_in_a_hidden_turn(tmp_path, stream):
     with injected(tmp_path, [FETCH, cut(0), say("fine"), FETCH, cut(0), cut(0)]) as (server, p):
         assert ask(p, "chat", stream) is not None
         assert "get_record" not in json.dumps(server.requests[-1].body["tools"])
-        p.service.proxy.refusals.clear()
+        p.service.proxy.rebuilder.untooled.clear()
         with pytest.raises(openai.APIStatusError) as error:
             ask(p, "chat", stream)
         assert error.value.status_code == 502
