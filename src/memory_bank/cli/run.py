@@ -22,10 +22,10 @@ from urllib.parse import urlsplit
 
 import typer
 
+from memory_bank.audit.tables import money
 from memory_bank.cli.setup import CLIENTS, toml_value
 from memory_bank.cli.shared import CONFIG, DB, one_line, service_settings, tell
 from memory_bank.errors import ConfigError, ServiceError
-from memory_bank.lab.tables import money
 
 ADDRESSES = {"OPENAI_BASE_URL": "{url}/v1", "OPENAI_API_BASE": "{url}/v1", "ANTHROPIC_BASE_URL": "{url}"}
 """The variables from which programs take the address of the model's API."""
