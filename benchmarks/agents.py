@@ -15,7 +15,7 @@ The model is a scripted server that is strict about calls and results. It uses o
 id that it needs and does not find counts as missing, once a step; it then asks ``get_record`` where that is offered
 and the request names the record, and makes the look-up again where not. Each of these is a request more.
 
-The server's prefix cache (``memory_bank.lab.costs.ScriptedCache``) decides what is charged at which price, and its
+The server's prefix cache (``memory_bank.audit.costs.ScriptedCache``) decides what is charged at which price, and its
 answers report that usage. Percentages are of the run without memory of the same agent and API.
 
 ``none``: no memory. ``memory``: `memory-bank serve` as it ships. ``in-process``: ``MemoryProcessor()`` in the agent's
@@ -42,8 +42,8 @@ from agents_model import SUMMARISE, TOOLS, Shop, Upstream, run_tool
 from clients import CLIENTS, Run, output_of_client, place_of, serving, version_of
 from harness import about, command_line
 from memory_bank import MemoryProcessor, load_config
-from memory_bank.lab.costs import PRICE_TABLES
-from memory_bank.lab.tables import markdown_table
+from memory_bank.audit.costs import PRICE_TABLES
+from memory_bank.audit.tables import markdown_table
 from memory_bank.pricing import cost
 from memory_bank.testing import ScriptedServer
 from memory_bank.transcript import open_counter

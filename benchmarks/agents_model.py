@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from clients import SHELLS, tool_names
-from memory_bank.lab.costs import Part, ScriptedCache
+from memory_bank.audit.costs import Part, ScriptedCache
 from memory_bank.pricing import Usage
 from memory_bank.testing import Reply, calls, say
 from memory_bank.transcript import TokenCounter, open_counter

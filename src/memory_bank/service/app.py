@@ -171,8 +171,9 @@ class Service:
         if sent is not None and sent.input:
             # the Messages API reports zeros where the client marks nothing for the cache
             caches = sent.cached + sent.written > 0 if by_marks else exchange.usage.cached is not None
-            counts = exchange.answered_tokens, full_tokens, step.known_tokens
-            full = full_usage(sent, *counts, caches=caches)
+            own, ratio = self.sessions.compared(step, exchange.answered_tokens, sent.input)
+            counts = own, full_tokens, step.known_tokens
+            full = full_usage(sent, *counts, caches=caches, ratio=ratio)
         is_whole = exchange.outcome == "complete" and exchange.status is not None and exchange.status < 300
         if is_whole and exchange.memory == ("unchanged" if step.unchanged else "rebuilt"):
             cached = exchange.usage.cached if exchange.usage.untold is None else None

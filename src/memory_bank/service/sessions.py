@@ -40,6 +40,7 @@ log = logging.getLogger("memory_bank.Service")
 
 T = TypeVar("T")
 _s = sessions.c
+_MOST_TOOLS = 2_000  # tokens of memory's tools; more are those of hidden turns
 _KNOWN = sa.select(_s.session_id).where(
     _s.session_id == sa.bindparam("session"),
     _s.namespace.is_not_distinct_from(sa.bindparam("namespace", type_=sa.String)),
@@ -52,7 +53,8 @@ class Rebuilt(StepFigures):
     """A step with its ``context``, ``written`` as it is sent, and ``shown`` with secrets hidden.
 
     ``unchanged``: the context is the messages that came. ``known_tokens``: of the messages of the full history that
-    the request before had too. ``proxied``: the proxy sends the request, and reports how many tokens it sent in all.
+    the request before had too, ``beside_tokens``: of the client's tools. ``proxied``: the proxy sends the request,
+    and reports how many tokens it sent in all.
     ``changes_again``: neither this context nor the one before begins as its predecessor. ``sent_context``: the
     context for ``answered``.
     """
@@ -62,6 +64,7 @@ class Rebuilt(StepFigures):
     shown: list[object] = field(repr=False)
     unchanged: bool
     known_tokens: int = 0
+    beside_tokens: int = 0
     proxied: bool = False
     changes_again: bool = False
     plan: Plan | None = field(default=None, repr=False)
@@ -249,6 +252,7 @@ class Sessions:
             shown=shown,
             unchanged=unchanged,
             known_tokens=known,
+            beside_tokens=more,
             proxied=beside is not None,
             changes_again=changes_again,
             plan=plan,
@@ -264,6 +268,22 @@ class Sessions:
         """Take the cached tokens that an answer to a context reports, without waiting; see ``PrefixCache``."""
         if step.state is not None and step.sent_context is not None:
             step.state.prefix_cache.answered(step.sent_context, cached, by_marks=by_marks)
+
+    def compared(self, step: Rebuilt, tokens: int, reported: int) -> tuple[int, float | None]:
+        """How memory's counts compare with the provider's, as ``full_usage`` takes it: tokens, and the ratio.
+
+        ``tokens``: of all that was sent for a step, as memory counts it; ``reported``: as the provider does. Tools
+        are counted in another ratio than messages: the tokens of memory's own are returned in that of messages.
+        """
+        if step.state is None or step.sent_context is None:
+            return tokens, None
+        own = tokens - step.tokens  # memory's tools, and hidden turns
+        whole = 0 <= own <= _MOST_TOOLS
+        ratio = step.state.prefix_cache.ratio(step.sent_context, tokens, reported, whole=whole)
+        if whole and own:
+            tools = reported / ratio - (step.tokens - step.beside_tokens)
+            own = round(min(3 * own, max(own / 5, tools * own / (own + step.beside_tokens))))
+        return step.tokens + own, ratio
 
     def preview(
         self,
