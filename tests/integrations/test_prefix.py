@@ -311,3 +311,36 @@ def test_a_long_first_prompt_is_read_from_the_cache_at_each_fold(tmp_path: Path)
             assert server.refused == []
             assert sum(e.memory == "rebuilt" for e in p.told(len(read))) > 10
         assert min(read[4:]) > 7_000, read
+
+
+def test_answers_that_refer_to_an_earlier_read(tmp_path: Path) -> None:
+    """A copy that stands in the place of such an answer stays as it was sent, whatever is read or edited later."""
+    text = "\n".join(f"{n}\tvalue_{n} = {n * 7}" for n in range(1, 40))
+    step: list[Any] = [blocks.user("Tidy the files.")]
+    steps = [step]
+    for n in range(40):
+        name, given, output = (
+            "Read",
+            {"file_path": f"/src/file_{n}.py"},
+            text.replace("value", f"value_of_{n}"),
+        )
+        if n % 5 == 3:
+            given = {"file_path": f"/src/file_{n % 2}.py"}
+            output = "File unchanged since your last Read, refer to that earlier tool_result instead of re-reading."
+        elif n % 5 == 4:
+            given = {
+                "file_path": f"/src/file_{n % 2}.py",
+                "old_string": "7",
+                "new_string": f"7 + {n}",
+                "replace_all": True,
+            }
+            name, output = "Edit", "The file has been updated successfully. No need to read it back."
+        step = [
+            *step,
+            blocks.turn(blocks.use(f"call_{n}", name, **given)),
+            blocks.user(blocks.answer(f"call_{n}", output)),
+        ]
+        steps.append(step)
+    sent = asked(tmp_path, "messages", bodies("messages", steps))
+    check(sent)
+    assert any("no longer here; its text" in m for m in sent[-1].messages)
