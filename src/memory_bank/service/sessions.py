@@ -278,7 +278,7 @@ class Sessions:
             step.state.prefix_cache.answered(step.sent_context, cached, by_marks=by_marks)
 
     def billed(self, step: Rebuilt, sent: Usage, full: Usage, ratio: float) -> None:
-        """Take the usage that was reported for a step, and that of its full history; ``ratio``: to memory's counts."""
+        """Take the usage reported for a step, and that of its full history; ``ratio``: to memory's counts."""
         if step.state is not None and step.charge is not None and sent.input:
             ratios = step.state.prefix_cache.ratios
             step.state.ledger.settle(step.charge, ratios.of(sent) / ratio, ratios.of(full) / ratio)
