@@ -267,9 +267,11 @@ class MemoryBankSettings(Settings):
     history_budget: Literal["auto"] | Annotated[int | float, BeforeValidator(_no_boolean), Field(ge=0)] = (
         "auto"
     )
-    """Evidence: tokens of a fold, or a share of the older history (0.25); auto: 15% of it, from 2,000 to 16,000."""
+    """Evidence: tokens of a fold, or a share of the older history (0.25); auto: what the price bound allows."""
     refresh_after: Literal["auto"] | AtLeast0 = "auto"
     """Evidence: tokens of new interactions before the next fold; auto: where a step costs least; 0: at every step."""
+    fold: Literal["careful", "thrifty"] = "careful"
+    """Evidence, both of these on auto: wait for 20,000 tokens and fold to 5,000 at least, or for 16,000 and 3,000."""
     cache_retention: Annotated[Float, Field(gt=0)] = 300.0
     """Evidence: seconds after which the provider has forgotten a prefix, so that a fold costs nothing more."""
     layout: Literal["native", "block"] = "native"
