@@ -484,6 +484,7 @@ class Rebuilder:
                 beside="".join(compact(v) for m in ("tools", "functions") if (v := value.get(m))),
                 under_load=job.under_load,
                 wanted=wanted,
+                added=compact(offered[len(value.get("tools") or ()) :]) if offered else "",
             )
             if self.identity.is_current(namespace, match):
                 break
