@@ -409,7 +409,7 @@ class ServiceSettings(Settings):
     cache_markers: Literal["auto", "off"] = "auto"
     """Messages API: add marks for the prefix cache (cache_control) to requests that have none."""
     context_management: Literal["auto", "pass", "remove"] = "auto"
-    """Send context_management upstream, or apply it here; auto: sent, on the Messages API to Anthropic's own only."""
+    """Send context_management upstream, or take it out; auto: sent, on the Messages API to Anthropic's own only."""
     redact: tuple[str, ...] = ()
     """Regular expressions; text that matches is never stored."""
     redact_secrets: bool = True
