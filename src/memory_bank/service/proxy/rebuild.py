@@ -30,14 +30,13 @@ from memory_bank.service.proxy.clearing import excluded_tools
 from memory_bank.service.proxy.dialects import Dialect, LateError, NotRebuiltError, Provider, own_tools
 from memory_bank.service.proxy.identity import Identity, client_session
 from memory_bank.service.security.access import Caller, public_name, stored_id
-from memory_bank.service.sessions import Rebuilt, Sessions, count_once
+from memory_bank.service.sessions import Rebuilt, Sessions
 from memory_bank.tools import FILES_SCHEMA, TOOL_SCHEMAS
 from memory_bank.transcript.anthropic import CACHE_MARK, MOST_CACHE_MARKS, cache_marks
 from memory_bank.transcript.chat import CHAT
 from memory_bank.transcript.harness import asks_for_summary
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import MessageKind, kind_of, message_text, same_objects
-from memory_bank.transcript.tokens import open_counter
 
 log = logging.getLogger("memory_bank.Service")
 
@@ -470,7 +469,7 @@ class Rebuilder:
                 beside="".join(compact(v) for m in ("tools", "functions") if (v := value.get(m))),
                 under_load=job.under_load,
                 wanted=wanted,
-                added=_added_tokens(value, offered),
+                added=compact(offered[len(value.get("tools") or ()) :]) if offered else "",
             )
             if self.identity.is_current(namespace, match):
                 break
@@ -590,13 +589,6 @@ class Rebuilder:
             found.append(rolling.copy().digest())
             at = count
         return found
-
-
-def _added_tokens(value: JsonObject, offered: Sequence[object] | None) -> int:
-    """The tokens of memory's tools in a request."""
-    if offered is None:
-        return 0
-    return count_once(open_counter().count_text, compact(offered[len(value.get("tools") or ()) :]))
 
 
 def _without_marks(message: Any) -> Any:
