@@ -185,6 +185,7 @@ class Plan:
     embedder: str = ""
     observer: str = ""
     memory: Mapping[str, str] | None = None
+    host: int | None = None  # the position of the user's message that the memory joins
     rule: str = ""  # of the exit, that the context would have broken
     previous: Plan | None = None
 

@@ -65,6 +65,7 @@ def _kept_back(context: Context, messages: Sequence[Any], session: Session, rule
         tokens=context.plan.full_tokens,
         memory_tokens=0,
         memory=None,
+        host=None,
         unchanged=True,
         why_unchanged=f"the context would be worse than what came: {rule}",
         rule=rule,
@@ -110,6 +111,8 @@ def broken_rule(
         theirs = _faults(came, wire)
         if ours.alone - theirs.alone:
             return PAIRS
+        if theirs.alternates and not ours.alternates:
+            return ROLES
         if ours.stray > theirs.stray:
             return REASONING
         if ours.empty - theirs.empty:

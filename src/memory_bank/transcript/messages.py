@@ -57,6 +57,18 @@ def content_text(content: object) -> str:
     return compact(plain(content))
 
 
+def content_with(content: Any, text: str, kind: str = "text") -> Any:
+    """A content with a text after it: of a list the parts stay as they are. ``kind``: the type of a text part."""
+    if isinstance(content, (list, tuple)):
+        known = (
+            read(part, "type")
+            for part in reversed(content)
+            if is_text_part(part) and not isinstance(part, str)
+        )
+        return [*content, {"type": next(known, kind), "text": text}]
+    return f"{content}\n\n{text}" if content else text
+
+
 def message_text(message: object) -> str:
     """The readable text of a message's content."""
     return content_text(read(message, "content"))

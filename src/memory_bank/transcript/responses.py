@@ -9,7 +9,7 @@ from typing import Any
 
 from memory_bank.errors import HistoryError
 from memory_bank.transcript.jsontext import compact
-from memory_bank.transcript.messages import HOSTED, MessageKind, call_entry, content_text
+from memory_bank.transcript.messages import HOSTED, MessageKind, call_entry, content_text, content_with
 from memory_bank.transcript.turns import (
     KEPT_ROLE,
     WHOLE,
@@ -276,6 +276,10 @@ class ItemWire(Wire[Item]):
 
     def say(self, message: ChatMessage) -> Item:
         return {"type": "message", "role": message["role"], "content": content_text(message["content"])}
+
+    def add(self, native: Item, text: str) -> Item:
+        """See Wire."""
+        return {**native, "content": content_with(native.get("content"), text, "input_text")}
 
 
 WIRE = ItemWire()
