@@ -137,7 +137,7 @@ class ResponsesAgent(ChatAgent):
     def rebuilt(self, history: list[Any], memory: MemoryProcessor) -> list[Any]:
         chat = from_items(history)
         context = super().rebuilt(chat.messages, memory)
-        return chat.write(context.entries)
+        return chat.write(context.entries, context.since)
 
     def ask(self, history: list[Any], tools: list[Any]) -> Turn:
         answer = self.client.responses.create(

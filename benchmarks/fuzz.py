@@ -437,7 +437,7 @@ def headers_of(rng: random.Random) -> list[tuple[str, str]]:
     for share, name, values in (
         (0.05, "x-memory-session", SESSIONS),
         (0.03, "x-memory-agent", SESSIONS),
-        (0.05, "x-memory-strategy", ("truncation", "semantic", "no such", "hierarchical")),
+        (0.05, "x-memory-strategy", ("truncation", "no such", "observation_masking")),
         (0.1, "content-type", ("text/plain", "multipart/form-data; boundary=x", "")),
     ):
         if rng.random() < share and name not in dict(headers):

@@ -61,7 +61,7 @@ def test_a_file_changes_and_adds_to_what_is_shipped(tmp_path):
         tmp_path,
         '[service]\nport = 1\n[memory_strategies.mine]\ntype = "memory_bank"\ntop_k = 7\n'
         "[memory_strategies.memory_bank]\nkeep_recent = 4\n"
-        '[memory_strategies.semantic]\ntype = "keep_last_n"\n',
+        '[memory_strategies.truncation]\ntype = "keep_last_n"\n',
     )
     config, shipped = load_config(file), load_config()
     assert config.strategy("mine") == MemoryBankSettings(
@@ -69,11 +69,11 @@ def test_a_file_changes_and_adds_to_what_is_shipped(tmp_path):
     )  # a strategy of one's own has the code's defaults
     changed = shipped.strategy("memory_bank").model_copy(update={"keep_recent": 4})
     assert config.strategy("memory_bank") == changed
-    assert config.strategy("semantic") == KeepLastSettings()  # another type replaces the shipped one
+    assert config.strategy("truncation") == KeepLastSettings()  # another type replaces the shipped one
     assert config.service == shipped.service.model_copy(update={"port": 1})
-    others = shipped.memory_strategies.keys() - {"memory_bank", "semantic"}
+    others = shipped.memory_strategies.keys() - {"memory_bank", "truncation"}
     assert {k: config.strategy(k) for k in others} == {k: shipped.strategy(k) for k in others}
-    assert named_strategies(file) == ["mine", "memory_bank", "semantic"]
+    assert named_strategies(file) == ["mine", "memory_bank", "truncation"]
     with pytest.raises(UnknownStrategyError, match="did you mean 'mine'"):
         config.strategy("mien")
 
@@ -107,7 +107,7 @@ WRONG: dict[str, tuple[str | bytes, dict[str, str], list[str]]] = {
     ),
     "a setting of a strategy at the top": ("top_k = 3", {}, ["FILE: top_k is no setting: it belongs to a strategy"]),
     "a setting of another type": (
-        "[memory_strategies.semantic]\ntop_k = 3", {}, ["FILE: memory_strategies.semantic.top_k is no setting"]
+        "[memory_strategies.truncation]\ntop_k = 3", {}, ["FILE: memory_strategies.truncation.top_k is no setting"]
     ),
     "a type missing": (
         "[memory_strategies.zzz]\ntop_k = 3", {}, ["FILE: memory_strategies.zzz: there is no strategy 'zzz' to change"]
@@ -119,23 +119,16 @@ WRONG: dict[str, tuple[str | bytes, dict[str, str], list[str]]] = {
     "a table that is none": ("service = 3", {}, ["FILE: service: "]),
     "several mistakes": (
         'loop_detection = "maybe"\n[service]\nport = "x"\nhots = 1\n'
-        '[memory_strategies.semantic]\ndiversity = 2\nhistory_budget = "no"\n', {},
-        ["loop_detection: ", "memory_strategies.semantic.history_budget: ", "memory_strategies.semantic.diversity: ",
+        '[memory_strategies.progressive_summarization]\nkeep_last = 0\nblock = "no"\n', {},
+        ["loop_detection: ", "memory_strategies.progressive_summarization.keep_last: ", "memory_strategies.progressive_summarization.block: ",
          "service.port: ", "service.hots is no setting: did you mean host?"],
     ),
     "a default that does not exist": (
-        'default_strategy = "semantc"', {},
-        ["FILE: default_strategy: the configuration has no strategy 'semantc': did you mean 'semantic'?"],
+        'default_strategy = "truncatoin"', {},
+        ["FILE: default_strategy: the configuration has no strategy 'truncatoin': did you mean 'truncation'?"],
     ),
     "a service's strategy that does not exist": (
-        '[service]\nstrategy = "semantc"', {}, ["FILE: service.strategy: the configuration has no strategy 'semantc'"]
-    ),
-    "rungs that do not exist": (
-        '[memory_strategies.adaptive]\nstrategies = ["truncatoin"]', {},
-        ["FILE: memory_strategies.adaptive.strategies: the configuration has no strategy 'truncatoin'"],
-    ),
-    "a rung that is adaptive": (
-        '[memory_strategies.adaptive]\nstrategies = ["adaptive"]', {}, ["'adaptive' is adaptive itself"]
+        '[service]\nstrategy = "truncatoin"', {}, ["FILE: service.strategy: the configuration has no strategy 'truncatoin'"]
     ),
     "a broken expression": ("[service]\nredact = ['(']", {}, ["FILE: service.redact: '(' is no regular expression"]),
     "a model file that is not there": (
@@ -146,8 +139,8 @@ WRONG: dict[str, tuple[str | bytes, dict[str, str], list[str]]] = {
         "", {f"{IN_BANK}TOP_K": "five"}, [f"the environment variable {IN_BANK}TOP_K: input should be a valid integer"]
     ),
     "a typo in the environment": (
-        "", {f"{ENV}SEMANTC__DIVERSITY": "0"},
-        [f"the environment variable {ENV}SEMANTC__DIVERSITY: there is no strategy 'semantc'"],
+        "", {f"{ENV}TRUNCATOIN__N": "0"},
+        [f"the environment variable {ENV}TRUNCATOIN__N: there is no strategy 'truncatoin'"],
     ),
     "a boolean for a number": (
         "[memory_strategies.memory_bank]\ntop_k = true", {}, [f"FILE: {BANK}top_k: true and false are no values"]
@@ -224,10 +217,6 @@ def test_one_value_of_the_environment_leaves_the_others(monkeypatch):
         "keep_last_n",
         "observation_masking",
         "progressive_summarization",
-        "hierarchical",
-        "adaptive",
-        "semantic",
-        "scratchpad",
     }
 
 

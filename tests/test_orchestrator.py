@@ -17,9 +17,9 @@ AsyncOpenAI, OpenAI = openai.AsyncOpenAI, openai.OpenAI
 
 CHAT = [system(), user(), *rounds(20, size=600)]
 CONFIG = {
-    "default_strategy": "hierarchical",
+    "default_strategy": "short",
     "memory_strategies": {
-        "hierarchical": {"type": "hierarchical", "max_tokens": 2000},
+        "short": {"type": "progressive_summarization", "compact_threshold": 2000},
         "none": {"type": "no_strategy"},
         "progressive": {
             "type": "progressive_summarization",
@@ -48,7 +48,7 @@ def test_memory_is_applied_and_the_trace_says_what_was_sent():
         assert server.refused == []
     first, second = orchestrator.trace
     assert list(first.messages) == sent["messages"] != CHAT
-    assert (first.kind, first.memory_key, first.model, first.number) == ("memory", "hierarchical", "m", 1)
+    assert (first.kind, first.memory_key, first.model, first.number) == ("memory", "short", "m", 1)
     assert (first.prompt_tokens, first.completion_tokens) == (100, 7)
     assert first.cost == pytest.approx((100 * 2 + 7 * 10) / 1e6)
     assert first.counted_tokens < 2000 < first.full_tokens
@@ -66,7 +66,7 @@ def test_sessions_are_kept_apart_and_reset_alone():
     it.set_active_context(session_id="a")
     it.generate(CHAT[:8])
     it.generate(CHAT[:12], session_id="b")
-    size = lambda s: it.processor.state("hierarchical", s).fact_store.size()  # noqa: E731
+    size = lambda s: it.processor.state("short", s).fact_store.size()  # noqa: E731
     assert [size(s) for s in (None, "a", "b")] == [20, 3, 5]
     it.reset_session()
     assert [size(s) for s in (None, "a", "b")] == [20, 0, 5]
@@ -154,7 +154,7 @@ def test_failures_are_one_sentence_and_in_the_trace():
     [
         ({"client": None}, "needs a client"),
         ({"client": 5}, "cannot be a int"),
-        ({"memory_key": "hierarchica"}, "did you mean 'hierarchical'"),
+        ({"memory_key": "shrt"}, "did you mean 'short'"),
         ({"keep": -1}, "0 or more"),
         ({"prices": {"m": {"prompt": -1, "completion": 1}}}, "prices.m.prompt"),
         ({"prices": {"m": {"promt": 1, "completion": 1}}}, "prices.m"),
@@ -206,7 +206,7 @@ def looping(mode, threshold=3):
     return CONFIG | {"loop_detection": mode, "loop_threshold": threshold}
 
 
-@pytest.mark.parametrize("key", ["hierarchical", "none"])
+@pytest.mark.parametrize("key", ["short", "none"])
 def test_a_loop_is_raised_with_its_calls_after_the_facts_are_stored(key):
     it = LLMOrchestrator(ScriptedModel(["ok"], loop_last=True), looping("raise"), model="m", memory_key=key)
     it.generate([user(), *rounds(2), *same(2)])
@@ -216,7 +216,7 @@ def test_a_loop_is_raised_with_its_calls_after_the_facts_are_stored(key):
     arguments = {"a": 1, "b": 2}
     assert e.value.calls[0] == {"call_id": "s0", "tool_name": "get", "arguments": arguments, "output": "no"}
     assert "3 calls in a row of get" in str(e.value)
-    if key == "hierarchical":
+    if key == "short":
         assert it.processor.state(key).fact_store.size() == 5
     assert len(it.trace) == 1
 

@@ -278,7 +278,7 @@ class StoredSettings(Settings):
     """The tiktoken encoding that counts; "approximate" needs no vocabulary."""
 
     def bank(self) -> MemoryBankSettings:
-        """The settings by which records are stored; a summary model is their Observer."""
+        """The settings by which records are stored."""
         return MemoryBankSettings(
             observer_model=EXTRACTIVE,
             embedding_model=self.embedding_model,
@@ -312,65 +312,6 @@ class ProgressiveSettings(StoredSettings):
     """Fewest old interactions to summarise in one call of the model."""
     summary_timeout: Seconds = 60.0
     """Seconds after which a call of the model is given up."""
-
-
-class HierarchicalSettings(StoredSettings):
-    """Recent interactions whole, older calls one line each, the oldest grouped by tool."""
-
-    type: Literal["hierarchical"] = "hierarchical"
-    max_tokens: AtLeast1 = 8000
-    """Tokens of the whole context."""
-    keep_last: AtLeast1 = 3
-    """Interactions to keep whole if they fit, the last one included."""
-    summarize_last: AtLeast0 = 12
-    """Older calls with a line of their own; those before are grouped by tool."""
-    summary_chars: Annotated[Int, Field(ge=40)] = 500
-    """Most characters of the summary of one call."""
-    summary_model: Name = EXTRACTIVE
-    """The model that summarises each call; "extractive" needs none."""
-
-    def bank(self) -> MemoryBankSettings:
-        return super().bank().model_copy(update={"observer_model": self.summary_model})
-
-
-class AdaptiveSettings(StoredSettings):
-    """The first of several strategies whose context fits."""
-
-    type: Literal["adaptive"] = "adaptive"
-    max_tokens: AtLeast1 = 8000
-    """Tokens of the whole context."""
-    strategies: Annotated[tuple[str, ...], Field(min_length=1)] = (
-        "no_strategy", "observation_masking", "semantic", "hierarchical", "truncation",
-    )  # fmt: skip
-    """Keys of the configuration or types of strategies, in the order in which they are tried."""
-
-
-class SemanticSettings(StoredSettings):
-    """Past interactions whole, chosen by relevance and diversity (MMR) under a budget."""
-
-    type: Literal["semantic"] = "semantic"
-    history_budget: AtLeast0 = 4000
-    """Tokens for past interactions."""
-    diversity: Share = 0.3
-    """Weight of diversity against relevance, from 0 to 1."""
-    retrieval_query: Literal["task", "adaptive"] = "adaptive"
-    """Relevance to the task, or to the task and the latest actions."""
-
-
-class ScratchpadSettings(StoredSettings):
-    """A scratchpad of values, calls and failures in place of past interactions."""
-
-    type: Literal["scratchpad"] = "scratchpad"
-    scratchpad_tokens: AtLeast0 = 1500
-    """Tokens of the scratchpad."""
-    observations: AtLeast0 = 5
-    """Past calls listed with their outcome."""
-    failures: AtLeast0 = 3
-    """Failed calls listed."""
-    facts: AtLeast0 = 60
-    """Key values kept, the latest first."""
-    observation_chars: Annotated[Int, Field(ge=40, le=1_400)] = 400
-    """Most characters of one listed call."""
 
 
 class ServiceSettings(Settings):
@@ -444,7 +385,7 @@ class ServiceSettings(Settings):
 
 AnyStrategy = (
     NoStrategySettings | TruncationSettings | KeepLastSettings | MaskingSettings | ProgressiveSettings
-    | HierarchicalSettings | AdaptiveSettings | SemanticSettings | ScratchpadSettings | MemoryBankSettings
+    | MemoryBankSettings
 )  # fmt: skip
 _MODELS: dict[str, type[AnyStrategy]] = {m.model_fields["type"].default: m for m in AnyStrategy.__args__}
 STRATEGY_TYPES = tuple(_MODELS)
@@ -489,15 +430,8 @@ class Config(Settings):
         values = {"memory_strategies": {"memory_bank": {"type": "memory_bank"}}, **values}
         given = values["memory_strategies"]
         super().__init__(**_laid_over(values, _environment(given if isinstance(given, Mapping) else ())))
-        known = {*self.memory_strategies, *STRATEGY_TYPES}
         for key, settings in self.memory_strategies.items():
             place = ["memory_strategies", key]
-            for name in settings.strategies if isinstance(settings, AdaptiveSettings) else ():
-                if name not in known:
-                    raise UnknownStrategyError(f"{_place([*place, 'strategies'])}: {_unknown(name, known)}")
-                if isinstance(self.rung(name), AdaptiveSettings):
-                    wrong = f"{name!r} is adaptive itself: name strategies of other types."
-                    raise ConfigError(f"{_place([*place, 'strategies'])}: {wrong}")
             for name in ("evidence_model", "observer_prompt"):
                 file = getattr(settings, name, None)
                 if file is not None and not Path(file).is_file():
@@ -511,12 +445,6 @@ class Config(Settings):
         if key not in self.memory_strategies:
             raise UnknownStrategyError(_unknown(key, self.memory_strategies))
         return self.memory_strategies[key]
-
-    def rung(self, name: str) -> AnyStrategy:
-        """One of an adaptive strategy's ``strategies``: the settings under a key, or a type's defaults."""
-        if name not in self.memory_strategies and name in _MODELS:
-            return _MODELS[name]()
-        return self.strategy(name)
 
 
 def _unknown(key: object, strategies: Iterable[str]) -> str:

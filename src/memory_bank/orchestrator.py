@@ -18,8 +18,9 @@ from memory_bank.closing import Closing
 from memory_bank.config import Config, Price
 from memory_bank.errors import ConfigError
 from memory_bank.models import chat
+from memory_bank.models.usage import NO_USAGE
 from memory_bank.plan import NO_PLAN
-from memory_bank.pricing import PrefixCache, SentContext, Usage, cost, price_of
+from memory_bank.pricing import PrefixCache, SentContext, Usage, costs, price_of
 from memory_bank.processor import MemoryProcessor, OpenState
 from memory_bank.records import Brief
 from memory_bank.transcript.messages import check_messages
@@ -288,22 +289,21 @@ class LLMOrchestrator(Closing):
             error = type(e).__name__
             raise
         finally:
-            prompt = completion = 0
-            if answers and not sent.streamed:
-                prompt, completion = chat.usage_of(answers[0])
-                if prefix is not None:
-                    cache, context = prefix
-                    cache.answered(context, chat.cached_of(answers[0]))
+            told = chat.usage_of(answers[0]) if answers and not sent.streamed else NO_USAGE
+            if prefix is not None and answers and not sent.streamed:
+                cache, context = prefix
+                cache.answered(context, told.cached if told.untold is None else None)
             price = price_of(self.processor.config.prices, sent.model)
-            charged = prompt or (0 if error else sent.counted_tokens)
+            used = told.tokens or Usage(0 if error else sent.counted_tokens)
+            paid = costs(used, used, price, told.billed)
             with self._lock:
                 self._number += 1
                 done = replace(
                     sent,
                     number=self._number,
-                    prompt_tokens=prompt,
-                    completion_tokens=completion,
-                    cost=None if price is None else cost(Usage(charged, output=completion), price),
+                    prompt_tokens=told.input or 0,
+                    completion_tokens=told.output or 0,
+                    cost=None if paid is None else paid[0],
                     seconds=time.perf_counter() - began,
                     error=error,
                 )

@@ -138,8 +138,9 @@ class Choice(Brief):
     interactions of which nothing else is shown. ``in_place``: what is shown of the past stands in its place
     among the messages that are never dropped. ``keep_all``: all messages are kept, in their order. ``unchanged``: why
     the messages need no change, or "". ``may_cost_more``: the context is used even where the full history
-    costs no more, because it holds something that the messages lack. ``budget``: tokens of the whole context.
-    ``chosen``: the strategy that an adaptive one took. ``model_calls``: calls of a model that the choice made.
+    costs no more, because it holds something that the messages lack. ``since``: the position of the first interaction
+    that the fold is not about; from there on all that is kept stands in its place. None: there is no fold.
+    ``budget``: tokens of the whole context. ``model_calls``: calls of a model that the choice made.
     """
 
     text: str = ""
@@ -150,10 +151,10 @@ class Choice(Brief):
     keep_all: bool = False
     unchanged: str = ""
     may_cost_more: bool = False
+    since: int | None = None
     reasons: Reasons = field(default_factory=Shown)
     query: str = ""
     budget: int | None = None
-    chosen: str = ""
     model_calls: int = 0
 
 
@@ -207,7 +208,6 @@ class Plan:
 
     query = property(attrgetter("choice.query"), doc='What was searched for; "" where nothing was.')
     budget = property(attrgetter("choice.budget"), doc="The most tokens of the context; None: no limit.")
-    chosen = property(attrgetter("choice.chosen"), doc='The strategy that an adaptive one took, else "".')
     model_calls = property(attrgetter("choice.model_calls"), doc="Calls of a model that the choice made.")
 
     @property
@@ -295,7 +295,7 @@ NO_PLAN = Plan(
 """The plan before the first step, and after a step that went on without memory: it has no decisions."""
 
 _FIGURES = (
-    "strategy", "chosen", "tokens", "full_tokens", "kept_tokens", "memory_tokens", "budget", "over", "unchanged",
+    "strategy", "tokens", "full_tokens", "kept_tokens", "memory_tokens", "budget", "over", "unchanged",
     "why_unchanged", "model_calls", "query", "counter", "embedder", "observer",
 )  # fmt: skip
 
@@ -311,16 +311,23 @@ class Context(list[Any]):
         self.plan = plan
         self.entries = entries
 
+    @property
+    def since(self) -> int:
+        """The position among the messages of the plan from which on thinking stays; see ``Choice``."""
+        since = self.plan.choice.since
+        return self.plan.view.tail_start if since is None else since
+
 
 @dataclass(frozen=True)
 class Form:
     """The form in which a context leaves: that of an API or a framework, in which ``source`` came.
 
-    ``read``: the chat messages of a written list. ``finish``: what else is done to it before it is sent.
+    ``read``: the chat messages of a written list. ``finish``: what else is done to it before it is
+    sent; it gets the place in the source from which on thinking stays, too.
     ``thinking``: what becomes of thinking blocks.
     """
 
     source: Conversation[Any]
     read: Callable[[Sequence[Any]], Sequence[Any]]
-    finish: Callable[[list[Any]], list[Any]] = lambda written: written
+    finish: Callable[[list[Any], int], list[Any]] = lambda written, since: written  # noqa: ARG005
     thinking: Thinking = Thinking.DROP

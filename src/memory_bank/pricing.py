@@ -15,10 +15,12 @@ from importlib.resources import files
 from memory_bank.config import Price
 
 __all__ = [
-    "CACHE_MINIMUM", "ListPrices", "PrefixCache", "Price", "SentContext", "Usage", "cached_tokens", "common_length",
-    "cost", "full_usage", "growth_that_pays", "known_price", "list_prices", "price_of",
+    "CACHE_MINIMUM", "HOUR_WRITE", "ListPrices", "PrefixCache", "Price", "SentContext", "Usage", "cached_tokens",
+    "common_length", "cost", "costs", "full_usage", "growth_that_pays", "known_price", "list_prices", "price_of",
 ]  # fmt: skip
 
+HOUR_WRITE = 2.0
+"""The price of a token that the cache keeps for an hour, as a share of the input price."""
 CACHE_MINIMUM = 1024
 """Tokens from which providers keep a prefix in their cache."""
 LEAST_STANDING = 4_096
@@ -34,18 +36,23 @@ LEAST_GROWTH, MOST_GROWTH = 2_000, 32_000
 # By the beginning of a model's name, without its provider: (cached, cache_write) as shares of the input price.
 _RATIOS = {"claude": (0.1, 1.25), "gpt-4o": (0.5, 1.0), **dict.fromkeys(("gpt-4.1", "o3", "o4"), (0.25, 1.0))}
 _USUAL = (0.1, 1.0)
+_USUAL_PRICE = Price(prompt=1.0, completion=5.0, cached=0.1)
 DATED = re.compile(r"[-@:](?:latest|preview|exp|\d{3,}|v\d).*$")
 """The end of a model's name that names an edition of the model at the same price."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of model calls. ``input`` includes those ``cached`` and those that were ``written`` to the cache."""
+    """Tokens of model calls. ``input`` includes those ``cached`` and those that were ``written`` to the cache.
+
+    ``written_hour``: those of ``written`` that the cache keeps for an hour.
+    """
 
     input: int = 0
     cached: int = 0
     written: int = 0
     output: int = 0
+    written_hour: int = 0
 
 
 def cost(usage: Usage, price: Price) -> float:
@@ -53,7 +60,22 @@ def cost(usage: Usage, price: Price) -> float:
     cached = price.prompt if price.cached is None else price.cached
     written = price.prompt if price.cache_write is None else price.cache_write
     read = (usage.input - usage.cached - usage.written) * price.prompt + usage.cached * cached
-    return (read + usage.written * written + usage.output * price.completion) / 1e6
+    write = (usage.written - usage.written_hour) * written + usage.written_hour * HOUR_WRITE * price.prompt
+    return (read + write + usage.output * price.completion) / 1e6
+
+
+def costs(
+    sent: Usage, full: Usage, price: Price | None, billed: float | None = None
+) -> tuple[float, float] | None:
+    """Return what some calls cost and what they would have cost with the full history; None without a price.
+
+    ``billed`` is the cost that the provider named itself: the other one is then in proportion to it, by the price
+    of the model or, without one, by the usual ratios of prices.
+    """
+    if billed is None:
+        return None if price is None else (cost(sent, price), cost(full, price))
+    counted, counted_full = (cost(usage, price or _USUAL_PRICE) for usage in (sent, full))
+    return billed, billed * counted_full / counted if counted else billed
 
 
 def price_of(prices: Mapping[str, Price], model: str) -> Price | None:
@@ -135,7 +157,8 @@ def full_usage(sent: Usage, tokens: int, full_tokens: int, known_tokens: int, *,
     total = round(scale * full_tokens)
     cached = min(total, cached_tokens(round(scale * known_tokens))) if caches and known_tokens else 0
     written = total - cached if caches and sent.written else 0
-    return Usage(total, cached, written, sent.output)
+    hour = round(written * sent.written_hour / sent.written) if sent.written else 0
+    return Usage(total, cached, written, sent.output, hour)
 
 
 def growth_that_pays(budget: int, interaction: float, read: float, write: float) -> int:

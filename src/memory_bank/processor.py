@@ -218,7 +218,7 @@ class MemoryProcessor:
             passed, session = list(chat), self.state(key, session_id)
             applied = Applied(passed if form is None else list(form.source.source), input_token_count, passed)
         else:
-            policy = policy_of(settings, llm_client, self.config.rung)
+            policy = policy_of(settings, llm_client)
             session = self._session(key, session_id, stored=policy.bank is not None)
             if model:
                 session.prefix_cache.take_price(price_of(self.config.prices, model), model)

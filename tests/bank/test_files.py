@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -169,3 +170,45 @@ def test_what_must_not_be_stored_is_not(tmp_path):
     files.run({"command": "delete", "path": "/memories/marker"})
     files.database.close()
     assert not any(b"a mark to be found" in path.read_bytes() for path in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("old", ["a" * 25_000, "a", "", "a" * 250_000 + "b", "ab" * 5_000])
+def test_a_replacement_in_a_text_that_repeats_itself_is_linear_and_its_answer_bounded(old):
+    files = MemoryFiles()
+    create(files, "/memories/a", "a" * 500_000 + "\n")
+    began = time.process_time()
+    got = answer(files, {"command": "str_replace", "path": "/memories/a", "old_str": old, "new_str": "x"})
+    assert time.process_time() - began < 3  # minutes, where each place is compared in full
+    assert got.startswith("error: No replacement was performed")
+    assert len(got) < 5_000
+    assert len(old) <= 2_000 or f"[… {len(old) - 2_000:,} characters]" in got
+
+
+def test_the_first_places_of_a_text_are_named():
+    files = MemoryFiles()
+    create(files, "/memories/a", "x\n" * 300)
+    got = answer(files, {"command": "str_replace", "path": "/memories/a", "old_str": "x", "new_str": "y"})
+    assert f"in lines: {', '.join(map(str, range(1, 201)))}, …. Please" in got
+
+
+@pytest.mark.parametrize(
+    ("parameter", "command"),
+    [
+        ("path", {"command": "view"}),
+        ("file_text", {"command": "create", "path": "/memories/b"}),
+        ("old_str", {"command": "str_replace", "path": "/memories/a", "new_str": ""}),
+        ("new_str", {"command": "str_replace", "path": "/memories/a", "old_str": "text"}),
+        ("insert_text", {"command": "insert", "path": "/memories/a", "insert_line": 0}),
+        ("path", {"command": "delete"}),
+        ("old_path", {"command": "rename", "new_path": "/memories/b"}),
+        ("new_path", {"command": "rename", "old_path": "/memories/a"}),
+    ],
+)
+def test_an_argument_without_bound_is_refused_before_it_is_read(parameter, command):
+    read = []
+    files = MemoryFiles(redact=lambda text: read.append(text) or text)
+    create(files, "/memories/a", "text")
+    got = answer(files, {**command, parameter: "/memories/" + "é" * 2**20})
+    assert "at most 1,0" in got and len(got) < 300
+    assert max(map(len, read)) < 2**20
+    assert view(files, "/memories/a").endswith("text")

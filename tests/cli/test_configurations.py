@@ -30,7 +30,7 @@ WELL: dict[str, tuple[str, dict[str, str], dict[tuple[str, ...], tuple[Any, str]
     "empty": ("", {}, {("default_strategy",): ("memory_bank", "default")}),
     "comments only": ("# nothing\n\n", {}, {("memory_strategies", "memory_bank", "top_k"): (3, "default")}),
     "one setting": ('loop_detection = "off"', {}, {("loop_detection",): ("off", "FILE")}),
-    "another default": ('default_strategy = "semantic"', {}, {("default_strategy",): ("semantic", "FILE")}),
+    "another default": ('default_strategy = "truncation"', {}, {("default_strategy",): ("truncation", "FILE")}),
     "prices only": (
         PRICES, {},
         {("prices",): ({"gpt-4.1-mini": {"prompt": 0.4, "completion": 1.6, "cached": 0.1}}, "FILE"),
@@ -51,8 +51,8 @@ WELL: dict[str, tuple[str, dict[str, str], dict[tuple[str, ...], tuple[Any, str]
          ("memory_strategies", "memory_bank", "observer_model"): ("extractive", "default")},
     ),
     "another type": (
-        '[memory_strategies.semantic]\ntype = "keep_last_n"\n', {},
-        {("memory_strategies", "semantic", "n"): (5, "default")},
+        '[memory_strategies.truncation]\ntype = "keep_last_n"\n', {},
+        {("memory_strategies", "truncation", "n"): (5, "default")},
     ),
     "a strategy of one's own": (
         f'default_strategy = "my own"\n{OWN}tools = {{ "a b" = {{ effect = "read" }} }}\n', {},
@@ -90,10 +90,6 @@ WELL: dict[str, tuple[str, dict[str, str], dict[tuple[str, ...], tuple[Any, str]
         "", {f"{IN_BANK}OBSERVER_BUDGET__CALLS_PER_DAY": "3"},
         {("memory_strategies", "memory_bank", "observer_budget"):
          ({"calls_per_day": 3}, f"{IN_BANK}OBSERVER_BUDGET__CALLS_PER_DAY")},
-    ),
-    "adaptive with a strategy of one's own": (
-        f'{OWN}[memory_strategies.adaptive]\nstrategies = ["no_strategy", "my own"]\n', {},
-        {("memory_strategies", "adaptive", "strategies"): (["no_strategy", "my own"], "FILE")},
     ),
     "the shipped file": (
         shipped_file("config.toml").read_text(encoding="utf-8"), {}, {("default_strategy",): ("memory_bank", "FILE")}

@@ -113,7 +113,7 @@ def test_the_turn_that_is_answered_keeps_its_thinking_where_it_must() -> None:
     thinks = blocks.turn(blocks.thought("1"), blocks.use("z"))
     came = [*BLOCKS, thinks, blocks.user(blocks.answer("z"))]
     sent = [*BLOCKS, blocks.turn(blocks.use("z")), came[-1]]
-    assert broken_rule(sent, came, MESSAGES, Thinking.KEEP_LAST) == gate.REASONING
+    assert broken_rule(sent, came, MESSAGES, Thinking.KEEP_LATER) == gate.REASONING
     assert broken_rule(sent, came, MESSAGES, Thinking.DROP) == ""
     alone = [BLOCKS[0], blocks.turn(blocks.thought("1")), *came[-2:]]
     assert broken_rule(alone, [*alone[:1], *came[-2:]], MESSAGES) == ""  # the API takes both for one turn

@@ -18,8 +18,7 @@ from memory_bank.context.build import build_context
 from memory_bank.context.policies import policy_of
 
 STORED = [
-    "memory_bank", "memory_bank_local", "observation_masking", "progressive_summarization", "hierarchical", "adaptive",
-    "semantic", "scratchpad",
+    "memory_bank", "memory_bank_local", "observation_masking", "progressive_summarization",
 ]  # fmt: skip
 
 
@@ -45,7 +44,7 @@ def conversation(count, size=900):
 
 
 def context(state, messages, settings):
-    policy = policy_of(settings, None, load_config().rung)
+    policy = policy_of(settings)
     return build_context(messages, state, policy)
 
 

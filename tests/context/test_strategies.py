@@ -11,7 +11,7 @@ from tests.chats import any_chats, call, good_chats, result, rounds, say, system
 from tests.contracts.strategy import StrategyContract
 from tests.examples import examples
 
-from memory_bank import TOOL_SCHEMAS, MemoryBankState, MemoryProcessor, handle_tool_call, load_config
+from memory_bank import MemoryBankState, MemoryProcessor, handle_tool_call, load_config
 from memory_bank.config import Config
 from memory_bank.plan import NO_PLAN
 from memory_bank.testing import ScriptedModel
@@ -23,10 +23,6 @@ PLAIN = ["no_strategy", "truncation", "keep_last_n", "observation_masking"]
 TIGHT = {
     "observation_masking": {"max_length": 0, "keep_last": 1},
     "progressive_summarization": {"compact_threshold": 1500, "summary_tokens": 400},
-    "hierarchical": {"max_tokens": 1500, "summarize_last": 4},
-    "adaptive": {"max_tokens": 1200},
-    "semantic": {"history_budget": 600},
-    "scratchpad": {"scratchpad_tokens": 300},
 }
 
 
@@ -52,20 +48,8 @@ def _contract(name, base, **attributes):
 
 
 def _budget_of(settings):
-    count = open_counter().count_message
-
     def budget(self, messages):
-        for field in ("max_tokens", "compact_threshold"):
-            if hasattr(settings, field):
-                return getattr(settings, field)
-        for field in ("history_budget", "scratchpad_tokens"):
-            value = getattr(settings, field, None)
-            if isinstance(value, int) and settings.type != "memory_bank":
-                last = [i for i, m in enumerate(messages) if m.get("tool_calls")]
-                tail = last[-1] if last else len(messages)
-                kept = [m for m in messages[:tail] if m["role"] != "tool" and not m.get("tool_calls")]
-                return value + sum(map(count, kept)) + sum(map(count, messages[tail:]))
-        return None
+        return getattr(settings, "compact_threshold", None)
 
     return budget
 
@@ -81,7 +65,7 @@ del Base
 @examples(100)
 @given(st.one_of(any_chats(), good_chats()), st.sampled_from([*PLAIN, *TIGHT]))
 def test_any_list_goes_through(messages, type_):
-    tight = {k: 1 for k in ("max_tokens", "compact_threshold", "keep_last") if k in TIGHT.get(type_, ())}
+    tight = {k: 1 for k in ("compact_threshold", "keep_last") if k in TIGHT.get(type_, ())}
     processor = MemoryProcessor(config_of(type_, **{**TIGHT.get(type_, {}), **tight}))
     before = copy.deepcopy(messages)
     context, tokens = processor.apply_strategy(messages)
@@ -222,100 +206,8 @@ def test_progressive_follows_a_fork_and_outlives_a_dropped_beginning():
     assert "#" in context[2]["content"]
 
 
-def test_hierarchical_has_three_tiers():
-    processor = MemoryProcessor(config_of("hierarchical", max_tokens=8000, summarize_last=5))
-    context, tokens = processor.apply_strategy(CHAT)
-    state = processor.state("it")
-    ids = list(state.steps)
-    memory = context[2]["content"]
-    assert context[3:] == CHAT[-6:]
-    assert "#1 to #32 get_order, 32 calls, trace_ids " in memory
-    assert all(t in memory for t in ids[:37])
-    assert [f"#{n} [trace_id {ids[n - 1]}]" in memory for n in (32, 33, 37)] == [False, True, True]
-    assert tokens <= 8000
-
-
-def test_hierarchical_by_a_model_summarises_each_call_once():
-    model = ScriptedModel(lambda messages, name: "Noted: an order.")
-    processor = MemoryProcessor(config_of("hierarchical", summary_model="m"))
-    context = walk(processor, model)[-1]
-    assert len(model.calls) == 40
-    assert "Noted: an order." in context[2]["content"]
-
-
-def test_adaptive_takes_the_mildest_that_fits(caplog):
-    chosen = []
-    processor = MemoryProcessor(config_of("adaptive", max_tokens=3000))
-    for i in steps(CHAT):
-        _, tokens = processor.apply_strategy(CHAT[:i])
-        report = processor.state("it").last_plan
-        chosen.append(report.chosen)
-        assert tokens <= 3000
-    assert list(dict.fromkeys(chosen))[:2] == ["no_strategy", "observation_masking"]
-    assert chosen[-1] not in ("no_strategy", "truncation")
-    small = MemoryProcessor(config_of("adaptive", max_tokens=5))
-    small.apply_strategy(CHAT)
-    report = small.state("it").last_plan
-    assert (report.chosen, report.over > 0) == ("truncation", True)
-    assert caplog.text.count("over its budget of 5") == 1
-
-
-def test_adaptive_with_keys_of_ones_own():
-    config = Config(
-        memory_strategies={
-            "it": {"type": "adaptive", "max_tokens": 2000, "strategies": ["last_two", "memory_bank"]},
-            "last_two": {"type": "keep_last_n", "n": 2},
-            "memory_bank": {"type": "memory_bank", "selection": "evidence", "history_budget": 500,
-                            "observer_model": "extractive", "embedding_model": "lexical"},
-        }
-    )  # fmt: skip
-    processor = MemoryProcessor(config)
-    assert processor.apply_strategy(CHAT, "it")[0] == [*CHAT[:2], *CHAT[-4:]]
-    long = [*CHAT, *rounds(1, size=20_000, start=90), *rounds(1, start=91)]
-    assert "retrieved-data" in text_of(processor.apply_strategy(long, "it")[0])
-    assert processor.state("it").last_plan.chosen == "memory_bank"
-
-
-def test_semantic_takes_what_is_relevant_and_not_the_same_twice():
-    outputs = ["weather in Oslo is rainy today"] * 3 + ["invoice INV-77 of Baker unpaid"] * 3 + ["noise"] * 6
-    past = []
-    for n, output in enumerate(outputs):
-        text = f"{output} " * (40 if output != "noise" else 400)
-        past += [call((f"c{n}", "look", {"n": n})), result(f"c{n}", text)]
-    task = user("Is the invoice INV-77 of Baker unpaid? And is the weather in Oslo rainy?")
-    messages = [system(), task, *past, *rounds(1)]
-    one = sum(map(open_counter().count_message, past[6:8]))
-    for diversity, wanted in ((0.0, {"invoice"}), (0.4, {"invoice", "weather"})):
-        config = config_of(
-            "semantic", history_budget=2 * one + 150, diversity=diversity, retrieval_query="task"
-        )
-        context, _ = MemoryProcessor(config).apply_strategy(messages, tools=TOOL_SCHEMAS)
-        kept = [m["content"].split()[0] for m in context if m["role"] == "tool"][:-1]
-        assert set(kept) == wanted
-        assert len(kept) == 2
-        assert 'get_record("#' in context[2]["content"]
-
-
-def test_the_scratchpad_holds_observations_failures_and_values():
-    past = []
-    for n in range(12):
-        good = {"order_id": f"ORD-{n}", "note": "late again " * 99}
-        output = json.dumps(good if n % 3 else {"error": f"denied {n}"})
-        past += [call((f"c{n}", "get_order", {"n": n})), result(f"c{n}", output)]
-    processor = MemoryProcessor(config_of("scratchpad"))
-    context, _ = processor.apply_strategy([system(), user(), *past, *rounds(1)])
-    assert context[:2] == [system(), user()]
-    assert context[3:] == rounds(1)
-    memory = context[2]["content"]
-    failures, rest = memory.split("Last calls:")
-    calls, values = rest.split("Key values:")
-    assert [f"denied {n}" in failures for n in (0, 3, 6, 9)] == [False, True, True, True]
-    assert [f"#{n} [" in calls for n in range(7, 13)] == [False, True, True, True, True, True]
-    assert "order_id: ORD-1 (#2), ORD-2 (#3)" in values
-
-
 def test_what_cannot_be_met_is_said_once(caplog):
-    processor = MemoryProcessor(config_of("hierarchical", max_tokens=10))
+    processor = MemoryProcessor(config_of("progressive_summarization", compact_threshold=10))
     with caplog.at_level(logging.WARNING):
         for i in steps(CHAT[:20]):
             processor.apply_strategy(CHAT[:i])

@@ -19,12 +19,7 @@ WRONG = [
     ("progressive_summarization", "compact_threshold", 0), ("progressive_summarization", "keep_last", 0),
     ("progressive_summarization", "summary_tokens", -5), ("progressive_summarization", "block", 0),
     ("progressive_summarization", "summary_model", ""), ("progressive_summarization", "summary_timeout", 0),
-    ("hierarchical", "max_tokens", 0), ("hierarchical", "summarize_last", -1), ("hierarchical", "summary_chars", 1),
-    ("adaptive", "max_tokens", -1), ("adaptive", "strategies", []), ("adaptive", "strategies", "truncation"),
-    ("adaptive", "strategies", ["truncatoin"]), ("adaptive", "strategies", ["adaptive"]),
-    ("semantic", "history_budget", -1), ("semantic", "diversity", 1.5), ("semantic", "diversity", True),
-    ("semantic", "retrieval_query", "any"), ("scratchpad", "observations", -1), ("scratchpad", "facts", "x"),
-    ("scratchpad", "scratchpad_tokens", -1), ("semantic", "histroy_budget", 5),
+    ("progressive_summarization", "compact_treshold", 5),
 ]  # fmt: skip
 
 
@@ -40,14 +35,12 @@ def test_a_wrong_value_is_one_sentence_that_names_it(tmp_path, type_, name, valu
 
 
 def test_the_nearest_known_name_is_told():
-    with pytest.raises(ConfigError, match="did you mean history_budget"):
-        Config(memory_strategies={"a": {"type": "semantic", "histroy_budget": 5}})
-    with pytest.raises(ConfigError, match="did you mean scratchpad"):
-        Config(memory_strategies={"a": {"type": "scratchpda"}})
-    with pytest.raises(UnknownStrategyError, match="did you mean 'truncation'"):
-        Config(memory_strategies={"a": {"type": "adaptive", "strategies": ["truncatoin"]}})
-    with pytest.raises(UnknownStrategyError, match="did you mean 'hierarchical'"):
-        load_config().strategy("hirarchical")
+    with pytest.raises(ConfigError, match="did you mean compact_threshold"):
+        Config(memory_strategies={"a": {"type": "progressive_summarization", "compact_treshold": 5}})
+    with pytest.raises(ConfigError, match="did you mean truncation"):
+        Config(memory_strategies={"a": {"type": "truncatoin"}})
+    with pytest.raises(UnknownStrategyError, match="did you mean 'keep_last_n'"):
+        load_config().strategy("kep_last_n")
 
 
 @pytest.mark.parametrize(
@@ -67,10 +60,10 @@ def test_wrong_settings_of_the_configuration(setting, says):
 
 def test_the_environment_reaches_them(monkeypatch):
     monkeypatch.setenv("MEMORY_BANK_LOOP_DETECTION", "raise")
-    monkeypatch.setenv("MEMORY_BANK_MEMORY_STRATEGIES__semantic__HISTORY_BUDGET", "123")
+    monkeypatch.setenv("MEMORY_BANK_MEMORY_STRATEGIES__progressive_summarization__COMPACT_THRESHOLD", "123")
     config = load_config()
     assert config.loop_detection == "raise"
-    assert config.strategy("semantic").history_budget == 123
+    assert config.strategy("progressive_summarization").compact_threshold == 123
 
 
 @pytest.mark.parametrize("key", first_short(LOCAL))

@@ -102,7 +102,7 @@ def test_a_coroutine_does_nothing_in_the_threads_of_the_loop():
     bridge: Bridge[Native] = Bridge(wire.read_all)
 
     async def steps() -> str:
-        rebuilt = await bridge.arebuild(natives, thinking=Thinking.KEEP_LAST)
+        rebuilt = await bridge.arebuild(natives, thinking=Thinking.KEEP_LATER)
         assert rebuilt != natives
         return await bridge.aanswer("get_record", {"trace_id": "#1"}, natives=natives)
 

@@ -16,7 +16,9 @@ from tests.contracts.chat import ChatModelContract
 from memory_bank.errors import ConfigError, EmbedderLoadError, MissingExtraError, ModelError
 from memory_bank.models.chat import OpenAIChat, as_chat_model, reply_text, usage_of
 from memory_bank.models.embedding import load_embedder
+from memory_bank.models.usage import NO_USAGE
 from memory_bank.ports import ChatModel
+from memory_bank.pricing import Usage
 from memory_bank.testing import Reply, ScriptedModel, ScriptedServer, fail, say
 from memory_bank.testing.replies import cut, half, raw
 
@@ -92,21 +94,21 @@ class Prickly:
 def test_reply_text_and_usage_of_bear_objects_that_raise() -> None:
     for odd in (Prickly(), SimpleNamespace(choices=[Prickly()]), SimpleNamespace(choices=Prickly())):
         assert reply_text(odd) == ""
-        assert usage_of(odd) == (0, 0)
+        assert usage_of(odd) == NO_USAGE
 
 
 @pytest.mark.parametrize(
     ("answer", "usage"),
     [
-        (SimpleNamespace(usage=SimpleNamespace(prompt_tokens=5, completion_tokens=2)), (5, 2)),
-        ({"usage": {"input_tokens": 5, "output_tokens": 2}}, (5, 2)),
-        ({"usage": {"prompt_tokens": None, "completion_tokens": "2"}}, (0, 0)),
-        ({"usage": None}, (0, 0)),
-        (Mock(), (0, 0)),
+        (SimpleNamespace(usage=SimpleNamespace(prompt_tokens=5, completion_tokens=2)), Usage(5, output=2)),
+        ({"usage": {"input_tokens": 5, "output_tokens": 2}}, Usage(5, output=2)),
+        ({"usage": {"prompt_tokens": None, "completion_tokens": "2"}}, None),
+        ({"usage": None}, None),
+        (Mock(), None),
     ],
 )
-def test_usage_of(answer: Any, usage: tuple[int, int]) -> None:
-    assert usage_of(answer) == usage
+def test_usage_of(answer: Any, usage: Usage | None) -> None:
+    assert usage_of(answer).tokens == usage
 
 
 def chat(server: ScriptedServer, **options: Any) -> OpenAIChat:
@@ -118,7 +120,7 @@ def chat(server: ScriptedServer, **options: Any) -> OpenAIChat:
 def test_usage_and_options_go_through() -> None:
     with ScriptedServer([Reply("x", usage=(9, 4))]) as server:
         answer = chat(server).generate_plain(input_messages=ASKED, model="m", temperature=0, max_tokens=5)
-    assert usage_of(answer) == (9, 4)
+    assert usage_of(answer).tokens == Usage(9, output=4)
     assert (server.requests[0].body["temperature"], server.requests[0].body["max_tokens"]) == (0, 5)
 
 

@@ -7,7 +7,7 @@ import re
 
 import pytest
 from tests.chats import rounds
-from tests.service.proxied import before, post, whole
+from tests.service.proxied import RawUpstream, before, post, proxied, whole
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.listing import session_details
@@ -49,7 +49,7 @@ def test_costs_of_a_session_and_of_all(tmp_path):
     first, second = page
     assert first["status"] == second["status"] == "rebuilt"
     assert (second["model"], second["sent"]) == (
-        "m-2026", {"input": 9_000, "cached": 3_000, "written": 0, "output": 50},
+        "m-2026", {"input": 9_000, "cached": 3_000, "written": 0, "output": 50, "written_hour": 0},
     )  # fmt: skip
     assert second["sent_cost"] == pytest.approx((6_000 * 2 + 3_000 * 0.5 + 50 * 10) / 1e6)
     assert second["full"]["input"] >= second["full_tokens"] > second["tokens"]
@@ -179,3 +179,91 @@ def test_a_title_is_kept_by_an_export_and_taken_away_again(tmp_path):
         ] == [422] * 3
         assert p.ask("/v1/sessions/a/title", "PUT", {"title": ""}).status == 204
         assert p.ask("/v1/sessions/a").json()["title"] is None
+
+
+def answering(usage, content="ok"):
+    """An answer of a model with this usage."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
+    body = {"choices": [choice], **({} if usage is None else {"usage": usage})}
+    return whole(json.dumps(body).encode(), b"Content-Type: application/json")
+
+
+def test_the_bill_of_a_gateway_comes_before_every_price(tmp_path):
+    usage = {
+        "prompt_tokens": 9_000,
+        "completion_tokens": 50,
+        "prompt_tokens_details": {"cached_tokens": 3_000},
+    }
+    with before(lambda _: answering({**usage, "cost": 0.25}), tmp_path, prices=PRICES) as (_, p):
+        for model in ("m", "house-model"):
+            step_of(p, rounds(12, size=4000), model.encode(), model=model)
+        known, house = (p.ask(f"/v1/sessions/{name}").json()["cost"] for name in ("m", "house-model"))
+        [step] = p.ask("/v1/sessions/m/steps").json()["steps"]
+        total = p.ask("/v1/stats").json()["cost"]
+        metrics = p.ask("/metrics").body.decode()
+    assert (step["sent_cost"], step["billed"], step["untold"]) == (0.25, 0.25, None)
+    assert known["sent"] == house["sent"] == 0.25
+    assert known["full"] > 0.25 and house["full"] > 0.25
+    assert known["unpriced"] == house["unpriced"] == []
+    assert known["models"][0]["price_from"] == house["models"][0]["price_from"] == "the provider's bill"
+    assert total["sent"] == 0.5
+    assert 'memory_bank_model_cost_total{kind="sent"} 0.5' in metrics
+
+
+@pytest.mark.parametrize(
+    ("usage", "reason"),
+    [
+        (None, "the answer has no usage"),
+        (
+            {"prompt_tokens": -1, "completion_tokens": 3},
+            "a figure in the usage cannot be one (prompt_tokens)",
+        ),
+        ({"prompt_tokens": 0, "completion_tokens": 0}, "the usage counts no input tokens"),
+        (
+            {"prompt_tokens": 5, "completion_tokens": 3, "cached_tokens": 9},
+            "more cached tokens than input tokens",
+        ),
+    ],
+)
+def test_a_cost_that_cannot_be_told_says_why(tmp_path, usage, reason):
+    answers = iter([answering(usage), reported()])
+    with before(lambda _: next(answers), tmp_path, prices=PRICES) as (_, p):
+        for size in (12, 13):
+            step_of(p, rounds(size, size=4000), b"a")
+        untold, told = p.ask("/v1/sessions/a/steps").json()["steps"]
+        cost, lines = p.ask("/v1/sessions/a").json()["cost"], list(p.lines)
+    assert (untold["sent"], untold["sent_cost"]) == (None, None)
+    assert reason in untold["untold"]
+    assert told["untold"] is None
+    assert cost["sent"] == told["sent_cost"]
+    assert cost["untold"] == [{"reason": untold["untold"], "calls": 1}]
+    assert lines == []
+
+
+def test_a_write_for_an_hour_costs_twice_the_input(tmp_path):
+    lifetimes = {"ephemeral_5m_input_tokens": 1_000, "ephemeral_1h_input_tokens": 3_000}
+    usage = {
+        "input_tokens": 50,
+        "cache_creation_input_tokens": 4_000,
+        "cache_creation": lifetimes,
+        "output_tokens": 9,
+    }
+    body = {"type": "message", "role": "assistant", "content": [], "usage": usage}
+    answer = whole(json.dumps(body).encode(), b"Content-Type: application/json")
+    call = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}}
+    messages = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "x"}]},
+    ]
+    with (
+        RawUpstream(lambda _: answer) as upstream,
+        proxied("", tmp_path / "bank.db", upstream_anthropic=upstream.base_url.removesuffix("/v1")) as p,
+    ):
+        asked = {"model": "claude-sonnet-4-5", "max_tokens": 9, "messages": messages}
+        post(p.port, "/v1/messages", asked, b"x-memory-session: a")
+        p.told()
+        assert p.service.recorder.drain(60)
+        [step] = p.ask("/v1/sessions/a/steps").json()["steps"]
+    assert step["sent"] == {"input": 4_050, "cached": 0, "written": 4_000, "output": 9, "written_hour": 3_000}
+    assert step["sent_cost"] == pytest.approx((50 * 3 + 1_000 * 3.75 + 3_000 * 6 + 9 * 15) / 1e6)

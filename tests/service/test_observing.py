@@ -180,13 +180,11 @@ def test_without_a_key_the_strategy_that_needs_one_is_refused(
         BACKGROUND,
         {**BACKGROUND, "observer_mode": "inline"},
         {"type": "progressive_summarization", "summary_model": "m"},
-        {"type": "hierarchical", "summary_model": "m"},
-        {"type": "adaptive", "strategies": ["no_strategy", "memory_bank_classic"]},
     ]
     for strategy in needing:
         with pytest.raises(ConfigError, match="OPENAI_API_KEY"):
             chat_of(configured({"mine": strategy}, strategy="mine"), "http://127.0.0.1:9/v1")
-    for strategy in ({**BACKGROUND, "observer_mode": "off"}, {"type": "hierarchical"}):
+    for strategy in ({**BACKGROUND, "observer_mode": "off"}, {"type": "progressive_summarization"}):
         assert chat_of(configured({"mine": strategy}, strategy="mine"), "http://127.0.0.1:9/v1") is None
 
 

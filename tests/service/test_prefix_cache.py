@@ -101,7 +101,7 @@ def test_a_cache_is_assumed_again_after_a_while(tmp_path):
         before = len(p.exchanges)
         done = [step(p, [*START, *rounds(n, size=6_000)]) for n in range(30, 36)]
         assert cache.read == 0.1
-        assert [e.cached_tokens > 0 for e in done] == [True] * 6 or done[-1].cached_tokens > 4_000
+        assert [e.usage.cached > 0 for e in done] == [True] * 6 or done[-1].usage.cached > 4_000
         assert sum(changes(p.exchanges[before:])) <= 2
 
 
@@ -170,7 +170,7 @@ def test_without_marks_nothing_is_cached_on_the_messages_api(tmp_path, markers, 
         assert cache_of(p).write == 1.25
         assert server.refused == []
     assert done[-1].memory == "rebuilt"
-    cached = [e.cached_tokens for e in done]
+    cached = [e.usage.cached for e in done]
     if markers == "auto":
         assert sum(changes(done)) <= 6
         assert sum(n == 0 for n in cached) <= 8

@@ -205,7 +205,7 @@ def test_an_unknown_strategy_and_impossible_names_are_refused(database):
     assert not sessions.exists(None, "a")
 
 
-@pytest.mark.parametrize("strategy", ["no_strategy", "truncation", "observation_masking", "adaptive"])
+@pytest.mark.parametrize("strategy", ["no_strategy", "truncation", "observation_masking"])
 def test_every_strategy_serves(database, strategy):
     sessions = Sessions(database, configured(strategy=strategy))
     made = sessions.rebuild(None, "a", CHAT)

@@ -73,7 +73,15 @@ def test_a_bank_of_another_embedder(cli: Any, monkeypatch: Any, tmp_path: Path) 
         local = MemoryBankSettings(observer_model="extractive", embedding_model="lexical")
         apply_memory_bank_strategy([system(), user(), *rounds(3, size=100)], None, local, state)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    done = cli("serve", "--port", "0", "--db", tmp_path / "b.db", "--config", _strategy(tmp_path, "semantic"))
+    done = cli(
+        "serve",
+        "--port",
+        "0",
+        "--db",
+        tmp_path / "b.db",
+        "--config",
+        _strategy(tmp_path, "memory_bank_local"),
+    )
     assert (done.code, done.out) == (1, "")
     assert "re-embed" in done.sentence()
 
@@ -152,7 +160,7 @@ def failing_memory(
     with ScriptedServer(lambda _: say("ok"), embed=embed) as api:
         monkeypatch.setenv("OPENAI_BASE_URL", api.base_url)
         monkeypatch.setenv("OPENAI_API_KEY", "k")
-        strategy = {"type": "semantic", "embedding_model": "openai:e"}
+        strategy = {"type": "memory_bank", "observer_model": "extractive", "embedding_model": "openai:e"}
         config = configured(
             {"it": strategy}, upstream=api.base_url, database=str(folder / "b.db"), strategy="it"
         )

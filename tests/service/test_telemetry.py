@@ -18,6 +18,7 @@ from tests.chats import rounds, system, user
 
 from memory_bank.bank.steps import StepFigures
 from memory_bank.errors import StorageError
+from memory_bank.models.usage import NO_USAGE, ReportedUsage
 from memory_bank.service.app import create_app
 from memory_bank.service.operations.telemetry import Telemetry
 from memory_bank.service.proxy.routes import Exchange
@@ -40,7 +41,7 @@ def exchanged(**more: Any) -> Exchange:
         "model": "gpt-4.1",
     }
     memory = {"session": "s", "memory": "rebuilt", "tokens": 100, "full_tokens": 900}
-    return Exchange(**{**chat, **memory, "input_tokens": 120, "output_tokens": 7, **more})
+    return Exchange(**{**chat, **memory, "usage": ReportedUsage(120, 7, untold=None), **more})
 
 
 class Seen:
@@ -122,7 +123,7 @@ def test_what_a_call_is_told_by(seen: Seen) -> None:
     ],
 )
 def test_failures(seen: Seen, more: Any, kind: str | None) -> None:
-    call(seen, exchange=exchanged(**{"input_tokens": None, "output_tokens": None, **more}))
+    call(seen, exchange=exchanged(**{"usage": NO_USAGE, **more}))
     span = seen.spans()["chat gpt-4.1"]
     assert span.attributes.get("error.type") == kind
     assert (span.status.status_code is StatusCode.ERROR) == (kind is not None)

@@ -56,7 +56,7 @@ def test_each_kind_of_reply() -> None:
     ]
     model = ScriptedModel(script)
     first = ask(model)
-    assert (reply_text(first), usage_of(first)) == ("whole", (3, 0))
+    assert (reply_text(first), usage_of(first)[:2]) == ("whole", (3, None))
     second = ask(model).choices[0]
     assert second.finish_reason == "tool_calls"
     assert second.message.tool_calls[0].function.name == "f"
@@ -91,6 +91,6 @@ def test_requests_are_kept_as_they_were() -> None:
     answer = model.generate_plain(input_messages=messages, model="m")
     messages[0]["content"][0]["text"] = "after"  # type: ignore[index]
     assert model.calls == [Request(({"role": "user", "content": [{"type": "text", "text": "before"}]},), "m")]
-    assert usage_of(answer) == (10, 2)
+    assert usage_of(answer)[:2] == (10, 2)
     with pytest.raises(FrozenInstanceError):
         model.calls[0].model = "other"  # type: ignore[misc]

@@ -194,20 +194,44 @@ def test_thinking_goes_from_the_first_difference_on():
 
 
 def test_the_tool_turn_that_is_answered_keeps_its_thinking_where_it_must():
-    out = shown(from_anthropic(THINKING, thinking=Thinking.KEEP_LAST), drop=(0, 1))
+    out = shown(from_anthropic(THINKING, thinking=Thinking.KEEP_LATER), drop=(0, 1))
     assert thoughts(out) == ["redacted_thinking"]
     bare = [*THINKING[:5], turn(use("c")), user(answer("c"))]  # it thought before its first call only
+    assert thoughts(shown(from_anthropic(bare, thinking=Thinking.KEEP_LATER), drop=(0, 1))) == ["thinking"]
     with pytest.raises(HistoryError, match="no thinking block of its own"):
-        shown(from_anthropic(bare, thinking=Thinking.KEEP_LAST), drop=(0, 1))
+        without_thinking([user("MEMORY"), *bare[5:]], Thinking.KEEP_LATER, bare)
     ended = [*bare, turn("done"), user("thanks, now this"), *rounds(1)]  # no thinking in the present turn
-    assert thoughts(shown(from_anthropic(ended, thinking=Thinking.KEEP_LAST), drop=(0, 1))) == []
+    assert thoughts(shown(from_anthropic(ended, thinking=Thinking.KEEP_LATER), drop=(0, 1))) == []
+
+
+def test_thinking_after_a_fold_stays_and_a_turn_begins_with_the_thinking_it_began_with():
+    begun = [user("go"), turn(thought("0"), use("0")), user(answer("0"))]
+    for n in range(1, 6):
+        begun += [turn(*([thought(str(n))] if n % 2 else []), use(str(n))), user(answer(str(n)))]
+    sent = []
+    for stop in range(9, 14, 2):  # the fold is about the first three calls, of which the third is shown
+        chat = from_anthropic(begun[:stop], thinking=Thinking.KEEP_LATER)
+        context = [chat.messages[0], {"role": "user", "content": "MEMORY"}, *chat.messages[5:]]
+        out = chat.write(entries(chat, context), since=7)
+        sent.append([b["thinking"] for m in out for b in m["content"] if b["type"] == "thinking"])
+    assert sent == [["0", "3"], ["0", "3"], ["0", "3", "5"]]
+    ended = [
+        *begun,
+        turn(thought("6"), "done"),
+        user("and now?"),
+        turn(thought("7"), use("7")),
+        user(answer("7")),
+    ]
+    chat = from_anthropic(ended, thinking=Thinking.KEEP_LATER)
+    context = [chat.messages[0], {"role": "user", "content": "MEMORY"}, *chat.messages[5:]]
+    assert thoughts(chat.write(entries(chat, context), since=7)) == ["thinking"] * 5
 
 
 def test_thinking_stays_where_the_provider_drops_it():
     kept = shown(from_anthropic(THINKING, thinking=Thinking.KEEP), drop=(0,))
     assert thoughts(kept) == ["thinking", "redacted_thinking"]
     assert thoughts(without_thinking(THINKING, Thinking.DROP)) == []
-    assert thoughts(without_thinking(THINKING, Thinking.KEEP_LAST)) == ["redacted_thinking"]
+    assert thoughts(without_thinking(THINKING, Thinking.KEEP_LATER)) == ["redacted_thinking"]
 
 
 def test_a_message_of_thinking_alone_goes():
@@ -316,7 +340,7 @@ def test_types_and_ids_that_are_no_text_break_nothing(odd: Any, role: str) -> No
         messages = [user("go"), turn(use("a")), user(answer("a"), block), {"role": role, "content": [block]}]
         chat = from_anthropic(messages)
         assert isinstance(unchanged(chat), list)
-        assert isinstance(without_thinking(messages, Thinking.KEEP_LAST), list)
+        assert isinstance(without_thinking(messages, Thinking.KEEP_LATER), list)
         assert isinstance(message_errors(messages), list)
 
 

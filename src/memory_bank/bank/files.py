@@ -8,9 +8,7 @@ folder is always listed with a size of 4K.
 from __future__ import annotations
 
 import posixpath
-import re
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import accumulate
@@ -37,6 +35,14 @@ MOST_BYTES, MOST_FILES = 2**20, 1_000
 """Bytes of all files of a project; files and folders of a project."""
 LONGEST_PATH, LONGEST_NAME = 1_000, 255
 """Bytes of a path, and of each name in it."""
+MOST_PLACES, LONGEST_QUOTE = 200, 2_000
+"""Lines named, and characters quoted, of an ``old_str`` that is not unique or not in the file."""
+_LIMITS = f"at most {MOST_BYTES:,} bytes in {MOST_FILES:,} files and folders"
+_FULL = f"A project has {_LIMITS}: delete or shorten some first."
+_PATHS = (
+    f"A path has at most {LONGEST_PATH:,} bytes, each name in it {LONGEST_NAME}, and only characters that can be "
+    "printed: choose another one."
+)
 Tree = dict[str, str | None]
 """The texts of all files of a project by path; None: a folder."""
 _f = files.c
@@ -74,6 +80,9 @@ class MemoryFiles:
             kind, what = (int, "whole number") if parameter == "insert_line" else (str, "text")
             if not isinstance(value, kind) or isinstance(value, bool):
                 raise FileError(f"{name} needs the parameter {parameter}, a {what}.")
+            longest = 4 * LONGEST_PATH if parameter.endswith("path") else MOST_BYTES
+            if isinstance(value, str) and len(value) > longest:
+                raise FileError(_PATHS if parameter.endswith("path") else _FULL)
         needed = [self._redact(v) if isinstance(v, str) else v for v in values.values()]
         if name == "view":
             with self.database.read() as c:
@@ -109,8 +118,7 @@ class MemoryFiles:
             new = {p: text for p, text in tree.items() if p not in before or before[p] != text}
             size = sum(len(text.encode()) for text in tree.values() if text)
             if new and (len(tree) - 1 > MOST_FILES or size > MOST_BYTES):
-                most = f"{MOST_BYTES:,} bytes in {MOST_FILES:,} files and folders"
-                raise FileError(f"A project has at most {most}: delete or shorten some first.")
+                raise FileError(_FULL)
             stale = [p for p in before if p in new or p not in tree]
             c.execute(sa.delete(files).where(self._mine, _f.path.in_(stale)))
             if new:
@@ -129,15 +137,16 @@ class MemoryFiles:
 
     def _str_replace(self, tree: Tree, path: str, old: str, new: str) -> str:
         place, text = _entry(tree, path)
-        failed = "No replacement was performed"
-        if old not in text:
-            raise FileError(f"{failed}, old_str `{old}` did not appear verbatim in {path}.")
-        line = 1 + text.count("\n", 0, text.find(old))
-        if text.count(old) > 1:
-            ends = [m.start() for m in re.finditer("\n", text)]
-            found = re.finditer(f"(?={re.escape(old)})", text)  # also where one overlaps the next
-            numbers = (str(1 + bisect_left(ends, m.start())) for m in found)
-            places = f"Multiple occurrences of old_str `{old}` in lines: {', '.join(numbers)}"
+        failed, quoted = "No replacement was performed", old
+        if len(old) > LONGEST_QUOTE:
+            quoted = f"{old[:LONGEST_QUOTE]}[… {len(old) - LONGEST_QUOTE:,} characters]"
+        at = text.find(old)
+        if at < 0:
+            raise FileError(f"{failed}, old_str `{quoted}` did not appear verbatim in {path}.")
+        line = 1 + text.count("\n", 0, at)
+        if text.find(old, at + max(1, len(old))) >= 0:  # one that only overlaps does not count
+            numbers = ", ".join(map(str, _lines_with(text, old)))
+            places = f"Multiple occurrences of old_str `{quoted}` in lines: {numbers}"
             raise FileError(f"{failed}. {places}. Please ensure it is unique")
         lines = self._put(tree, place, text.replace(old, new)).split("\n")
         snippet = _numbered(lines[max(0, line - 3) : line + 2], max(1, line - 2))
@@ -195,8 +204,7 @@ def place_of(path: str) -> str:
         raise FileError(f"Path {path} would escape /memories directory")
     data = place.encode("utf-8", "replace")
     if not place.isprintable() or len(data) > LONGEST_PATH or max(map(len, data.split(b"/"))) > LONGEST_NAME:
-        limits = f"at most {LONGEST_PATH:,} bytes, each name in it {LONGEST_NAME}"
-        raise FileError(f"A path has {limits}, and only characters that can be printed: choose another one.")
+        raise FileError(_PATHS)
     return place
 
 
@@ -233,6 +241,18 @@ def _view(tree: Tree, path: str, view_range: Any) -> str:
         start = max(1, view_range[0]) - 1
         lines = lines[start : len(lines) if view_range[1] == -1 else view_range[1]]
     return f"Here's the content of {path} with line numbers:\n{_numbered(lines, start + 1)}"
+
+
+def _lines_with(text: str, old: str) -> Iterator[int | str]:
+    """The line of each occurrence of a text, also where one overlaps the next: the first MOST_PLACES, then a mark."""
+    at, line, before = text.find(old), 1, 0
+    for _ in range(MOST_PLACES):
+        line += text.count("\n", before, at)
+        yield line
+        before, at = at, text.find(old, at + 1)
+        if at < 0:
+            return
+    yield "…"
 
 
 def _numbered(lines: list[str], start: int) -> str:

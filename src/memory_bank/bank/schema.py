@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection, Dialect, RowMapping
 from sqlalchemy.types import LargeBinary, TypeDecorator, TypeEngine, UserDefinedType
 
 T = TypeVar("T")
-VERSION = "4"
+VERSION = "5"
 
 
 class ExactText(TypeDecorator[str]):
@@ -208,6 +208,10 @@ steps = sa.Table(  # cost and composition of a session's contexts; old manifests
     sa.Column("full_input_tokens", sa.BigInteger),  # of the full history, as `pricing.full_usage` estimates
     sa.Column("full_cached_tokens", sa.BigInteger),
     sa.Column("full_written_tokens", sa.BigInteger),
+    sa.Column("written_hour_tokens", sa.BigInteger),  # of those written, what the cache keeps for an hour
+    sa.Column("full_written_hour_tokens", sa.BigInteger),
+    sa.Column("billed", sa.Float(53)),  # the cost that the provider named, in dollars
+    sa.Column("untold", ExactText),  # why the tokens are not known
 )
 
 files = sa.Table(  # what an agent keeps below /memories, by a memory tool
@@ -223,6 +227,7 @@ files = sa.Table(  # what an agent keeps below /memories, by a memory tool
 MIGRATIONS: dict[str, list[sa.Column[Any] | str]] = {
     "2": [sessions.c.title, *(steps.c[n] for n in ("answer", "seconds", "http_status", "error", "reason"))],
     "3": ["DROP TABLE IF EXISTS models"],
+    "4": [steps.c[n] for n in ("written_hour_tokens", "full_written_hour_tokens", "billed", "untold")],
 }
 """What brings a bank of a version to the next: columns that it lacks, and statements. Append only."""
 

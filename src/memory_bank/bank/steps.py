@@ -29,10 +29,13 @@ _t = steps.c
 _USED = (
     _t.input_tokens, _t.cached_tokens, _t.written_tokens, _t.output_tokens,
     _t.full_input_tokens, _t.full_cached_tokens, _t.full_written_tokens,
+    _t.written_hour_tokens, _t.full_written_hour_tokens,
 )  # fmt: skip
+_REPORTED = _t.full_input_tokens  # NULL without usage
 _without = _t.status.in_(sa.literal_column(f"'{status}'") for status in WITHOUT)
 _ENDED = ("seconds", "http_status", "error", "reason")
-_OUTCOME = ("tokens", "full_tokens", "status", "model", *_ENDED, *(c.name for c in _USED))
+_BILL = ("billed", "untold")
+_OUTCOME = ("tokens", "full_tokens", "status", "model", *_ENDED, *_BILL, *(c.name for c in _USED))
 _CONTENTS = ("manifest", "answer")
 _LISTED = (*(c for c in _t if c.name not in _CONTENTS), _t.manifest.is_not(None).label("detailed"))
 _ADD_OUTCOME = sa.update(steps).where(of_session(steps), _t.created == sa.bindparam("made"))
@@ -55,8 +58,9 @@ class StepFigures:
     position of the first message that is not that of the step before, where the provider's prefix cache ends, and
     ``changed`` what that message is: "memory", or its role; None where the context begins as the one before.
     ``sent``: the usage that the provider reported, ``full``: that of the full history (estimated); None without
-    one. ``seconds`` until the end of the answer, its ``http_status``, and the ``error`` that it or the connection
-    brought. ``detailed``: the step's manifest is stored.
+    one, and then ``untold`` says why. ``billed``: the cost that the provider named, in dollars. ``seconds`` until the
+    end of the answer, its ``http_status``, and the ``error`` that it or the connection brought. ``detailed``: the
+    step's manifest is stored.
     """
 
     session_id: str
@@ -73,6 +77,8 @@ class StepFigures:
     model: str | None = None
     sent: Usage | None = None
     full: Usage | None = None
+    billed: float | None = None
+    untold: str | None = None
     seconds: float | None = None
     http_status: int | None = None
     error: str | None = None
@@ -111,13 +117,17 @@ class UsageSums:
     """Steps with one model (None: not known) of sessions with memory, or of control ones.
 
     ``of``: the session or day (Unix days, UTC) that was asked by. ``reported``: steps with the provider's usage;
-    ``sent`` and ``full`` are their sums. ``tokens`` and ``full_tokens`` as memory counts them. ``errors``: steps
-    with an error, ``without_memory``: those of WITHOUT. ``last``: when the latest began.
+    ``sent`` and ``full`` are their sums. ``billed``: the sum that the provider named for these steps; None for steps
+    that are priced by their tokens. ``untold``: why the tokens of these steps are not known. ``tokens`` and
+    ``full_tokens`` as memory counts them. ``errors``: steps with an error, ``without_memory``:
+    those of WITHOUT. ``last``: when the latest began.
     """
 
     of: str | int | None
     control: bool
     model: str | None
+    untold: str | None
+    billed: float | None
     steps: int
     reported: int
     errors: int
@@ -179,11 +189,15 @@ def _add(database: Database, c: Connection, session_id: str, new: list[StepToSto
 
 def _row(step: StepFigures) -> dict[str, Any]:
     row: dict[str, Any] = {c.name: getattr(step, c.name, None) for c in _t}
-    for name, length in (("status", 32), ("strategy", 255), ("changed", 16), ("model", 255), ("reason", 255)):
+    lengths = {"status": 32, "strategy": 255, "changed": 16, "model": 255, "reason": 255, "untold": 255}
+    for name, length in lengths.items():
         if row[name]:  # without NUL and lone surrogates, which databases refuse
             row[name] = row[name][:length].replace("\0", "?").encode("utf-8", "replace").decode("utf-8")
     if (sent := step.sent) is not None and (full := step.full) is not None:
-        counts = sent.input, sent.cached, sent.written, sent.output, full.input, full.cached, full.written
+        counts = (
+            sent.input, sent.cached, sent.written, sent.output, full.input, full.cached, full.written,
+            sent.written_hour, full.written_hour,
+        )  # fmt: skip
         row |= {c.name: n for c, n in zip(_USED, counts, strict=True)}
     return row
 
@@ -191,14 +205,16 @@ def _row(step: StepFigures) -> dict[str, Any]:
 def _figures(row: RowMapping) -> StepFigures:
     values = {k: row[k] for k in StepFigures.__dataclass_fields__ if k not in ("sent", "full")}
     counts = [row[c.name] for c in _USED]
-    sent, full = (None, None) if counts[-1] is None else _both(counts)
+    sent, full = (None, None) if row[_REPORTED.name] is None else _both([n or 0 for n in counts])
     return StepFigures(**values, sent=sent, full=full)
 
 
 def _both(counts: Sequence[int]) -> tuple[Usage, Usage]:
     """Usage of the context that was sent, and of the full history, which has the same output tokens."""
-    total, cached, written, output, full, full_cached, full_written = counts
-    return Usage(total, cached, written, output), Usage(full, full_cached, full_written, output)
+    total, cached, written, output, full, full_cached, full_written, hour, full_hour = counts
+    return Usage(total, cached, written, output, hour), Usage(
+        full, full_cached, full_written, output, full_hour
+    )
 
 
 def list_steps(
@@ -272,9 +288,10 @@ _BY = {
     "day": sa.case((_NEAREST > _DAYS, _NEAREST - sa.literal_column("1")), else_=_NEAREST).label("of"),
 }
 _sums = tuple(map(sum_of, (*_USED, _t.tokens, _t.full_tokens)))
+_is_billed = _t.billed.is_not(None).label("is_billed")
 _counts = (
-    sa.func.count(), sa.func.count(_USED[-1]), sa.func.count(_t.error), sum_of(sa.case((_without, 1), else_=0)),
-    sa.func.max(_t.created),
+    sum_of(_t.billed), sa.func.count(), sa.func.count(_REPORTED), sa.func.count(_t.error),
+    sum_of(sa.case((_without, 1), else_=0)), sa.func.max(_t.created),
 )  # fmt: skip
 
 
@@ -286,18 +303,22 @@ def usage_sums(
     session_ids: Collection[str] | None = None,
     since: float | None = None,
 ) -> list[UsageSums]:
-    """The sums of a namespace's steps by model, and by session or day; of these sessions, or of steps ``since``."""
+    """The sums of a namespace's steps by model, and by session or day; of these sessions, or of steps ``since``.
+
+    Steps that the provider named the cost of are apart, and those without usage by the reason.
+    """
     mine = sa.select(sessions.c.session_id).where(of_namespace(namespace), sessions.c.deleted.is_(None))
     here: sa.ColumnElement[bool] = _t.session_id.in_(mine if session_ids is None else session_ids)
     here = here if since is None else here & (_t.created >= since)
-    keys = (_BY[by], _is_control, _t.model)
+    keys = (_BY[by], _is_control, _t.model, _t.untold, _is_billed)
     grouped = keys[1:] if by == "all" else keys
     query = sa.select(*keys, *_counts, *_sums).where(here).group_by(*grouped)
     found = []
     with database.read() as c:
-        for of, control, model, count, reported, errors, without, last, *tokens in c.execute(query).all():
+        for of, control, model, untold, is_billed, billed, *figures in c.execute(query).all():
+            count, reported, errors, without, last, *tokens = figures
             n = [int(x) for x in tokens]
-            counts = count, reported, errors, int(without), last
-            key = int(of) if by == "day" else of
-            found.append(UsageSums(key, bool(control), model, *counts, *_both(n[:7]), *n[7:]))
+            key, paid = int(of) if by == "day" else of, float(billed) if is_billed else None
+            counts, both = (count, reported, errors, int(without), last), _both(n[: len(_USED)])
+            found.append(UsageSums(key, bool(control), model, untold, paid, *counts, *both, *n[len(_USED) :]))
     return found

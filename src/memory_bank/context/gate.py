@@ -46,7 +46,10 @@ def leave(
     if same_objects(context, messages):
         return context, came
     try:
-        sent: Sequence[Any] = context if form is None else form.finish(form.source.write(context.entries))
+        sent: Sequence[Any] = context
+        if form is not None:
+            written = form.source.write(context.entries, context.since)
+            sent = form.finish(written, form.source.place_of(context.since))
         rule = broken_rule(sent, came, wire, Thinking.KEEP if form is None else form.thinking)
     except HistoryError as e:
         sent, rule = came, str(e).partition(":")[0]
@@ -117,7 +120,7 @@ def broken_rule(
             return REASONING
         if ours.empty - theirs.empty:
             return EMPTY
-    if thinking is Thinking.KEEP_LAST and _thinks(came, wire) and not _thinks(sent, wire):
+    if thinking is Thinking.KEEP_LATER and _thinks(came, wire) and not _thinks(sent, wire):
         return REASONING
     if (marks := cache_marks(sent)) and marks + marks_beside > MOST_CACHE_MARKS and marks > cache_marks(came):
         return MARKS

@@ -19,9 +19,9 @@ def render(plan: Plan) -> Context:
     """The messages of a plan: what is never dropped, the memory, past interactions that are shown, the tail.
 
     The messages come in their order. The memory stands before the past interactions that are shown: those follow
-    what is never dropped, or stand in their places among it where the choice says so (``in_place``). It follows the
-    text of the user's message that is the plan's ``host``; without one it is a message. Where the plan is
-    ``unchanged`` all messages are there.
+    what is never dropped, or stand in their places among it where the choice says so (``in_place``, and after a
+    fold ``since``). It follows the text of the user's message that is the plan's ``host``; without one it is a
+    message. Where the plan is ``unchanged`` all messages are there.
     """
     view, edits, memory = plan.view, plan.edits, plan.memory
     first, rest = _positions(view, plan.choice, plan.unchanged)
@@ -41,10 +41,10 @@ def _positions(view: View, choice: Choice, unchanged: bool) -> tuple[Sequence[in
     if unchanged or choice.keep_all:
         return range(view.tail_start), [*tail]
     whole = [p for e in choice.whole for p in range(e.start, e.stop)]
-    if not choice.in_place:
+    if not choice.in_place and choice.since is None:
         return view.kept, [*whole, *tail]
-    whole += [p for p in choice.edits if p < view.tail_start]
-    begin = min(whole, default=view.tail_start)
+    whole += [p for p in choice.edits if p < view.tail_start and choice.in_place]
+    begin = min([*whole, view.tail_start if choice.since is None else choice.since])
     kept = [p for p in view.kept if p < begin]
     return kept, [*sorted({*whole, *view.kept[len(kept) :]}), *tail]
 

@@ -199,7 +199,7 @@ class Bridge(Generic[N]):
                 form = Form(
                     chat,
                     lambda written: self._read(written, system).messages,
-                    lambda written: without_thinking(written, thinking, natives, wire),
+                    lambda written, since: without_thinking(written, thinking, natives, wire, since),
                     thinking,
                 )
                 sent, _, _ = self.processor.rebuild(

@@ -98,7 +98,7 @@ def _rule(request_context: ModelRequestContext) -> Thinking:
     if thinking := settings.get("anthropic_thinking"):
         return thinking_rule(thinking)
     is_adaptive = request_context.model.profile.get("anthropic_supports_adaptive_thinking", False)
-    return Thinking.KEEP_LAST if settings.get("thinking") and not is_adaptive else Thinking.DROP
+    return Thinking.KEEP_LATER if settings.get("thinking") and not is_adaptive else Thinking.DROP
 
 
 class MemoryBank(AbstractCapability[Any]):

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from memory_bank.config import hint
 from memory_bank.errors import ConfigError, MissingExtraError, ModelError
+from memory_bank.models.usage import ReportedUsage, read_usage
 from memory_bank.ports import ChatModel
 from memory_bank.transcript.messages import read
 
@@ -68,19 +69,9 @@ def reply_text(answer: object) -> str:
     return "".join(text for text in texts if isinstance(text, str))
 
 
-def usage_of(answer: object) -> tuple[int, int]:
-    """The (prompt, completion) tokens that a model reported with its answer; 0 where it reported none."""
-    usage = read(answer, "usage")
-    prompt = _count(read(usage, "prompt_tokens")) or _count(read(usage, "input_tokens"))
-    return prompt or 0, _count(read(usage, "completion_tokens")) or _count(read(usage, "output_tokens")) or 0
-
-
-def cached_of(answer: object) -> int | None:
-    """The prompt tokens that a model reported as read from its cache; None where it did not report them."""
-    usage = read(answer, "usage")
-    details = read(usage, "prompt_tokens_details") or read(usage, "input_tokens_details")
-    found = _count(read(details, "cached_tokens"))
-    return _count(read(usage, "cache_read_input_tokens")) if found is None else found
+def usage_of(answer: object) -> ReportedUsage:
+    """The usage that a model reported with its answer, a dict or an SDK's object. Never raises."""
+    return read_usage(read(answer, "usage"))
 
 
 def _count(value: object) -> int | None:

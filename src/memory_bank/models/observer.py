@@ -13,7 +13,7 @@ from memory_bank.errors import ConfigError, MemoryBankError
 from memory_bank.models.chat import as_chat_model, ask, failure_of, reply_text, usage_of
 from memory_bank.models.extraction import extract_summary
 from memory_bank.ports import ChatModel, LLMClient
-from memory_bank.pricing import Usage, cost, price_of
+from memory_bank.pricing import Usage, costs, price_of
 from memory_bank.prompts import fill_prompt, load_prompt
 from memory_bank.records import Insight, InteractionRecord, Spent
 from memory_bank.transcript.messages import readable_output
@@ -136,7 +136,8 @@ class Observer:
         """The model's answer, or the reason why there is none; books the call."""
         assert self.chat is not None, "only an Observer with a model is asked"
         model, timeout = self.settings.observer_model, self.settings.observer_timeout
-        expected = self._priced(sum(map(approximate_counter().count_message, messages)), _SUMMARY_TOKENS)
+        size = sum(map(approximate_counter().count_message, messages))
+        expected = self._priced(Usage(size, output=_SUMMARY_TOKENS))
         if self.account is not None:
             refused = self.account.reserve(model, expected, self.settings.observer_budget)
             if refused:
@@ -149,10 +150,9 @@ class Observer:
         except Exception as e:  # a model may raise anything; the record is stored already
             self._settle(expected, Spent(calls=1))
             return Trouble(failure_of(e), again=True)
-        prompt, completion = usage_of(answer)
-        if not prompt and not completion:  # the model did not report them
-            prompt, completion = expected.prompt_tokens, approximate_counter().count_text(summary)
-        self._settle(expected, self._priced(prompt, completion))
+        told = usage_of(answer)
+        used = told.tokens or Usage(expected.prompt_tokens, output=approximate_counter().count_text(summary))
+        self._settle(expected, self._priced(used, told.billed))
         return summary or Trouble("the model's reply was empty", again=True)
 
     def observe(self, record: InteractionRecord, user_query: str) -> Insight:
@@ -184,9 +184,9 @@ class Observer:
         with ThreadPoolExecutor(workers, thread_name_prefix="memory-bank-observer") as pool:
             return list(pool.map(do, records))
 
-    def _priced(self, prompt: int, completion: int) -> Spent:
-        charged = cost(Usage(prompt, output=completion), self.price) if self.price else 0.0
-        return Spent(1, prompt, completion, charged)
+    def _priced(self, used: Usage, billed: float | None = None) -> Spent:
+        paid = costs(used, used, self.price, billed)
+        return Spent(1, used.input, used.output, 0.0 if paid is None else paid[0])
 
     def _settle(self, expected: Spent, actual: Spent) -> None:
         try:

@@ -26,6 +26,7 @@ from memory_bank.errors import (
     MissingExtraError,
     NotFoundError,
 )
+from memory_bank.models.usage import NO_USAGE
 from memory_bank.pricing import Usage, full_usage, known_price
 from memory_bank.service import failures
 from memory_bank.service.api import memory, records, sessions
@@ -164,29 +165,31 @@ class Service:
             self._record_without(exchange, ended, answer)
         if step is None or tokens is None or full_tokens is None:
             return
-        sent, full, by_marks = _usage_of(exchange), None, exchange.route == "messages"
-        if sent is not None:
+        paid, by_marks = _paid(exchange), exchange.route == "messages"
+        sent = full = paid["sent"]
+        if sent is not None and sent.input:
             # the Messages API reports zeros where the client marks nothing for the cache
-            caches = sent.cached + sent.written > 0 if by_marks else exchange.cached_tokens is not None
+            caches = sent.cached + sent.written > 0 if by_marks else exchange.usage.cached is not None
             counts = exchange.answered_tokens, full_tokens, step.known_tokens
             full = full_usage(sent, *counts, caches=caches)
         is_whole = exchange.outcome == "complete" and exchange.status is not None and exchange.status < 300
         if is_whole and exchange.memory == ("unchanged" if step.unchanged else "rebuilt"):
-            cached = None if sent is None or exchange.cached_tokens is None else sent.cached
+            cached = exchange.usage.cached if exchange.usage.untold is None else None
             self.sessions.answered(step, cached, by_marks=by_marks)
         refused = exchange.reason == REFUSED
         ended |= {"status": CONTROL if step.control else "refused" if refused else exchange.memory}
-        ended |= {"reason": exchange.reason if refused else None, "sent": sent, "full": full}
+        ended |= {"reason": exchange.reason if refused else None, **paid, "full": full}
         self.recorder.take_outcome(step, answer, tokens=tokens, full_tokens=full_tokens, **ended)
         self._count_tokens(full_tokens, tokens)
         if sent is not None and full is not None:
             price, _ = known_price(self.config.prices, exchange.model or "") or (None, "")
-            self.metrics.used(sent, full, price)
+            self.metrics.used(sent, full, price, exchange.usage.billed)
 
     def _record_without(self, exchange: Exchange, ended: dict[str, Any], answer: Answer) -> None:
         """Record a request that memory failed for, where its session is known; its tokens are as it came."""
-        exchange.answered_tokens = tokens = exchange.input_tokens or exchange.received_bytes // 4
-        ended |= {"sent": (usage := _usage_of(exchange)), "full": usage, "reason": exchange.reason}
+        exchange.answered_tokens = tokens = exchange.usage.input or exchange.received_bytes // 4
+        paid = _paid(exchange)
+        ended |= {**paid, "full": paid["sent"], "reason": exchange.reason}
         began = time.time() - exchange.seconds
         with suppress(ConfigError):  # no name of a session
             session_id = stored_id(exchange.namespace, exchange.session or "")
@@ -207,16 +210,18 @@ class Service:
         self.recorder.take(step)
 
 
-def _usage_of(exchange: Exchange) -> Usage | None:
-    """The usage that upstream reported; None without one, and for one that cannot be."""
-    total = exchange.input_tokens
-    if total is None or not exchange.answered_tokens:
-        return None
-    counts = exchange.cached_tokens, exchange.written_tokens, exchange.output_tokens
-    cached, written, output = (n or 0 for n in counts)
-    if min(cached, written, output) < 0 or not cached + written <= total + output < 2**40:
-        return None
-    return Usage(total, cached, written, output)
+def _paid(exchange: Exchange) -> dict[str, Any]:
+    """What upstream reported of the cost of a request, or why it cannot be told, as fields of StepFigures."""
+    if not exchange.answered_tokens:
+        return {"sent": None}
+    usage = exchange.usage
+    sent = Usage() if usage.tokens is None and usage.billed is not None else usage.tokens
+    untold = usage.untold
+    if untold == NO_USAGE.untold and exchange.outcome != "complete":
+        untold = "the answer broke off before its usage"
+    elif untold == NO_USAGE.untold and exchange.streamed and exchange.route == "chat":
+        untold = "the stream has no usage: the client has to ask for it by stream_options.include_usage"
+    return {"sent": sent, "billed": usage.billed, "untold": untold}
 
 
 def upstreams_of(settings: ServiceSettings) -> dict[Provider, str]:

@@ -42,7 +42,9 @@ class Thinking(Enum):
     """What becomes of the thinking blocks after the first message that differs from the request's."""
 
     DROP = "all are left out: a signature may be bound to every message before it"
-    KEEP_LAST = "as DROP, but the tool turn that is being answered keeps its own, which it must begin with"
+    KEEP_LATER = (
+        "those before the end of the latest fold are left out, except what a tool turn must begin with"
+    )
     KEEP = "all stay: the provider leaves out those that no longer fit"
 
 
@@ -51,7 +53,7 @@ def thinking_rule(thinking: object) -> Thinking:
     given = thinking if isinstance(thinking, dict) else {}
     if drops_blocks(given):
         return Thinking.KEEP
-    return Thinking.KEEP_LAST if given.get("type") == "enabled" else Thinking.DROP
+    return Thinking.KEEP_LATER if given.get("type") == "enabled" else Thinking.DROP
 
 
 def drops_blocks(thinking: Mapping[str, Any]) -> bool:
@@ -200,11 +202,11 @@ class AnthropicWire(PartWire[AnthropicMessage]):
         return {**native, "content": [*_as_blocks(native), _text_block(text)]}
 
     def finish(
-        self, written: list[tuple[int | None, AnthropicMessage]], source: Sequence[Any]
+        self, written: list[tuple[int | None, AnthropicMessage]], source: Sequence[Any], since: int
     ) -> list[AnthropicMessage]:
         """See Wire. Raises HistoryError where a tool turn would have to keep a thinking block that it has not."""
-        messages = _arranged(super().finish(written, source), source)
-        return without_thinking(messages, self.thinking, source)
+        messages = _arranged(super().finish(written, source, since), source)
+        return without_thinking(messages, self.thinking, source, since=since)
 
 
 _WIRE = AnthropicWire()
@@ -272,9 +274,17 @@ def _as_blocks(message: AnthropicMessage) -> list[Any]:
 
 
 def without_thinking(
-    messages: Sequence[Any], rule: Thinking, source: Sequence[Any] = (), wire: PartWire[Any] = _WIRE
+    messages: Sequence[Any],
+    rule: Thinking,
+    source: Sequence[Any] = (),
+    wire: PartWire[Any] = _WIRE,
+    since: int | None = None,
 ) -> list[Any]:
     """The messages without the thinking that ``rule`` removes, from the first one on that differs from ``source``.
+
+    ``since``: the position in the source from which on KEEP_LATER keeps all: what follows the latest fold. Else each
+    request would lose the block that the one before had to send. All turns after a prompt count as one for the API,
+    which has to begin with thinking if it did: the first one shown keeps its block, or gets that of the first of all.
 
     Raises HistoryError where the turn that is being answered must have thinking and has none.
     """
@@ -283,22 +293,55 @@ def without_thinking(
         signed = {number: None for number, part in wire.read(message).items() if part.signed}
         return wire.write(message, signed) if signed else message
 
+    def thinks(messages: Sequence[Any]) -> bool:
+        turns = messages[_begin(messages, wire) :]
+        return any(part.signed for m in turns for part in wire.read(m).values())
+
     pairs = enumerate(zip(messages, source, strict=False))
     first = next((i for i, (a, b) in pairs if a is not b), min(len(messages), len(source)))
     if rule is Thinking.KEEP or first >= len(messages):
         return [*messages]
-    keeps = answered_turn(messages, wire) if rule is Thinking.KEEP_LAST else None
-    if keeps is not None and without(messages[keeps]) is messages[keeps]:
-        for message in reversed(source):
-            if without(message) is not message:
-                raise HistoryError(
-                    "the tool turn that is being answered has no thinking block of its own: send the messages "
-                    "as they are."
-                )
-            if "user" in (speakers := wire.speakers(message)) and "result" not in speakers:
-                break
-    out = [m if i < first or i == keeps else without(m) for i, m in enumerate(messages)]
-    return [new for new, old in zip(out, messages, strict=True) if new is not None or old is None]
+    answered = answered_turn(messages, wire) if rule is Thinking.KEEP_LATER else None
+    stay, later = {answered}, len(messages)
+    if rule is Thinking.KEEP_LATER and since is not None:
+        own = {id(m) for m in source[since:]}
+        later = next((i for i, m in enumerate(messages) if id(m) in own), later)
+        at = _first_turn(messages, later, wire)
+        if at is not None and without(messages[at]) is messages[at]:
+            before = _first_turn(source, since, wire)
+            lead = [] if before is None else _lead(source[before])
+            messages = [*messages]
+            messages[at] = (
+                {**messages[at], "content": [*lead, *_as_blocks(messages[at])]} if lead else messages[at]
+            )
+        stay.add(at)
+    out = [m if i < first or i >= later or i in stay else without(m) for i, m in enumerate(messages)]
+    out = [new for new, old in zip(out, messages, strict=True) if new is not None or old is None]
+    if answered is not None and not thinks(out) and thinks(source):
+        raise HistoryError(
+            "the tool turn that is being answered has no thinking block of its own: send the messages as they are."
+        )
+    return out
+
+
+def _lead(message: Any) -> list[Block]:
+    """The thinking that a message begins with; none where it is of a framework."""
+    blocks = _as_blocks(message) if isinstance(message, dict) else []
+    return [*takewhile(lambda block: _type(block) in THINKING, blocks)]
+
+
+def _first_turn(messages: Sequence[Any], stop: int, wire: PartWire[Any]) -> int | None:
+    """The position of the first turn after the last prompt before a position; None where another prompt follows."""
+    for at in range(_begin(messages[:stop], wire), len(messages)):
+        speakers = wire.speakers(messages[at])
+        if "assistant" in speakers or speakers == {"user"}:
+            return at if "assistant" in speakers else None
+    return None
+
+
+def _begin(messages: Sequence[Any], wire: PartWire[Any]) -> int:
+    """The position of the turns after the last prompt, a message of the user without results."""
+    return next((i for i in range(len(messages), 0, -1) if wire.speakers(messages[i - 1]) == {"user"}), 0)
 
 
 def answered_turn(messages: Sequence[Any], wire: PartWire[Any] = _WIRE) -> int | None:

@@ -98,8 +98,11 @@ class Wire(Generic[N]):
         """A user message with a text after its content, which stays as it is. ``native`` is not changed."""
         raise NotImplementedError
 
-    def finish(self, written: list[tuple[int | None, N]], source: Sequence[N]) -> list[N]:  # noqa: ARG002
-        """The messages to be sent. Each is given with the position of its original, None for a new message."""
+    def finish(self, written: list[tuple[int | None, N]], source: Sequence[N], since: int) -> list[N]:  # noqa: ARG002
+        """The messages to be sent. Each is given with the position of its original, None for a new message.
+
+        ``since``: the position in the source from which on thinking stays.
+        """
         return [native for _, native in written]
 
 
@@ -210,9 +213,15 @@ class Conversation(Generic[N]):
         self.places.append(places)
         self.units.append(unit)
 
-    def write(self, entries: Sequence[Entry]) -> list[N]:
+    def place_of(self, position: int | None) -> int:
+        """The position in the source of what a chat message, or the next one after it, stands for; None: its end."""
+        after = len(self.places) if position is None else position
+        return next((p.message for places in self.places[after:] for p in places), len(self.source))
+
+    def write(self, entries: Sequence[Entry], since: int | None = None) -> list[N]:
         """The messages that a context stands for: unchanged ones are the very objects, in the order of the context.
 
+        ``since``: that of the context; None: no thinking stays for its place.
         Raises HistoryError where they cannot be written: the conversation is better sent as it came.
         """
         pieces: list[tuple[int | None, Any]] = []  # of a message the parts that stay, or a new message
@@ -254,7 +263,7 @@ class Conversation(Generic[N]):
                 if at in added:
                     new = self.wire.add(new, added.pop(at))
             out.append((at, new))
-        return self.wire.finish(out, self.source)
+        return self.wire.finish(out, self.source, self.place_of(since))
 
     def _parts(self, position: int, change: Change) -> dict[tuple[int, int], Any]:
         """The places of a chat message that stay, with what each becomes."""

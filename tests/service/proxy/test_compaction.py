@@ -122,7 +122,7 @@ def test_answer_asks_no_model(tmp_path, api, last, stream):
         [told] = p.told()
         assert (told.status, told.memory, told.tokens, told.outcome) == (200, "answered", 0, "complete")
         assert told.full_tokens > 10_000
-        assert told.input_tokens is None  # nothing was paid
+        assert told.usage.input is None  # nothing was paid
 
 
 @pytest.mark.parametrize("mode", ["assist", "answer"])

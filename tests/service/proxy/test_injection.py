@@ -15,7 +15,7 @@ import openai
 import pytest
 from tests.examples import first_short
 from tests.service.processes import until
-from tests.service.proxied import RawUpstream, chunked, head_of, post, proxied, scripted, whole
+from tests.service.proxied import RawUpstream, chunked, configured, head_of, post, proxied, scripted, whole
 from tests.service.requests import body_of
 from tests.service.tasks import HANDLERS, TOOLS, get_order
 
@@ -140,8 +140,36 @@ def test_what_was_left_out_is_fetched_unseen(tmp_path, way, stream):
         assert p.lines == []
         [told] = p.told()
     assert told.outcome == "complete"
-    assert usage["total_tokens"] == (told.input_tokens or 0) + (told.output_tokens or 0)
+    assert usage["total_tokens"] == (told.usage.input or 0) + (told.usage.output or 0)
     assert usage["total_tokens"] > sum(len(json.dumps(b)) for b in (first, second)) // 5
+
+
+def test_the_usage_of_hidden_turns_adds_up_wherever_it_stands(tmp_path):
+    """The provider's usage stands beside its own member, and the last event repeats the counts as zeros."""
+
+    def streamed(number, reply):
+        usage = {"prompt_tokens": 1000 * number, "completion_tokens": number, "cached_tokens": 100 * number}
+        end = {"choices": [], "x_groq": {"id": "r", "usage": usage}}
+        zeros = {"choices": [], "usage": {"prompt_tokens": 0, "completion_tokens": 0}}
+        chunks = [{"choices": [{"index": 0, "delta": reply}]}, end, zeros]
+        return chunked(
+            *(f"data: {json.dumps(c)}\n\n".encode() for c in chunks),
+            headers=(b"Content-Type: text/event-stream",),
+        )
+
+    function = {"name": "get_record", "arguments": '{"trace_id": "#4"}'}
+    fetch = {"tool_calls": [{"index": 0, "id": "c1", "type": "function", "function": function}]}
+    replies = iter([streamed(1, fetch), streamed(2, {"content": "done"})])
+    with RawUpstream(lambda _: next(replies)) as upstream:
+        service = {"upstream": upstream.base_url, "database": str(tmp_path / "bank.db"), "strategy": "small"}
+        config = configured({"small": BANK}, None, inject_tools=True, **service)
+        with proxied("", "", config) as p:
+            asked = {"model": "m", "messages": MESSAGES, "tools": TOOLS, "stream": True}
+            came = post(p.port, "/v1/chat/completions", asked, *HEADERS)
+            [told] = p.told()
+    assert b"done" in came.body
+    assert len(upstream.got) == 2
+    assert told.usage[:3] == (3000, 3, 300)
 
 
 @ways

@@ -76,8 +76,6 @@ STRATEGIES = {
         "observer_model": "extractive",
     },
     "masking": {"type": "observation_masking", "max_length": 400},
-    "hierarchical": {"type": "hierarchical", "max_tokens": 6_000},
-    "scratchpad": {"type": "scratchpad", "scratchpad_tokens": 2_000},
     "observed": {
         "type": "memory_bank",
         "embedding_model": "lexical",

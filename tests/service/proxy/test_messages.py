@@ -93,7 +93,7 @@ def test_a_long_task(tmp_path, stream, thinking):
         assert {e.memory for e in exchanges[12:]} == {"rebuilt"}
         assert {(e.route, e.outcome) for e in exchanges} == {("messages", "complete")}
         assert {e.session for e in exchanges[1:]} == {SESSION.split()[-1].decode()}
-        assert all(e.input_tokens and e.output_tokens for e in exchanges)
+        assert all(e.usage.input and e.usage.output for e in exchanges)
         sizes = [len(r.data) for r in server.requests]
         assert max(sizes[20:]) < len(json.dumps(told)) / 2
         assert sizes[-1] < 60_000
@@ -296,7 +296,7 @@ def test_requests_without_marks_get_them_where_the_prefix_will_stand(tmp_path):
             assert marks[-1] == (len(messages) - 1, 0)
             exchange = p.told(n // 2)[-1]
             assert len(marks) == 1 + (exchange.memory == "rebuilt")
-            read.append(exchange.cached_tokens)
+            read.append(exchange.usage.cached)
             if exchange.memory == "rebuilt":
                 end = marks[0][0]
                 assert unmarked(messages[end + 1 :]) == everything[:n][-len(messages[end + 1 :]) :]
@@ -541,7 +541,7 @@ def test_memory_tools_are_offered_and_answered(tmp_path, stream):
         assert [b["type"] for b in results] == ["tool_result", "tool_result"]
         assert "result 1" in str(results[0]["content"])
         exchange = p.told()[0]
-        assert (exchange.input_tokens, exchange.output_tokens) == (220, 15)
+        assert (exchange.usage.input, exchange.usage.output) == (220, 15)
 
 
 def test_memory_tools_are_not_offered_where_the_model_thinks(tmp_path):

@@ -23,9 +23,6 @@ STRATEGIES = {
     "block": FOLDING | {"layout": "block", "history_budget": 1_000},
     "masking": {"type": "observation_masking", "max_length": 40},
     "progressive": {"type": "progressive_summarization", "compact_threshold": 3_000},
-    "hierarchical": {"type": "hierarchical", "max_tokens": 3_000},
-    "semantic": {"type": "semantic", "history_budget": 2_000, "embedding_model": "lexical"},
-    "scratchpad": {"type": "scratchpad", "scratchpad_tokens": 1_000},
 }
 
 

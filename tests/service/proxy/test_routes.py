@@ -120,7 +120,7 @@ def test_a_rebuilt_request_differs_in_its_messages_only(echo):
     (told,) = p.told()
     assert (told.memory, told.tokens, told.full_tokens) == ("rebuilt", less, full)
     assert (told.route, told.model, told.outcome, told.status) == ("chat", "m", "complete", 200)
-    assert (told.input_tokens, told.output_tokens, told.session) == (7, 2, "orders/7")
+    assert (told.usage.input, told.usage.output, told.session) == (7, 2, "orders/7")
     assert told.received_bytes == len(before + written + after)
 
 

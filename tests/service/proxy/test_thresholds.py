@@ -117,7 +117,7 @@ def test_where_upstream_does_not_compact_the_bank_does(tmp_path, api, stream, mo
         assert len(parts(api, short)) == 1
         assert sum(ASK in r.body for r in server.requests) == 1
         told = p.told(4)
-        assert [e.input_tokens for e in told] == [40] * 4
+        assert [e.usage.input for e in told] == [40] * 4
         assert told[0].answered_tokens < told[0].full_tokens / 2
 
 
@@ -136,7 +136,7 @@ def test_a_pause_ends_the_answer_with_the_block(tmp_path, stream):
         came = post(p.port, PATHS["messages"], {**body, "messages": body["messages"] + last}, SESSION)
         assert [b["type"] for b in parts("messages", came)] == ["text"]
         assert "PAY-00007" in json.dumps(server.requests[0].body["messages"])
-        assert p.told()[0].input_tokens is None  # nothing was paid
+        assert p.told()[0].usage.input is None  # nothing was paid
 
 
 @pytest.mark.parametrize("strategy", ["folding", "no_strategy"])
@@ -205,7 +205,7 @@ def test_a_compaction_of_upstream_is_held_by_ours_and_comes_back(tmp_path, api, 
         assert ("mbc1." in json.dumps(compaction)) == (mode != "pass")
         if api == "messages":
             assert compaction["content"].startswith("theirs")
-            assert p.told()[0].input_tokens == 940  # the compaction is paid, too
+            assert p.told()[0].usage.input == 940  # the compaction is paid, too
         assert post(p.port, PATHS[api], going_on(api, body, [compaction, said]), SESSION).status == 200
         again = server.requests[-1].body[key_of(api)]
         sent = [i for t in again for i in (t, *(t["content"] if isinstance(t.get("content"), list) else []))]

@@ -19,7 +19,7 @@ def read(*chunks):
     tail = UsageReader()
     for chunk in chunks:
         tail.feed(chunk)
-    return tail.tokens()[:2]
+    return tail.report()[:2]
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,7 @@ def read(*chunks):
         (f"event: response.completed\ndata: {json.dumps(RESPONSE)}\n\n", (4, 5)),
         (f'data: {json.dumps(CHAT)}\n\ndata: {{"usage": null}}\n\ndata: [DONE]\n\n', (12, 3)),
         ('{"usage": {"prompt_tokens": 9}}', (9, None)),
+        ('{"usage": {"prompt_tokens": "9", "completion_tokens": 2.0}}', (9, 2)),
         ('{"usage": {"prompt_tokens": "9", "completion_tokens": true}}', (None, None)),
         ('{"usage": {"prompt_tok', (None, None)),
         ('{"usage":' + "[" * 5000, (None, None)),
@@ -51,30 +52,71 @@ def test_any_bytes_are_only_looked_at(chunks):
     assert read(*chunks, end) == (12, 3)
 
 
+def events(*values):
+    return "".join(f"data: {json.dumps(v)}\n\n" for v in values)
+
+
+START = {
+    "input_tokens": 50,
+    "cache_creation_input_tokens": 4000,
+    "cache_read_input_tokens": 16000,
+    "output_tokens": 1,
+}
+
+
 @pytest.mark.parametrize(
-    ("usage", "found"),
+    "end",
     [
-        (
-            {"prompt_tokens": 9, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 4}},
-            (9, 1, 4, None),
-        ),
-        (
-            {"input_tokens": 9, "output_tokens": 1, "input_tokens_details": {"cached_tokens": 0}},
-            (9, 1, 0, None),
-        ),
-        (
-            {
-                "input_tokens": 9,
-                "output_tokens": 1,
-                "cache_read_input_tokens": 5,
-                "cache_creation_input_tokens": 2,
-            },
-            (16, 1, 5, 2),
-        ),
-        ({"prompt_tokens": 9, "completion_tokens": 1, "prompt_tokens_details": None}, (9, 1, None, None)),
+        {},
+        dict.fromkeys(START, 0),
+        {"input_tokens": 0},
+        dict.fromkeys(START),
+        START,
+        {"input_tokens": 50},
+        {"cache_creation": {"ephemeral_1h_input_tokens": 0}},
     ],
 )
-def test_what_was_read_from_a_cache(usage, found):
-    reader = UsageReader()
-    reader.feed(json.dumps({"usage": usage}).encode())
-    assert reader.tokens() == found
+def test_the_end_of_a_stream_takes_nothing_away_from_its_beginning(end):
+    begun = {"type": "message_start", "message": {"usage": START}}
+    text = events(begun, {"type": "message_delta", "usage": {**end, "output_tokens": 100}})
+    assert read(text.encode()) == (20_050, 100)
+
+
+def test_an_estimate_at_the_beginning_is_replaced_at_the_end():
+    begun = {"type": "message_start", "message": {"usage": {"input_tokens": 5_000, "output_tokens": 0}}}
+    end = {"input_tokens": 200, "cache_read_input_tokens": 4_700, "output_tokens": 9}
+    assert read(events(begun, {"type": "message_delta", "usage": end}).encode()) == (4_900, 9)
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        {"choices": [], **CHAT},
+        {"choices": [{"delta": {}, "finish_reason": "stop"}], "x_groq": {"id": "r", **CHAT}},
+        {"choices": [{"delta": {}, "finish_reason": "stop", **CHAT}]},
+    ],
+)
+def test_the_places_of_a_usage_in_a_stream(last):
+    counted = {
+        "choices": [{"delta": {"content": "a"}}],
+        "usage": {"prompt_tokens": 12, "completion_tokens": 1},
+    }
+    for text in (events(last), events(counted, last), events(last).replace("\n", "\r\n")):
+        assert read(text.encode()) == (12, 3)
+
+
+def test_a_usage_in_what_the_model_wrote_is_none():
+    call = {
+        "type": "tool_use",
+        "id": "t",
+        "name": "f",
+        "input": {"usage": {"input_tokens": 7, "output_tokens": 7}},
+    }
+    answer = {"type": "message", "usage": {"input_tokens": 4, "output_tokens": 5}, "content": [call]}
+    assert read(json.dumps(answer).encode()) == (4, 5)
+    assert read(events({"type": "content_block_start", "content_block": call}).encode()) == (None, None)
+
+
+def test_a_compressed_answer_says_so():
+    reader = UsageReader(is_readable=False)
+    assert reader.report().untold == "the answer is compressed"

@@ -1,29 +1,26 @@
-"""Policies with a text in the place of older interactions: hierarchical, progressive_summarization, scratchpad."""
+"""The policy with a running summary in the place of older interactions."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
 from memory_bank.bank.session import MemoryBankState
-from memory_bank.config import HierarchicalSettings, ProgressiveSettings, ScratchpadSettings
+from memory_bank.config import ProgressiveSettings
 from memory_bank.context.render import memory_message
 from memory_bank.models.extraction import extract_summary
 from memory_bank.models.observer import completion_of, describe_call, extend_summary
 from memory_bank.plan import Choice, Shown
-from memory_bank.selection.effects import is_failure
 from memory_bank.selection.thread import runs_of
-from memory_bank.transcript.jsontext import inner_json, leaves
-from memory_bank.transcript.messages import Interaction, in_full, readable_output
+from memory_bank.transcript.messages import Interaction, in_full
 from memory_bank.transcript.quoting import Mark, one_line, quote_lines
 from memory_bank.transcript.shortening import cut_at_edge, fit_text
 from memory_bank.transcript.tokens import newest_within
 from memory_bank.transcript.transcript import View
 
-_WHOLE_SHARE = 0.7  # of the room for history, where older calls need some too
+_LINE_CHARS = 500  # of the summary of one call
 _LINES_SHARE = 0.7  # of a budget that does not hold a line for every call
 _THEMES = ((True, 160), (True, 80), (False, 160), (False, 80), (False, 40), (False, 0))
 
@@ -38,12 +35,11 @@ class Item:
     summary: str
     note: str = ""
 
-    def line(self, chars: int) -> str:
+    def line(self) -> str:
         """The call in one line."""
         said = f" (the agent: {cut_at_edge(self.note, 160)})" if self.note else ""
-        return (
-            f"#{self.number} [trace_id {self.trace_id}] {cut_at_edge(self.summary, chars, marked=True)}{said}"
-        )
+        summary = cut_at_edge(self.summary, _LINE_CHARS, marked=True)
+        return f"#{self.number} [trace_id {self.trace_id}] {summary}{said}"
 
 
 def items_of(interactions: Iterable[Interaction], session: MemoryBankState) -> list[Item]:
@@ -81,24 +77,16 @@ def ranges(numbers: Sequence[int]) -> str:
     return ", ".join(f"#{a}" if a == b else f"#{a} to #{b}" for a, b in runs_of(sorted(numbers)))
 
 
-def digest(
-    items: Sequence[Item],
-    room: int,
-    session: MemoryBankState,
-    *,
-    chars: int = 500,
-    most_lines: int | None = None,
-) -> str:
-    """At most ``room`` tokens about the calls: ``most_lines`` lines of the newest as fit, themes of the rest."""
+def digest(items: Sequence[Item], room: int, session: MemoryBankState) -> str:
+    """At most ``room`` tokens about the calls: lines of the newest that fit, themes of the others."""
     if not items or room <= 0:
         return ""
     count = session.counter.count_text
     heading = f"{Mark.EARLIER}, shortened{in_full(session.record_tool)}."
     left = room - count(heading) - 8
-    most = len(items) if most_lines is None else most_lines
-    lines = [item.line(chars) for item in items[max(0, len(items) - most) :]]
+    lines = [item.line() for item in items]
     costs = [count(line) + 1 for line in lines]
-    share = left if len(lines) == len(items) and sum(costs) <= left else int(left * _LINES_SHARE)
+    share = left if sum(costs) <= left else int(left * _LINES_SHARE)
     n = newest_within(costs, share)
     parts = [heading]
     if n < len(items):
@@ -127,32 +115,8 @@ def _themes(items: Sequence[Item], room: int, session: MemoryBankState) -> str:
     return fit_text(text, room, session.counter.count_text)
 
 
-def _text_room(tokens: int, session: MemoryBankState) -> int:
-    """The tokens of text that fit into a memory message of ``tokens`` tokens."""
-    return tokens - session.counter.count_message(memory_message("", session.session_id)) - 2
-
-
 def _sum(interactions: Sequence[Interaction]) -> int:
     return sum(e.tokens for e in interactions)
-
-
-def choose_hierarchical(view: View, session: MemoryBankState, *, settings: HierarchicalSettings) -> Choice:
-    """At most ``max_tokens``: recent interactions whole, older calls one line each, the oldest by tool."""
-    interactions, budget = view.past, settings.max_tokens
-    if len(interactions) < settings.keep_last and view.full_tokens <= budget:
-        return Choice(unchanged="there are no older interactions", budget=budget)
-    share = room = budget - view.kept_tokens
-    window = interactions[max(0, len(interactions) - settings.keep_last + 1) :]
-    if len(window) < len(interactions) or _sum(window) > room:  # older calls need a part of the room
-        share = int(room * _WHOLE_SHARE)
-    n = newest_within([e.tokens for e in window], share)
-    whole, older = interactions[len(interactions) - n :], interactions[: len(interactions) - n]
-    left, items = _text_room(room - _sum(whole), session), items_of(older, session)
-    text = digest(items, left, session, chars=settings.summary_chars, most_lines=settings.summarize_last)
-    return Choice(text=text, whole=whole, reasons=Shown(whole, listed=older), budget=budget)
-
-
-# progressive_summarization
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +150,7 @@ def choose_progressive(
     if not blocks and view.full_tokens <= budget:
         return Choice(unchanged="the context has not reached the threshold", budget=budget)
     room = budget - view.kept_tokens
-    frame = -_text_room(0, session)
+    frame = session.counter.count_message(memory_message("", session.session_id)) + 2
     text, calls = _summary_text(blocks, settings.summary_tokens, session), 0
 
     def is_over() -> bool:
@@ -267,75 +231,3 @@ def _summary_text(blocks: Sequence[Block], room: int, session: MemoryBankState) 
     text = fit_text(head + quote_lines(blocks[done - 1].text), room if not waiting else room * 2 // 3, count)
     rest = digest(waiting, room - count(text) - 1, session)
     return fit_text(f"{text}\n{rest}", room, count) if rest else text
-
-
-# scratchpad
-
-_KEY = re.compile(
-    r"(?:id|ids|uuid|key|code|number|sku|name|title|email|path|file|url|status|date|token)$", re.I
-)
-_LEAVES = 400  # of one output
-_VALUES = 12  # of one key
-Notes = tuple[bool, dict[tuple[str, str], None]]  # whether a call failed, and its keys with their values
-
-
-def choose_scratchpad(view: View, session: MemoryBankState, *, settings: ScratchpadSettings) -> Choice:
-    """A scratchpad of at most ``scratchpad_tokens`` tokens in place of all past interactions."""
-    budget = view.kept_tokens + settings.scratchpad_tokens
-    if not view.past:
-        return Choice(unchanged="there was no history yet", budget=budget)
-    count, room = session.counter.count_text, _text_room(settings.scratchpad_tokens, session)
-    items = items_of(view.past, session)
-    noted = _notes(items, session)
-    failed = [i for i in items if noted[i.trace_id][0]]
-    parts = [f"{Mark.SCRATCHPAD}{in_full(session.record_tool)}."]
-    for title, of_kind, most in (
-        (Mark.FAILURES, failed, settings.failures),
-        (Mark.LAST_CALLS, items, settings.observations),
-    ):
-        if most and of_kind:
-            parts += [title, *(i.line(settings.observation_chars) for i in of_kind[-most:])]
-    text = fit_text("\n".join(parts), room, count)
-    left = room - count(text) - 8
-    lines: list[str] = []
-    for line in _facts(items, noted, settings.facts):
-        left -= count(line) + 1
-        if left < 0:
-            break
-        lines.append(quote_lines(line))
-    if lines:
-        text = fit_text("\n".join([text, Mark.VALUES, *lines]), room, count)
-    return Choice(text=text, reasons=Shown(listed=view.past), budget=budget)
-
-
-def _facts(items: Sequence[Item], noted: Mapping[str, Notes], most: int) -> Iterator[str]:
-    """``key: value (#1), value (#2)``; the key met last comes first, and of a key its last values."""
-    facts: dict[str, dict[str, int]] = {}
-    for item in items:
-        for key, value in noted[item.trace_id][1]:
-            values = facts.pop(key, {})
-            values.pop(value, None)
-            values[value] = item.number
-            facts[key] = values
-    for key, values in islice(reversed(facts.items()), most):
-        latest = list(values.items())[-_VALUES:]
-        earlier = f"; {len(values) - len(latest)} earlier ones" if len(values) > len(latest) else ""
-        yield f"{one_line(key)}: {', '.join(f'{v} (#{n})' for v, n in latest)}{earlier}"
-
-
-def _notes(items: Sequence[Item], session: MemoryBankState) -> dict[str, Notes]:
-    """The notes on some calls; every output is looked at once."""
-    known: dict[str, Notes] = session.cache("notes")  # by trace_id
-    missing = [i.trace_id for i in items if i.trace_id not in known]
-    known.update(dict.fromkeys(missing, (False, {})))
-    for record in session.fact_store.get_many(missing) if missing else ():
-        value, text = readable_output(record)
-        found: dict[tuple[str, str], None] = {}
-        for given in (record.raw_input, value):
-            shallow_first = leaves(given, opened=inner_json, breadth_first=True)
-            for leaf in islice(shallow_first, _LEAVES):
-                node, key = leaf.value, leaf.key
-                if node not in (None, "") and not isinstance(node, bool) and _KEY.search(key):
-                    found[key[:60], one_line(cut_at_edge(str(node)[:400], 120))] = None
-        known[record.trace_id] = is_failure(text), found
-    return known

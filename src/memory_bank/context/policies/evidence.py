@@ -94,6 +94,12 @@ def fold_budget(budget: int | float | str, older: int) -> int:
     return int(older * budget) if isinstance(budget, float) else int(budget)
 
 
+def _foldable(view: View, start: int) -> list[Interaction]:
+    """The interactions of the history from one on, by number, that a fold may replace."""
+    apart = view.pinned | view.hidden
+    return [e for e in view.history[start:] if not e.fault and e.start not in apart]
+
+
 def _kept_before(view: View, past: Sequence[Interaction]) -> list[int]:
     return [p for p in view.kept if past and p < past[-1].stop]
 
@@ -125,6 +131,7 @@ class _Fold:
             edits={**base.edits, **edits},
             in_place=in_place is not None,
             may_cost_more=self.gone,
+            since=next((e.start for e in view.interactions[len(self.past) :]), view.tail_start),
             reasons=EvidenceReasons(self.excerpts, [e.start for e in whole]),
         )
 
@@ -137,15 +144,13 @@ class _Fold:
             settings != self.settings
             or len(view.history) < n
             or _kept_before(view, self.past) != self.kept
-            or sum(e.tokens for e in view.history[self.count :] if e.start not in view.held) > growth
+            or sum(e.tokens for e in _foldable(view, self.count)) > growth
         ):
             return None
         for then, now in zip(self.past, view.history, strict=False):
             if then is not now and (then.trace_ids != now.trace_ids or then.start != now.start):
                 return None
-        since = [e for e in view.history[n:] if e.start not in view.held]
-        apart = view.pinned | view.hidden
-        return None if any(e.fault or e.start in apart for e in since) else since
+        return _foldable(view, n)
 
 
 @dataclass(slots=True)

@@ -1,28 +1,19 @@
-"""Policies that show past interactions themselves: all, the last, the relevant, masked ones, or what fits."""
+"""Policies that show past interactions themselves: all, the last, or masked ones."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-import numpy.typing as npt
-
-from memory_bank.bank.retrieval import query_of_view
 from memory_bank.bank.session import MemoryBankState, Session
-from memory_bank.config import AdaptiveSettings, MaskingSettings, SemanticSettings
-from memory_bank.context.build import Policy, make_plan
-from memory_bank.context.policies.digest import items_of, numbers_of, ranges
-from memory_bank.context.render import memory_message
-from memory_bank.plan import Choice, Plan, Shown
+from memory_bank.config import MaskingSettings
+from memory_bank.plan import Choice, Shown
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.media import without_base64
-from memory_bank.transcript.messages import Interaction, content_text, in_full, result_of
+from memory_bank.transcript.messages import Interaction, content_text, result_of
 from memory_bank.transcript.quoting import Mark, quote_lines
 from memory_bank.transcript.shortening import cut_at_edge
 from memory_bank.transcript.transcript import View
 from memory_bank.transcript.turns import WHOLE, Edit
-from memory_bank.vectors import choose_diverse, encode_documents, encode_queries
 
 
 def choose_all(view: View, session: Session) -> Choice:
@@ -36,23 +27,6 @@ def choose_last(view: View, session: Session, *, n: int) -> Choice:
         return Choice(unchanged="there are no older interactions")
     whole = [e for e in view.history[len(view.history) - n + 1 :] if not (e.fault or e.start in view.pinned)]
     return Choice(whole=whole, reasons=Shown(whole))
-
-
-def choose_adaptive(
-    view: View,
-    session: MemoryBankState,
-    *,
-    settings: AdaptiveSettings,
-    policies: Sequence[tuple[str, Policy]],
-) -> Choice:
-    """The choice of the first strategy whose context fits into ``max_tokens``, else of the one with the smallest."""
-    plans: list[tuple[str, Plan]] = []
-    for name, policy in policies:
-        plans.append((name, make_plan(view, policy.choose(view, session), session, policy)))
-        if plans[-1][1].tokens <= settings.max_tokens:
-            break
-    name, plan = min(plans, key=lambda p: p[1].tokens)
-    return replace(plan.choice, chosen=name, budget=settings.max_tokens, unchanged=plan.why_unchanged)
 
 
 def choose_masking(view: View, session: MemoryBankState, *, settings: MaskingSettings) -> Choice:
@@ -95,34 +69,3 @@ def _masked(message: object, session: MemoryBankState, trace_id: str, limit: int
     change = {WHOLE: f"{head}\n{mark}" if head else mark}
     masked = edited_message(message, change)
     return Edit(change, masked, session.counter.count_message(masked))
-
-
-def choose_semantic(view: View, session: MemoryBankState, *, settings: SemanticSettings) -> Choice:
-    """The most relevant past interactions in order, in ``history_budget`` tokens, with a note on the others."""
-    past, room = view.past, max(0, settings.history_budget - view.pinned_tokens)
-    budget = view.kept_tokens + room
-    if sum(e.tokens for e in past) <= room:
-        return Choice(unchanged="the older history fits the budget", budget=budget)
-
-    def note(shown: str) -> str:
-        return f"{Mark.EARLIER} not shown here: {shown}{in_full(session.record_tool)}."
-
-    numbers = numbers_of(session)
-    longest = note(", ".join(f"#{numbers[t]}" for e in past for t in e.trace_ids if t in numbers))
-    note_room = session.counter.count_message(memory_message(longest, session.session_id))
-    has_note = note_room <= room
-    model = session.insight_store.embedding_model
-    known: dict[tuple[str | None, ...], npt.NDArray[np.float32]] = session.cache("vectors")  # by trace_ids
-    if new := [e for e in past if e.trace_ids not in known]:
-        texts = ["\n".join(f"{i.note} {i.summary}".strip() for i in items_of([e], session)) for e in new]
-        rows = encode_documents(model, texts)
-        known.update((e.trace_ids, row) for e, row in zip(new, rows, strict=True))
-    vectors = np.stack([known[e.trace_ids] for e in past])
-    query = query_of_view(view, settings.retrieval_query, "the task")
-    relevance = vectors @ encode_queries(model, [query])[0]
-    left = room - note_room if has_note else room
-    chosen = choose_diverse(vectors, relevance, settings.diversity, [e.tokens for e in past], left)
-    hidden = [t for i, e in enumerate(past) if i not in chosen for t in e.trace_ids]
-    text = note(ranges([numbers[t] for t in hidden if t in numbers])) if has_note else ""
-    whole = [past[i] for i in chosen]
-    return Choice(text=text, whole=whole, reasons=Shown(whole), budget=budget)

@@ -29,7 +29,7 @@ from memory_bank.bank.listing import (
 from memory_bank.bank.steps import StepFigures, StepRange, UsageSums
 from memory_bank.bank.transfer import export_lines
 from memory_bank.errors import InvalidRequestError, NotFoundError
-from memory_bank.pricing import Price, Usage, cost, known_price
+from memory_bank.pricing import Price, Usage, costs, known_price
 from memory_bank.records import Spent
 from memory_bank.service.api.openapi import Count, NextNumber, RequestModel, ResponseModel, Time, errors
 from memory_bank.service.api.requests import (
@@ -60,6 +60,10 @@ class Queue(ResponseModel):
     attempts: Count | None = Field(default=None, description="attempts of the job that failed most")
 
 
+BILL = "the provider's bill"
+"""Where the cost of calls is from that the provider names itself."""
+
+
 class TokenSums(ResponseModel):
     """Tokens of the contexts built so far."""
 
@@ -82,6 +86,13 @@ class ModelCost(ResponseModel):
     price_from: str | None = Field(description="where the price is from, and of what date")
 
 
+class Untold(ResponseModel):
+    """Calls whose tokens are not known."""
+
+    reason: str = Field(examples=["the answer has no usage"])
+    calls: Count
+
+
 class CallCosts(ResponseModel):
     """What model calls cost by the provider's usage and the prices, and with the full histories."""
 
@@ -89,6 +100,7 @@ class CallCosts(ResponseModel):
     full: float | None
     compared: str = Field(description='in words, such as "14% less than without memory"')
     unpriced: list[str] = Field(description="models without a price: their calls are not in the sums")
+    untold: list[Untold] = Field(description="calls that are not in the sums, and why")
     models: list[ModelCost]
 
 
@@ -263,9 +275,9 @@ def _totals(api: ApiContext, sums: Sequence[UsageSums]) -> dict[str, Any]:
     """What the rows of sessions and days share."""
     sent, full = sum(s.tokens for s in sums), sum(s.full_tokens for s in sums)
     tokens = TokenSums(steps=sum(s.steps for s in sums), full=full, sent=sent, compared=_compared(sent, full))
-    costs = _costs(api, sums)
+    told = _costs(api, sums)
     counts = {"errors": sum(s.errors for s in sums), "without_memory": sum(s.without_memory for s in sums)}
-    return {"tokens": tokens, "sent_cost": costs.sent, "full_cost": costs.full, **counts}
+    return {"tokens": tokens, "sent_cost": told.sent, "full_cost": told.full, **counts}
 
 
 def _ranked(api: ApiContext, query: SessionsQuery) -> list[str]:
@@ -401,48 +413,59 @@ def _compared(sent: float, full: float) -> str:
 
 def _costs(api: ApiContext, sums: Sequence[UsageSums]) -> CallCosts:
     """What the calls of some steps cost, by model and in all."""
-    models = []
+    models, unpriced = [], []
     for model in {s.model for s in sums if s.model is not None}:
-        own = [s for s in sums if s.model == model]
+        own = [s for s in sums if s.model == model and s.reported]
+        if not own:
+            continue
         sent, full = (
             Usage(*map(sum, zip(*(astuple(u) for u in usages), strict=True)))
             for usages in ([s.sent for s in own], [s.full for s in own])
         )
-        if calls := sum(s.reported for s in own):
-            price, price_from = known_price(api.sessions.config.prices, model) or (None, None)
-            priced = {"price": price, "price_from": price_from, **_priced(price, sent, full)}
-            models.append(ModelCost.of(model=model, calls=calls, sent=sent, full=full, **priced))
-    costs = [(m.sent_cost, m.full_cost or 0.0) for m in models if m.sent_cost is not None]
-    paid, in_full = sum(sent for sent, _ in costs), sum(full for _, full in costs)
+        price, price_from = known_price(api.sessions.config.prices, model) or (None, None)
+        told = [pair for s in own if (pair := costs(s.sent, s.full, price, s.billed)) is not None]
+        if len(told) < len(own):
+            unpriced.append(model)
+        models.append(
+            ModelCost.of(
+                model=model,
+                calls=sum(s.reported for s in own),
+                sent=sent,
+                full=full,
+                sent_cost=sum(paid for paid, _ in told) if told else None,
+                full_cost=sum(in_full for _, in_full in told) if told else None,
+                price=price,
+                price_from=BILL if all(s.billed is not None for s in own) else price_from,
+            )
+        )
+    both = [(m.sent_cost, m.full_cost or 0.0) for m in models if m.sent_cost is not None]
+    paid, in_full = sum(sent for sent, _ in both), sum(full for _, full in both)
+    untold = Counter[str]()
+    for s in sums:
+        if s.untold is not None:
+            untold[s.untold] += s.steps
     return CallCosts.of(
-        sent=paid if costs else None,
-        full=in_full if costs else None,
+        sent=paid if both else None,
+        full=in_full if both else None,
         compared=_compared(paid, in_full),
-        unpriced=sorted(m.model for m in models if m.sent_cost is None),
+        unpriced=sorted(unpriced),
+        untold=[Untold(reason=reason, calls=calls) for reason, calls in untold.most_common()],
         models=sorted(models, key=lambda m: (-m.calls, m.model)),
     )
-
-
-def _priced(price: Price | None, sent: Usage | None, full: Usage | None) -> dict[str, Any]:
-    """The costs of a model's calls; None without usage or a price."""
-    return {
-        "sent_cost": None if price is None or sent is None else cost(sent, price),
-        "full_cost": None if price is None or full is None else cost(full, price),
-    }
 
 
 def _group(api: ApiContext, sums: list[UsageSums], sessions: int) -> Group:
     count = sum(s.steps for s in sums)
     calls = sum(s.reported for s in sums)
-    costs = _costs(api, sums)
-    priced = sum(m.calls for m in costs.models if m.sent_cost is not None)
+    told = _costs(api, sums)
+    priced = sum(m.calls for m in told.models if m.sent_cost is not None)
     return Group(
         sessions=sessions,
         steps=count,
         tokens_per_step=sum(s.tokens for s in sums) / max(1, count),
         full_tokens_per_step=sum(s.full_tokens for s in sums) / max(1, count),
         input_per_step=sum(s.sent.input for s in sums) / calls if calls else None,
-        cost_per_step=None if costs.sent is None else costs.sent / priced,
+        cost_per_step=None if told.sent is None else told.sent / priced,
     )
 
 
@@ -475,6 +498,8 @@ class StepItem(ResponseModel):
     error: str | None = Field(description="what the provider, or the connection to it, said")
     sent: Usage | None = Field(description="as the provider reported")
     full: Usage | None = Field(description="of the full history with the provider's cache, estimated")
+    billed: float | None = Field(description="the cost that the provider named, in dollars")
+    untold: str | None = Field(description="why what the provider counted is not known")
     sent_cost: float | None = Field(description="null without usage or a price")
     full_cost: float | None
 
@@ -547,7 +572,9 @@ def list_steps(api: Api, name: SessionName, query: Annotated[StepsQuery, Query()
 
 def _step(api: ApiContext, step: StepFigures) -> StepItem:
     price, _ = known_price(api.sessions.config.prices, step.model or "") or (None, "")
-    return StepItem.of(step, **_priced(price, step.sent, step.full))
+    told = None if step.sent is None or step.full is None else costs(step.sent, step.full, price, step.billed)
+    sent_cost, full_cost = told or (None, None)
+    return StepItem.of(step, sent_cost=sent_cost, full_cost=full_cost)
 
 
 @route(steps_router, "GET", "/curve", "Get the tokens of all steps as a curve", 404, 422)

@@ -8,7 +8,7 @@ from typing import cast
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.worker import BackgroundObserver, Worker
-from memory_bank.config import AdaptiveSettings, AnyStrategy, Config, MemoryBankSettings
+from memory_bank.config import AnyStrategy, Config, MemoryBankSettings
 from memory_bank.errors import ConfigError
 from memory_bank.models.chat import OpenAIChat
 from memory_bank.models.embedding import load_embedder
@@ -18,10 +18,8 @@ from memory_bank.ports import ChatModel
 log = logging.getLogger("memory_bank.Service")
 
 
-def model_of(config: Config, settings: AnyStrategy) -> str | None:
+def model_of(settings: AnyStrategy) -> str | None:
     """The model that a strategy uses, or None."""
-    if isinstance(settings, AdaptiveSettings):
-        return next((m for s in settings.strategies if (m := model_of(config, config.rung(s)))), None)
     model = getattr(settings, "summary_model", EXTRACTIVE)
     if isinstance(settings, MemoryBankSettings) and {settings.observer_mode, settings.fold_note} != {"off"}:
         model = settings.observer_model
@@ -34,7 +32,7 @@ def chat_of(config: Config, base_url: str) -> OpenAIChat | None:
     if key:
         return OpenAIChat(base_url=base_url, api_key=key)
     name = config.service.strategy or config.default_strategy
-    model = model_of(config, config.strategy(name))
+    model = model_of(config.strategy(name))
     if model is not None:
         raise ConfigError(
             f"the strategy {name!r} needs a key for its model {model!r}: set OPENAI_API_KEY (any text for a "
@@ -53,7 +51,7 @@ def observed_by(config: Config) -> MemoryBankSettings | None:
     banks = [s for s in (own, *config.memory_strategies.values()) if isinstance(s, MemoryBankSettings)]
     modes = {True: ("inline", "background"), False: ("background",)}
     allowed = (s for s in banks if s.observer_mode in modes[s is own])
-    return next((s for s in allowed if model_of(config, s)), None)
+    return next((s for s in allowed if model_of(s)), None)
 
 
 class ServiceObserver(BackgroundObserver):

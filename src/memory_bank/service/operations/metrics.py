@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from memory_bank import __version__
 from memory_bank.config import Price
 from memory_bank.errors import MissingExtraError
-from memory_bank.pricing import Usage, cost
+from memory_bank.pricing import Usage, costs
 
 try:
     import prometheus_client
@@ -64,13 +64,12 @@ class Metrics:
         for kind in ("full", "sent"):
             self.tokens.labels(kind)
 
-    def used(self, sent: Usage, full: Usage, price: Price | None) -> None:
-        """Count a model call whose usage was reported; its cost if its model has a price."""
+    def used(self, sent: Usage, full: Usage, price: Price | None, billed: float | None = None) -> None:
+        """Count a model call whose usage was reported; its cost if that is ``billed`` or its model has a price."""
         for kind in ("input", "cached", "written", "output"):
             self.usage.labels(kind).inc(getattr(sent, kind))
-        if price is not None:
-            self.cost.labels("sent").inc(cost(sent, price))
-            self.cost.labels("full").inc(cost(full, price))
+        for kind, cost in zip(("sent", "full"), costs(sent, full, price, billed) or (), strict=False):
+            self.cost.labels(kind).inc(cost)
 
     def scrape(self, waiting: tuple[int, float] | None) -> bytes:
         """All metrics in Prometheus' text format.

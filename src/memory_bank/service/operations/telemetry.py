@@ -126,14 +126,14 @@ class Telemetry:
             call |= {"gen_ai.request.model": model}
             figures = {**call, **server, **_without_none({"error.type": error})}
             self._duration.record(exchange.seconds, figures)
-            for kind, count in (("input", exchange.input_tokens), ("output", exchange.output_tokens)):
+            for kind, count in (("input", exchange.usage.input), ("output", exchange.usage.output)):
                 if count is not None:
                     self._tokens.record(count, {**figures, "gen_ai.token.type": kind})
             session = exchange.session
             more = {
                 "gen_ai.conversation.id": session and stored_id(exchange.namespace, session),
-                "gen_ai.usage.input_tokens": exchange.input_tokens,
-                "gen_ai.usage.output_tokens": exchange.output_tokens,
+                "gen_ai.usage.input_tokens": exchange.usage.input,
+                "gen_ai.usage.output_tokens": exchange.usage.output,
                 "memory_bank.status": exchange.memory or None,
                 "memory_bank.tokens.full": exchange.full_tokens,
                 "memory_bank.tokens.sent": exchange.tokens,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from memory_bank.models.usage import add_usage, merge_usage, usages_of
 from memory_bank.service.proxy.body import JsonObject
 from memory_bank.tools import GET_RECORD, LIST_RECORDS, MEMORY_FILES, SEARCH_MEMORY
 from memory_bank.transcript import events
@@ -50,22 +51,6 @@ class ModelTurn:
     def calls_memory(self) -> bool:
         """Whether it calls a memory tool."""
         return any(call.is_memory for call in self.calls)
-
-
-def add_usage(one: Mapping[str, Any], other: Mapping[str, Any]) -> JsonObject:
-    """The sum of two usages, including that of their details."""
-    added = dict(one)
-    for key, value in other.items():
-        old = added.get(key)
-        if isinstance(old, dict) and isinstance(value, dict):
-            added[key] = add_usage(old, value)
-        elif (type(old) in (int, float) and type(value) in (int, float)) or (
-            isinstance(old, list) and isinstance(value, list)
-        ):
-            added[key] = old + value
-        elif value is not None or key not in added:
-            added[key] = value
-    return added
 
 
 def as_object(value: object) -> JsonObject:
@@ -315,7 +300,8 @@ class ChatStream(TurnStream):
         self._needs_gap = self._has_text
 
     def read(self, value: JsonObject) -> EventKind:
-        self._turn_usage = as_object(value.get("usage")) or self._turn_usage
+        for usage in usages_of(value):
+            self._turn_usage = merge_usage(self._turn_usage, usage)
         choices = value.get("choices")
         if not isinstance(choices, list):
             self._has_failed = self._has_failed or "error" in value
@@ -426,7 +412,7 @@ class MessageStream(TurnStream):
         """See TurnStream. Thinking belongs to what follows it."""
         kind, index = value.get("type"), value.get("index")
         begun = as_object(value.get("message"))
-        self._turn_usage = {**self._turn_usage, **as_object((begun or value).get("usage"))}
+        self._turn_usage = merge_usage(self._turn_usage, as_object((begun or value).get("usage")))
         if kind in ("message_start", "ping"):
             return EventKind.SILENT
         self._has_failed = self._has_failed or kind == "error"
@@ -450,7 +436,7 @@ class MessageStream(TurnStream):
             return None
         changed = self._moved(value)
         if kind == "message_delta":
-            usage = add_usage(self.usage, {**self._turn_usage, **as_object(value.get("usage"))})
+            usage = add_usage(self.usage, merge_usage(self._turn_usage, as_object(value.get("usage"))))
             changed |= {"usage": usage} if self.usage else {}
             changed |= self.ending({**changed, "usage": usage})
         return changed

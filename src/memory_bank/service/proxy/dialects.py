@@ -263,7 +263,9 @@ class MessagesDialect(Dialect):
     def thinking_turn(self, request: JsonObject) -> TurnPlace | None:
         """See Dialect. It is that of a request with ``thinking.type: enabled``."""
         messages = request.get(self.key)
-        if thinking_rule(request.get("thinking")) is not Thinking.KEEP_LAST or not isinstance(messages, list):
+        if thinking_rule(request.get("thinking")) is not Thinking.KEEP_LATER or not isinstance(
+            messages, list
+        ):
             return None
         return "begins" if answered_turn(messages) is None else "goes on"
 

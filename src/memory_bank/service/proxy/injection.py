@@ -14,11 +14,11 @@ import anyio
 from anyio import to_thread
 
 from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
+from memory_bank.models.usage import add_usage
 from memory_bank.service.proxy.answers import (
     ModelToolCall,
     ModelTurn,
     TurnStream,
-    add_usage,
     as_object,
     read_events,
 )

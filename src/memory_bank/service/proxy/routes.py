@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Literal
 from urllib.parse import quote
 
@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
+from memory_bank.models.usage import NO_USAGE, ReportedUsage
 from memory_bank.service.failures import failure
 from memory_bank.service.proxy import clearing
 from memory_bank.service.proxy.answers import as_object
@@ -44,7 +45,6 @@ from memory_bank.service.proxy.rebuild import (
     SessionWay,
 )
 from memory_bank.service.proxy.upstream import (
-    NO_USAGE,
     Headers,
     Upstream,
     UpstreamAnswer,
@@ -79,9 +79,8 @@ class Exchange:
     ``seconds``: until the last byte of the answer's body.
     ``memory``: rebuilt, unchanged, passed or failed, "" for route "other", with its ``reason``;
     ``tokens`` of all that was sent upstream and ``full_tokens`` of the request as it came, tools included, as memory
-    counts them; ``answered_tokens`` of what upstream did not refuse. ``input_tokens`` (with those
-    read from a cache and written to it, None where caches are not reported) and ``output_tokens`` are those of
-    upstream's usage. ``step`` is the step that the request is recorded as. ``kept``: the beginning of the answer, in
+    counts them; ``answered_tokens`` of what upstream did not refuse, and ``usage`` of the answers to that, hidden
+    turns included. ``step`` is the step that the request is recorded as. ``kept``: the beginning of the answer, in
     the form of ``dialect``. ``trouble``: why there is no answer, or only a part of one.
     """
 
@@ -99,10 +98,7 @@ class Exchange:
     tokens: int | None = None
     full_tokens: int | None = None
     answered_tokens: int = 0
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    cached_tokens: int | None = None
-    written_tokens: int | None = None
+    usage: ReportedUsage = NO_USAGE
     received_bytes: int = 0
     step: Rebuilt | None = field(default=None, repr=False)
     dialect: Dialect | None = field(default=None, repr=False)
@@ -155,7 +151,7 @@ class _ProxiedRequest:
         self.request: ModelRequest | None = None
         self.sent_tokens = 0
         self.body_was_read = asyncio.Event()
-        self.usage = UsageReader()
+        self.usages: list[UsageReader] = []  # of the answers that upstream did not refuse
 
     async def run(self) -> None:
         """Handle the request until its answer is complete, or until one side gives up."""
@@ -196,9 +192,8 @@ class _ProxiedRequest:
         exchange.memory, exchange.reason = memory.status, memory.reason
         exchange.tokens = None if memory.tokens is None else self.sent_tokens
         exchange.full_tokens = memory.full_tokens
-        usage = self.usage.tokens() if exchange.answered_tokens or memory.status != "answered" else NO_USAGE
-        exchange.input_tokens, exchange.output_tokens = usage.input, usage.output
-        exchange.cached_tokens, exchange.written_tokens = usage.cached, usage.written
+        if self.usages:
+            exchange.usage = reduce(ReportedUsage.plus, (reader.report() for reader in self.usages))
 
     async def _watch_client(self, scope: CancelScope) -> None:
         """Cancel the work for a client that disconnects after its request was read."""
@@ -412,7 +407,11 @@ class _ProxiedRequest:
             body,
             query=self.scope["query_string"],
         )
-        self.exchange.answered_tokens += tokens if answer.status < 400 else 0
+        if answer.status < 400:
+            self.exchange.answered_tokens += tokens
+            if self.request is not None:
+                self.usages.append(reader := UsageReader(is_readable=answer.is_readable))
+                answer.body = reader.reading(answer.body)
         return answer
 
     async def _relay(self, answer: UpstreamAnswer, added: Headers) -> None:
@@ -423,7 +422,6 @@ class _ProxiedRequest:
             await self.send({"type": "http.response.start", "status": answer.status, "headers": headers})
             async for chunk in answer.body:
                 if self.request is not None:
-                    self.usage.feed(chunk)
                     self.exchange.kept += chunk[: KEPT_BYTES - len(self.exchange.kept)]
                 await self.send({"type": "http.response.body", "body": chunk, "more_body": True})
             await self.send({"type": "http.response.body", "body": b"", "more_body": False})

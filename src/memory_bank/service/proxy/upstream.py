@@ -7,10 +7,9 @@ import json
 import re
 import ssl
 import urllib.request
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, reduce
-from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from anyio import CancelScope
@@ -22,7 +21,9 @@ from memory_bank.errors import (
     NotFoundError,
     UpstreamError,
 )
-from memory_bank.service.proxy.answers import MOST_BYTES, add_usage, as_object
+from memory_bank.models.usage import NO_USAGE, ReportedUsage, merge_usage, read_usage, usages_of
+from memory_bank.service.proxy.answers import MOST_BYTES, as_object
+from memory_bank.service.proxy.body import JsonObject
 from memory_bank.service.security.access import own_key
 from memory_bank.service.security.gate import is_loopback
 
@@ -334,67 +335,63 @@ def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
 # usage
 
 
-class ReportedUsage(NamedTuple):
-    """Tokens in an answer's usage; None where it does not say. ``input`` includes ``cached`` and ``written``."""
-
-    input: int | None
-    output: int | None
-    cached: int | None = None
-    written: int | None = None
-
-
-NO_USAGE = ReportedUsage(None, None)
-
-
 class UsageReader:
-    """Finds the token usage in an answer; ``feed`` keeps only the first and the last bytes."""
+    """Finds the usage in an answer: it keeps a whole answer up to ``KEPT`` bytes, of a stream the last line."""
 
-    KEPT = 16_384
+    KEPT = 262_144
 
-    def __init__(self) -> None:
-        self._head = self._tail = b""
+    def __init__(self, *, is_readable: bool = True) -> None:
+        self._is_readable = is_readable
+        self._data = b""
+        self._is_stream: bool | None = None
+        self._usage: JsonObject = {}
+
+    async def reading(self, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The body of the answer, which is read as it passes."""
+        async for chunk in body:
+            if self._is_readable:
+                self.feed(chunk)
+            yield chunk
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the answer."""
-        self._head += chunk[: max(0, self.KEPT - len(self._head))]
-        self._tail = (self._tail + chunk)[-self.KEPT :]
+        self._data += chunk
+        if self._is_stream is None and (begun := self._data.lstrip(b"\xef\xbb\xbf \t\r\n")):
+            self._is_stream = not begun.startswith((b"{", b"["))
+        if self._is_stream:
+            *lines, self._data = self._data.replace(b"\r", b"\n").split(b"\n")
+            for line in lines:
+                self._read(line.removeprefix(b"data:"))
+        if len(self._data) > 2 * self.KEPT:
+            self._data = self._data[-self.KEPT :]
 
-    def tokens(self) -> ReportedUsage:
-        """The tokens of the last usage in the answer.
+    def report(self) -> ReportedUsage:
+        """The usage of the answer. Counts in a stream are those so far: the last that is not zero is taken."""
+        if not self._is_readable:
+            return ReportedUsage(untold="the answer is compressed")
+        self._read(self._data.removeprefix(b"data:"))
+        self._data = b""
+        return read_usage(self._usage or None)
 
-        A stream of the Messages API begins with the usage of the input and ends with that of the output.
-        """
-        last = next(_usages(self._tail, last_first=True), NO_USAGE)
-        if last.input is None and last.output is not None:
-            return next(_usages(self._head), NO_USAGE)._replace(output=last.output)
-        return last
-
-
-def _usages(text: bytes, *, last_first: bool = False) -> Iterator[ReportedUsage]:
-    """The usages in a text that name tokens."""
-
-    def count(values: object, *names: str) -> int | None:
-        if not isinstance(values, dict):
-            return None
-        return next((v for n in names if type(v := values.get(n)) is int), None)
-
-    ends = [match.end() for match in re.finditer(b'"usage":', text)]
-    for at in reversed(ends) if last_first else ends:
+    def _read(self, text: bytes) -> None:
+        if b"sage" not in text:  # usage, usageMetadata
+            return
         try:
-            usage, _ = json.JSONDecoder().raw_decode(text[at:].decode("utf-8", "replace").lstrip())
+            answer = json.loads(text)
+        except (ValueError, RecursionError):
+            found = _last_usage(text)
+        else:
+            found = [dict(usage) for usage in usages_of(as_object(answer))]
+        self._usage = reduce(merge_usage, found, self._usage)
+
+
+def _last_usage(text: bytes) -> list[JsonObject]:
+    """The last usage in a text that is not whole, if there is one."""
+    for end in reversed([match.end() for match in re.finditer(b'"usage":', text)]):
+        try:
+            usage, _ = json.JSONDecoder().raw_decode(text[end:].decode("utf-8", "replace").lstrip())
         except (ValueError, RecursionError):
             continue
-        if not isinstance(usage, dict):
-            continue
-        if isinstance(spent := usage.get("iterations"), list):  # no other figure has a compaction
-            usage = reduce(add_usage, map(as_object, spent)) if spent else usage
-        into = count(usage, "prompt_tokens", "input_tokens")
-        read, written = (count(usage, f"cache_{kind}_input_tokens") for kind in ("read", "creation"))
-        # the Messages API does not count these as input
-        if into is not None and "prompt_tokens" not in usage:
-            into += (read or 0) + (written or 0)
-        details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
-        cached = count(details, "cached_tokens") if read is None else read
-        output = count(usage, "completion_tokens", "output_tokens")
-        if (found := ReportedUsage(into, output, cached, written)) != NO_USAGE:
-            yield found
+        if isinstance(usage, dict) and read_usage(usage) != NO_USAGE:
+            return [usage]
+    return []

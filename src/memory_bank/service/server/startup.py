@@ -154,8 +154,8 @@ def checked(config: Config) -> dict[str, Any]:
 def _check_strategy(config: Config, name: str, chat: OpenAIChat | None) -> str | None:
     """The embedder that the strategy's contexts need, if any. Raises ConfigError if every request would fail."""
     settings = config.strategy(name)
-    policy = policy_of(settings, chat, config.rung)
-    model = model_of(config, settings)
+    policy = policy_of(settings, chat)
+    model = model_of(settings)
     embedder = None
     try:
         if policy.bank is not None:

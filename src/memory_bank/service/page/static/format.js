@@ -51,12 +51,15 @@ export const dollars = (n) => `$${money(n)}`;
 export function costs(c) {
   if (c.sent !== null) {
     const rest = c.unpriced.length ? `; without ${c.unpriced.join(", ")}, of which no price is known` : "";
-    return `${dollars(c.sent)} instead of ${dollars(c.full)}, ${c.compared}${rest}`;
+    return `${dollars(c.sent)} instead of ${dollars(c.full)}, ${c.compared}${rest}${untold(c)}`;
   }
-  if (!c.models.length) return "the provider has not reported any usage yet";
+  if (!c.models.length) return c.untold.length ? `not known${untold(c)}` : "the provider has not reported any usage yet";
   const [sent, full] = ["sent", "full"].map((kind) => c.models.reduce((sum, m) => sum + m[kind].input, 0));
-  return `${short(sent)} of ${short(full)} input tokens; no price of ${c.unpriced[0]} is known: add it to [prices] in the configuration`;
+  return `${short(sent)} of ${short(full)} input tokens; no price of ${c.unpriced[0]} is known: add it to [prices] in the configuration${untold(c)}`;
 }
+
+/** The calls that are in no sum, and why. */
+export const untold = (c) => c.untold.map((u) => `; ${plural(u.calls, "call")} not counted: ${u.reason}`).join("");
 
 /** What memory saved, in dollars where there is a price: a figure and a word, and whether it is a loss. */
 export function saved(sent, full, sentCost = null, fullCost = null) {

@@ -3,7 +3,7 @@
 import { Failure, Poll, get } from "./api.js";
 import { HEIGHT, axis } from "./curve.js";
 import { copier, el, put, svg, told } from "./dom.js";
-import { ago, beside, count, dollars, less, money, plural, saved, short } from "./format.js";
+import { ago, beside, count, dollars, less, money, plural, saved, short, untold } from "./format.js";
 import { link } from "./route.js";
 
 const DAYS = 30;
@@ -121,11 +121,11 @@ export class Home {
       el(
         "tr", {}, el("td", { class: "text" }, told(m.model)),
         [count(m.calls), short(m.sent.input), short(m.sent.cached), short(m.sent.output), m.sent_cost === null ? "no price" : dollars(m.sent_cost), m.full_cost === null ? "" : dollars(m.full_cost)].map((c) => el("td", {}, c)),
-        el("td", { class: "dim" }, m.price ? `${m.price.prompt} / ${m.price.cached ?? m.price.prompt} / ${m.price.completion}` : "", m.price ? ` (${m.price_from})` : "add it to [prices] in the configuration"),
+        el("td", { class: "dim" }, m.price ? `${m.price.prompt} / ${m.price.cached ?? m.price.prompt} / ${m.price.completion}` : "", m.price_from ? ` (${m.price_from})` : "add it to [prices] in the configuration"),
       ),
     );
     const hint = "Dollars for a million tokens: read, read from the provider\u2019s cache, written. What would have been paid without memory is an estimate from the provider\u2019s own figures.";
-    put(this.models, rows.length ? [el("h2", {}, "Models and prices"), el("div", { class: "wide" }, table(["Model", "Requests", "Tokens in", "From cache", "Tokens out", "Paid", "Without memory", "Price and where it is from"], rows)), el("p", { class: "hint" }, hint)] : "");
+    put(this.models, rows.length ? [el("h2", {}, "Models and prices"), el("div", { class: "wide" }, table(["Model", "Requests", "Tokens in", "From cache", "Tokens out", "Paid", "Without memory", "Price and where it is from"], rows)), el("p", { class: "hint" }, hint, untold(cost))] : untold(cost) ? el("p", { class: "hint" }, `What was paid is not known${untold(cost)}.`) : "");
   }
 
   // -- how to begin

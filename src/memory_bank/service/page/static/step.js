@@ -203,9 +203,11 @@ export class StepView {
     const parts = [];
     if (s.sent) {
       const cached = s.sent.cached ? `, ${count(s.sent.cached)} of them from its cache` : "";
-      parts.push(`The provider counted ${count(s.sent.input)} input tokens${cached}, and ${count(s.sent.output)} in its answer; with the full history about ${count(s.full.input)}, ${count(s.full.cached)} of them from its cache.`);
-      if (s.sent_cost !== null) parts.push(`${dollars(s.sent_cost)} instead of ${dollars(s.full_cost)}.`);
+      if (s.untold === null) parts.push(`The provider counted ${count(s.sent.input)} input tokens${cached}, and ${count(s.sent.output)} in its answer; with the full history about ${count(s.full.input)}, ${count(s.full.cached)} of them from its cache.`);
+      if (s.sent_cost !== null) parts.push(`${dollars(s.sent_cost)}${s.billed === null ? "" : " by the provider's own bill"} instead of ${dollars(s.full_cost)}.`);
+      else parts.push(`No price of ${s.model} is known: add it to [prices] in the configuration.`);
     }
+    if (s.untold !== null) parts.push(`What the provider counted is not known: ${s.untold}.`);
     if (s.changed === "end") parts.push(`This context ends at message ${count(s.changed_at)} of the step before.`);
     else if (s.changed_at !== null) parts.push(`A prefix cache ends at message ${count(s.changed_at + 1)} (${s.changed}), the first that differs from the step before.`);
     return plainText(parts.join(" "));

@@ -1,0 +1,285 @@
+"""The contract of a prefix over every API and adapter: in process, and through the proxy before a scripted upstream."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests import blocks, items
+from tests.contracts.prefix import Sent, fold_of, fold_steps, sent_body
+from tests.examples import first_short
+from tests.integrations import test_sent as forms
+from tests.service.proxied import post, scripted
+from tests.service.requests import PATHS, body_of
+from tests.transcript.test_textcalls import FORMS as TEXT_FORMS
+from tests.transcript.test_textcalls import START
+
+from memory_bank.testing import Reply
+
+FOLDS = {"history_budget": 2_500, "refresh_after": 2_500}
+STRATEGIES = {
+    layout: {**forms.BANK, **FOLDS, "layout": layout, "token_encoding": "approximate"}
+    for layout in ("native", "block")
+}
+ENABLED, ADAPTIVE = {"type": "enabled", "budget_tokens": 1_024}, {"type": "adaptive"}
+THINKING = {
+    "none": None,
+    "enabled": ENABLED,
+    "adaptive": ADAPTIVE,
+    "omitted": {**ADAPTIVE, "display": "omitted"},
+    "drop": {**ADAPTIVE, "block_binding": {"prefix_mismatch_behavior": "drop_block"}},
+}
+Steps = list[list[Any]]
+
+
+def turns(seed: int, *, parallel: bool = True, count: int = 34) -> list[forms.Turn]:
+    """A conversation with parallel calls, pictures, long and short results, and new prompts in between."""
+    rng = random.Random(seed)
+    made: list[forms.Turn] = []
+    while len(made) < count:
+        made += forms.conversation(rng.choice, parallel=parallel)
+    return [
+        forms.Turn(
+            turn.words,
+            tuple(
+                forms.Called(
+                    f"call_{at}_{n}", c.name, {**c.arguments, "at": f"{at}-{n}"}, c.result, c.picture
+                )
+                for n, c in enumerate(turn.calls)
+            ),
+            turn.after,
+        )
+        for at, turn in enumerate(made[:count])
+    ]
+
+
+def grown(write: Callable[[Sequence[forms.Turn]], list[Any]], made: Sequence[forms.Turn]) -> Steps:
+    """The requests of an agent, each with one more turn."""
+    return [write(made[:end]) for end in range(len(made) + 1)]
+
+
+def check(sent: list[Sent], least: int = 2) -> None:
+    folds = fold_steps(sent)
+    assert least <= len(folds) <= len(sent) // 3, folds
+
+
+# In process: the APIs and the adapters
+
+
+@pytest.mark.parametrize("layout", STRATEGIES)
+@pytest.mark.parametrize("name", forms.FORMS)
+def test_what_an_adapter_sends_begins_with_what_it_sent(
+    name: str, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(forms.STRATEGIES, "prefix", STRATEGIES[layout])
+    form = forms.opened(name)
+    kept: dict[str, Any] = {}
+    sent = []
+    for natives in grown(form.write, turns(1, parallel=form.parallel)):
+        rebuilt, plan = form.rebuild(natives, "prefix", kept) if len(natives) > 2 else (natives, None)
+        sent.append(Sent("", [form.dump([n]) for n in rebuilt], fold_of(plan)))
+    check(sent)
+
+
+# Through the proxy
+
+
+def asked(
+    folder: Path, api: str, requests: Sequence[tuple[dict[str, Any], tuple[bytes, ...]]], **service: Any
+) -> list[Sent]:
+    """What went upstream for the requests of an agent."""
+    service = {"strategies": STRATEGIES, "strategy": "native", **service}
+    answer = Reply("ok", usage=(9_000, 1), cached=(8_000, 0))
+    key = "input" if api == "responses" else "messages"
+    with scripted(lambda _: answer, folder, strict=False, **service) as (server, p):
+        for body, headers in requests:
+            assert post(p.port, PATHS[api], body, *headers).status == 200
+        assert [line for line in p.lines if "refused" in line or "unforeseen" in line] == []
+        told = p.told(len(requests))
+        pairs = zip(server.requests, told, strict=True)
+        return [sent_body(r.body, key, e.step and e.step.plan) for r, e in pairs]
+
+
+def bodies(api: str, steps: Steps, **members: Any) -> list[tuple[dict[str, Any], tuple[bytes, ...]]]:
+    """The requests of a session with these conversations."""
+    key = "input" if api == "responses" else "messages"
+    return [({**body_of(api, []), **members, key: step}, (b"x-memory-session: s",)) for step in steps]
+
+
+def thinking_steps(thinking: Any, seed: int = 2, *, interleaved: bool = True) -> Steps:
+    """Requests of the Messages API whose turns think, most of them, some with a redacted block as well.
+
+    New prompts come between two turns, in a message of their own or with the results of the turn before.
+    """
+    messages = forms.messages(turns(seed))
+    out: list[Any] = []
+    asks = []
+    begun = False
+    for at, message in enumerate(messages):
+        if message["role"] == "assistant":
+            if thinking and (not begun or (interleaved and at % 10 != 7)):
+                hidden = thinking.get("display") == "omitted"
+                own = [blocks.thought("" if hidden else f"thought {at} " * 30, f"signature {at}")]
+                own += [{"type": "redacted_thinking", "data": f"data {at}"}] if at % 6 == 1 else []
+                message = {**message, "content": [*own, *message["content"]]}
+            begun = True
+        out.append(message)
+        if message["role"] == "user":
+            asks.append(len(out))
+            if at % 22 == 12:
+                out += [blocks.turn(f"Done with {at}."), blocks.user(f"Go on after {at}.")]
+                asks.append(len(out))
+                begun = False
+    return [out[:end] for end in asks]
+
+
+@pytest.mark.parametrize("layout", first_short(STRATEGIES))
+@pytest.mark.parametrize("name", THINKING)
+def test_thinking_that_was_sent_stays(name: str, layout: str, tmp_path: Path) -> None:
+    thinking = THINKING[name]
+    members = {"thinking": thinking} if thinking else {}
+    steps = thinking_steps(thinking)
+    check(asked(tmp_path, "messages", bodies("messages", steps, **members), strategy=layout))
+
+
+def test_thinking_at_the_beginning_of_a_loop_alone(tmp_path: Path) -> None:
+    """As a model thinks that does not interleave."""
+    steps = thinking_steps(ENABLED, interleaved=False)
+    check(asked(tmp_path, "messages", bodies("messages", steps, thinking=ENABLED)))
+
+
+@pytest.mark.parametrize("marked", first_short(["last", "two", "system", "head"], 2))
+def test_a_client_that_moves_its_cache_marks(marked: str, tmp_path: Path) -> None:
+    def with_marks(step: list[Any]) -> list[Any]:
+        at = {"last": [-1], "two": [-1, -3], "head": [0]}.get(marked, [])
+        out = [*step]
+        for i in at:
+            if len(out) >= -i:
+                content = out[i]["content"]
+                own = [blocks.text(content)] if isinstance(content, str) else [*content]
+                out[i] = {**out[i], "content": [*own[:-1], {**own[-1], **blocks.MARK}]}
+        return out
+
+    steps = [with_marks(step) for step in thinking_steps(ENABLED)]
+    system = [blocks.text("You check.", **blocks.MARK)]
+    check(asked(tmp_path, "messages", bodies("messages", steps, thinking=ENABLED, system=system)))
+
+
+@pytest.mark.parametrize("api", PATHS)
+def test_memory_tools_change_no_prefix(api: str, tmp_path: Path) -> None:
+    write = {"messages": forms.messages, "responses": forms.items, "chat": forms.chat}[api]
+    check(asked(tmp_path, api, bodies(api, grown(write, turns(3))), inject_tools="auto"))
+
+
+@pytest.mark.parametrize("encrypted", [True, False])
+def test_reasoning_of_the_responses_api(encrypted: bool, tmp_path: Path) -> None:
+    def reasoned(made: Sequence[forms.Turn]) -> list[Any]:
+        out: list[Any] = []
+        for item in forms.items(made):
+            if item.get("type") == "function_call" and out[-1].get("type") != "function_call":
+                own = items.thought(f"rs_{item['call_id']}")
+                out.append(own if encrypted else {**own, "encrypted_content": None})
+            out.append(item)
+        return out
+
+    check(asked(tmp_path, "responses", bodies("responses", grown(reasoned, turns(4)), store=False)))
+
+
+@pytest.mark.parametrize("form", TEXT_FORMS)
+def test_calls_in_text(form: str, tmp_path: Path) -> None:
+    chat = [*START]
+    steps = [chat]
+    for step in range(30):
+        chat = [
+            *chat,
+            *TEXT_FORMS[form](step, json.dumps({"order": f"ORD-{step}", "note": "as told " * 160})),
+        ]
+        steps.append(chat)
+    check(asked(tmp_path, "chat", [({"model": "m", "messages": s}, ()) for s in steps]))
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+def test_results_that_come_late(api: str, tmp_path: Path) -> None:
+    """A model is asked while results of parallel calls are missing; some come after the next turn."""
+    write = forms.items if api == "responses" else forms.chat
+    steps: Steps = []
+    for end in range(31):
+        whole = write(turns(5)[:end])
+        missing = 1 if end and len(turns(5)[end - 1].calls) > 1 and not turns(5)[end - 1].after else 0
+        steps += [whole[:-missing]] if missing else []
+        steps.append(whole)
+    check(asked(tmp_path, api, bodies(api, steps)))
+
+
+def test_turns_of_server_tools_stay_whole_and_move_no_fold(tmp_path: Path) -> None:
+    steps = []
+    for step in grown(forms.messages, turns(6)):
+        out = []
+        for at, message in enumerate(step):
+            if message["role"] == "assistant" and at % 4 == 1:
+                content = [*blocks.SERVER_TOOL, *message["content"]]
+                message = {**message, "content": content}
+            out.append(message)
+        steps.append(out)
+    check(asked(tmp_path, "messages", bodies("messages", steps)))
+
+
+HEADERS = {
+    "messages": (b"x-claude-code-session-id: 6d0f0c55-6d0e-4f8b-b8a6-5e1e2c0f9a10",),
+    "chat": (b"x-session-id: 6d0f0c55-6d0e-4f8b-b8a6-5e1e2c0f9a10",),
+    "responses": (),
+}
+
+
+@pytest.mark.parametrize("api", HEADERS)
+def test_several_agents_of_one_session(api: str, tmp_path: Path) -> None:
+    """Subagents with the id or the cache key of their parent, or with an id of their own beside it."""
+    write = {"messages": forms.messages, "responses": forms.items, "chat": forms.chat}[api]
+    members = {"prompt_cache_key": "key"} if api == "responses" else {}
+
+    def named(step: list[Any], agent: int) -> list[Any]:
+        at = next(i for i, m in enumerate(step) if m.get("role") == "user")
+        return [*step[:at], {**step[at], "content": f"You are agent {agent}."}, *step[at + 1 :]]
+
+    agents = [[named(s, n) for s in grown(write, turns(7 + n, count=24))] for n in range(3)]
+    order = [(n, step) for steps in zip(*agents, strict=True) for n, step in enumerate(steps)]
+    own = (b"x-claude-code-agent-id: one",)
+    requests = []
+    for n, step in order:
+        [(body, _)] = bodies(api, [step], **members)
+        requests.append((body, HEADERS[api] + (own if n == 2 and api == "messages" else ())))
+    sent = asked(tmp_path, api, requests)
+    for n in range(3):
+        check(sent[n::3], 1)
+
+
+def reminders(steps: Steps) -> Iterator[list[Any]]:
+    """What Claude Code sends: a text of the system's in the message with the results, which stays there."""
+    for step in steps:
+        out = []
+        for at, message in enumerate(step):
+            if message["role"] == "user" and at % 6 == 2:
+                content = [*message["content"], blocks.text(f"<system-reminder>todo {at}</system-reminder>")]
+                message = {**message, "content": content}
+            out.append(message)
+        yield out
+
+
+def test_a_client_whose_system_prompt_changes_at_every_request(tmp_path: Path) -> None:
+    """The messages begin as before: a provider that does not count the line that changes keeps the prefix."""
+    steps = [*reminders(thinking_steps(ENABLED))]
+    requests = [
+        (
+            {
+                **body,
+                "system": [blocks.text(f"x-anthropic-billing-header: cch={n};"), blocks.text("You check.")],
+            },
+            h,
+        )
+        for n, (body, h) in enumerate(bodies("messages", steps, thinking=ENABLED))
+    ]
+    check([Sent("", s.messages, s.fold) for s in asked(tmp_path, "messages", requests)])
