@@ -7,7 +7,7 @@ from contextlib import closing
 from itertools import pairwise
 
 import pytest
-from tests.chats import call, result, system, user
+from tests.chats import call, parted, result, system, user
 
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.bank.database import Database
@@ -52,7 +52,9 @@ def steps(state, model, messages=CHAT, settings=SETTINGS, start=4):
 
 def memory(context):
     """The message with the memory of a context; "" without one."""
-    return next((m["content"] for m in context if str(m["content"]).startswith("<retrieved-data")), "")
+    return next(
+        (m["content"] for m in parted(context) if str(m["content"]).startswith("<retrieved-data")), ""
+    )
 
 
 def folds_of(contexts):
