@@ -1,16 +1,21 @@
 """Settings: the documented defaults, the shipped file, the environment, and every way to be wrong."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import pydantic
 import pytest
 
+from memory_bank import MemoryBankState, apply_memory_bank_strategy
+from memory_bank import config as config_module
 from memory_bank.config import (
     Config,
     KeepLastSettings,
     MemoryBankSettings,
     NoStrategySettings,
+    ServiceSettings,
     as_settings,
     effective_settings,
     load_config,
@@ -18,6 +23,7 @@ from memory_bank.config import (
 )
 from memory_bank.errors import ConfigError, UnknownStrategyError
 from memory_bank.shipped import shipped_file
+from tests.chats import rounds
 
 ENV = "MEMORY_BANK_MEMORY_STRATEGIES__"
 PRICES = 'prices = { "gpt-4.1-mini" = { prompt = 0.4, completion = 1.6, cached = 0.1 } }'
@@ -269,3 +275,142 @@ def test_settings_of_any_make():
 def test_wrong_settings_of_any_make(wrong):
     with pytest.raises(ConfigError):
         as_settings(wrong)
+
+
+# settings that have no effect under the others
+
+SEED = {
+    "type": "memory_bank", "observer_model": "gpt-4-1-mini", "embedding_model": "lexical", "top_k": 3,
+    "max_chars_per_record": 2000,
+}  # fmt: skip
+ALWAYS = {
+    "type", "selection", "tools", "scope", "memory_role", "on_storage_error", "embedding_model", "observer_model",
+    "token_encoding",
+}  # fmt: skip
+"""Settings of the memory bank that have an effect under all others."""
+OTHERS = {
+    "fold_note": "observer", "layout": "block", "evidence_model": "f", "retrieval_query": "task", "fixed_query": "q",
+    "observer_mode": "background", "observer_prompt": "f", "observer_budget": {"calls_per_day": 1},
+    "observer_prices": {"m": {"prompt": 1, "completion": 1}}, "cache_retention": 9.0, "observer_timeout": 9.0,
+    "summary_timeout": 9.0, "compaction_tokens": 300, "observer_max_chars": 300,
+}  # fmt: skip
+"""Values that are not the defaults; 7 for all others."""
+NEEDED = [
+    (model, needs, name)
+    for model in (*config_module.AnyStrategy.__args__, ServiceSettings)
+    for needs in model.needs
+    for name in needs.names
+]
+
+
+@pytest.fixture
+def warnings(caplog):
+    config_module._warn.cache_clear()
+    return lambda: [r.getMessage() for r in caplog.records if r.name == "memory_bank.MemoryBankStrategy"]
+
+
+def table(tmp_path, values):
+    """A file with this table of the memory bank."""
+    lines = ["[memory_strategies.memory_bank]", *(f"{k} = {json.dumps(v)}" for k, v in values.items())]
+    return toml(tmp_path, "\n".join(lines))
+
+
+def test_the_seeds_table_is_the_classic_bank(tmp_path, warnings):
+    found = load_config(table(tmp_path, SEED)).strategy("memory_bank")
+    assert found == MemoryBankSettings(**SEED)
+    assert (found.selection, found.observer_mode, found.observer_min_chars) == ("top_k", "inline", 0)
+    assert found == MemoryBankSettings(**{k: v for k, v in SEED.items() if k != "type"})
+    assert found == as_settings(SEED) == as_settings(SimpleNamespace(**SEED))
+    assert Config(memory_strategies={"memory_bank": SEED}).strategy("memory_bank") == found
+    assert warnings() == []
+
+
+@pytest.mark.parametrize("name", config_module.CLASSIC)
+@pytest.mark.parametrize("of_environment", [False, True])
+def test_a_table_with_a_classic_key_has_the_selection_top_k_unless_it_names_one(
+    tmp_path, monkeypatch, warnings, name, of_environment
+):
+    value, file = OTHERS.get(name, 7), None
+    if of_environment:
+        monkeypatch.setenv(f"MEMORY_BANK_MEMORY_STRATEGIES__memory_bank__{name.upper()}", str(value))
+    else:
+        file = table(tmp_path, {name: value})
+    found = load_config(file).strategy("memory_bank")
+    assert (found.selection, getattr(found, name)) == ("top_k", value)
+    assert (found.observer_model, found.embedding_model) == ("extractive", "lexical")
+    assert warnings() == []
+    monkeypatch.setenv("MEMORY_BANK_MEMORY_STRATEGIES__memory_bank__SELECTION", "evidence")
+    assert load_config(file).strategy("memory_bank").selection == "evidence"
+    assert [w.split(":")[0] for w in warnings()] == [f'{name} has no effect with selection = "evidence"']
+
+
+def test_what_ships_is_as_it_was(tmp_path, warnings):
+    root = Path(__file__).parents[1]
+    for file in (None, root / "config.toml", table(tmp_path, {"history_budget": 4000})):
+        assert load_config(file).strategy("memory_bank").selection == "evidence"
+    both = load_config(table(tmp_path, {"top_k": 7, "history_budget": 4000})).strategy("memory_bank")
+    assert both.selection == "top_k"
+    [said] = warnings()
+    assert said.startswith(
+        'history_budget has no effect with selection = "top_k": set selection = "evidence", or'
+    )
+
+
+def test_every_setting_of_the_memory_bank_is_sorted():
+    fields = set(MemoryBankSettings.model_fields)
+    needing = {name for needs in MemoryBankSettings.needs for name in needs.names}
+    assert needing | ALWAYS == fields
+    assert not needing & ALWAYS
+    for model, needs, name in NEEDED:
+        assert {name, needs.other} <= set(model.model_fields)
+
+
+@pytest.mark.parametrize(("model", "needs", "name"), NEEDED)
+def test_a_setting_without_effect_is_named_with_the_one_that_keeps_it_from_it(model, needs, name, warnings):
+    wrong, right = (needs.value, "other") if needs.is_not else ("other", needs.value)
+    fields = model.model_fields
+    options = get_args(fields[needs.other].annotation) or ("some-model",)
+    other = next(o for o in options if o != needs.value)
+    values = {needs.other: other if right == "other" else right}
+    if needs.other == "retrieval_query":
+        values["selection"] = "top_k"
+    if name == "observer_attempts":
+        values |= {"observer_mode": "background", "observer_model": "m"}
+    if name == "fold_note":
+        values |= {"selection": "evidence", "observer_model": "m"}
+    given = {name: OTHERS.get(name, 7)}
+    model.model_validate({**values, **given})
+    assert warnings() == []
+    values[needs.other] = other if wrong == "other" else wrong
+    made = model.model_validate({**values, **given})
+    assert name in {n for n, _ in made.idle()}
+    said = [w for w in warnings() if w.startswith(f"{name} has no effect with {needs.other} = ")]
+    assert len(said) == 1
+    assert f"or remove {name}" in said[0]
+    model.model_validate({**values, **given})
+    assert len(warnings()) == len({*warnings()})  # once a process
+
+
+IDLE = {"top_k": 1, "max_chars_per_record": 5, "retrieval_query": "task", "fixed_query": "other"}
+IDLE_TOP_K = {
+    "history_budget": 50,
+    "refresh_after": 0,
+    "layout": "block",
+    "keep_recent": 9,
+    "shorten_last": 5,
+}
+
+
+@pytest.mark.parametrize(
+    ("selection", "values"),
+    [("evidence", {k: v}) for k, v in IDLE.items()] + [("top_k", {k: v}) for k, v in IDLE_TOP_K.items()],
+)
+def test_what_is_called_idle_changes_no_context(selection, values):
+    base = {"selection": selection, "observer_model": "extractive", "embedding_model": "lexical"}
+    messages = rounds(9, size=700)
+    contexts = []
+    for given in ({}, values):
+        with MemoryBankState() as state:
+            settings = MemoryBankSettings(**base, **given)
+            contexts.append(apply_memory_bank_strategy(messages, None, settings, state)[0])
+    assert contexts[0] == contexts[1]

@@ -18,9 +18,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import to_jsonable_python
 
 from memory_bank.errors import ConfigError, UnknownStrategyError
@@ -50,10 +58,23 @@ Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1)]
 
 
+class Needs(NamedTuple):
+    """Settings that have an effect only where another one has (or ``is_not``) a value."""
+
+    names: tuple[str, ...]
+    other: str
+    value: str
+    is_not: bool = False
+
+
 class Settings(BaseModel):
-    """Frozen values. Raises ConfigError, with a sentence for each mistake."""
+    """Frozen values. Raises ConfigError, with a sentence for each mistake.
+
+    ``needs`` says which have no effect under which others; a warning names those that are set nevertheless.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    needs: ClassVar[tuple[Needs, ...]] = ()
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -66,6 +87,27 @@ class Settings(BaseModel):
         return brief(self, given)
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # values within a table: all mistakes at once
+
+    @model_validator(mode="after")
+    def _warn_of_idle(self) -> Self:
+        shipped = SHIPPED["memory_bank"] if self.needs else {}
+        is_shipped = self.model_fields_set >= shipped.keys()
+        for name, needs in self.idle():
+            value, usual = getattr(self, name), type(self).model_fields[name].default
+            fits = value == "off" or (
+                name in shipped and (value == usual or (is_shipped and value == shipped[name]))
+            )
+            if name in self.model_fields_set and not fits:
+                mends = f"another {needs.other}" if needs.is_not else f'{needs.other} = "{needs.value}"'
+                what = f'{name} has no effect with {needs.other} = "{getattr(self, needs.other)}"'
+                _warn(f"{what}: set {mends}, or remove {name}")
+        return self
+
+    def idle(self) -> Iterator[tuple[str, Needs]]:
+        """The settings that have no effect under the others, and what they need."""
+        for needs in self.needs:
+            if (getattr(self, needs.other) == needs.value) is needs.is_not:
+                yield from ((name, needs) for name in needs.names)
 
 
 @cache
@@ -189,6 +231,18 @@ class KeepLastSettings(Settings):
     """Interactions to keep, the last one included."""
 
 
+CLASSIC = ("top_k", "max_chars_per_record", "retrieval_query", "fixed_query")
+"""The settings of the selection "top_k": a table that sets one and no selection is that of the classic bank."""
+_OF_EVIDENCE = (
+    "history_budget", "refresh_after", "cache_retention", "layout", "fold_note", "keep_recent", "shorten_last",
+    "evidence_model",
+)  # fmt: skip
+_OF_OBSERVER = (
+    "observer_mode", "observer_prompt", "observer_min_chars", "observer_max_chars", "observer_concurrency",
+    "observer_timeout", "observer_attempts", "observer_budget", "observer_prices", "fold_note",
+)  # fmt: skip
+
+
 class MemoryBankSettings(Settings):
     """The memory bank, with the documented defaults: the most similar records, summarised by a language model.
 
@@ -196,6 +250,14 @@ class MemoryBankSettings(Settings):
         >>> MemoryBankSettings(observer_model="extractive", embedding_model="lexical", top_k=5).top_k
         5
     """
+
+    needs: ClassVar[tuple[Needs, ...]] = (
+        Needs(CLASSIC, "selection", "top_k"),
+        Needs(_OF_EVIDENCE, "selection", "evidence"),
+        Needs(("fixed_query",), "retrieval_query", "fixed"),
+        Needs(_OF_OBSERVER, "observer_model", EXTRACTIVE, is_not=True),
+        Needs(("observer_attempts",), "observer_mode", "background"),
+    )
 
     type: Literal["memory_bank"] = "memory_bank"
     selection: Literal["top_k", "evidence"] = "top_k"
@@ -299,6 +361,10 @@ class MaskingSettings(StoredSettings):
 class ProgressiveSettings(StoredSettings):
     """Old interactions go into a running summary."""
 
+    needs: ClassVar[tuple[Needs, ...]] = (
+        Needs(("summary_timeout",), "summary_model", EXTRACTIVE, is_not=True),
+    )
+
     type: Literal["progressive_summarization"] = "progressive_summarization"
     compact_threshold: AtLeast1 = 8000
     """Tokens at which a context is compacted; the summary stays the same until it has grown to them again."""
@@ -316,6 +382,8 @@ class ProgressiveSettings(StoredSettings):
 
 class ServiceSettings(Settings):
     """The HTTP service: where it listens, what it forwards to, what it keeps and allows."""
+
+    needs: ClassVar[tuple[Needs, ...]] = (Needs(("compaction_tokens",), "compaction", "pass", is_not=True),)
 
     host: Name = "127.0.0.1"
     """Address to listen on; only loopback addresses unless there are API keys (`memory-bank keys create`)."""
@@ -543,7 +611,8 @@ def load_config(path: str | Path | None = None) -> Config:
         'evidence'
     """
     try:
-        config = Config(**_laid_over({"memory_strategies": SHIPPED}, read_toml(path)))
+        file = read_toml(path)
+        config = Config(**_laid_over({"memory_strategies": _shipped_below(file)}, file))
         named = {
             ("default_strategy",): config.default_strategy,
             ("service", "strategy"): config.service.strategy,
@@ -557,40 +626,62 @@ def load_config(path: str | Path | None = None) -> Config:
     return config
 
 
+def _shipped_below(file: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The shipped strategies; one that is changed by a setting of the selection "top_k" has that selection."""
+    changed = _laid_over(file, _environment({*SHIPPED, *_tables(file)}))
+    shipped = dict(SHIPPED)
+    for key, table in _tables(changed).items():
+        is_classic = isinstance(table, Mapping) and "selection" not in table and table.keys() & {*CLASSIC}
+        if is_classic and shipped.get(key, {}).get("selection") == "evidence":
+            shipped[key] = _LOCAL
+    return shipped
+
+
+def _tables(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    tables = values.get("memory_strategies")
+    return tables if isinstance(tables, Mapping) else {}
+
+
 def named_strategies(path: str | Path | None) -> list[str]:
     """The strategies that a configuration file names; all that are shipped if it names none, and without a file."""
     return list(read_toml(path).get("memory_strategies") or SHIPPED)
 
 
 class Setting(NamedTuple):
-    """A setting in effect: its path, its value, the file or variable that set it ("": default), what it does."""
+    """A setting: its path, its value, the file or variable that set it ("": default), what it does.
+
+    ``is_idle``: it has no effect under the others.
+    """
 
     place: tuple[str, ...]
     value: Any
     source: str
     meaning: str
+    is_idle: bool
 
 
 def effective_settings(path: str | Path | None = None) -> Iterator[Setting]:
     """All settings of ``load_config(path)``, which raises what is wrong."""
     file = read_toml(path)
 
-    def settings(loc: tuple[str, ...], value: Any, about: str) -> Iterator[Setting]:
+    def settings(loc: tuple[str, ...], value: Any, about: str, is_idle: bool) -> Iterator[Setting]:
         if len(loc) <= _LEVELS.get((*loc, "")[0], 0):
+            idle = {n for n, _ in value.idle()} if isinstance(value, Settings) else set()
+            idle -= SHIPPED["memory_bank"].keys()
             for name, member in dict(value).items():
-                yield from settings((*loc, name), member, meaning(type(value), name))
+                yield from settings((*loc, name), member, meaning(type(value), name), name in idle)
         else:
             source = _variable(loc) or (str(path) if has(file, loc) else "")
-            yield Setting(loc, to_jsonable_python(value, exclude_none=True), source, about)
+            yield Setting(loc, to_jsonable_python(value, exclude_none=True), source, about, is_idle)
 
-    return settings((), load_config(path), "")
+    return settings((), load_config(path), "", False)
 
 
 def as_settings(settings: Any) -> MemoryBankSettings:
     """MemoryBankSettings from themselves, None (defaults), a dict of them, or an object with such attributes.
 
     Keys of a dict that are settings of other strategies have no effect, and a warning says so; unknown ones are
-    refused. Raises ConfigError.
+    refused. Attributes with their default value are not taken for set. Raises ConfigError.
     """
     if isinstance(settings, MemoryBankSettings):
         return settings
@@ -599,15 +690,16 @@ def as_settings(settings: Any) -> MemoryBankSettings:
         raise ConfigError(f"{name} are no settings of a memory bank: pass MemoryBankSettings.")
     known = MemoryBankSettings.model_fields.keys()
     if not isinstance(settings, Mapping):
-        settings = {name: getattr(settings, name, None) for name in known - {"type"}}
+        fields = MemoryBankSettings.model_fields
+        found = {name: getattr(settings, name, None) for name in known - {"type"}}
+        settings = {name: value for name, value in found.items() if value != fields[name].default}
     foreign = {name for model in _MODELS.values() for name in model.model_fields} - known
-    _warn_of(", ".join(sorted(foreign & settings.keys())))
+    if names := ", ".join(sorted(foreign & settings.keys())):
+        _warn(f"{names}: settings of other strategies, which have no effect on a memory bank: remove them")
     return MemoryBankSettings(**{k: v for k, v in settings.items() if v is not None and k not in foreign})
 
 
 @cache
-def _warn_of(names: str) -> None:
-    if names:
-        log.warning(
-            "%s: settings of other strategies, which have no effect on a memory bank: remove them", names
-        )
+def _warn(sentence: str) -> None:
+    """Log a warning, once a process."""
+    log.warning("%s", sentence)

@@ -178,7 +178,11 @@ class TooManyRequestsError(ServiceError):
 
 
 class UpstreamError(ServiceError):
-    """The model's API cannot be reached or closed the connection."""
+    """The model's API cannot be reached or closed the connection; ``passing``: whatever the request was."""
+
+    def __init__(self, message: str, *, passing: bool = False) -> None:
+        super().__init__(message)
+        self.passing = passing
 
 
 class MissingExtraError(MemoryBankError, ImportError):

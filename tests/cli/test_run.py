@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.server
 import json
 import os
 import pty
@@ -10,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 from pathlib import Path
@@ -169,6 +172,98 @@ def test_an_address_that_a_service_left_is_no_upstream(variables, port):
     left = variables | {"OPENAI_BASE_URL": f"http://localhost:{port}/v1"}
     done = run(left, sys.executable, "-c", "import os; print(os.environ['OPENAI_BASE_URL'])")
     assert done.stdout == f"{address(done)}/v1\n"
+
+
+@contextlib.contextmanager
+def impostor(port):
+    """A process that answers ``/health`` as a service does, and keeps what else comes to it."""
+    got = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+        def answer(self, body):
+            self.send_response(200)
+            self.send_header("x-memory-proof", "0" * 64)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_GET(self):
+            got.append((self.path, dict(self.headers), b""))
+            self.answer(b'{"status":"ok","version":"0.1.0"}' if self.path == "/health" else b"")
+
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["content-length"]))
+            got.append((self.path, dict(self.headers), body))
+            self.answer(b"{}")
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield got
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_what_only_answers_as_a_service_gets_no_key_and_no_prompt(variables, port, tmp_path):
+    with impostor(port) as got:
+        for more in ([], ["--db", str(tmp_path / "own.db")]):
+            done = run(variables, *more, "--", *USES)
+            assert address(done) != f"http://127.0.0.1:{port}"
+            assert (
+                "does not show that it is a service of yours: this command gets one of its own" in done.stderr
+            )
+            assert SAVED.search(done.stderr)
+        named = run(variables | {"OPENAI_BASE_URL": f"http://127.0.0.1:{port}/v1"}, *USES)
+        assert (named.returncode, named.stdout) == (2, "")
+        assert "unset OPENAI_BASE_URL" in named.stderr
+    assert {path for path, _, _ in got} == {"/health"}
+    assert {name.lower() for _, headers, _ in got for name in headers} <= {
+        "host", "accept-encoding", "user-agent", "connection", "x-memory-challenge"
+    }  # fmt: skip
+
+
+def test_an_upstream_that_the_running_service_does_not_send_to(variables, port, tmp_path):
+    with ScriptedServer(lambda body: say("other")) as other:
+        serve = subprocess.Popen(
+            [*COMMAND, "serve"], env=variables, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        try:
+            url = serve.stdout.readline().strip()
+            theirs = other.base_url.removesuffix("/v1")
+            for more in (
+                {"OPENAI_BASE_URL": other.base_url},
+                {"OPENAI_BASE_URL": "", "OPENAI_API_BASE": other.base_url},
+                {"MEMORY_BANK_SERVICE__UPSTREAM": other.base_url, "OPENAI_BASE_URL": ""},
+                {"ANTHROPIC_BASE_URL": theirs},
+            ):
+                done = run(variables | more, *(USES if "OPENAI_API_BASE" in more else ["true"]))
+                assert address(done) != url, more
+                assert "does not send to the upstream that" in done.stderr
+            assert [r.method for r in other.requests].count("POST") == 12
+            mixed = run(variables | {"OPENAI_BASE_URL": f"{url}/v1", "ANTHROPIC_BASE_URL": theirs}, "true")
+            assert (mixed.returncode, mixed.stdout) == (2, "")
+            assert "unset OPENAI_BASE_URL or ANTHROPIC_BASE_URL" in mixed.stderr
+            same = run(variables | {"OPENAI_BASE_URL": variables["OPENAI_BASE_URL"] + "/"}, "true")
+            assert address(same) == url
+            unnamed = run({k: v for k, v in variables.items() if k != "OPENAI_BASE_URL"}, "true")
+            assert address(unnamed) == url
+        finally:
+            serve.terminate()
+            serve.wait(20)
+
+
+def test_two_upstreams_for_one_provider_are_an_error(variables):
+    for more in (
+        {"OPENAI_API_BASE": "http://127.0.0.1:9/v1"},
+        {"MEMORY_BANK_SERVICE__UPSTREAM": "http://127.0.0.1:9/v1"},
+    ):
+        done = run(variables | more, "true")
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert "name two upstreams: unset one of them" in done.stderr
 
 
 HANDLES = """

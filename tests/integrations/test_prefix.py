@@ -13,6 +13,7 @@ from tests import blocks, items
 from tests.contracts.prefix import Sent, fold_of, fold_steps, sent_body
 from tests.examples import first_short
 from tests.integrations import test_sent as forms
+from tests.service.caching import Cached
 from tests.service.proxied import post, scripted
 from tests.service.requests import PATHS, body_of
 from tests.transcript.test_textcalls import FORMS as TEXT_FORMS
@@ -283,3 +284,30 @@ def test_a_client_whose_system_prompt_changes_at_every_request(tmp_path: Path) -
         for n, (body, h) in enumerate(bodies("messages", steps, thinking=ENABLED))
     ]
     check([Sent("", s.messages, s.fold) for s in asked(tmp_path, "messages", requests)])
+
+
+def test_a_long_first_prompt_is_read_from_the_cache_at_each_fold(tmp_path: Path) -> None:
+    """Beside a mark of the client on its system prompt alone, and beside those that it moves."""
+    head = blocks.user("Check the orders. " + "The rules of the shop are long. " * 900)
+    for name, marked in (("system", ()), ("moved", (-1, -3))):
+        cache = Cached()
+        read = []
+        with scripted(cache, tmp_path / name, STRATEGIES, strategy="native", inject_tools=False) as (
+            server,
+            p,
+        ):
+            for step in grown(forms.messages, turns(8)):
+                messages = [head, *step[1:]]
+                for at in marked if len(messages) > 3 else ():
+                    content = messages[at]["content"]
+                    messages[at] = {
+                        **messages[at],
+                        "content": [*content[:-1], {**content[-1], **blocks.MARK}],
+                    }
+                [(body, headers)] = bodies("messages", [messages])
+                body["system"] = [blocks.text("You check.", **blocks.MARK)] * (2 if marked else 1)
+                assert post(p.port, PATHS["messages"], body, *headers).status == 200
+                read.append(cache.cached[-1])
+            assert server.refused == []
+            assert sum(e.memory == "rebuilt" for e in p.told(len(read))) > 10
+        assert min(read[4:]) > 7_000, read

@@ -11,8 +11,9 @@ from tests.examples import examples
 from tests.quoting import unquote_lines
 from tests.selection.texts import ANY_TEXT
 
-from memory_bank.selection.cutting import GAP, MAX_BRACKETS, CutText, Node, cut_text, find_structure, unescape
+from memory_bank.selection.cutting import GAP, CutText, cut_text
 from memory_bank.selection.values import find_candidates, fold, words_of
+from memory_bank.transcript.structure import MAX_BRACKETS, Node, find_structure, unescape
 
 FRAME_LIKE = st.lists(
     st.sampled_from(

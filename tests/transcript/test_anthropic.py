@@ -355,13 +355,18 @@ def marked_blocks(messages):
     ]
 
 
+def named(blocks):
+    """The texts and ids of blocks."""
+    return [b.get("text") or b.get("tool_use_id") or b["id"] for b in blocks]
+
+
 @pytest.mark.parametrize(
     ("last", "marked"),
     [
-        (user("Go."), text("Go.", **MARK)),
-        (user("a", "b"), text("b", **MARK)),
-        (user(answer("t"), text(" ")), answer("t", **MARK)),  # an empty text must have none
-        (turn(use("t"), thought()), {**use("t"), **MARK}),
+        (user("Go."), "Go."),
+        (user("a", "b"), "b"),
+        (user(answer("t"), text(" ")), "t"),  # an empty text must have none
+        (turn(use("t"), thought()), "t"),
         (turn(thought()), None),
         (user(" "), None),
         (turn(*OPAQUE[-1:]), None),
@@ -369,53 +374,48 @@ def marked_blocks(messages):
 )
 def test_the_last_block_that_may_have_a_mark_gets_one(last, marked):
     messages = [user("Check."), *rounds(2), last]
+    before = "toolu_1" if last["role"] == "assistant" else "toolu_0"  # the request before ended there
     out = with_cache_marks({"messages": messages}, messages)
-    assert marked_blocks(out) == ([] if marked is None else [marked])
-    assert out[:-1] == messages[:-1]
+    assert named(marked_blocks(out)) == ["Check.", before, *([marked] if marked else [])]
 
 
-def test_the_end_of_the_fold_is_before_the_turns_that_are_the_requests_own():
-    task = user("Check.")
-    messages = [task, *rounds(6)]
-    memory = user("Check.", "<memory>")
-    out = with_cache_marks({"messages": messages}, [memory, *messages[7:]])
-    assert marked_blocks(out) == [text("<memory>", **MARK), {**messages[-1]["content"][0], **MARK}]
-    shortened = user(answer("toolu_1", "short"))
-    out = with_cache_marks({"messages": messages}, [task, *messages[3:4], shortened, *messages[5:]])
-    assert marked_blocks(out)[0] == {**shortened["content"][0], **MARK}
-    tail = user(answer("toolu_5", "short"))  # the last result in another form is not the fold
-    out = with_cache_marks({"messages": messages}, [memory, *messages[7:-1], tail])
-    assert marked_blocks(out) == [text("<memory>", **MARK), {**tail["content"][0], **MARK}]
-    thinking = [
-        task,
-        turn(thought(), use("a")),
-        user(answer("a")),
-        turn(thought(), use("b")),
-        user(answer("b")),
-    ]
-    out = with_cache_marks(
-        {"messages": thinking}, [memory, turn(use("b")), thinking[-1]]
-    )  # thinking was left out
-    assert marked_blocks(out) == [text("<memory>", **MARK), answer("b", **MARK)]
+@pytest.mark.parametrize(
+    ("request_", "marked"),
+    [
+        ({}, ["Check.", "toolu_4", "toolu_5"]),
+        ({"system": [text("s", **MARK)]}, ["Check.", "toolu_4", "toolu_5"]),
+        ({"tools": [{"name": "t", **MARK}], "system": [text("s", **MARK)]}, ["Check.", "toolu_5"]),
+        ({"system": [text("s", **MARK)] * 3}, ["toolu_5"]),
+        ({"system": [text("s", **MARK)] * 4}, None),
+        (MARK, ["Check.", "toolu_4"]),  # the API marks the last block itself
+    ],
+)
+def test_the_anchor_has_a_mark_before_and_after_a_fold_beside_those_of_the_client(request_, marked):
+    messages = [user("Check."), *rounds(6)]
+    fold = [user("Check.", "<memory>"), *messages[7:]]
+    for sent in (messages, fold):
+        out = with_cache_marks({"messages": messages, **request_}, sent)
+        assert (out and named(marked_blocks(out))) == marked
+    if marked and "Check." in marked:
+        out = with_cache_marks({"messages": messages, **request_}, fold, stands=False)
+        assert named(marked_blocks(out)) == ["Check."]
 
 
-def test_marks_of_the_client_stay_and_lost_ones_are_replaced_up_to_four():
-    messages = [user("Check."), *rounds(4)]
+def test_the_marks_that_a_client_moves_stay_at_the_end_and_the_anchor_gets_one():
+    messages = [user("Check."), *rounds(6)]
+    marked = [*messages]
+    for at in (-1, -3):
+        marked[at] = user({**messages[at]["content"][0], **HOUR})
+    fold = [user("Check.", "<memory>"), *marked[7:]]
+    assert with_cache_marks({"messages": marked}, marked) is None
+    for count, places in ((1, ["Check.", "toolu_4", "toolu_5"]), (2, ["Check.", "toolu_5"])):
+        out = with_cache_marks({"messages": marked, "system": [text("s", **HOUR)] * count}, fold)
+        assert named(marked_blocks(out)) == places
+        assert {b["cache_control"]["ttl"] for b in marked_blocks(out)} == {"1h"}  # never after a shorter one
     lost = [*messages]
     lost[2] = user({**messages[2]["content"][0], **HOUR})
-    fold = [user("Check.", "<memory>"), *messages[-2:]]
-    assert with_cache_marks({"messages": lost, "system": [text("s", **HOUR)]}, lost) is None
-    for around in ({"system": [text("s", **MARK)]}, {"tools": [{"name": "t", **MARK}]}, MARK):
-        assert with_cache_marks({"messages": messages, **around}, fold) is None
-    out = with_cache_marks({"messages": lost}, fold)
-    assert [b["cache_control"] for b in marked_blocks(out)] == [MARK["cache_control"]] * 2
-    kept = [*lost[:-1], user({**lost[-1]["content"][0], **HOUR})]
-    out = with_cache_marks({"messages": kept}, [fold[0], *kept[-2:]])
-    assert [b["cache_control"] for b in marked_blocks(out)] == [HOUR["cache_control"]] * 2
-    three = {"messages": lost, "system": [text("s", **MARK)] * 3}
-    assert marked_blocks(with_cache_marks(three, fold)) == [{**messages[-1]["content"][0], **MARK}]
-    four = {"messages": lost, "system": [text("s", **MARK)] * 4}
-    assert marked_blocks(with_cache_marks(four, fold)) == []
+    out = with_cache_marks({"messages": lost}, [user("Check.", "<memory>"), *lost[7:]])
+    assert named(marked_blocks(out)) == ["Check.", "toolu_4", "toolu_5"]
 
 
 @given(good_messages() | any_messages(), st.integers(0, 8), st.booleans())
@@ -429,7 +429,6 @@ def test_marks_keep_to_the_rules_whatever_the_messages(messages, gone, marks):
         out = with_cache_marks({"messages": messages, **(MARK if marks else {})}, sent)
         assert json.dumps(messages) == before
         if out is None:
-            assert marks or cache_marks(messages)
             continue
         assert len(out) == len(sent)
         assert cache_marks(out) <= max(MOST_CACHE_MARKS, cache_marks(sent))

@@ -19,7 +19,7 @@ from urllib.request import Request, urlopen
 
 import typer
 
-from memory_bank.cli.run import ADDRESSES, health_of, local_address
+from memory_bank.cli.run import ADDRESSES, UNKNOWN, Health, health_of, local_address
 from memory_bank.cli.setup import CLIENTS
 from memory_bank.cli.shared import CONFIG, DB, JSON, bank_file, print_json, service_settings, visible
 from memory_bank.errors import ConfigError, DatabaseVersionError, EmbedderMismatchError, MemoryBankError
@@ -148,11 +148,14 @@ def _embedder(wanted: str, database: Database | None, given: str) -> Finding:
     return Finding("embedder", "ok", model.name)
 
 
-def _service(url: str, health: dict[str, Any]) -> Iterator[Finding]:
-    parts = health.get("parts", {})
+def _service(url: str, health: Health) -> Iterator[Finding]:
+    if not health.is_own:
+        yield Finding("service", "note", f"{UNKNOWN.format(url=url)}; `memory-bank run` starts its own")
+        return
+    parts = health.told.get("parts", {})
     well = ", ".join(name for name, part in parts.items() if part["ok"])
     yield Finding(
-        "service", "ok", f"{health['version']} answers at {url}" + (f"; well: {well}" if well else "")
+        "service", "ok", f"{health.told['version']} answers at {url}" + (f"; well: {well}" if well else "")
     )
     for name, part in parts.items():
         if not part["ok"]:
@@ -213,8 +216,11 @@ def _clients(service: str) -> Iterator[Finding]:
             local_address(url),
             f"memory-bank run -- {_PROGRAMS[name]}" if name in _PROGRAMS else "",
         )
-        if local is not None and health_of(local):
-            yield Finding(name, "ok", f"goes through the service at {local}")
+        health = None if local is None else health_of(local)
+        if health is not None:
+            goes = f"goes through the service at {local}"
+            unknown = f"goes to {local}, but {UNKNOWN.format(url='that address')}"
+            yield Finding(name, "ok" if health.is_own else "note", goes if health.is_own else unknown)
         elif local == service or (local and name in CLIENTS):
             says = (
                 f"goes to {local}, where no service answers: start it with --port {urlsplit(local).port}, or"

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import shlex
 import shutil
 import signal
@@ -15,9 +16,10 @@ import tempfile
 import threading
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import typer
@@ -26,9 +28,18 @@ from memory_bank.cli.setup import CLIENTS, toml_value
 from memory_bank.cli.shared import CONFIG, DB, one_line, service_settings, tell
 from memory_bank.errors import ConfigError, ServiceError
 from memory_bank.lab.tables import money
+from memory_bank.service.security.proof import CHALLENGE, PROOF, address_of, proved, upstream_claim
+
+if TYPE_CHECKING:
+    from memory_bank.config import ServiceSettings
+    from memory_bank.service.proxy.dialects import Provider
 
 ADDRESSES = {"OPENAI_BASE_URL": "{url}/v1", "OPENAI_API_BASE": "{url}/v1", "ANTHROPIC_BASE_URL": "{url}"}
 """The variables from which programs take the address of the model's API."""
+_PROVIDERS: dict[str, Provider] = {
+    name: "anthropic" if name == "ANTHROPIC_BASE_URL" else "openai" for name in ADDRESSES
+}
+UNKNOWN = "what answers at {url} does not show that it is a service of yours"
 _ROUTES = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
 _SAMPLE = re.compile(r'^memory_bank_(\w+)\{(?:method="POST",)?(.*)\} (\S+)$', re.M)
 _SERVE = "from memory_bank.cli import main, run; run.end_with_stdin(); main()"
@@ -71,25 +82,46 @@ def run(
 # -- the service
 
 
-def ask(url: str, seconds: float = 4.0) -> bytes | None:
-    """Return the body of a local service's answer (status 200 or 503), or None."""
+class Health(NamedTuple):
+    """What ``/health`` says, and whether each claim is proved; the first is that the user's secret is known."""
+
+    told: dict[str, Any]
+    proof: list[bool]
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the service has shown that it is this user's."""
+        return self.proof[0]
+
+
+def ask(url: str, headers: Mapping[str, str] | None = None) -> tuple[bytes, str] | None:
+    """Return the body of a local service's answer (status 200 or 503) and its proof, or None."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(url, timeout=seconds) as answer:
-            return bytes(answer.read(2**20))
+        with opener.open(urllib.request.Request(url, headers=dict(headers or {})), timeout=4.0) as answer:
+            return bytes(answer.read(2**20)), answer.headers.get(PROOF, "")
     except urllib.request.HTTPError as e:
-        return e.read(2**20) if e.code == 503 else None
-    except (OSError, ValueError):
+        return (e.read(2**20), e.headers.get(PROOF, "")) if e.code == 503 else None
+    except (OSError, ValueError, HTTPException):
         return None
 
 
-def health_of(url: str) -> dict[str, Any] | None:
-    """What ``/health`` of the service at an address says; None where no service of ours answers."""
+def health_of(url: str, claims: Sequence[str] = ()) -> Health | None:
+    """What ``/health`` of the service at an address says; None where nothing answers as a service does.
+
+    Anything may answer so: no key and no content goes there unless it ``is_own``. ``claims`` are checked with that.
+    """
+    challenge = secrets.token_hex(16)
     try:
-        told = json.loads(ask(f"{url}/health") or b"null")
-    except ValueError:
+        parts = urlsplit(url)
+        address = address_of(parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
+        body, proof = ask(f"{url}/health", {CHALLENGE: challenge}) or (b"null", "")
+        told = json.loads(body)
+    except (ValueError, RecursionError):
         return None
-    return told if isinstance(told, dict) and {*told} - {"parts"} == {"status", "version"} else None
+    if not isinstance(told, dict) or {*told} - {"parts"} != {"status", "version"}:
+        return None
+    return Health(told, proved(proof, challenge, address, claims))
 
 
 def local_address(value: str) -> str | None:
@@ -103,17 +135,59 @@ def local_address(value: str) -> str | None:
 
 
 def running_service(db: str | None, config: Path | None) -> str | None:
-    """The address of the service that runs: the environment's, else the configured one; None without one.
+    """The address of this user's service that runs: the environment's, else the configured one; None without one.
 
-    With ``db`` only one of that bank counts.
+    With ``db`` only one of that bank counts, and only one that sends to the upstreams that the environment or the
+    configuration name. Raises ConfigError where the environment names another service, or two upstreams.
     """
     settings = service_settings(db, config)
-    addresses = [local_address(os.environ.get(name, "")) for name in ADDRESSES]
-    for url in dict.fromkeys(filter(None, (*addresses, f"http://127.0.0.1:{settings.port}"))):
-        health = health_of(url)
-        if health is not None and (db is None or _has_bank(health, db)):
+    upstreams = _named_upstreams(settings)
+    named = {name: local_address(os.environ.get(name, "")) for name in ADDRESSES}
+    configured = f"http://127.0.0.1:{settings.port}"
+    for url in dict.fromkeys(filter(None, (*named.values(), configured))):
+        variable = next((name for name, address in named.items() if address == url), "")
+        health = health_of(url, [upstream_claim(p, address) for p, (_, address) in upstreams.items()])
+        if health is None:
+            continue
+        if not health.is_own:
+            unknown = UNKNOWN.format(url=url)
+            if variable:
+                raise ConfigError(f"{unknown}: unset {variable}, or start your own there.")
+            tell(f"{unknown}: this command gets one of its own.")
+            continue
+        if db is not None and not _has_bank(health.told, db):
+            continue
+        places = zip(upstreams.values(), health.proof[1:], strict=True)
+        other = next((where for (where, _), fits in places if not fits), "")
+        if not other:
             return url
+        sends = f"the service at {url} does not send to the upstream that {other} names"
+        if variable:
+            raise ConfigError(f"{sends}: unset {variable} or {other}.")
+        tell(f"{sends}: this command gets a service of its own.")
     return None
+
+
+def _named_upstreams(settings: ServiceSettings) -> dict[Provider, tuple[str, str]]:
+    """The upstreams named for this command: the place, and the address. Raises ConfigError for two of a provider."""
+    settings_of: dict[Provider, str | None] = {
+        "openai": settings.upstream, "anthropic": settings.upstream_anthropic
+    }  # fmt: skip
+    places = [(provider, "the configuration", url) for provider, url in settings_of.items()]
+    places += [(provider, name, os.environ.get(name)) for name, provider in _PROVIDERS.items()]
+    named: dict[Provider, tuple[str, str]] = {}
+    for provider, where, given in places:
+        local = local_address(given or "")
+        if not (given or "").strip() or (local is not None and _is_service(local, settings.port)):
+            continue
+        from memory_bank.service.app import upstreams_of
+
+        key = "upstream" if provider == "openai" else "upstream_anthropic"
+        url = upstreams_of(settings.model_copy(update={key: given}))[provider]
+        before, other = named.setdefault(provider, (where, url))
+        if other != url:
+            raise ConfigError(f"{before} and {where} name two upstreams: unset one of them.")
+    return named
 
 
 def _is_service(url: str, port: int) -> bool:
@@ -140,6 +214,8 @@ def _started(db: str | None, config: Path | None) -> Iterator[str]:
     port = service_settings(db, config).port
     own = {n for n in ADDRESSES if (url := local_address(os.environ.get(n, ""))) and _is_service(url, port)}
     variables = {k: v for k, v in os.environ.items() if k not in own}  # the rest may be its upstream
+    if older := variables.get("OPENAI_API_BASE"):  # the name of an older client
+        variables["OPENAI_BASE_URL"] = variables.get("OPENAI_BASE_URL") or older
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         service = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=variables,
@@ -236,7 +312,7 @@ def _figures(url: str) -> Counter[str] | None:
     if told is None:
         return None
     found: Counter[str] = Counter()
-    for name, labels, value in _SAMPLE.findall(told.decode()):
+    for name, labels, value in _SAMPLE.findall(told[0].decode()):
         found[f"{name} {labels}"] += float(value)  # type: ignore[assignment]
     return found
 

@@ -201,7 +201,8 @@ def config(
 ) -> None:
     """Check a configuration and print it as TOML: what people set, and what the file and the environment change.
 
-    Each setting has a sentence, and the file or the variable that sets it. What is printed is a configuration file,
+    Each setting has a sentence, and the file or the variable that sets it; one that has no effect under the others
+    stands in a comment. What is printed is a configuration file,
     without a password in the database's URL. Each mistake is one sentence on standard error, with exit code 2.
     """
     from memory_bank.config import effective_settings, has
@@ -229,4 +230,6 @@ def config(
             source = f"Set by {one_line(s.source, 500)}." if s.source else ""
             if about := " ".join(filter(None, (s.meaning, source))):
                 print(f"# {about}")
-            print(f"# {s.place[-1]} =" if s.value is None else f"{_key(s.place[-1])} = {toml_value(s.value)}")
+            told = "" if s.value is None else f" {toml_value(s.value)}"
+            is_comment = s.value is None or (s.is_idle and not s.source)
+            print(f"{'# ' if is_comment else ''}{_key(s.place[-1])} ={told}")

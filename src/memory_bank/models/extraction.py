@@ -6,6 +6,7 @@ import re
 from itertools import islice
 
 from memory_bank.records import InteractionRecord
+from memory_bank.transcript.framing import content_of
 from memory_bank.transcript.jsontext import RAW, compact, is_raw, leaves
 from memory_bank.transcript.messages import readable_output
 from memory_bank.transcript.quoting import one_line
@@ -43,10 +44,14 @@ def extract_summary(record: InteractionRecord) -> str:
         shown = compact(given)
     shown = cut_at_edge(one_line(shown[: 2 * _ARGUMENT_CHARS]), _ARGUMENT_CHARS)
     call = f"Called {record.tool_name}({shown})."
-    value, _ = readable_output(record)
+    value, text = readable_output(record)
     try:
         is_text = is_raw(value) and isinstance(value[RAW], str)
-        body = _text_summary(value[RAW]) if is_text else _value_summary(unfold(value))
+        held = content_of(value[RAW] if is_text else text)
+        if held.value is not None:
+            body = _value_summary(unfold(held.value))
+        else:
+            body = _text_summary(held.text) if is_text else _value_summary(unfold(value))
     except RecursionError:
         body = _text_summary(compact(value))
     return cut_at_edge(f"{call} {body}", MAX_CHARS)

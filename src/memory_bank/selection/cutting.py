@@ -9,142 +9,9 @@ import re
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 
+from memory_bank.transcript.framing import FRAME_MEMBERS, frame_of, without_numbers
 from memory_bank.transcript.quoting import Mark, quote_lines
-
-MAX_BRACKETS = 40  # brackets nested deeper than this are part of the container that holds them
-LONGEST_KEY = 200  # characters that are kept of a key: many values may stand under it
-
-_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", re.S)
-_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": " ", "f": " "}
-_SURROGATE = re.compile("[\ud800-\udfff]")
-_KEY = re.compile(r'"\s*:')
-_CALL = re.compile(r"[A-Za-z_][\w.]{0,80}\(")
-_JSON_START = re.compile(r"[\[{]\s*[\"\[{]")
-_OPEN = re.compile(r"(?:\b[A-Za-z_][\w.]{0,80}(?=\())?[\[({]")
-_TOKEN = re.compile(
-    r"([\[({])|([\])}])|([,:=;])"
-    r"|[bBuUrR]{0,2}(?:\"((?:[^\"\\]|\\.)*+)(\"|\\?\Z)|'((?:[^'\\]|\\.)*+)('|\\?\Z))"
-    r"|([^\s\[\](){},:=;\"']+(?:'[^\s\[\](){},:=;\"']*)*)",
-    re.S,
-)
-_PAIRS = {"]": "[", ")": "(", "}": "{"}
-
-
-class Node:
-    """A value in a text: a scalar (`items` is None), or a container with the values in it.
-
-    text[start:end] is the value with its key, text[body:stop] the value alone, a string without its quotes;
-    `named`: the key, of which at most LONGEST_KEY characters are kept, stands before the value.
-    """
-
-    __slots__ = ("body", "end", "items", "key", "named", "start", "stop")
-
-    def __init__(self, start: int, body: int, stop: int, end: int, key: str | None) -> None:
-        self.start, self.body, self.stop, self.end = start, body, stop, end
-        self.key, self.named = (key or "")[:LONGEST_KEY], key is not None
-        self.items: list[Node] | None = None
-
-
-# -- strings ------------------------------------------------------------------
-def unescape(text: str) -> str:
-    """Undo one level of backslash escapes; two escapes of a surrogate pair become one character."""
-
-    def plain(match: re.Match[str]) -> str:
-        code = match.group(1) or match.group(2)
-        return chr(int(code, 16)) if code else _ESCAPED.get(match.group(3), match.group(3))
-
-    out = _ESCAPE.sub(plain, text)
-    if _SURROGATE.search(out):
-        out = out.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return out
-
-
-# -- structure ----------------------------------------------------------------
-def find_structure(text: str, start: int = 0, stop: int | None = None) -> list[Node]:
-    """Return the objects, arrays and printed calls that make up most of text[start:stop], in their order.
-
-    Empty if the text is something else, such as prose or code. Brackets that the text ends within are closed
-    at its end. Linear, never raises.
-    """
-    stop = len(text) if stop is None else stop
-    head = text[start : min(stop, start + 400)].lstrip()
-    if not head.startswith(("{", "[", "(")) and not _CALL.match(head) and not _JSON_START.search(head):
-        keys = sum(1 for _ in _KEY.finditer(text, start, stop))
-        if keys < 6 or keys * 220 < stop - start:
-            return []
-    roots: list[Node] = []
-    covered, at = 0, start
-    while opened := _OPEN.search(text, at, stop):
-        root, at = _read_root(text, opened.start(), opened.end() - 1, stop)
-        if root is not None:
-            roots.append(root)
-            covered += root.end - root.start
-    return roots if 2 * covered > stop - start else []
-
-
-def _read_root(text: str, start: int, opener: int, stop: int) -> tuple[Node | None, int]:
-    """Return the container that opens at `opener` (None if it holds no list of values), and its end."""
-    root = Node(start, opener, stop, stop, None)
-    root.items = items = []
-    stack = [root]
-    key: str | None = None
-    begin = -1  # where the key stands
-    fresh = False  # the latest value has no comma after it yet
-    errors = tokens = deeper = 0
-    at = opener + 1
-    for match in _TOKEN.finditer(text, at, stop):
-        tokens += 1
-        kind, at = match.lastindex, match.end()
-        if deeper:
-            deeper += (kind == 1) - (kind == 2)
-            continue
-        if kind == 2:  # a closing bracket
-            node = stack.pop()
-            node.stop = node.end = at
-            errors += text[node.body] != _PAIRS[match.group()]
-            if not stack:
-                break
-            items = stack[-1].items or []
-            fresh, key = True, None
-            continue
-        if kind == 3:  # a mark
-            mark = match.group()
-            if mark == ",":
-                fresh, key = False, None
-            elif mark != ";" and fresh and items and items[-1].items is None:
-                last = items.pop()
-                key, begin = text[last.body : last.stop], last.start
-                fresh = False
-            else:
-                errors += 1
-            continue
-        first = match.start()
-        if kind == 1:  # an opening bracket
-            if len(stack) >= MAX_BRACKETS:
-                deeper = 1
-                continue
-            node = Node(first if key is None else begin, first, stop, stop, key)
-            if fresh and items and items[-1].items is None and items[-1].end == first:
-                last = items.pop()  # the name of a call
-                node.start, node.key, node.named = last.start, last.key, last.named
-            else:
-                errors += fresh
-            items.append(node)
-            node.items = items = []
-            stack.append(node)
-            fresh, key = False, None
-        elif kind == 8 and fresh and items and items[-1].items is None:  # words of one value
-            items[-1].stop = items[-1].end = at
-            errors += 1
-        else:
-            errors += fresh
-            body, end = match.span(8 if kind == 8 else kind - 1 if kind else 0)
-            items.append(Node(first if key is None else begin, body, end, at, key))
-            fresh, key = True, None
-        if errors > 8 and errors * 6 > tokens:
-            return None, at
-    return (root if errors * 8 <= tokens + 8 and tokens > 1 else None), at
-
+from memory_bank.transcript.structure import LONGEST_KEY, Node, escaped_span, find_structure, unescape
 
 WIDTH = 140  # characters that a segment should have
 ROW_WIDTH = 60  # rows are joined up to this many characters, so that each can be shown nearly alone
@@ -273,16 +140,11 @@ _UNIT = re.compile(
 )
 _RULE = re.compile(r"[\s|+:=\-]*[|+\-=][\s|+:=\-]*\Z")
 _NUMBERED = re.compile(r"\s*\d{1,7}[\t|:→-]|[^\s:]{1,200}:\d{1,7}[:\-]")
-_OPEN_QUOTE = re.compile(r"(?:^|[=(:,\s\[{])['\"]")
-_SINGLE = re.compile(r"(?:[^'\\]|\\.)*+(?=')", re.S)
-_DOUBLE = re.compile(r'(?:[^"\\]|\\.)*+(?=")', re.S)
-_UNFINISHED = re.compile(r'(?:[^"\\]|\\.)*+\\?\Z', re.S)
 _ESCAPED_BREAK = re.compile(r"\\+n")
 _WORD = re.compile(r"\w")
 _SPACE = re.compile(r"\s")
 _BREAK = re.compile(r"[\s,;|)\]}>]")
 _WRAPPER_KEYS = frozenset(("text", "content", "result", "output", "data", "stdout"))
-_EMPTY_KEYS = frozenset(("type", "isError", "is_error", "annotations", "_meta", "meta", "mimeType"))
 _EMPTY = frozenset(("", "null", "None", "true", "false", "True", "False"))
 
 
@@ -349,7 +211,7 @@ class _Cutter:
         if line and not self._text[line:start].strip(" \t"):
             start = line
         text = self._text[start:end].rstrip()
-        content = any(k not in _EMPTY_KEYS and self._text[s:e] not in _EMPTY for k, s, e in cells)
+        content = any(k not in FRAME_MEMBERS and self._text[s:e] not in _EMPTY for k, s, e in cells)
         if not text or (beside and not content):
             return
         end = start + len(text)
@@ -364,21 +226,27 @@ class _Cutter:
         self._source, self._text, self._structured, self._block = len(self.sources), text, False, 0
         self.sources.append(text)
         self.paths.append(path)
-        if len(text) <= MAX_TEXT:
-            self._add_part(0, len(text), depth)
-        elif len(text) > MAX_ESCAPED or not self._add_escaped(0, len(text), depth):
-            first, last = MAX_TEXT * 2 // 3, len(text) - MAX_TEXT // 3  # moved to where no word is cut
+        start, stop, _ = frame_of(text)
+        self.skipped += len(text) - (stop - start)
+        if stop - start <= MAX_TEXT:
+            self._add_part(start, stop, depth)
+        elif len(text) > MAX_ESCAPED or not self._add_escaped(start, stop, depth):
+            first, last = start + MAX_TEXT * 2 // 3, stop - MAX_TEXT // 3  # moved to where no word is cut
             first = max(text.rfind(space, first - 4000, first) for space in "\n ") + 1 or first
-            after = _SPACE.search(text, last, last + 4000)
+            after = _SPACE.search(text, last, min(stop, last + 4000))
             last = after.end() if after else last
             self.skipped += last - first
-            self._add_part(0, first, depth)
-            self._add_part(last, len(text), depth)
+            self._add_part(start, first, depth)
+            self._add_part(last, stop, depth)
         self._source, self._text, self._structured, self._block = outer
 
     def _add_part(self, start: int, stop: int, depth: int) -> None:
         roots = find_structure(self._text, start, stop) if depth < MAX_DEPTH else []
         if not roots and self._add_escaped(start, stop, depth):
+            return
+        plain = without_numbers(self._text[start:stop]) if not roots and depth < MAX_DEPTH else None
+        if plain and find_structure(plain):
+            self.add_source(plain, "", depth + 1)
             return
         for root in [*roots, None]:
             until = stop if root is None else root.start
@@ -397,21 +265,11 @@ class _Cutter:
         text = self._text
         if depth > MAX_DEPTH or text.find("\\", start, stop) < 0:
             return False
-        at = start
-        for _ in range(6):
-            opened = _OPEN_QUOTE.search(text, at, min(stop, at + 400))
-            if opened is None:
-                break
-            at = opened.end()
-            pattern = _SINGLE if opened.group(0)[-1] == "'" else _DOUBLE
-            match = pattern.match(text, at, stop)
-            if match is None and opened.group(0) == ':"':
-                match = _UNFINISHED.match(text, at, stop)
-            if match is not None and match.end() - at >= 0.6 * (stop - start):
-                self._add_lines(start, at)
-                self.add_source(unescape(match.group(0)), "", depth + 1)
-                self._add_lines(match.end(), stop)
-                return True
+        if span := escaped_span(text, start, stop):
+            self._add_lines(start, span[0])
+            self.add_source(unescape(text[slice(*span)]), "", depth + 1)
+            self._add_lines(span[1], stop)
+            return True
         head = min(stop, start + 4000)
         if len(_ESCAPED_BREAK.findall(text, start, head)) <= 3 * (1 + text.count("\n", start, head)):
             return False

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any, Literal, NamedTuple
 
-from memory_bank.transcript.jsontext import inner_json, leaves, parse_arguments
+from memory_bank.transcript.framing import content_of
+from memory_bank.transcript.jsontext import leaves, parse_arguments
 
 Effect = Literal["read", "write"]
 Access = Literal["read", "write", "edit"]
@@ -144,16 +145,16 @@ def effects_of_tools(tools: Iterable[Mapping[str, Any]]) -> dict[str, Effect]:
 
 def is_failure(output: str) -> bool:
     """Whether an output reports that the call failed: by its first words, an error member or an exit code."""
-    head = output[:_FAR].lstrip()
-    if not head:
-        return False
-    value = inner_json(output) if len(output) <= _FAR else None
-    if isinstance(value, dict):
-        return _reports_failure(value)
-    if _FAILURE_START.match(head):
+    content = content_of(output)
+    value, text = content.value, content.text[:_FAR].lstrip()
+    if content.code:
         return True
-    code = _EXIT.search(head[:200]) or _EXIT.search(output[-200:])
-    return code is not None and code[1].strip("-0") != ""
+    if isinstance(value, dict) and text.startswith("{"):
+        return _reports_failure(value)
+    if _FAILURE_START.match(text) or (isinstance(value, dict) and _reports_failure(value)):
+        return True
+    code = _EXIT.search(output[:200]) or _EXIT.search(output[-200:])
+    return content.code is None and code is not None and code[1].strip("-0") != ""
 
 
 def _reports_failure(value: Mapping[str, Any]) -> bool:

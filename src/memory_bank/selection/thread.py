@@ -7,12 +7,10 @@ other calls, and its outcome.
 
 from __future__ import annotations
 
-import json
 import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -20,6 +18,7 @@ from typing import NamedTuple
 
 from memory_bank.selection.effects import Effect, changes_something, is_failure
 from memory_bank.selection.values import KIND, kind_of
+from memory_bank.transcript.framing import content_of
 from memory_bank.transcript.jsontext import RAW, Leaf, inner_json, leaves, parse_arguments
 from memory_bank.transcript.quoting import Mark, one_line, quote_lines
 
@@ -37,6 +36,7 @@ _NAME_CHARS = 48  # of the last part of a path
 _OUTCOME_CHARS = 48
 _TELLING_CHARS = 84  # of the telling values of a JSON object
 _ERROR_CHARS = 72
+_ERROR_KEYS = ("error", "message", "detail", "text", "errors", "stderr")
 _LABEL = re.compile(r"\A\s*(?:<[^<>]{1,40}>\s*)?(?:error:?\s+)?", re.I)
 _CONFIRMED = re.compile(
     r"(?:the )?(?:file|directory|folder|todos?|plan|notebook|cell)\b[^\n]{0,300}?\b(?:has been|have been|was|were)?"
@@ -44,10 +44,12 @@ _CONFIRMED = re.compile(
     re.I,
 )
 _WORD_END = re.compile(r"[\s,;)\]}]")
-_TEXT_PART = {"type", "text", "annotations", "_meta", "cache_control"}
-_JSON_CHARS = 20_000
-_JSON_LINE = re.compile(r"^[\[{]", re.M)
-_LABELLED = re.compile(r"^[ \t]*(?:[-*] )?([A-Za-z][\w \-]{0,30}):[ \t]+(\S[^\n]{0,80})$", re.M)
+_LABELLED = re.compile(
+    r"^[ \t]*+(?:[-*•] )?[|\"'*]{0,3}[ \t]{0,8}([A-Za-z][\w .\[\]/-]{0,60}?)[\"'*]{0,2}[ \t]{0,40}"
+    r"(?:[:=]\**[ \t]{1,40}|:=|\|[ \t]{0,40})\"?(\S[^|\n]{0,80}?)[\",]{0,2}[ \t]{0,40}\|?\r?$",
+    re.M,
+)
+_DIGITS = re.compile(r"\d+")
 _LABELLED_CHARS = 8_000  # of a text that are searched for labels
 _ID_KEY = re.compile(r"(?:^|[_\W])(?:id|number|code|key|ref)$|id$", re.I)
 _IDS = {KIND["code"], KIND["hex"], KIND["email"]}
@@ -127,15 +129,13 @@ def ending(text: str, chars: int) -> str:
 
 def outcome(output: str, known: Collection[str] = ()) -> tuple[str, list[str]]:
     """What came back in a few words ("" for nothing, ``error: …``), and the values in it, without ``known`` ones."""
-    text = output.strip()
+    content = content_of(output)
+    text, value = content.text.strip(), content.value
     if is_failure(output):
-        return f"error: {clip(one_line(_error_text(text)), _ERROR_CHARS)}", []
+        words = one_line(_error_text(text, value)) or f"exit code {content.code}"
+        return f"error: {clip(words, _ERROR_CHARS)}", []
     if not text:
         return "", []
-    value = _json_in(text)
-    parts = value.get("content") if isinstance(value, dict) else value
-    if isinstance(parts, list) and (joined := "\n".join(_texts(parts))):
-        return outcome(joined, known) if joined != text else ("", [])
     if value is None:
         return _outcome_of_text(text, known)
     if isinstance(value, list):
@@ -143,7 +143,9 @@ def outcome(output: str, known: Collection[str] = ()) -> tuple[str, list[str]]:
     own: list[str] = []
     pairs = []
     found = (
-        leaf for leaf in islice(leaves(value, breadth_first=True), _OUTCOME_LEAVES) if leaf.value is not None
+        leaf
+        for leaf in islice(leaves(value, opened=inner_json, breadth_first=True), _OUTCOME_LEAVES)
+        if leaf.value is not None
     )
     for leaf in found:
         pair = leaf.key, one_line(str(leaf.value)[:_READ_CHARS])
@@ -162,7 +164,7 @@ def _outcome_of_text(text: str, known: Collection[str]) -> tuple[str, list[str]]
         return line, []
     if _CONFIRMED.match(line):
         return "ok", []
-    labelled = _LABELLED.findall(text[:_LABELLED_CHARS])
+    labelled = _labelled(text[:_LABELLED_CHARS])
     shown, values = _telling(labelled, known, [text for _, text in labelled])
     if tells_id(shown):
         return shown, values
@@ -173,6 +175,23 @@ def _outcome_of_text(text: str, known: Collection[str]) -> tuple[str, list[str]]
     return f"{line[: _OUTCOME_CHARS - end - 1].rstrip()}…{line[-end:].lstrip()}", []
 
 
+def _labelled(text: str) -> list[tuple[str, str]]:
+    """The keys and values in lines such as ``key: value``: those that stand once, if any do, as rows repeat keys."""
+    rows = [line for line in text.split("\n") if any(map(str.isalnum, line))]
+    for mark in ("|", "\t", ","):
+        counts = [0, *(row.strip("| ").count(mark) for row in rows), 0]
+        for n, row in enumerate(rows[:-1], 1):  # a header and one row
+            if counts[n] and counts[n] == counts[n + 1] and counts[n] not in (counts[n - 1], counts[n + 2]):
+                names, cells = ([c.strip(' "\r') for c in r.strip("| ").split(mark)] for r in (row, rows[n]))
+                pairs = [(name, cell) for name, cell in zip(names, cells, strict=True) if name and cell]
+                if any(is_id(*pair) for pair in pairs):
+                    return pairs
+    found = _LABELLED.findall(text)
+    times = Counter(_DIGITS.sub("#", key) for key, _ in found)
+    once = [(key, value) for key, value in found if times[_DIGITS.sub("#", key)] == 1]
+    return [(key.rpartition(".")[2], value) for key, value in once or found]
+
+
 def _in_list(leaf: Leaf) -> bool:
     trail = leaf.trail
     while trail is not None:
@@ -180,25 +199,6 @@ def _in_list(leaf: Leaf) -> bool:
         if isinstance(step, int):
             return True
     return False
-
-
-def _texts(parts: Sequence[object]) -> list[str]:
-    """The texts of a list that has nothing but strings of some lines, or text parts; else none."""
-    texts = [p.get("text") if isinstance(p, dict) and set(p) <= _TEXT_PART else p for p in parts]
-    found = [t for t in texts if isinstance(t, str)]
-    lines = any("\n" in t for t in found) or any(isinstance(p, dict) for p in parts)
-    return found if lines and len(found) == len(texts) else []
-
-
-def _json_in(text: str) -> object:
-    """The JSON value that a text is, or that follows its first lines (an exit code, a label); None without."""
-    if len(text) > _JSON_CHARS:
-        return None
-    begin = _JSON_LINE.search(text)
-    if begin is not None and begin.start():
-        with suppress(ValueError, RecursionError):
-            return json.JSONDecoder().raw_decode(text, begin.start())[0]
-    return inner_json(text)
 
 
 def _telling(
@@ -236,10 +236,9 @@ def tells_id(outcome: str) -> bool:
     return any(is_id(*part.split("=", 1)) for part in outcome.split(", ") if "=" in part)
 
 
-def _error_text(text: str) -> str:
-    value = inner_json(text) if len(text) <= _JSON_CHARS else None
+def _error_text(text: str, value: object) -> str:
     for leaf in islice(leaves(value), 40) if isinstance(value, dict) else ():
-        if isinstance(leaf.value, str) and leaf.key in ("error", "message", "detail", "text", "errors"):
+        if isinstance(leaf.value, str) and leaf.value and leaf.key in _ERROR_KEYS:
             return leaf.value
     if text.startswith("Traceback"):
         return text.rstrip().rsplit("\n", 1)[-1]

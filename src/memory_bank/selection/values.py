@@ -11,9 +11,11 @@ from functools import lru_cache
 from itertools import islice
 from typing import Literal, NamedTuple
 
-from memory_bank.selection.cutting import CutText, Segment, cut_text, unescape
+from memory_bank.selection.cutting import CutText, Segment, cut_text
 from memory_bank.selection.effects import FileAccess, file_access
+from memory_bank.transcript.framing import frame_of
 from memory_bank.transcript.jsontext import inner_json, leaves
+from memory_bank.transcript.structure import unescape
 
 LONGEST = 120  # characters of the longest value
 CACHED = 1 << 15  # tokens whose kind, shape or singular is kept
@@ -205,7 +207,8 @@ def parse_record(
     own_arguments = kind == "arguments"
     cut = cut_text(arguments, unfold=True) if own_arguments else cut_text(output)
     gaps = [len(cut.gap_before(n)) for n in range(len(cut.segments))]
-    error = kind == "output" and len(output) <= LONGEST_ERROR
+    short = output if kind == "output" and len(output) <= LONGEST_ERROR else ""
+    report = short[frame_of(short).start :]
     return ParsedRecord(
         interaction,
         trace_id,
@@ -218,7 +221,7 @@ def parse_record(
         tuple(count_tokens(s.text + "\n") for s in cut.segments),
         tuple(2 if chars < 2 else 3 + chars // 3 for chars in gaps),  # about; to count takes too long
         kind,
-        error and bool(_ERROR.search(output, 0, 120) or _ERROR_FLAG.search(output)),
+        bool(_ERROR.search(report, 0, 120) or _ERROR_FLAG.search(report)),
         file_access(tool, arguments) if tool else None,
     )
 

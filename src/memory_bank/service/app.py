@@ -44,7 +44,8 @@ from memory_bank.service.proxy.compaction import Seals
 from memory_bank.service.proxy.dialects import DIALECTS, Provider
 from memory_bank.service.proxy.identity import Identity, canonical_bytes
 from memory_bank.service.proxy.rebuild import Rebuilder
-from memory_bank.service.proxy.routes import REFUSED, Exchange, Proxy
+from memory_bank.service.proxy.refusals import REFUSED
+from memory_bank.service.proxy.routes import Exchange, Proxy
 from memory_bank.service.proxy.upstream import Upstream, is_url
 from memory_bank.service.security.access import Keyring, stored_id
 from memory_bank.service.security.gate import AllowedHosts, Gate
@@ -77,7 +78,7 @@ class Service:
         self.database = database
         self.metrics = metrics
         self.telemetry = telemetry
-        urls = upstreams_of(self.settings)
+        urls = self.urls = upstreams_of(self.settings)
         chat = chat_of(config, urls["openai"])
         self.observing = ServiceObserver(database, config, chat)
         cache = MessageCache()

@@ -41,8 +41,6 @@ from memory_bank.transcript.turns import ADDED
 log = logging.getLogger("memory_bank.Service")
 
 T = TypeVar("T")
-IN_ONE_BLOCK = " (block)"
-"""What is added to the key of a strategy that shows its memory as one block, whatever its layout is."""
 _s = sessions.c
 _KNOWN = sa.select(_s.session_id).where(
     _s.session_id == sa.bindparam("session"),
@@ -142,9 +140,6 @@ class Sessions:
         self._queued = queued
         self.traced = traced or (lambda operation, session_id: nullcontext())  # noqa: ARG005
         known = {CONTROL: NoStrategySettings(), **config.memory_strategies}
-        for key, settings in config.memory_strategies.items():
-            if isinstance(settings, MemoryBankSettings):
-                known[key + IN_ONE_BLOCK] = settings.model_copy(update={"layout": "block"})
         self._processor = MemoryProcessor(config.model_copy(update={"memory_strategies": known}), self._open)
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         # sessions whose next preview only adds what is new
@@ -166,7 +161,6 @@ class Sessions:
         model: str = "",
         tools: Sequence[object] | None = None,
         beside: str | None = None,
-        safer: bool = False,
         whole: frozenset[str] = frozenset(),
         under_load: bool = False,
     ) -> Rebuilt:
@@ -177,8 +171,8 @@ class Sessions:
         ``model``: that the request is for; its price decides how often the history is folded. ``tools``: those that
         the model gets; the context names ``get_record`` only where it is among them. ``beside``: what the proxy sends
         besides the messages, such as the client's tools; it counts for the context and for the full history.
-        ``safer``: the memory is one block, where the strategy can show it so. ``whole``: tools whose calls and
-        results stay whole. ``under_load``: many requests wait, so that the next fold is put off.
+        ``whole``: tools whose calls and results stay whole. ``under_load``: many requests wait, so that the next
+        fold is put off.
 
         Raises what MemoryProcessor.apply_strategy and ``to_request`` of the history raise, and ConfigError for an
         invalid name.
@@ -191,8 +185,6 @@ class Sessions:
         control = self.is_control(session_id)
         if control:
             key = CONTROL
-        elif safer and isinstance(self.config.strategy(key), MemoryBankSettings):
-            key += IN_ONE_BLOCK
         seen = self._hidden(messages)
         client = llm_client if llm_client is not None else self.llm_client
         with self._holding(session_id, namespace) as kept:

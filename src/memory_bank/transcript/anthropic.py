@@ -457,36 +457,76 @@ def cache_marks(*values: object) -> int:
     return count
 
 
-def with_cache_marks(request: Mapping[str, Any], messages: Sequence[Any]) -> list[Any] | None:
+def with_cache_marks(
+    request: Mapping[str, Any], messages: Sequence[Any], *, stands: bool = True
+) -> list[Any] | None:
     """The messages to be sent for a request with cache marks; None where they need none.
 
-    One is at the last block, and one at the end of what stands in the place of the request's older messages. A
-    request that has marks of its own keeps those; only where it lost one with a message does it get others, as many
-    as the API allows. A mark before one with a longer lifetime gets that lifetime, as the API demands.
+    Marked are the last block, the anchor's end, which is read again at each fold, and the end of the request before,
+    as far as the client has no mark at the end and the API allows it: four marks with the client's. Where those are
+    four, the anchor gets the client's mark before its last. A request that goes as it came, with marks of its own in
+    its messages, is not changed. ``stands``: the next context will begin as this one; else only the anchor does.
+
+    A mark before one with a longer lifetime gets that lifetime, as the API demands.
     """
     source = request["messages"]
-    around = cache_marks(request.get("system"), request.get("tools")) + (request.get(CACHE_MARK) is not None)
     own = cache_marks(source)
-    if (own or around) and cache_marks(messages) >= own:
+    is_changed = len(messages) != len(source) or any(
+        a is not b for a, b in zip(messages, source, strict=True)
+    )
+    if own and not is_changed:
         return None
-    out = list(messages)
-    now, before = _up_to_last_turn(messages), _up_to_last_turn(source)
-    both = zip(reversed(now), reversed(before), strict=False)
-    same = sum(1 for _ in takewhile(lambda pair: pair[0][1] is pair[1][1] or pair[0][1] == pair[1][1], both))
-    last_message = [
-        (place, block) for place, block in _places(messages) if place.message == len(messages) - 1
-    ]
-    for blocks in (last_message, now[: len(now) - same]):
-        place = next((place for place, block in reversed(blocks) if _may_be_marked(block)), None)
-        if place is not None and around + cache_marks(out) < MOST_CACHE_MARKS:
+    around = cache_marks(request.get("system"), request.get("tools")) + (request.get(CACHE_MARK) is not None)
+    places, last = _places(messages), _last_turn(messages)
+    is_marked = request.get(CACHE_MARK) is not None or bool(cache_marks(messages[last:]))
+    anchor = _anchor(places, _places(source) if is_changed else places)
+    wanted = [] if is_marked or not stands else [[p for p, _ in places if p.message == len(messages) - 1]]
+    wanted += [anchor, [p for p, _ in places if p.message < last] if stands else []]
+    blocks, out = dict(places), list(messages)
+    for found in wanted:
+        place = next((p for p in reversed(found) if _may_be_marked(blocks[p])), None)
+        if place is None:
+            continue
+        if around + cache_marks(out) == MOST_CACHE_MARKS and found is anchor and is_changed:
+            _free_mark(out, place)
+        if around + cache_marks(out) < MOST_CACHE_MARKS:
             _mark(out, place)
-    return out
+    return None if all(a is b for a, b in zip(out, messages, strict=True)) else out
 
 
-def _up_to_last_turn(messages: Sequence[Any]) -> list[tuple[PartPlace, Any]]:
-    """The blocks up to the last message of the assistant, without its thinking."""
-    last = max((i for i, message in enumerate(messages) if _role(message) == "assistant"), default=-1)
-    return [(p, b) for p, b in _places(messages) if p.message <= last and _type(b) not in THINKING]
+def _last_turn(messages: Sequence[Any]) -> int:
+    """The position at which the last turn of the assistant begins; the end where there is none."""
+    last = next(
+        (i for i in reversed(range(len(messages))) if _role(messages[i]) == "assistant"), len(messages)
+    )
+    while 0 < last < len(messages) and _role(messages[last - 1]) == "assistant":
+        last -= 1
+    return last
+
+
+def _anchor(now: Sequence[tuple[PartPlace, Any]], before: Sequence[tuple[PartPlace, Any]]) -> list[PartPlace]:
+    """The places that a context shares with the messages that came; of the same messages, those before any call."""
+    if now is before:
+        pairs = takewhile(lambda pair: _type(pair[1]) != "tool_use", now)
+        calls = next((p.message for p, block in now if _type(block) == "tool_use"), -1)
+        return [place for place, _ in pairs if place.message != calls]
+    both = zip(now, before, strict=False)
+    return [
+        a[0] for a, _ in takewhile(lambda pair: pair[0][1] is pair[1][1] or pair[0][1] == pair[1][1], both)
+    ]
+
+
+def _free_mark(messages: list[Any], anchor: PartPlace) -> None:
+    """Take one of the client's marks away where there are several after the anchor: the first of them."""
+    marked = [
+        p
+        for p, b in _places(messages)
+        if p > anchor and isinstance(b, dict) and b.get(CACHE_MARK) is not None
+    ]
+    if len(marked) > 1:
+        message, at = messages[marked[0].message], marked[0].number
+        blocks = [_unmarked(b) if i == at else b for i, b in enumerate(_as_blocks(message))]
+        messages[marked[0].message] = {**message, "content": blocks}
 
 
 def _places(messages: Sequence[Any]) -> list[tuple[PartPlace, Any]]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 
 import pytest
-from tests.blocks import turn, user
+from tests.blocks import answer, thought, turn, use, user
 from tests.examples import first_short
-from tests.service.proxied import post, scripted
+from tests.service.proxied import RawUpstream, chunked, configured, post, proxied, scripted, whole
 from tests.service.proxy.test_messages import (
     ADAPTIVE,
-    LONG,
     SESSION,
     STEPS,
     ask,
@@ -20,11 +20,23 @@ from tests.service.proxy.test_messages import (
 )
 from tests.service.test_figures import BANK, BODIES
 
-from memory_bank.service.proxy.routes import FIRST_PAUSE, LONGEST_PAUSE, REFUSED, SAFER, UNTRIED
+from memory_bank.service.proxy.refusals import (
+    FIRST_PAUSE,
+    IN_VAIN,
+    LONGEST_PAUSE,
+    OUTAGES,
+    REFUSED,
+    REFUSES_ALL,
+    TEMPORARY,
+)
 from memory_bank.testing import Reply, fail, say
+from memory_bank.transcript import events
 
 ENABLED = {"type": "enabled", "budget_tokens": 1024}
 routes = pytest.mark.parametrize("route", list(BODIES))
+streams = pytest.mark.parametrize("stream", [False, True])
+FINAL = [302, 400, 403, 404, 413, 422, 424, 500, 501, 502, 503]
+JSON, EVENTS = b"content-type: application/json", b"content-type: text/event-stream"
 
 
 class Client:
@@ -57,16 +69,39 @@ class Client:
         )
 
 
-@routes
-@pytest.mark.parametrize("status", first_short([400, 413, 422]))
-def test_memory_comes_back_in_a_safer_form(tmp_path, route, status):
+def is_own(route, body):
+    """Whether a request is the client's own."""
     key = "input" if route == "responses" else "messages"
-    whole = BODIES[route][1][key]
+    return body[key] == BODIES[route][1][key]
+
+
+# every status
+
+
+@routes
+@streams
+def test_no_status_for_a_rebuilt_context_reaches_the_agent(tmp_path, route, stream):
+    """Whatever upstream answers to the changed request, the client gets the answer to its own."""
+    statuses = iter(FINAL)
+
+    def script(body):
+        return say("ok") if is_own(route, body) else fail(next(statuses), "no", code="bad_turn")
+
+    with Client(tmp_path, route, script) as client:
+        for number in range(len(FINAL)):
+            came = client.ask(session=b"%d" % number, stream=stream)
+            assert came == (200, "unchanged", REFUSED, 2), FINAL[number]
+            assert b"ok" in client.came.body
+
+
+@routes
+@pytest.mark.parametrize("status", [400, *first_short([500, 403], 1)])
+def test_memory_pauses_says_so_and_comes_back(tmp_path, route, status):
     refused = []
 
     def script(body):
-        if body[key] != whole and not refused:
-            refused.append(body[key])
+        if not is_own(route, body) and not refused:
+            refused.append(body)
             return fail(status, "no secret-words", code="bad_turn")
         return say("ok")
 
@@ -76,29 +111,253 @@ def test_memory_comes_back_in_a_safer_form(tmp_path, route, status):
             assert client.ask() == (200, "unchanged", REFUSED, 1)
         assert client.ask(session=b"other")[1:3] == ("rebuilt", None)
         for _ in range(3):
-            assert client.ask() == (200, "rebuilt", SAFER, 1)
-        safer = client.server.requests[-1].body[key]
-        assert safer != refused[0]
-        assert len(safer) < len(refused[0]) < len(whole)  # one block in place of many turns
-        warnings = [line for line in client.p.lines if "refused" in line]
-        kind = {"chat": "invalid", "responses": "invalid", "messages": "_error"}[route]
-        assert len(warnings) == 1
-        assert f"{route}, {status}, " in warnings[0]
-        assert kind in warnings[0] or "bad_turn" in warnings[0] or "too_large" in warnings[0]
-        assert "session task" in warnings[0]
-        assert "for 5 requests, then in a safer form" in warnings[0]
+            assert client.ask() == (200, "rebuilt", None, 1)
+        [warning] = [line for line in client.p.lines if "refused" in line]
+        assert f"{route}, {status}, " in warning
+        assert "session task goes without memory for 5 requests" in warning
         assert not any("secret-words" in line for line in client.p.lines)
         with client.p.service.sessions.reading(None, "task") as state:
             assert state.fact_store.size() == 12  # facts are recorded all the same
 
 
+def test_each_further_refusal_doubles_the_pause(tmp_path):
+    with Client(
+        tmp_path, "chat", lambda body: say("ok") if is_own("chat", body) else fail(403, "no")
+    ) as client:
+        tries = [n for n in range(40) if client.ask()[3] == 2]
+        assert tries == [0, 1 + FIRST_PAUSE, 2 + 3 * FIRST_PAUSE, 3 + 7 * FIRST_PAUSE]
+        refusals = client.p.service.proxy.refusals[None, "task", ""]
+        for _ in range(9):
+            refusals.left = 0
+            client.ask()
+        assert refusals.pause == LONGEST_PAUSE
+
+
 @routes
 def test_where_the_original_is_refused_too_memory_goes_on(tmp_path, route):
-    faults = [fail(400, "ours"), fail(400, "the clients own"), say("ok")]
+    faults = [fail(500, "ours"), fail(404, "the clients own"), say("ok")]
     with Client(tmp_path, route, faults) as client:
-        assert client.ask()[::3] == (400, 2)
+        assert client.ask()[::3] == (404, 2)
         assert b"the clients own" in client.came.body
         assert client.ask() == (200, "rebuilt", None, 1)
+        assert not [line for line in client.p.lines if "refused" in line]
+
+
+@routes
+@pytest.mark.parametrize("status", sorted(TEMPORARY))
+def test_a_status_that_says_nothing_of_the_request_passes_as_it_comes(tmp_path, route, status):
+    with Client(tmp_path, route, [fail(status, "no"), say("ok")]) as client:
+        assert client.ask() == (status, "rebuilt", None, 1)
+        assert client.ask() == (200, "rebuilt", None, 1)
+
+
+@routes
+def test_an_outage_of_a_form_that_was_accepted_passes_as_it_comes(tmp_path, route):
+    outages = [fail(status, "no") for status in sorted(OUTAGES)]
+    bank = {"folds": {**BANK, "refresh_after": 4_000}}
+    with scripted([say("ok"), *outages, say("ok")], tmp_path, bank, inject_tools=False) as (server, p):
+        path, body = BODIES[route]
+        came = [post(p.port, path, body, b"x-memory-session: a") for _ in range(len(outages) + 2)]
+        assert [c.status for c in came] == [200, *sorted(OUTAGES), 200]
+        assert {c.header(b"x-memory-status") for c in came} == {b"rebuilt"}
+        assert len(server.requests) == len(came)
+        assert not [line for line in p.lines if "refused" in line]
+
+
+@routes
+def test_an_upstream_that_fails_for_everything_gets_no_double_load_and_pauses_nothing(tmp_path, route):
+    def script(_):
+        return fail(500, "no") if client.is_down else say("ok")
+
+    with Client(tmp_path, route, script) as client:
+        client.is_down = True
+        came = [client.ask() for _ in range(IN_VAIN + 9)]
+        assert {status for status, *_ in came} == {500}
+        assert [count for *_, count in came] == [2] * IN_VAIN + [1] * 9
+        assert not [line for line in client.p.lines if "refused" in line]
+        client.is_down = False
+        assert client.ask() == (200, "unchanged", REFUSES_ALL, 1)
+        assert client.ask() == (200, "rebuilt", None, 1)
+
+
+@routes
+@pytest.mark.parametrize("status", [400, 404, 500])
+def test_a_request_that_memory_did_not_change_is_no_reason_for_a_pause(tmp_path, route, status):
+    path, body = BODIES[route]
+    key = "input" if route == "responses" else "messages"
+    begun = {**body, key: body[key][: -2 * 11]}
+    script = [fail(status, "its own"), *[say("ok")] * 9]
+    with Client(tmp_path, route, script, cache_markers="off") as client:
+        named = b"x-memory-session: task"
+        assert post(client.p.port, path, begun, named).status == status
+        assert len(client.server.requests) == 1
+        assert client.ask() == (200, "rebuilt", None, 1)
+        assert not client.p.lines
+
+
+# what is no status
+
+
+@contextmanager
+def raw(answer, tmp_path):
+    """An upstream of all APIs that answers with these bytes, and the service before it."""
+    with RawUpstream(answer) as upstream:
+        settings = {
+            "upstream": upstream.base_url,
+            "upstream_anthropic": upstream.base_url.removesuffix("/v1"),
+            "database": str(tmp_path / "bank.db"),
+            "strategy": "small",
+            "inject_tools": False,
+        }
+        with proxied("", "", configured({"small": BANK}, **settings)) as p:
+            yield upstream, p
+
+
+def accepted(route, stream):
+    """The answer of an upstream, as bytes."""
+    if route == "chat":
+        made = events.completion("c1", "m", {"role": "assistant", "content": "fine"}, 9, 1)
+        pieces = events.chat_events(made, {})
+    elif route == "responses":
+        made = events.response_of("r1", {}, [events.text_item("i1", "fine")], 9, 1)
+        pieces = events.response_events(made)
+    else:
+        made = events.message_of("m1", "m", [{"type": "text", "text": "fine"}], "end_turn", 9, 1)
+        pieces = events.message_events(made)
+    return chunked(*pieces, headers=(EVENTS,)) if stream else whole(json.dumps(made).encode(), JSON)
+
+
+def event(kind, **members):
+    [made] = events.as_events([(kind, members)])
+    return made
+
+
+ERROR = {"type": "invalid_request_error", "message": "roles must alternate"}
+STARTED = {
+    "chat": b'data: {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}\n\n',
+    "responses": event("response.created", response={"id": "r", "status": "in_progress", "error": None}),
+    "messages": event("message_start", message={"id": "m", "usage": {"input_tokens": 1}}),
+}
+FAILED = event("response.failed", response={"status": "failed", "error": {"code": "invalid_prompt"}})
+ODD = {
+    "an error in its body": lambda r, s: whole(json.dumps({"error": ERROR}).encode(), JSON),
+    "a text as error": lambda r, s: whole(b'{"error": "cannot render"}', JSON),
+    "an error object": lambda r, s: whole(json.dumps({"object": "error", **ERROR}).encode(), JSON),
+    "a page": lambda r, s: whole(b"<html><body>Bad request</body></html>", b"content-type: text/html"),
+    "an empty body": lambda r, s: whole(b"", JSON),
+    "an empty body of no type": lambda r, s: whole(b""),
+    "no content": lambda r, s: [b"HTTP/1.1 204 No Content\r\n\r\n"],
+    "another object": lambda r, s: whole(b'{"detail": "no"}', JSON),
+    "no answer": lambda r, s: [None],
+    "nothing after the head": lambda r, s: [b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\n", None],
+    "half an answer": lambda r, s: [b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\n{", None],
+    "no HTTP": lambda r, s: [b"no\r\n\r\n", None],
+    "a page with an error": lambda r, s: whole(
+        b"<html>", b"content-type: text/html", status=b"502 Bad Gateway"
+    ),
+}
+STREAMED = {
+    "an error event": lambda r: [event("error", error=ERROR)],
+    "a comment and an error": lambda r: [b": wait\n\n", event("error", error=ERROR)],
+    "an error in a chunk": lambda r: [b'data: {"error": {"message": "no", "code": 400}}\n\n'],
+    "an error after the beginning": lambda r: [STARTED[r], event("error", error=ERROR)],
+    "a response that failed": lambda r: [STARTED[r], FAILED] if r == "responses" else [FAILED],
+    "an error and a text as chunk": lambda r: [b'data: {"error": "no", "choices": [{"delta": {}}]}\n\n'],
+    "no event": lambda r: [],
+    "only the end": lambda r: [b"data: [DONE]\n\n"],
+    "only the beginning": lambda r: [STARTED[r]],
+}
+
+
+def odd_cases():
+    """Every odd answer, for every API."""
+    for route in BODIES:
+        for name, odd in ODD.items():
+            for stream in (False, True):
+                yield pytest.param(route, stream, odd, id=f"{route}-{name}-{stream}")
+        for name, pieces in STREAMED.items():
+            streamed = lambda r, s, pieces=pieces: chunked(*pieces(r), headers=(EVENTS,))  # noqa: E731
+            yield pytest.param(route, True, streamed, id=f"{route}-{name}")
+        broken = lambda r, s: [*chunked(STARTED[r], headers=(EVENTS,), end=False), None]  # noqa: E731
+        yield pytest.param(route, True, broken, id=f"{route}-it breaks off after its beginning")
+
+
+@pytest.mark.parametrize(("route", "stream", "odd"), [*odd_cases()])
+def test_an_answer_that_is_none_is_a_refusal(tmp_path, route, stream, odd):
+    """Where nothing of it was shown yet; the client gets the answer to its own request, byte by byte."""
+    path, body = BODIES[route]
+
+    def answer(got):
+        own = is_own(route, json.loads(got.body))
+        return accepted(route, stream) if own else odd(route, stream)
+
+    with raw(answer, tmp_path) as (upstream, p):
+        came = post(p.port, path, {**body, "stream": stream}, b"x-memory-session: a")
+        assert (came.status, came.whole, len(upstream.got)) == (200, True, 2)
+        assert came.header(b"x-memory-reason") == REFUSED.encode()
+        expected = accepted(route, stream)
+        assert came.body == b"".join(
+            p.split(b"\r\n", 1)[1][:-2] if stream else p for p in expected[1 : -1 if stream else None]
+        )
+
+
+@routes
+@pytest.mark.parametrize("odd", ["a page", "an error in its body", "no answer", "nothing after the head"])
+def test_an_odd_answer_to_the_clients_own_request_reaches_it(tmp_path, route, odd):
+    path, body = BODIES[route]
+    with raw(lambda got: ODD[odd](route, False), tmp_path) as (up, p):
+        came = [post(p.port, path, body, b"x-memory-session: a") for _ in range(IN_VAIN + 2)]
+        assert len(up.got) == 2 * IN_VAIN + 2
+        assert not any("goes without memory" in line for line in p.lines)
+        if odd == "a page":
+            assert {(c.status, c.body) for c in came} == {(200, b"<html><body>Bad request</body></html>")}
+        elif odd == "an error in its body":
+            assert {json.loads(c.body)["error"]["message"] for c in came} == {ERROR["message"]}
+        else:
+            assert {c.status for c in came} == {502}
+
+
+@pytest.mark.parametrize(
+    "error", [{"type": "overloaded_error"}, {"code": "rate_limit_exceeded"}, {"code": 429}]
+)
+def test_a_temporary_error_in_a_stream_passes_as_it_comes(tmp_path, error):
+    path, body = BODIES["chat"]
+    sent = b"data: " + json.dumps({"error": error}).encode() + b"\n\n"
+    with raw(lambda got: chunked(sent, headers=(EVENTS,)), tmp_path) as (upstream, p):
+        came = post(p.port, path, {**body, "stream": True}, b"x-memory-session: a")
+        assert (came.status, came.body, len(upstream.got)) == (200, sent, 1)
+
+
+def test_an_upstream_that_cannot_be_reached_is_asked_once(tmp_path):
+    with Client(tmp_path, "chat", [say("ok")]) as client:
+        client.server.close()
+        path, body = BODIES["chat"]
+        assert post(client.p.port, path, body, b"x-memory-session: a").status == 502
+        assert not [line for line in client.p.lines if "refused" in line]
+
+
+@pytest.mark.parametrize("path", ["/v1/messages/count_tokens", "/v1/responses/input_tokens"])
+@pytest.mark.parametrize("status", [400, 404, 500])
+def test_a_refused_count_is_that_of_the_request_as_it_came(tmp_path, path, status):
+    route = path.split("/")[2]
+    _, body = BODIES[route]
+    whole_body = json.dumps(body).encode()
+
+    def answer(got):
+        if json.loads(got.body) == body:
+            return whole(b'{"input_tokens": 77}', JSON)
+        return whole(b"{}", JSON, status=b"%d No" % status)
+
+    with raw(answer, tmp_path) as (upstream, p):
+        post(p.port, BODIES[route][0], body, b"x-memory-session: a")
+        at = len(upstream.got)
+        came = post(p.port, path, body, b"x-memory-session: a")
+        assert came.json() == {"input_tokens": 77}
+        assert upstream.got[-1].body == whole_body
+        assert len(upstream.got) - at in (1, 2)
+
+
+# hidden turns, thinking, marks
 
 
 def test_the_client_gets_the_answer_to_its_own_request(tmp_path):
@@ -112,27 +371,6 @@ def test_the_client_gets_the_answer_to_its_own_request(tmp_path):
         assert (came.status, json.loads(came.body)["error"]["message"]) == (400, "its own")
         assert len(server.requests) == at + 3
         assert ask(p, told[:-1], SESSION, thinking=ADAPTIVE).header(b"x-memory-status") == b"rebuilt"
-
-
-@pytest.mark.parametrize("status", [401, 403, 404, 429, 500, 529])
-def test_other_errors_pass_as_they_come(tmp_path, status):
-    with Client(tmp_path, "chat", [fail(status, "no"), say("ok")]) as client:
-        assert client.ask() == (status, "rebuilt", None, 1)
-        assert client.ask() == (200, "rebuilt", None, 1)
-
-
-def test_each_further_refusal_doubles_the_pause(tmp_path):
-    whole = BODIES["chat"][1]["messages"]
-    with Client(
-        tmp_path, "chat", lambda b: say("ok") if b["messages"] == whole else fail(400, "no")
-    ) as client:
-        tries = [n for n in range(40) if client.ask()[3] == 2]
-        assert tries == [0, 1 + FIRST_PAUSE, 2 + 3 * FIRST_PAUSE, 3 + 7 * FIRST_PAUSE]
-        ways = client.p.service.proxy.rebuilder.ways
-        for _ in range(9):
-            ways[None, "task"].left = 0
-            client.ask()
-        assert ways[None, "task"].pause == LONGEST_PAUSE
 
 
 @routes
@@ -176,38 +414,31 @@ def test_thinking_of_a_turn_that_was_made_for_a_rebuilt_context(tmp_path):
         server._replies = iter([script] * 9)
         came = [ask(p, told[:-1], SESSION, thinking=ADAPTIVE) for _ in range(3)]
         assert [c.status for c in came] == [200] * 3
-        assert (
-            len(server.requests) - at == 3 + 2
-        )  # rebuilt, as it came, without thinking; then at once without
+        # rebuilt, as it came, without thinking; then as it came and without thinking
+        assert len(server.requests) - at == 3 + 2 * 2
 
 
-# thinking of type "enabled"
-
-
-def test_a_model_that_accepts_changes_before_thinking_gives_memory_from_the_first_request(tmp_path):
-    """Once it was seen to accept one, in whichever session."""
+def test_a_model_that_binds_thinking_of_type_enabled_costs_one_request_for_each_pause(tmp_path):
+    """The agent gets an answer to each of its requests."""
     with served(thinking_script(), tmp_path) as (server, p):
-        server.strict = False
-        run(p, SESSION, thinking=ENABLED)
-        server._replies = iter([say("ok")] * 2)
-        other = ask(p, [*LONG, turn("Yes."), user("And now?")], b"x-memory-session: other", thinking=ENABLED)
-        assert other.header(b"x-memory-status") == b"rebuilt"
-        unknown = ask(
-            p,
-            [*LONG, turn("Yes."), user("And now?")],
-            b"x-memory-session: third",
-            thinking=ENABLED,
-            model="claude-of-another-kind",
-        )
-        assert unknown.header(b"x-memory-reason") == UNTRIED.encode()
+        told = run(p, SESSION, thinking=ENABLED)
+        assert told[-1]["content"][-1]["text"] == "All is well."
+        pauses = len([line for line in p.lines if "goes without memory" in line])
+        assert pauses <= 4
+        assert len(server.requests) == STEPS + 1 + pauses
 
 
-def test_a_model_that_binds_thinking_costs_one_request_a_session(tmp_path):
+def test_a_turn_that_began_with_a_rebuilt_context_ends_without_its_thinking(tmp_path):
+    """Its thinking fits no other context, and the turn could not go on without it while the model thinks."""
     with served([*thinking_script(), *thinking_script()], tmp_path) as (server, p):
-        for name in (b"x-memory-session: one", b"x-memory-session: two"):
-            told = run(p, name, thinking=ENABLED)
-            assert told[-1]["content"][-1]["text"] == "All is well."
-        assert len(server.refused) == 2
-        assert len(server.requests) == 2 * (STEPS + 1) + 2
-        assert len(p.lines) == 2
-        assert all("while it thinks" in line for line in p.lines)
+        server.strict = False
+        told = run(p, SESSION, thinking=ENABLED)
+        server.strict = True
+        begun = [*told, user("And again, please.")]
+        made = turn(thought("for a rebuilt context"), use("toolu_1", "get_order", number=1))
+        turns = [*begun, made, user(answer("toolu_1", "an order"))]
+        server._replies = iter([say("ok")] * 9)
+        came = ask(p, turns, SESSION, thinking=ENABLED, model="claude")
+        assert came.status == 200
+        assert server.requests[-1].body["thinking"] == {"type": "disabled"}
+        assert b'"thinking":"' not in json.dumps(server.requests[-1].body["messages"]).encode()

@@ -23,6 +23,7 @@ from memory_bank.service.operations.background import ServiceObserver
 from memory_bank.service.operations.metrics import CONTENT_TYPE, Metrics
 from memory_bank.service.proxy.upstream import certificates, proxy_for
 from memory_bank.service.security.access import caller_of
+from memory_bank.service.security.proof import CHALLENGE, PROOF, address_of, prove, upstream_claim
 from memory_bank.service.sessions import Sessions
 
 try:
@@ -144,7 +145,13 @@ async def health(request: Request, live: str | None = None) -> JSONResponse:
         return JSONResponse({"status": "ok", "version": __version__})
     operations: Operations = request.app.state.service.operations
     status, body = await operations.health(details=caller_of(request).operator)
-    return JSONResponse(body, status, {"cache-control": "no-store"})
+    headers = {"cache-control": "no-store"}
+    challenge, server = request.headers.get(CHALLENGE), request.scope.get("server")
+    if challenge and server:
+        claims = [upstream_claim(p, url) for p, url in request.app.state.service.urls.items()]
+        proof = await to_thread.run_sync(prove, challenge, address_of(*server), claims)
+        headers |= {PROOF: proof} if proof else {}
+    return JSONResponse(body, status, headers)
 
 
 @router.get("/metrics", summary="Metrics for Prometheus", response_class=Response)

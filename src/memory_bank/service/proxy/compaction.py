@@ -20,10 +20,17 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.context.compaction import what_is_known
 from memory_bank.errors import MemoryBankError, UpstreamError
-from memory_bank.service.proxy.answers import MOST_BYTES, Event, as_object, rewrite_event, rewritten
+from memory_bank.service.proxy.answers import (
+    MOST_BYTES,
+    Event,
+    as_object,
+    parse_object,
+    rewrite_event,
+    rewritten,
+)
 from memory_bank.service.proxy.body import JsonObject, render_body, with_members
 from memory_bank.service.proxy.clearing import COMPACT, edit_of, threshold_of, with_compaction
-from memory_bank.service.proxy.injection import SendUpstream, parse_object, read_memory
+from memory_bank.service.proxy.injection import SendUpstream, read_memory
 from memory_bank.service.proxy.rebuild import (
     COMPACTION,
     COMPLETED,

@@ -36,7 +36,6 @@ from memory_bank.transcript.responses import OUTPUT_OF, from_items, item_type, s
 from memory_bank.transcript.textcalls import read_text_calls
 
 Provider = Literal["openai", "anthropic"]
-TurnPlace = Literal["begins", "goes on"]
 Schemas = Sequence[ToolSchema]
 
 
@@ -69,12 +68,15 @@ class Dialect:
     """Whose API it is: requests go to the upstream of that provider."""
     counts_only = False
     """Whether a request only counts tokens: its context is rebuilt, and nothing is recorded."""
+    answer_key = "choices"
+    """The member that every answer has."""
     stream: type[TurnStream]
     """Reads its streamed answers."""
 
     def __init__(self, route: str = "", path: str = "", *, counts_only: bool = False) -> None:
         self.route, self.path = route or self.route, path or self.path
         self.counts_only = counts_only
+        self.answer_key = "input_tokens" if counts_only else self.answer_key
 
     def history(self, body: Body) -> RequestHistory:
         """Return the conversation in a request's body. Raises NotRebuiltError for one that cannot be rebuilt."""
@@ -91,23 +93,24 @@ class Dialect:
         """Whether a member of the request asks the provider for a summary of the conversation."""
         return False
 
-    def thinking_turn(self, request: JsonObject) -> TurnPlace | None:  # noqa: ARG002
-        """The place of a request in a turn whose thinking is bound to its context; None without such thinking.
-
-        A request that begins a turn is accepted with any context, but a provider may bind the thinking of its answer
-        to it. The later requests of the turn have to send the thinking back and could have no other context then.
-        """
-        return None
-
-    def without_thinking(self, request: JsonObject) -> list[object] | None:  # noqa: ARG002
-        """The conversation of a request without what an API binds to the messages before it; None without any.
+    def without_thinking(self, request: JsonObject) -> JsonObject | None:  # noqa: ARG002
+        """The members of a request that send none of what an API binds to the messages before it; None without any.
 
         That is thinking whose signature no longer fits because an earlier request was rebuilt.
         """
         return None
 
-    def mark_cache(self, request: JsonObject, conversation: Sequence[object]) -> list[object] | None:  # noqa: ARG002
-        """The conversation to be sent with marks for the provider's prefix cache; None where it needs none."""
+    def mark_cache(
+        self,
+        request: JsonObject,  # noqa: ARG002
+        conversation: Sequence[object],  # noqa: ARG002
+        *,
+        stands: bool,  # noqa: ARG002
+    ) -> list[object] | None:
+        """The conversation to be sent with marks for the provider's prefix cache; None where it needs none.
+
+        ``stands``: the next one will begin with it.
+        """
         return None
 
     def offer_tools(self, request: JsonObject, schemas: Schemas = TOOL_SCHEMAS) -> list[object] | None:
@@ -182,6 +185,7 @@ class ResponsesDialect(Dialect):
     route = "responses"
     path = "/responses"
     key = "input"
+    answer_key = "output"
     stream = ResponseStream
 
     def history(self, body: Body) -> RequestHistory:
@@ -243,6 +247,7 @@ class MessagesDialect(Dialect):
     route = "messages"
     path = "/messages"
     provider: Provider = "anthropic"
+    answer_key = "content"
     stream = MessageStream
 
     def history(self, body: Body) -> RequestHistory:
@@ -260,24 +265,22 @@ class MessagesDialect(Dialect):
     def is_compaction(self, request: JsonObject) -> bool:
         return bool(request.get("compaction"))
 
-    def thinking_turn(self, request: JsonObject) -> TurnPlace | None:
-        """See Dialect. It is that of a request with ``thinking.type: enabled``."""
-        messages = request.get(self.key)
-        if thinking_rule(request.get("thinking")) is not Thinking.KEEP_LATER or not isinstance(
-            messages, list
-        ):
+    def without_thinking(self, request: JsonObject) -> JsonObject | None:
+        """See Dialect. Where the turn that is answered would have to have thinking, the model does not think."""
+        messages, rule = request.get(self.key), thinking_rule(request.get("thinking"))
+        if not isinstance(messages, list) or rule is Thinking.KEEP:
             return None
-        return "begins" if answered_turn(messages) is None else "goes on"
-
-    def without_thinking(self, request: JsonObject) -> list[object] | None:
-        messages = request.get(self.key)
-        if not isinstance(messages, list):
+        stripped = without_thinking(messages, Thinking.DROP)
+        if all(a is b for a, b in zip(stripped, messages, strict=False)):
             return None
-        stripped = without_thinking(messages, thinking_rule(request.get("thinking")))
-        return None if all(a is b for a, b in zip(stripped, messages, strict=False)) else stripped
+        must_think = rule is Thinking.KEEP_LATER
+        off = {"thinking": {"type": "disabled"}} if must_think and answered_turn(messages) is not None else {}
+        return {self.key: stripped, **off}
 
-    def mark_cache(self, request: JsonObject, conversation: Sequence[object]) -> list[object] | None:
-        return with_cache_marks(request, conversation)
+    def mark_cache(
+        self, request: JsonObject, conversation: Sequence[object], *, stands: bool
+    ) -> list[object] | None:
+        return with_cache_marks(request, conversation, stands=stands)
 
     def offer_tools(self, request: JsonObject, schemas: Schemas = TOOL_SCHEMAS) -> list[object] | None:
         """See Dialect. Not where the model thinks: a signature may be bound to the tools and to hidden turns."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import nullcontext
@@ -20,6 +19,7 @@ from memory_bank.service.proxy.answers import (
     ModelTurn,
     TurnStream,
     as_object,
+    parse_object,
     read_events,
 )
 from memory_bank.service.proxy.body import JsonObject, with_members
@@ -83,8 +83,10 @@ class Injection:
     rounds: int = 0
     fetched: int = 0
 
-    def __post_init__(self) -> None:
-        self.tools = self.request.memory.tools
+    @property
+    def tools(self) -> list[object] | None:
+        """The request's tools with those of memory; None where these are not offered, or no longer."""
+        return self.request.memory.tools
 
     async def answer(self) -> UpstreamAnswer:
         """The answer for the client; every other answer is closed."""
@@ -96,7 +98,7 @@ class Injection:
             self.tool_tokens = count_once(self.counter.count_text, compact(added))
         while True:
             answer = await self._ask()
-            if self.tools is None and not self.lead and not request.reports:
+            if not (self.tools or self.hidden or self.lead or request.reports):
                 return answer
             if answer.is_stream:
                 answer = await self._stream(answer, usage)
@@ -239,11 +241,3 @@ class Injection:
                     f"the model's API answered the request after a memory call with status {self.read.status}, "
                     "when a part of the answer had been sent."
                 )
-
-
-def parse_object(data: bytes) -> JsonObject:
-    """The JSON object in an answer, an empty one where there is none."""
-    try:
-        return as_object(json.loads(data))
-    except (ValueError, RecursionError):
-        return {}

@@ -26,7 +26,7 @@ from memory_bank.service.failures import code_of
 from memory_bank.service.proxy.answers import objects_of
 from memory_bank.service.proxy.body import Body, JsonObject, render_body
 from memory_bank.service.proxy.clearing import CONTEXT_MANAGEMENT, clear, excluded_tools
-from memory_bank.service.proxy.dialects import Dialect, NotRebuiltError, Provider, TurnPlace, own_tools
+from memory_bank.service.proxy.dialects import Dialect, NotRebuiltError, Provider, own_tools
 from memory_bank.service.proxy.identity import Identity, client_session
 from memory_bank.service.security.access import Caller, public_name, stored_id
 from memory_bank.service.sessions import Rebuilt, Sessions
@@ -42,8 +42,8 @@ THREADS = 8
 """Requests that are rebuilt at once; of a key at most half as many."""
 WAITS = 12
 """How many times ``timeout`` a request waits for its turn, if its session has begun; others wait once."""
-MOST_REFUSED = 1_024
-"""Sessions that are remembered with how their requests are sent; also the models in ``Proxy.proven``."""
+MOST_UNMARKED = 1_024
+"""Sessions of which it is remembered that upstream refuses their cache marks."""
 
 NOTHING_YET = "nothing to remember yet"
 COMPACTION, COMPLETED = "compaction request", "compaction request, completed by memory"
@@ -116,30 +116,11 @@ class ModelRequest:
         model = self.value.get("model")
         return model if isinstance(model, str) else ""
 
-    def is_rebuilt(self, place: TurnPlace) -> bool:
-        """Whether it has a rebuilt context and is one of a thinking turn, at this place of it; see Dialect."""
-        return self.memory.status == "rebuilt" and self.dialect.thinking_turn(self.value) == place
-
     def render(self, arrays: Mapping[str, Sequence[object]] | None = None) -> bytes:
         """The body for upstream, with memory's context and these arrays as members. Raises BodyError."""
         if not arrays:
             return self.memory.data or self.body.data
         return render_body(self.body, {**self.memory.arrays, **arrays})
-
-
-@dataclass(slots=True)
-class SessionWay:
-    """How the requests of a session are sent since upstream refused one with a rebuilt context.
-
-    ``left`` of ``pause`` go without memory, then one is tried in a safer form; -1 once that was accepted. ``strips``:
-    as they came, they are accepted only without their thinking. ``thinks``: a turn with ``thinking.type: enabled``
-    was refused; such requests wait until the model is proven.
-    """
-
-    left: int
-    pause: int
-    strips: bool = False
-    thinks: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -271,8 +252,8 @@ class Rebuilder:
     facts of a context are committed when it is returned. ``marks_cache``: requests whose client asks for no cache
     get marks where the API needs them. ``inject``: memory tools are added to requests whose session has records
     and whose model may choose; "auto": only with a rebuilt context, and beside tools of the client. ``files``: the
-    tool for files, too, from the first request on, unless the client brings its own. ``ways``: of the sessions
-    whose contexts upstream has refused; these have one block of memory, no marks and no added tools.
+    tool for files, too, from the first request on, unless the client brings its own. ``unmarked``: the
+    sessions whose marks upstream refuses.
     ``passes``: the providers whose upstream gets ``context_management``, which is applied here otherwise.
     """
 
@@ -287,7 +268,7 @@ class Rebuilder:
     files: bool = False
 
     def __post_init__(self) -> None:
-        self.ways: LRUCache[tuple[str | None, str], SessionWay] = LRUCache(MOST_REFUSED)
+        self.unmarked: LRUCache[tuple[str | None, str | None], bool] = LRUCache(MOST_UNMARKED)
         self._shares: LRUCache[str | None, _Share] = LRUCache(1_024)
         self._line = _Line(THREADS)
         self._limiter = anyio.CapacityLimiter(math.inf)  # those of the line, and what hangs
@@ -439,15 +420,14 @@ class Rebuilder:
             )
             if match is None:
                 return MemoryResult("passed", NOTHING_YET, tools=only_files)
-            safer = (namespace, match.name) in self.ways
-            offered = dialect.offer_tools(value, [*files, *TOOL_SCHEMAS]) if offers and not safer else None
+            offered = dialect.offer_tools(value, [*files, *TOOL_SCHEMAS]) if offers else None
             tools = offered or own_tools(value)
             given = namespace, match.name, history.messages
             how: Any = {"strategy": strategy, "model": request.model, "tools": tools, "whole": whole}
             if dialect.counts_only:
                 leaving = self.sessions.preview(*given, **how, form=history.form)
                 if same_objects(leaving, value[dialect.key]):
-                    return MemoryResult("unchanged", tools=None if safer else only_files)
+                    return MemoryResult("unchanged", tools=only_files)
                 counted = {dialect.key: leaving, **({"tools": offered} if offered else {})}
                 return MemoryResult("rebuilt", arrays=counted)
             job.session_id = stored_id(namespace, match.name)
@@ -461,7 +441,6 @@ class Rebuilder:
                 size=len(request.body.data),
                 history=None if is_summary else history,
                 beside="".join(compact(v) for m in ("tools", "functions") if (v := value.get(m))),
-                safer=safer,
                 under_load=job.under_load,
             )
             if self.identity.is_current(namespace, match):
@@ -472,12 +451,13 @@ class Rebuilder:
             tokens = step.full_tokens, step.full_tokens
             return MemoryResult("passed", COMPACTION, None, {}, match.name, *tokens, step)
         arrays: dict[str, Sequence[object]] = {} if step.unchanged else {dialect.key: step.written}
-        # a context that changes at each step would be written to the cache and never be read
-        if self.marks_cache and not (safer or step.control or step.changes_again):
-            marked = dialect.mark_cache(value, arrays.get(dialect.key) or value[dialect.key])
+        # what changes at each step would be written to the cache and never be read
+        if self.marks_cache and not step.control and (namespace, match.name) not in self.unmarked:
+            sent, stands = arrays.get(dialect.key) or value[dialect.key], not step.changes_again
+            marked = dialect.mark_cache(value, sent, stands=stands)
             arrays = arrays if marked is None else {dialect.key: marked}
         if not (step.records and (self.inject is True or not step.unchanged)):
-            offered = None if safer or step.control else only_files
+            offered = None if step.control else only_files
         return MemoryResult(
             "unchanged" if step.unchanged else "rebuilt",
             "control group (holdout)" if step.control else step.broke,

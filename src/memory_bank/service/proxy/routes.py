@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import string
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -15,6 +14,7 @@ from typing import Literal
 from urllib.parse import quote
 
 from anyio import CancelScope, to_thread
+from cachetools import LRUCache
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
@@ -22,7 +22,7 @@ from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
 from memory_bank.models.usage import NO_USAGE, ReportedUsage
 from memory_bank.service.failures import failure
 from memory_bank.service.proxy import clearing
-from memory_bank.service.proxy.answers import as_object
+from memory_bank.service.proxy.answers import as_object, parse_object
 from memory_bank.service.proxy.body import (
     Body,
     MessageCache,
@@ -35,14 +35,23 @@ from memory_bank.service.proxy.body import (
 from memory_bank.service.proxy.clearing import CONTEXT_MANAGEMENT, threshold_of
 from memory_bank.service.proxy.compaction import Compaction, Seals, expand
 from memory_bank.service.proxy.dialects import DIALECTS, Dialect, Provider
-from memory_bank.service.proxy.injection import Injection, parse_object
+from memory_bank.service.proxy.injection import Injection
 from memory_bank.service.proxy.rebuild import (
-    MOST_REFUSED,
-    THRESHOLD,
     MemoryResult,
     ModelRequest,
     Rebuilder,
-    SessionWay,
+)
+from memory_bank.service.proxy.refusals import (
+    IN_VAIN,
+    MARKS_REFUSED,
+    MOST_SESSIONS,
+    NO_ANSWER,
+    REFUSED,
+    THINKING_LEFT_OUT,
+    Attempt,
+    Failure,
+    SessionRefusals,
+    failure_of,
 )
 from memory_bank.service.proxy.upstream import (
     Headers,
@@ -58,16 +67,10 @@ from memory_bank.service.threads import in_thread_if_large
 
 log = logging.getLogger("memory_bank.Service")
 
-REFUSALS = frozenset({400, 413, 422})  # the statuses after which a request is sent again as it came
-REFUSED = "upstream refused the rebuilt context"
-SAFER = "in a safer form, since upstream refused another"
-MARKS_REFUSED = "upstream refused cache marks"
-UNTRIED = "thinking would be bound to a rebuilt context"
-"""The reason of a request that begins a turn, while no rebuilt context was accepted in a turn of its model."""
+THINKING_REFUSED = frozenset({400, 422})
+"""Statuses with which a provider may refuse thinking that does not fit."""
 KEPT_BYTES = 2**20
 """Bytes of an answer that are kept until it is recorded."""
-FIRST_PAUSE, LONGEST_PAUSE = 5, 160
-"""Requests of a session without memory after a refused context; each further one doubles them."""
 
 
 @dataclass(slots=True)
@@ -111,10 +114,8 @@ class Proxy:
     """An ASGI application for all paths under ``/v1`` that are not the service's own.
 
     The body of a model request gets the context from memory; everything else, and the answer, passes byte by
-    byte. A changed request that upstream refuses (REFUSALS) is sent again as it came, and once more without its
-    thinking if that is refused too. If one of them is accepted, the session goes without memory for some requests
-    and gets it in a safer form then (SessionWay), in this process; else nothing changes. Where only cache marks were
-    refused, no request gets any from then on. ``proven``: models that accepted a change before thinking.
+    byte. A changed request that upstream refuses is sent once as it came. If that is accepted, the session goes
+    without memory for some requests (SessionRefusals); else nothing changes. See ``_send_form``.
 
     ``upstreams`` are the model APIs by provider. ``cache`` keeps parsed messages, ``seals`` makes what
     compaction items hold, ``add_trace`` adds trace headers to
@@ -127,7 +128,9 @@ class Proxy:
     seals: Seals
     add_trace: Callable[[Headers], Headers]
     record: Callable[[Exchange], None]
-    proven: set[str] = field(default_factory=set)
+    refusals: LRUCache[tuple[str | None, str | None, str], SessionRefusals] = field(
+        default_factory=lambda: LRUCache(MOST_SESSIONS)
+    )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await _ProxiedRequest(self, scope, receive, send).run()
@@ -289,23 +292,16 @@ class _ProxiedRequest:
         memory = request.memory = await self.proxy.rebuilder.rebuild(request)
         if memory.status not in ("rebuilt", "unchanged"):
             return
-        way = self._way(memory)
-        is_proven = request.model in self.proxy.proven
-        if way is not None:
-            thinks = way.thinks and dialect.thinking_turn(request.value) and not is_proven
-            waits = way.left > 0 or thinks
-            way.left -= way.left > 0
-            if waits or (way.strips and memory.status == "unchanged"):
-                request.memory = _as_it_came(request, strips=way.strips)
-                return
-            request.memory = replace(memory, reason=memory.reason or SAFER)
-        if request.is_rebuilt("begins") and not is_proven:
-            request.memory = _as_it_came(request, reason=UNTRIED)
+        refusals = self._refusals(request)
+        if memory.step is not None and memory.step.changed_at is not None:
+            refusals.accepted.discard("rebuilt")  # another form
+        if not dialect.counts_only and (reason := refusals.waits()) is not None:
+            request.memory = _as_it_came(request, reason)
 
     def _parsed(self, request: ModelRequest, data: bytes) -> Body:
         """A body of the request without the member that upstream does not know, where that is applied here."""
         dialect, rebuilder = request.dialect, self.proxy.rebuilder
-        body = parse_body(data, dialect.key, "tools", CONTEXT_MANAGEMENT)
+        body = parse_body(data, dialect.key, "tools", "thinking", CONTEXT_MANAGEMENT)
         service = rebuilder.sessions.config.service
         stays = service.compaction == "pass" and service.context_management != "remove"
         request.manages = dialect.route != "chat" and not (stays and threshold_of(body.value) is not None)
@@ -316,71 +312,98 @@ class _ProxiedRequest:
     async def _send_form(
         self, request: ModelRequest, headers: Headers, body: bytes, more: int
     ) -> UpstreamAnswer:
-        """The answer to a body, or after a refusal to another form of the request; last, to it as it came."""
-        was = request.memory
-        goes_on = was.reason != THRESHOLD and request.is_rebuilt("goes on")
-        is_own = body == request.body.data
-        answer = await self._send_upstream(headers, body, more + (was.tokens or 0))
-        passes = request.manages and CONTEXT_MANAGEMENT in request.value
-        passes = passes and not (request.body.removed or self.injection.hidden)
-        if passes and answer.status in REFUSALS and clearing.UNKNOWN.search(await answer.hold() or b""):
-            raise _MemberUnknownError
-        if answer.status < 400 and not is_own:
-            if goes_on and len(self.proxy.proven) < MOST_REFUSED:
-                self.proxy.proven.add(request.model)
-            way = self._way(was)
-            if way is not None and way.left == 0 and was.status == "rebuilt":
-                way.left = -1
-                log.info("upstream accepted the safer form: session %s has memory again", was.session)
-        if answer.status not in REFUSALS or (was.reason == REFUSED and was.arrays):
-            return answer
-        forms: list[MemoryResult] = []
+        """Upstream's answer to a body; one that memory changed and upstream refuses is sent once as it came.
+
+        Where that is refused, too, the client gets the answer to its own request. Thinking that an earlier rebuilt
+        context led to may be the reason: without it, the request is sent once more.
+        """
+        memory, refusals = request.memory, self._refusals(request)
+        is_own, hides = body == request.body.data, bool(self.injection.hidden)
+        reads = not is_own or refusals.in_vain > 0
+        first = await self._attempt(request, headers, body, more + (memory.tokens or 0), reads=reads)
+        if first.failure is None:
+            refusals.in_vain = 0
+            if not is_own:
+                self._accepted(refusals, memory, hides)
+            return first.result()
+        if CONTEXT_MANAGEMENT in request.value and request.manages and not (request.body.removed or hides):
+            said = (
+                await first.answer.hold() if first.answer is not None and first.failure.status < 500 else None
+            )
+            if clearing.UNKNOWN.search(said or b""):
+                raise _MemberUnknownError
+        if not first.failure.is_refusal(memory.status in refusals.accepted and not hides):
+            return first.result()
+        own, last = first, first
         if not is_own:
-            only_marks = was.status == "unchanged" and not more
-            forms.append(_as_it_came(request, reason=MARKS_REFUSED if only_marks else REFUSED))
-        if request.dialect.without_thinking(request.value) is not None:
-            forms.append(_as_it_came(request, strips=True))
-        own, what = answer if is_own else None, ""
-        for memory in forms:
-            error = await _read_error(answer)
-            what = what or f"{request.dialect.route}, {answer.status}, {error}"
-            request.memory = memory
-            answer = await self._send_upstream(headers, request.render(), memory.tokens or 0)
-            if answer.status < 400:
-                self._refused(memory, what, goes_on and request.model not in self.proxy.proven)
-            if answer.status not in REFUSALS:
-                return answer
-            own = own or answer
-        if forms:
-            log.info("upstream refused a request (%s) as it came, too: nothing changes", what)
-        if own is None or own is answer:
-            return answer
-        await answer.aclose()
-        return own
+            await first.aclose()
+            only_marks = memory.status == "unchanged" and not more
+            request.memory = _as_it_came(request, MARKS_REFUSED if only_marks else REFUSED)
+            own = last = await self._attempt(request, headers, request.body.data, memory.full_tokens or 0)
+        members = request.dialect.without_thinking(request.value) if _may_be_thinking(own, refusals) else None
+        if members is not None:
+            data = render_body(request.body, members)
+            last = await self._attempt(request, headers, data, memory.full_tokens or 0)
+        refused = f"{request.dialect.route}, {first.failure.status}, {first.failure.kind}"
+        if last.failure is not None:
+            refusals.in_vain += 1
+            log.info("upstream refused a request (%s), as it came, too: nothing changes", refused)
+            if last is not own:
+                await last.aclose()
+            return own.result()
+        refusals.in_vain = 0
+        if last is not own:
+            await own.aclose()
+        if last is not own and memory.status != "rebuilt":
+            request.memory = replace(request.memory, reason=THINKING_LEFT_OUT)
+        elif not is_own:
+            self._refused(request.memory, refusals, refused)
+        return last.result()
 
-    def _refused(self, memory: MemoryResult, what: str, thinks: bool) -> None:
-        """Note that upstream refused a request and accepted this form of it; ``thinks`` as in SessionWay."""
+    async def _attempt(
+        self, request: ModelRequest, headers: Headers, body: bytes, tokens: int, *, reads: bool = True
+    ) -> Attempt:
+        """Send a body; ``reads``: an answer with status 200 is read until it is known to be one."""
+        try:
+            answer = await self._send_upstream(headers, body, tokens)
+        except UpstreamError as e:
+            return Attempt(None, Failure(NO_ANSWER, "no answer", e))
+        failure = None
+        if reads or not 200 <= answer.status < 300:
+            failure = await failure_of(answer, request.dialect, request.value)
+        if failure is None:
+            self.exchange.answered_tokens += tokens
+            self.usages.append(reader := UsageReader(is_readable=answer.is_readable))
+            answer.body = reader.reading(answer.body)
+        return Attempt(answer if failure is None or failure.error is None else None, failure)
+
+    def _accepted(self, refusals: SessionRefusals, memory: MemoryResult, hides: bool) -> None:
+        """Note that upstream took a request that memory changed."""
+        if memory.status == "rebuilt" and refusals.pause and not refusals.accepted:
+            log.info("upstream accepted a context: session %s has memory again", memory.session)
+        if not hides:
+            refusals.accepted.add(memory.status)
+
+    def _refused(self, memory: MemoryResult, refusals: SessionRefusals, refused: str) -> None:
+        """Note that upstream refused a request that memory changed, and accepted it as it came."""
         if memory.reason == MARKS_REFUSED:
-            self.proxy.rebuilder.marks_cache = False
-            log.warning("upstream refused cache marks (%s): requests get none from now on", what)
-            return
-        if memory.session is None:
-            return
-        way = self._way(memory)
-        strips = bool(memory.arrays) or (way is not None and way.strips)
-        if way is not None and way.left > 0:  # it goes without memory already
-            way.strips = strips
-            return
-        pause = FIRST_PAUSE if way is None else min(2 * way.pause, LONGEST_PAUSE)
-        self.proxy.rebuilder.ways[self.caller.namespace, memory.session] = SessionWay(
-            pause, pause, strips, thinks
-        )
-        then = "while it thinks" if thinks else f"for {pause} requests, then in a safer form"
-        refused = "upstream refused a context (%s), not the request as it came: no memory for session %s %s"
-        log.warning(refused, what, memory.session, then)
+            self.proxy.rebuilder.unmarked[self.caller.namespace, memory.session] = True
+            log.warning("%s (%s): session %s gets none from now on", MARKS_REFUSED, refused, memory.session)
+        elif memory.session is not None:
+            refusals.pauses()
+            log.warning(
+                "%s (%s), not the request as it came: session %s goes without memory for %d requests",
+                REFUSED,
+                refused,
+                memory.session,
+                refusals.pause,
+            )
 
-    def _way(self, memory: MemoryResult) -> SessionWay | None:
-        return self.proxy.rebuilder.ways.get((self.caller.namespace, memory.session or ""))
+    def _refusals(self, request: ModelRequest) -> SessionRefusals:
+        """How upstream has taken the requests of a session; of conversations that have not begun, by model."""
+        session = request.memory.session
+        key = self.caller.namespace, session, request.model if session is None else ""
+        return self.proxy.refusals.setdefault(key, SessionRefusals())
 
     async def _stream(self) -> AsyncIterator[bytes]:
         """The body as it arrives. Raises ClientDisconnect."""
@@ -400,19 +423,13 @@ class _ProxiedRequest:
         path: bytes = self.scope.get("raw_path") or b""
         if not path.startswith(b"/v1/"):
             path = quote(self.scope["path"]).encode()
-        answer = await self.upstream.send(
+        return await self.upstream.send(
             self.scope["method"],
             path.removeprefix(b"/v1"),
             self.proxy.add_trace(headers),
             body,
             query=self.scope["query_string"],
         )
-        if answer.status < 400:
-            self.exchange.answered_tokens += tokens
-            if self.request is not None:
-                self.usages.append(reader := UsageReader(is_readable=answer.is_readable))
-                answer.body = reader.reading(answer.body)
-        return answer
 
     async def _relay(self, answer: UpstreamAnswer, added: Headers) -> None:
         """Send an answer to the client as it arrives."""
@@ -430,25 +447,21 @@ class _ProxiedRequest:
             await answer.aclose()
 
 
-def _as_it_came(request: ModelRequest, *, strips: bool = False, reason: str = REFUSED) -> MemoryResult:
-    """The result for a request that is sent as it came; ``strips``: without its thinking."""
-    stripped = request.dialect.without_thinking(request.value) if strips else None
-    arrays = {} if stripped is None else {request.dialect.key: stripped}
+def _as_it_came(request: ModelRequest, reason: str) -> MemoryResult:
+    """The result for a request that is sent as it came."""
     return replace(
         request.memory,
         status="unchanged",
         reason=reason,
-        data=render_body(request.body, arrays) if arrays else None,
-        arrays=arrays,
+        data=None,
+        arrays={},
         tokens=request.memory.full_tokens,
         tools=None,
         cleared=(),
     )
 
 
-async def _read_error(answer: UpstreamAnswer) -> str:
-    """The type and code of a refusal's error where they are plain names; its connection is released."""
-    error = as_object(parse_object(await answer.hold() or b"").get("error"))
-    await answer.aclose()
-    names = [str(error.get(k) or "") for k in ("type", "code")]
-    return "/".join(n for n in names if re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", n)) or "no type"
+def _may_be_thinking(own: Attempt, refusals: SessionRefusals) -> bool:
+    """Whether a request may be refused for its thinking, and is worth another attempt."""
+    failure = own.failure
+    return failure is not None and failure.status in THINKING_REFUSED and refusals.in_vain < IN_VAIN

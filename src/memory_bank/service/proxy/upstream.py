@@ -190,7 +190,9 @@ class Upstream:
         try:
             response = await self._transport.handle_async_request(request)
         except httpx2.TransportError as e:
-            raise UpstreamError(self._describe(e)) from None
+            closed = isinstance(e, (httpx2.RemoteProtocolError, httpx2.NetworkError))
+            passing = not closed or isinstance(e, httpx2.ConnectError)
+            raise UpstreamError(self._describe(e), passing=passing) from None
         stream = response.stream
         assert isinstance(stream, httpx2.AsyncByteStream)
         # a body that should not be there, or bytes behind the answer, would be read as the answer to another request
@@ -233,7 +235,7 @@ async def _chunks(stream: httpx2.AsyncByteStream) -> AsyncIterator[bytes]:
         async for chunk in stream:
             yield chunk
     except httpx2.TimeoutException:
-        raise UpstreamError("the model's API stopped sending within its answer.") from None
+        raise UpstreamError("the model's API stopped sending within its answer.", passing=True) from None
     except httpx2.TransportError:
         raise UpstreamError("the model's API broke off within its answer.") from None
 

@@ -30,6 +30,7 @@ from memory_bank.service.app import connections, upstreams_of
 from memory_bank.service.operations import logs
 from memory_bank.service.operations.background import chat_of, model_of
 from memory_bank.service.security.gate import AllowedHosts, check_binding
+from memory_bank.service.security.proof import make_secret
 from memory_bank.service.server.database import open_database
 from memory_bank.service.server.process import Workers, serve_here
 
@@ -65,6 +66,7 @@ def serve(config: Config, *, verbose: bool = False) -> int:
             sock.listen(2048)
         except OSError as e:  # the address has been taken meanwhile
             raise _unbound(config, e) from None
+        make_secret()
         logs.set_up(service.log_format, verbose=verbose)
         if service.workers == 1:
             return serve_here(config, sock, started)

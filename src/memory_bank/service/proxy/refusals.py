@@ -1,0 +1,186 @@
+"""Whether upstream refuses a request that memory changed, and what its session does then."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from memory_bank.errors import UpstreamError
+from memory_bank.service.proxy.answers import EventKind, EventSplitter, as_object, parse_object
+from memory_bank.service.proxy.body import JsonObject
+from memory_bank.service.proxy.dialects import Dialect
+from memory_bank.service.proxy.upstream import UpstreamAnswer, after
+
+TEMPORARY = frozenset({401, 402, 407, 408, 429, 529})
+"""Statuses that say nothing of the request's contents: the client's own request would get them as well."""
+OUTAGES = frozenset({500, 502, 503, 504, *range(520, 528)})
+"""Statuses of an upstream that fails; of a form that it has accepted before, they say nothing either."""
+NO_ANSWER = 502
+"""The status of an answer that breaks off, or is none of the API, before anything of it was shown."""
+MOST_HELD = 2**20
+"""Bytes at the beginning of a stream in which an error is looked for."""
+FIRST_PAUSE, LONGEST_PAUSE = 5, 160
+"""Requests of a session without memory after a refused context; each further refusal doubles them."""
+MOST_SESSIONS = 1_024
+"""Sessions of which it is remembered how upstream took their requests."""
+IN_VAIN = 4
+"""Requests in a row that upstream refuses also as they came, after which a request is sent only so."""
+
+REFUSED = "upstream refused the rebuilt context"
+REFUSES_ALL = "upstream refused the session's last requests as they came, too"
+MARKS_REFUSED = "upstream refused cache marks"
+THINKING_LEFT_OUT = "upstream refused thinking that does not fit the request as it came"
+
+# the statuses of errors within an answer with status 200, by a part of their type or code
+_STATUSES = (
+    ("overloaded", 529),
+    ("rate_limit", 429),
+    ("quota", 429),
+    ("authentication", 401),
+    ("billing", 402),
+    ("timeout", 408),
+    ("server_error", 500),
+    ("api_error", 500),
+    ("internal", 500),
+    ("unavailable", 503),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a request was not answered: a status, the type and code of the error, or the connection's ``error``."""
+
+    status: int
+    kind: str
+    error: UpstreamError | None = None
+
+    def is_refusal(self, accepted: bool) -> bool:
+        """Whether the request may be the cause; ``accepted``: upstream has taken this form of it before."""
+        if self.status in TEMPORARY or (self.error is not None and self.error.passing):
+            return False
+        return not (accepted and self.status in OUTAGES)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attempt:
+    """A request that was sent: its ``answer``, None without one, and the ``failure`` if it was not accepted."""
+
+    answer: UpstreamAnswer | None
+    failure: Failure | None = None
+
+    def result(self) -> UpstreamAnswer:
+        """The answer. Raises UpstreamError where there is none."""
+        if self.answer is None:
+            assert self.failure is not None
+            assert self.failure.error is not None
+            raise self.failure.error
+        return self.answer
+
+    async def aclose(self) -> None:
+        """Release the connection."""
+        if self.answer is not None:
+            await self.answer.aclose()
+
+
+@dataclass(slots=True)
+class SessionRefusals:
+    """How upstream has taken the changed requests of a session, in this process.
+
+    ``left`` of ``pause`` requests go without memory. ``accepted``: the statuses of memory whose present form was
+    accepted. ``in_vain``: requests in a row that were refused as they came, too.
+    """
+
+    left: int = 0
+    pause: int = 0
+    accepted: set[str] = field(default_factory=set)
+    in_vain: int = 0
+
+    def waits(self) -> str | None:
+        """Why the session's next request is sent as it came; None where it is not. Counts the pause down."""
+        if self.left > 0:
+            self.left -= 1
+            return REFUSED
+        return REFUSES_ALL if self.in_vain >= IN_VAIN else None
+
+    def pauses(self) -> None:
+        """Note that upstream accepted a request as it came, but not as memory changed it."""
+        self.accepted.clear()
+        self.pause = self.left = min(2 * self.pause, LONGEST_PAUSE) if self.pause else FIRST_PAUSE
+
+
+async def failure_of(answer: UpstreamAnswer, dialect: Dialect, request: JsonObject) -> Failure | None:
+    """Why an answer is none, read until it shows something of the model; its body gives the same bytes after that."""
+    try:
+        if not 200 <= answer.status < 300:
+            value = parse_object(await answer.hold() or b"")
+            return Failure(answer.status, _kind(_error_in(value) or {}))
+        if not answer.is_readable:
+            return None
+        json_type = answer.header(b"content-type").startswith(b"application/json")
+        if answer.is_stream or (request.get("stream") is True and not json_type):
+            value, has_begun = await _first_shown(answer, dialect, request)
+        else:
+            data = await answer.hold()
+            value = parse_object(data or b"")
+            has_begun = data is None or dialect.answer_key in value
+    except UpstreamError as e:
+        return Failure(NO_ANSWER, "broken off", e)
+    if (error := _error_in(value)) is not None:
+        return Failure(_status(error), _kind(error))
+    return None if has_begun else Failure(NO_ANSWER, "no answer")
+
+
+async def _first_shown(
+    answer: UpstreamAnswer, dialect: Dialect, request: JsonObject
+) -> tuple[JsonObject, bool]:
+    """The first event of a stream that shows something of the model, or an error; whether there is one."""
+    body, splitter, reader = answer.body, EventSplitter(), dialect.open_stream(request)
+    held = bytearray()
+
+    def shown(chunk: bytes) -> JsonObject | None:
+        events = splitter.feed(chunk) if chunk else splitter.close()
+        for value in (e.value for e in events if e.value is not None):
+            if _error_in(value) is not None or reader.read(value) is not EventKind.SILENT:
+                return value
+        return None
+
+    value = None
+    try:
+        async for chunk in body:
+            held += chunk
+            if (value := shown(chunk)) is not None or len(held) > MOST_HELD:
+                break
+        else:
+            value = shown(b"")
+    except BaseException:
+        await answer.aclose()
+        raise
+    answer.body = after(bytes(held), body)
+    return value or {}, value is not None or len(held) > MOST_HELD
+
+
+def _error_in(value: JsonObject) -> JsonObject | None:
+    """The error in an answer or an event, as an object; None without one."""
+    response = as_object(value.get("response"))
+    given: Any = value.get("error") or response.get("error")
+    if given:
+        return given if isinstance(given, dict) else {"message": str(given)}
+    if "error" in (value.get("type"), value.get("object")):
+        return value
+    return {} if "failed" in (value.get("status"), response.get("status")) else None
+
+
+def _status(error: JsonObject) -> int:
+    """The status of an error within an answer with status 200; 400 where it names none."""
+    for given in (error.get("code"), error.get("status")):
+        if re.fullmatch(r"[45]\d\d", str(given)):
+            return int(str(given))
+    names = f"{error.get('type')} {error.get('code')}".lower()
+    return next((status for part, status in _STATUSES if part in names), 400)
+
+
+def _kind(error: JsonObject) -> str:
+    """The type and code of an error where they are plain names."""
+    names = [str(error.get(k) or "") for k in ("type", "code")]
+    return "/".join(n for n in names if re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", n)) or "no type"

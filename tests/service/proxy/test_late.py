@@ -1,0 +1,184 @@
+"""A step whose memory comes too late: the last context goes with what is new; the late result belongs to nothing."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+import sqlalchemy as sa
+from tests.blocks import MARK
+from tests.service.processes import until
+from tests.service.proxied import post, scripted
+from tests.service.proxy.test_faults import locked
+from tests.service.proxy.test_messages import unmarked
+from tests.service.requests import PATHS, body_of
+from tests.service.tasks import get_order
+from tests.service.test_figures import BANK
+
+from memory_bank.bank.database import Database
+from memory_bank.bank.schema import sessions
+from memory_bank.service.proxy.rebuild import CONTINUED, GROWS, Rebuilder
+from memory_bank.testing import say
+
+NAMED = b"x-memory-session: s"
+FOLDS = {"folds": {**BANK, "refresh_after": 4_000}}
+apis = pytest.mark.parametrize("api", list(PATHS))
+
+
+def key_of(api):
+    return "input" if api == "responses" else "messages"
+
+
+def limited(p, seconds):
+    """The service gives each step so many seconds, as long as its request is short."""
+    own = p.service.proxy.rebuilder
+    p.service.proxy.rebuilder = Rebuilder(
+        own.sessions, own.identity, seconds, pause=0.1, marks_cache=True, inject=own.inject
+    )
+
+
+class Slow:
+    """Sessions whose first step waits, as on a loaded machine."""
+
+    def __init__(self, sessions, go):
+        self.sessions, self.go, self.has_begun = sessions, go, False
+
+    def rebuild(self, *args, **kwargs):
+        if not self.has_begun:
+            self.has_begun = True
+            self.go.wait(60)
+        return self.sessions.rebuild(*args, **kwargs)
+
+    def __getattr__(self, name):
+        return getattr(self.sessions, name)
+
+
+def names(tmp_path):
+    database = Database(tmp_path / "bank.db")
+    try:
+        return database.column(sa.select(sessions.c.session_id))
+    finally:
+        database.close()
+
+
+@apis
+def test_a_late_step_sends_the_last_context_and_what_is_new(tmp_path, api):
+    key = key_of(api)
+    bodies = [body_of(api, [get_order(n) for n in range(count)]) for count in range(12, 17)]
+    with scripted([say("ok")] * 9, tmp_path, FOLDS, inject_tools=False) as (server, p):
+        limited(p, 60)
+        post(p.port, PATHS[api], bodies[0], NAMED)
+        late = p.service.proxy.rebuilder
+        with locked(tmp_path / "bank.db"):
+            late.timeout = 0.3
+            for number in (1, 2, 3):
+                came = post(p.port, PATHS[api], bodies[number], NAMED)
+                assert came.status == 200
+                assert came.header(b"x-memory-status") == b"rebuilt"
+                assert came.header(b"x-memory-reason").endswith(b": " + CONTINUED.encode())
+                sent = server.requests[-1].body[key]
+                before = server.requests[-2].body[key]
+                new = bodies[number][key][len(bodies[number - 1][key]) :]
+                assert sent == [*before, *new]
+                assert len(json.dumps(sent)) < len(json.dumps(bodies[number][key])) / 2
+            late.timeout = 60
+        until(lambda: not late._stuck)
+        came = post(p.port, PATHS[api], bodies[4], NAMED)
+        assert (came.header(b"x-memory-status"), came.header(b"x-memory-reason")) == (b"rebuilt", None)
+        assert unmarked(server.requests[-1].body[key])[: len(sent)] == unmarked(
+            sent
+        )  # the fold is that of before
+        assert server.refused == []
+        assert p.service.recorder.drain(60)
+        steps = p.ask("/v1/sessions/s/steps").json()["steps"]
+        assert [s["status"] for s in steps] == ["rebuilt", *["failed"] * 3, "rebuilt"]
+        assert steps[2]["tokens"] == steps[2]["full_tokens"]  # no saving is claimed
+        assert names(tmp_path) == ["s"]
+
+
+def test_marks_of_the_client_stay_within_four(tmp_path):
+    """Claude Code moves its marks to the newest messages at each request."""
+
+    def marked(count):
+        body = body_of(
+            "messages", [get_order(n) for n in range(count)], system=[{"type": "text", "text": "a", **MARK}]
+        )
+        for message in (body["messages"][-1], body["messages"][-3]):
+            message["content"][-1].update(MARK)
+        return body
+
+    with scripted([say("ok")] * 9, tmp_path, FOLDS, inject_tools=False) as (server, p):
+        limited(p, 60)
+        post(p.port, PATHS["messages"], marked(12), NAMED)
+        with locked(tmp_path / "bank.db"):
+            p.service.proxy.rebuilder.timeout = 0.3
+            for count in (13, 14):
+                came = post(p.port, PATHS["messages"], marked(count), NAMED)
+                assert came.header(b"x-memory-status") == b"rebuilt"
+                assert json.dumps(server.requests[-1].body).count('"cache_control"') <= 4
+            p.service.proxy.rebuilder.timeout = 60
+
+
+@apis
+def test_what_continues_nothing_goes_as_it_came(tmp_path, api):
+    """Another beginning, a shorter list, another session's words, and a request for a summary."""
+    key = key_of(api)
+    body = body_of(api, [get_order(n) for n in range(12)])
+    with scripted([say("ok")] * 9, tmp_path, FOLDS, inject_tools=False, cache_markers="off") as (server, p):
+        limited(p, 60)
+        post(p.port, PATHS[api], body, NAMED)
+        other = body_of(api, [get_order(n + 1) for n in range(13)])
+        asks = json.loads(json.dumps(body_of(api, [get_order(n) for n in range(13)])))
+        asks[key].append(
+            {
+                "role": "user",
+                "content": "Your task is to create a detailed summary of the conversation so far.",
+            }
+        )
+        shorter = body_of(api, [get_order(n) for n in range(6)])
+        with locked(tmp_path / "bank.db"):
+            p.service.proxy.rebuilder.timeout = 0.3
+            for odd in (other, asks, shorter):
+                came = post(p.port, PATHS[api], odd, NAMED)
+                assert came.header(b"x-memory-status") == b"failed"
+                assert server.requests[-1].body == odd
+            p.service.proxy.rebuilder.timeout = 60
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_late_result_begins_no_session_that_no_client_sent(tmp_path, named):
+    """Its request has gone on without it, and later ones of the conversation have come since."""
+    bodies = [body_of("chat", [get_order(n) for n in range(count)]) for count in range(1, 9)]
+    headers = [NAMED] if named else []
+    with scripted([say("ok")] * 20, tmp_path, FOLDS, inject_tools=False) as (_, p):
+        limited(p, 60)
+        rebuilder, go = p.service.proxy.rebuilder, threading.Event()
+        rebuilder.sessions = Slow(rebuilder.sessions, go)
+        rebuilder.timeout = 0.3
+        post(p.port, PATHS["chat"], bodies[0], *headers)
+        for body in bodies[1:4]:
+            came = post(p.port, PATHS["chat"], body, *headers)
+            assert came.header(b"x-memory-reason") == b"busy"
+        assert any("still at work" in line for line in p.lines)
+        rebuilder.timeout = 60
+        go.set()
+        until(lambda: not rebuilder._stuck)
+        for body in bodies[4:]:
+            came = post(p.port, PATHS["chat"], body, *headers)
+            assert came.header(b"x-memory-status") != b"failed"
+        assert len(names(tmp_path)) == 1
+        assert p.service.recorder.drain(60)
+        steps = p.ask(f"/v1/sessions/{names(tmp_path)[0]}/steps").json()["steps"]
+        assert [s["status"] for s in steps[:4]] == ["failed"] * 4
+        assert [s["messages"] for s in steps[4:]] == [len(body["messages"]) for body in bodies[4:]]
+
+
+def test_the_limit_grows_with_the_history(tmp_path):
+    body = body_of("chat", ["x" * GROWS] * 2)
+    with scripted([say("ok")], tmp_path, FOLDS, inject_tools=False) as (_, p):
+        limited(p, 0.2)
+        with locked(tmp_path / "bank.db"):
+            post(p.port, PATHS["chat"], body, NAMED)
+        [line] = [line for line in p.lines if "took longer" in line]
+        assert "0.6" in line
