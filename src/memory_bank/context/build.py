@@ -76,13 +76,13 @@ def build_context(
 def _with_pins(view: View, session: Session, budget: int | None, whole: frozenset[str]) -> View:
     """The view in which past interactions with pinned records are never dropped, those with excluded ones hidden."""
     pinned_ids, excluded_ids = session.retained
-    hidden = {e.start for e in view.history if not e.fault and excluded_ids.intersection(e.record_ids)}
+    hidden = {e.start for e in view.history if not e.stays and excluded_ids.intersection(e.record_ids)}
     held = {e.start for e in view.interactions if any(p.tool_name in whole for p in e.pairs)} - hidden
     pinned: set[int] = set()
     kept = set(view.kept)
     for entry in reversed(view.history):
         if entry.start not in held:
-            if entry.fault or entry.start in hidden or not pinned_ids.intersection(entry.record_ids):
+            if entry.stays or entry.start in hidden or not pinned_ids.intersection(entry.record_ids):
                 continue
             if budget is not None:
                 if entry.tokens > budget:

@@ -27,6 +27,7 @@ HOSTED = frozenset(
     {"web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "mcp_call"}
 )
 """Types of Responses items that the provider answers itself: call and result are one item."""
+BETWEEN = "a message stands between a call and its result"
 # How frameworks introduce the image of a tool in a user message that follows the tool's result.
 _MEDIA_MARKS = ("<tool_result", "This is file ", "Observation:")
 
@@ -411,6 +412,11 @@ class Interaction(Brief):
         return self.start + len(self.messages)
 
     @property
+    def stays(self) -> bool:
+        """Whether no strategy may leave it out: a message that is none of its own stands among its messages."""
+        return BETWEEN in self.fault
+
+    @property
     def record_ids(self) -> frozenset[str]:
         """The trace_ids of its records, and those they had before their images came."""
         return frozenset(t for t in (*self.trace_ids, *self.earlier_ids) if t)
@@ -546,7 +552,7 @@ class Parser:
         elif kind is MessageKind.RESULT:
             if turn is not None and self._between and turn.match(result_of(message)) is not None:
                 turn.messages.extend(between.message for between in self._between)
-                turn.faults["a message stands between a call and its result"] = None
+                turn.faults[BETWEEN] = None
                 self._between = []
             if turn is None or self._between:  # a result without a call stays with the turn that it follows
                 self._close()

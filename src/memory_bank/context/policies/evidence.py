@@ -67,6 +67,8 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
             state.fold = None
             session.run_later("evidence", partial(fed_evidence, view, session, settings))
             shorter = "the older history is shorter than a fold and its growth"
+            if stay := len(view.history) - len(past):
+                shorter += f"; {stay:,} past turns stay whole"
             why = shorter if view.history else "there was no history yet"
             starts = [e.start for e in past] if view.hidden else ()
             return replace(base, unchanged=why, reasons=EvidenceReasons(Excerpts(memory), starts))
@@ -97,7 +99,7 @@ def fold_budget(budget: int | float | str, older: int) -> int:
 def _foldable(view: View, start: int) -> list[Interaction]:
     """The interactions of the history from one on, by number, that a fold may replace."""
     apart = view.pinned | view.hidden
-    return [e for e in view.history[start:] if not e.fault and e.start not in apart]
+    return [e for e in view.history[start:] if not e.stays and e.start not in apart]
 
 
 def _kept_before(view: View, past: Sequence[Interaction]) -> list[int]:
