@@ -281,7 +281,7 @@ class MemoryBankSettings(Settings):
     tools: dict[str, ToolSettings] = {}
     """By tool: whether its calls change something (effect); whether contexts always or never show them (retain)."""
     evidence_model: str | None = None
-    """Evidence: another model file, as `memory-bank lab train` writes it."""
+    """Evidence: another model file, as `python -m benchmarks train` writes it."""
     top_k: AtLeast0 = 3
     """Past records to retrieve."""
     max_chars_per_record: AtLeast0 = 2000

@@ -37,7 +37,8 @@ class Memory(Closing):
 
     Args:
         bank: a file name or a database URL; None keeps everything in memory.
-        session_id: the task. One that is stored already goes on with its calls: name another task otherwise.
+        session_id: the task. One that is stored already goes on with its calls; a list that continues nothing of it
+            gets a session of its own, ``NAME~`` and a random number, which a WARNING of the log names once.
         config: a Config, a dict of its values, or the path of a configuration file; None: the shipped one.
         model: the agent's model; its price decides how often the history is folded.
         llm_client: writes summaries where the configuration asks for a model: an ``openai.OpenAI``, or anything

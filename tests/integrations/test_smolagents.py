@@ -24,6 +24,7 @@ from smolagents.models import ChatMessage
 from smolagents.monitoring import Timing, TokenUsage
 from smolagents.utils import AgentToolExecutionError
 
+from memory_bank import MemoryBankState
 from memory_bank import history as typed
 from memory_bank.history import MemoryManager, keep_last_n_steps, typed_steps
 from memory_bank.integrations.smolagents import WIRE, HistoryMemory, add_memory, native_step, use_history
@@ -370,3 +371,47 @@ def test_a_typed_history_and_a_scratchpad_are_the_memory_of_an_agent(code):
     assert agent.memory.system_prompt.system_prompt == history.steps[0].system_prompt
     agent.memory.reset()
     assert history.action_count == 0
+
+
+class Listener(SilentModel):
+    """Keeps what it is sent, and answers at once."""
+
+    def generate(self, messages, **_):
+        self.sent = str([m.content for m in messages])
+        return ChatMessage(role="assistant", content="Thought: done.\n<code>\nfinal_answer('ok')\n</code>")
+
+
+@pytest.mark.parametrize(
+    "history", [None, typed.MemoryManager(), typed.HierarchicalMemory(MemoryBankState())]
+)
+def test_each_run_of_an_agent_begins_without_the_steps_of_the_one_before(history):
+    """As without a typed history; ``reset=False`` goes on."""
+    agent = CodeAgent(tools=[], model=Listener(), verbosity_level=LogLevel.OFF)
+    memory = use_history(agent, history)
+    held = memory.steps
+    for customer in ("Ann", "Bob", "Cid"):
+        agent.run(f"A refund for {customer}")
+        assert [c for c in ("Ann", "Bob", "Cid") if c in agent.model.sent] == [customer]
+        assert [s.task for s in memory.history.steps if isinstance(s, typed.TaskStep)] == [
+            f"A refund for {customer}"
+        ]
+        assert [s.task for s in held if isinstance(s, TaskStep)] == [f"A refund for {customer}"]
+    agent.run("And another", reset=False)
+    assert "A refund for Cid" in agent.model.sent and "And another" in agent.model.sent
+    agent.prompt_templates["system_prompt"] = "Another prompt"
+    agent.run("A refund for Dan")
+    assert "Cid" not in agent.model.sent and "Another prompt" in agent.model.sent
+    memory.history.reset()
+    held.append(TaskStep("Alone"))
+    assert [s.task for s in memory.history.steps if isinstance(s, typed.TaskStep)] == ["Alone"]
+
+
+def test_two_customers_with_agents_of_their_own():
+    agents = [CodeAgent(tools=[], model=Listener(), verbosity_level=LogLevel.OFF) for _ in range(2)]
+    for agent in agents:
+        use_history(agent)
+    for round_ in range(2):
+        for agent, customer in zip(agents, ("Ann", "Bob"), strict=True):
+            agent.run(f"Question {round_} of {customer}")
+            assert [c for c in ("Ann", "Bob") if c in agent.model.sent] == [customer]
+            assert "Question 0" not in agent.model.sent or round_ == 0

@@ -209,6 +209,66 @@ def test_a_value_that_is_much_like_a_harmless_one_takes_no_longer():
             assert cpu_seconds(lambda value=value: named_secret("password", value)) < 0.5, value[:80]
 
 
+PASSWORD, KEY = "Lagoon!eBHQz2", "a1B2c3D4e5F6a1B2c3D4e5F6a1B2c3D4"
+
+
+@pytest.mark.parametrize("blanks", [" " * 9, " " * 40, " " * 150, "\t" * 12])
+@pytest.mark.parametrize(
+    "name",
+    ["password", "Password", "db_password", "api_key", "client_secret", "passwort", "contraseña", "пароль"],
+)
+def test_an_assignment_that_is_aligned(redaction, name, blanks):
+    """As terraform, ini files and ``kubectl describe`` write it."""
+    for sign in ("=", ":", "=>"):
+        for value in (KEY, f'"{KEY}"'):
+            for text in (
+                f"  + {name}{blanks}{sign} {value}",
+                f"{name}{sign}{blanks}{value}",
+                f"a{blanks}= 1\n{name}{blanks}{sign} {value}\nb{blanks}= 2",
+            ):
+                assert KEY not in redaction.text(text), text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"passwords: {{root: {PASSWORD}}}", json.dumps({"passwords": {"root": PASSWORD}}), f"passwords:\n  root: {PASSWORD}\n  app: x",
+        json.dumps({"passwords": {"db": {"root": PASSWORD}}}), f'passwords = {{ a = "none", root = "{PASSWORD}" }}',
+        f'1) "requirepass"\n2) "{PASSWORD}"', f"requirepass          {PASSWORD}", f'config set requirepass "{PASSWORD}"',
+        f"fernet_key = {KEY}", f"AIRFLOW__CORE__FERNET_KEY={KEY}", f"x-hasura-admin-secret: {PASSWORD}", f"HASURA_GRAPHQL_ADMIN_SECRET={PASSWORD}",
+        f"secret_key                {KEY} shared-credentials-file    ~/.aws/credentials", f"define('SECURE_AUTH_SALT', '{KEY}{KEY}');",
+        f'password = 0x56 "{PASSWORD}"', f"Driver={{SQL}};UID=sa;PWD={{{PASSWORD}}};", f"password....................: {PASSWORD}",
+        *(f"{word}: {PASSWORD}" for word in ["contraseña", "mot_de_passe", "passwort", "senha", "пароль", "密码", "パスワード", "비밀번호", "şifre", "hasło", "heslo", "κωδικός", "รหัสผ่าน", "पासवर्ड", "geslo", "лозинка", "kodeord"]),
+        f"κωδικός πρόσβασης: {PASSWORD}", f"kata sandi: {PASSWORD}", f"密码：{PASSWORD}",
+    ],
+)  # fmt: skip
+def test_names_of_secrets_in_other_forms(redaction, text):
+    shown = redaction.text(text)
+    assert PASSWORD not in shown
+    assert KEY not in shown
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"passwords": {"root": PASSWORD}}, {"passwords": {"db": {"root": PASSWORD}}}, {"passwords": [PASSWORD]}],
+)
+def test_an_object_of_secrets(redaction, value):
+    assert PASSWORD not in json.dumps(redaction.value(value))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "password          required", 'passwords: {"type": "array", "items": "string"}', "passwords:\n  min_length: 8", "tokens = {input = 1200}",
+        "secret_key   string  yes  the key of the table users_2024", "api_key      VARCHAR(64)   NOT NULL", "secrets:\n  - name: db-credentials",
+        "token           kubernetes.io/service-account-token   3      5d", "access_key   <not set>   None   None", "token   2024-05-06T10:11:12Z",
+        "password          = var.database_password", "password          = (sensitive value)", "Salt          = sodium_chloride", "token   https://example.com/a1B2c3/x?y=Zz9",
+    ],
+)  # fmt: skip
+def test_what_is_aligned_and_no_secret_stays(redaction, text):
+    assert redaction.text(text) == text
+
+
 @pytest.mark.parametrize("token", TOKENS, ids=lambda t: t[:6])
 def test_tokens_of_providers(redaction, token):
     for text in (token, f"key: {token}, next", json.dumps({"a": token}), f"x={token}\ny"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -19,16 +20,20 @@ from memory_bank.bank.schema import (
     in_parts,
     insights,
     jobs,
+    like_prefix,
     lineage,
     of_session,
     records,
     sessions,
 )
 from memory_bank.faults import fault_point
+from memory_bank.records import derive_trace_id
+from memory_bank.transcript.transcript import View
 
 KEPT = 512
 """How many of a session's newest digests are kept; a request adds one or two."""
 _AT_ONCE = 256  # rows copied at once
+_ASKED = 8  # calls at each end of a list by which its session is found
 
 _l, _s, _r = lineage.c, sessions.c, records.c
 _NEWEST = sa.select(sa.func.max(_r.seq)).where(of_session(records))
@@ -82,6 +87,32 @@ class LineageEntry:
     same_calls: bool = False
     kept: Sequence[str] = ()
     begins: bool = False
+
+
+def session_of(database: Database, name: str, view: View) -> str | None:
+    """The session of a name (the name itself, or ``NAME~…``) that has recorded most calls of a view; None: none has.
+
+    One call is enough in a session of the view's task. The first and the last calls of the list are looked up in the
+    newest 200 sessions of the name.
+    """
+    named = sa.select(_s.session_id, _s.task).where(
+        (_s.session_id == name) | _s.session_id.like(like_prefix(f"{name}~"), escape="/")
+    )
+    rows = database.rows(named.order_by(_s.created.desc()).limit(200))
+    names = {row["session_id"]: view.task in ("", row["task"]) for row in rows}
+    equals: Counter[bytes] = Counter()
+    keys: list[tuple[bytes, int]] = []
+    for interaction in view.interactions:
+        for key in [pair.content_key() for pair in interaction.pairs if pair.result is not None]:
+            keys.append((key, equals[key]))
+            equals[key] += 1
+    ids = {derive_trace_id(each, *key): each for each in names for key in {*keys[:_ASKED], *keys[-_ASKED:]}}
+    found = (
+        database.rows(sa.select(_r.trace_id).where(_r.trace_id.in_(part))) for part in in_parts(list(ids))
+    )
+    counts = Counter(ids[row["trace_id"]] for rows in found for row in rows)
+    likely = [each for each, is_task in names.items() if counts[each] > (0 if is_task else 1)]
+    return max(likely, key=lambda each: (counts[each], names[each]), default=None)
 
 
 class Lineage:

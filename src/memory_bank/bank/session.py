@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, cast
 from weakref import WeakMethod
 
 from memory_bank.bank.database import ANY, Database, as_database
 from memory_bank.bank.files import MemoryFiles
+from memory_bank.bank.lineage import session_of
 from memory_bank.bank.retrieval import log_ingested, records_of
 from memory_bank.bank.stores import FactStore, InsightStore, WiderScope, clear_insights
 from memory_bank.bank.worker import InsightWriter
@@ -25,14 +28,22 @@ from memory_bank.plan import NO_PLAN, Context, Plan
 from memory_bank.ports import Embedder, Scope, TokenCounter
 from memory_bank.pricing import PrefixCache
 from memory_bank.records import InteractionRecord, Spent
+from memory_bank.transcript.harness import SUMMARY_OPENINGS
 from memory_bank.transcript.jsontext import dump_value
-from memory_bank.transcript.messages import Pair
+from memory_bank.transcript.messages import Interaction, MessageKind, Pair, kind_of, message_text
 from memory_bank.transcript.shortening import fit_text
 from memory_bank.transcript.tokens import approximate_counter, open_counter
-from memory_bank.transcript.transcript import Transcript, View, is_same
+from memory_bank.transcript.transcript import Transcript, View, is_same, said_in
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
+DEFAULT = "default"
+"""The session of a caller that names none."""
+_OF_SESSION = frozenset({
+    "session_id", "generation", "last_plan", "steps", "step_count", "marks", "retained", "transcript",
+    "_insights", "_caches", "_task", "_by_call", "_last",
+})  # fmt: skip
+"""The attributes of a MemoryBankState that are about one session."""
 NOTE_TOKENS = 300
 """Most tokens of the note at a fold."""
 
@@ -46,7 +57,7 @@ class Session(Closing):
     ``lock`` guards all the rest.
     """
 
-    def __init__(self, session_id: str = "default", counter: TokenCounter | None = None) -> None:
+    def __init__(self, session_id: str = DEFAULT, counter: TokenCounter | None = None) -> None:
         self.session_id = session_id
         self.lock = threading.RLock()
         self.counter: TokenCounter = counter or open_counter()
@@ -73,6 +84,10 @@ class Session(Closing):
 
     def prepare(self, settings: MemoryBankSettings | None, llm_client: object = None) -> None:
         """Begin a step."""
+
+    def read(self, messages: object) -> View:
+        """The view of a step's messages. Raises MessagesError where they are no list."""
+        return self.transcript.update(messages)
 
     def store(self, view: View, *, insights_later: bool = False) -> None:
         """Store what is new in a view."""
@@ -129,6 +144,11 @@ class MemoryBankState(Session):
         counter: counts tokens instead of the encoding that the settings name.
         on_jobs: called when records wait to be observed, instead of starting a thread that observes them.
         defer: keep work that no context needs until ``finish`` is called.
+        fixed: stay in the session whatever list of messages comes, for callers that find a list's session themselves.
+
+    A list of another task never meets the records of this one: where it continues nothing that the session has, the
+    state moves to a session of the list's own, ``NAME~`` and a random number, and ``session_id`` changes; see
+    ``_continues``.
 
     Attributes:
         fact_store: the session's FactStore.
@@ -162,19 +182,25 @@ class MemoryBankState(Session):
         embedding_model: Embedder | str | None = None,
         *,
         database: Database | str | Path | None = None,
-        session_id: str = "default",
+        session_id: str = DEFAULT,
         agent_id: str | None = None,
         namespace: str | None = None,
         counter: TokenCounter | None = None,
         on_jobs: Callable[[], None] | None = None,
         defer: bool = False,
+        fixed: bool = False,
     ) -> None:
         super().__init__(session_id, counter or approximate_counter())
         self._shares_database = isinstance(database, Database)
         self.database = as_database(database)
+        self._name, self._owner = session_id, (agent_id, ANY if namespace is None else namespace)
+        self._fixed = fixed
+        self._last: Sequence[object] | None = None  # the last list with calls that was read in the session
+        self._parked: dict[str, Any] | None = None  # the session that the state was in before
         if agent_id is not None or namespace is not None:
-            self.database.open_session(session_id, agent_id, ANY if namespace is None else namespace)
+            self.database.open_session(session_id, *self._owner)
         self.files: MemoryFiles | None = MemoryFiles(self.database, namespace=namespace)
+        self._on_jobs = on_jobs
         self._insights = InsightWriter(FactStore(self.database, session_id), on_jobs)
         self.scope: Scope = "session"
         self.settings = MemoryBankSettings()
@@ -185,6 +211,7 @@ class MemoryBankState(Session):
         self.step_count = 0
         self._noting: threading.Thread | None = None  # writes a note
         self._prepared = False  # whether a step has begun
+        self._llm_client: object = None
         self._given_counter = counter
         self._encoding: str | None = None
         self._forget()
@@ -196,7 +223,7 @@ class MemoryBankState(Session):
     def open(
         cls,
         url: str | Path | Database,
-        session_id: str = "default",
+        session_id: str = DEFAULT,
         embedding_model: Embedder | str | None = None,
         **options: Any,
     ) -> MemoryBankState:
@@ -221,6 +248,7 @@ class MemoryBankState(Session):
         joined.store_many(store.get_many(list(store.steps())))
         vars(store).update(vars(joined))
         self._insights.facts, self.generation = store, None  # the next step reads what it holds
+        self._fixed = True
 
     @property
     def insight_store(self) -> InsightStore:
@@ -238,6 +266,7 @@ class MemoryBankState(Session):
         joined.add_many(list(store.get_insights(store.trace_ids()).values()))
         vars(store).update(vars(joined))
         self._insights.store, self.generation = store, None
+        self._fixed = True
 
     def _check_assigned(self, store: Any, own: Any, kind: Any) -> None:
         name = kind.__name__
@@ -269,7 +298,7 @@ class MemoryBankState(Session):
         EmbedderLoadError, EmbedderMismatchError, StorageError.
         """
         settings = self.settings if settings is None else settings
-        self.settings = settings
+        self.settings, self._llm_client = settings, llm_client
         self._prepared = True
         self._deferred = {}  # this step does that work itself or defers it again
         if self._given_counter is None and self._encoding != settings.token_encoding:
@@ -295,6 +324,77 @@ class MemoryBankState(Session):
         self._insights.load(anew=is_new)
         self.scope = settings.scope
         self.new_records = []
+
+    def read(self, messages: object) -> View:
+        """The view of a step's messages, after moving to the session that they continue, or to one of their own."""
+        view = self.transcript.update(messages)
+        is_unused = self._parked is not None and not self.steps and view.interactions
+        other = session_of(self.database, self._name, view) if is_unused else None
+        if self._fixed or (other is None and self._continues(view)):
+            self._last = self.transcript.messages if view.interactions else self._last
+            return view
+        parked = self._parked or {"steps": {0}}
+        unused = self._name + "~" + secrets.token_hex(4) if parked["steps"] else parked["session_id"]
+        self._move(other or session_of(self.database, self._name, view) or unused)
+        view = self.transcript.update(messages)
+        self._last = self.transcript.messages if view.interactions else None
+        return view
+
+    def _continues(self, view: View) -> bool:
+        """Whether a list of messages goes on with the session.
+
+        It does with two recorded calls and their results, which may be shortened, or with one and known words of a
+        person; with a client's summary in it; and, where older calls were dropped, with words of a person that stand
+        in the last list. Without a last list in this process the first words must be the session's task, and either
+        the session was named or more was said before the first call. A list of nothing but a person's words begins a
+        task, unless the session was named and has that task, or has had a list in this process.
+        """
+        if not self.steps or not self._task:
+            return True
+        recorded = list(islice(filter(self._is_recorded, view.interactions), 2))
+        if len(recorded) > 1:
+            return True
+        is_named, kinds = self._name != DEFAULT, [kind_of(m) for m in view.messages]
+        texts = [message_text(m) for m, k in zip(view.messages, kinds, strict=True) if k is MessageKind.USER]
+        if all(kind in (MessageKind.SYSTEM, MessageKind.USER) for kind in kinds):
+            return not texts or (is_named and (view.task == self._task or self._last is not None))
+        if any(text.lstrip().startswith(SUMMARY_OPENINGS) for text in texts):
+            return True
+        if self._last is not None and not said_in(self._last).isdisjoint(said_in(view.messages)):
+            return True
+        if recorded:
+            return view.task in ("", self._task)
+        opening = list(takewhile(lambda kind: kind is not MessageKind.CALL, kinds))
+        says_more = len(opening) - opening.count(MessageKind.SYSTEM) > 1
+        return view.task == self._task and self._last is None and (is_named or says_more)
+
+    def _is_recorded(self, interaction: Interaction) -> bool:
+        """Whether an interaction has a call that the session has recorded, with its result or a shorter one."""
+        pairs = zip(interaction.pairs, interaction.trace_ids, strict=False)
+        is_masked = any(trace_id is None and pair.result is not None for pair, trace_id in pairs)
+        return is_masked or not interaction.record_ids.isdisjoint(self.steps)
+
+    def _move(self, session_id: str) -> None:
+        """Go on in another session of the name. What this one holds is kept for a list that comes back to it."""
+        log.log(
+            logging.DEBUG if self._parked else logging.WARNING,
+            "the messages continue nothing that session %r has: they go on in session %r. Name the session of each "
+            "task (session_id), or reset it when the task has ended.", self.session_id, session_id,
+        )  # fmt: skip
+        self.finish()
+        store, parked = self._insights.store, self._parked
+        self._parked = {name: value for name, value in vars(self).items() if name in _OF_SESSION}
+        if parked and parked["session_id"] == session_id:
+            vars(self).update(parked)
+        else:
+            self.database.open_session(session_id, *self._owner)
+            self.session_id, self.generation, self.last_plan = session_id, None, NO_PLAN
+            self._insights = InsightWriter(FactStore(self.database, session_id), self._on_jobs)
+            if store is not None:
+                self._insights.bind(store.embedding_model)
+            self._caches = {}
+            self.transcript = self._new_transcript()
+        self.prepare(self.settings, self._llm_client)
 
     def store(self, view: View, *, insights_later: bool = False) -> None:
         """Store what is new in a view: facts in one transaction, then insights; these may wait for ``finish``."""
@@ -390,23 +490,24 @@ class MemoryBankState(Session):
         model, or while a note is being written: the next one is then about these calls, too.
         """
         observer, generation, count = self._insights.observer, self.generation, self.counter.count_text
+        facts, session_id, noted = self.fact_store, self.session_id, self.note
         task = self._task or task
         if observer.name == EXTRACTIVE or (self._noting is not None and self._noting.is_alive()):
             return
 
         def write() -> None:
             try:
-                records = {r.trace_id: r for r in self.fact_store.get_many([t for _, t, _ in calls])}
+                records = {r.trace_id: r for r in facts.get_many([t for _, t, _ in calls])}
                 shown = [describe_call(n, records[t], said, 1_000) for n, t, said in calls if t in records]
-                note = observer.note(self.note, shown, task)
+                note = observer.note(noted, shown, task)
                 if isinstance(note, str):
-                    self.database.set_note(self.session_id, fit_text(note, NOTE_TOKENS, count), generation)
+                    self.database.set_note(session_id, fit_text(note, NOTE_TOKENS, count), generation)
                     done()
                     return
                 reason = note.reason
             except Exception as e:  # the next fold tries again
                 reason = type(e).__name__
-            log.warning("no note at a fold of session %s: %s", self.session_id, reason)
+            log.warning("no note at a fold of session %s: %s", session_id, reason)
 
         self._noting = threading.Thread(target=write, name="memory-bank-note", daemon=True)
         self._noting.start()
@@ -507,4 +608,4 @@ class MemoryBankState(Session):
         self._insights.waiting = {}
         self.steps, self.marks, self.shown_elsewhere = {}, {}, {}
         self.new_records, self._deferred = [], {}
-        self._task, self._by_call = "", None
+        self._task, self._by_call, self._last = "", None, None

@@ -24,10 +24,10 @@ from urllib.parse import urlsplit
 
 import typer
 
+from memory_bank.audit.tables import money
 from memory_bank.cli.setup import CLIENTS, toml_value
 from memory_bank.cli.shared import CONFIG, DB, one_line, service_settings, tell
 from memory_bank.errors import ConfigError, ServiceError
-from memory_bank.lab.tables import money
 from memory_bank.service.security.proof import CHALLENGE, PROOF, address_of, proved, upstream_claim
 
 if TYPE_CHECKING:

@@ -59,7 +59,7 @@ def build_context(
     with session.lock:
         session.prepare(policy.bank, policy.llm_client)
         session.record_tool = record_tool(tools)
-        view = session.transcript.update(messages)
+        view = session.read(messages)
         session.store(view, insights_later=not policy.reads_insights)
         if whole or any(session.retained):
             budget = policy.budget and policy.budget(sum(e.tokens for e in view.history))

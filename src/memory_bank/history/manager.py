@@ -300,13 +300,18 @@ class MemoryManager:
 
     def clear(self) -> None:
         """Remove all steps, the system prompt included."""
-        with self.lock:
-            self._set_steps([])
+        self._keep([])
 
     def reset(self) -> None:
         """Remove all steps but the system prompt, for the next run."""
+        self._keep(self.get_steps_by_type(SystemPromptStep))
+
+    def _keep(self, steps: list[Any]) -> None:
+        """Remove all steps but these; a copy in a framework's form knows of it before it is changed again."""
         with self.lock:
-            self._set_steps([s for s in self._steps if isinstance(s, SystemPromptStep)])
+            self.refresh()
+            self._set_steps(steps)
+            self.refresh()
 
     def _set_steps(self, steps: list[Step]) -> None:
         self._steps = steps

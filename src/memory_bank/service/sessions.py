@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from copy import copy as copied
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import sqlalchemy as sa
 from cachetools import LRUCache
@@ -288,7 +288,7 @@ class Sessions:
             made = self._previews.pop((session_id, key), None)
         # a new one where records or messages of the last preview are gone
         if made is None or not made.stored.issubset(stored) or seen[: len(made.messages)] != made.messages:
-            memory = MemoryBankState(session_id=session_id)
+            memory = MemoryBankState(session_id=session_id, fixed=True)
             config = self.config.model_copy(update={"loop_detection": "off"})
             made = _Preview(MemoryProcessor(config, lambda session_id: memory), memory)  # noqa: ARG005
         if store is not None:
@@ -351,7 +351,7 @@ class Sessions:
         with self._holding(session_id, namespace) as kept:
             if kept.reader is None:
                 made = MemoryBankState.open(
-                    self.database, session_id, namespace=namespace, on_jobs=self._queued
+                    self.database, session_id, namespace=namespace, on_jobs=self._queued, fixed=True
                 )
                 with self._lock:
                     kept.reader = kept.reader or made
@@ -385,6 +385,11 @@ class Sessions:
     def redacted(self, message: T) -> T:
         """A message without secrets; the same object if it has none."""
         return message if self._redact is None else cast("T", self._redact(message))
+
+    def redacted_text(self, text: str) -> str:
+        """A text without secrets."""
+        said: Any = self.redacted({"role": "user", "content": text})
+        return str(said["content"])
 
     def bank_settings(self) -> MemoryBankSettings:
         """The settings for reading a session's memory: those of the strategy, or of its memory bank."""
@@ -477,6 +482,7 @@ class Sessions:
             namespace=kept.namespace,
             on_jobs=self._queued,
             defer=True,
+            fixed=True,
         )
 
     @contextmanager

@@ -13,6 +13,7 @@ from typing import Any
 
 from memory_bank.ports import TokenCounter
 from memory_bank.records import Brief, derive_trace_id
+from memory_bank.transcript.harness import persons_text
 from memory_bank.transcript.messages import (
     Interaction,
     MessageKind,
@@ -21,6 +22,7 @@ from memory_bank.transcript.messages import (
     Utterance,
     check_messages,
     kind_of,
+    message_text,
     read,
     task_text,
 )
@@ -139,6 +141,11 @@ class Transcript:
             self._parser.feed(message)
         self._identify_closed()
         return self._view(messages)
+
+    @property
+    def messages(self) -> Sequence[object]:
+        """Copies of the last list's messages."""
+        return self._snapshot[:]
 
     def acknowledge(self) -> None:
         """Note that the interactions of the last view are stored: later views do not count them as new."""
@@ -290,6 +297,12 @@ class Transcript:
         self._acknowledged = min(self._acknowledged, keep)
         self._task, self._task_sought = None, 0
         return start
+
+
+def said_in(messages: Sequence[object]) -> frozenset[str]:
+    """What persons said in a list of messages, without what clients write by themselves."""
+    texts = (persons_text(message_text(m)) for m in messages if kind_of(m) is MessageKind.USER)
+    return frozenset(t for t in texts if t)
 
 
 def is_same(a: object, b: object) -> bool:

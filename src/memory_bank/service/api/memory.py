@@ -269,7 +269,7 @@ def ingest(
         seen = [api.sessions.redacted(m) for m in _checked(query.messages)]
     else:
         outputs = [_redacted(api, output) for output in query.tool_outputs]
-        task = query.task and api.sessions.redacted({"role": "user", "content": query.task})["content"]
+        task = query.task and api.sessions.redacted_text(query.task)
     with api.sessions.writing(api.namespace, name, agent_id=query.agent_id) as state:
         if "messages" in given:
             view = Transcript(state.session_id, approximate_counter()).update(seen)  # its tokens are not used

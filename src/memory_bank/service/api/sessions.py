@@ -323,7 +323,7 @@ def get_session(api: Api, name: SessionName) -> SessionDetail:
 def rename_session(api: Api, name: SessionName, body: JsonBody) -> None:
     """Store what lists show beside the session's name; searches of the list find it."""
     title = TitleRequest.parse(body.value).title
-    api.database.set_session(api.known(name), title=(title or "").strip() or None)
+    api.database.set_session(api.known(name), title=api.sessions.redacted_text((title or "").strip()) or None)
 
 
 @router.get(

@@ -189,7 +189,8 @@ class _ProxiedRequest:
     def _fill_in(self, request: ModelRequest) -> None:
         """Note what memory did for a model request, and the usage of its answer."""
         exchange, memory = self.exchange, request.memory
-        exchange.model = request.model if isinstance(request.value.get("model"), str) else None
+        named = isinstance(request.value.get("model"), str)
+        exchange.model = self.proxy.rebuilder.sessions.redacted_text(request.model) if named else None
         exchange.streamed = request.value.get("stream") is True
         exchange.session, exchange.step, exchange.dialect = memory.session, memory.step, request.dialect
         exchange.memory, exchange.reason = memory.status, memory.reason

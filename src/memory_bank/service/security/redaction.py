@@ -21,7 +21,7 @@ from cachetools import LRUCache
 
 from memory_bank.config import ServiceSettings
 from memory_bank.errors import ConfigError
-from memory_bank.service.security.secrets import Span, named_secret, secrets_in
+from memory_bank.service.security.secrets import Span, keyed_secret, named_secret, secrets_in
 from memory_bank.transcript.jsontext import flat_text, is_deep, plain
 
 log = logging.getLogger("memory_bank.Service")
@@ -36,6 +36,7 @@ _PARTS = frozenset(  # types of message parts, which must stay readable
     }
 )  # fmt: skip
 _JSON = ("{", "[", '"')  # first characters of a JSON text with strings
+_MADE_UP = "aB3-dE6-gH9-kL2"  # no secret: tells whether a name is that of several
 _DEPTH = 60  # deeper values are treated as text
 _ROUNDS = 20  # passes until nothing more is found
 _CACHED_CHARS = 16_000_000  # of cached results, each text counting 80 more
@@ -107,7 +108,14 @@ class Redaction:
             if self.secrets and any(isinstance(v, str) and "PRIVATE KEY" in v for v in value):
                 value = _without_keys(value)  # whose lines may be apart
             items = [
-                self._value(v, "", depth + 1, inner=inner, links=links and isinstance(v, dict)) for v in value
+                self._value(
+                    v,
+                    name if isinstance(v, str) else "",
+                    depth + 1,
+                    inner=inner,
+                    links=links and isinstance(v, dict),
+                )
+                for v in value
             ]
             return value if all(map(operator.is_, items, value)) else items
         if not isinstance(value, Mapping):
@@ -124,7 +132,13 @@ class Redaction:
                 self._value(key, "", depth, inner=inner) if isinstance(key, str) and not links else key
             )
             is_calls = links and key == "tool_calls" and isinstance(field, list)
-            safe = self._value(field, str(shown_key), depth + 1, inner=inner, links=is_calls)
+            if self.secrets and name and (kind := keyed_secret(name, field)) is not None:
+                out[shown_key] = f"[redacted: {kind}]"
+                continue
+            inner_name = (
+                name if isinstance(field, Mapping) and keyed_secret(name, _MADE_UP) else str(shown_key)
+            )
+            safe = self._value(field, inner_name, depth + 1, inner=inner, links=is_calls)
             while shown_key is not key and (shown_key in out or shown_key in value):
                 shown_key += "+"  # two redacted names stay different
             out[shown_key] = safe

@@ -109,6 +109,7 @@ def _forms(rows: list[list[Any]]) -> list[_Form]:
 
 _LONGEST_WORD = 40
 _NAMES = {kind: "|".join(names.split()) for kind, names in _DATA_FILE["names"].items()}
+_NAMES["password"] += "|" + "".join(c for c in _NAMES["password"].casefold() if c.isalnum() or c == "|")
 _CORES = set(_NAMES.pop("cores").split("|"))  # parts of fields' names
 _NAME_PARTS = _CORES | {  # other names, from their first foreign letter on
     re.sub(r"\A[ -~]+(?=[^ -~])", "", name)
@@ -236,6 +237,8 @@ def _after_names(text: str, flat: str, lowered: str, search: _Search) -> Iterato
             if at >= below and _RE["head"].match(flat, at):
                 below, spans = _table(flat, at)
                 yield from spans
+            if at >= done and (keyed := _RE["keyed"].match(flat, at)):
+                yield from _keyed(flat, at, keyed)
             if at >= done and (named := _RE["assigned"].match(flat, at)):
                 done = named.start("quote" if named["quote"] else "value")
                 for span in _named(text, flat, at, named):
@@ -406,6 +409,13 @@ def named_secret(name: str, value: object, *, sure: bool = True) -> str | None:
     return "secret" if is_secret else None
 
 
+def keyed_secret(name: str, value: object) -> str | None:
+    """The kind of secret that a value is in an object with a name in the plural, such as ``passwords``, or None."""
+    is_several = name.casefold().endswith(("s", "ter", "ren")) and "cred" not in name.casefold()
+    is_made = is_several and isinstance(value, str) and _is_password(value)
+    return named_secret(name, value) if is_made else None
+
+
 def _named(text: str, flat: str, at: int, found: re.Match[str]) -> Iterator[Span]:
     """Values after a name: ``password=…``, ``"api_key": "…"``."""
     start = _start_of_name(flat, at)
@@ -416,7 +426,7 @@ def _named(text: str, flat: str, at: int, found: re.Match[str]) -> Iterator[Span
     for first, last in _values(text, flat, found, name, start):
         value = re.sub(r"\s+", "", text[first:last]) if found["block"] else text[first:last]
         kind = named_secret(name, value, sure=found["quote"] is not None and not is_call)
-        if kind is None or (is_call and not _is_password(text[first:last])):
+        if kind is None or ((is_call or found["strict"]) and not _is_password(text[first:last])):
             continue
         if (
             kind == "secret"
@@ -425,6 +435,15 @@ def _named(text: str, flat: str, at: int, found: re.Match[str]) -> Iterator[Span
         ):
             continue
         yield first, last, kind
+
+
+def _keyed(text: str, at: int, found: re.Match[str]) -> Iterator[Span]:
+    """Values in an object or a block below a name in the plural: ``passwords: {root: …}``."""
+    group = "braces" if found["braces"] else "lines"
+    name = text[_start_of_name(text, at) : found.start(group)].rstrip("\\\"' \t\r\n:=>{")
+    for each in _RE["keyed_value"].finditer(text, *found.span(group)):
+        if kind := keyed_secret(name, each[2] or each[3]):
+            yield *each.span(2 if each[2] else 3), kind
 
 
 def _values(text: str, flat: str, found: re.Match[str], name: str, start: int) -> Iterator[tuple[int, int]]:
