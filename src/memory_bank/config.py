@@ -267,9 +267,11 @@ class MemoryBankSettings(Settings):
     history_budget: Literal["auto"] | Annotated[int | float, BeforeValidator(_no_boolean), Field(ge=0)] = (
         "auto"
     )
-    """Evidence: tokens of a fold, or a share of the older history (0.25); auto: 15% of it, from 2,000 to 16,000."""
+    """Evidence: tokens of a fold, or a share of the older history (0.25); auto: what the price bound allows."""
     refresh_after: Literal["auto"] | AtLeast0 = "auto"
     """Evidence: tokens of new interactions before the next fold; auto: where a step costs least; 0: at every step."""
+    fold: Literal["careful", "thrifty"] = "careful"
+    """Evidence, both of these on auto: wait for 20,000 tokens and fold to 5,000 at least, or for 16,000 and 3,000."""
     cache_retention: Annotated[Float, Field(gt=0)] = 300.0
     """Evidence: seconds after which the provider has forgotten a prefix, so that a fold costs nothing more."""
     layout: Literal["native", "block"] = "native"
@@ -293,7 +295,7 @@ class MemoryBankSettings(Settings):
     fixed_query: Name = "how to proceed with the task"
     """The sentence of retrieval_query "fixed"."""
     scope: Literal["session", "agent", "all"] = "session"
-    """Records that top_k and the memory tools search: of the session, of all sessions of its agent, or all."""
+    """Records that the memory tools search: of the session, of all sessions of its agent, or all."""
     memory_role: Literal["user", "system", "developer", "assistant"] = "user"
     """Role of the message that holds retrieved records; "user" gives text of tools the least authority."""
     on_storage_error: Literal["raise", "pass_through"] = "raise"

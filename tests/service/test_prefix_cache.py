@@ -167,7 +167,7 @@ def test_without_marks_nothing_is_cached_on_the_messages_api(tmp_path, markers, 
             messages = [said("Check the orders."), *blocks(n // 2, size=400)]
             done.append(step(p, messages, model="claude-x", path="/v1/messages", max_tokens=9))
         assert cache_of(p).read == read
-        assert cache_of(p).write == 1.25
+        assert cache_of(p).write == (1.25 if read < 1 else 1.0)
         assert server.refused == []
     assert done[-1].memory == "rebuilt"
     cached = [e.usage.cached for e in done]
@@ -198,7 +198,7 @@ def test_a_request_sent_as_it_came_is_no_prefix_of_the_next_context(tmp_path):
 
     with served(refuse, tmp_path) as (_, p):
         for n in range(12, 18):
-            messages = [said("Check the orders."), *blocks(n, size=900)]
+            messages = [said("Check the orders."), *blocks(n, size=1_500)]
             done = step(p, messages, path="/v1/messages", max_tokens=9)
             assert (done.memory, done.status, done.reason) == (
                 "unchanged", 200, "upstream refused the rebuilt context",

@@ -294,7 +294,7 @@ def snapshot(step: Rebuilt) -> dict[str, Any]:
     finally:
         if state is not None and is_held:
             state.lock.release()
-    context = {"context": made.context(), "context_messages": len(step.shown)}
+    context = {"context": made.context(), "context_messages": made.length}
     return {**context, "plan": plan, "explained": is_latest}
 
 
@@ -361,6 +361,7 @@ class _Manifest:
         self.fates: Mapping[str, str] = {}  # of records
         self._found: set[int] = set()  # pieces that were found in a text
         self._left = [CONTEXT_CHARS]
+        self.length = 0  # of the context, in messages
 
     def plan(self, plan: Plan, *, explained: bool = True) -> dict[str, Any]:
         """The plan with its pieces, the newest decisions of each fate, and how many there are."""
@@ -400,6 +401,7 @@ class _Manifest:
     def context(self) -> list[dict[str, Any]]:
         """The messages in their order; the number of those left out in between."""
         messages = _origins(self.step)
+        self.length = len(messages)
         gap = len(messages) - FIRST_MESSAGES - LAST_MESSAGES
         if gap > 0:
             del messages[FIRST_MESSAGES : FIRST_MESSAGES + gap]
