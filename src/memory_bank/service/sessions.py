@@ -167,7 +167,7 @@ class Sessions:
         beside: str | None = None,
         whole: frozenset[str] = frozenset(),
         under_load: bool = False,
-        added: int = 0,
+        added: str = "",
         wanted: Callable[[], bool] = lambda: True,
     ) -> Rebuilt:
         """Store what is new in the messages, and return the context of the next model call.
@@ -178,7 +178,7 @@ class Sessions:
         the model gets; the context names ``get_record`` only where it is among them. ``beside``: what the proxy sends
         besides the messages, such as the client's tools; it counts for the context and for the full history.
         ``whole``: tools whose calls and results stay whole. ``under_load``: many requests wait, so that the next
-        fold is put off. ``added``: tokens of what memory itself adds besides the messages, such as its tools.
+        fold is put off. ``added``: what memory itself adds besides the messages, such as its tools.
         ``wanted``: whether somebody still waits for the context; else no step is recorded.
 
         Raises what MemoryProcessor.apply_strategy and ``to_request`` of the history raise, ConfigError for an
@@ -211,7 +211,7 @@ class Sessions:
                     model=model,
                     tools=tools,
                     whole=whole,
-                    added=added,
+                    added=count_once((earlier.counter if earlier else open_counter()).count_text, added),
                 )
                 if not wanted():  # what was stored stays, and nothing is sent
                     raise LateError
