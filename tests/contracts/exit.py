@@ -119,7 +119,7 @@ def as_items(chat: Chat) -> Chat:
     for message in chat:
         role, content = message["role"], message.get("content")
         if role in ("tool", "function"):
-            call_id = message.get("tool_call_id") or message.get("name")
+            call_id = message.get("tool_call_id") or items[-1].get("call_id")
             text = content if isinstance(content, str) else json.dumps(content)
             items.append({"type": "function_call_output", "call_id": call_id, "output": text})
             continue
@@ -134,7 +134,7 @@ def as_items(chat: Chat) -> Chat:
         ]:
             body = call.get("function") or call.get("custom") or {}
             name, arguments = body.get("name", "look"), body.get("arguments", body.get("input"))
-            made = {"type": "function_call", "call_id": call.get("id") or name, "name": name}
+            made = {"type": "function_call", "call_id": call.get("id") or f"item_{len(items)}", "name": name}
             items.append(made if arguments is None else made | {"arguments": arguments})
     return items
 
@@ -149,7 +149,7 @@ def as_blocks(chat: Chat) -> Chat:
         texts = [content] if isinstance(content, str) else [p.get("text", "picture") for p in content or ()]
         blocks: Chat = [{"type": "text", "text": text} for text in texts if text]
         if role in ("tool", "function"):
-            call_id = message.get("tool_call_id") or message.get("name")
+            call_id = message.get("tool_call_id") or out[-1]["content"][-1].get("id")
             blocks = [{"type": "tool_result", "tool_use_id": call_id, "content": blocks}]
         for call in message.get("tool_calls") or [
             {"function": f} for f in [message.get("function_call")] if f
@@ -157,7 +157,7 @@ def as_blocks(chat: Chat) -> Chat:
             body = call.get("function") or call.get("custom") or {}
             use = {
                 "type": "tool_use",
-                "id": call.get("id") or body.get("name"),
+                "id": call.get("id") or f"block_{len(out)}",
                 "name": body.get("name", "look"),
             }
             given = body.get("arguments")

@@ -94,7 +94,9 @@ def test_retrieved_records_are_pieces_too(sessions):
         f"[RETRIEVED RECORD {i}]" for i in range(1, len(told) + 1)
     ]
     assert len(told) == len(kept["plan"]["pieces"]) >= 2
-    assert text_of(memory) == next(m["content"] for m in parted(step.shown) if m["content"] == text_of(memory))
+    assert text_of(memory) == next(
+        m["content"] for m in parted(step.shown) if m["content"] == text_of(memory)
+    )
 
 
 def test_every_past_interaction_has_its_fate_and_its_numbers(sessions):
