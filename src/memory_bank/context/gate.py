@@ -97,6 +97,8 @@ def broken_rule(
     ``marks_beside``: cache marks of the request beside its messages. Linear; the messages that came are read only
     where what leaves has a fault.
     """
+    if not (sent and came):
+        return LAST if sent or came else ""
     known = set(map(id, came))
     new = [message for message in sent if id(message) not in known]
     kinds = {type(message) for message in came if not isinstance(message, str | dict | list | None)}
@@ -106,7 +108,7 @@ def broken_rule(
         ours = _faults(sent, wire)
     except MessagesError:
         return ENTRY
-    if not sent or _names(sent[-1], wire) != _names(came[-1], wire):
+    if _names(sent[-1], wire) != _names(came[-1], wire):
         return LAST
     if _moves_system(sent, came, new, wire):
         return SYSTEM
