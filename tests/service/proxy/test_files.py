@@ -60,7 +60,7 @@ def test_what_one_conversation_writes_the_next_one_reads(tmp_path, api, stream):
         assert [dict(c.headers)[b"x-memory-fetched"] for c in (first, second)] == [b"1", b"1"]
         bodies = [r.body for r in server.requests]
         assert server.refused == [] and p.lines == []
-    assert [names_in(b) for b in bodies] == [["get_order", "memory_files"]] * 4
+    assert [names_in(b)[:2] for b in bodies] == [["get_order", "memory_files"]] * 4
     assert [results_in(b)[-1:] for b in bodies] == [
         [], ["File created successfully at: /memories/notes.md"], [], [SHOWN]
     ]  # fmt: skip
@@ -84,13 +84,13 @@ def test_where_it_is_not_offered(tmp_path, api):
     theirs = call("memory", command="view", path="/memories")
     with serve(tmp_path, lambda _: say("ok"), memory_files=False) as (server, p):
         ask(p, api)
-        assert names_in(server.requests[0].body) == ["get_order"]
+        assert "memory_files" not in names_in(server.requests[0].body)
     with serve(tmp_path, [say("ok"), theirs], strict=False) as (server, p):
         ask(p, api, tools=[])
         body = body_of(api, [])
         came = post(p.port, PATHS[api], {**body, "tools": [*body["tools"], own]})
         assert "memory_files" not in json.dumps([r.body for r in server.requests])
-        assert server.requests[1].body["tools"][-1] == own
+        assert own in server.requests[1].body["tools"]
         assert len(server.requests) == 2 and b'"memory"' in came.body
 
 

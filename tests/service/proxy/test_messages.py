@@ -164,7 +164,7 @@ def test_a_request_without_history_passes_byte_by_byte(tmp_path):
 
 
 def test_everything_but_the_messages_keeps_its_bytes(tmp_path):
-    messages = [user(TASK), *rounds(12, size=900)]
+    messages = [user(TASK), *rounds(12, size=1_500)]
     extra = b'"metadata":{"user_id" : "u"}, "system":[{"type":"text","text":"\\u00e9"}],"context_management":{"edits":[]}'
     data = b'{"model":"claude",%b, "messages":%b,"max_tokens":9}' % (extra, json.dumps(messages).encode())
     with served([say("ok")], tmp_path, context_management="pass") as (server, p):
@@ -211,7 +211,7 @@ def test_errors_have_the_shape_of_the_api(tmp_path):
 # a refused context
 
 
-LONG = [user(TASK), *rounds(12, size=900)]
+LONG = [user(TASK), *rounds(12, size=1_500)]
 
 
 def ask(p, messages=LONG, *headers, path="/v1/messages", **members):
@@ -268,7 +268,7 @@ def test_requests_without_marks_get_them_where_the_prefix_will_stand(tmp_path):
     """At the last block, at that of the request before, and at the end of the anchor, which a fold reads again."""
     cache = Cached()
     with served(cache, tmp_path, inject_tools=False) as (server, p):
-        everything = rounds(110, size=90)
+        everything = rounds(110, size=180)
         folds, read = [], []
         for n in range(2, len(everything) + 1, 2):
             assert ask(p, [user(TASK), *everything[:n]], system=SYSTEM).status == 200
@@ -329,7 +329,7 @@ def test_marks_that_upstream_refuses_are_left_out_from_then_on(tmp_path):
     def refuse(body):
         return fail(400, "Extra inputs are not permitted") if cache_marks(body["messages"]) else say("ok")
 
-    with served(refuse, tmp_path) as (server, p):
+    with served(refuse, tmp_path, inject_tools=False) as (server, p):
         came = ask(p, LONG[:3])
         assert (came.status, came.header(b"x-memory-reason")) == (200, b"upstream refused cache marks")
         assert [cache_marks(r.body["messages"]) for r in server.requests] == [2, 0]
@@ -392,12 +392,12 @@ def test_blocks_of_the_provider_and_system_messages_go_upstream_whole(tmp_path):
     messages = [
         user(TASK),
         system("Be brief."),
-        *rounds(6, size=900),
+        *rounds(6, size=1_500),
         turn("I search.", *OPAQUE),
         user("Go on."),
         turn(use("toolu_x"), OPAQUE[-1]),
         user(answer("toolu_x", "X" * 400)),
-        *rounds(6, size=900, start=6),
+        *rounds(6, size=1_500, start=6),
     ]
     with served([say("ok")], tmp_path) as (server, p):
         assert ask(p, messages).header(b"x-memory-status") == b"rebuilt"
@@ -530,7 +530,7 @@ def test_memory_tools_are_offered_and_answered(tmp_path, stream):
         assert (exchange.usage.input, exchange.usage.output) == (220, 15)
 
 
-def test_memory_tools_are_not_offered_where_the_model_thinks(tmp_path):
+def test_memory_tools_are_not_offered_where_the_model_thinks_at_first(tmp_path):
     with served(lambda body: say("ok"), tmp_path, inject_tools=True) as (server, p):
         ask(p, LONG, thinking=ADAPTIVE)
         assert len(server.requests[-1].body["tools"]) == len(OWN_TOOLS)
@@ -538,10 +538,15 @@ def test_memory_tools_are_not_offered_where_the_model_thinks(tmp_path):
             p, [*LONG, turn(thought()), user("on")], b"x-memory-strategy: no_strategy", b"x-memory-session: t"
         )
         assert len(server.requests[-1].body["tools"]) == len(OWN_TOOLS)
-        ask(p, LONG, thinking={"type": "disabled"}, tool_choice={"type": "auto"})
-        assert len(server.requests[-1].body["tools"]) == len(OWN_TOOLS) + 3
-        ask(p, LONG, tool_choice={"type": "none"})
+        ask(p, LONG)
         assert len(server.requests[-1].body["tools"]) == len(OWN_TOOLS)
+        for more in (
+            {"thinking": {"type": "disabled"}},
+            {"tool_choice": {"type": "none"}},
+            {"thinking": ADAPTIVE},
+        ):
+            ask(p, LONG, b"x-memory-session: u", **more)
+            assert len(server.requests[-1].body["tools"]) == len(OWN_TOOLS) + 3
 
 
 def test_the_scripted_upstream_is_strict(tmp_path):
