@@ -36,7 +36,7 @@ COMPACTION_PROMPTS = (
 """What a request for a summary of the conversation says, in its last user message or its system prompt."""
 
 _OPENING = re.compile(
-    rf"\s*(?:# AGENTS\.md instructions[^\n]*\s*)?<({'|'.join(HARNESS_TAGS)})(?:\s[^>\n]*)?>"
+    rf"\s*+(?:# AGENTS\.md instructions[^\n<]*+\s*+)?<({'|'.join(HARNESS_TAGS)})(?:\s[^>\n]*)?>"
 )
 _LOOKED_AT = 4_000  # characters at each end of a prompt
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import anyio
 from anyio import to_thread
@@ -167,13 +167,10 @@ class Injection:
     async def _call_tools(self, calls: Sequence[ModelToolCall]) -> list[ToolAnswer]:
         """The results of the calls of a turn, in their order."""
         namespace, session = self.request.caller.namespace, self.request.memory.session
-        project = self.request.headers.get("x-memory-project")
         room = max(LEAST_CHARS, MAX_CHARS // max(1, sum(call.is_memory for call in calls)))
 
         def read() -> list[ToolAnswer]:
-            memory: Any = nullcontext(self.sessions.files(namespace, project))
-            if session is not None:
-                memory = self.sessions.reading(namespace, session, project)
+            memory = nullcontext() if session is None else self.sessions.reading(namespace, session)
             with memory as state:
                 asked = partial(answer_tool_call, state, max_chars=room)
                 return [

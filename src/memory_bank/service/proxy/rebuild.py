@@ -30,7 +30,7 @@ from memory_bank.service.proxy.dialects import Dialect, NotRebuiltError, Provide
 from memory_bank.service.proxy.identity import Identity, client_session
 from memory_bank.service.security.access import Caller, public_name, stored_id
 from memory_bank.service.sessions import Rebuilt, Sessions
-from memory_bank.tools import FILES_SCHEMA, TOOL_SCHEMAS
+from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.harness import asks_for_summary
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import MessageKind, kind_of, message_text, same_objects
@@ -251,8 +251,7 @@ class Rebuilder:
     requests skip memory for ``pause`` seconds, then one tries. A session whose job still hangs is not used. The
     facts of a context are committed when it is returned. ``marks_cache``: requests whose client asks for no cache
     get marks where the API needs them. ``inject``: memory tools are added to requests whose session has records
-    and whose model may choose; "auto": only with a rebuilt context, and beside tools of the client. ``files``: the
-    tool for files, too, from the first request on, unless the client brings its own. ``unmarked``: the
+    and whose model may choose; "auto": only with a rebuilt context, and beside tools of the client. ``unmarked``: the
     sessions whose marks upstream refuses.
     ``passes``: the providers whose upstream gets ``context_management``, which is applied here otherwise.
     """
@@ -265,7 +264,6 @@ class Rebuilder:
     marks_cache: bool = True
     inject: bool | Literal["auto"] = False
     passes: set[Provider] = field(default_factory=set)
-    files: bool = False
 
     def __post_init__(self) -> None:
         self.unmarked: LRUCache[tuple[str | None, str | None], bool] = LRUCache(MOST_UNMARKED)
@@ -404,9 +402,6 @@ class Rebuilder:
         strategy, whole = headers.get("x-memory-strategy") or None, excluded_tools(value)
         own = value.get("tools")
         offers = self.inject is True or (self.inject and own)
-        has_files = any(str(t.get("type"))[:7] == "memory_" for t in objects_of(own))
-        files = [] if has_files or not self.files else [FILES_SCHEMA]  # a client keeps those of its own tool
-        only_files = dialect.offer_tools(value, files) if offers and files and not is_summary else None
         for _ in range(3):  # another conversation may continue the session meanwhile
             match = self.identity.session_of(
                 namespace,
@@ -419,15 +414,15 @@ class Rebuilder:
                 records=not dialect.counts_only,
             )
             if match is None:
-                return MemoryResult("passed", NOTHING_YET, tools=only_files)
-            offered = dialect.offer_tools(value, [*files, *TOOL_SCHEMAS]) if offers else None
+                return MemoryResult("passed", NOTHING_YET)
+            offered = dialect.offer_tools(value, TOOL_SCHEMAS) if offers else None
             tools = offered or own_tools(value)
             given = namespace, match.name, history.messages
             how: Any = {"strategy": strategy, "model": request.model, "tools": tools, "whole": whole}
             if dialect.counts_only:
                 leaving = self.sessions.preview(*given, **how, form=history.form)
                 if same_objects(leaving, value[dialect.key]):
-                    return MemoryResult("unchanged", tools=only_files)
+                    return MemoryResult("unchanged")
                 counted = {dialect.key: leaving, **({"tools": offered} if offered else {})}
                 return MemoryResult("rebuilt", arrays=counted)
             job.session_id = stored_id(namespace, match.name)
@@ -457,7 +452,7 @@ class Rebuilder:
             marked = dialect.mark_cache(value, sent, stands=stands)
             arrays = arrays if marked is None else {dialect.key: marked}
         if not (step.records and (self.inject is True or not step.unchanged)):
-            offered = None if step.control else only_files
+            offered = None
         return MemoryResult(
             "unchanged" if step.unchanged else "rebuilt",
             "control group (holdout)" if step.control else step.broke,
