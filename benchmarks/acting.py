@@ -23,16 +23,16 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
-from memory_bank.lab.costs import Costs
-from memory_bank.lab.meter.copies import (
+from memory_bank.audit.copies import (
     Tally,
     TextIndex,
     as_copied,
     characters_kept,
     copied_stretches,
 )
-from memory_bank.lab.meter.measure import COLUMNS as EVIDENCE_COLUMNS
-from memory_bank.lab.meter.measure import (
+from memory_bank.audit.costs import Costs
+from memory_bank.audit.measure import COLUMNS as EVIDENCE_COLUMNS
+from memory_bank.audit.measure import (
     Figures,
     half_interval,
     intervals_of,
@@ -40,11 +40,11 @@ from memory_bank.lab.meter.measure import (
     ratio_of_sums,
     sum_up,
 )
-from memory_bank.lab.meter.text import normalise, parsed_arguments, scalars
-from memory_bank.lab.pages import PlottedShare
-from memory_bank.lab.replay import PlayedTurn, play
-from memory_bank.lab.tables import Column, percent
-from memory_bank.lab.traces import Trace, content_texts, is_turn
+from memory_bank.audit.pages import PlottedShare
+from memory_bank.audit.replay import PlayedTurn, play
+from memory_bank.audit.tables import Column, percent
+from memory_bank.audit.text import normalise, parsed_arguments, scalars
+from memory_bank.audit.traces import Trace, content_texts, is_turn
 from memory_bank.transcript import MessageKind, calls_of, kind_of, read
 from meters import Meter, run
 
@@ -318,7 +318,7 @@ COLUMNS: tuple[Column[Figures], ...] = (
 
 
 def measure_acting(traces: Sequence[Trace], strategies: Sequence[Any], **options: Any) -> list[Any]:
-    """A measurement of each strategy, in their order. See ``memory_bank.lab.meter.measure.measure``."""
+    """A measurement of each strategy, in their order. See ``memory_bank.audit.measure.measure``."""
     return measure_by(prepare, acting_figures, traces, strategies, **options)
 
 

@@ -8,13 +8,14 @@ An agent looks at every order of a customer, tracks every shipment and refunds t
 are 63, 60 are 123, with outputs of 2 to 3 kB and ids that differ by run. Its tools are those of the shop ("native"),
 one shell ("shell"), or files that it lists, reads and writes, a report among them ("files"). The agents are loops of
 the SDKs openai (chat, responses) and anthropic (messages: with cache marks at the system prompt and the last message,
-as Claude Code sets them; unmarked: without), and coding agents from npm with their own shell (``--clients``).
+as Claude Code sets them; unmarked: without; enabled, adaptive: with thinking of that type in every turn, which is
+bound to nothing or to all before it), and coding agents from npm with their own shell (``--clients``).
 
 The model is a scripted server that is strict about calls and results. It uses only ids that stand in its request. An
 id that it needs and does not find counts as missing, once a step; it then asks ``get_record`` where that is offered
 and the request names the record, and makes the look-up again where not. Each of these is a request more.
 
-The server's prefix cache (``memory_bank.lab.costs.ScriptedCache``) decides what is charged at which price, and its
+The server's prefix cache (``memory_bank.audit.costs.ScriptedCache``) decides what is charged at which price, and its
 answers report that usage. Percentages are of the run without memory of the same agent and API.
 
 ``none``: no memory. ``memory``: `memory-bank serve` as it ships. ``in-process``: ``MemoryProcessor()`` in the agent's
@@ -41,16 +42,18 @@ from agents_model import SUMMARISE, TOOLS, Shop, Upstream, run_tool
 from clients import CLIENTS, Run, output_of_client, place_of, serving, version_of
 from harness import about, command_line
 from memory_bank import MemoryProcessor, load_config
-from memory_bank.lab.costs import PRICE_TABLES
-from memory_bank.lab.tables import markdown_table
+from memory_bank.audit.costs import PRICE_TABLES
+from memory_bank.audit.tables import markdown_table
 from memory_bank.pricing import cost
 from memory_bank.testing import ScriptedServer
 from memory_bank.transcript import open_counter
+from memory_bank.transcript.anthropic import message_errors
 from memory_bank.transcript.responses import from_items
 
 SIZES = (12, 30, 60)
 KINDS = ("native", "shell", "files")
-APIS = ("chat", "responses", "messages", "unmarked")
+APIS = ("chat", "responses", "messages", "unmarked", "enabled", "adaptive")
+THINKING = APIS[-2:]
 SERVED = {"memory": "", "keep-last": "keep_last_n", "masking": "observation_masking"}
 """Strategies by the service, with the key of the configuration; none: as it ships."""
 STRATEGIES = ("none", "memory", "in-process", "keep-last", "masking", "compaction")
@@ -156,6 +159,7 @@ class MessagesAgent(ChatAgent):
     """An agent by the SDK anthropic, streamed. ``marked``: the system prompt and the last message are cached."""
 
     marked = True
+    thinking = ""
 
     def __init__(self, url: str) -> None:
         import anthropic
@@ -177,9 +181,12 @@ class MessagesAgent(ChatAgent):
             history = [*history[:-1], {**history[-1], "content": [*blocks[:-1], {**blocks[-1], **mark}]}]
             system = [{**system[0], **mark}]
         asked = {"model": MODEL, "max_tokens": 4000, "system": system, "messages": history, "tools": tools}
+        if self.thinking:
+            budget = {"budget_tokens": 1_024} if self.thinking == "enabled" else {}
+            asked["thinking"] = {"type": self.thinking, **budget}
         with self.client.messages.stream(**asked) as stream:
             answer = stream.get_final_message()
-        kept = {"type", "text", "id", "name", "input"}
+        kept = {"type", "text", "id", "name", "input", "thinking", "signature", "data"}
         blocks = [b.model_dump(include=kept, exclude_none=True) for b in answer.content]
         used = answer.usage
         tokens = used.input_tokens + used.cache_read_input_tokens + used.cache_creation_input_tokens
@@ -198,14 +205,32 @@ class UnmarkedAgent(MessagesAgent):
     marked = False
 
 
+class EnabledAgent(MessagesAgent):
+    """The same with a model that thinks with a budget, and binds its thinking to nothing."""
+
+    thinking = "enabled"
+
+
+class AdaptiveAgent(MessagesAgent):
+    """The same with a model that thinks as it likes, and binds its thinking to all that stands before it."""
+
+    thinking = "adaptive"
+
+
 CODING = ("claude-code", "codex", "opencode", "qwen-code")
-AGENTS = dict(zip(APIS, (ChatAgent, ResponsesAgent, MessagesAgent, UnmarkedAgent), strict=True))
+AGENTS = dict(
+    zip(
+        APIS,
+        (ChatAgent, ResponsesAgent, MessagesAgent, UnmarkedAgent, EnabledAgent, AdaptiveAgent),
+        strict=True,
+    )
+)
 
 
 def run_agent(agent: ChatAgent, shop: Shop, kind: str, strategy: str) -> str:
     """Do the task; the agent's answer."""
     memory = MemoryProcessor() if strategy == "in-process" else None
-    opening = agent.opening(SHELL_TASK if kind == "shell" else TASK)
+    opening = agent.opening(shop.head + (SHELL_TASK if kind == "shell" else TASK))
     history = list(opening)
     tools = []
     for name, (told, names) in TOOLS[kind].items():
@@ -243,6 +268,7 @@ class Row:
     right: bool = False
     refused: int = 0
     seconds: float = 0.0
+    head: int = 0
 
     @property
     def calls(self) -> int:
@@ -252,13 +278,13 @@ class Row:
 
 def measure(row: Row, api: str, run: Callable[[str, Shop, Path], str]) -> Row:
     """Fill a row by ``run``: from the address of the API, the shop and a folder to the agent's answer."""
-    shop = Shop(row.seed, row.size)
+    shop = Shop(row.seed, row.size, row.head)
     model = Upstream(shop, row.kind, api)
     began = time.perf_counter()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="agents-")))
         names = ("scripted", "gpt-5", "claude-sonnet-4-5")
-        server = stack.enter_context(ScriptedServer(model, models=names))
+        server = stack.enter_context(ScriptedServer(model, models=names, strict=api != "enabled"))
         url = server.base_url.removesuffix("/v1")
         if row.strategy in SERVED:
             key = SERVED[row.strategy]
@@ -271,7 +297,10 @@ def measure(row: Row, api: str, run: Callable[[str, Shop, Path], str]) -> Row:
     row.needed, row.missing = len(model.needed), len(model.missing)
     row.tokens, row.cached = sum(u.input for u in model.usage), sum(u.cached for u in model.usage)
     row.dollars = {name: sum(cost(u, p) for u in model.usage) for name, p in PRICE_TABLES.items()}
-    row.refused = len(server.refused)
+    loose = (
+        asked if api == "enabled" else []
+    )  # a server that is not strict checks no signatures, and no pairs
+    row.refused = len(server.refused) + sum(bool(message_errors(r.body["messages"])) for r in loose)
     row.right = all(i in answer for i in shop.final())
     row.seconds = time.perf_counter() - began
     return row
@@ -386,9 +415,10 @@ def planned(args: argparse.Namespace) -> list[tuple[list[Row], Callable[[Row], R
     """The rows to measure, those that differ by their ids alone together, and what measures them."""
     seeds = [f"run-{i}" for i in range(args.runs)]
     sdk = [
-        ([Row(n, kind, api, s, seed) for seed in seeds], run_sdk)
+        ([Row(n, kind, api, s, seed, head=args.head) for seed in seeds], run_sdk)
         for n in args.sizes for kind in args.tools for api in args.apis for s in args.strategies
         if not args.clients or args.all
+        if s != "in-process" or api not in THINKING  # without a request, nothing says how a model thinks
     ]  # fmt: skip
     coding = [
         ([Row(n, "shell", CLIENTS[name].shown, s, seed) for seed in seeds], partial(run_coding, name=name))
@@ -410,6 +440,7 @@ def main() -> int:
     )
     parser.add_argument("--clients", nargs="*", choices=CODING, default=(), metavar="NAME",
                         help=f"coding agents instead of SDKs, of {', '.join(CODING)}")  # fmt: skip
+    parser.add_argument("--head", type=int, default=0, metavar="N", help="words of the SDKs' task before it")
     parser.add_argument("--all", action="store_true", help="all tools, APIs, strategies and coding agents")
     parser.add_argument("--runs", type=int, default=1, help="runs of each row, with other ids")
     parser.add_argument("--json", type=Path, help="write every run with commit and settings")

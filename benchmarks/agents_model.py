@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from clients import SHELLS, tool_names
-from memory_bank.lab.costs import Part, ScriptedCache
+from memory_bank.audit.costs import Part, ScriptedCache
 from memory_bank.pricing import Usage
 from memory_bank.testing import Reply, calls, say
 from memory_bank.transcript import TokenCounter, open_counter
@@ -24,6 +24,7 @@ ASKS_SUMMARY = re.compile(
 )
 """The last part of a request for a summary, by the agents of SDKs, Claude Code, Codex and opencode."""
 SUMMARY_WORDS, SUMMARY_IDS = 1_000, 24
+THOUGHT_WORDS = 120
 MOST_ATTEMPTS = 8
 """Requests by which the model tries to find the ids of one turn before it gives up."""
 ID = re.compile(r"\b(?:ORD|PAY|SHP|REF|CUS)-[A-Z0-9]{6,}\b")
@@ -37,10 +38,14 @@ Lookup = tuple[str, ...]
 
 
 class Shop:
-    """The orders of a customer, with ids and texts that depend on the seed alone."""
+    """The orders of a customer, with ids and texts that depend on the seed alone.
 
-    def __init__(self, seed: str, size: int) -> None:
+    ``head``: so many words that stand before the task.
+    """
+
+    def __init__(self, seed: str, size: int, head: int = 0) -> None:
         self.seed = seed
+        self.head = self._text(head, "head") + "\n" if head else ""
         self.customer = self._id("CUS", 0)
         self.orders, self.payments, self.shipments, self.refunds = (
             [self._id(kind, n) for n in range(size)] for kind in ("ORD", "PAY", "SHP", "REF")
@@ -243,7 +248,10 @@ class Upstream:
         counted = [(p, self._count(p)) for p in parts]
         used = self._cache.add(counted) if marks is None else self._cache.add_marked(counted, marks)
         reply = self._reply(parts[1:], tool_names(body))
-        made = [reply.content or "", *(name + json.dumps(given) for name, given, *_ in reply.tool_calls)]
+        if body.get("thinking"):
+            reply = replace(reply, reasoning=" ".join(self._rng.choices(WORDS, k=THOUGHT_WORDS)))
+        made = [name + json.dumps(given) for name, given, *_ in reply.tool_calls]
+        made += [reply.reasoning or "", reply.content or ""]
         used = replace(used, output=sum(map(self._counter.count_text, made)))
         self.usage.append(used)
         return replace(reply, usage=(used.input, used.output), cached=(used.cached, used.written))
@@ -320,7 +328,7 @@ class Upstream:
         return calls(*made, content=None if self._at % 3 else f"Step {self._at} is done; on to the next one.")
 
     def _call_id(self) -> str:
-        prefix, length = ("toolu_01", 22) if self.api in ("messages", "unmarked") else ("call_", 24)
+        prefix, length = ("toolu_01", 22) if self.api not in ("chat", "responses") else ("call_", 24)
         return prefix + "".join(
             self._rng.choices("abcdefghijkmnpqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ23456789", k=length)
         )

@@ -30,13 +30,13 @@ from typing import Any
 
 from harness import about, command_line
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
+from memory_bank.audit import logs as audit
+from memory_bank.audit.costs import Costs, ScriptedCache, named_counter
+from memory_bank.audit.sessions import Client, LogFiles, LoggedSession, log_files, log_format
+from memory_bank.audit.tables import markdown_table, percent
+from memory_bank.audit.traces import Trace, read_traces
 from memory_bank.bank.session import NOTE_TOKENS
 from memory_bank.config import Price, ServiceSettings
-from memory_bank.lab.costs import Costs, ScriptedCache, named_counter
-from memory_bank.lab.logs import audit
-from memory_bank.lab.logs.sessions import Client, LogFiles, LoggedSession, log_files, log_format
-from memory_bank.lab.tables import markdown_table, percent
-from memory_bank.lab.traces import Trace, read_traces
 from memory_bank.pricing import cost
 from memory_bank.records import Spent
 from memory_bank.testing import ScriptedModel

@@ -42,7 +42,7 @@ from urllib.parse import parse_qsl, quote, urlsplit
 import requests
 
 from harness import ROOT, Service, command_line, print_head, print_row, verified, words
-from memory_bank.lab.traces import Trace, read_traces
+from memory_bank.audit.traces import Trace, read_traces
 from memory_bank.service.proxy.routes import REFUSED
 from memory_bank.testing import ScriptedServer, item_errors, pairing_errors, say
 from memory_bank.transcript.anthropic import message_errors

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from harness import DATA, about, command_line, print_head, print_row
+from memory_bank.audit.costs import named_counter
+from memory_bank.audit.pages import PageSection, PlottedShare, figures_page
+from memory_bank.audit.replay import Strategy, parse_strategy, with_budgets
+from memory_bank.audit.tables import Column, markdown_table
+from memory_bank.audit.traces import Trace, TraceFiles, message_texts
 from memory_bank.config import Config, load_config, named_strategies
 from memory_bank.errors import MemoryBankError
-from memory_bank.lab.costs import named_counter
-from memory_bank.lab.pages import PageSection, PlottedShare, figures_page
-from memory_bank.lab.replay import Strategy, parse_strategy, with_budgets
-from memory_bank.lab.tables import Column, markdown_table
-from memory_bank.lab.traces import Trace, TraceFiles, message_texts
 from memory_bank.pages import render
 
 WITHIN = 1.0  # points that a figure may differ from the reference meter's
@@ -57,7 +57,7 @@ class Meter:
     """A way to measure strategies, and how its figures are shown and compared.
 
     ``evaluate`` runs the reference meter's module on a strategy, a file and a limit; ``compared`` names its figures,
-    shares of 0 to 1, with ours. ``measure`` has the signature of ``memory_bank.lab.meter.measure.measure``.
+    shares of 0 to 1, with ours. ``measure`` has the signature of ``memory_bank.audit.measure.measure``.
     """
 
     command: str

@@ -31,7 +31,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harness import command_line
-from memory_bank.lab.traces import Trace, message_texts, read_traces
+from memory_bank.audit.traces import Trace, message_texts, read_traces
 from memory_bank.service.security.redaction import Redaction
 
 _MARK = re.compile(r"\[redacted: ([a-z0-9_ ]{1,40})\]")

@@ -28,8 +28,8 @@ from pathlib import Path
 
 from harness import command_line, print_head, print_row, words
 from memory_bank import InteractionRecord, MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
+from memory_bank.audit.traces import Trace, read_traces
 from memory_bank.bank.database import Database
-from memory_bank.lab.traces import Trace, read_traces
 from memory_bank.tools.matching import identifiers_in
 from memory_bank.tools.search import search_session
 from memory_bank.transcript.messages import MessageKind, calls_of, content_text, kind_of

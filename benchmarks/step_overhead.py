@@ -53,7 +53,7 @@ from memory_bank import (
     MemoryProcessor,
     apply_memory_bank_strategy,
 )
-from memory_bank.lab.traces import Trace, is_turn, read_traces
+from memory_bank.audit.traces import Trace, is_turn, read_traces
 from memory_bank.transcript import ENCODING
 from workload import interaction
 

@@ -1,6 +1,6 @@
 """Trains the evidence model: the one that ships from all sets, and one without each long set.
 
-    python benchmarks/train_held_out.py --data-dir ../shared/data --jobs 2
+    python -m benchmarks.train_held_out --data-dir ../shared/data --jobs 2
 
 Writes ``src/memory_bank/selection/model.json`` from all trace files of the folder, and
 ``benchmarks/models/no_SET.json`` from all but SET for every set of ``--held-out``, so that figures on SET
@@ -18,8 +18,9 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from harness import command_line
-from memory_bank.lab.training.train import Collected, collect, traces_in, train_model
+from benchmarks.harness import command_line
+from benchmarks.training.train import Collected, collect, traces_in, train_model
+
 from memory_bank.selection.model import MODEL_FILE
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -101,6 +101,7 @@ def model():
 def folder(tmp_path):
     """A folder with the examples, and a PATH with `memory-bank`, `python` and a `pip` that does nothing."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, line in {

@@ -42,9 +42,9 @@ MAP: dict[str, set[str]] = {
         "bank", "config", "context", "errors", "faults", "models", "plan", "ports", "pricing", "processor",
         "records", "selection", "shipped", "tools", "transcript",
     },
-    "lab": {"config", "context", "errors", "pages", "pricing", "selection", "transcript"},  # and the face
+    "audit": {"config", "context", "errors", "pages", "pricing", "selection", "transcript"},  # and the face
     "cli": {
-        "bank", "config", "context", "errors", "lab", "models", "plan", "ports", "records", "selection", "service",
+        "audit", "bank", "config", "context", "errors", "models", "plan", "ports", "records", "selection", "service",
         "shipped", "tools", "transcript",
     },
 }  # fmt: skip
@@ -94,14 +94,14 @@ def test_imports_follow_the_map():
         if room in FACE:
             continue
         for target in imports(path):
-            if room in ("lab", "cli") and room_of(target) not in MAP:
+            if room in ("audit", "cli") and room_of(target) not in MAP:
                 continue  # a name of the face
             if room_of(target) != room and room_of(target) not in MAP[room]:
                 wrong.append(f"{name} imports {target}")
     assert wrong == []
 
 
-def test_the_lab_uses_public_names_only():
+def test_the_audit_uses_public_names_only():
     """It imports the face and what packages export themselves; only the command line imports it."""
     packages = {
         f"memory_bank.{p}"
@@ -112,10 +112,10 @@ def test_the_lab_uses_public_names_only():
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("memory_bank"):
                 continue
-            if (node.module or "").startswith("memory_bank.lab"):
-                if room_of(name) not in ("lab", "cli"):
+            if (node.module or "").startswith("memory_bank.audit"):
+                if room_of(name) not in ("audit", "cli"):
                     wrong.append(f"{name} imports {node.module}")
-            elif room_of(name) == "lab" and not name.startswith("memory_bank.lab.training"):
+            elif room_of(name) == "audit":
                 if node.module not in {"memory_bank", *packages}:
                     wrong.append(f"{name} imports {node.module}")
                 wrong += [f"{name} imports {a.name}" for a in node.names if a.name.startswith("_")]

@@ -92,11 +92,13 @@ class Settings(BaseModel):
     def _warn_of_idle(self) -> Self:
         shipped = SHIPPED["memory_bank"] if self.needs else {}
         is_shipped = self.model_fields_set >= shipped.keys()
+        is_dump = (
+            self.model_fields_set >= type(self).model_fields.keys()
+        )  # every setting, written by no person
         for name, needs in self.idle():
             value, usual = getattr(self, name), type(self).model_fields[name].default
-            fits = value == "off" or (
-                name in shipped and (value == usual or (is_shipped and value == shipped[name]))
-            )
+            fits = value == "off" or (is_dump and value == usual)
+            fits |= name in shipped and (value == usual or (is_shipped and value == shipped[name]))
             if name in self.model_fields_set and not fits:
                 mends = f"another {needs.other}" if needs.is_not else f'{needs.other} = "{needs.value}"'
                 what = f'{name} has no effect with {needs.other} = "{getattr(self, needs.other)}"'
@@ -281,7 +283,7 @@ class MemoryBankSettings(Settings):
     tools: dict[str, ToolSettings] = {}
     """By tool: whether its calls change something (effect); whether contexts always or never show them (retain)."""
     evidence_model: str | None = None
-    """Evidence: another model file, as `memory-bank lab train` writes it."""
+    """Evidence: another model file, as `python -m benchmarks train` writes it."""
     top_k: AtLeast0 = 3
     """Past records to retrieve."""
     max_chars_per_record: AtLeast0 = 2000
@@ -406,7 +408,7 @@ class ServiceSettings(Settings):
     holdout: Share = 0.0
     """Share of sessions that are sent without memory, as a control with which the page compares the others."""
     inject_tools: bool | Literal["auto"] = "auto"
-    """Offer the memory tools to the agent and answer their calls; auto: with rebuilt contexts, if it sends tools."""
+    """Offer the memory tools to the agent and answer their calls; auto: if it sends tools."""
     compaction: Literal["assist", "answer", "pass"] = "assist"
     """A client's request for a summary: upstream's with what memory knows besides, memory's alone, or untouched."""
     compaction_tokens: Annotated[Int, Field(ge=200, le=100_000)] = 4000

@@ -138,7 +138,9 @@ def cached_tokens(shared: int, minimum: int = CACHE_MINIMUM) -> int:
     return shared if shared >= minimum else 0
 
 
-def full_usage(sent: Usage, tokens: int, full_tokens: int, known_tokens: int, *, caches: bool) -> Usage:
+def full_usage(
+    sent: Usage, tokens: int, full_tokens: int, known_tokens: int, *, caches: bool, ratio: float | None = None
+) -> Usage:
     """Estimate the usage of the full history from the usage that the provider reported for the context sent instead.
 
     Args:
@@ -147,15 +149,19 @@ def full_usage(sent: Usage, tokens: int, full_tokens: int, known_tokens: int, *,
         full_tokens: of the full history, counted in the same way.
         known_tokens: of its messages that the request before had too.
         caches: whether the provider has a prefix cache in use for these requests.
+        ratio: tokens that the provider counts for one of memory's, in messages (``PrefixCache.ratio``); None: as in
+            the whole of what was sent.
 
-    The provider is assumed to count both in proportion to memory's tokens, its cache to hold everything that the
-    request before had, and the output to be the same, so that savings are not overstated.
+    What both have in common is known as the provider counts it; only the difference is estimated. The provider's
+    cache is assumed to hold everything that the request before had, and the output to be the same, so that savings
+    are not overstated.
     """
     if tokens == full_tokens:
         return sent
-    scale = sent.input / tokens
-    total = round(scale * full_tokens)
-    cached = min(total, cached_tokens(round(scale * known_tokens))) if caches and known_tokens else 0
+    ratio = sent.input / tokens if ratio is None else ratio
+    total = max(0, round(sent.input + ratio * (full_tokens - tokens)))
+    new = round(ratio * (full_tokens - known_tokens))
+    cached = min(total, cached_tokens(total - new)) if caches and known_tokens else 0
     written = total - cached if caches and sent.written else 0
     hour = round(written * sent.written_hour / sent.written) if sent.written else 0
     return Usage(total, cached, written, sent.output, hour)
@@ -214,6 +220,7 @@ class PrefixCache:
         self._read, self.write = _USUAL
         self._since: float | None = None
         self._last: SentContext | None = None
+        self._counted = self._grown = (0, 0)  # tokens as memory and as the provider count them
         self._forget()
 
     def _forget(self, pause: int = RETRY_AFTER) -> None:
@@ -284,6 +291,21 @@ class PrefixCache:
                     self._forget(2 * self._pause)
             elif cached is not None and standing >= LEAST_STANDING:
                 self._misses += 1
+
+    def ratio(self, sent: SentContext, tokens: int, reported: int, *, whole: bool) -> float:
+        """Return the tokens that the provider counts for one of memory's, in the messages of this session.
+
+        ``tokens``: as memory counts a request with its tools; ``reported``: as the provider does. Between requests
+        of which one begins with the other the messages alone differ: how both counts grew tells the ratio.
+        ``whole``: these are one request, and not several with hidden turns.
+        """
+        with self._lock:
+            before, self._counted = self._counted, (tokens, reported) if whole else (0, 0)
+            grown = tokens - before[0], reported - before[1]
+            if whole and sent.is_longer and before[0] and min(grown) > 0:
+                self._grown = self._grown[0] + grown[0], self._grown[1] + grown[1]
+            known, counted = self._grown
+        return counted / known if known >= LEAST_GROWTH else reported / tokens
 
     def sent(self) -> float:
         """Return the seconds since the last call, 0 at the first, and note the present time."""

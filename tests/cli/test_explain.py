@@ -1,4 +1,4 @@
-"""``memory-bank lab explain`` and ``train``: the manifest as text, JSON and page; a model only when it wins."""
+"""``memory-bank lab explain``: the manifest as text, JSON and page."""
 
 import json
 import re
@@ -83,28 +83,3 @@ def test_a_run_without_a_model_call_is_one_sentence(cli, tmp_path):
     done = cli("lab", "explain", file)
     assert done.code == 1
     assert done.err == "memory-bank: the run a has no model call: choose another run with --id.\n"
-
-
-def test_a_model_is_written_only_when_it_wins(cli, tmp_path, odd_trace):
-    lines = []
-    for i in range(30):  # runs in which the next call always takes the last row's code
-        messages = [user("Open every item of the list, one after another.")]
-        for n in range(6):
-            rows = [{"title": f"thing {r}", "code": f"Q{i}{n}{r}-zz"} for r in range(12)]
-            arguments = {"code": f"Q{i}{n - 2}{11}-zz"} if n > 1 else {}
-            messages += [call((f"c{n}", "open", arguments)), result(f"c{n}", json.dumps(rows))]
-        lines.append(json.dumps({"id": f"t{i}", "messages": messages}))
-    file = tmp_path / "runs.jsonl"
-    file.write_text("\n".join(lines))
-    model = tmp_path / "model.json"
-    done = cli("lab", "train", file, "--out", model, "--json")
-    assert done.code == 0, done.err
-    figures = json.loads(done.out)
-    assert figures["new"] < figures["present"]
-    again = cli("lab", "train", file, "--out", tmp_path / "second.json", "--against", model)
-    assert again.code == 1
-    assert "does not win" in again.out
-    assert not (tmp_path / "second.json").exists()
-    few = cli("lab", "train", odd_trace, "--out", tmp_path / "x.json")
-    assert few.code == 1
-    assert "too few calls" in few.err

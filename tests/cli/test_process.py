@@ -28,7 +28,7 @@ VERBS = {
         "observe",
         "re-embed",
     ],
-    "lab": ["replay", "explain", "bench", "train"],
+    "lab": ["replay", "explain"],
 }
 
 
@@ -73,9 +73,7 @@ def test_a_shell_completes_verbs_and_options(name):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    "verb", ["lab replay", "audit", "lab explain", "lab train --out x.json", "bank import --db x.db"]
-)
+@pytest.mark.parametrize("verb", ["lab replay", "audit", "lab explain", "bank import --db x.db"])
 def test_a_file_of_nothing_but_broken_lines_is_a_failure_in_one_sentence(cli, tmp_path, verb):
     file = write(tmp_path / "broken.jsonl", "no json", '{"a": 1}', "[7]")
     done = cli(*verb.replace("x.", f"{tmp_path}/x.").split(), file)
@@ -100,12 +98,12 @@ def test_no_verb_shows_the_help(cli):
 
 
 def test_a_bug_is_a_sentence_too(cli, two, monkeypatch):
-    import memory_bank.lab.replay
+    import memory_bank.audit.replay
 
     def broken(*args, **more):
         raise ZeroDivisionError("of all\nthings")
 
-    monkeypatch.setattr(memory_bank.lab.replay, "replay_trace", broken)
+    monkeypatch.setattr(memory_bank.audit.replay, "replay_trace", broken)
     done = cli("lab", "replay", two)
     assert done.code == 1
     assert "ZeroDivisionError" in done.sentence()

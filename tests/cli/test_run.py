@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import COMMAND, environment, run_of
+from tests.service.caching import Cached
 
 from memory_bank.cli.run import pointed
 from memory_bank.testing import ScriptedServer, fail, say
@@ -172,6 +173,24 @@ def test_an_address_that_a_service_left_is_no_upstream(variables, port):
     left = variables | {"OPENAI_BASE_URL": f"http://localhost:{port}/v1"}
     done = run(left, sys.executable, "-c", "import os; print(os.environ['OPENAI_BASE_URL'])")
     assert done.stdout == f"{address(done)}/v1\n"
+
+
+def test_what_is_printed_is_what_the_upstream_got(variables):
+    """Within a point, in tokens and in dollars, of what an upstream with a prefix cache counts."""
+    own, without = Cached(), Cached()
+    tools = [{"type": "function", "function": {"name": "t"}}]
+    for end in range(4, len(HISTORY) + 1, 2):
+        without({"model": "gpt-4.1-mini", "messages": HISTORY[:end], "tools": tools})
+    with ScriptedServer(own) as upstream:
+        done = run(variables | {"OPENAI_BASE_URL": upstream.base_url}, *USES)
+    saved = SAVED.search(done.stderr)
+    assert saved, done.stderr
+    sent, full, paid, instead = (float(n.replace(",", "")) for n in saved.groups())
+    (tokens, dollars), (full_tokens, in_full) = own.paid("gpt-4.1-mini"), without.paid("gpt-4.1-mini")
+    assert sent == tokens
+    assert sent / full == pytest.approx(tokens / full_tokens, abs=0.01)
+    assert paid == pytest.approx(dollars, rel=0.001)
+    assert paid / instead == pytest.approx(dollars / in_full, abs=0.01)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from tests.contracts.stores import a_record, together
 from tests.examples import examples
 
 from memory_bank import InteractionRecord, LexicalEmbedder, MemoryBankState
+from memory_bank.audit import traces
 from memory_bank.bank.database import Database
 from memory_bank.bank.jobs import JobQueue, Spending
 from memory_bank.bank.listing import list_sessions, newest_searchable
@@ -33,7 +34,6 @@ from memory_bank.bank.transfer import (
     import_lines,
 )
 from memory_bank.config import ObserverBudget
-from memory_bank.lab import traces
 from memory_bank.records import NAMESPACE_END, Insight, Spent
 from memory_bank.testing import ScriptedServer
 

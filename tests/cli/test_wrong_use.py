@@ -34,8 +34,6 @@ WRONG = {
     "lab replay two.jsonl --nope": "--nope",
     "lab explain two.jsonl --strategy no_strategy": "keeps no plan",
     "lab explain two.jsonl --strategy memory_bnk": "did you mean 'memory_bank'",
-    "lab train": "traces",
-    "lab train two.jsonl": "--out",
 }
 
 

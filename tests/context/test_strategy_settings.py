@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from tests.examples import first_short
 
+from memory_bank.audit.replay import replay_trace
+from memory_bank.audit.traces import read_traces
 from memory_bank.config import Config, load_config
 from memory_bank.errors import ConfigError, UnknownStrategyError
-from memory_bank.lab.replay import replay_trace
-from memory_bank.lab.traces import read_traces
 
 ROOT = Path(__file__).parents[2]
 LOCAL = sorted(k for k in load_config().memory_strategies if k != "memory_bank_classic")

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests import blocks, items
+from tests.chats import any_chats, good_chats, system, user
 from tests.contracts.prefix import Sent, fold_of, fold_steps, sent_body
-from tests.examples import first_short
+from tests.examples import examples, first_short
 from tests.integrations import test_sent as forms
 from tests.service.caching import Cached
 from tests.service.proxied import post, scripted
@@ -19,6 +22,7 @@ from tests.service.requests import PATHS, body_of
 from tests.transcript.test_textcalls import FORMS as TEXT_FORMS
 from tests.transcript.test_textcalls import START
 
+from memory_bank import MemoryProcessor
 from memory_bank.testing import Reply
 
 FOLDS = {"history_budget": 2_500, "refresh_after": 2_500}
@@ -84,6 +88,28 @@ def test_what_an_adapter_sends_begins_with_what_it_sent(
         rebuilt, plan = form.rebuild(natives, "prefix", kept) if len(natives) > 2 else (natives, None)
         sent.append(Sent("", [form.dump([n]) for n in rebuilt], fold_of(plan)))
     check(sent)
+
+
+@examples(25)
+@given(
+    st.lists(good_chats(max_rounds=12) | any_chats(), min_size=1, max_size=3),
+    st.sampled_from([0, 60, 400]),
+    st.sampled_from([60, 200]),
+    st.sampled_from(["native", "block"]),
+)
+def test_any_history_begins_as_it_began(
+    chats: list[list[Any]], budget: int, refresh: int, layout: str
+) -> None:
+    """Broken pairs, results without calls, ids twice, what is no message: whatever an agent appends."""
+    whole = [system(), user(), *(m for chat in chats for m in chat)]
+    strategy = {**STRATEGIES[layout], "history_budget": budget, "refresh_after": refresh}
+    processor = MemoryProcessor({"memory_strategies": {"m": strategy}})
+    sent = []
+    for end in range(2, len(whole) + 1):
+        context, _ = processor.apply_strategy(whole[:end], "m", session_id="s")
+        plan = processor.state("m", "s").last_plan
+        sent.append(Sent("", [repr(m) for m in context], fold_of(plan)))
+    fold_steps(sent)
 
 
 # Through the proxy
@@ -311,3 +337,36 @@ def test_a_long_first_prompt_is_read_from_the_cache_at_each_fold(tmp_path: Path)
             assert server.refused == []
             assert sum(e.memory == "rebuilt" for e in p.told(len(read))) > 10
         assert min(read[4:]) > 7_000, read
+
+
+def test_answers_that_refer_to_an_earlier_read(tmp_path: Path) -> None:
+    """A copy that stands in the place of such an answer stays as it was sent, whatever is read or edited later."""
+    text = "\n".join(f"{n}\tvalue_{n} = {n * 7}" for n in range(1, 40))
+    step: list[Any] = [blocks.user("Tidy the files.")]
+    steps = [step]
+    for n in range(40):
+        name, given, output = (
+            "Read",
+            {"file_path": f"/src/file_{n}.py"},
+            text.replace("value", f"value_of_{n}"),
+        )
+        if n % 5 == 3:
+            given = {"file_path": f"/src/file_{n % 2}.py"}
+            output = "File unchanged since your last Read, refer to that earlier tool_result instead of re-reading."
+        elif n % 5 == 4:
+            given = {
+                "file_path": f"/src/file_{n % 2}.py",
+                "old_string": "7",
+                "new_string": f"7 + {n}",
+                "replace_all": True,
+            }
+            name, output = "Edit", "The file has been updated successfully. No need to read it back."
+        step = [
+            *step,
+            blocks.turn(blocks.use(f"call_{n}", name, **given)),
+            blocks.user(blocks.answer(f"call_{n}", output)),
+        ]
+        steps.append(step)
+    sent = asked(tmp_path, "messages", bodies("messages", steps))
+    check(sent)
+    assert any("no longer here; its text" in m for m in sent[-1].messages)

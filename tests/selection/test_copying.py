@@ -6,13 +6,13 @@ import json
 from dataclasses import replace
 
 import numpy as np
+from benchmarks.training.fitting import Samples, fit_copied
+from benchmarks.training.train import CopiedText
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.examples import examples
 from tests.selection.texts import ANY_TEXT, filled
 
-from memory_bank.lab.training.fitting import Samples, fit_copied
-from memory_bank.lab.training.train import CopiedText
 from memory_bank.selection.model import COPY_FEATURES, CurrentStep, describe_segments
 
 LINE = "total = sum(row.amount for row in rows if row.paid)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from memory_bank.pricing import Usage, cost, known_price
 from memory_bank.testing import Reply
 from memory_bank.transcript.anthropic import CACHE_MARK
 
@@ -23,6 +24,7 @@ class Cached:
         self.works = works
         self.kept: set[str] = set()
         self.cached: list[int] = []
+        self.usages: list[Usage] = []
 
     def __call__(self, body: dict[str, Any]) -> Reply:
         by_marks = "max_tokens" in body
@@ -35,7 +37,14 @@ class Cached:
         if self.works:
             self.kept |= {"".join(texts[: i + 1]) for i in marks}
         self.cached.append(cached)
-        return Reply("ok", usage=(sum(map(len, texts)) // 4, 1), cached=(cached, 0))
+        self.usages.append(Usage(sum(map(len, texts)) // 4, cached, 0, 1))
+        return Reply("ok", usage=(self.usages[-1].input, 1), cached=(cached, 0))
+
+    def paid(self, model: str) -> tuple[int, float]:
+        """The tokens of all requests, and what they cost by the list price of a model."""
+        price, _ = known_price({}, model) or (None, "")
+        assert price is not None
+        return sum(u.input for u in self.usages), sum(cost(u, price) for u in self.usages)
 
 
 def _pieces(body: dict[str, Any]) -> list[Any]:

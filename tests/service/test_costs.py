@@ -6,8 +6,9 @@ import json
 import re
 
 import pytest
-from tests.chats import rounds
-from tests.service.proxied import RawUpstream, before, post, proxied, whole
+from tests.chats import rounds, system, user
+from tests.service.caching import Cached
+from tests.service.proxied import RawUpstream, before, post, proxied, scripted, whole
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.listing import session_details
@@ -267,3 +268,36 @@ def test_a_write_for_an_hour_costs_twice_the_input(tmp_path):
         [step] = p.ask("/v1/sessions/a/steps").json()["steps"]
     assert step["sent"] == {"input": 4_050, "cached": 0, "written": 4_000, "output": 9, "written_hour": 3_000}
     assert step["sent_cost"] == pytest.approx((50 * 3 + 1_000 * 3.75 + 3_000 * 6 + 9 * 15) / 1e6)
+
+
+@pytest.mark.parametrize(
+    ("model", "steps", "size", "tools"),
+    [("gpt-4.1-mini", 16, 6_000, 3), ("gpt-4.1-mini", 30, 2_000, 1), ("deepseek-chat", 24, 4_000, 0)],
+)
+def test_what_is_said_to_be_saved_is_what_the_upstream_would_have_got(tmp_path, model, steps, size, tools):
+    """The tokens and the prices of an upstream with a prefix cache, with memory and for the same agent without it."""
+    own, without = Cached(), Cached()
+    messages = [system(), user(), *rounds(steps, size=size)]
+    schema = {"name": "get_order", "description": "Gets an order. " * 30, "parameters": {"type": "object"}}
+    body = {
+        "model": model,
+        **({"tools": [{"type": "function", "function": schema}] * tools} if tools else {}),
+    }
+    with scripted(own, tmp_path, strategy="") as (_, p):
+        for count, end in enumerate(range(4, len(messages) + 1, 2), 1):
+            asked = {**body, "messages": messages[:end]}
+            without(asked)
+            post(p.port, CHAT, asked, b"x-memory-session: a")
+            p.told(count)
+        assert p.service.recorder.drain(60)
+        told, metrics = p.ask("/v1/stats").json()["cost"], p.ask("/metrics").body.decode()
+    (tokens, paid), (full_tokens, in_full) = own.paid(model), without.paid(model)
+    assert paid < 0.9 * in_full
+    assert told["sent"] == pytest.approx(paid)
+    assert told["sent"] / told["full"] == pytest.approx(paid / in_full, abs=0.01)
+    counted = {
+        k: float(re.search(rf'model_tokens_total{{kind="{k}"}} (\S+)', metrics)[1])
+        for k in ("input", "full_input")
+    }
+    assert counted["input"] == tokens
+    assert tokens / counted["full_input"] == pytest.approx(tokens / full_tokens, abs=0.01)

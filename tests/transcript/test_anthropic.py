@@ -408,6 +408,9 @@ def test_the_marks_that_a_client_moves_stay_at_the_end_and_the_anchor_gets_one()
         marked[at] = user({**messages[at]["content"][0], **HOUR})
     fold = [user("Check.", "<memory>"), *marked[7:]]
     assert with_cache_marks({"messages": marked}, marked) is None
+    first = [user(text("Check.", **MARK)), *messages[1:]]  # a mark that does not move
+    out = with_cache_marks({"messages": first}, first)
+    assert named(marked_blocks(out)) == ["Check.", "toolu_4", "toolu_5"]
     for count, places in ((1, ["Check.", "toolu_4", "toolu_5"]), (2, ["Check.", "toolu_5"])):
         out = with_cache_marks({"messages": marked, "system": [text("s", **HOUR)] * count}, fold)
         assert named(marked_blocks(out)) == places

@@ -33,6 +33,7 @@ from memory_bank.transcript.transcript import View
 KEPT = 512
 """How many of a session's newest digests are kept; a request adds one or two."""
 _AT_ONCE = 256  # rows copied at once
+_TOOLS = {True: "memory's tools are offered", False: "memory's tools are not offered"}
 _ASKED = 8  # calls at each end of a list by which its session is found
 
 _l, _s, _r = lineage.c, sessions.c, records.c
@@ -183,6 +184,21 @@ class Lineage:
             self._add(c, session_id, entry)
             fault_point("lineage.executed")
         return True
+
+    def tools_decided(self, session_id: str) -> bool | None:
+        """Whether memory's tools are offered in a session, as was decided at its first request; None before that."""
+        known = sa.select(_l.digest).where(of_session(lineage), _l.digest.in_(_TOOLS.values()))
+        found = self.database.column(known, session=session_id)
+        return (_TOOLS[False] not in found) if found else None
+
+    def decide_tools(self, session_id: str, offered: bool) -> None:
+        """Keep whether memory's tools are offered in a session; a fork has it from the session that it leaves."""
+        row = {"digest": _TOOLS[offered], "session_id": session_id, "number": 0, "before": 0}
+
+        def write(c: Connection) -> None:
+            self.database.insert_new(c, lineage, [row])
+
+        self.database.submit(write, session_id)
 
     def _add(self, c: Connection, session_id: str, entry: LineageEntry) -> None:
         """Within a write that holds the session, insert the digests of a request and delete the oldest."""

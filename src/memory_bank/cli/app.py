@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from memory_bank import __version__
-from memory_bank.cli import bank, lab, service, setup
+from memory_bank.cli import audit, bank, service, setup
 from memory_bank.cli.demo import demo
 from memory_bank.cli.doctor import doctor
 from memory_bank.cli.observe import observe
@@ -26,7 +26,7 @@ _GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "": (
         "Memory for tool-calling agents: prompts stay small, and every tool output can be fetched by its id.",
         {
-            "run": run_command, "serve": service.serve, "connect": setup.connect, "demo": demo, "audit": lab.audit,
+            "run": run_command, "serve": service.serve, "connect": setup.connect, "demo": demo, "audit": audit.audit,
             "config": setup.config, "doctor": doctor, "mcp": service.mcp,
         },
     ),
@@ -44,8 +44,8 @@ _GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
         },
     ),
     "lab": (
-        "Replay, explain and compare recorded runs; train on them.",
-        {"replay": lab.replay, "explain": lab.explain, "bench": lab.bench, "train": lab.train},
+        "Replay and explain recorded runs.",
+        {"replay": audit.replay, "explain": audit.explain},
     ),
 }  # fmt: skip
 

@@ -413,7 +413,7 @@ def import_(
 
 def _numbered_lines(path: Path) -> Iterator[tuple[int, str | None]]:
     """The numbered lines of a file; the text is None where the file cannot be read any further."""
-    from memory_bank.lab.traces import open_lines
+    from memory_bank.audit.traces import open_lines
 
     number = 0
     try:

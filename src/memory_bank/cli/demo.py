@@ -22,9 +22,9 @@ def demo(
 
     Needs no model, key or network.
     """
+    from memory_bank.audit.replay import replay_trace
+    from memory_bank.audit.traces import Trace, is_turn, read_traces
     from memory_bank.config import Config, MemoryBankSettings
-    from memory_bank.lab.replay import replay_trace
-    from memory_bank.lab.traces import Trace, is_turn, read_traces
     from memory_bank.models.embedding import load_embedder
 
     trace = next(t for t in read_traces(shipped_trace("shop-refunds.jsonl")) if isinstance(t, Trace))

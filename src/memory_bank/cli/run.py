@@ -24,10 +24,10 @@ from urllib.parse import urlsplit
 
 import typer
 
+from memory_bank.audit.tables import money
 from memory_bank.cli.setup import CLIENTS, toml_value
 from memory_bank.cli.shared import CONFIG, DB, one_line, service_settings, tell
 from memory_bank.errors import ConfigError, ServiceError
-from memory_bank.lab.tables import money
 from memory_bank.service.security.proof import CHALLENGE, PROOF, address_of, proved, upstream_claim
 
 if TYPE_CHECKING:
@@ -337,10 +337,16 @@ def _report(url: str, before: Counter[str] | None, after: Counter[str] | None, w
     said += [
         f"{n:,} of them answered with {status}" for status, n in sorted(statuses.items()) if status >= "400"
     ]
-    tokens, dollars = (
-        [grown.get(f'{name}_total kind="{kind}"', 0.0) for kind in ("sent", "full")]
-        for name in ("tokens", "model_cost")
+    tokens, counted, dollars = (
+        [grown.get(f'{name}_total kind="{kind}"', 0.0) for kind in kinds]
+        for name, kinds in (
+            ("tokens", ("sent", "full")),
+            ("model_tokens", ("input", "full_input")),
+            ("model_cost", ("sent", "full")),
+        )
     )
+    if counted[1]:  # as the provider counts them
+        tokens = counted
     if tokens[1]:
         said.append(f"{tokens[0]:,.0f} tokens sent, {tokens[1]:,.0f} without memory ({_less(*tokens)})")
     if dollars[1]:

@@ -335,7 +335,7 @@ def describe_segments(step: CurrentStep, last: int) -> Array:
 
 
 MODEL_FILE = Path(__file__).with_name("model.json")
-"""The model that ships; `benchmarks/train_held_out.py` writes it."""
+"""The model that ships; `python -m benchmarks.train_held_out` writes it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 from memory_bank.selection.cutting import CutText, Segment, cut_text
 from memory_bank.selection.effects import FileAccess, file_access
 from memory_bank.transcript.framing import frame_of
+from memory_bank.transcript.harness import refers_to_earlier
 from memory_bank.transcript.jsontext import inner_json, leaves
 from memory_bank.transcript.structure import unescape
 
@@ -207,6 +208,7 @@ def parse_record(
     own_arguments = kind == "arguments"
     cut = cut_text(arguments, unfold=True) if own_arguments else cut_text(output)
     gaps = [len(cut.gap_before(n)) for n in range(len(cut.segments))]
+    file = file_access(tool, arguments) if tool else None
     short = output if kind == "output" and len(output) <= LONGEST_ERROR else ""
     report = short[frame_of(short).start :]
     return ParsedRecord(
@@ -222,7 +224,7 @@ def parse_record(
         tuple(2 if chars < 2 else 3 + chars // 3 for chars in gaps),  # about; to count takes too long
         kind,
         bool(_ERROR.search(report, 0, 120) or _ERROR_FLAG.search(report)),
-        file_access(tool, arguments) if tool else None,
+        None if file and file.access == "read" and refers_to_earlier(output) else file,
     )
 
 

@@ -43,7 +43,7 @@ from memory_bank.service.proxy.body import MessageCache
 from memory_bank.service.proxy.compaction import Seals
 from memory_bank.service.proxy.dialects import DIALECTS, Provider
 from memory_bank.service.proxy.identity import Identity, canonical_bytes
-from memory_bank.service.proxy.rebuild import Rebuilder
+from memory_bank.service.proxy.rebuild import CONTINUED, Rebuilder
 from memory_bank.service.proxy.refusals import REFUSED
 from memory_bank.service.proxy.routes import Exchange, Proxy
 from memory_bank.service.proxy.upstream import Upstream, is_url
@@ -161,7 +161,7 @@ class Service:
             "error": exchange.trouble or (f"status {exchange.status}" if failed else None),
         }
         answer = bytes(exchange.kept), exchange.dialect
-        if exchange.memory == "failed":
+        if exchange.memory == "failed" or (exchange.reason or "").endswith(CONTINUED):
             self._record_without(exchange, ended, answer)
         if step is None or tokens is None or full_tokens is None:
             return
@@ -170,8 +170,9 @@ class Service:
         if sent is not None and sent.input:
             # the Messages API reports zeros where the client marks nothing for the cache
             caches = sent.cached + sent.written > 0 if by_marks else exchange.usage.cached is not None
-            counts = exchange.answered_tokens, full_tokens, step.known_tokens
-            full = full_usage(sent, *counts, caches=caches)
+            own, ratio = self.sessions.compared(step, exchange.answered_tokens, sent.input)
+            counts = own, full_tokens, step.known_tokens
+            full = full_usage(sent, *counts, caches=caches, ratio=ratio)
         is_whole = exchange.outcome == "complete" and exchange.status is not None and exchange.status < 300
         if is_whole and exchange.memory == ("unchanged" if step.unchanged else "rebuilt"):
             cached = exchange.usage.cached if exchange.usage.untold is None else None
@@ -186,7 +187,7 @@ class Service:
             self.metrics.used(sent, full, price, exchange.usage.billed)
 
     def _record_without(self, exchange: Exchange, ended: dict[str, Any], answer: Answer) -> None:
-        """Record a request that memory failed for, where its session is known; its tokens are as it came."""
+        """Record a request that memory failed for, where its session is known; no tokens count as saved."""
         exchange.answered_tokens = tokens = exchange.usage.input or exchange.received_bytes // 4
         paid = _paid(exchange)
         ended |= {**paid, "full": paid["sent"], "reason": exchange.reason}

@@ -31,7 +31,7 @@ from memory_bank.plan import NO_PLAN, Context, Form, Plan
 from memory_bank.ports import LLMClient, Scope, TokenCounter
 from memory_bank.pricing import SentContext, common_length
 from memory_bank.processor import MemoryProcessor
-from memory_bank.service.proxy.dialects import RequestHistory
+from memory_bank.service.proxy.dialects import LateError, RequestHistory
 from memory_bank.service.security.access import public_name, stored_id, writable_id
 from memory_bank.transcript.messages import check_messages, read, same_objects
 from memory_bank.transcript.tokens import open_counter
@@ -40,6 +40,7 @@ log = logging.getLogger("memory_bank.Service")
 
 T = TypeVar("T")
 _s = sessions.c
+_MOST_TOOLS = 2_000  # tokens of memory's tools; more are those of hidden turns
 _KNOWN = sa.select(_s.session_id).where(
     _s.session_id == sa.bindparam("session"),
     _s.namespace.is_not_distinct_from(sa.bindparam("namespace", type_=sa.String)),
@@ -52,7 +53,8 @@ class Rebuilt(StepFigures):
     """A step with its ``context``, ``written`` as it is sent, and ``shown`` with secrets hidden.
 
     ``unchanged``: the context is the messages that came. ``known_tokens``: of the messages of the full history that
-    the request before had too. ``proxied``: the proxy sends the request, and reports how many tokens it sent in all.
+    the request before had too, ``beside_tokens``: of the client's tools. ``proxied``: the proxy sends the request,
+    and reports how many tokens it sent in all.
     ``changes_again``: neither this context nor the one before begins as its predecessor. ``sent_context``: the
     context for ``answered``.
     """
@@ -62,6 +64,7 @@ class Rebuilt(StepFigures):
     shown: list[object] = field(repr=False)
     unchanged: bool
     known_tokens: int = 0
+    beside_tokens: int = 0
     proxied: bool = False
     changes_again: bool = False
     plan: Plan | None = field(default=None, repr=False)
@@ -161,6 +164,7 @@ class Sessions:
         beside: str | None = None,
         whole: frozenset[str] = frozenset(),
         under_load: bool = False,
+        wanted: Callable[[], bool] = lambda: True,
     ) -> Rebuilt:
         """Store what is new in the messages, and return the context of the next model call.
 
@@ -170,10 +174,10 @@ class Sessions:
         the model gets; the context names ``get_record`` only where it is among them. ``beside``: what the proxy sends
         besides the messages, such as the client's tools; it counts for the context and for the full history.
         ``whole``: tools whose calls and results stay whole. ``under_load``: many requests wait, so that the next
-        fold is put off.
+        fold is put off. ``wanted``: whether somebody still waits for the context; else no step is recorded.
 
-        Raises what MemoryProcessor.apply_strategy and ``to_request`` of the history raise, and ConfigError for an
-        invalid name.
+        Raises what MemoryProcessor.apply_strategy and ``to_request`` of the history raise, ConfigError for an
+        invalid name, and LateError.
         """
         began = time.perf_counter()
         session_id = writable_id(namespace, name)
@@ -203,6 +207,8 @@ class Sessions:
                     tools=tools,
                     whole=whole,
                 )
+                if not wanted():  # what was stored stays, and nothing is sent
+                    raise LateError
                 shown = leaving if form is None else shown
                 state = self._processor.state(key, session_id)
                 plan = None if state is None or state.last_plan is NO_PLAN else state.last_plan
@@ -246,6 +252,7 @@ class Sessions:
             shown=shown,
             unchanged=unchanged,
             known_tokens=known,
+            beside_tokens=more,
             proxied=beside is not None,
             changes_again=changes_again,
             plan=plan,
@@ -261,6 +268,22 @@ class Sessions:
         """Take the cached tokens that an answer to a context reports, without waiting; see ``PrefixCache``."""
         if step.state is not None and step.sent_context is not None:
             step.state.prefix_cache.answered(step.sent_context, cached, by_marks=by_marks)
+
+    def compared(self, step: Rebuilt, tokens: int, reported: int) -> tuple[int, float | None]:
+        """How memory's counts compare with the provider's, as ``full_usage`` takes it: tokens, and the ratio.
+
+        ``tokens``: of all that was sent for a step, as memory counts it; ``reported``: as the provider does. Tools
+        are counted in another ratio than messages: the tokens of memory's own are returned in that of messages.
+        """
+        if step.state is None or step.sent_context is None:
+            return tokens, None
+        own = tokens - step.tokens  # memory's tools, and hidden turns
+        whole = 0 <= own <= _MOST_TOOLS
+        ratio = step.state.prefix_cache.ratio(step.sent_context, tokens, reported, whole=whole)
+        if whole and own:
+            tools = reported / ratio - (step.tokens - step.beside_tokens)
+            own = round(min(3 * own, max(own / 5, tools * own / (own + step.beside_tokens))))
+        return step.tokens + own, ratio
 
     def preview(
         self,
@@ -302,6 +325,11 @@ class Sessions:
         with self._lock:
             self._previews[session_id, key] = made
         return leaving if form is not None else _with_own_text(leaving, seen, messages)
+
+    def shortens(self, strategy: str | None) -> bool:
+        """Whether a strategy, or the service's own, may leave something out of a context."""
+        known = self.config.memory_strategies.get(strategy or self.strategy)
+        return known is not None and not isinstance(known, NoStrategySettings)
 
     def is_control(self, session_id: str) -> bool:
         """Whether a session is one of the share ``holdout`` without memory: decided by a hash of its id."""

@@ -460,21 +460,21 @@ def with_cache_marks(
 
     Marked are the last block, the anchor's end, which is read again at each fold, and the end of the request before,
     as far as the client has no mark at the end and the API allows it: four marks with the client's. Where those are
-    four, the anchor gets the client's mark before its last. A request that goes as it came, with marks of its own in
-    its messages, is not changed. ``stands``: the next context will begin as this one; else only the anchor does.
+    four, the anchor gets the client's mark before its last. A request that goes as it came, with a mark of its own at
+    its end, is not changed. ``stands``: the next context will begin as this one; else only the anchor does.
 
     A mark before one with a longer lifetime gets that lifetime, as the API demands.
     """
     source = request["messages"]
-    own = cache_marks(source)
     is_changed = len(messages) != len(source) or any(
         a is not b for a, b in zip(messages, source, strict=True)
     )
-    if own and not is_changed:
-        return None
     around = cache_marks(request.get("system"), request.get("tools")) + (request.get(CACHE_MARK) is not None)
     places, last = _places(messages), _last_turn(messages)
-    is_marked = request.get(CACHE_MARK) is not None or bool(cache_marks(messages[last:]))
+    ends_marked = bool(cache_marks(messages[last:]))
+    if ends_marked and not is_changed:
+        return None
+    is_marked = ends_marked or request.get(CACHE_MARK) is not None
     anchor = _anchor(places, _places(source) if is_changed else places)
     wanted = [] if is_marked or not stands else [[p for p, _ in places if p.message == len(messages) - 1]]
     wanted += [anchor, [p for p, _ in places if p.message < last] if stands else []]

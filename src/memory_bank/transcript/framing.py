@@ -78,7 +78,7 @@ _REMARK_END = re.compile(r"</(bash_metadata|system-reminder|environment_details|
 _CODE = re.compile(
     r"(?:exit(?:ed)?(?: with)?[ _]?(?:exit )?(?:code|status)?|return[ _]?code)[\"'>:= ]{1,6}(-?\d+)", re.I
 )
-_NUMBERED = re.compile(r"[ \t]{0,8}(\d{1,7})(?:\t|[|:→] ?)")
+NUMBERED = re.compile(r"[ \t]{0,8}(\d{1,7})(?:\t|[|:→] ?)")
 
 # -- members of a frame: of an object, and what each may hold beside the content
 _CONTENTS = (
@@ -309,10 +309,10 @@ def _printed(text: str) -> str:
 def without_numbers(text: str) -> str | None:
     """The lines of a text without the numbers before them, if they count up; a few lines around have none."""
     lines = text.rstrip("\n").split("\n")
-    first = next((n for n, line in enumerate(lines[:_AROUND]) if _NUMBERED.match(line)), len(lines))
+    first = next((n for n, line in enumerate(lines[:_AROUND]) if NUMBERED.match(line)), len(lines))
     number = last = first
     for last, line in enumerate(lines[first:], first):
-        match = _NUMBERED.match(line)
+        match = NUMBERED.match(line)
         if match is None or (last > first and int(match[1]) != number):
             break
         lines[last], number = line[match.end() :], int(match[1]) + 1

@@ -35,6 +35,24 @@ COMPACTION_PROMPTS = (
 )
 """What a request for a summary of the conversation says, in its last user message or its system prompt."""
 
+REFERRING = (
+    # Claude Code's Read, and its Edit and Write
+    r"\b(?:file|contents?|result|output)\b[^.\n]{0,80}"
+    r"(?:\b(?:unchanged|unmodified|identical)|(?:\bnot|n't)(?: been)? (?:changed|modified))\b",
+    r"\bno changes? (?:to (?:the )?file )?since\b",
+    r"\b(?:refer|look|see|scroll|go) (?:back )?(?:up )?(?:to|at|for) (?:that|the|your|its|an?)\b[^.\n]{0,40}"
+    r"\b(?:earlier|previous|prior|last|latest|original|first)\b",
+    r"\bno need to (?:re-?)?read\b|\bdo(?:n't| not) (?:need to )?(?:re-?read|read it again)\b",
+    r"\b(?:current|already) in (?:your|the|this) (?:context|conversation)\b",
+    r"\balready (?:been )?(?:read|shown|provided|returned|viewed|included)\b",
+    # Cline
+    r"\bremoved to save space in the context\b",
+    r"\bsame as (?:in )?(?:the|your) (?:earlier|previous|prior|last)\b",
+)
+"""What short answers to a read or an edit say that only refer to an earlier result, by client and close variants."""
+_REFERS = re.compile("|".join(REFERRING), re.I)
+_SHORT = 700  # characters of the longest of them
+
 _OPENING = re.compile(
     rf"\s*+(?:# AGENTS\.md instructions[^\n<]*+\s*+)?<({'|'.join(HARNESS_TAGS)})(?:\s[^>\n]*)?>"
 )
@@ -58,3 +76,8 @@ def asks_for_summary(text: str) -> bool:
     """Whether a prompt is a known client's request for a summary of the conversation."""
     looked_at = text if len(text) <= 2 * _LOOKED_AT else f"{text[:_LOOKED_AT]}\n{text[-_LOOKED_AT:]}"
     return any(prompt in looked_at for prompt in COMPACTION_PROMPTS)
+
+
+def refers_to_earlier(output: str) -> bool:
+    """Whether a tool's output only refers to an earlier result: "file unchanged since your last Read"."""
+    return len(output) <= _SHORT and output.count("\n") < 8 and _REFERS.search(output) is not None

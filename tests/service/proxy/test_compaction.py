@@ -247,6 +247,34 @@ def test_a_forged_item_and_one_of_a_deleted_session_are_a_sentence_and_a_foreign
         assert "PAY" not in sent
 
 
+@pytest.mark.parametrize("mode", ["assist", "answer"])
+@pytest.mark.parametrize("api", ["responses", "messages"])
+@pytest.mark.parametrize("times", [2, 3])
+def test_a_session_that_is_compacted_again_sends_no_item_of_ours(tmp_path, api, mode, times):
+    """The newest stands for all before it: what upstream gets has none of ours."""
+    key = key_of(api)
+    with scripted([say("ok")] * 40, tmp_path, compaction=mode) as (server, p):
+        body, turns = asking(api), []
+        path, begun = PATHS[api], body[key][:-24]
+        for n in range(times):
+            turns += body[key][-24:][8 * n : 8 * n + 8]
+            last = {key: [*begun, *turns, *([TRIGGER] if api == "responses" else [])]}
+            more = {} if api == "responses" else {"compaction": {"type": "summarize"}}
+            told = post(p.port, path, {**body, **last, **more}, SESSION).json()
+            made = [
+                x for x in told["output" if api == "responses" else "content"] if x["type"] == "compaction"
+            ]
+            assert len(made) == 1
+            turns += made if api == "responses" else [blocks.turn(*made)]
+        asked = user("Go on.") if api == "responses" else blocks.user("Go on.")
+        came = post(p.port, path, {**body, key: [*begun, *turns, asked]}, SESSION)
+        assert came.status == 200
+        sent = json.dumps(server.requests[-1].body[key])
+        assert "mbc1." not in sent
+        assert '"compaction"' not in sent
+        assert "summary of the conversation so far" in sent
+
+
 def test_of_another_namespace_an_item_says_nothing(tmp_path):
     with contextlib.closing(Database(tmp_path / "bank.db")) as bank:
         made = [Keys(bank).create(name, namespace=name)[1] for name in ("mine", "other")]

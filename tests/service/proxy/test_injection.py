@@ -182,11 +182,12 @@ def test_by_default_tools_come_with_rebuilt_contexts_beside_tools_of_the_client(
 
 @pytest.mark.parametrize("inject", ["auto", False])
 def test_otherwise_nothing_is_offered(tmp_path, inject):
+    """To a client that brings no tools, or where the setting is off."""
     with injected(tmp_path, lambda _: say("one"), inject_tools=inject) as (server, p):
         client = client_of(p)
         short = [*MESSAGES[:4]]
         for _ in range(2):  # there are records now
-            client.chat.completions.create(model="m", messages=short, tools=TOOLS)
+            client.chat.completions.create(model="m", messages=short, **({} if inject else {"tools": TOOLS}))
         client.chat.completions.create(model="m", messages=MESSAGES)
         if not inject:
             client.chat.completions.create(model="m", messages=MESSAGES, tools=TOOLS)
@@ -548,7 +549,7 @@ def test_upstream_that_hangs_up_in_a_hidden_turn(tmp_path, stream):
     with injected(tmp_path, [FETCH, cut(0), say("fine"), FETCH, cut(0), cut(0)]) as (server, p):
         assert ask(p, "chat", stream) is not None
         assert "get_record" not in json.dumps(server.requests[-1].body["tools"])
-        p.service.proxy.refusals.clear()
+        p.service.proxy.rebuilder.untooled.clear()
         with pytest.raises(openai.APIStatusError) as error:
             ask(p, "chat", stream)
         assert error.value.status_code == 502

@@ -329,7 +329,7 @@ def test_marks_that_upstream_refuses_are_left_out_from_then_on(tmp_path):
     def refuse(body):
         return fail(400, "Extra inputs are not permitted") if cache_marks(body["messages"]) else say("ok")
 
-    with served(refuse, tmp_path) as (server, p):
+    with served(refuse, tmp_path, inject_tools=False) as (server, p):
         came = ask(p, LONG[:3])
         assert (came.status, came.header(b"x-memory-reason")) == (200, b"upstream refused cache marks")
         assert [cache_marks(r.body["messages"]) for r in server.requests] == [2, 0]
@@ -530,7 +530,7 @@ def test_memory_tools_are_offered_and_answered(tmp_path, stream):
         assert (exchange.usage.input, exchange.usage.output) == (220, 15)
 
 
-def test_memory_tools_are_not_offered_where_the_model_thinks(tmp_path):
+def test_memory_tools_are_not_offered_where_the_model_thinks_at_first(tmp_path):
     with served(lambda body: say("ok"), tmp_path, inject_tools=True) as (server, p):
         ask(p, LONG, thinking=ADAPTIVE)
         assert len(server.requests[-1].body["tools"]) == len(OWN_TOOLS)
@@ -538,10 +538,15 @@ def test_memory_tools_are_not_offered_where_the_model_thinks(tmp_path):
             p, [*LONG, turn(thought()), user("on")], b"x-memory-strategy: no_strategy", b"x-memory-session: t"
         )
         assert len(server.requests[-1].body["tools"]) == len(OWN_TOOLS)
-        ask(p, LONG, thinking={"type": "disabled"}, tool_choice={"type": "auto"})
-        assert len(server.requests[-1].body["tools"]) == len(OWN_TOOLS) + 3
-        ask(p, LONG, tool_choice={"type": "none"})
+        ask(p, LONG)
         assert len(server.requests[-1].body["tools"]) == len(OWN_TOOLS)
+        for more in (
+            {"thinking": {"type": "disabled"}},
+            {"tool_choice": {"type": "none"}},
+            {"thinking": ADAPTIVE},
+        ):
+            ask(p, LONG, b"x-memory-session: u", **more)
+            assert len(server.requests[-1].body["tools"]) == len(OWN_TOOLS) + 3
 
 
 def test_the_scripted_upstream_is_strict(tmp_path):

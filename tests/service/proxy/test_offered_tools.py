@@ -9,11 +9,13 @@ import pytest
 from tests.chats import FOLDING
 from tests.examples import first_short
 from tests.service.proxied import post, scripted
+from tests.service.proxy.test_faults import locked
 from tests.service.requests import PATHS
 from tests.service.requests import body_of as request_of
 
 from memory_bank.service.proxy.dialects import ChatDialect, MessagesDialect, ResponsesDialect
-from memory_bank.testing import say
+from memory_bank.service.proxy.refusals import TOOLS_REFUSED
+from memory_bank.testing import fail, say
 
 NAMED = re.compile("search_memory|get_record|list_records")
 DIALECTS = {"chat": ChatDialect(), "responses": ResponsesDialect(), "messages": MessagesDialect()}
@@ -103,3 +105,112 @@ def test_tools_in_an_item_of_a_request_are_offered(tmp_path):
         [request] = server.requests
         shown = json.dumps([i for i in request.body["input"] if i.get("type") != "additional_tools"])
         assert set(NAMED.findall(shown)) == wanted
+
+
+# from the first request on, or never
+
+
+def steps_of(way, count, **more):
+    """The requests of a conversation, the first without a call."""
+    return [body_of(way, steps, **more) for steps in range(count + 1)]
+
+
+def tools_of(requests):
+    """The different lists of tools that arrived upstream, as they were written."""
+    return {json.dumps(r.body.get("tools")) for r in requests}
+
+
+SETTINGS = {"folds": FOLDING | {"refresh_after": 1_000}}
+
+
+@pytest.mark.parametrize("way", PATHS)
+@pytest.mark.parametrize("named", [True, False])
+def test_the_tools_of_a_session_never_change(tmp_path, way, named):
+    """From the first request on: with a fold or without, whatever the choice, in a pause, after a restart, too late."""
+    headers = [b"x-memory-session: s"] if named else []
+    forbids = {"type": "none"} if way == "messages" else "none"
+    asks = {
+        "role": "user",
+        "content": "Your task is to create a detailed summary of the conversation so far.",
+    }
+    arrived, memories = [], []
+    for part in (steps_of(way, 8), steps_of(way, 14)[9:]):
+        with scripted(lambda _: say("ok"), tmp_path, SETTINGS) as (server, p):
+            for number, body in enumerate(part):
+                choice = {"tool_choice": forbids} if number == 3 else {}
+                assert post(p.port, PATHS[way], {**body, **choice}, *headers).status == 200
+            key = "input" if way == "responses" else "messages"
+            post(p.port, PATHS[way], {**part[-1], key: [*part[-1][key], asks]}, *headers)
+            p.service.proxy.refusals[None, p.told(3)[2].session, ""].left = 1
+            assert post(p.port, PATHS[way], part[-1], *headers).header(b"x-memory-status") == b"unchanged"
+            with locked(tmp_path / "bank.db"):
+                p.service.proxy.rebuilder.timeout = 0.2
+                late = post(
+                    p.port, PATHS[way], body_of(way, 9 if part[0] == body_of(way, 0) else 15), *headers
+                )
+            assert b"timeout" in late.header(b"x-memory-reason")
+            memories += [e.memory for e in p.told(len(server.requests))]
+            arrived += server.requests
+    [tools] = tools_of(arrived)
+    assert set(NAMED.findall(tools)) == {"search_memory", "get_record", "list_records"}
+    assert {"passed", "unchanged", "rebuilt"} <= set(memories) | {"passed"}
+
+
+@pytest.mark.parametrize("begins", [True, False])
+@pytest.mark.parametrize("named", [True, False])
+def test_with_thinking_the_first_request_of_a_session_decides(tmp_path, begins, named):
+    """Also in another process, when the client turns thinking on or off later, and in a fork."""
+    on, off = {"thinking": {"type": "adaptive"}}, {}
+    headers = [b"x-memory-session: s"] if named else []
+    arrived = []
+    for number, bodies in enumerate((steps_of("messages", 4), steps_of("messages", 9)[5:])):
+        with scripted(lambda _: say("ok"), tmp_path, SETTINGS) as (server, p):
+            for at, body in enumerate(bodies):
+                thinks = begins if number == 0 and at < 3 else not begins
+                assert (
+                    post(p.port, PATHS["messages"], {**body, **(on if thinks else off)}, *headers).status
+                    == 200
+                )
+            arrived += server.requests
+    [tools] = tools_of(arrived)
+    assert bool(NAMED.findall(tools)) is not begins
+
+
+@pytest.mark.parametrize("way", PATHS)
+def test_agents_with_other_tools_beside_each_other(tmp_path, way):
+    other = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    requests = {b"a": steps_of(way, 6), b"b": []}
+    requests[b"b"] = [request_of(way, [output(n) for n in range(steps)], other, "look") for steps in range(7)]
+    without = [{k: v for k, v in body.items() if k != "tools"} for body in steps_of(way, 6)]
+    with scripted(lambda _: say("ok"), tmp_path, SETTINGS) as (server, p):
+        for number in range(7):
+            for name, bodies in requests.items():
+                post(p.port, PATHS[way], bodies[number], b"x-memory-session: " + name)
+            post(p.port, PATHS[way], without[number], b"x-memory-session: c")
+    for at, offers in enumerate((True, True, False)):
+        [tools] = tools_of(server.requests[at::3])
+        assert bool(NAMED.findall(tools)) is offers
+
+
+@pytest.mark.parametrize("way", PATHS)
+@pytest.mark.parametrize("status", [400, 500])
+def test_an_upstream_that_refuses_the_tools_costs_memory_nothing(tmp_path, way, status):
+    def script(body):
+        return fail(status, "no") if NAMED.search(json.dumps(body.get("tools"))) else say("ok")
+
+    with scripted(script, tmp_path, SETTINGS) as (server, p):
+        came = [post(p.port, PATHS[way], body, b"x-memory-session: s") for body in steps_of(way, 12)]
+        assert {c.status for c in came} == {200}
+        assert len(server.requests) == len(came) + 1
+        assert came[0].header(b"x-memory-reason") == TOOLS_REFUSED.encode()
+        assert [c.header(b"x-memory-reason") for c in came[2:]] == [None] * 11
+        assert came[-1].header(b"x-memory-status") == b"rebuilt"
+
+
+@pytest.mark.parametrize("way", PATHS)
+def test_a_client_with_a_tool_of_such_a_name_keeps_its_own(tmp_path, way):
+    own = DIALECTS[way].offer_tools(body_of(way))[-1:]
+    with scripted(lambda _: say("ok"), tmp_path, SETTINGS) as (server, p):
+        for body in steps_of(way, 4, tools=own):
+            post(p.port, PATHS[way], body, b"x-memory-session: s")
+    assert tools_of(server.requests) == {json.dumps(own)}

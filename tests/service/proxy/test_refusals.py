@@ -28,6 +28,7 @@ from memory_bank.service.proxy.refusals import (
     REFUSED,
     REFUSES_ALL,
     TEMPORARY,
+    TOOLS_REFUSED,
 )
 from memory_bank.testing import Reply, fail, say
 from memory_bank.transcript import events
@@ -396,9 +397,9 @@ def test_a_hidden_turn_that_is_refused_does_not_end_the_answer(tmp_path, route, 
         assert b"Z9" in client.came.body
         assert b"c_hidden" not in client.came.body
         if not stream or words is None:  # else the headers were sent before
-            assert (memory, reason) == ("unchanged", REFUSED)
-        assert client.p.told()[0].reason == REFUSED
-        assert client.ask(stream=stream)[1:] == ("unchanged", REFUSED, 1)
+            assert (memory, reason) == ("unchanged", TOOLS_REFUSED)
+        assert client.p.told()[0].reason == TOOLS_REFUSED
+        assert client.ask(stream=stream)[1:] == ("rebuilt", None, 1)  # without the tools
 
 
 def test_thinking_of_a_turn_that_was_made_for_a_rebuilt_context(tmp_path):

@@ -10,6 +10,7 @@ from itertools import islice
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings
 from memory_bank.context.evidence import EvidenceMemory, EvidenceReasons, Excerpts, choose, evidence_model
+from memory_bank.context.unchanged import restored_copies
 from memory_bank.plan import Choice
 from memory_bank.pricing import growth_that_pays
 from memory_bank.transcript.chat import edited_message
@@ -58,7 +59,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     # where nothing was added to the interactions of the fold, a new one would be the same
     if fold and since is not None and (not is_cold or len(since) + len(fold.past) <= fold.count):
         session.run_later("evidence", partial(fed_evidence, view, session, settings))
-        return fold.choice(base, since, view, in_full(session.record_tool))
+        return fold.choice(base, since, view, session)
     # whether there are records whose messages the list has lost
     gone = False
     if older <= budget + (0 if is_cold or fold else put_off * growth):
@@ -84,7 +85,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     state.fold = fold if growth else None
     if settings.fold_note == "observer":
         _note_later(state, view, session)
-    return fold.choice(base, whole, view, in_full(session.record_tool))
+    return fold.choice(base, whole, view, session)
 
 
 def fold_budget(budget: int | float | str, older: int) -> int:
@@ -117,18 +118,22 @@ class _Fold:
     gone: bool  # whether it shows records whose messages the list has lost
     note: str  # what it quotes of a model's note, with its heading
 
-    def choice(self, base: Choice, whole: Sequence[Interaction], view: View, hint: str) -> Choice:
-        """The fold, and some interactions whole after it; changed tools are told of with ``hint``."""
+    def choice(
+        self, base: Choice, whole: Sequence[Interaction], view: View, session: MemoryBankState
+    ) -> Choice:
+        """The fold, and some interactions whole after it, with copies that these only refer to."""
+        hint, count = in_full(session.record_tool), session.counter.count_message
         in_place = self.excerpts.in_place
         edits = {
             p: replace(edit, message=copy_of(edit.message) if edit.change else view.messages[p])
             for p, edit in (in_place or {}).items()
         }
+        restored = restored_copies(view, len(self.past), count)
         return replace(
             base,
             text=(with_hint(self.excerpts.text, hint) + self.note).lstrip("\n"),
             whole=whole,
-            edits={**base.edits, **edits},
+            edits={**base.edits, **edits, **restored},
             in_place=in_place is not None,
             may_cost_more=self.gone,
             since=next((e.start for e in view.interactions[len(self.past) :]), view.tail_start),

@@ -68,6 +68,7 @@ class Metrics:
         """Count a model call whose usage was reported; its cost if that is ``billed`` or its model has a price."""
         for kind in ("input", "cached", "written", "output"):
             self.usage.labels(kind).inc(getattr(sent, kind))
+        self.usage.labels("full_input").inc(full.input)
         for kind, cost in zip(("sent", "full"), costs(sent, full, price, billed) or (), strict=False):
             self.cost.labels(kind).inc(cost)
 

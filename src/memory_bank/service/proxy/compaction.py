@@ -153,7 +153,8 @@ def _is_replaced(element: object, key: str) -> bool:
     item, kind = as_object(element), item_type(element)
     if key != "input":
         return item.get("role") != "system"
-    return kind in OUTPUT_OF or kind in CALL_OF or kind == "reasoning" or item.get("role") == "assistant"
+    made = kind in ("reasoning", "compaction") or item.get("role") == "assistant" or _parts(element, key)[0]
+    return bool(made) or kind in OUTPUT_OF or kind in CALL_OF
 
 
 class Compaction:

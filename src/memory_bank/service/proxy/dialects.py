@@ -43,6 +43,10 @@ class NotRebuiltError(Exception):
     """A request for which memory has nothing to do, with the reason. The request passes unchanged."""
 
 
+class LateError(Exception):
+    """Nobody waits for the context of a request any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestHistory:
     """The conversation in a request as chat ``messages``.
@@ -116,6 +120,10 @@ class Dialect:
     def offer_tools(self, request: JsonObject, schemas: Schemas = TOOL_SCHEMAS) -> list[object] | None:
         """The tools of a request followed by memory tools; None where these cannot be offered."""
         raise NotImplementedError
+
+    def binds_tools(self, request: JsonObject) -> bool | None:  # noqa: ARG002
+        """Whether the model's thinking may be bound to the tools and to hidden turns; None where it never is."""
+        return None
 
     def read_answer(self, answer: JsonObject, request: JsonObject) -> ModelTurn:
         """The turn in a complete answer to a request."""
@@ -283,13 +291,6 @@ class MessagesDialect(Dialect):
         return with_cache_marks(request, conversation, stands=stands)
 
     def offer_tools(self, request: JsonObject, schemas: Schemas = TOOL_SCHEMAS) -> list[object] | None:
-        """See Dialect. Not where the model thinks: a signature may be bound to the tools and to hidden turns."""
-        thinking = as_object(request.get("thinking"))
-        if thinking and thinking.get("type") != "disabled" and not drops_blocks(thinking):
-            return None
-        contents = [m.get("content") for m in objects_of(request.get(self.key))]
-        if any(str(block.get("type")) in THINKING for c in contents for block in objects_of(c)):
-            return None
         # its choices in the words of the other APIs
         choices = {"None": None, "auto": "auto", "any": "required"}
         choice = choices.get(str(as_object(request.get("tool_choice")).get("type")), "none")
@@ -299,6 +300,15 @@ class MessagesDialect(Dialect):
             for f in functions
         ]
         return _with_memory_tools(request, choice, own)
+
+    def binds_tools(self, request: JsonObject) -> bool:
+        thinking = as_object(request.get("thinking"))
+        if drops_blocks(thinking):
+            return False
+        if thinking and thinking.get("type") != "disabled":
+            return True
+        contents = [m.get("content") for m in objects_of(request.get(self.key))]
+        return any(str(block.get("type")) in THINKING for c in contents for block in objects_of(c))
 
     def read_answer(self, answer: JsonObject, request: JsonObject) -> ModelTurn:  # noqa: ARG002
         calls: list[ModelToolCall] = []
@@ -337,11 +347,11 @@ DIALECTS: tuple[Dialect, ...] = (
 def _with_memory_tools(
     request: JsonObject, choice: object, schemas: Sequence[Mapping[str, object]]
 ) -> list[object] | None:
-    """A request's tools and these; None where it has tools of these names or the model must not choose."""
+    """A request's tools and these, whatever its choice among its own; None where it has tools of these names."""
     tools = request.get("tools")
     if tools is not None and not isinstance(tools, list):
         return None
-    if choice not in (None, "auto") and not (choice == "required" and tools):
+    if choice not in (None, "auto") and not tools:
         return None
     named = (as_object(t.get("function") or t.get("custom")) or t for t in objects_of(tools))
     if any(isinstance(name := t.get("name"), str) and is_memory_tool(name) for t in named):

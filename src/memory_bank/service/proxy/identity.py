@@ -39,6 +39,7 @@ from memory_bank.bank.rows import is_session_id
 from memory_bank.errors import ConfigError, StorageError
 from memory_bank.records import content_key
 from memory_bank.service.proxy.answers import objects_of
+from memory_bank.service.proxy.dialects import LateError
 from memory_bank.service.security.access import LONGEST_NAME, public_name, stored_id, writable_id
 from memory_bank.service.security.secrets import known_form
 from memory_bank.transcript.harness import SUMMARY_OPENINGS
@@ -96,6 +97,7 @@ class Identity:
         asks_summary: bool = False,
         compacted: str | None = None,
         records: bool = True,
+        wanted: Callable[[], bool] = lambda: True,
     ) -> SessionMatch | None:
         """The session that a request belongs to; None for a conversation that has had no tool call yet.
 
@@ -103,9 +105,10 @@ class Identity:
         ``upstream_key`` separates the conversations of clients with different keys; it is not stored.
         ``asks_summary``: the request asks for a summary of the conversation, as clients do before they compact it.
         ``compacted``: the session that a compaction item of ours in the request names.
-        ``records``: False only looks the session up and stores nothing.
+        ``records``: False only looks the session up and stores nothing. ``wanted``: whether somebody still waits for
+        the request; later ones may have arrived otherwise, and it begins no fork beside them.
 
-        Raises ConfigError for an invalid name, StorageError.
+        Raises ConfigError for an invalid name, StorageError, LateError.
         """
         named = named_session(namespace, headers, body, messages, asks_summary)
         if named is None and compacted is not None:
@@ -117,7 +120,7 @@ class Identity:
         else:
             key, seed = named.name, content_key(chain_seed(namespace, None), "name", named.name)
         chain = digest_chain(seed, messages, self.canonical)
-        search = _Search(self, namespace, seed, key, named, body, messages, asks_summary, records)
+        search = _Search(self, namespace, seed, key, named, body, messages, asks_summary, records, wanted)
         if chain is None:
             return named and search.without_calls(named)
         search.latest = chain.latest
@@ -150,6 +153,7 @@ class _Search:
     messages: Sequence[object]
     asks_summary: bool
     records: bool
+    wanted: Callable[[], bool]
     latest: Sequence[DigestedInteraction] = ()  # of the list
     # by session, the digests of the list that it knows; any of these rows stands for the session
     _rows: dict[str, dict[str, KnownDigest]] = field(default_factory=dict)
@@ -219,6 +223,8 @@ class _Search:
                     return None
         if not self.records:
             return SessionMatch("count_tokens", "new")  # a name that is never stored
+        if not self.wanted() and (fork is not None or self.key not in (None, name)):
+            raise LateError
         if not lineage.begin(stored_id(self.namespace, name), self.namespace, entry, fork):
             return None
         if fork is not None:

@@ -21,16 +21,19 @@ from anyio import to_thread
 from cachetools import LRUCache
 
 from memory_bank.bank.session import Session
+from memory_bank.context.gate import broken_rule
 from memory_bank.errors import HistoryError, MemoryBankError
 from memory_bank.service.failures import code_of
 from memory_bank.service.proxy.answers import objects_of
 from memory_bank.service.proxy.body import Body, JsonObject, render_body
 from memory_bank.service.proxy.clearing import CONTEXT_MANAGEMENT, clear, excluded_tools
-from memory_bank.service.proxy.dialects import Dialect, NotRebuiltError, Provider, own_tools
+from memory_bank.service.proxy.dialects import Dialect, LateError, NotRebuiltError, Provider, own_tools
 from memory_bank.service.proxy.identity import Identity, client_session
 from memory_bank.service.security.access import Caller, public_name, stored_id
 from memory_bank.service.sessions import Rebuilt, Sessions
 from memory_bank.tools import TOOL_SCHEMAS
+from memory_bank.transcript.anthropic import CACHE_MARK, MOST_CACHE_MARKS, cache_marks
+from memory_bank.transcript.chat import CHAT
 from memory_bank.transcript.harness import asks_for_summary
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import MessageKind, kind_of, message_text, same_objects
@@ -42,8 +45,15 @@ THREADS = 8
 """Requests that are rebuilt at once; of a key at most half as many."""
 WAITS = 12
 """How many times ``timeout`` a request waits for its turn, if its session has begun; others wait once."""
+GROWS = 2**19
+"""Bytes of a request for which it gets ``timeout`` once more."""
+MOST_SENT = 128
+"""Sessions whose last context is kept for a step whose memory comes too late."""
+LATE = frozenset({"timeout", "busy", "overloaded", "paused"})
+"""Reasons for which a request continues the context that was sent last."""
+CONTINUED = "the last context and what is new"
 MOST_UNMARKED = 1_024
-"""Sessions of which it is remembered that upstream refuses their cache marks."""
+"""Sessions of which it is remembered that upstream refuses their marks, or whether they have memory's tools."""
 
 NOTHING_YET = "nothing to remember yet"
 COMPACTION, COMPLETED = "compaction request", "compaction request, completed by memory"
@@ -55,6 +65,16 @@ UNSEEN = 10
 
 
 @dataclass(frozen=True, slots=True)
+class SentContext:
+    """What was sent for a session: the first ``count`` elements of its request, by their digest, as ``written``."""
+
+    session: str
+    count: int
+    digest: bytes
+    written: Sequence[object] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryResult:
     """What memory did for a request.
 
@@ -62,7 +82,8 @@ class MemoryResult:
     ``cleared``: the client's edits of ``context_management`` that were applied here.
     ``reason`` says, without contents, why the request ``passed`` or memory ``failed``, and ``trouble``, for the log,
     how it failed. ``session`` is the session's public name, ``tokens`` are those of one such request, ``step`` is the
-    step that it is recorded as. ``tools``: the request's with the memory tools, where these are added.
+    step that it is recorded as. ``tools``: the request's with the memory tools, where these are added. ``sent``: what
+    the session's next request may continue.
     """
 
     status: Literal["rebuilt", "unchanged", "passed", "failed", "answered"]
@@ -76,6 +97,10 @@ class MemoryResult:
     tools: list[object] | None = field(default=None, repr=False)
     trouble: str = field(default="", repr=False)
     cleared: Sequence[JsonObject] = ()
+    sent: SentContext | None = field(default=None, repr=False)
+
+
+BUSY = MemoryResult("failed", "busy", trouble="an earlier request of the session is still at work")
 
 
 @dataclass(slots=True, eq=False)
@@ -125,11 +150,14 @@ class ModelRequest:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A rebuild in a worker thread: whether others wait for their turn, whether it runs, and on which session."""
+    """A rebuild in a worker thread: on which session, and whether others wait for their turn, it runs, its result is
+    waited for.
+    """
 
     under_load: bool = False
     is_running: bool = False
     session_id: str | None = None
+    is_wanted: bool = True
 
 
 class _Line:
@@ -247,12 +275,13 @@ class Rebuilder:
     seconds (the session's next request brings the same messages), the others after WAITS times as long. While THREADS
     others wait, folds are put off.
 
-    Failures are returned as ``failed`` and never raised. After two consecutive hangs of a namespace (a key) its
-    requests skip memory for ``pause`` seconds, then one tries. A session whose job still hangs is not used. The
+    A large request may take longer (GROWS). One that comes too late continues the context that was sent last, if
+    there is one; the late result is dropped. Failures are returned as ``failed`` and never raised. After two
+    consecutive hangs of a namespace (a key) its requests skip memory for ``pause`` seconds, then one tries. A session
+    whose job still hangs is not used. The
     facts of a context are committed when it is returned. ``marks_cache``: requests whose client asks for no cache
-    get marks where the API needs them. ``inject``: memory tools are added to requests whose session has records
-    and whose model may choose; "auto": only with a rebuilt context, and beside tools of the client. ``unmarked``: the
-    sessions whose marks upstream refuses.
+    get marks where the API needs them. ``inject``: memory tools are added to requests; "auto": to those that bring
+    tools. ``unmarked`` and ``untooled``: the sessions whose marks or added tools upstream refuses.
     ``passes``: the providers whose upstream gets ``context_management``, which is applied here otherwise.
     """
 
@@ -266,7 +295,10 @@ class Rebuilder:
     passes: set[Provider] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        self._sent: LRUCache[tuple[str | None, str], SentContext] = LRUCache(MOST_SENT)
+        self._decisions: LRUCache[str, bool] = LRUCache(MOST_UNMARKED)  # which sessions have memory's tools
         self.unmarked: LRUCache[tuple[str | None, str | None], bool] = LRUCache(MOST_UNMARKED)
+        self.untooled: LRUCache[str, bool] = LRUCache(MOST_UNMARKED)
         self._shares: LRUCache[str | None, _Share] = LRUCache(1_024)
         self._line = _Line(THREADS)
         self._limiter = anyio.CapacityLimiter(math.inf)  # those of the line, and what hangs
@@ -292,6 +324,16 @@ class Rebuilder:
             headers, metadata = request.headers, request.value.get("metadata")
             named = headers.get("x-memory-session") or client_session(headers, metadata)
             result = replace(result, session=result.session or named)
+            with suppress(MemoryBankError):  # a name that is none
+                session_id = named and stored_id(request.caller.namespace, str(result.session))
+                result = replace(result, tools=self._offered(request, session_id or None, asks=False))
+            if result.reason in LATE and not request.dialect.counts_only:
+                known = [
+                    c for (namespace, _), c in self._sent.items() if namespace == request.caller.namespace
+                ]
+                result = await to_thread.run_sync(self._continued, request, result, known)
+        elif (sent := result.sent) is not None:
+            self._sent[request.caller.namespace, sent.session] = sent
         if result.step is not None and result.step.state not in self._unfinished:
             self._unfinished.add(result.step.state)
             task = asyncio.create_task(self._finish(result.step))
@@ -303,26 +345,27 @@ class Rebuilder:
         """The context of a request whose turn it is, if it takes no longer than the limit."""
         if len(self._stuck) >= 64 or not share.allows():
             return MemoryResult("failed", "paused")
-        began = time.perf_counter()
+        began, limit = time.perf_counter(), self.timeout * (1 + len(request.body.data) / GROWS)
         job = _Job(under_load=len(share.line) + len(self._line) >= THREADS)
         result: MemoryResult | None = None
         hung: bool | None = None
         try:
-            with anyio.move_on_after(self.timeout):
+            with anyio.move_on_after(limit):
                 result = await to_thread.run_sync(
                     self._run, job, request, abandon_on_cancel=True, limiter=self._limiter
                 )
             if result is not None:
-                hung = result.status == "failed" and time.perf_counter() - began > self.timeout / 2
+                hung = result.status == "failed" and time.perf_counter() - began > limit / 2
             elif job.is_running:
                 hung = True
         finally:
             share.report(hung)
+            job.is_wanted = result is not None
             with self._lock:
                 if result is None and job.is_running:
                     self._stuck.add(job)
         if result is None:
-            result = MemoryResult("failed", "timeout", trouble=f"it took longer than {self.timeout:g} s")
+            result = MemoryResult("failed", "timeout", trouble=f"it took longer than {limit:.3g} s")
         elif not request.dialect.counts_only:
             result = share.count(request, result)
         share.note(result)
@@ -380,6 +423,8 @@ class Rebuilder:
             return self.written(request, self._rebuild(job, request))
         except NotRebuiltError as e:
             return MemoryResult("passed", str(e))
+        except LateError:
+            return MemoryResult("failed", "timeout")
         except MemoryBankError as e:
             return MemoryResult("failed", code_of(e), trouble=f"{type(e).__name__}: {e}")
         except Exception as e:  # the error's text may hold contents
@@ -395,13 +440,12 @@ class Rebuilder:
         dialect, value, headers = request.dialect, request.value, request.headers
         namespace = request.caller.namespace
         history = dialect.history(request.body)
-        # a system message, or the user's last one, may ask for a summary of the conversation
-        prompts = [m for m in history.messages if kind_of(m) is MessageKind.SYSTEM][:2]
-        prompts += [m for m in history.messages[-1:] if kind_of(m) is MessageKind.USER]
-        is_summary = dialect.is_compaction(value) or any(asks_for_summary(message_text(m)) for m in prompts)
+        is_summary = _asks_summary(dialect, value, history.messages)
         strategy, whole = headers.get("x-memory-strategy") or None, excluded_tools(value)
-        own = value.get("tools")
-        offers = self.inject is True or (self.inject and own)
+
+        def wanted() -> bool:
+            return job.is_wanted
+
         for _ in range(3):  # another conversation may continue the session meanwhile
             match = self.identity.session_of(
                 namespace,
@@ -412,23 +456,24 @@ class Rebuilder:
                 asks_summary=is_summary,
                 compacted=request.compacted,
                 records=not dialect.counts_only,
+                wanted=wanted,
             )
             if match is None:
-                return MemoryResult("passed", NOTHING_YET)
-            offered = dialect.offer_tools(value, TOOL_SCHEMAS) if offers else None
+                return MemoryResult("passed", NOTHING_YET, tools=self._offered(request))
+            session_id = stored_id(namespace, match.name)
+            offered = self._offered(request, session_id)
             tools = offered or own_tools(value)
             given = namespace, match.name, history.messages
             how: Any = {"strategy": strategy, "model": request.model, "tools": tools, "whole": whole}
             if dialect.counts_only:
                 leaving = self.sessions.preview(*given, **how, form=history.form)
                 if same_objects(leaving, value[dialect.key]):
-                    return MemoryResult("unchanged")
-                counted = {dialect.key: leaving, **({"tools": offered} if offered else {})}
-                return MemoryResult("rebuilt", arrays=counted)
-            job.session_id = stored_id(namespace, match.name)
+                    return MemoryResult("unchanged", tools=offered)
+                return MemoryResult("rebuilt", arrays={dialect.key: leaving}, tools=offered)
+            job.session_id = session_id
             with self._lock:  # an abandoned job may use it
                 if any(other.session_id == job.session_id for other in self._stuck - {job}):
-                    return MemoryResult("failed", "busy")
+                    return BUSY
             step = self.sessions.rebuild(
                 *given,
                 **how,
@@ -437,22 +482,26 @@ class Rebuilder:
                 history=None if is_summary else history,
                 beside="".join(compact(v) for m in ("tools", "functions") if (v := value.get(m))),
                 under_load=job.under_load,
+                wanted=wanted,
             )
             if self.identity.is_current(namespace, match):
                 break
         else:
-            return MemoryResult("failed", "busy")
+            return BUSY
+        self._keep_decision(request, session_id, offered is not None)
         if is_summary:  # which is to be made of the real conversation
             tokens = step.full_tokens, step.full_tokens
-            return MemoryResult("passed", COMPACTION, None, {}, match.name, *tokens, step)
+            return MemoryResult("passed", COMPACTION, None, {}, match.name, *tokens, step, offered)
         arrays: dict[str, Sequence[object]] = {} if step.unchanged else {dialect.key: step.written}
         # what changes at each step would be written to the cache and never be read
         if self.marks_cache and not step.control and (namespace, match.name) not in self.unmarked:
             sent, stands = arrays.get(dialect.key) or value[dialect.key], not step.changes_again
             marked = dialect.mark_cache(value, sent, stands=stands)
             arrays = arrays if marked is None else {dialect.key: marked}
-        if not (step.records and (self.inject is True or not step.unchanged)):
-            offered = None
+        sent = None
+        if not step.unchanged:
+            [digest] = self._digests(request, [count := len(value[dialect.key])])
+            sent = SentContext(match.name, count, digest, arrays[dialect.key])
         return MemoryResult(
             "unchanged" if step.unchanged else "rebuilt",
             "control group (holdout)" if step.control else step.broke,
@@ -462,7 +511,95 @@ class Rebuilder:
             full_tokens=step.full_tokens,
             step=step,
             tools=offered,
+            sent=sent,
         )
+
+    def _offered(
+        self, request: ModelRequest, session_id: str | None = None, *, asks: bool = True
+    ) -> list[object] | None:
+        """The request's tools with memory's, which a session gets from its first request on or never; None without.
+
+        The tools stand before all messages: if they came or went within a session, the provider's cache would lose
+        these. ``asks``: the database is asked for a decision that this process has not made itself.
+        """
+        dialect, value = request.dialect, request.value
+        own = value.get("tools")
+        if not (self.inject is True or (self.inject and own)) or dialect.route == "compact":
+            return None
+        if not self.sessions.shortens(request.headers.get("x-memory-strategy")):
+            return None
+        if session_id is not None:
+            if session_id in self.untooled or self.sessions.is_control(session_id):
+                return None
+            if (binds := dialect.binds_tools(value)) is not None:
+                with self._lock:
+                    decided = self._decisions.get(session_id)
+                if decided is None and asks:
+                    decided = self.identity.lineage.tools_decided(session_id)
+                if not (not binds if decided is None else decided):
+                    return None
+        elif dialect.binds_tools(value):
+            return None
+        return dialect.offer_tools(value, TOOL_SCHEMAS)
+
+    def _keep_decision(self, request: ModelRequest, session_id: str, offered: bool) -> None:
+        """Store whether a session has memory's tools, where a later request of it might say otherwise."""
+        with self._lock:
+            is_known = session_id in self._decisions
+        if (
+            not is_known
+            and self.inject
+            and request.value.get("tools")
+            and request.dialect.binds_tools(request.value) is not None
+        ):
+            decided = self.identity.lineage.tools_decided(session_id)
+            if decided is None:
+                self.identity.lineage.decide_tools(session_id, decided := offered)
+            with self._lock:
+                self._decisions[session_id] = decided
+
+    def _continued(
+        self, request: ModelRequest, failed: MemoryResult, known: Sequence[SentContext]
+    ) -> MemoryResult:
+        """In a worker thread: the context that was sent last, with the new messages after it; else the failure.
+
+        So a step whose memory comes too late keeps its prefix. A request for a summary is of the real conversation.
+        """
+        dialect, value = request.dialect, request.value
+        came = given if isinstance(given := value.get(dialect.key), list) else []
+        counts = sorted({c.count for c in known if c.count <= len(came)})
+        digests = set(self._digests(request, counts))
+        known = [c for c in known if c.digest in digests]
+        try:
+            history = dialect.history(request.body)
+            if not known or _asks_summary(dialect, value, history.messages):
+                return failed
+            last = max(known, key=lambda c: c.count)
+            written = [*last.written, *came[last.count :]]
+            form, beside = history.form, cache_marks(*(value.get(m) for m in ("system", "tools")))
+            if cache_marks(written) + beside > MOST_CACHE_MARKS:
+                written = [*map(_without_marks, last.written), *came[last.count :]]
+            wire = CHAT if form is None else form.source.wire
+            if broken_rule(written, came, wire, marks_beside=beside):
+                return failed
+            data = render_body(request.body, {dialect.key: written})
+        except (NotRebuiltError, MemoryBankError):
+            return failed
+        reason = f"{failed.reason}: {CONTINUED}"
+        arrays = {dialect.key: written}
+        return MemoryResult("rebuilt", reason, data, arrays, last.session, tools=failed.tools)
+
+    def _digests(self, request: ModelRequest, counts: Sequence[int]) -> list[bytes]:
+        """The digests of the first so many elements of a client's conversation, for ascending counts."""
+        named = [request.headers.get(f"x-memory-{name}") for name in ("session", "agent", "strategy")]
+        who = repr((request.dialect.route, request.upstream_key, named))
+        rolling, found, at = hashlib.sha256(who.encode("utf-8", "surrogatepass")), [], 0
+        for count in counts:
+            for element in request.value[request.dialect.key][at:count]:
+                rolling.update(self.identity.canonical(element))
+            found.append(rolling.copy().digest())
+            at = count
+        return found
 
     def written(self, request: ModelRequest, memory: MemoryResult) -> MemoryResult:
         """The result with its body for upstream, without what the client wants cleared and upstream does not clear.
@@ -488,6 +625,22 @@ class Rebuilder:
                     arrays = {**memory.arrays, key: written}
                     memory = replace(memory, status="rebuilt", arrays=arrays, tokens=tokens, step=step)
         return replace(memory, data=render_body(request.body, memory.arrays) if memory.arrays else None)
+
+
+def _without_marks(message: Any) -> Any:
+    """A message without cache marks at its parts."""
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(content, list) or not cache_marks(content):
+        return message
+    parts = [{k: v for k, v in p.items() if k != CACHE_MARK} if isinstance(p, dict) else p for p in content]
+    return {**message, "content": parts}
+
+
+def _asks_summary(dialect: Dialect, value: JsonObject, messages: Sequence[object]) -> bool:
+    """Whether a request asks for a summary: by a member, a system message, or the user's last one."""
+    prompts = [m for m in messages if kind_of(m) is MessageKind.SYSTEM][:2]
+    prompts += [m for m in messages[-1:] if kind_of(m) is MessageKind.USER]
+    return dialect.is_compaction(value) or any(asks_for_summary(message_text(m)) for m in prompts)
 
 
 def _has_begun(request: ModelRequest) -> bool:

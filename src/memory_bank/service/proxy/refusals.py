@@ -30,6 +30,7 @@ IN_VAIN = 4
 REFUSED = "upstream refused the rebuilt context"
 REFUSES_ALL = "upstream refused the session's last requests as they came, too"
 MARKS_REFUSED = "upstream refused cache marks"
+TOOLS_REFUSED = "upstream refused memory's tools"
 THINKING_LEFT_OUT = "upstream refused thinking that does not fit the request as it came"
 
 # the statuses of errors within an answer with status 200, by a part of their type or code
@@ -88,13 +89,15 @@ class SessionRefusals:
     """How upstream has taken the changed requests of a session, in this process.
 
     ``left`` of ``pause`` requests go without memory. ``accepted``: the statuses of memory whose present form was
-    accepted. ``in_vain``: requests in a row that were refused as they came, too.
+    accepted. ``in_vain``: requests in a row that were refused as they came, too. ``tools``: upstream has accepted
+    memory's tools, which stay in a pause.
     """
 
     left: int = 0
     pause: int = 0
     accepted: set[str] = field(default_factory=set)
     in_vain: int = 0
+    tools: bool = False
 
     def waits(self) -> str | None:
         """Why the session's next request is sent as it came; None where it is not. Counts the pause down."""

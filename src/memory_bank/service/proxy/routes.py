@@ -48,6 +48,7 @@ from memory_bank.service.proxy.refusals import (
     NO_ANSWER,
     REFUSED,
     THINKING_LEFT_OUT,
+    TOOLS_REFUSED,
     Attempt,
     Failure,
     SessionRefusals,
@@ -61,7 +62,7 @@ from memory_bank.service.proxy.upstream import (
     credential_of,
     request_headers,
 )
-from memory_bank.service.security.access import caller_of
+from memory_bank.service.security.access import caller_of, stored_id
 from memory_bank.service.sessions import Rebuilt
 from memory_bank.service.threads import in_thread_if_large
 
@@ -291,13 +292,12 @@ class _ProxiedRequest:
             request.memory = MemoryResult("passed", str(e))
             return
         memory = request.memory = await self.proxy.rebuilder.rebuild(request)
-        if memory.status not in ("rebuilt", "unchanged"):
-            return
         refusals = self._refusals(request)
         if memory.step is not None and memory.step.changed_at is not None:
             refusals.accepted.discard("rebuilt")  # another form
         if not dialect.counts_only and (reason := refusals.waits()) is not None:
-            request.memory = _as_it_came(request, reason)
+            tools = memory.tools if reason == REFUSED and refusals.tools else None
+            request.memory = replace(_as_it_came(request, reason), tools=tools)
 
     def _parsed(self, request: ModelRequest, data: bytes) -> Body:
         """A body of the request without the member that upstream does not know, where that is applied here."""
@@ -338,8 +338,10 @@ class _ProxiedRequest:
         own, last = first, first
         if not is_own:
             await first.aclose()
-            only_marks = memory.status == "unchanged" and not more
-            request.memory = _as_it_came(request, MARKS_REFUSED if only_marks else REFUSED)
+            is_rebuilt = memory.status == "rebuilt" and not hides
+            by_tools = hides or (more and not (memory.arrays and refusals.tools))
+            reason = REFUSED if is_rebuilt else TOOLS_REFUSED if by_tools else MARKS_REFUSED
+            request.memory = _as_it_came(request, reason)
             own = last = await self._attempt(request, headers, request.body.data, memory.full_tokens or 0)
         members = request.dialect.without_thinking(request.value) if _may_be_thinking(own, refusals) else None
         if members is not None:
@@ -382,6 +384,7 @@ class _ProxiedRequest:
         """Note that upstream took a request that memory changed."""
         if memory.status == "rebuilt" and refusals.pause and not refusals.accepted:
             log.info("upstream accepted a context: session %s has memory again", memory.session)
+        refusals.tools = refusals.tools or memory.tools is not None
         if not hides:
             refusals.accepted.add(memory.status)
 
@@ -390,6 +393,9 @@ class _ProxiedRequest:
         if memory.reason == MARKS_REFUSED:
             self.proxy.rebuilder.unmarked[self.caller.namespace, memory.session] = True
             log.warning("%s (%s): session %s gets none from now on", MARKS_REFUSED, refused, memory.session)
+        elif memory.reason == TOOLS_REFUSED and memory.session is not None:
+            self.proxy.rebuilder.untooled[stored_id(self.caller.namespace, memory.session)] = True
+            log.warning("%s (%s): session %s gets none from now on", TOOLS_REFUSED, refused, memory.session)
         elif memory.session is not None:
             refusals.pauses()
             log.warning(
@@ -450,10 +456,12 @@ class _ProxiedRequest:
 
 def _as_it_came(request: ModelRequest, reason: str) -> MemoryResult:
     """The result for a request that is sent as it came."""
+    memory = request.memory
+    is_built = memory.status in ("rebuilt", "unchanged")
     return replace(
-        request.memory,
-        status="unchanged",
-        reason=reason,
+        memory,
+        status="unchanged" if is_built else memory.status,
+        reason=reason if is_built or memory.reason is None else memory.reason,
         data=None,
         arrays={},
         tokens=request.memory.full_tokens,

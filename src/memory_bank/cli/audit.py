@@ -1,0 +1,307 @@
+"""The verbs on recorded runs: replay, audit, explain."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING
+
+import typer
+
+from memory_bank.cli.shared import (
+    CONFIG,
+    JSON,
+    answer,
+    json_line,
+    one_line,
+    output_file,
+    print_json,
+    progress,
+    table,
+    tell,
+)  # fmt: skip
+from memory_bank.errors import ConfigError, TraceFileError
+
+if TYPE_CHECKING:
+    from memory_bank.audit.tables import Column, SubjectT
+
+APPROXIMATE = "token counts are approximate: the vocabulary of tiktoken is not available"
+
+
+def replay(
+    traces: list[Path] = typer.Argument(..., help="Files of JSON lines {id, messages}, plain or .gz."),
+    strategy: str | None = typer.Option(None, help="Key in the configuration; default: its default."),
+    config: Path | None = CONFIG,
+    db: str | None = typer.Option(None, help="Keep the memory in this database; default: in memory."),
+    out: Path | None = typer.Option(None, help="Write a JSON line a step: id, step, messages, tokens."),
+    as_json: bool = JSON,
+) -> None:
+    """Play recorded runs: before every assistant turn, build the context the agent would have seen.
+
+    No model is called: summaries are made by extraction.
+    """
+    from memory_bank import load_config
+    from memory_bank.audit import replay as module
+    from memory_bank.audit.traces import TraceFiles
+
+    settings = load_config(config)
+    key = strategy or settings.default_strategy
+    settings.strategy(key)
+    check_files(traces)
+    files = TraceFiles(traces, tell)
+    played = steps = full = shown = broken = 0
+    counter = embedder = observer = ""
+    with (
+        _interrupts_between_steps() as look,
+        output_file(out, *traces, *([Path(db)] if db else [])) as target,
+        progress("replayed", "traces") as bar,
+    ):
+        memory = module.TraceMemory(_database(db))
+        for trace in files:
+            played += 1
+            for step in module.replay_trace(trace, settings, key, memory=memory):
+                look()
+                steps += 1
+                full, shown, broken = full + step.full_tokens, shown + step.tokens, broken + step.broken_pairs
+                counter = step.counter
+                if step.plan is not None:
+                    embedder, observer = step.plan.embedder, step.plan.observer
+                if target is not None:
+                    line = {"id": step.trace_id, "step": step.step, "messages": step.messages}
+                    target.write(json_line(line | {"tokens": step.tokens}))
+            bar(played)
+    s = {
+        "strategy": key, "traces": played, "steps": steps, "broken_pairs": broken, "skipped_lines": files.skipped,
+        "unreadable_files": files.unreadable, "continued": memory.continued, "token_counter": counter,
+        "embedder": embedder, "observer": observer, "mean_full_tokens": full / max(1, steps),
+        "mean_context_tokens": shown / max(1, steps), "ratio": shown / full if full else 1.0,
+    }  # fmt: skip
+    note = "they held records, contexts may show what came later"
+    lines = [
+        ("strategy", key),
+        ("", f"embedder {embedder}, observer {observer}" if embedder else ""),
+        ("traces", f"{played:,}"),
+        ("steps", f"{steps:,}"),
+        ("mean full tokens", f"{s['mean_full_tokens']:,.0f}"),
+        ("mean context tokens", f"{s['mean_context_tokens']:,.0f}"),
+        ("ratio", f"{s['ratio']:.1%}"),
+        ("broken pairs", str(broken)),
+        ("", APPROXIMATE if counter == "approximate" else ""),
+        *_unread(len(files.skipped), files.unreadable),
+        ("continued sessions", f"{memory.continued:,}: {note}" if memory.continued else ""),
+    ]
+    answer(s, "\n".join(f"{title:<20} {text}" for title, text in lines if text), as_json)
+    if broken or files.unreadable:
+        raise typer.Exit(1)
+
+
+def _unread(skipped: int, files: Sequence[object], unknown: Sequence[object] = ()) -> list[tuple[str, str]]:
+    """What could not be read: pairs of a title and a count, without those of 0."""
+    counts = {"skipped lines": skipped, "files of another format": len(unknown)}
+    return [(title, f"{n:,}") for title, n in (counts | {"unreadable files": len(files)}).items() if n]
+
+
+def check_files(traces: list[Path]) -> None:
+    """Raise ConfigError for a trace file that is a directory or does not exist."""
+    for path in traces:
+        if path.is_dir():
+            raise ConfigError(f"{path} is a directory: name the trace files in it.")
+        if not path.exists():
+            raise ConfigError(f"there is no trace file {path}: check the name.")
+
+
+def _database(db: str | None) -> str | None:
+    """The database to keep the memory in, created if needed. Raises ConfigError, StorageError."""
+    from memory_bank.bank.database import Database, database_url
+
+    if not db:
+        return None
+    url = database_url(db)
+    folder = Path(url.database or "").parent
+    if url.get_backend_name() == "sqlite" and not folder.is_dir():
+        raise ConfigError(f"there is no folder {folder} for the bank: make it, or give --db another path.")
+    Database(db).close()
+    return db
+
+
+@contextlib.contextmanager
+def _interrupts_between_steps() -> Iterator[Callable[[], None]]:
+    """Delay Ctrl-C until the yielded function is called: raised in a database driver, it could break its work."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield lambda: None
+        return
+    interrupted = False
+
+    def look() -> None:
+        if interrupted:
+            raise KeyboardInterrupt
+
+    def note(_number: int, _frame: object) -> None:
+        nonlocal interrupted
+        look()
+        interrupted = True
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield look
+        look()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def audit(
+    traces: list[Path] = typer.Argument(
+        ..., help="Files of recorded runs or of agents' logs, or their folders."
+    ),
+    strategy: list[str] = typer.Option(
+        [], help="Key, KEY?setting=value, or module:function; default: those that --config names, else all."
+    ),
+    config: Path | None = CONFIG,
+    budget: list[int] = typer.Option([], min=0, help="Tokens of history to try, where a strategy has them."),
+    jobs: int = typer.Option(1, min=1, help="How many processes measure."),
+    html: Path | None = typer.Option(None, help="Write a page with the frontier plot."),
+    each: bool = typer.Option(False, "--each", help="Of agents' logs: a table of all compactions."),
+    as_json: bool = JSON,
+) -> None:
+    """Measure on recorded runs what each memory keeps of the evidence that calls needed, and advise one.
+
+    Of agents' logs (Claude Code's ~/.claude/projects, Codex's ~/.codex/sessions, lists of OpenAI messages): what the
+    agent's own compaction kept of what its next 30 calls took, what the bank would have kept beside it (assist) or in
+    its place (answer), and how often files were read again; --strategy adds contexts of as many tokens. No model is
+    called: summaries are made by extraction, nothing leaves this machine, and no contents are printed.
+    """
+    from memory_bank.audit.measure import SHORT
+    from memory_bank.audit.runs import audit as run
+    from memory_bank.audit.runs import plan_audit
+    from memory_bank.audit.sessions import log_files, log_format
+    from memory_bank.config import load_config, named_strategies
+
+    settings = load_config(config)
+    files = log_files(traces)
+    if any(map(log_format, files)):
+        from memory_bank.audit.logs import LOG_COLUMNS, audit_logs, each_table
+        from memory_bank.audit.replay import parse_strategy
+        from memory_bank.config import MemoryBankSettings
+
+        if budget or html:
+            raise ConfigError("--budget and --html are for recorded runs: leave them out for agents' logs.")
+        strategies = [parse_strategy(name, settings) for name in strategy]
+        own = settings.strategy(settings.default_strategy)
+        bank = own if isinstance(own, MemoryBankSettings) else None
+        with progress("read", "sessions") as bar:
+            room = settings.service.compaction_tokens
+            logs = audit_logs(files, strategies, bank=bank, assist=room, tell=tell, progress=bar)
+        if as_json:
+            print_json(logs.as_dict())
+        else:
+            if each and logs.each:
+                titles, cells = each_table(logs.each)
+                table(titles, [[one_line(c, 60) for c in row] for row in cells], range(1, len(titles)))
+                print("% of the values that the next calls took, kept next to what they belong to\n")
+            unread = _unread(logs.skipped_lines, logs.unreadable_files, logs.unknown_files)
+            rows = [(f.name, f) for f in logs.figures]
+            _print_audit("", rows, LOG_COLUMNS, logs.token_counter, unread, logs.sentences())
+        if logs.unreadable_files or not logs.sessions:
+            raise typer.Exit(1)
+        return
+    if each:
+        raise ConfigError("--each is for agents' logs: leave it out for recorded runs.")
+    plan = plan_audit(settings, strategy, budget, named_strategies(config))
+    with output_file(html, *files) as target, progress("measured", "traces") as bar:
+        report = run(files, plan, jobs=jobs, tell=tell, progress=bar)
+        if target is not None:
+            target.write(report.as_html())
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        figures = [(m.strategy.name, m.figures) for m in report.measurements]
+        unread = _unread(len(report.skipped_lines), report.unreadable_files)
+        _print_audit(
+            "strategy", figures, SHORT, report.token_counter, unread, [*report.notes, report.sentence]
+        )
+    if report.unreadable_files or not any(m.figures.steps for m in report.measurements):
+        raise typer.Exit(1)
+
+
+def _print_audit(
+    title: str, rows: Sequence[tuple[str, SubjectT]], columns: Sequence[Column[SubjectT]], counter: str,
+    unread: list[tuple[str, str]], sentences: Iterable[str],
+) -> None:  # fmt: skip
+    """Figures by name and what their columns mean, what was not read, and the result in words."""
+    if rows:
+        failures = [
+            c for c in columns if c.title in ("errors", "broken") and not any(c.value(f) for _, f in rows)
+        ]
+        columns = [c for c in columns if c not in failures]
+        print_figures(title, rows, columns)
+        for column in columns:
+            print(fill(column.meaning, 80, initial_indent=f"{column.title:<12}", subsequent_indent=" " * 12))
+        print()
+    if counter == "approximate":
+        print(APPROXIMATE)
+    for what, count in unread:
+        print(f"{what}: {count}")
+    for sentence in sentences:
+        print(one_line(sentence, 2_000))
+
+
+def print_figures(
+    title: str, rows: Sequence[tuple[str, SubjectT]], columns: Sequence[Column[SubjectT]]
+) -> None:
+    """Print a table with a row of figures for each name."""
+    cells = [[one_line(name, 60), *(c.cell(figures) for c in columns)] for name, figures in rows]
+    table([title, *(c.title for c in columns)], cells, range(1, len(columns) + 1), whole=[0])
+    print()
+
+
+def explain(
+    traces: Path = typer.Argument(..., help="A file of recorded runs."),
+    trace_id: str | None = typer.Option(None, "--id", help="Which run; default: the first."),
+    step: int | None = typer.Option(None, min=1, help="Which model call of it; default: the last."),
+    strategy: str | None = typer.Option(None, help="Key in the configuration; default: its default."),
+    config: Path | None = CONFIG,
+    html: Path | None = typer.Option(None, help="Write one self-contained page."),
+    as_json: bool = JSON,
+) -> None:
+    """Explain one context of a recorded run: what was shown, listed, left out, and why."""
+    from memory_bank import load_config
+    from memory_bank.audit.replay import replay_trace
+    from memory_bank.audit.traces import TraceFiles, is_turn
+
+    check_files([traces])
+    settings = load_config(config)
+    key = strategy or settings.default_strategy
+    trace = next((t for t in TraceFiles([traces], tell, strict=True) if trace_id in (None, t.id)), None)
+    if trace is None:
+        raise TraceFileError(f"{traces} has no such run: check --id.")
+    calls = sum(map(is_turn, trace.messages))
+    if not calls:
+        raise TraceFileError(f"the run {trace.id} has no model call: choose another run with --id.")
+    with contextlib.closing(replay_trace(trace, settings, key)) as steps:  # the plan reads its open bank
+        found = next((s for s in steps if s.step == (step or calls)), None)
+        if found is None:
+            raise TraceFileError(
+                f"the run {trace.id} has {calls} model calls: choose --step from 1 to {calls}."
+            )
+        if found.plan is None:
+            raise ConfigError(f"the strategy {key} keeps no plan in a replay: choose one that has a bank.")
+        plan = found.plan
+        if html is not None:
+            html.write_text(plan.as_html(), encoding="utf-8", errors="replace")
+        if as_json:
+            print_json(plan.manifest())
+            return
+        print(
+            f"{plan.tokens:,} tokens instead of {plan.full_tokens:,}, {plan.memory_tokens:,} of them memory"
+        )
+        rows = [
+            ["–" if d.step is None else str(d.step), one_line(", ".join(d.tools), 30), d.fate,
+             "" if d.score is None else f"{d.score:.3f}", d.tokens, one_line(d.reason, 100)]
+            for d in plan.decisions
+        ]  # fmt: skip
+        table(["step", "tools", "fate", "worth", "tokens", "why"], rows, right=(0, 3))
+    if html is not None:
+        print(f"wrote {html}")

@@ -1,0 +1,248 @@
+"""The audit of logs: what compactions kept, what a strategy would have kept, what was read again."""
+
+import json
+
+import pytest
+import typer
+from tests.audit.logged import (
+    COPIED,
+    NEEDED,
+    SOURCE,
+    SUMMARY,
+    ClaudeCode,
+    claude_code_lines,
+    codex_lines,
+    write_lines,
+)
+from typer.testing import CliRunner
+
+from memory_bank.audit.copies import Tally
+from memory_bank.audit.costs import Costs, named_counter
+from memory_bank.audit.logs import (
+    ANSWER,
+    ASSIST,
+    FULL,
+    OWN,
+    audit_logs,
+    count_rereads,
+    file_read,
+    measure_compactions,
+)
+from memory_bank.audit.replay import parse_strategy
+from memory_bank.audit.sessions import read_claude_code
+from memory_bank.cli.audit import audit as verb
+from memory_bank.config import Config
+
+TOYS = "tests.audit.toys:"
+
+
+@pytest.fixture
+def config():
+    settings = {"type": "memory_bank", "selection": "evidence", "embedding_model": "lexical"}
+    return Config(memory_strategies={"bank": settings})
+
+
+@pytest.fixture
+def costs():
+    return Costs(named_counter("approximate"))
+
+
+def measured(config, costs, lines, *strategies):
+    [session] = read_claude_code(lines, "x")
+    return measure_compactions(session, [parse_strategy(s, config) for s in strategies], costs, set())
+
+
+def test_a_compaction_by_hand(config, costs):
+    [row] = measured(config, costs, claude_code_lines(), "full", f"{TOYS}keep_last", f"{TOYS}raises", "bank")
+    own, full, last = row.kept[OWN], row.kept["full"], row.kept[f"{TOYS}keep_last"]
+    # The next calls take the account and copy its line, which also holds "169.75" and "entry_13".
+    assert full.values.has == full.values.of >= 1
+    assert full.characters == Tally(len(COPIED), len(COPIED))
+    assert own.values == Tally(1, full.values.of)
+    assert own.characters == Tally(0, len(COPIED))
+    assert own.tokens == costs.of({"role": "user", "content": SUMMARY})
+    assert (last.values.has, last.tokens) == (0, 0)  # the last interaction is nobody's memory
+    assert (row.kept[f"{TOYS}raises"].failed, row.kept[f"{TOYS}raises"].values.has) == (True, 0)
+    assert not row.kept["bank"].failed
+
+
+def test_what_a_user_or_the_last_interaction_shows_is_no_need(config, costs):
+    shown = ClaudeCode().user(f"Check {NEEDED}.")
+    shown.lines += claude_code_lines()[2:]
+    [row] = measured(config, costs, shown.lines)
+    assert NEEDED in str(shown.lines[1])
+    [first] = measured(config, costs, claude_code_lines())
+    assert row.kept[OWN].values.of == first.kept[OWN].values.of - 1
+    late = ClaudeCode().user("Go").call("a", "Bash", "x", command="ls")
+    late.call("b", "Bash", f"see {NEEDED}", command="ls -l")
+    late.compact("…").call("c", "Bash", "ok", command=f"ledger {NEEDED}")
+    assert measured(config, costs, late.lines)[0].kept[OWN].values.of == 0
+
+
+def test_a_compaction_without_calls_around_it_is_not_measured(config, costs):
+    first, last = ClaudeCode().user("Go").compact("…"), ClaudeCode().user("Go")
+    first.call("a", "Bash", "x", command="ls")
+    last.call("a", "Bash", "x", command="ls").compact("…")
+    assert [measured(config, costs, log.lines) for log in (first, last)] == [[], []]
+
+
+def test_a_resumed_session_counts_its_compactions_once(tmp_path, config):
+    files = [write_lines(tmp_path / f"{n}.jsonl", claude_code_lines()) for n in range(2)]
+    report = audit_logs(files, [], counter="approximate")
+    assert (report.compactions, len(report.each)) == (2, 1)
+
+
+READS = [
+    ("Read", {"file_path": "a.py", "limit": 3}, "a.py"), ("read_file", {"path": "a.py"}, "a.py"),
+    ("ReadFile", {"path": "a.py"}, "a.py"), ("view", {"path": "a.py"}, "a.py"), ("spread", {"path": "a.py"}, ""),
+    ("Write", {"file_path": "a.py"}, ""), ("Bash", {"command": "cat a.py"}, "a.py"),
+    ("Bash", {"command": "cd x && head -n 20 a.py"}, "a.py"),
+    ("Bash", {"command": "sed -n '10,20p' a.py | grep x"}, "a.py"), ("Bash", {"command": "sed -i s/a/b/ a.py"}, ""),
+    ("Bash", {"command": "cat a.py > b.py"}, ""), ("Bash", {"command": "cat a.py b.py"}, ""),
+    ("Bash", {"command": "cat 'a"}, ""), ("shell", {"command": ["bash", "-lc", "nl a.py"]}, "a.py"),
+    ("shell", {"command": ["cat", "a b.py"]}, "a b.py"), ("exec_command", {"cmd": "cat a.py"}, "a.py"),
+    ("Read", "a.py", ""),
+]  # fmt: skip
+
+
+def test_which_calls_read_a_file():
+    assert [file_read(name, arguments) for name, arguments, _ in READS] == [path for *_, path in READS]
+
+
+def test_a_file_is_read_again_when_half_of_its_lines_were_read_before(costs):
+    one, two = ("\n".join(f"{i}\tline {i} of {part}" for i in range(10)) for part in ("one", "two"))
+    log = ClaudeCode().user("Go").call("a", "Read", one, file_path="x").call("b", "Read", two, file_path="x")
+    log.call("c", "Read", one, file_path="y").call("d", "Read", f"{one}\n{two}", file_path="x")
+    log.compact("…").call("e", "Read", one, file_path="x").call("f", "Read", one, file_path="x")
+    [session] = read_claude_code(log.lines, "x")
+    found = count_rereads(session, costs)
+    assert (found.reads, found.again, found.after_compaction) == (6, 3, 1)
+    assert found.tokens_again > 0
+
+
+# the verb
+
+
+@pytest.fixture
+def cli(tmp_path):
+    file = tmp_path / "own.toml"
+    file.write_text('[memory_strategies.memory_bank]\ntype = "memory_bank"\nselection = "evidence"\n'
+                    'embedding_model = "lexical"\n')  # fmt: skip
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(verb)
+
+    def run(*args):
+        return CliRunner().invoke(app, [*(str(a) for a in args), "--config", str(file)])
+
+    return run
+
+
+def test_the_verb_says_it_in_plain_words_and_prints_no_contents(cli, tmp_path):
+    write_lines(tmp_path / "logs" / "claude.jsonl", [*claude_code_lines(), "{broken"])
+    write_lines(tmp_path / "logs" / "rollout.jsonl", codex_lines())
+    done = cli(tmp_path / "logs")
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert "skipped lines: 1" in lines
+    assert "2 sessions (1 of Claude Code, 1 of Codex), 11 calls, 2 compactions." in lines
+    assert any(line.startswith("The agent's own compaction kept ") for line in lines)
+    assert any(line.startswith("The bank alone, in as many tokens") for line in lines)
+    assert lines[-1].startswith("Of 4 file reads 2 (50.0%) read again what had been read before, 2 of them")
+    for secret in (NEEDED, "quarter", "Ledger", "posting"):
+        assert secret not in done.output
+
+
+def test_the_verb_as_json(cli, tmp_path):
+    file = write_lines(tmp_path / "claude.jsonl", claude_code_lines(" ".join([SUMMARY] * 20)))
+    done = cli(file, "--json", "--strategy", "full", "--strategy", "memory_bank")
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert [f["name"] for f in report["figures"]] == [OWN, ASSIST, ANSWER, "full", "memory_bank"]
+    own, _, _, full, bank = report["figures"]
+    assert full["values"] == full["characters"] == 1
+    assert own["values"] < 1
+    assert 0 < bank["tokens"] <= 1.5 * own["tokens"]
+    assert bank["failures"] == 0
+    assert [report["rereads"][k] for k in ("reads", "again", "after_compaction")] == [2, 1, 1]
+    assert report["sentences"][0] == "1 session (1 of Claude Code), 5 calls, 1 compaction."
+
+
+def test_a_log_without_compactions_says_so(cli, tmp_path):
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    done = cli(write_lines(tmp_path / "chat.json", [json.dumps(chat, indent=2)]))
+    assert done.exit_code == 0, done.output
+    told = (
+        "No compaction is recorded, so there is nothing to compare a memory with. What memory saves at work "
+    )
+    told += "is printed by `memory-bank run -- claude`, or codex."
+    assert done.stdout.splitlines()[-1] == told
+
+
+def test_options_for_recorded_runs_are_refused(cli, tmp_path):
+    file = write_lines(tmp_path / "claude.jsonl", claude_code_lines())
+    done = cli(file, "--budget", 100)
+    assert done.exit_code != 0
+    assert "leave them out" in str(done.exception)
+
+
+# what the bank would have kept
+
+
+def long_lines(summary=SUMMARY):
+    """As ``claude_code_lines``, with more of everything, twice."""
+    log = ClaudeCode().user("Check the postings of the quarter.")
+    for part in range(2):
+        for n in range(6):
+            rows = [{"id": f"ORD-{part}{n}{i:02}", "account": f"ACC-{n * 97 + i}"} for i in range(12)]
+            log.call(f"a{part}{n}", "Bash", json.dumps(rows), command=f"orders --page {part}{n}")
+        log.call(f"s{part}", "Bash", "open", command=f"show ORD-{part}105 ACC-102")
+        log.call(f"r{part}", "Read", SOURCE, file_path=f"/shop/{part}.py")
+        log.call(f"b{part}", "Bash", "ok", command="ls /shop").compact(f"{summary} Part {part}.")
+        log.call(f"c{part}", "Bash", "paid", command=f"pay ORD-{part}105 ACC-102")
+        log.call(f"d{part}", "Read", SOURCE, file_path=f"/shop/{part}.py")
+    return log.lines
+
+
+def test_assist_and_answer_keep_more_than_the_summary_at_their_stated_lengths(config, costs):
+    [session] = read_claude_code(long_lines(" ".join([SUMMARY] * 30)), "x")
+    rows = measure_compactions(session, [], costs, set(), config.strategy("bank"), 400)
+    assert [(row.session, row.number, row.read_again) for row in rows] == [("s-1", 1, 1), ("s-1", 2, 1)]
+    for row in rows:
+        own, assist, answer, full = (row.kept[name] for name in (OWN, ASSIST, ANSWER, FULL))
+        assert own.bound.has < assist.bound.has <= full.bound.has == full.bound.of
+        assert own.bound.has < answer.bound.has
+        assert own.tokens < assist.tokens <= own.tokens + 400 + 10
+        assert 0.5 * own.tokens < answer.tokens <= own.tokens
+        assert not any(kept.failed for kept in row.kept.values())
+
+
+def test_a_summary_too_short_for_an_answer_and_no_room_beside_it(config, costs):
+    [session] = read_claude_code(claude_code_lines(), "x")
+    [row] = measure_compactions(session, [], costs, set(), config.strategy("bank"), 0)
+    assert row.kept[ANSWER].values.has == 0
+    assert row.kept[ASSIST].values == row.kept[OWN].values
+
+
+def test_the_verb_shows_each_compaction(cli, tmp_path):
+    file = write_lines(tmp_path / "claude.jsonl", long_lines(" ".join([SUMMARY] * 30)))
+    done = cli(file, "--each")
+    assert done.exit_code == 0, done.output
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert lines[0][:4] == ["compaction", "history", "values", "own"]
+    table = lines[: lines.index([])]
+    assert [line[:2] for line in table if line[:1] == ["s-1"]] == [["s-1", "1"], ["s-1", "2"]]
+    told = done.stdout
+    assert "This summary and what the bank adds to it (assist) would have kept " in told
+    assert "The bank alone, in as many tokens as the summary (answer), would have kept " in told
+    assert "ORD-" not in told
+    report = json.loads(cli(file, "--json").stdout)
+    assert [f["name"] for f in report["figures"]] == [OWN, ASSIST, ANSWER]
+    assert [(row["number"], row["kept"][OWN]["tokens"] > 0) for row in report["each"]] == [
+        (1, True),
+        (2, True),
+    ]
+    recorded = tmp_path / "run.jsonl"
+    recorded.write_text(json.dumps({"id": "r", "messages": [{"role": "user", "content": "hi"}]}) + "\n")
+    refused = cli(recorded, "--each")
+    assert refused.exit_code != 0
+    assert "--each is for agents' logs" in str(refused.exception)
