@@ -518,7 +518,17 @@ class MemoryBankState(Session):
         return self._insights.pending
 
     def reset(self) -> None:
-        """End the task: empty both stores, the step count and the plan. Models stay loaded."""
+        """End the task: empty both stores, the step count and the plan. Models stay loaded.
+
+        A state that was given a name, and has moved from its session, is in that one again, which is empty, too.
+        """
+        with self.lock:
+            if self._name not in (DEFAULT, self.session_id):
+                self._empty()
+                self._move(self._name)
+            self._empty()
+
+    def _empty(self) -> None:
         with self.lock:
             self.fact_store.clear()
             if self.insight_store is None:
