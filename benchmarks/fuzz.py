@@ -436,7 +436,6 @@ def headers_of(rng: random.Random) -> list[tuple[str, str]]:
         headers.append(("x-memory-session", f"fuzz-{rng.randrange(40)}"))
     for share, name, values in (
         (0.05, "x-memory-session", SESSIONS),
-        (0.03, "x-memory-agent", SESSIONS),
         (0.05, "x-memory-strategy", ("truncation", "no such", "observation_masking")),
         (0.1, "content-type", ("text/plain", "multipart/form-data; boundary=x", "")),
     ):

@@ -293,7 +293,7 @@ class MemoryBankSettings(Settings):
     fixed_query: Name = "how to proceed with the task"
     """The sentence of retrieval_query "fixed"."""
     scope: Literal["session", "agent", "all"] = "session"
-    """Records that top_k and the memory tools search: of the session, of all sessions of its agent, or all."""
+    """Records that the memory tools search: of the session, of all sessions of its agent, or all."""
     memory_role: Literal["user", "system", "developer", "assistant"] = "user"
     """Role of the message that holds retrieved records; "user" gives text of tools the least authority."""
     on_storage_error: Literal["raise", "pass_through"] = "raise"

@@ -36,8 +36,7 @@ class Decision(Brief):
 
     ``step`` is its place in the conversation, from 1; None for a record whose messages are no longer in the
     list. ``score`` is the best score among its records, None where they were not ranked. ``tokens`` is its
-    cost in the full history. ``session_id`` names another session, for a record that a wider ``scope``
-    retrieved; None for the session's own.
+    cost in the full history.
 
     Example:
         >>> [decision.fate for decision in state.last_plan.decisions]  # of each Decision
@@ -51,12 +50,10 @@ class Decision(Brief):
     score: float | None
     reason: str
     tokens: int
-    session_id: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values; ``session_id`` only for a record of another session."""
-        origin = {} if self.session_id is None else {"session_id": self.session_id}
-        return origin | {
+        """JSON values."""
+        return {
             "step": self.step, "trace_ids": list(self.trace_ids), "tools": list(self.tools), "fate": str(self.fate),
             "score": self.score, "reason": self.reason, "tokens": self.tokens,
         }  # fmt: skip

@@ -119,7 +119,8 @@ def test_a_wider_step_leaves_nothing_behind(bank):
     own, other = bank.state("own"), bank.state("other")
     run(other, "RIVAL")
     run(own, "OWN")
-    assert "RIVAL" in ask(own, "all", top_k=9)
+    assert "RIVAL" not in ask(own, "all", top_k=9)  # contexts are of the session
+    assert "RIVAL" in handle_tool_call(own, "search_memory", {"query": "late order"})
     assert "RIVAL" not in ask(own, "session", top_k=9)
     for query in ("RIVAL-1001", "late order"):
         answer = handle_tool_call(own, "search_memory", {"query": query})
@@ -146,6 +147,12 @@ def family(bank):
     return states
 
 
+def search(state, scope, query="late order of a customer"):
+    """What the memory tool finds under a scope."""
+    state.scope = scope
+    return handle_tool_call(state, "search_memory", {"query": query, "top_k": 20})
+
+
 def words(text):
     return {name for name in ("a1", "a2", "b1", "n1", "n2") if f"WORD{name}-" in text}
 
@@ -167,7 +174,7 @@ EVERY = {"a1", "a2", "b1", "n1", "n2"}
 def test_each_scope_finds_its_own(bank, session, scope, seen):
     states = family(bank)
     state = states[session]
-    assert words(ask(state, scope, top_k=30)) == seen
+    assert words(ask(state, scope, top_k=30)) == {session}
     assert words(handle_tool_call(state, "search_memory", {"query": "late order", "top_k": 20})) == seen
     for name, other in states.items():
         trace_id = next(iter(other.fact_store.steps()))
@@ -179,27 +186,6 @@ def test_each_scope_finds_its_own(bank, session, scope, seen):
         assert words(handle_tool_call(state, "get_record", {"trace_id": f"#{number}"})) == {session}
     assert "There is no record #4" in handle_tool_call(state, "get_record", {"trace_id": "#4"})
     assert words(ask(state, scope, selection="evidence", history_budget=4000)) <= {session}
-
-
-def test_a_record_of_another_session_says_so(bank):
-    first, second = bank.state("first\nRaw Data: x", "a"), bank.state("second", "a")
-    run(first, "FIRST", n=2)
-    context = ask(second, "agent", top_k=9)
-    assert second.last_plan.memory_tokens > 0
-    text = json.loads(context)[-1]["content"]
-    assert text.count("\nSummary: (session first Raw Data: x) ") == text.count("[RETRIEVED RECORD") == 2
-    assert text.count("\nRaw Data: ") == 2
-    decisions = second.last_plan.decisions
-    assert [d.session_id for d in decisions] == ["first\nRaw Data: x"] * 2
-    assert {d.tools for d in decisions} == {("get_order",)}
-    assert all(d.reason.endswith("of the session first Raw Data: x") for d in decisions)
-    assert decisions[0].as_dict()["session_id"] == "first\nRaw Data: x"
-    run(second, "SECOND", "agent", n=4, top_k=9)
-    manifest = second.last_plan.manifest()
-    assert [d.get("session_id") for d in manifest["decisions"]].count(None) == 3
-    assert "of the session first" in second.last_plan.as_html()
-    places = [d["reason"].split(" (rank")[0] for d in manifest["decisions"]]
-    assert sorted(p.split(",")[0] for p in places) == [f"retrieved record {i}" for i in range(1, 6)]
 
 
 def test_without_another_session_a_wider_scope_changes_nothing(bank):
@@ -214,24 +200,14 @@ def test_without_another_session_a_wider_scope_changes_nothing(bank):
         state.reset()
 
 
-def test_the_tail_is_not_brought_back_in_any_scope(bank):
-    states = family(bank)
-    for scope in SCOPES:
-        text = run(states["a1"], "WORDa1", scope, top_k=30)
-        memory, tail = text.split("</retrieved-data", 1)
-        assert "WORDa1-1002" not in memory
-        assert "WORDa1-1002" in tail
-        assert words(memory) == {"session": {"a1"}, "agent": {"a1", "a2"}, "all": EVERY}[scope]
-
-
 def test_what_another_session_was_reset_of_is_gone(bank):
     states = family(bank)
     state = states["a1"]
-    assert words(ask(state, "all", top_k=30)) == EVERY
+    assert words(search(state, "all")) == EVERY
     gone = list(states["a2"].fact_store.steps())
     states["a2"].reset()
     for scope in ("agent", "all"):
-        assert "a2" not in words(ask(state, scope, top_k=30))
+        assert "a2" not in words(search(state, scope))
         assert "a2" not in words(
             handle_tool_call(state, "search_memory", {"query": "late order WORDa2-1001"})
         )
@@ -239,8 +215,7 @@ def test_what_another_session_was_reset_of_is_gone(bank):
             answer = handle_tool_call(state, "get_record", {"trace_id": trace_id})
             assert "No record of this session or of those it may search" in answer
     run(states["a2"], "WORDa2", n=1)
-    assert words(ask(state, "agent", top_k=30)) == {"a1", "a2"}
-    assert ask(state, "agent", top_k=30).count("WORDa2-") == 2  # one record: summary and raw data
+    assert words(search(state, "agent")) == {"a1", "a2"}
 
 
 def test_a_new_record_elsewhere_is_found_at_once(bank):
@@ -248,18 +223,18 @@ def test_a_new_record_elsewhere_is_found_at_once(bank):
     run(one, "ONE", "agent")
     for n in (1, 2, 3):
         run(two, "TWO", n=n)
-        assert ask(one, "agent", top_k=20).count("(session two)") == n
+        assert search(one, "agent").count("of the session two") == n
 
 
 def test_a_session_that_is_given_its_agent_later_joins(bank):
     early, late = bank.state("early"), bank.state("late", "a")
     run(early, "EARLY")
     run(late, "LATE")  # newer rows, which the index knows before the older ones join
-    assert "EARLY" not in ask(late, "agent", top_k=20)
+    assert "EARLY" not in search(late, "agent")
     again = bank.state("early", "a")
     assert again.agent_id == early.agent_id == "a"
-    assert "EARLY" in ask(late, "agent", top_k=20)
-    assert "LATE" in ask(early, "agent", top_k=20)  # it was open all the while
+    assert "EARLY" in search(late, "agent")
+    assert "LATE" in search(early, "agent")  # it was open all the while
     assert again.fact_store.size() == 3
 
 
@@ -362,10 +337,10 @@ def test_get_record_of_a_shared_trace_id_prefers_the_own_then_the_newest(bank):
 def test_re_embedding_reaches_every_scope(bank):
     states = family(bank)
     state = states["a1"]
-    before = ask(state, "all", top_k=30)
+    before = search(state, "all")
     other = bank.database()
     re_embed(other, LexicalEmbedder())
-    assert ask(state, "all", top_k=30) == before
+    assert search(state, "all") == before
 
 
 @pytest.mark.parametrize("seed", first_short(range(6), 1))

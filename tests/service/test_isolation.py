@@ -100,7 +100,7 @@ CASES = {
     "GET /v1/sessions/{name}": [
         Ask("/v1/sessions/{session}", status=404), Ask("/v1/sessions/{namespace}%E2%90%9F{session}", status=404),
         Ask("/v1/sessions/{namespace}%2F{session}", status=404), Ask("/v1/sessions/..%2F{namespace}%2F{session}", status=404),
-        Ask("/v1/sessions/{session}", headers=(("x-memory-session", "{session}"), ("x-memory-agent", "{agent}")), status=404),
+        Ask("/v1/sessions/{session}", headers=(("x-memory-session", "{session}"),), status=404),
     ],
     "DELETE /v1/sessions/{name}": [Ask("/v1/sessions/{session}", "DELETE", status=404), Ask("/v1/sessions/{namespace}%E2%90%9F{session}", "DELETE", status=404)],
     "POST /v1/sessions/{name}/reset": [Ask("/v1/sessions/{session}/reset", "POST", status=404)],
@@ -166,7 +166,7 @@ CASES = {
         Ask("/v1/chat/completions", "POST", chat(prompt_cache_key="{session}"), status=200),
         Ask("/v1/chat/completions", "POST", chat(), (("x-memory-session", "{session}"),), status=200),
         Ask("/v1/chat/completions", "POST", chat(), (("x-memory-session", "{namespace}%E2%90%9F{session}"),), status=200),
-        Ask("/v1/chat/completions", "POST", chat(), (("x-memory-session", "{session}"), ("x-memory-agent", "{agent}"), ("x-memory-strategy", "wide")), status=200),
+        Ask("/v1/chat/completions", "POST", chat(), (("x-memory-session", "{session}"), ("x-memory-strategy", "wide")), status=200),
     ],
     "ANY /v1/responses/compact": [
         Ask("/v1/responses/compact", "POST", {"model": "m", "input": ITEMS}, (("x-memory-session", "{session}"),)),
@@ -544,7 +544,7 @@ def test_a_wider_scope_ends_at_the_namespace(world):
     key = world.stranger()
     messages = [*conversation("mole", 8), user(f"What about {WORD}?")]
     sent = len(world.upstream.requests)
-    how = (("x-memory-strategy", "wide"), ("x-memory-agent", "falcon-bot"))
+    how = (("x-memory-strategy", "wide"),)
     answer = world.done(
         key, Ask("/v1/chat/completions", "POST", {"model": "m", "messages": messages}, how, status=200)
     )

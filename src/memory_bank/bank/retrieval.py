@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from memory_bank.bank.stores import FactStore, InsightStore, WiderScope
+from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.config import MemoryBankSettings
 from memory_bank.errors import ConfigError
 from memory_bank.models.observer import Observer
@@ -85,19 +85,16 @@ def records_of(
 
 @dataclass(frozen=True, slots=True)
 class Retrieved:
-    """A retrieved record; ``session_id`` and ``record`` are those of another session's record, else None."""
+    """A retrieved record."""
 
     trace_id: str
     summary: str
     raw: Shortened
     score: float
-    session_id: str | None = None
-    record: InteractionRecord | None = None
 
     def as_dict(self) -> dict[str, str]:
-        """The documented form: trace_id, summary, raw_data; session_id only for a record of another session."""
-        found = {"trace_id": self.trace_id, "summary": self.summary, "raw_data": self.raw.text}
-        return found if self.session_id is None else {**found, "session_id": self.session_id}
+        """The documented form: trace_id, summary, raw_data."""
+        return {"trace_id": self.trace_id, "summary": self.summary, "raw_data": self.raw.text}
 
 
 def retrieve_and_format(
@@ -140,30 +137,19 @@ def retrieve(
     top_k: int,
     max_chars: int,
     cache: dict[tuple[str, int], Shortened] | None = None,
-    wider: WiderScope | None = None,
 ) -> list[Retrieved]:
-    """The first ``top_k`` of a ranking with summary and raw data. ``cache`` holds raw data already shortened.
-
-    ``wider`` is the scope that made a ranking over several sessions; other sessions' records are not cached.
-    """
+    """The first ``top_k`` of a ranking with summary and raw data. ``cache`` holds raw data already shortened."""
     hits = ranking[: max(0, top_k)]
     cache = {} if cache is None else cache
-    own = [h.trace_id for h in hits if h.session_id is None]
-    for record in fact_store.get_many([t for t in own if (t, max_chars) not in cache]):
+    ids = [h.trace_id for h in hits]
+    for record in fact_store.get_many([t for t in ids if (t, max_chars) not in cache]):
         cache[record.trace_id, max_chars] = raw_data(record, max_chars)
-    insights = insight_store.get_insights(own)
-    others = {}
-    if wider is not None:
-        others = wider.entries([(h.session_id, h.trace_id) for h in hits if h.session_id is not None])
+    insights = insight_store.get_insights(ids)
     found = []
-    for trace_id, score, session_id, *_ in hits:
-        other, insight = None, insights.get(trace_id)
-        shown = cache.get((trace_id, max_chars))
-        if session_id is not None:
-            other, insight = others.get((session_id, trace_id), (None, None))
-            shown = None if other is None else raw_data(other, max_chars)
+    for trace_id, score, *_ in hits:
+        shown, insight = cache.get((trace_id, max_chars)), insights.get(trace_id)
         if shown is not None and insight is not None:  # else its fact is gone
-            found.append(Retrieved(trace_id, insight.summary, shown, score, session_id, other))
+            found.append(Retrieved(trace_id, insight.summary, shown, score))
     log.debug("retrieved %d records", len(found))
     return found
 
@@ -175,7 +161,7 @@ def raw_data(record: InteractionRecord, max_chars: int) -> Shortened:
 
 
 def format_retrieved_memory(records: Sequence[dict[str, Any]]) -> str:
-    """The documented text of retrieved records, "" without any; for one with a ``session_id`` it names the session.
+    """The documented text of retrieved records, "" without any.
 
     Lines of their data that look like the frame of this text get a backslash, so that a tool cannot forge a
     record.
@@ -191,10 +177,8 @@ def format_retrieved_memory(records: Sequence[dict[str, Any]]) -> str:
     """
     blocks = [f"{Mark.CLASSIC}\n"] if records else []
     for i, record in enumerate(records, 1):
-        session = record.get("session_id")
-        origin = "" if session is None else f"(session {session_name(session)}) "
         blocks += [
-            f"{Mark.CLASSIC_RECORD}{i}]\n{Mark.CLASSIC_SUMMARY}{origin}{quote_lines(record['summary'])}\n"
+            f"{Mark.CLASSIC_RECORD}{i}]\n{Mark.CLASSIC_SUMMARY}{quote_lines(record['summary'])}\n"
             f"{Mark.CLASSIC_DATA}{quote_lines(record['raw_data'])}\n{Mark.CLASSIC_RULE}"
         ]
     return "\n".join(blocks)

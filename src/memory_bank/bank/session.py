@@ -139,7 +139,7 @@ class MemoryBankState(Session):
     Args:
         embedding_model: a name as in the settings, or any object with ``encode``; None: as the settings say.
         database: a Database, a file name or a URL.
-        agent_id: the agent that owns the session, for a ``scope`` wider than the session.
+        agent_id: the agent that owns the session, for searches of a ``scope`` wider than the session.
         namespace: the tenant that owns it, where several share a database.
         counter: counts tokens instead of the encoding that the settings name.
         on_jobs: called when records wait to be observed, instead of starting a thread that observes them.
@@ -173,7 +173,6 @@ class MemoryBankState(Session):
     steps: dict[str, int]
     marks: dict[str, str]
     new_records: list[InteractionRecord]  # that the present step has stored
-    shown_elsewhere: dict[tuple[str, str], InteractionRecord]  # in contexts, by session_id and trace_id
     _deferred: dict[str, Callable[[], object]]
     _by_call: dict[str, list[str]] | None  # trace_ids by call id, once asked for
 
@@ -616,6 +615,6 @@ class MemoryBankState(Session):
     def _forget(self) -> None:
         super()._forget()
         self._insights.waiting = {}
-        self.steps, self.marks, self.shown_elsewhere = {}, {}, {}
+        self.steps, self.marks = {}, {}
         self.new_records, self._deferred = [], {}
         self._task, self._by_call, self._last = "", None, None

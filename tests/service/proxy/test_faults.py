@@ -325,7 +325,6 @@ def limit_pages(database, most):
     [
         (b"x-memory-session: " + b"n" * 500, "invalid_settings"),
         (b"x-memory-session: a%00b", "invalid_settings"),
-        (b"x-memory-agent: " + b"n" * 500, "invalid_settings"),
         (b"x-memory-strategy: no such", "unknown_strategy"),
     ],
 )
@@ -334,15 +333,6 @@ def test_what_a_client_names_wrongly(tmp_path, header, reason):
     with before(lambda got: whole(OK), tmp_path) as (upstream, p):
         unchanged(post(p.port, CHAT, LONGER, header, *named), upstream, reason)
         assert post(p.port, CHAT, LONGER, NAMED).header(b"x-memory-status") == b"rebuilt"
-
-
-def test_a_session_of_another_agent(tmp_path):
-    with before(lambda got: whole(OK), tmp_path) as (upstream, p):
-        assert (
-            post(p.port, CHAT, LONGER, NAMED, b"x-memory-agent: a").header(b"x-memory-status") == b"rebuilt"
-        )
-        came = post(p.port, CHAT, LONGER, NAMED, b"x-memory-agent: b")
-        unchanged(came, upstream, "invalid_settings")
 
 
 def test_a_strategy_of_the_clients_choice(tmp_path):

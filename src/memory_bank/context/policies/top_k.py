@@ -13,7 +13,6 @@ from memory_bank.bank.retrieval import (
     format_retrieved_memory,
     query_of_view,
     retrieve,
-    session_name,
 )
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings
@@ -28,29 +27,25 @@ log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
 
 def choose_top_k(view: View, session: MemoryBankState, *, settings: MemoryBankSettings) -> Choice:
-    """The ``top_k`` records most similar to the query, of every session in the scope, without those of the tail."""
-    session.scope = settings.scope
+    """The ``top_k`` records most similar to the query, without those of the tail."""
     base = Choice(role=settings.memory_role)
     if session.insight_store is None:  # nothing was stored yet
         return replace(base, unchanged=_NOTHING_YET)
-    store, wider = session.insight_store, session.wider
+    store = session.insight_store
     query = query_of_view(view, settings.retrieval_query, settings.fixed_query)
     base = replace(base, query=query, may_cost_more=True)
     # neither a second time, nor what is excluded
     shown = [e.record_ids for e in view.interactions if e is view.tail or e.start in view.pinned]
     without = frozenset[str](session.retained[1]).union(*shown)
-    rank_all = partial(store.rank, query, without, scope=settings.scope)
-    if wider is None and len(session.steps) <= len(without) and store.is_empty():
+    rank_all = partial(store.rank, query, without)
+    if len(session.steps) <= len(without) and store.is_empty():
         return replace(base, unchanged=_NOTHING_YET, reasons=TopKReasons([], rank_all))
     ranking = rank_all(limit=max(1, settings.top_k))
     cache: dict[tuple[str, int], Shortened] = session.cache("shortened outputs")
     if len(cache) > 256:
         cache.clear()
     limit = settings.max_chars_per_record
-    found = retrieve(ranking, session.fact_store, store, settings.top_k, limit, cache, wider)
-    for r in found:
-        if r.session_id is not None and r.record is not None:
-            session.shown_elsewhere[r.session_id, r.trace_id] = r.record
+    found = retrieve(ranking, session.fact_store, store, settings.top_k, limit, cache)
     reasons = TopKReasons(found, rank_all)
     if not view.history and not len(ranking):
         return replace(base, unchanged=_NOTHING_YET, reasons=reasons)
@@ -71,24 +66,21 @@ class TopKReasons(Reasons):
 
     @cached_property
     def _ranks(self) -> dict[str, tuple[int, float]]:
-        return {h.trace_id: (i, h.score) for i, h in enumerate(self._ranking, 1) if h.session_id is None}
+        return {h.trace_id: (i, h.score) for i, h in enumerate(self._ranking, 1)}
 
     def pieces(self, *, explained: bool = True) -> list[Piece]:  # noqa: ARG002
-        return [
-            Piece(r.trace_id, _session_phrase(r.session_id), f"{r.summary}\n{r.raw.text}", r.score)
-            for r in self.retrieved
-        ]
+        return [Piece(r.trace_id, "", f"{r.summary}\n{r.raw.text}", r.score) for r in self.retrieved]
 
     def near_misses(self) -> list[Piece]:
-        shown = {(r.session_id, r.trace_id) for r in self.retrieved}
-        rest = (h for h in self._ranking if (h.session_id, h.trace_id) not in shown)
-        return [Piece(h.trace_id, _session_phrase(h.session_id), "", h.score) for h in islice(rest, 5)]
+        shown = {r.trace_id for r in self.retrieved}
+        rest = (h for h in self._ranking if h.trace_id not in shown)
+        return [Piece(h.trace_id, "", "", h.score) for h in islice(rest, 5)]
 
     def decide(self, interaction: Interaction) -> tuple[Fate, float | None, str]:
         ids = [t for t in interaction.trace_ids if t]
         ranks = [self._ranks[t] for t in ids if t in self._ranks]
         score = max((s for _, s in ranks), default=None)
-        own = {r.trace_id: (i, r) for i, r in enumerate(self.retrieved, 1) if r.session_id is None}
+        own = {r.trace_id: (i, r) for i, r in enumerate(self.retrieved, 1)}
         found = [own[t] for t in ids if t in own]
         if not ranks and not found:
             return Fate.LEFT_OUT, score, "it has no insight yet"
@@ -107,15 +99,8 @@ class TopKReasons(Reasons):
     def beyond(self, here: Collection[str]) -> list[Decision]:
         made = []
         for i, r in enumerate(self.retrieved, 1):
-            own = r.session_id is None
-            if not own or r.trace_id not in here:
-                gone = "; its messages are no longer in the list"
-                why = gone if own else f", {_session_phrase(r.session_id)}"
-                tools = () if r.record is None else (r.record.tool_name,)
-                fate, reason = Fate.PART if r.raw.cut else Fate.KEPT, f"retrieved record {i}{why}"
-                made.append(Decision(None, (r.trace_id,), tools, fate, r.score, reason, 0, r.session_id))
+            if r.trace_id not in here:
+                fate = Fate.PART if r.raw.cut else Fate.KEPT
+                reason = f"retrieved record {i}; its messages are no longer in the list"
+                made.append(Decision(None, (r.trace_id,), (), fate, r.score, reason, 0))
         return made
-
-
-def _session_phrase(session_id: str | None) -> str:
-    return "" if session_id is None else f"of the session {session_name(session_id)}"

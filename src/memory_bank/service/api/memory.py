@@ -16,7 +16,6 @@ from memory_bank.records import InteractionRecord, content_key, derive_trace_id
 from memory_bank.service.api.openapi import TRACE_ID, Count, Json, RequestModel, ResponseModel
 from memory_bank.service.api.records import RecordItem, beginning, record_input
 from memory_bank.service.api.requests import Api, ApiContext, JsonBody, RawJson, SessionName, route
-from memory_bank.service.api.sessions import with_public_names
 from memory_bank.service.proxy.body import render_array
 from memory_bank.service.security.access import LONGEST_NAME
 from memory_bank.tools import search
@@ -217,7 +216,6 @@ def build_context(api: Api, name: SessionName, body: JsonBody) -> BuiltContext:
     if step.plan is not None and step.state is not None and query.plan:
         with step.state.lock:  # the manifest reads the session's evidence
             plan = step.plan.manifest()
-        with_public_names(api, plan)
     api.sessions.finish(step)  # so that a search finds what this request has stored
     try:  # messages of the request go out in the bytes in which they came
         messages: Any = RawJson(render_array(body, "messages", step.context))

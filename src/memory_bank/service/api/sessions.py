@@ -593,16 +593,8 @@ def get_step(api: Api, name: SessionName, number: StepNumber) -> StepDetail:
         raise NotFoundError("this session has no such step: GET …/steps lists its steps.")
     figures, manifest, answer = found
     before = steps.get_step(api.database, session_id, number - 1) if manifest else None
-    with_public_names(api, (manifest or {}).get("plan"))
     changes = _changes(manifest, before[1] if before else None)
     return StepDetail.of(step=_step(api, figures), manifest=manifest, answer=answer, changes=changes)
-
-
-def with_public_names(api: ApiContext, plan: dict[str, Any] | None) -> None:
-    """Replace the session_ids in decisions on records of other sessions by their public names."""
-    for decision in (plan or {}).get("decisions", ()):
-        if "session_id" in decision:
-            decision["session_id"] = api.public(decision["session_id"])
 
 
 def _changes(now: dict[str, Any] | None, before: dict[str, Any] | None) -> list[dict[str, Any]] | None:

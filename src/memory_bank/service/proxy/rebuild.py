@@ -477,7 +477,6 @@ class Rebuilder:
             step = self.sessions.rebuild(
                 *given,
                 **how,
-                agent_id=headers.get("x-memory-agent") or None,
                 size=len(request.body.data),
                 history=None if is_summary else history,
                 beside="".join(compact(v) for m in ("tools", "functions") if (v := value.get(m))),

@@ -298,13 +298,12 @@ export class StepView {
     const links = d.trace_ids.map((id, i) =>
       el("a", { href: link(this.name, "records", id) }, d.numbers[i] ? el("b", {}, `#${count(d.numbers[i])} `) : "", told(d.tools[i] ?? "", "name")),
     );
-    const where = d.session_id ? [" of ", told(d.session_id, "name")] : "";
     return el(
       "div", { class: `decision ${fateClass(d.fate)}` },
       el(
         "span", { class: "first" },
         el("span", { class: "fate" }, sign(d.fate), d.fate),
-        el("span", { class: "calls" }, links.length ? links : told(d.tools.join(", ")), where),
+        el("span", { class: "calls" }, links.length ? links : told(d.tools.join(", "))),
         el("span", { class: "number" }, d.score === null ? "" : d.score.toFixed(2)),
         el("span", { class: "number dim" }, `${count(d.tokens)} tok`),
       ),
