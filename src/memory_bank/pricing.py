@@ -11,12 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from operator import attrgetter
+from typing import NamedTuple
 
 from memory_bank.config import Price
 
 __all__ = [
-    "CACHE_MINIMUM", "HOUR_WRITE", "ListPrices", "PrefixCache", "Price", "SentContext", "Usage", "cached_tokens",
-    "common_length", "cost", "costs", "full_usage", "growth_that_pays", "known_price", "list_prices", "price_of",
+    "CACHE_MINIMUM", "HOUR_WRITE", "Charge", "Ledger", "ListPrices", "PrefixCache", "Price", "Ratios", "SentContext",
+    "Usage", "cached_tokens", "common_length", "cost", "costs", "full_usage", "growth_that_pays", "known_price",
+    "list_prices", "price_of",
 ]  # fmt: skip
 
 HOUR_WRITE = 2.0
@@ -33,10 +36,33 @@ RETRY_AFTER = 50
 """Answers after which a cache is assumed again; twice as many after each further time that there is none."""
 LEAST_GROWTH, MOST_GROWTH = 2_000, 32_000
 """Bounds of ``growth_that_pays`` in tokens, where there is a prefix cache."""
-# By the beginning of a model's name, without its provider: (cached, cache_write) as shares of the input price.
-_RATIOS = {"claude": (0.1, 1.25), "gpt-4o": (0.5, 1.0), **dict.fromkeys(("gpt-4.1", "o3", "o4"), (0.25, 1.0))}
-_USUAL = (0.1, 1.0)
 _USUAL_PRICE = Price(prompt=1.0, completion=5.0, cached=0.1)
+
+
+class Ratios(NamedTuple):
+    """Prices of a cached token and of one written to the cache, as shares of the input price."""
+
+    read: float
+    write: float
+
+    def price(self, tokens: int, shared: int) -> float:
+        """What a request costs in input tokens, which begins as the one before with ``shared`` of its tokens."""
+        cached = cached_tokens(min(shared, tokens))
+        return cached * self.read + (tokens - cached) * (self.write if tokens >= CACHE_MINIMUM else 1.0)
+
+    def of(self, usage: Usage) -> float:
+        """What a reported usage costs in input tokens, without the output."""
+        return 1e6 * cost(usage, Price(prompt=1.0, completion=0.0, cached=self.read, cache_write=self.write))
+
+
+# by the beginning of a model's name, without its provider
+_RATIOS = {
+    "claude": Ratios(0.1, 1.25),
+    "gpt-4o": Ratios(0.5, 1.0),
+    **dict.fromkeys(("gpt-4.1", "o3", "o4"), Ratios(0.25, 1.0)),
+}
+_USUAL = Ratios(0.1, 1.0)
+_UNCACHED = Ratios(1.0, 1.0)
 DATED = re.compile(r"[-@:](?:latest|preview|exp|\d{3,}|v\d).*$")
 """The end of a model's name that names an edition of the model at the same price."""
 
@@ -189,6 +215,70 @@ def growth_that_pays(budget: int, interaction: float, read: float, write: float)
 
 
 @dataclass(slots=True, eq=False)
+class Charge:
+    """What a step has cost in input tokens, and what the full history would have cost in its place."""
+
+    paid: float
+    full: float
+
+
+class Ledger:
+    """What a session has paid so far in input tokens, and what the full history would have cost. Thread-safe.
+
+    A step is estimated from the prices and from what its request shares with the one before, until its usage is
+    reported. ``sent`` is the context of the last step, empty where the provider has nothing of it in its cache, and
+    ``last`` what that step costs.
+    ``beside``: tokens that are sent beside the messages with memory and without, such as the client's tools;
+    ``added``: those that memory adds there.
+    """
+
+    def __init__(self, added: int = 0) -> None:
+        self.paid = self.full = 0.0
+        self.beside, self.added = 0, added
+        self.sent: Sequence[object] = ()
+        self.last = Charge(0.0, 0.0)
+        self._lock = threading.Lock()
+
+    def step(self, ratios: Ratios, tokens: int, shared: int, full: int, known: int) -> Charge:
+        """Return what a step costs.
+
+        Args:
+            ratios: the prices.
+            tokens: of the context's messages; ``shared`` of them begin the context before, too.
+            full: of all messages; ``known`` of them were there one step before.
+        """
+        own = self.beside + self.added
+        if not self.sent:
+            return Charge(ratios.price(own + tokens, 0), ratios.price(self.beside + full, 0))
+        return Charge(
+            ratios.price(own + tokens, own + shared), ratios.price(self.beside + full, self.beside + known)
+        )
+
+    def room(self, ratios: Ratios, rest: int, head: int, full: int, known: int, excess: float) -> float:
+        """Return the tokens of the largest fold with which no more than ``1 + excess`` of the full price is paid.
+
+        ``rest``: tokens of the context beside the fold, ``head`` those of them that stand before it; all else as in
+        ``step``.
+        """
+        step = self.step(ratios, rest, head, full, known)
+        return ((1 + excess) * (self.full + step.full) - self.paid - step.paid) / ratios.write
+
+    def add(self, charge: Charge, sent: Sequence[object]) -> None:
+        """Add what a step costs, and keep its context."""
+        self.sent, self.last = sent, charge
+        with self._lock:
+            self.paid += charge.paid
+            self.full += charge.full
+
+    def settle(self, charge: Charge, paid: float, full: float) -> None:
+        """Put what was reported of a step in the place of what was estimated."""
+        with self._lock:
+            self.paid += paid - charge.paid
+            self.full += full - charge.full
+            charge.paid, charge.full = paid, full
+
+
+@dataclass(slots=True, eq=False)
 class SentContext:
     """The context of a request, and what of it the provider should have in its cache.
 
@@ -208,8 +298,8 @@ class SentContext:
 class PrefixCache:
     """What a provider charges for a prefix that it has seen, and what it was sent last. Thread-safe.
 
-    ``read`` and ``write`` are shares of the input price: 0.1 and 1 until ``take_price`` is called. ``read`` is 1
-    while the provider reports that nothing is cached. As no prefix stands in a session that folds at every step, a
+    ``ratios`` are 0.1 and 1 until ``take_price`` is called, and 1 and 1 while the provider reports that nothing is
+    cached. As no prefix stands in a session that folds at every step, a
     cache is assumed again after RETRY_AFTER answers, or at the first answer with cached tokens.
     """
 
@@ -217,7 +307,7 @@ class PrefixCache:
         self._clock = clock
         self._lock = threading.Lock()
         self._model = ""
-        self._read, self.write = _USUAL
+        self._ratios = _USUAL
         self._since: float | None = None
         self._last: SentContext | None = None
         self._counted = self._grown = (0, 0)  # tokens as memory and as the provider count them
@@ -228,9 +318,12 @@ class PrefixCache:
         self._misses, self._pause, self._paused = 0, pause, 0
 
     @property
-    def read(self) -> float:
-        """The price of a cached token; 1 where the provider caches nothing."""
-        return 1.0 if self._misses >= MISSES else self._read
+    def ratios(self) -> Ratios:
+        """The prices of cached tokens; 1 and 1 where the provider caches nothing."""
+        return _UNCACHED if self._misses >= MISSES else self._ratios
+
+    read = property(attrgetter("ratios.read"), doc="The price of a cached token.")
+    write = property(attrgetter("ratios.write"), doc="The price of a token that is written to the cache.")
 
     def take_price(self, price: Price | None, model: str = "") -> None:
         """Set the ratios by a model's price; where it has no cached price, by the model's name.
@@ -238,12 +331,12 @@ class PrefixCache:
         What was reported of another model is forgotten.
         """
         name = model.rpartition("/")[2]
-        read, write = next((ratio for start, ratio in _RATIOS.items() if name.startswith(start)), _USUAL)
+        ratios = next((ratio for start, ratio in _RATIOS.items() if name.startswith(start)), _USUAL)
         if price is not None and price.prompt > 0 and price.cached is not None:
-            read = price.cached / price.prompt
-            write = (price.prompt if price.cache_write is None else price.cache_write) / price.prompt
+            write = price.prompt if price.cache_write is None else price.cache_write
+            ratios = Ratios(price.cached / price.prompt, write / price.prompt)
         with self._lock:
-            self._read, self.write = read, write
+            self._ratios = ratios
             if model != self._model:
                 self._model = model
                 self._forget()

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from memory_bank.bank.session import MemoryBankState, Session
 from memory_bank.config import Config, MemoryBankSettings, as_settings, load_config
-from memory_bank.context.build import Policy, build_context
+from memory_bank.context.build import Policy, build_context, charge_step
 from memory_bank.context.gate import leave
 from memory_bank.context.policies import policy_of
 from memory_bank.errors import ConfigError, LoopDetectedError, StorageError
 from memory_bank.plan import NO_PLAN, Form
 from memory_bank.ports import LLMClient
-from memory_bank.pricing import price_of
+from memory_bank.pricing import known_price
 from memory_bank.transcript.anthropic import from_anthropic, is_anthropic
 from memory_bank.transcript.messages import Interaction, check_messages, check_shape
 from memory_bank.transcript.pairing import repeated_calls
@@ -115,6 +115,7 @@ def _apply(
             context, sent = leave(
                 build_context(messages, session, policy, tools, whole), messages, session, form
             )
+            charge_step(context, session)
         except StorageError as e:
             if not isinstance(session, MemoryBankState) or not policy.bank:
                 raise
@@ -177,20 +178,22 @@ class MemoryProcessor:
         model: str | None = None,
         tools: Tools = None,
         whole: frozenset[str] = frozenset(),
+        added: int = 0,
     ) -> tuple[list[M], int]:
         """``(messages, token_count)`` of the strategy under ``memory_key``, by default the configured one.
 
         ``input_token_count``: the caller's count of the messages; "no_strategy" returns it instead of counting.
-        ``model``: that the context is for. Its price in the configuration, or else its name, tells what its
-        provider charges for a cached prefix, and so how often the history is folded. ``tools``: those of the model
-        call; the context names ``get_record`` only where it is among them. ``whole``: names of tools whose
-        calls and results stay whole.
+        ``model``: that the context is for. Its price in the configuration, or else in the list that ships, or else
+        its name, tells what its provider charges for a cached prefix, and so how often the history is folded.
+        ``tools``: those of the model call; the context names ``get_record`` only where it is among them. ``whole``:
+        names of tools whose calls and results stay whole. ``added``: tokens that memory adds to the request beside
+        the messages, such as its tools.
         Raises UnknownStrategyError, MessagesError, what the strategy raises, and with ``loop_detection`` "raise"
         LoopDetectedError, after the strategy has stored what is new.
         """
         return self.rebuild(
             messages, memory_key, input_token_count, llm_client,
-            session_id=session_id, model=model, tools=tools, whole=whole,
+            session_id=session_id, model=model, tools=tools, whole=whole, added=added,
         )[:2]  # fmt: skip
 
     def rebuild(
@@ -205,6 +208,7 @@ class MemoryProcessor:
         model: str | None = None,
         tools: Tools = None,
         whole: frozenset[str] = frozenset(),
+        added: int = 0,
     ) -> Applied:
         """As ``apply_strategy``; with a ``form``, for chat messages that were read of it, and are sent in it."""
         check_shape(messages)
@@ -221,7 +225,9 @@ class MemoryProcessor:
             policy = policy_of(settings, llm_client)
             session = self._session(key, session_id, stored=policy.bank is not None)
             if model:
-                session.prefix_cache.take_price(price_of(self.config.prices, model), model)
+                price, _ = known_price(self.config.prices, model) or (None, "")
+                session.prefix_cache.take_price(price, model)
+            session.ledger.added = added
             applied = _apply(chat, session, policy, tools, whole, form)
             plan = session.last_plan
             if plan.view.messages is chat:  # no other thread's step

@@ -15,7 +15,7 @@ from memory_bank import (
 from memory_bank.config import Config
 from memory_bank.errors import ConfigError
 
-CHAT = [system(), user(), *rounds(20, size=8_000)]
+CHAT = [system(), user(), *rounds(20, size=24_000)]
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.maintenance import purge
 from memory_bank.bank.session import NOTE_TOKENS
 from memory_bank.bank.transfer import export_lines, import_lines
-from memory_bank.config import ObserverBudget, Price
+from memory_bank.config import Price
 from memory_bank.context.policies.evidence import NOTE_HEAD
 from memory_bank.pricing import common_length
 from memory_bank.testing import ScriptedModel
@@ -144,7 +144,7 @@ def test_without_the_setting_or_a_model_or_money_there_is_no_note():
     assert (model.calls, state.note) == ([], "")
     without = steps(MemoryBankState("lexical"), None)
     assert list(map(memory, without)) == list(map(memory, plain))
-    limited = SETTINGS.model_copy(update={"observer_budget": ObserverBudget(calls_per_session=1)})
+    limited = SETTINGS.model_copy(update={"observer_calls_per_day": 1})
     state = MemoryBankState("lexical")
     steps(state, model, settings=limited)
     assert (len(model.calls), state.spent.calls, state.note[:6]) == (1, 1, "Note 1")

@@ -13,13 +13,15 @@ from tests.shops import messages_of, shop_run
 
 from memory_bank import MemoryBankSettings, MemoryBankState, MemoryProcessor, apply_memory_bank_strategy
 from memory_bank.config import Config, load_config
-from memory_bank.context.policies.evidence import FOLD_SHARE, LEAST_FOLD, MOST_FOLD, evidence_of, fold_budget
+from memory_bank.context.fold_rule import FOLD_SHARE, LEAST_FOLD, MOST_FOLD, fold_budget
+from memory_bank.context.policies.evidence import evidence_of
 from memory_bank.pricing import (
     LEAST_GROWTH,
     LEAST_STANDING,
     MISSES,
     MOST_GROWTH,
     PrefixCache,
+    Ratios,
     common_length,
     growth_that_pays,
 )
@@ -74,7 +76,7 @@ def test_under_load_the_next_fold_comes_after_twice_the_growth():
         state.under_load = loaded
         before, tokens, folds[loaded] = [], 0, []
         for end in ends(chat):
-            context = apply(chat[:end], state)
+            context = apply(chat[:end], state, history_budget=2_000)
             if not stands(before, context):
                 folds[loaded].append(tokens)
             before, tokens = context, state.last_plan.tokens
@@ -88,12 +90,12 @@ def test_a_fold_that_was_put_off_comes_once_the_load_is_gone_and_a_fixed_growth_
         MemoryBankState("lexical"),
         MemoryBankState("lexical"),
     )
-    due = next(e for e in ends(chat) if apply(chat[:e], state) != chat[:e])
+    due = next(e for e in ends(chat) if apply(chat[:e], state, history_budget=2_000) != chat[:e])
     state.reset()
     state.under_load = fixed.under_load = True
-    assert apply(chat[:due], state) == chat[:due]
+    assert apply(chat[:due], state, history_budget=2_000) == chat[:due]
     state.under_load = False
-    assert apply(chat[:due], state) != chat[:due]
+    assert apply(chat[:due], state, history_budget=2_000) != chat[:due]
     first = next(
         e for e in ends(chat) if apply(chat[:e], fixed, history_budget=1_000, refresh_after=1_000) != chat[:e]
     )
@@ -164,6 +166,33 @@ def test_any_session_has_at_most_a_fold_and_its_growth(chat, budget, refresh, la
             assert not plan.unchanged or plan.why_unchanged == "the full history costs no more"
 
 
+# one counter
+
+
+def test_the_first_fold_of_a_bank_settles_which_counter_decides_them_all(tmp_path):
+    chat = [system(), user(), *looks(40)]
+    changes = {"history_budget": 1_000, "refresh_after": 1_000, "token_encoding": "no_such_encoding"}
+    with MemoryBankState.open(tmp_path / "bank.db", "a", "lexical") as state:
+        assert apply(chat, state, **changes) != chat
+        assert state.database.counter("no_such_encoding") == state.last_plan.counter == "approximate"
+        state.database.keep_counter("o200k_base", "approximate")
+        with MemoryBankState.open(
+            state.database, "b", "lexical"
+        ) as other:  # has the vocabulary, but the bank had not
+            assert apply(chat, other, **changes | {"token_encoding": "o200k_base"}) != chat
+            assert other.last_plan.counter == "approximate"
+
+
+def test_a_process_without_the_banks_counter_decides_no_fold_and_says_why(tmp_path):
+    chat = [system(), user(), *looks(40)]
+    changes = {"history_budget": 1_000, "refresh_after": 1_000, "token_encoding": "no_such_encoding"}
+    with MemoryBankState.open(tmp_path / "bank.db", "a", "lexical") as state:
+        state.database.keep_counter("no_such_encoding", "no_such_encoding")
+        for end in ends(chat):
+            assert apply(chat[:end], state, **changes) == chat[:end]
+        assert state.last_plan.why_unchanged == "this bank counts tokens by no_such_encoding"
+
+
 # auto
 
 
@@ -181,7 +210,7 @@ def test_auto_is_the_growth_that_pays(price):
     chat = [system(), user(), *looks(120)]
     state = MemoryBankState("lexical")
     cache = state.prefix_cache
-    cache._read, cache.write = price
+    cache._ratios = Ratios(*price)
     for end in ends(chat):
         apply(chat[:end], state, history_budget=1_500)
         plan = state.last_plan
@@ -219,18 +248,18 @@ def test_without_a_prefix_cache_a_standing_fold_is_given_up():
     state = MemoryBankState("lexical")
     before = []
     for end in ends(chat)[:60]:
-        now = apply(chat[:end], state)
+        now = apply(chat[:end], state, history_budget=2_000)
         stood, before = stands(before, now), now
     assert stood and not state.last_plan.unchanged
     for _ in range(MISSES):
         state.prefix_cache.report(LEAST_STANDING, 0)
     assert state.prefix_cache.read == 1
     for end in ends(chat)[60:64]:
-        now = apply(chat[:end], state)
+        now = apply(chat[:end], state, history_budget=2_000)
         assert not stands(before, now)
         before = now
     state.prefix_cache.report(0, 100)  # it works again: the next fold stands
-    first, second = (apply(chat[:end], state) for end in ends(chat)[64:66])
+    first, second = (apply(chat[:end], state, history_budget=2_000) for end in ends(chat)[64:66])
     assert stands(first, second)
 
 
@@ -369,7 +398,9 @@ def test_of_a_turn_of_parallel_calls_only_the_chosen_ones_are_shown():
 def test_no_id_is_missing_in_a_shop_of_twelve_orders(seed, shell):
     turns = list(shop_run(seed, 12, shell=shell))
     chat = messages_of(turns)
-    shipped = {"memory_bank": SHIPPED.model_copy(update={"token_encoding": "approximate"})}
+    shipped = {
+        "memory_bank": SHIPPED.model_copy(update={"token_encoding": "approximate", "history_budget": 2_000})
+    }
     processor = MemoryProcessor(Config(memory_strategies=shipped))
     missing = []
     for n, turn in enumerate(turns):

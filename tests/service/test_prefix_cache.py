@@ -151,6 +151,17 @@ def test_only_a_prefix_that_should_be_cached_counts(tmp_path):
         assert cache_of(p, "d").read == 1.0
 
 
+@pytest.mark.parametrize("works", [True, False])
+def test_what_the_provider_reports_is_what_a_session_has_paid(tmp_path, works):
+    with served(Cached(works=works), tmp_path) as (_, p):
+        done = [step(p, [*START, *LONG[:n]]) for n in (4, 6, 8)]
+        ledger = p.service.sessions._processor.state("memory_bank", "a").ledger
+        assert {e.memory for e in done} == {"unchanged"}
+        share = ledger.last.paid / done[-1].step.tokens
+        assert 0.1 < share < 0.5 if works else 0.9 < share < 1.1
+        assert ledger.paid == pytest.approx(ledger.full)
+
+
 def test_a_prefix_older_than_the_retention_does_not_count(tmp_path):
     with served(Cached(works=False), tmp_path) as (_, p):
         for n in range(4, 28, 2):
@@ -167,7 +178,7 @@ def test_without_marks_nothing_is_cached_on_the_messages_api(tmp_path, markers, 
             messages = [said("Check the orders."), *blocks(n // 2, size=400)]
             done.append(step(p, messages, model="claude-x", path="/v1/messages", max_tokens=9))
         assert cache_of(p).read == read
-        assert cache_of(p).write == 1.25
+        assert cache_of(p).write == (1.25 if read < 1 else 1.0)
         assert server.refused == []
     assert done[-1].memory == "rebuilt"
     cached = [e.usage.cached for e in done]
@@ -198,7 +209,7 @@ def test_a_request_sent_as_it_came_is_no_prefix_of_the_next_context(tmp_path):
 
     with served(refuse, tmp_path) as (_, p):
         for n in range(12, 18):
-            messages = [said("Check the orders."), *blocks(n, size=900)]
+            messages = [said("Check the orders."), *blocks(n, size=1_500)]
             done = step(p, messages, path="/v1/messages", max_tokens=9)
             assert (done.memory, done.status, done.reason) == (
                 "unchanged", 200, "upstream refused the rebuilt context",

@@ -54,9 +54,7 @@ def test_odd_text_counts(text):
 
 def test_without_a_vocabulary_the_count_is_labelled(monkeypatch, tmp_path):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
-    open_counter.cache_clear()
     found = open_counter("r50k_base")
-    open_counter.cache_clear()
     assert (found.name, found.approximate) == ("approximate", True)
 
 

@@ -49,14 +49,15 @@ class Strategy:
     target: str = ""  # the key, or module:function
     config: Config | None = None
     options: tuple[tuple[str, Any], ...] = ()  # of a plugin
+    model: str = ""  # that the contexts are for, whose price the configuration has
 
     @contextmanager
     def start(self, trace: Trace) -> Iterator[Build]:
         """What builds contexts from the beginning of a trace. Raises ConfigError when a plugin cannot be imported."""
         if self.config is not None:
             with closing(MemoryProcessor(self.config, partial(TraceMemory().open, trace))) as processor:
-                apply = partial(processor.apply_strategy, memory_key=self.target, tools=TOOL_SCHEMAS)
-                yield lambda messages, _: apply(messages)[0]
+                apply = partial(processor.apply_strategy, model=self.model, tools=TOOL_SCHEMAS)
+                yield lambda messages, _: apply(messages, self.target)[0]
         elif self.kind == "plugin":
             function = partial(_plugin(self.target), **dict(self.options))
             state: dict[str, Any] = {"tools": trace.tools} if trace.tools else {}  # lives for one trace

@@ -455,6 +455,16 @@ class Database:
             found = self.value(known)
         return bytes.fromhex(found or "")
 
+    def counter(self, encoding: str) -> str | None:
+        """The name of the counter by which the bank's folds are decided, for an encoding; None before the first."""
+        return self.value(sa.select(bank.c.value).where(bank.c.key == f"counter:{encoding}"[:64]))
+
+    def keep_counter(self, encoding: str, name: str) -> str:
+        """Keep the name of a counter where there is none yet; the name that is kept."""
+        with self.write() as c:
+            self.insert_new(c, bank, [{"key": f"counter:{encoding}"[:64], "value": name}])
+        return self.counter(encoding) or name
+
     def agent_of(self, session_id: str) -> str | None:
         """The agent of a session, or None."""
         return self.value(sa.select(_s.agent_id).where(of_session(sessions)), session=session_id)

@@ -80,7 +80,7 @@ def _of_records(name: str, *columns: sa.Column[Any] | sa.Index) -> sa.Table:
 
 schema_version = sa.Table("schema_version", metadata, sa.Column("version_num", sa.String(32), nullable=False))
 
-bank = sa.Table(  # key-value pairs of the bank as a whole: its embedder
+bank = sa.Table(  # key-value pairs of the bank as a whole: its embedder, its counters
     "bank",
     metadata,
     sa.Column("key", sa.String(64), primary_key=True),

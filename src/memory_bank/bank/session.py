@@ -26,13 +26,13 @@ from memory_bank.errors import ConfigError, EmbeddingError, StorageError
 from memory_bank.models.observer import EXTRACTIVE, describe_call
 from memory_bank.plan import NO_PLAN, Context, Plan
 from memory_bank.ports import Embedder, Scope, TokenCounter
-from memory_bank.pricing import PrefixCache
+from memory_bank.pricing import Ledger, PrefixCache
 from memory_bank.records import InteractionRecord, Spent
 from memory_bank.transcript.harness import SUMMARY_OPENINGS
 from memory_bank.transcript.jsontext import dump_value
 from memory_bank.transcript.messages import Interaction, MessageKind, Pair, kind_of, message_text
 from memory_bank.transcript.shortening import fit_text
-from memory_bank.transcript.tokens import approximate_counter, open_counter
+from memory_bank.transcript.tokens import APPROXIMATE, approximate_counter, is_loading, open_counter
 from memory_bank.transcript.transcript import Transcript, View, is_same, said_in
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
@@ -41,7 +41,7 @@ DEFAULT = "default"
 """The session of a caller that names none."""
 _OF_SESSION = frozenset({
     "session_id", "generation", "last_plan", "steps", "step_count", "marks", "retained", "transcript",
-    "_insights", "_caches", "_task", "_by_call", "_last",
+    "_insights", "_caches", "_task", "_by_call", "_last", "ledger",
 })  # fmt: skip
 """The attributes of a MemoryBankState that are about one session."""
 NOTE_TOKENS = 300
@@ -52,9 +52,9 @@ class Session(Closing):
     """The messages of one task and what a strategy keeps of them, without stores.
 
     ``last_plan`` is the plan of the last step, ``NO_PLAN`` before the first. ``prefix_cache`` is what the provider
-    charges for a prefix that it has seen; a reset keeps it. ``record_tool``: the name under which the step's agent
-    has ``get_record``, "" where it has no such tool. ``under_load``: many requests wait, so that folds are put off.
-    ``lock`` guards all the rest.
+    charges for a prefix that it has seen; a reset keeps it. ``ledger``: what was paid so far. ``record_tool``: the
+    name under which the step's agent has ``get_record``, "" where it has no such tool. ``under_load``: many requests
+    wait, so that folds are put off. ``lock`` guards all the rest.
     """
 
     def __init__(self, session_id: str = DEFAULT, counter: TokenCounter | None = None) -> None:
@@ -64,6 +64,7 @@ class Session(Closing):
         self.transcript = Transcript(session_id, self.counter)
         self.last_plan: Plan = NO_PLAN
         self.prefix_cache = PrefixCache()
+        self.ledger = Ledger()
         self.over_budget_logged = False
         self.rules_logged: set[str] = set()  # of the exit, that a context would have broken
         self.record_tool = ""
@@ -127,6 +128,7 @@ class Session(Closing):
     def _forget(self) -> None:
         self.transcript.reset()
         self._caches.clear()
+        self.ledger = Ledger(self.ledger.added)
         self.over_budget_logged = False
         self.rules_logged.clear()
 
@@ -213,6 +215,7 @@ class MemoryBankState(Session):
         self._llm_client: object = None
         self._given_counter = counter
         self._encoding: str | None = None
+        self._bank_counter: str | None = None  # by which the bank's folds are decided, once that is known
         self._forget()
         self.transcript = self._new_transcript()
         if embedding_model is not None:
@@ -300,10 +303,8 @@ class MemoryBankState(Session):
         self.settings, self._llm_client = settings, llm_client
         self._prepared = True
         self._deferred = {}  # this step does that work itself or defers it again
-        if self._given_counter is None and self._encoding != settings.token_encoding:
-            self._encoding = settings.token_encoding
-            self.counter = open_counter(settings.token_encoding)
-            self.transcript = self._new_transcript()
+        if self._given_counter is None:
+            self._choose_counter(settings.token_encoding)
         generation, count, jobs = self.database.extent(self.session_id)
         if count or settings.scope != "session":  # else there is nothing to search yet
             self._insights.bind(settings.embedding_model)
@@ -323,6 +324,28 @@ class MemoryBankState(Session):
         self._insights.load(anew=is_new)
         self.scope = settings.scope
         self.new_records = []
+
+    def _choose_counter(self, encoding: str) -> None:
+        if self._encoding != encoding:
+            self._encoding = encoding
+            self._bank_counter = self.database.counter(encoding)
+        counter = approximate_counter() if self._bank_counter == APPROXIMATE else open_counter(encoding)
+        if counter.name != self.counter.name:
+            self.counter = counter
+            self.transcript = self._new_transcript()
+
+    def counts_otherwise(self) -> str:
+        """Why no fold can be decided with this step's counter; "" where it is the one of the bank.
+
+        The first fold of a bank settles which counter decides all of them, in every process.
+        """
+        name, encoding = self.counter.name, self._encoding
+        if self._given_counter is not None or encoding is None or self._bank_counter == name:
+            return ""
+        if name == APPROXIMATE and is_loading(encoding):
+            return "the vocabulary that counts tokens is still being loaded"
+        self._bank_counter = self.database.keep_counter(encoding, name)
+        return "" if self._bank_counter == name else f"this bank counts tokens by {self._bank_counter}"
 
     def read(self, messages: object) -> View:
         """The view of a step's messages, after moving to the session that they continue, or to one of their own."""

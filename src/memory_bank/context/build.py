@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from memory_bank.bank.retrieval import raw_data
@@ -13,9 +14,10 @@ from memory_bank.config import MemoryBankSettings
 from memory_bank.context.render import memory_message, render
 from memory_bank.faults import fault_point
 from memory_bank.plan import NO_PLAN, Choice, Context, Plan, Shown
+from memory_bank.ports import TokenCounter
 from memory_bank.transcript.messages import record_tool
 from memory_bank.transcript.quoting import Mark, one_line, quote_lines
-from memory_bank.transcript.transcript import View
+from memory_bank.transcript.transcript import View, is_same
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 _PINNED_CHARS = 2_000  # shown of a pinned record whose messages are no longer in the list
@@ -140,21 +142,19 @@ def _pinned_text(gone: frozenset[str], view: View, session: Session, budget: int
 
 def make_plan(view: View, choice: Choice, session: Session, policy: Policy) -> Plan:
     """Count what a choice costs, and keep the messages where the choice saves nothing."""
-    memory, memory_tokens = None, 0
+    memory, in_memory = None, 0
     if choice.text and not choice.unchanged:
         memory, last = memory_message(choice.text, session.session_id, choice.role), session.last_plan
         if last.memory == memory and last.counter == session.counter.name:
-            memory_tokens = last.memory_tokens
+            in_memory = last.memory_tokens
         else:
-            memory_tokens = session.counter.count_message(memory)
-    kept = view.kept_tokens
-    tokens = view.full_tokens if choice.keep_all else kept + sum(e.tokens for e in choice.whole)
-    tokens += memory_tokens + _edited_tokens(view, choice)
+            in_memory = memory_tokens(choice, session)
+    tokens = in_memory + choice_tokens(view, choice)
     why = choice.unchanged
     if not why and not choice.may_cost_more and tokens >= view.full_tokens:
         why = "the full history costs no more"
     if why:
-        memory, memory_tokens = None, 0
+        memory, in_memory = None, 0
         tail = {p: e for p, e in choice.edits.items() if p >= view.tail_start}
         tokens = view.full_tokens + _edited_tokens(view, replace(choice, edits=tail))
     return Plan(
@@ -163,8 +163,8 @@ def make_plan(view: View, choice: Choice, session: Session, policy: Policy) -> P
         strategy=policy.name,
         tokens=tokens,
         full_tokens=view.full_tokens,
-        kept_tokens=kept,
-        memory_tokens=memory_tokens,
+        kept_tokens=view.kept_tokens,
+        memory_tokens=in_memory,
         unchanged=bool(why),
         why_unchanged=why,
         counter=session.counter.name,
@@ -173,6 +173,19 @@ def make_plan(view: View, choice: Choice, session: Session, policy: Policy) -> P
         memory=memory,
         previous=None if session.last_plan is NO_PLAN else replace(session.last_plan, previous=None),
     )
+
+
+def memory_tokens(choice: Choice, session: Session) -> int:
+    """The tokens of the message that shows a choice's memory; 0 without one."""
+    if not choice.text:
+        return 0
+    return session.counter.count_message(memory_message(choice.text, session.session_id, choice.role))
+
+
+def choice_tokens(view: View, choice: Choice) -> int:
+    """The tokens of a choice's context without the memory message."""
+    tokens = view.full_tokens if choice.keep_all else view.kept_tokens + sum(e.tokens for e in choice.whole)
+    return tokens + _edited_tokens(view, choice)
 
 
 def _edited_tokens(view: View, choice: Choice) -> int:
@@ -185,6 +198,32 @@ def _edited_tokens(view: View, choice: Choice) -> int:
         if choice.keep_all or position in counted or position >= view.tail_start:
             tokens -= view.tokens_between(position, position + 1)
     return tokens
+
+
+def charge_step(context: Context, session: Session) -> None:
+    """Add what a step costs to the session's ledger, whose context is sent."""
+    plan, ledger = context.plan, session.ledger
+    view = plan.view
+    same = zip(ledger.sent, context, strict=False)
+    changed = next((i for i, (a, b) in enumerate(same) if a is not b and not is_same(a, b)), len(ledger.sent))
+    shared = sum(islice(_message_tokens(context, session.counter), changed))
+    known = view.tokens_before[view.known]
+    charge = ledger.step(session.prefix_cache.ratios, plan.tokens, shared, plan.full_tokens, known)
+    ledger.add(charge, list(context))
+
+
+def _message_tokens(context: Context, counter: TokenCounter) -> Iterator[int]:
+    """The tokens of each message of a context."""
+    view, edits = context.plan.view, context.plan.edits
+    for (position, change), message in zip(context.entries, context, strict=True):
+        if position is not None and not change:
+            yield view.tokens_between(position, position + 1)
+        elif position is not None and position in edits:
+            yield edits[position].tokens
+        elif message == context.plan.memory:
+            yield context.plan.memory_tokens
+        else:
+            yield counter.count_message(message)
 
 
 def _record_plan(plan: Plan, session: Session) -> None:

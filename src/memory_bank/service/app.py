@@ -173,6 +173,7 @@ class Service:
             own, ratio = self.sessions.compared(step, exchange.answered_tokens, sent.input)
             counts = own, full_tokens, step.known_tokens
             full = full_usage(sent, *counts, caches=caches, ratio=ratio)
+            self.sessions.billed(step, sent, full, ratio or sent.input / max(1, own))
         is_whole = exchange.outcome == "complete" and exchange.status is not None and exchange.status < 300
         if is_whole and exchange.memory == ("unchanged" if step.unchanged else "rebuilt"):
             cached = exchange.usage.cached if exchange.usage.untold is None else None

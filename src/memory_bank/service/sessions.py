@@ -29,7 +29,7 @@ from memory_bank.config import Config, MemoryBankSettings, NoStrategySettings, S
 from memory_bank.errors import ConfigError, EmbeddingError, NotFoundError, StorageError
 from memory_bank.plan import NO_PLAN, Context, Form, Plan
 from memory_bank.ports import LLMClient, Scope, TokenCounter
-from memory_bank.pricing import SentContext, common_length
+from memory_bank.pricing import Charge, SentContext, Usage, common_length
 from memory_bank.processor import MemoryProcessor
 from memory_bank.service.proxy.dialects import LateError, RequestHistory
 from memory_bank.service.security.access import public_name, stored_id, writable_id
@@ -56,7 +56,7 @@ class Rebuilt(StepFigures):
     the request before had too, ``beside_tokens``: of the client's tools. ``proxied``: the proxy sends the request,
     and reports how many tokens it sent in all.
     ``changes_again``: neither this context nor the one before begins as its predecessor. ``sent_context``: the
-    context for ``answered``.
+    context for ``answered``, ``charge`` what the step costs as far as is known.
     """
 
     context: list[object] = field(repr=False)
@@ -70,6 +70,7 @@ class Rebuilt(StepFigures):
     plan: Plan | None = field(default=None, repr=False)
     state: Session | None = field(default=None, repr=False)
     sent_context: SentContext | None = field(default=None, repr=False)
+    charge: Charge | None = field(default=None, repr=False)
 
     @property
     def counter(self) -> TokenCounter:
@@ -164,6 +165,7 @@ class Sessions:
         beside: str | None = None,
         whole: frozenset[str] = frozenset(),
         under_load: bool = False,
+        added: str = "",
         wanted: Callable[[], bool] = lambda: True,
     ) -> Rebuilt:
         """Store what is new in the messages, and return the context of the next model call.
@@ -174,7 +176,8 @@ class Sessions:
         the model gets; the context names ``get_record`` only where it is among them. ``beside``: what the proxy sends
         besides the messages, such as the client's tools; it counts for the context and for the full history.
         ``whole``: tools whose calls and results stay whole. ``under_load``: many requests wait, so that the next
-        fold is put off. ``wanted``: whether somebody still waits for the context; else no step is recorded.
+        fold is put off. ``added``: what memory itself adds besides the messages, such as its tools.
+        ``wanted``: whether somebody still waits for the context; else no step is recorded.
 
         Raises what MemoryProcessor.apply_strategy and ``to_request`` of the history raise, ConfigError for an
         invalid name, and LateError.
@@ -206,6 +209,7 @@ class Sessions:
                     model=model,
                     tools=tools,
                     whole=whole,
+                    added=count_once((earlier.counter if earlier else open_counter()).count_text, added),
                 )
                 if not wanted():  # what was stored stays, and nothing is sent
                     raise LateError
@@ -228,10 +232,11 @@ class Sessions:
                     changed = "end"
                 changes_again = kept.changed and is_changed
                 kept.sent, kept.changed = context, is_changed
-                sent, count = None, 0
+                sent, charge, count = None, None, 0
                 if isinstance(state, MemoryBankState):
                     retention, count = state.settings.cache_retention, len(state.steps)
                     sent = state.prefix_cache.send(context, model, state.counter.count_message, retention)
+                    charge = state.ledger.last
         counter = state.counter if state is not None else open_counter()
         more = count_once(counter.count_text, beside) if beside else 0
         known = more + plan.view.tokens_between(0, plan.view.tail_start) if plan and plan.view.tail else 0
@@ -258,7 +263,10 @@ class Sessions:
             plan=plan,
             state=state,
             sent_context=sent,
+            charge=charge,
         )
+        if state is not None:
+            state.ledger.beside = more
         kept.tokens = max(step.full_tokens, size // 64)  # a large request of few tokens counts by its bytes
         if self._on_rebuilt is not None:
             self._on_rebuilt(step)
@@ -268,6 +276,12 @@ class Sessions:
         """Take the cached tokens that an answer to a context reports, without waiting; see ``PrefixCache``."""
         if step.state is not None and step.sent_context is not None:
             step.state.prefix_cache.answered(step.sent_context, cached, by_marks=by_marks)
+
+    def billed(self, step: Rebuilt, sent: Usage, full: Usage, ratio: float) -> None:
+        """Take the usage reported for a step, and that of its full history; ``ratio``: to memory's counts."""
+        if step.state is not None and step.charge is not None and sent.input:
+            ratios = step.state.prefix_cache.ratios
+            step.state.ledger.settle(step.charge, ratios.of(sent) / ratio, ratios.of(full) / ratio)
 
     def compared(self, step: Rebuilt, tokens: int, reported: int) -> tuple[int, float | None]:
         """How memory's counts compare with the provider's, as ``full_usage`` takes it: tokens, and the ratio.
@@ -317,7 +331,7 @@ class Sessions:
         made.memory.database.set_note(session_id, self.database.get_note(session_id), made.memory.generation)
         made.stored = set(stored)
         if (used := self._processor.state(key, session_id)) is not None:
-            made.memory.prefix_cache = copied(used.prefix_cache)
+            made.memory.prefix_cache, made.memory.ledger = copied(used.prefix_cache), copied(used.ledger)
         leaving, _, _ = made.processor.rebuild(
             seen, key, None, None, form, session_id=session_id, model=model, tools=tools, whole=whole
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -14,6 +15,7 @@ from memory_bank.transcript.messages import is_text_part, part_text, read
 
 log = logging.getLogger("memory_bank.Tokens")
 
+APPROXIMATE = "approximate"  # the name of the counter that estimates
 ENCODING = "o200k_base"  # of the models that most agents call today
 FRAME_TOKENS = 4  # role and separators of a message, as in OpenAI's chat format
 MEDIA_TOKENS = 765  # an image of 1024 x 1024 in high detail, by OpenAI's rule; others are charged the same
@@ -28,6 +30,7 @@ _UNREAD = frozenset({"id", "signature", "encrypted_content", "data", "cache_cont
 _CHUNK = 8_000  # characters encoded at once: keeps tiktoken linear on text without blanks
 _SAMPLE_OVER = 2_000_000  # longer texts are counted on an even sample of chunks
 _LOAD_SECONDS = 5.0
+_MOST_LOAD_SECONDS = 60.0  # after which a vocabulary that is still being loaded is not waited for
 
 
 class MessageCounter:
@@ -143,42 +146,60 @@ def approximate_count(text: str) -> int:
 
 def approximate_counter() -> TokenCounter:
     """The counter that estimates, without a vocabulary."""
-    return MessageCounter("approximate", True, approximate_count)
+    return MessageCounter(APPROXIMATE, True, approximate_count)
 
 
-@lru_cache(maxsize=8)
 def open_counter(encoding: str = ENCODING) -> TokenCounter:
-    """The counter of a tiktoken encoding; the approximate one where its vocabulary cannot be loaded.
+    """The counter of a tiktoken encoding; the approximate one where its vocabulary is not there, or not there yet.
 
-    tiktoken reads its cache (``TIKTOKEN_CACHE_DIR``) or downloads, which may take five seconds at most.
-    ``"approximate"`` gives the approximate counter.
+    tiktoken reads its cache (``TIKTOKEN_CACHE_DIR``) or downloads: the first call waits five seconds for it, and
+    later calls give the exact counter once it is loaded. ``"approximate"`` gives the approximate counter.
     """
-    if encoding == "approximate":
+    if encoding == APPROXIMATE:
         return approximate_counter()
-    encode = _load_encoding(encoding)
-    if encode is None:
-        log.info("the vocabulary %s cannot be loaded: token counts are approximate", encoding)
-        return approximate_counter()
-    return MessageCounter(encoding, False, encode)
+    return _vocabulary(encoding).counter() or approximate_counter()
 
 
-def _load_encoding(name: str) -> Callable[[str], int] | None:
-    loaded: list[Any] = []
+def is_loading(encoding: str) -> bool:
+    """Whether the vocabulary of an encoding is still being loaded, so that ``open_counter`` may give another soon."""
+    return encoding != APPROXIMATE and _vocabulary(encoding).is_loading
 
-    def load() -> None:
+
+class _Vocabulary:
+    """A tiktoken encoding that a thread loads."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._counter: TokenCounter | None = None
+        self._started = time.monotonic()
+        self._thread = threading.Thread(target=self._load, daemon=True, name="memory-bank-tiktoken")
+        self._thread.start()
+
+    @property
+    def is_loading(self) -> bool:
+        seconds = time.monotonic() - self._started
+        return self._counter is None and self._thread.is_alive() and seconds < _MOST_LOAD_SECONDS
+
+    def counter(self) -> TokenCounter | None:
+        """Its counter; None where it cannot be loaded, or takes longer than five seconds and is not there yet."""
+        if self.is_loading:
+            self._thread.join(max(0.0, self._started + _LOAD_SECONDS - time.monotonic()))
+        return self._counter
+
+    def _load(self) -> None:
         try:
             import tiktoken
 
-            loaded.append(tiktoken.get_encoding(name))
+            count = encoding_counter(tiktoken.get_encoding(self._name))
+            self._counter = MessageCounter(self._name, False, count)
         except Exception as e:  # no network, no cache, an unknown encoding: the estimate serves
-            log.debug("tiktoken could not load %s: %s", name, type(e).__name__)
+            kind = type(e).__name__
+            log.info(
+                "the vocabulary %s cannot be loaded (%s): token counts are approximate", self._name, kind
+            )
 
-    thread = threading.Thread(target=load, daemon=True, name="memory-bank-tiktoken")
-    thread.start()
-    thread.join(_LOAD_SECONDS)
-    if not loaded:
-        return None
-    return encoding_counter(loaded[0])
+
+_vocabulary = lru_cache(maxsize=8)(_Vocabulary)
 
 
 def encoding_counter(encoding: Any) -> TextCounter:

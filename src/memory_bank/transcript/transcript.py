@@ -39,9 +39,10 @@ class View(Brief):
     and tokens. ``kept`` are the positions of the messages before the tail that are never dropped: system and
     user messages, assistant text, and interactions whose pairs are broken. ``new`` are the interactions
     whose records are not known to be stored: those since ``Transcript.acknowledge()``, and always the tail,
-    which may still grow. ``pinned`` and ``hidden`` are the starts of past interactions that are kept, and never
-    shown, because a person or the configuration says so; the messages of pinned ones are in ``kept``. ``held`` are
-    those of the pinned that the request wants whole, whatever they take.
+    which may still grow. ``known``: how many messages it begins with as at the step before. ``pinned`` and
+    ``hidden`` are the starts of past interactions that are kept, and never shown, because a person or the
+    configuration says so; the messages of pinned ones are in ``kept``. ``held`` are those of the pinned that the
+    request wants whole, whatever they take.
     """
 
     messages: Sequence[Any]
@@ -51,6 +52,7 @@ class View(Brief):
     task: str
     tokens_before: Sequence[int]  # tokens of the first i messages, i = 0 … n
     new: Sequence[Interaction] = ()
+    known: int = 0
     pinned: frozenset[int] = frozenset()
     hidden: frozenset[int] = frozenset()
     held: frozenset[int] = frozenset()
@@ -119,6 +121,7 @@ class Transcript:
         self._objects: list[object] = []  # the caller's messages
         self._snapshot: list[object] = []  # copies of them
         self._compared = 0  # the older message that is compared next
+        self._known = 0  # messages that the list begins with as at the step before
         self._task: str | None = None  # known once it stands in a closed segment
         self._task_sought = 0
         self._tokens_before = [0]
@@ -214,12 +217,15 @@ class Transcript:
         task = self._task if self._task is not None else task_text(pending)
         # The list of counts is safe to share: it only grows, and is replaced when messages change.
         new = interactions[min(self._acknowledged, max(0, len(interactions) - 1)) :]
-        return View(messages, interactions, kept, tail_start, task or "", self._tokens_before, new)
+        return View(
+            messages, interactions, kept, tail_start, task or "", self._tokens_before, new, self._known
+        )
 
     def _reconcile(self, messages: Sequence[object]) -> int:
         """Forget or replace what differs from the list; returns how many of its messages are known then."""
         n = min(len(self._snapshot), len(messages))
         changed = self._changed(messages, n)
+        self._known = changed[0] if changed else n
         stop = next((i for i in changed if not self._is_patchable(i, messages[i])), n)
         if stop < len(self._snapshot):
             stop = self._rewind(stop)

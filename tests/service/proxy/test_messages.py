@@ -164,7 +164,7 @@ def test_a_request_without_history_passes_byte_by_byte(tmp_path):
 
 
 def test_everything_but_the_messages_keeps_its_bytes(tmp_path):
-    messages = [user(TASK), *rounds(12, size=900)]
+    messages = [user(TASK), *rounds(12, size=1_500)]
     extra = b'"metadata":{"user_id" : "u"}, "system":[{"type":"text","text":"\\u00e9"}],"context_management":{"edits":[]}'
     data = b'{"model":"claude",%b, "messages":%b,"max_tokens":9}' % (extra, json.dumps(messages).encode())
     with served([say("ok")], tmp_path, context_management="pass") as (server, p):
@@ -211,7 +211,7 @@ def test_errors_have_the_shape_of_the_api(tmp_path):
 # a refused context
 
 
-LONG = [user(TASK), *rounds(12, size=900)]
+LONG = [user(TASK), *rounds(12, size=1_500)]
 
 
 def ask(p, messages=LONG, *headers, path="/v1/messages", **members):
@@ -268,7 +268,7 @@ def test_requests_without_marks_get_them_where_the_prefix_will_stand(tmp_path):
     """At the last block, at that of the request before, and at the end of the anchor, which a fold reads again."""
     cache = Cached()
     with served(cache, tmp_path, inject_tools=False) as (server, p):
-        everything = rounds(110, size=90)
+        everything = rounds(110, size=180)
         folds, read = [], []
         for n in range(2, len(everything) + 1, 2):
             assert ask(p, [user(TASK), *everything[:n]], system=SYSTEM).status == 200
@@ -392,12 +392,12 @@ def test_blocks_of_the_provider_and_system_messages_go_upstream_whole(tmp_path):
     messages = [
         user(TASK),
         system("Be brief."),
-        *rounds(6, size=900),
+        *rounds(6, size=1_500),
         turn("I search.", *OPAQUE),
         user("Go on."),
         turn(use("toolu_x"), OPAQUE[-1]),
         user(answer("toolu_x", "X" * 400)),
-        *rounds(6, size=900, start=6),
+        *rounds(6, size=1_500, start=6),
     ]
     with served([say("ok")], tmp_path) as (server, p):
         assert ask(p, messages).header(b"x-memory-status") == b"rebuilt"

@@ -16,6 +16,7 @@ from memory_bank import LexicalEmbedder, MemoryBankState, apply_memory_bank_stra
 from memory_bank.bank.database import Database
 from memory_bank.bank.maintenance import purge, verify
 from memory_bank.bank.stores import InsightStore
+from memory_bank.config import load_config
 from memory_bank.context.policies.evidence import evidence_of
 from memory_bank.errors import EmbeddingError
 from memory_bank.service.proxy.body import parse_body
@@ -285,7 +286,8 @@ def test_waiting_for_others_is_no_timeout_and_sessions_that_have_begun_come_firs
 
 def test_folds_are_put_off_while_many_requests_wait(configured):
     """A session that would be folded goes on with what it has, until fewer requests wait than are rebuilt at once."""
-    sessions = Sessions(Database(""), configured())
+    early = load_config().strategy("memory_bank").model_dump() | {"history_budget": 2_000}
+    sessions = Sessions(Database(""), configured({"memory_bank": early}))
     identity = Identity(sessions.database)
     memory = Rebuilder(sessions, identity, 30)
     due = next(

@@ -7,8 +7,9 @@ from typing import Any
 
 from memory_bank import config
 from memory_bank.context.build import Policy
+from memory_bank.context.fold_rule import fold_budget
 from memory_bank.context.policies.digest import choose_progressive
-from memory_bank.context.policies.evidence import choose_evidence, fold_budget
+from memory_bank.context.policies.evidence import choose_evidence
 from memory_bank.context.policies.plain import choose_all, choose_last, choose_masking
 from memory_bank.context.policies.top_k import choose_top_k
 

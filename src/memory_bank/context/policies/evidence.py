@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,7 +10,9 @@ from itertools import islice
 
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings
+from memory_bank.context.build import choice_tokens, memory_tokens
 from memory_bank.context.evidence import EvidenceMemory, EvidenceReasons, Excerpts, choose, evidence_model
+from memory_bank.context.fold_rule import fold_budget, is_priced, price_fold
 from memory_bank.context.unchanged import restored_copies
 from memory_bank.plan import Choice
 from memory_bank.pricing import growth_that_pays
@@ -23,8 +26,9 @@ from memory_bank.transcript.turns import WHOLE, Edit
 
 PUT_OFF = 2
 """Under load the next fold comes after so many times the growth: to twice of it a step's cost differs little."""
-LEAST_FOLD, FOLD_SHARE, MOST_FOLD = 2_000, 0.15, 16_000
-"""Tokens of a fold with ``history_budget = "auto"``: a share of the older history between two bounds."""
+SHORT = "the older history is shorter than a fold and its growth"
+WAITING = "the older history is too short for a first fold"
+DEAR = "with a fold the run would have cost more than the full history"
 NOTE_HEAD = f"{Mark.NOTES}made before the latest calls):\n"
 NOTE_SHARE = 1 / 3  # of the tokens of a fold, at most
 
@@ -33,66 +37,88 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     """Fold the older history where that pays: the list of past calls, and what the next calls may need of them.
 
     A fold has ``history_budget`` tokens. After it every interaction stays whole, until the new ones have
-    ``refresh_after`` tokens: then comes the next fold. Before the first one nothing is changed. A session whose
-    prefix the provider has forgotten (``cache_retention``) is folded at once. Where the selection fails, the context
-    has the list of calls and the latest interactions, and the log a warning.
-    With ``fold_note`` a fold shows the note that a model wrote after the fold before.
+    ``refresh_after`` tokens: then comes the next fold. Before the first one nothing is changed. Where both are "auto"
+    the prices decide, and a fold waits that would make the run cost more than the full history, and a little. A
+    session whose prefix the provider has forgotten (``cache_retention``) is folded at once. Where the selection
+    fails, the context has the list of calls and the latest interactions, and the log a warning. With ``fold_note`` a
+    fold shows the note that a model wrote after the fold before.
     """
     state, past = _evidence(session, settings), view.past
     memory, fold = state.memory, state.fold
     assert memory is not None
-    older = sum([e.tokens for e in past])
-    budget = max(0, fold_budget(settings.history_budget, older) - view.pinned_tokens)
-    is_cold = session.prefix_cache.sent() > settings.cache_retention
+    cache, older = session.prefix_cache, sum([e.tokens for e in past])
+    if is_cold := cache.sent() > settings.cache_retention:
+        session.ledger.sent = ()
     shortened = _shortened_tail(view, session, settings.shorten_last)
     base = Choice(role=settings.memory_role, edits=shortened)
+    unfolded = choice_tokens(view, replace(base, keep_all=True))
+    price = None
+    if is_priced(settings):
+        price = price_fold(view, session, settings, older=older, saved=view.full_tokens - unfolded)
+    budget = price.size if price else fold_budget(settings.history_budget, older)
+    budget = max(0, budget - view.pinned_tokens)
     if settings.refresh_after == "auto":
-        latest, cache = past[-20:], session.prefix_cache  # whose mean length predicts that of the next ones
+        latest = past[-20:]  # whose mean length predicts that of the next ones
         mean = sum(e.tokens for e in latest) / max(1, len(latest))
-        growth = growth_that_pays(budget, mean, cache.read, cache.write)
+        growth = growth_that_pays(budget, mean, *cache.ratios)
         put_off = PUT_OFF if session.under_load else 1
     else:
         growth, put_off = int(settings.refresh_after), 1
-    since = (
-        None if fold is None else fold.interactions_since(view, settings, growth and put_off * fold.growth)
-    )
-    # where nothing was added to the interactions of the fold, a new one would be the same
-    if fold and since is not None and (not is_cold or len(since) + len(fold.past) <= fold.count):
-        session.run_later("evidence", partial(fed_evidence, view, session, settings))
-        return fold.choice(base, since, view, session)
+    since = None if fold is None else fold.interactions_since(view, settings)
+    stands, tokens, why = None, unfolded, SHORT if view.history else "there was no history yet"
+    if fold and since is not None:
+        stands = fold.choice(base, since, view, session)
+        tokens = fold.memory_tokens + choice_tokens(view, stands)
+        # where nothing was added to the interactions of the fold, a new one would be the same
+        is_due = (
+            len(since) + len(fold.past) > fold.count
+            if is_cold
+            else fold.grown(view) > (growth and put_off * fold.growth)
+        )
+    else:
+        is_due = older > budget + (0 if is_cold or fold else put_off * growth)
+    if older <= budget or state.in_vain <= older <= state.in_vain + growth:
+        is_due = False
+    if price and is_due and not is_cold and (stands or not fold):
+        if not fold and older < put_off * price.wait:
+            is_due, why = False, WAITING
+        elif budget > price.room or budget + price.rest >= tokens or not cache.read:
+            is_due, why = False, DEAR
     # whether there are records whose messages the list has lost
-    gone = False
-    if older <= budget + (0 if is_cold or fold else put_off * growth):
-        gone = not session.steps.keys() <= {t for e in view.interactions for t in e.record_ids}
-        if not gone:
-            state.fold = None
-            session.run_later("evidence", partial(fed_evidence, view, session, settings))
-            shorter = "the older history is shorter than a fold and its growth"
-            why = shorter if view.history else "there was no history yet"
-            starts = [e.start for e in past] if view.hidden else ()
-            return replace(base, unchanged=why, reasons=EvidenceReasons(Excerpts(memory), starts))
-    fed_evidence(view, session, settings)
-    note = ""
-    if settings.fold_note == "observer" and (said := session.note):
-        count = session.counter.count_text
-        note = fit_text(f"\n{NOTE_HEAD}{quote_lines(said)}", int(budget * NOTE_SHARE), count)
-        budget -= count(note)
-    excerpts, whole = choose(view, session, settings, memory, budget)
-    first = whole[0].start if whole else view.tail_start
-    folded = tuple(e for e in view.history if e.start < first)
-    kept = _kept_before(view, folded)
-    fold = _Fold(excerpts, folded, len(view.history), kept, settings, growth, gone, note)
-    state.fold = fold if growth else None
-    if settings.fold_note == "observer":
-        _note_later(state, view, session)
-    return fold.choice(base, whole, view, session)
+    gone = not is_due and not stands and not session.steps.keys() <= _record_ids(view)
+    if (is_due or gone) and (other := session.counts_otherwise()):
+        is_due, gone, why = False, False, other
+    if is_due or gone:
+        fed_evidence(view, session, settings)
+        note = ""
+        if settings.fold_note == "observer" and (said := session.note):
+            count = session.counter.count_text
+            note = fit_text(f"\n{NOTE_HEAD}{quote_lines(said)}", int(budget * NOTE_SHARE), count)
+            budget -= count(note)
+        excerpts, whole = choose(view, session, settings, memory, budget)
+        first = whole[0].start if whole else view.tail_start
+        folded = tuple(e for e in view.history if e.start < first)
+        kept = _kept_before(view, folded)
+        new = _Fold(excerpts, folded, len(view.history), kept, settings, growth, gone, note)
+        choice = new.choice(base, whole, view, session)
+        new.memory_tokens = memory_tokens(choice, session)
+        if gone or new.memory_tokens + choice_tokens(view, choice) < tokens:
+            state.fold, state.in_vain = new if growth else None, -math.inf
+            if settings.fold_note == "observer":
+                _note_later(state, view, session)
+            return choice
+        why, state.in_vain = "the full history costs no more", older if growth else -math.inf
+    else:
+        session.run_later("evidence", partial(fed_evidence, view, session, settings))
+    if stands:
+        return stands
+    state.fold = None
+    starts = [e.start for e in past] if view.hidden else ()
+    return replace(base, unchanged=why, reasons=EvidenceReasons(Excerpts(memory), starts))
 
 
-def fold_budget(budget: int | float | str, older: int) -> int:
-    """Return the tokens of a fold of an older history of so many tokens; ``budget`` as in the settings."""
-    if budget == "auto":
-        return int(min(max(LEAST_FOLD, FOLD_SHARE * older), MOST_FOLD))
-    return int(older * budget) if isinstance(budget, float) else int(budget)
+def _record_ids(view: View) -> set[str]:
+    return {t for e in view.interactions for t in e.record_ids}
 
 
 def _foldable(view: View, start: int) -> list[Interaction]:
@@ -105,7 +131,7 @@ def _kept_before(view: View, past: Sequence[Interaction]) -> list[int]:
     return [p for p in view.kept if past and p < past[-1].stop]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Fold:
     """What replaces the older history until the next fold, and the history and settings that it was made for."""
 
@@ -117,6 +143,7 @@ class _Fold:
     growth: int  # tokens of interactions that may follow before the next fold
     gone: bool  # whether it shows records whose messages the list has lost
     note: str  # what it quotes of a model's note, with its heading
+    memory_tokens: int = 0  # of its message
 
     def choice(
         self, base: Choice, whole: Sequence[Interaction], view: View, session: MemoryBankState
@@ -140,17 +167,14 @@ class _Fold:
             reasons=EvidenceReasons(self.excerpts, [e.start for e in whole]),
         )
 
-    def interactions_since(
-        self, view: View, settings: MemoryBankSettings, growth: int
-    ) -> list[Interaction] | None:
-        """The interactions after the fold; None where the next one is due: they have more tokens than ``growth``."""
+    def grown(self, view: View) -> int:
+        """The tokens of the interactions after it that a fold may replace."""
+        return sum(e.tokens for e in _foldable(view, self.count))
+
+    def interactions_since(self, view: View, settings: MemoryBankSettings) -> list[Interaction] | None:
+        """The interactions after the fold; None where it is not about this list, or made with other settings."""
         n = len(self.past)
-        if (
-            settings != self.settings
-            or len(view.history) < n
-            or _kept_before(view, self.past) != self.kept
-            or sum(e.tokens for e in _foldable(view, self.count)) > growth
-        ):
+        if settings != self.settings or len(view.history) < n or _kept_before(view, self.past) != self.kept:
             return None
         for then, now in zip(self.past, view.history, strict=False):
             if then is not now and (then.trace_ids != now.trace_ids or then.start != now.start):
@@ -163,13 +187,14 @@ class _Evidence:
     memory: EvidenceMemory | None = None
     made_with: tuple[object, ...] = ()
     fold: _Fold | None = None
+    in_vain: float = -math.inf  # tokens of the older history when a fold would have removed nothing
     noted: int = 0  # the number of the latest record that the note is about; 0 where that is not known
 
 
 def _evidence(session: MemoryBankState, settings: MemoryBankSettings) -> _Evidence:
     """The session's evidence; made anew where the settings or the order of its records changed."""
     state: _Evidence = session.cache("evidence", _Evidence)
-    made_with = (settings.evidence_model, settings.tools, session.order_changes)
+    made_with = (settings.evidence_model, settings.tools, session.order_changes, session.counter.name)
     if state.memory is None or state.made_with != made_with:
         model = evidence_model(settings.evidence_model)
         state.memory = EvidenceMemory(session.counter, model, settings.tools)

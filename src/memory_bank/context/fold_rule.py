@@ -1,0 +1,79 @@
+"""When the older history is folded, and to how many tokens, so that a run pays little more than without memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+
+from memory_bank.bank.session import MemoryBankState
+from memory_bank.config import MemoryBankSettings
+from memory_bank.pricing import Ratios
+from memory_bank.transcript.transcript import View
+
+FLOORS = {"careful": 5_000, "thrifty": 3_000}
+"""Tokens of the smallest fold, by the setting ``fold``."""
+WAITS = {"careful": 20_000, "thrifty": 16_000}
+"""Tokens of older history before the first fold, by the setting ``fold``."""
+USUAL_READ = 0.1
+"""The price of a cached token that the bounds are made for, as a share of the input price."""
+LEAST_SHARE, FOLD_SHARE, MOST_FOLD = 0.12, 0.15, 16_000
+EXCESS = 0.04
+"""What a fold may have cost above the full history, of that; 0.05 is promised, and counts differ a little."""
+LEAST_FOLD = 2_000
+"""Tokens of the smallest fold with ``history_budget = "auto"`` where ``refresh_after`` is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoldPrice:
+    """What a fold may take at one step: ``size`` in tokens, ``room`` for it, and tokens to ``wait`` for at first.
+
+    ``rest``: tokens of the context beside the fold.
+    """
+
+    size: int
+    room: float
+    rest: int
+    wait: float
+
+
+def is_priced(settings: MemoryBankSettings) -> bool:
+    """Whether the prices decide when to fold and to how many tokens; not where one of both is given."""
+    return settings.history_budget == settings.refresh_after == "auto"
+
+
+def price_fold(
+    view: View, session: MemoryBankState, settings: MemoryBankSettings, *, older: int, saved: int
+) -> FoldPrice:
+    """The size of a fold that the prices allow at this step, of an older history of so many tokens.
+
+    ``saved``: the tokens by which outputs of the last interaction are shortened.
+    """
+    ratios = session.prefix_cache.ratios
+    head = view.tokens_before[view.interactions[0].start if view.interactions else view.tail_start]
+    rest, known = view.kept_tokens - saved, view.tokens_before[view.known]
+    room = session.ledger.room(ratios, rest, min(head, known), view.full_tokens, known, EXCESS)
+    size = fold_size(ratios, older, room, FLOORS[settings.fold])
+    return FoldPrice(size, room, rest, first_fold(ratios, WAITS[settings.fold]))
+
+
+def fold_size(ratios: Ratios, older: int, room: float, floor: int) -> int:
+    """The tokens of a fold: a share of the older history between two bounds, smaller where cached tokens are cheap.
+
+    >>> fold_size(Ratios(0.1, 1.25), 100_000, 13_000, 5_000), fold_size(Ratios(0.025, 1), 100_000, 0, 5_000)
+    (13000, 6000)
+    """
+    scale = min(1.0, sqrt(max(0.0, ratios.read) / USUAL_READ))
+    share = max(scale * LEAST_SHARE * older, min(FOLD_SHARE * older, room))
+    return int(min(MOST_FOLD, max(scale * floor, share)))
+
+
+def first_fold(ratios: Ratios, wait: int) -> float:
+    """The tokens of older history from which a first fold may come: fewer where cached tokens are dear."""
+    return wait if ratios.read <= USUAL_READ else wait * USUAL_READ / ratios.read
+
+
+def fold_budget(budget: int | float | str, older: int) -> int:
+    """Return the tokens of a fold of an older history of so many tokens; ``budget`` as in the settings."""
+    if budget == "auto":
+        return int(min(max(LEAST_FOLD, FOLD_SHARE * older), MOST_FOLD))
+    return int(older * budget) if isinstance(budget, float) else int(budget)
