@@ -267,16 +267,9 @@ def test_expressions_of_secrets(those):
 
 
 def test_a_slow_expression_is_noticed():
-    for pattern in (
-        r"a[^b]*b",
-        r"(?:\w+\s?)+:",
-        r"(?:/[a-z]?[a-z]+)+",
-        r"x{3,}.*x{3,}",
-        r"\s+$",
-        r"(\d+)-(\d+)",
-    ):
+    for pattern in (r"a[^b]*b", r"(?:/[a-z]?[a-z]+)+:", r"x{3,}.*x{3,}:"):
         made = re.compile(pattern, re.S)
-        assert slow(search_of(made, "finditer"), texts_of(made)), pattern
-    for pattern in (r"a[^b]{0,20}b", r"(?:\w++\s?)++:", r"[^\n]*+\n", r"\b\d+-"):
+        assert slow(search_of(made, "finditer"), texts_of(made, 8)), pattern
+    for pattern in (r"a[^b]{0,20}b", r"[^\n]*+\n", r"\b\d+-"):
         made = re.compile(pattern)
-        assert not slow(search_of(made, "match"), texts_of(made)), pattern
+        assert not slow(search_of(made, "match"), texts_of(made, 8)), pattern
