@@ -286,7 +286,7 @@ class MemoryBankSettings(Settings):
     scope: Literal["session", "agent", "all"] = "session"
     """Records that the memory tools search: of the session, of all sessions of its agent, or all."""
     memory_role: Literal["user", "system", "developer", "assistant"] = "user"
-    """Role of the message that holds retrieved records; "user" gives text of tools the least authority."""
+    """Role of the text with retrieved records; "user" joins the user's message and has the least authority."""
     on_storage_error: Literal["raise", "pass_through"] = "raise"
     """When the database fails: raise, or return the messages unchanged with a warning."""
     embedding_model: Name = "BAAI/bge-small-en-v1.5"

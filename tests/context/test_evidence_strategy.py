@@ -7,7 +7,7 @@ from itertools import pairwise, takewhile
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.chats import any_chats, call, good_chats, result, rounds, say, system, user
+from tests.chats import any_chats, call, good_chats, parted, result, rounds, say, system, user
 from tests.examples import examples
 from tests.selection.texts import filled
 
@@ -36,10 +36,15 @@ LOCAL = {
 """Settings that fold at every step. Folds that stand for several steps: test_folding.py."""
 
 
-def apply(messages, state=None, *, offered=None, **changes):
+def applied(messages, state=None, *, offered=None, **changes):
     state = state or MemoryBankState("lexical")
     settings = MemoryBankSettings(**{**LOCAL, **changes})
     return apply_memory_bank_strategy(messages, None, settings, state, tools=offered)
+
+
+def apply(*given, **changes):
+    context, tokens = applied(*given, **changes)
+    return parted(context), tokens
 
 
 def shared(before, now):
@@ -78,7 +83,7 @@ def test_never_over_budget_never_dearer_never_a_broken_pair(messages, budget, re
     if pairing_errors(messages):
         return
     state = MemoryBankState("lexical")
-    context, tokens = apply(messages, state, history_budget=budget, keep_recent=recent)
+    context, tokens = applied(messages, state, history_budget=budget, keep_recent=recent)
     plan = state.last_plan
     assert pairing_errors(context) == []
     assert tokens == sum(map(state.counter.count_message, context)) <= plan.full_tokens
@@ -94,7 +99,7 @@ def test_never_over_budget_never_dearer_never_a_broken_pair(messages, budget, re
 @given(any_chats())
 def test_any_list_goes_through(messages):
     state = MemoryBankState("lexical")
-    context, tokens = apply(messages, state, history_budget=60)
+    context, tokens = applied(messages, state, history_budget=60)
     assert tokens == sum(map(state.counter.count_message, context)) <= state.last_plan.full_tokens
     json.dumps(state.last_plan.as_dict(), default=str)
 
@@ -375,14 +380,14 @@ def test_every_context_tells_every_change(calls, layout, refresh):
             call((f"c{n}", tool, {"id": f"ID-{n:03}"})),
             result(f"c{n}", f"{output}\nREF-{n:03} {'x' * 200}"),
         ]
-        context, tokens = apply(messages, state, history_budget=1_500, layout=layout, refresh_after=refresh)
+        context, tokens = applied(messages, state, history_budget=1_500, layout=layout, refresh_after=refresh)
         assert pairing_errors(context) == []
         assert tokens == sum(map(state.counter.count_message, context)) <= state.last_plan.full_tokens
         assert all(
             told(context, t, f"ID-{i:03}") for i, (t, _) in enumerate(calls[: n + 1]) if t == "issue_refund"
         )
         assert (
-            apply(messages, state, history_budget=1_500, layout=layout, refresh_after=refresh)[0] == context
+            applied(messages, state, history_budget=1_500, layout=layout, refresh_after=refresh)[0] == context
         )
 
 
