@@ -4,6 +4,8 @@
     python benchmarks/agents.py --all --json agents.json --readme                    # everything
     python benchmarks/agents.py --clients claude-code codex opencode --sizes 12 --tools shell
 
+``--frame`` puts around every output what clients do: ``qwen-code``, ``codex``, ``openhands``, ``mcp`` and others.
+
 An agent looks at every order of a customer, tracks every shipment and refunds two orders: 12 orders are 27 calls, 30
 are 63, 60 are 123, with outputs of 2 to 3 kB and ids that differ by run. Its tools are those of the shop ("native"),
 one shell ("shell"), or files that it lists, reads and writes, a report among them ("files"). The agents are loops of
@@ -38,7 +40,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agents_model import SUMMARISE, TOOLS, Shop, Upstream, run_tool
+from agents_model import FRAMES, SUMMARISE, TOOLS, Shop, Upstream, run_tool
 from clients import CLIENTS, Run, output_of_client, place_of, serving, version_of
 from harness import about, command_line
 from memory_bank import MemoryProcessor, load_config
@@ -227,8 +229,8 @@ AGENTS = dict(
 )
 
 
-def run_agent(agent: ChatAgent, shop: Shop, kind: str, strategy: str) -> str:
-    """Do the task; the agent's answer."""
+def run_agent(agent: ChatAgent, shop: Shop, kind: str, strategy: str, frame: str = "none") -> str:
+    """Do the task, with a frame around every output; the agent's answer."""
     memory = MemoryProcessor() if strategy == "in-process" else None
     opening = agent.opening(shop.head + (SHELL_TASK if kind == "shell" else TASK))
     history = list(opening)
@@ -240,7 +242,7 @@ def run_agent(agent: ChatAgent, shop: Shop, kind: str, strategy: str) -> str:
         turn = agent.ask(agent.rebuilt(history, memory) if memory else history, tools)
         if not turn.calls:
             return turn.text
-        outputs = [(i, run_tool(shop, kind, tool, given)) for i, tool, given in turn.calls]
+        outputs = [(i, FRAMES[frame](run_tool(shop, kind, tool, given))) for i, tool, given in turn.calls]
         latest = turn.added + agent.results(outputs)
         history += latest
         if strategy == "compaction" and turn.tokens > COMPACT_AT:
@@ -257,6 +259,7 @@ class Row:
     agent: str
     strategy: str
     seed: str
+    frame: str = "none"
     told: str = ""
     requests: int = 0
     missing: int = 0
@@ -311,7 +314,9 @@ def run_sdk(row: Row) -> Row:
     try:
         agent = AGENTS[row.agent]
         return measure(
-            row, row.agent, lambda url, shop, _: run_agent(agent(url), shop, row.kind, row.strategy)
+            row,
+            row.agent,
+            lambda url, shop, _: run_agent(agent(url), shop, row.kind, row.strategy, row.frame),
         )
     except ImportError as e:
         return replace(row, told=f"{e.name} is not installed")
@@ -344,8 +349,8 @@ def share(rows: Sequence[Row], base: Sequence[Row], value: Callable[[Row], float
     return f"{100 * sum(map(value, rows)) / total:.0f}%" if total else "–"
 
 
-TITLES = ("calls", "tools", "agent", "strategy", "requests", "of none", "ids missing", "of needed", "MB", "of none",
-          "cached", *(f"$ {name}" for name in PRICE_TABLES), "right", "refused", "s")  # fmt: skip
+TITLES = ("calls", "tools", "agent", "frame", "strategy", "requests", "of none", "ids missing", "of needed", "MB",
+          "of none", "cached", *(f"$ {name}" for name in PRICE_TABLES), "right", "refused", "s")  # fmt: skip
 README = ("agent", "calls", "strategy", "requests", "ids missing a run", "bytes",
           *(f"$ {name}" for name in PRICE_TABLES))  # fmt: skip
 SHOWN = {
@@ -358,7 +363,7 @@ SHOWN = {
 def cells(rows: Sequence[Row], base: Sequence[Row]) -> list[str]:
     """The figures of runs that differ by their ids alone, as the mean of a run."""
     if rows[0].told:
-        return [rows[0].told, *[""] * (len(TITLES) - 5)]
+        return [rows[0].told, *[""] * (len(TITLES) - 6)]
     n = len(rows)
     return [
         f"{sum(r.requests for r in rows) / n:.0f}",
@@ -415,8 +420,9 @@ def planned(args: argparse.Namespace) -> list[tuple[list[Row], Callable[[Row], R
     """The rows to measure, those that differ by their ids alone together, and what measures them."""
     seeds = [f"run-{i}" for i in range(args.runs)]
     sdk = [
-        ([Row(n, kind, api, s, seed, head=args.head) for seed in seeds], run_sdk)
-        for n in args.sizes for kind in args.tools for api in args.apis for s in args.strategies
+        ([Row(n, kind, api, s, seed, frame=frame, head=args.head) for seed in seeds], run_sdk)
+        for n in args.sizes for kind in args.tools for api in args.apis for frame in args.frame
+        for s in args.strategies
         if not args.clients or args.all
         if s != "in-process" or api not in THINKING  # without a request, nothing says how a model thinks
     ]  # fmt: skip
@@ -441,6 +447,8 @@ def main() -> int:
     parser.add_argument("--clients", nargs="*", choices=CODING, default=(), metavar="NAME",
                         help=f"coding agents instead of SDKs, of {', '.join(CODING)}")  # fmt: skip
     parser.add_argument("--head", type=int, default=0, metavar="N", help="words of the SDKs' task before it")
+    parser.add_argument("--frame", nargs="+", choices=[*FRAMES, "all"], default=["none"], metavar="NAME",
+                        help=f"what stands around every output: {', '.join(FRAMES)}, all")  # fmt: skip
     parser.add_argument("--all", action="store_true", help="all tools, APIs, strategies and coding agents")
     parser.add_argument("--runs", type=int, default=1, help="runs of each row, with other ids")
     parser.add_argument("--json", type=Path, help="write every run with commit and settings")
@@ -452,19 +460,21 @@ def main() -> int:
         parser.error("a shop has at least 4 orders: the fourth is refunded")
     if args.all:
         args.tools, args.apis, args.clients, args.strategies = KINDS, APIS, CODING, STRATEGIES
+    if "all" in args.frame:
+        args.frame = list(FRAMES)
     made = settings(args)
     for name in ("commit", "machine", "cores", "counter", "seeds", "served", "in-process"):
         print(f"{name}: {made[name]}")
     print("\n" + markdown_table(TITLES, []), flush=True)
     done: list[Row] = []
-    bases: dict[tuple[int, str, str], list[Row]] = {}
+    bases: dict[tuple[int, str, str, str], list[Row]] = {}
     for rows, run in planned(args):
         rows = [run(row) for row in rows]
         first = rows[0]
         if first.strategy == "none":
-            bases[first.size, first.kind, first.agent] = rows
-        base = bases.get((first.size, first.kind, first.agent), [])
-        shown = [str(first.calls), first.kind, first.agent, first.strategy, *cells(rows, base)]
+            bases[first.size, first.kind, first.agent, first.frame] = rows
+        base = bases.get((first.size, first.kind, first.agent, first.frame), [])
+        shown = [str(first.calls), first.kind, first.agent, first.frame, first.strategy, *cells(rows, base)]
         print(f"| {' | '.join(shown)} |", flush=True)
         done += rows
     if args.readme:

@@ -6,7 +6,7 @@ import json
 import random
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -161,6 +161,28 @@ TOOLS: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
     },
 }
 """Tools by kind: description and parameters, all of them text."""
+FRAMES: dict[str, Callable[[str], str]] = {
+    "none": lambda text: text,
+    "qwen-code": lambda text: (
+        f"Command: ./shop\nDirectory: (root)\nOutput: {text}\nError: (none)\nExit Code: 0\nSignal: (none)\n"
+        f"Background PIDs: (none)\nProcess Group PGID: {3000 + len(text)}"
+    ),
+    "codex": lambda text: (
+        f"Chunk ID: {len(text):06x}\nWall time: 0.{len(text):04d} seconds\nProcess exited with code 0\n"
+        f"Original token count: {len(text) // 4}\nOutput:\n{text}"
+    ),
+    "openhands": lambda text: (
+        f"{text}\n[The command completed with exit code 0.]\n[Current working directory: /workspace]\n"
+        "[Command finished with exit code 0]"
+    ),
+    "mini-swe-agent": lambda text: f"<returncode>0</returncode>\n<output>\n{text}\n</output>",
+    "line-after": lambda text: f"{text}\nexit code: 0",
+    "fence": lambda text: f"Here are the results:\n```json\n{text}\n```",
+    "stdout": lambda text: json.dumps({"stdout": f"{text}\n", "stderr": "", "exit_code": 0}),
+    "mcp": lambda text: json.dumps([{"type": "text", "text": text}]),
+    "mcp-stdout": lambda text: FRAMES["mcp"](FRAMES["stdout"](text)),
+}
+"""What clients put around an output."""
 FOLDERS = {"get_order": "orders", "track": "shipments"}
 
 

@@ -207,7 +207,7 @@ def settings_page() -> str:
             lines += ["", "No further settings."]
         else:
             lines += settings_table(model)
-    for title, model in (("observer_budget", config.ObserverBudget), ("Prices", config.Price)):
+    for title, model in (("Prices", config.Price),):
         lines += ["", f"## {title}", "", first_line(model), *settings_table(model)]
     lines += ["", "## service", "", "`[service]`: settings of `memory-bank serve`."]
     lines += [*settings_table(config.ServiceSettings), "", "## config.toml", ""]

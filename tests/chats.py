@@ -6,6 +6,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from memory_bank.config import load_config
+from memory_bank.transcript.messages import MARK
 
 FOLDING = load_config().strategy("memory_bank").model_dump() | {"history_budget": 4_000, "refresh_after": 0}
 """A strategy that folds at every step, as ``memory_bank`` does for a provider without a prefix cache."""
@@ -56,6 +57,23 @@ def entries(chat: Any, context: list[Any]) -> list[tuple[int | None, Any]]:
     """The entries of a context that keeps some messages of a conversation and has new ones."""
     at = {id(message): (position, {}) for position, message in enumerate(chat.messages)}
     return [at.get(id(message), (None, message)) for message in context]
+
+
+def parted(context: list[Any]) -> list[Any]:
+    """The messages of a context, the memory that a message of the user ends with as a message of its own."""
+    out: list[Any] = []
+    for message in context:
+        content = message.get("content") if isinstance(message, dict) else None
+        is_list = isinstance(content, list)
+        texts = [p.get("text") if isinstance(p, dict) else None for p in content] if is_list else [content]
+        said, found, memory = str(texts[-1] if texts else "").rpartition(f"\n\n{MARK}")
+        if is_list and len(texts) > 1 and str(texts[-1]).startswith(MARK):
+            out += [{**message, "content": content[:-1]}, {"role": "user", "content": texts[-1]}]
+        elif isinstance(content, str) and found:
+            out += [{**message, "content": said}, {"role": "user", "content": MARK + memory}]
+        else:
+            out.append(message)
+    return out
 
 
 # --- hypothesis

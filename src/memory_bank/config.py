@@ -195,17 +195,6 @@ class Price(Settings):
     """Of input tokens written to the provider's prefix cache; without it, as prompt."""
 
 
-class ObserverBudget(Settings):
-    """Limits of the Observer's model calls; without one: no limit. A day is a UTC day of the whole bank."""
-
-    calls_per_session: Annotated[int, Field(ge=0)] | None = None
-    calls_per_day: Annotated[int, Field(ge=0)] | None = None
-    tokens_per_session: Annotated[int, Field(ge=0)] | None = None
-    tokens_per_day: Annotated[int, Field(ge=0)] | None = None
-    cost_per_session: Amount | None = None
-    cost_per_day: Amount | None = None
-
-
 class ToolSettings(Settings):
     """What is known of a tool: whether its calls change something, and whether contexts always or never show them."""
 
@@ -241,7 +230,7 @@ _OF_EVIDENCE = (
 )  # fmt: skip
 _OF_OBSERVER = (
     "observer_mode", "observer_prompt", "observer_min_chars", "observer_max_chars", "observer_concurrency",
-    "observer_timeout", "observer_attempts", "observer_budget", "observer_prices", "fold_note",
+    "observer_timeout", "observer_attempts", "observer_calls_per_day", "observer_prices", "fold_note",
 )  # fmt: skip
 
 
@@ -297,7 +286,7 @@ class MemoryBankSettings(Settings):
     scope: Literal["session", "agent", "all"] = "session"
     """Records that the memory tools search: of the session, of all sessions of its agent, or all."""
     memory_role: Literal["user", "system", "developer", "assistant"] = "user"
-    """Role of the message that holds retrieved records; "user" gives text of tools the least authority."""
+    """Role of the text with retrieved records; "user" joins the user's message and has the least authority."""
     on_storage_error: Literal["raise", "pass_through"] = "raise"
     """When the database fails: raise, or return the messages unchanged with a warning."""
     embedding_model: Name = "BAAI/bge-small-en-v1.5"
@@ -318,8 +307,8 @@ class MemoryBankSettings(Settings):
     """Seconds after which a call of the model is given up."""
     observer_attempts: Annotated[Int, Field(ge=1, le=100)] = 5
     """In the background: attempts before the extractive summary is kept."""
-    observer_budget: ObserverBudget = ObserverBudget()
-    """Limits of calls, tokens and cost, _per_session and _per_day (UTC); beyond them summaries are extractive."""
+    observer_calls_per_day: AtLeast0 | None = None
+    """Most calls of the Observer's model on a day (UTC), of the whole bank; beyond it summaries are extractive."""
     observer_prices: dict[str, Price] = {}
     """Price of a million tokens by model, such as { "gpt-4.1-mini" = { prompt = 0.4, completion = 1.6 } }."""
     token_encoding: Name = "o200k_base"
@@ -420,7 +409,7 @@ class ServiceSettings(Settings):
     cache_markers: Literal["auto", "off"] = "auto"
     """Messages API: add marks for the prefix cache (cache_control) to requests that have none."""
     context_management: Literal["auto", "pass", "remove"] = "auto"
-    """Send context_management upstream, or apply it here; auto: sent, on the Messages API to Anthropic's own only."""
+    """Send context_management upstream, or take it out; auto: sent, on the Messages API to Anthropic's own only."""
     redact: tuple[str, ...] = ()
     """Regular expressions; text that matches is never stored."""
     redact_secrets: bool = True

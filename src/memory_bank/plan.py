@@ -160,7 +160,7 @@ class Plan:
     """The plan of one step: its token counts at once, the decision on every past interaction when asked for.
 
     ``tokens`` and ``full_tokens`` count the context and all messages with ``counter``; ``kept_tokens`` is the
-    part that every context has: anchor, interactions with broken pairs, tail. ``unchanged``: the messages are
+    part that every context has: anchor, interactions that stay, tail. ``unchanged``: the messages are
     sent as they came, for the reason ``why_unchanged``. ``strategy`` is the type of the strategy. ``previous``
     is the plan of the step before.
 
@@ -183,6 +183,7 @@ class Plan:
     embedder: str = ""
     observer: str = ""
     memory: Mapping[str, str] | None = None
+    host: int | None = None  # the position of the user's message that the memory joins
     rule: str = ""  # of the exit, that the context would have broken
     previous: Plan | None = None
 
@@ -230,7 +231,7 @@ class Plan:
     def _decide(self, interaction: Interaction) -> tuple[Fate, float | None, str]:
         if self.unchanged:
             return Fate.KEPT, None, f"the messages went through unchanged: {self.why_unchanged}"
-        if interaction.fault:
+        if interaction.stays:
             return Fate.KEPT, None, f"its pairs are broken ({interaction.fault}): passed through as it came"
         if interaction.start in self.view.pinned:
             return Fate.KEPT, None, "it is pinned, or its tool is always retained"

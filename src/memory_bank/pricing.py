@@ -232,9 +232,9 @@ class Ledger:
     ``added``: those that memory adds there.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, added: int = 0) -> None:
         self.paid = self.full = 0.0
-        self.beside = self.added = 0
+        self.beside, self.added = 0, added
         self.sent: Sequence[object] = ()
         self.last = Charge(0.0, 0.0)
         self._lock = threading.Lock()

@@ -10,7 +10,7 @@ from tests.contracts.stores import to_redo, together
 
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.bank.worker import Worker
-from memory_bank.config import ObserverBudget, Price
+from memory_bank.config import Price
 from memory_bank.models.lexical import LexicalEmbedder
 from memory_bank.models.observer import Observer
 from memory_bank.testing import ScriptedModel
@@ -125,7 +125,7 @@ def test_a_budget_that_is_used_up_leaves_extraction_and_says_so(state, mode):
     settings = SETTINGS.model_copy(
         update={
             "observer_mode": mode,
-            "observer_budget": ObserverBudget(calls_per_session=2),
+            "observer_calls_per_day": 2,
             "observer_prices": {"m": Price(prompt=10.0, completion=100.0)},
         }
     )
@@ -134,14 +134,14 @@ def test_a_budget_that_is_used_up_leaves_extraction_and_says_so(state, mode):
     assert len(model.calls) == 2
     assert sources(state) == ["extractive"] * 3 + ["llm:m"] * 2
     reasons = {i.redo for i in to_redo(state.insight_store)}
-    assert reasons == {"the Observer's budget is used up (2 calls a session)"}
+    assert reasons == {"the Observer's limit is reached (2 calls a day)"}
     assert (state.spent.calls, state.spent.prompt_tokens, state.spent.completion_tokens) == (2, 200, 40)
     assert state.spent.cost == pytest.approx(2 * (100 * 10 + 20 * 100) / 1e6)
 
 
 def test_a_budget_of_the_day_holds_for_eight_sessions_at_once(bank_url):
     model = ScriptedModel(lambda _m, _n: "by the model", usage=(100, 20))
-    settings = SETTINGS.model_copy(update={"observer_budget": ObserverBudget(calls_per_day=9)})
+    settings = SETTINGS.model_copy(update={"observer_calls_per_day": 9})
     states = [MemoryBankState.open(bank_url, f"s{k}", "lexical") for k in range(8)]
 
     def run(state):

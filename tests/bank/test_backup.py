@@ -247,3 +247,53 @@ def test_the_mode_of_a_file_that_is_no_bank_is_not_changed(tmp_path, caplog):
         Database(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE TRIGGER t AFTER INSERT ON records BEGIN DELETE FROM records; END",
+        "CREATE TRIGGER t AFTER UPDATE ON schema_version BEGIN DELETE FROM records; END",
+        "CREATE VIEW v AS SELECT * FROM records",
+        "CREATE TABLE other (a)",
+        "CREATE VIRTUAL TABLE f USING fts5(a)",
+    ],
+)
+def test_a_file_with_objects_of_its_own_is_not_restored(tmp_path, statement):
+    source, to = tmp_path / "source.db", tmp_path / "bank.db"
+    for path, name in ((source, "new"), (to, "old")):
+        database = Database(path)
+        put(database, name, 2)
+        database.close()
+    with sqlite3.connect(source) as c:
+        c.execute("UPDATE schema_version SET version_num = '4'")  # opening it would run what is in it
+        c.execute(statement)
+    c.close()
+    with pytest.raises(StorageError, match="which no bank has: nothing was changed"):
+        restore(source, to)
+    assert records(to) == {"old": 2}
+    with sqlite3.connect(source) as c:
+        assert c.execute("SELECT version_num FROM schema_version").fetchone() == ("4",)
+        assert c.execute("SELECT count(*) FROM records").fetchone() == (2,)
+    c.close()
+
+
+def test_a_link_stays_and_the_bank_behind_it_is_replaced(tmp_path):
+    (tmp_path / "disk").mkdir()
+    source, bank_file, link = tmp_path / "source.db", tmp_path / "disk" / "real.db", tmp_path / "bank.db"
+    for path, name in ((source, "new"), (bank_file, "old")):
+        database = Database(path)
+        put(database, name, 2)
+        database.close()
+    link.symlink_to(bank_file)
+    kept = restore(source, link)
+    assert link.is_symlink() and link.resolve() == bank_file
+    assert records(link) == records(bank_file) == {"new": 2}
+    assert kept is not None and kept.parent == bank_file.parent and records(kept) == {"old": 2}
+    link.unlink()
+    link.symlink_to(tmp_path / "nowhere.db")
+    database = Database(source)
+    with pytest.raises(ConfigError, match="a backup overwrites nothing"):
+        backup(database, link)
+    database.close()
+    assert link.is_symlink() and not link.exists()

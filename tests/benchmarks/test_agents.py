@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from memory_bank.pricing import Usage
+from memory_bank.transcript.framing import content_of
 from tests.audit.test_costs import COUNTER, A, B, C, D, parts, size
 from tests.benchmarks import importing, load
 from tests.cli.conftest import environment
@@ -20,7 +21,7 @@ pytest.importorskip("uvicorn", reason="needs the service")
 ROOT = Path(__file__).parents[2]
 agents = load("agents")
 with importing():
-    from agents_model import SUMMARISE, TOOLS, MarkedCache, Shop, Upstream
+    from agents_model import FRAMES, SUMMARISE, TOOLS, MarkedCache, Shop, Upstream
 
 
 def row(api: str, strategy: str, kind: str = "native", size: int = 4) -> Any:
@@ -105,7 +106,7 @@ def test_the_command_prints_tables_and_writes_what_was_run(tmp_path):
         env=environment(PYTHONPATH=str(ROOT / "src")), cwd=ROOT, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "| 11 | native | chat | none | 11 | 100% | 0.0 |" in done.stdout
+    assert "| 11 | native | chat | none | none | 11 | 100% | 0.0 |" in done.stdout
     row = r"^\| SDKs \| 11 \| \*\*memory_bank, by the proxy\*\* \| \d+% \| 0\.0 "
     assert re.search(row, done.stdout, re.M)
     written = json.loads((tmp_path / "rows.json").read_text())
@@ -128,3 +129,10 @@ def test_a_written_prefix_is_found_at_most_20_parts_before_a_mark():
     more = [f"part {i}" for i in range(20)]
     assert cache.add_marked(parts(A, *more[:19]), (20,)).cached == size(A)
     assert cache.add_marked(parts(A, "other", *more), (22,)).cached == 0
+
+
+def test_an_output_is_read_within_every_frame():
+    shop = Shop("run-0", 4)
+    text = shop.answer("get_order", shop.orders[0])
+    for frame in FRAMES.values():
+        assert content_of(frame(text)).value == json.loads(text)

@@ -86,10 +86,9 @@ WELL: dict[str, tuple[str, dict[str, str], dict[tuple[str, ...], tuple[Any, str]
         "", {"MEMORY_BANK_SERVICE": '{"steps_kept": 3}'},
         {("service", "steps_kept"): (3, "MEMORY_BANK_SERVICE"), ("service", "holdout"): (0.0, "default")},
     ),
-    "a budget of the environment": (
-        "", {f"{IN_BANK}OBSERVER_BUDGET__CALLS_PER_DAY": "3"},
-        {("memory_strategies", "memory_bank", "observer_budget"):
-         ({"calls_per_day": 3}, f"{IN_BANK}OBSERVER_BUDGET__CALLS_PER_DAY")},
+    "a limit of the environment": (
+        "", {f"{IN_BANK}OBSERVER_CALLS_PER_DAY": "3"},
+        {("memory_strategies", "memory_bank", "observer_calls_per_day"): (3, f"{IN_BANK}OBSERVER_CALLS_PER_DAY")},
     ),
     "the shipped file": (
         shipped_file("config.toml").read_text(encoding="utf-8"), {}, {("default_strategy",): ("memory_bank", "FILE")}

@@ -37,8 +37,8 @@ def odd_trace(tmp_path_factory) -> Path:
     return file
 
 
-def test_text_names_every_past_interaction(cli):
-    done = cli("lab", "explain", ROOT / "examples" / "log-hunt.jsonl")
+def test_text_names_every_past_interaction(cli, tmp_path):
+    done = cli("lab", "explain", ROOT / "examples" / "log-hunt.jsonl", "--config", _config(tmp_path, 4_000))
     assert done.code == 0, done.err
     assert "shown in part" in done.out
     assert re.search(r"tokens instead of", done.out)

@@ -76,7 +76,7 @@ def test_limits_of_a_strategy_hold(cli: Any, bank_url: str, server: Any, tmp_pat
     config = tmp_path / "config.toml"
     config.write_text(
         '[memory_strategies.mine]\ntype = "memory_bank"\nobserver_model = "m"\nembedding_model = "lexical"\n'
-        "observer_concurrency = 1\nobserver_budget = { calls_per_session = 2 }\n"
+        "observer_concurrency = 1\nobserver_calls_per_day = 2\n"
         'observer_prices = { "m" = { prompt = 1000000, completion = 0 } }\n'
         '[memory_strategies.none]\ntype = "no_strategy"\n'
     )

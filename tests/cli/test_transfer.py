@@ -33,11 +33,9 @@ from memory_bank.bank.transfer import (
     export_lines,
     import_lines,
 )
-from memory_bank.config import ObserverBudget
 from memory_bank.records import NAMESPACE_END, Insight, Spent
 from memory_bank.testing import ScriptedServer
 
-NO_LIMITS = ObserverBudget()
 HALVES = "\ud83d\ude00"[:1] + "\ude00"  # two lone surrogates that JSON would make one letter
 
 
@@ -73,7 +71,7 @@ def a_full_bank(database: Database) -> None:
     (job, *_) = queue.take("somebody", 1, 60)
     queue.give_back("somebody", job, f"failed {HALVES}", 10)
     account = Spending(database, "one")
-    account.reserve("m", Spent(1, 100, 50, 0.1), NO_LIMITS)
+    account.reserve("m", Spent(1, 100, 50, 0.1), None)
     database.set_session("one", task=f"the task {HALVES}")
     FactStore(database, "two").store(a_record(1, raw_output="another"))
     with database.write() as c:

@@ -7,10 +7,17 @@ from itertools import pairwise, takewhile
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.chats import any_chats, call, good_chats, result, rounds, say, system, user
+from tests.chats import any_chats, call, good_chats, parted, result, rounds, say, system, user
 from tests.examples import examples
+from tests.selection.texts import filled
 
-from memory_bank import TOOL_SCHEMAS, MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
+from memory_bank import (
+    TOOL_SCHEMAS,
+    MemoryBankSettings,
+    MemoryBankState,
+    MemoryProcessor,
+    apply_memory_bank_strategy,
+)
 from memory_bank.context.evidence import quotes_by_text
 from memory_bank.context.policies.evidence import evidence_of
 from memory_bank.errors import ConfigError
@@ -29,10 +36,15 @@ LOCAL = {
 """Settings that fold at every step. Folds that stand for several steps: test_folding.py."""
 
 
-def apply(messages, state=None, *, offered=None, **changes):
+def applied(messages, state=None, *, offered=None, **changes):
     state = state or MemoryBankState("lexical")
     settings = MemoryBankSettings(**{**LOCAL, **changes})
     return apply_memory_bank_strategy(messages, None, settings, state, tools=offered)
+
+
+def apply(*given, **changes):
+    context, tokens = applied(*given, **changes)
+    return parted(context), tokens
 
 
 def shared(before, now):
@@ -71,7 +83,7 @@ def test_never_over_budget_never_dearer_never_a_broken_pair(messages, budget, re
     if pairing_errors(messages):
         return
     state = MemoryBankState("lexical")
-    context, tokens = apply(messages, state, history_budget=budget, keep_recent=recent)
+    context, tokens = applied(messages, state, history_budget=budget, keep_recent=recent)
     plan = state.last_plan
     assert pairing_errors(context) == []
     assert tokens == sum(map(state.counter.count_message, context)) <= plan.full_tokens
@@ -87,7 +99,7 @@ def test_never_over_budget_never_dearer_never_a_broken_pair(messages, budget, re
 @given(any_chats())
 def test_any_list_goes_through(messages):
     state = MemoryBankState("lexical")
-    context, tokens = apply(messages, state, history_budget=60)
+    context, tokens = applied(messages, state, history_budget=60)
     assert tokens == sum(map(state.counter.count_message, context)) <= state.last_plan.full_tokens
     json.dumps(state.last_plan.as_dict(), default=str)
 
@@ -368,14 +380,14 @@ def test_every_context_tells_every_change(calls, layout, refresh):
             call((f"c{n}", tool, {"id": f"ID-{n:03}"})),
             result(f"c{n}", f"{output}\nREF-{n:03} {'x' * 200}"),
         ]
-        context, tokens = apply(messages, state, history_budget=1_500, layout=layout, refresh_after=refresh)
+        context, tokens = applied(messages, state, history_budget=1_500, layout=layout, refresh_after=refresh)
         assert pairing_errors(context) == []
         assert tokens == sum(map(state.counter.count_message, context)) <= state.last_plan.full_tokens
         assert all(
             told(context, t, f"ID-{i:03}") for i, (t, _) in enumerate(calls[: n + 1]) if t == "issue_refund"
         )
         assert (
-            apply(messages, state, history_budget=1_500, layout=layout, refresh_after=refresh)[0] == context
+            applied(messages, state, history_budget=1_500, layout=layout, refresh_after=refresh)[0] == context
         )
 
 
@@ -458,3 +470,48 @@ def test_a_declared_tool_is_told_as_declared():
     assert "#4 check_stock sku=S-1 → 12" in context[1]["content"]
     context, _ = apply(messages, history_budget=1_000)
     assert "#4 check_stock sku=S-1\n" in context[1]["content"]
+
+
+def _orders(form: str, ids: list[str]) -> str:
+    rows = [
+        {"order_id": i, "total": 10.5 * n, "note": "the parcel stands at the northern gate " * 3}
+        for n, i in enumerate(ids)
+    ]
+    if form == "JSON":
+        return json.dumps({"orders": rows}, indent=1)
+    if form == "JSON lines":
+        return "\n".join(map(json.dumps, rows))
+    if form == "table":
+        return "order_id,total,note\n" + "\n".join(",".join(map(str, r.values())) for r in rows)
+    return "\n".join(f"{r['order_id']}  shipped  {r['note']}" for r in rows)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("form", ["JSON", "JSON lines", "table", "lines"])
+def test_the_next_items_of_a_list_that_is_worked_off_stay_in_sight(form, order):
+    """Each item is looked at once: it stands in the context when its turn comes, and those after it."""
+    ids = [f"ORD-{7919 * n % 99991:05d}{chr(65 + n % 23)}X" for n in range(40)]
+    messages = [
+        user("Check every order of the list."),
+        call(("l", "list_orders", {})),
+        result("l", _orders(form, ids)),
+    ]
+    processor, folds, before = MemoryProcessor(), 0, 0
+    for n, item in enumerate(ids[::order]):
+        context, _ = processor.apply_strategy(messages)
+        folds, before = folds + (len(context) < before), len(context)
+        text = json.dumps(context)
+        assert all(later in text for later in ids[::order][n : n + 3])
+        parts = [{"sku": f"SKU-{n}{k}", "text": "blue carton in lane " * 25} for k in range(6)]
+        messages += [
+            call((f"c{n}", "get_order", {"order_id": item})),
+            result(f"c{n}", json.dumps({"order_id": item, "items": parts})),
+        ]
+    assert folds > 2
+
+
+def test_a_list_that_calls_do_not_work_off_has_no_worth_of_its_own():
+    index = filled(
+        ("list", "{}", _orders("JSON", [f"ORD-{n:04d}X" for n in range(30)])), "nothing", "nothing"
+    )
+    assert not index.tables.left_of_lists(3, 3, 12, 64).any()

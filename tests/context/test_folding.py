@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.chats import call, good_chats, result, say, system, user
+from tests.chats import call, good_chats, parted, result, say, system, user
 from tests.examples import examples, first_short
 from tests.shops import messages_of, shop_run
 
@@ -136,7 +136,7 @@ def test_between_folds_a_context_begins_with_the_one_before(refresh):
     growths = [sizes[b - 1] - sizes[a] for a, b in pairwise(folds)]
     wanted = refresh if refresh != "auto" else LEAST_GROWTH
     assert min(growths, default=wanted) > wanted - 400  # an interaction has up to 400 tokens with its turns
-    asked = [m["content"] for m in contexts[-1] if m["role"] == "user"]
+    asked = [m["content"] for m in parted(contexts[-1]) if m["role"] == "user"]
     assert asked[-1] == "Go on after 81."
     assert all(f"Go on after {n}." in asked for n in range(0, 90, 9))
 
@@ -327,7 +327,7 @@ def test_no_undone_call_stands_in_its_place_in_a_list_that_was_rewound(turns, fo
         calls = [c["function"] for m in context for c in m.get("tool_calls") or []]
         native = [json.loads(c["arguments"])["to"] for c in calls]
         assert native == [place for place in there if place in native]  # in order, none of another branch
-        memory = json.dumps([m for m in context if "<retrieved-data" in str(m["content"])])
+        memory = json.dumps([m for m in parted(context) if "<retrieved-data" in str(m["content"])])
         told = [place for place in there if place in memory or place in native]
         assert told == there
 
@@ -352,7 +352,9 @@ def test_a_fold_tells_every_change_and_every_tool():
             text = json.dumps(context)
             missing = [i for i in range(n + 1) if i % 3 == 1 and i % 60 != 7 and f"BOX-{i:03}" not in text]
             assert missing == []
-            listed = next((m["content"] for m in context if "<retrieved-data" in str(m["content"])), "")
+            listed = next(
+                (m["content"] for m in parted(context) if "<retrieved-data" in str(m["content"])), ""
+            )
             tools = {c["function"]["name"] for m in chat for c in m.get("tool_calls") or []}
             assert all(t in names_of(context) or f"{t} " in listed for t in tools)
     assert not state.last_plan.unchanged
@@ -386,7 +388,7 @@ def test_of_a_turn_of_parallel_calls_only_the_chosen_ones_are_shown():
     assert pairing_errors(context) == []
     turns = [str(m["tool_calls"]) for m in context[:-2] if m.get("tool_calls")]
     assert any(0 < turn.count("ACC-") < 10 for turn in turns)
-    listed = next(m["content"] for m in context if "<retrieved-data" in str(m["content"]))
+    listed = next(m["content"] for m in parted(context) if "<retrieved-data" in str(m["content"]))
     assert len(evidence_of(state).numbers) == 88
     in_list = [account for n in range(80) if (account := f"ACC-{n:02}") in listed]
     assert in_list

@@ -58,7 +58,8 @@ def marked(count: int) -> dict[str, Any]:
         ([*CHATS[:2], call(("c0", "f", {}), ("other", "f", {})), *CHATS[3:]], gate.PAIRS),
         ([*CHATS[:2], CHATS[2], result("c0", ""), *CHATS[-2:]], gate.EMPTY),
         ([*CHATS[:2], say(""), *CHATS[-2:]], gate.EMPTY),
-        ([*CHATS[:2], marked(5), *CHATS[-2:]], gate.MARKS),
+        ([CHATS[0], marked(5), *CHATS[-2:]], gate.MARKS),
+        ([*CHATS[:2], user("memory"), *CHATS[-2:]], gate.ROLES),
     ],
 )
 def test_a_chat_that_breaks_a_rule(sent: list[Any], rule: str) -> None:
@@ -82,7 +83,7 @@ def test_what_came_so_is_no_fault() -> None:
         user("a"),
         *rounds(2),
     ]
-    assert broken_rule(odd, odd) == ""
+    assert broken_rule(odd, odd) == broken_rule([], []) == ""
     assert broken_rule(odd[2:], odd) == ""
     assert broken_rule([*odd[:5], odd[5], odd[5], *odd[6:]], odd) == gate.PAIRS
 
@@ -123,7 +124,9 @@ def test_the_turn_that_is_answered_keeps_its_thinking_where_it_must() -> None:
     ("sent", "rule"),
     [
         ([ITEM_LIST[0], *ITEM_LIST[-2:]], ""),
-        ([*ITEM_LIST[:2], ITEM_LIST[0], *ITEM_LIST[-2:]], gate.REASONING),
+        ([*ITEM_LIST[:2], *ITEM_LIST[-1:]], gate.PAIRS),
+        ([ITEM_LIST[1], ITEM_LIST[0], *ITEM_LIST[-2:]], gate.REASONING),
+        ([ITEM_LIST[0], items.user("memory"), *ITEM_LIST[-2:]], gate.ROLES),
         ([ITEM_LIST[0], ITEM_LIST[2], *ITEM_LIST[-2:]], gate.PAIRS),
         ([ITEM_LIST[0], ITEM_LIST[3], *ITEM_LIST[-2:]], gate.PAIRS),
         ([ITEM_LIST[0], {"call_id": "a"}, *ITEM_LIST[-2:]], gate.ENTRY),

@@ -7,7 +7,7 @@ import logging
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.chats import any_chats, call, good_chats, result, rounds, say, system, user
+from tests.chats import any_chats, call, good_chats, parted, result, rounds, say, system, user
 from tests.contracts.strategy import StrategyContract
 from tests.examples import examples
 
@@ -144,7 +144,7 @@ def test_progressive_begins_at_the_threshold_and_keeps_a_stable_prefix():
     contexts = walk(processor, most=3000)
     unchanged = sum(context == CHAT[:i] for i, context in zip(steps(CHAT), contexts, strict=True))
     assert 8 < unchanged < 20
-    memories = [context[2]["content"] for context in contexts[unchanged:]]
+    memories = [parted(context)[2]["content"] for context in contexts[unchanged:]]
     assert 1 < len(set(memories)) < 15  # of 26 compacted contexts
     assert "#1" in memories[-1] and "get_order" in memories[-1]
 
@@ -190,7 +190,7 @@ def test_progressive_without_its_model_stays_whole(failure, caplog):
     config = config_of("progressive_summarization", compact_threshold=2500, summary_model="m", block=4)
     processor = MemoryProcessor(config)
     context = walk(processor, model, 2500)[-1]
-    assert "get_order" in context[2]["content"]
+    assert "get_order" in parted(context)[2]["content"]
     assert len(model.calls) <= 10
     assert "extractive" in caplog.text
 
@@ -203,7 +203,7 @@ def test_progressive_follows_a_fork_and_outlives_a_dropped_beginning():
     assert "ORD-1020" not in text_of(context)
     assert "ORD-1526" in text_of(context)
     context, _ = processor.apply_strategy([*CHAT[:2], *CHAT[-4:]])
-    assert "#" in context[2]["content"]
+    assert "#" in parted(context)[2]["content"]
 
 
 def test_what_cannot_be_met_is_said_once(caplog):

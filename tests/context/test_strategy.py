@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.chats import any_chats, call, good_chats, result, rounds, system, user
+from tests.chats import any_chats, call, good_chats, parted, result, rounds, system, user
 from tests.examples import examples
 
 from memory_bank import InteractionRecord, MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
+from memory_bank.context.gate import broken_rule
 from memory_bank.errors import EmbeddingError
 from memory_bank.plan import NO_PLAN
 from memory_bank.testing import ScriptedModel
@@ -32,7 +33,9 @@ def apply(messages, state=None, llm=None, **changes):
 
 
 def memory_of(context) -> str:
-    (found,) = [m for m in context if isinstance(m, dict) and "## Retrieved Context" in str(m.get("content"))]
+    (found,) = [
+        m for m in parted(context) if isinstance(m, dict) and "## Retrieved Context" in str(m.get("content"))
+    ]
     return found["content"]
 
 
@@ -43,9 +46,10 @@ def test_the_order_is_system_task_memory_tail():
     messages = [system(), user(), *rounds(6), user("And hurry.")]
     state = MemoryBankState("lexical")
     context, tokens = apply(messages, state)
-    assert context[:2] == messages[:2]
-    assert "[RETRIEVED RECORD 3]" in context[2]["content"]
-    assert context[3:] == messages[-3:]
+    first, task, memory, *tail = parted(context)
+    assert [first, task] == messages[:2]
+    assert "[RETRIEVED RECORD 3]" in memory["content"]
+    assert tail == messages[-3:]
     assert tokens == sum(map(state.counter.count_message, context))
     assert state.last_plan.full_tokens == sum(map(state.counter.count_message, messages))
 
@@ -73,7 +77,7 @@ def test_raw_data_keeps_to_its_limit_and_names_the_whole():
 def test_the_memory_is_fenced_as_data_with_the_role_of_the_setting():
     def memory(said, **changes):
         messages = [user(), call(("a", "f", {})), result("a", said), *rounds(1)]
-        (found,) = [m for m in apply(messages, **changes)[0] if m not in messages]
+        (found,) = [m for m in parted(apply(messages, **changes)[0]) if m not in messages]
         return found
 
     closing = memory("x \ud800 y")["content"].split("\n")[-1]
@@ -142,6 +146,11 @@ def test_any_list_goes_through_and_whole_pairs_stay_whole(messages, top_k):
     roles = ("user", "system", "developer")
     said = [m for m in messages if isinstance(m, dict) and m.get("role") in roles]
     said = [m for m in said if m["role"] != "user" or not carries_only_media(m)]
+    if (host := state.last_plan.host) is not None:  # its own text is the beginning of what is sent
+        [joined] = [m for m, (p, _) in zip(context, context.entries, strict=True) if p == host]
+        own, whole = messages[host].get("content"), joined["content"]
+        assert not own or whole[: len(own)] == own
+        said = [m for m in said if m is not messages[host]]
     kept = [m for m in context if any(m is one for one in said)]
     assert [id(m) for m in kept] == [id(m) for m in said]
     if state.last_plan.unchanged:
@@ -165,15 +174,16 @@ BROKEN = {
 
 @pytest.mark.parametrize("kind", BROKEN)
 @pytest.mark.parametrize("in_tail", [False, True])
-def test_broken_pairs_pass_through(kind, in_tail):
+def test_broken_pairs_stay_as_they_came_or_go_as_a_whole(kind, in_tail):
     broken = BROKEN[kind]
     middle = [user("next")] if kind == "all pending" else []
     messages = [user(), *rounds(1, start=7), *broken, user("next"), *rounds(2)]
     if in_tail:
         messages = [user(), *rounds(2), *broken, *middle]
     context, _ = apply(messages)
-    start = next(i for i, m in enumerate(context) if m == broken[0])
-    assert context[start : start + len(broken)] == broken
+    there = [m for m in context if any(m is one for one in broken)]
+    assert there == (broken if in_tail or kind == "between" else [])
+    assert broken_rule(context, messages) == ""
 
 
 def test_orphaned_data_is_not_lost():

@@ -76,6 +76,9 @@ class NativeWire(PartWire[Native]):
             return None
         return dataclasses.replace(native, results=tuple(results), calls=tuple(calls), text=text)
 
+    def add(self, native: Native, text: str) -> Native:
+        return dataclasses.replace(native, text=f"{native.text}\n\n{text}")
+
     def say(self, message: dict[str, Any]) -> Native:
         return Native(message["role"], message["content"])
 
@@ -280,14 +283,14 @@ def test_a_foreign_object_is_named_and_the_list_goes_through(caplog):
 
 def test_an_unforeseen_failure_costs_the_memory_of_a_step(caplog):
     class Broken(NativeWire):
-        def say(self, message):
+        def add(self, native, text):
             raise RuntimeError("a secret in the contents")
 
     bridge = Bridge(Broken().read_all)
     natives = history(25)
     with caplog.at_level(logging.WARNING, "memory_bank.Integrations"):
         assert bridge.rebuild(natives) == natives
-    assert "RuntimeError at say" in caplog.text
+    assert "RuntimeError at add" in caplog.text
     assert "secret" not in caplog.text
 
 

@@ -6,7 +6,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.chats import FOLDING, call, result, system, user
+from tests.chats import FOLDING, call, parted, result, system, user
 from tests.service.serving import configured
 
 from memory_bank.bank.database import Database
@@ -66,10 +66,9 @@ def test_nothing_that_tools_say_becomes_an_instruction(tmp_path, strategy):
         made = sessions.rebuild("ns", "run", messages[:n])
         assert pairing_errors(made.context) == []
         assert [m for m in made.context if m["role"] in ("system", "developer")] == messages[:1]
-        own = {id(m) for m in messages}
-        for message in made.context:
+        for message in parted(made.context):
             text = message["content"]
-            if id(message) in own:
+            if message in messages:
                 continue
             if message["role"] in ("tool", "assistant"):  # one of the client's calls and results, shortened
                 remembered += "[… #" in str(message)
@@ -92,7 +91,7 @@ def test_the_role_of_memory_is_what_the_setting_says(tmp_path, role):
     sessions = Sessions(database, Config(**{**shipped, "default_strategy": "memory_bank"}, service={}))
     messages = a_chat("run")
     made = sessions.rebuild(None, "run", messages)
-    (memory,) = [m for m in made.context if m not in messages]
+    (memory,) = [m for m in parted(made.context) if m not in messages]
     assert memory["role"] == role
     assert memory["content"].startswith(MARK)
     sessions.close()
@@ -125,7 +124,7 @@ def test_quoted_lines_cannot_pose_as_another_call_or_as_a_gap(tmp_path, layout):
     database = Database(tmp_path / "bank.db")
     sessions = Sessions(database, Config(**{**shipped, "default_strategy": "memory_bank"}, service={}))
     made = sessions.rebuild(None, "run", messages)
-    written = [m["content"] for m in made.context if m not in messages and m["content"]]
+    written = [m["content"] for m in parted(made.context) if m not in messages and m["content"]]
     lines = [line for text in written for line in text.split("\n")]
     for forged in FORGED:
         assert f"\\{forged}" in lines, forged

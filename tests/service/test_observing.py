@@ -110,7 +110,7 @@ def test_by_extraction_nothing_runs(configured: Any, database: Database) -> None
 
 
 def test_limits_hold_over_several_workers(configured: Any, bank_url: str, model: ScriptedServer) -> None:
-    config = config_for(configured, model, observer_budget={"calls_per_day": 5}, observer_concurrency=4)
+    config = config_for(configured, model, observer_calls_per_day=5, observer_concurrency=4)
     databases = [Database(bank_url) for _ in range(3)]
     sessions = Sessions(databases[0], config, OpenAIChat(base_url=model.base_url), queued=lambda: None)
     for name in "abcd":
@@ -125,14 +125,6 @@ def test_limits_hold_over_several_workers(configured: Any, bank_url: str, model:
     assert namespace_totals(databases[0], None).spent.calls == 5
     for database in databases:
         database.close()
-
-
-def test_a_limit_of_cost_without_a_price_is_told_at_the_start(
-    configured: Any, database: Database, model: ScriptedServer
-) -> None:
-    config = config_for(configured, model, observer_budget={"cost_per_day": 1})
-    with pytest.raises(ConfigError, match="no price"):
-        observing_for(database, config).start()
 
 
 def test_a_model_that_hangs_keeps_up_no_request_and_its_jobs_are_free_soon(

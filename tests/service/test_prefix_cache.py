@@ -151,6 +151,17 @@ def test_only_a_prefix_that_should_be_cached_counts(tmp_path):
         assert cache_of(p, "d").read == 1.0
 
 
+@pytest.mark.parametrize("works", [True, False])
+def test_what_the_provider_reports_is_what_a_session_has_paid(tmp_path, works):
+    with served(Cached(works=works), tmp_path) as (_, p):
+        done = [step(p, [*START, *LONG[:n]]) for n in (4, 6, 8)]
+        ledger = p.service.sessions._processor.state("memory_bank", "a").ledger
+        assert {e.memory for e in done} == {"unchanged"}
+        share = ledger.last.paid / done[-1].step.tokens
+        assert 0.1 < share < 0.5 if works else 0.9 < share < 1.1
+        assert ledger.paid == pytest.approx(ledger.full)
+
+
 def test_a_prefix_older_than_the_retention_does_not_count(tmp_path):
     with served(Cached(works=False), tmp_path) as (_, p):
         for n in range(4, 28, 2):

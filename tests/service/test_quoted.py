@@ -5,7 +5,7 @@ import re
 import unicodedata
 
 import pytest
-from tests.chats import FOLDING, call, result, system, user
+from tests.chats import FOLDING, call, parted, result, system, user
 from tests.service.proxied import configured, post, scripted
 from tests.service.requests import PATHS, body_of
 from tests.service.test_authority import seal_of
@@ -121,7 +121,8 @@ def contexts(settings, messages, model=None):
     config = Config(memory_strategies={"it": settings}, default_strategy="it")
     processor = MemoryProcessor(config, lambda: state)
     for n in range(8, len(messages) + 1, 2):
-        yield from written(processor.apply_strategy(messages[:n], "it", llm_client=model)[0], messages)
+        context, _ = processor.apply_strategy(messages[:n], "it", llm_client=model)
+        yield from written(parted(context), messages)
         state.flush(30)
 
 

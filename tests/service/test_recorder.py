@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from tests.chats import FOLDING
+from tests.chats import FOLDING, parted
 from tests.growth import cpu_seconds
 from tests.service.processes import until
 from tests.service.runs import orders
@@ -80,7 +80,7 @@ def test_an_agent_that_goes_on_at_once_is_not_held_up_and_its_contexts_are_kept(
     assert [s.records for s in found] == list(range(1, 12))
     assert all(s.detailed for s in found)
     manifests = [get_step(database, "a", n)[1] for n in range(1, 12)]
-    assert [m["context_messages"] for m in manifests] == [len(step.shown) for step in made]
+    assert [m["context_messages"] for m in manifests] == [len(parted(step.shown)) for step in made]
     assert all(m["plan"]["decisions"] or n == 0 for n, m in enumerate(manifests))
     assert not manifests[0]["explained"] and manifests[-1]["explained"]
     pieces = manifests[-2]["plan"]["pieces"]
@@ -103,7 +103,7 @@ def test_a_session_at_work_is_not_waited_for(database, sessions, recorder):
     assert numbers(database) == [1]
     _, manifest, _ = get_step(database, "a", 1)
     assert (manifest["plan"], manifest["explained"]) == (None, False)
-    assert manifest["context_messages"] == len(made.shown)
+    assert manifest["context_messages"] == len(parted(made.shown))
 
 
 def test_under_overload_contents_are_dropped_and_figures_never(database, sessions, recorder):

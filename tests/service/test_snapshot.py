@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from tests.chats import FOLDING, call, result, system, user
+from tests.chats import FOLDING, call, parted, result, system, user
 from tests.service.runs import orders, recorded
 
 from memory_bank.bank.database import Database
@@ -43,8 +43,8 @@ def test_the_context_is_told_message_by_message_as_it_was_sent(sessions):
         sessions.rebuild(None, "a", messages, strategy="memory_bank")
     step = sessions.rebuild(None, "a", steps[-1], strategy="memory_bank")
     kept = snapshot(step)
-    assert [m["role"] for m in kept["context"]] == [m["role"] for m in step.shown]
-    assert [text_of(m) for m in kept["context"]] == [m["content"] or "" for m in step.shown]
+    assert [m["role"] for m in kept["context"]] == [m["role"] for m in parted(step.shown)]
+    assert [text_of(m) for m in kept["context"]] == [m["content"] or "" for m in parted(step.shown)]
     parts = [m["part"] for m in kept["context"]]
     assert parts == ["anchor", "anchor", "memory", *["past"] * (len(parts) - 5), "tail", "tail"]
     assert len(parts) > 15
@@ -94,7 +94,9 @@ def test_retrieved_records_are_pieces_too(sessions):
         f"[RETRIEVED RECORD {i}]" for i in range(1, len(told) + 1)
     ]
     assert len(told) == len(kept["plan"]["pieces"]) >= 2
-    assert text_of(memory) == next(m["content"] for m in step.shown if m["content"] == text_of(memory))
+    assert text_of(memory) == next(
+        m["content"] for m in parted(step.shown) if m["content"] == text_of(memory)
+    )
 
 
 def test_every_past_interaction_has_its_fate_and_its_numbers(sessions):

@@ -45,7 +45,6 @@ def refused(cli: Any, monkeypatch: Any, tmp_path: Path, env: dict[str, str], *op
         ({f"{BANK}EMBEDDING_MODEL": "/no/such/folder"}, 'set embedding_model = "lexical"'),
         ({f"{BANK}EMBEDDING_MODEL": "BAAI/no-such-model"}, 'set embedding_model = "lexical"'),
         ({f"{BANK}EMBEDDING_MODEL": "openai:e"}, "set OPENAI_API_KEY"),
-        ({**LLM, f"{BANK}OBSERVER_BUDGET": '{"cost_per_day": 1}'}, "observer_prices has no price"),
         ({**LLM, f"{BANK}OBSERVER_PROMPT": "FOLDER/prompt.md"}, "the prompt lacks the placeholder"),
         ({f"{BANK}OBSERVER_MODEL": "m"}, "set OPENAI_API_KEY"),
     ],

@@ -1,6 +1,7 @@
 """The routes of a session's steps: listed, as a curve, in full; of one's own sessions only."""
 
 import pytest
+from tests.chats import parted
 from tests.service.processes import FOLDING, serve, until
 from tests.service.runs import orders, recorded
 
@@ -78,7 +79,7 @@ def test_a_step_in_full_tells_what_was_sent_and_why(service, shop):
     sent = step(service, "again", recorded("shop-refunds")[-1])["messages"]
     context = noted(service, "again", 1)["manifest"]["context"]
     texts = ["".join(p.get("text", "") for p in m["parts"]) for m in context]
-    assert texts == [m["content"] or "" for m in sent]
+    assert texts == [m["content"] or "" for m in parted(sent)]
 
 
 def test_what_became_different_is_told_between_two_steps(service):

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from tests.service.processes import Process, serve, start, until
+from tests.service.processes import Process, serve, until
 from tests.service.proxied import Held
 
 pytestmark = pytest.mark.long
@@ -95,22 +95,6 @@ def test_open_requests_of_all_end_and_ctrl_c_again_ends_them_at_once(tmp_path: P
         with pytest.raises((http.client.HTTPException, OSError)):
             connection.getresponse()
         until(lambda: not any(map(alive, workers)))
-
-
-@pytest.mark.short
-def test_workers_that_cannot_begin_are_one_sentence(tmp_path: Path) -> None:
-    """What only they find out, here a limit without a price of a strategy that a request may name, is told by one of them."""
-    env = {
-        "MEMORY_BANK_MEMORY_STRATEGIES__memory_bank_local__OBSERVER_MODEL": "m",
-        "MEMORY_BANK_MEMORY_STRATEGIES__memory_bank_local__OBSERVER_MODE": "background",
-        "MEMORY_BANK_MEMORY_STRATEGIES__memory_bank_local__OBSERVER_BUDGET": '{"cost_per_day": 1}',
-        "OPENAI_API_KEY": "k",
-    }
-    started = start("--db", tmp_path / "b.db", "--workers", "2", **env)
-    assert started.wait() == 1
-    assert len(started.lines) == 1
-    assert "observer_prices has no price for 'm'" in started.log
-    assert started.process.stdout.read() == ""
 
 
 def test_without_workers_to_share_with_figures_are_not_shared(tmp_path: Path) -> None:

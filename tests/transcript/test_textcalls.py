@@ -10,7 +10,7 @@ from tests.chats import call, entries, result, say, system, user
 
 from memory_bank.transcript.messages import Interaction, parse_messages
 from memory_bank.transcript.textcalls import read_text_calls
-from memory_bank.transcript.turns import WHOLE
+from memory_bank.transcript.turns import ADDED, WHOLE
 
 START = [system(), user("Fix the bug.")]
 
@@ -68,8 +68,9 @@ def test_each_form_is_read_as_calls_and_written_as_it_came(form: str) -> None:
 def test_what_is_left_out_and_added_keeps_the_roles_alternating(form: str) -> None:
     messages = [*START, *(m for n in range(4) for m in FORMS[form](n, f"output {n}"))]
     chat = known(messages)
-    memory = user("What was read: output 0.")
-    written = chat.write(entries(chat, [*chat.messages[:2], memory, *chat.messages[-4:]]))
+    left = entries(chat, [*chat.messages[:2], *chat.messages[-4:]])
+    left[1] = (1, {ADDED: "What was read: output 0."})
+    written = chat.write(left)
     assert [m["role"] for m in written] == ["system", "user", "assistant", "user", "assistant", "user"]
     assert written[1]["content"] == "Fix the bug.\n\nWhat was read: output 0."
     assert written[2:] == messages[-4:]

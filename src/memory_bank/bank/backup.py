@@ -11,6 +11,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from memory_bank.bank.database import Database, first_line
+from memory_bank.bank.schema import metadata
 from memory_bank.bank.sqlite import has_foreign_journal, number_anew
 from memory_bank.errors import ConfigError, StorageError
 from memory_bank.faults import fault_point
@@ -22,7 +23,7 @@ def backup(database: Database, to: Path, place: Callable[[str], object] | None =
     The file is there once it is complete: ``place`` is called with the copy, and moves it. Raises StorageError, and
     ConfigError if there is a file already.
     """
-    if to.exists() and place is None:
+    if place is None and (to.exists() or to.is_symlink()):
         raise ConfigError(f"{to} exists: name a new file, a backup overwrites nothing.")
     copy = ""
     try:
@@ -45,11 +46,14 @@ def backup(database: Database, to: Path, place: Callable[[str], object] | None =
 def restore(source: Path, to: Path) -> Path | None:
     """Put a copy of a bank at ``to``; the new name of the bank that was there, None if there was none.
 
-    Either is there as a whole at every moment. Raises ConfigError, and StorageError if ``source`` is no sound bank of
-    this version, or a process has the bank at ``to`` open.
+    Either is there as a whole at every moment. Where ``to`` is a link, the bank that it leads to is replaced, and the
+    link stays. Raises ConfigError, and StorageError if ``source`` is no sound bank of this version or has triggers or
+    views, or a process has the bank at ``to`` open.
     """
+    to = to.resolve()
     if not source.is_file() or not source.stat().st_size or (to.exists() and to.samefile(source)):
         raise ConfigError(f"{source} is no backup of a bank, or that bank itself: check the name.")
+    _check_objects(source)
     database = Database(source, must_exist=True)
     kept = Path(f"{to}.{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() // 1_000_000 % 1_000:03}")
 
@@ -79,3 +83,20 @@ def restore(source: Path, to: Path) -> Path | None:
     finally:
         database.close()
     return kept if kept.exists() else None
+
+
+def _check_objects(source: Path) -> None:
+    """Raise StorageError for a file with triggers, views or tables of its own, before anything in it may run."""
+    uri = f"{source.absolute().as_uri()}?mode=ro"
+    try:
+        with closing(sqlite3.connect(uri, uri=True)) as c:
+            found = c.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
+    except sqlite3.Error:  # opening it says what is wrong
+        return
+    known = {*metadata.tables, "models", "sqlite_sequence"}
+    for kind, name, sql in found:
+        is_own = name in known and "VIRTUAL" not in str(sql).upper()[:20]
+        if kind in ("trigger", "view") or (kind == "table" and not is_own):
+            raise StorageError(
+                f"{source} has the {kind} {name[:80]!r}, which no bank has: nothing was changed, restore another one."
+            )

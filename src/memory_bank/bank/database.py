@@ -145,8 +145,8 @@ class Database:
         """Begin a transaction that only reads, all of it from the state at its first statement."""
         raise NotImplementedError
 
-    def begin_write(self, c: Connection, creating: bool = False) -> None:
-        """Begin a transaction that writes, or creates tables. Raises StorageError, DatabaseOpenError."""
+    def begin_write(self, c: Connection, creating: bool = False, erasing: bool = False) -> None:
+        """Begin a transaction that writes, creates tables or erases. Raises StorageError, DatabaseOpenError."""
         raise NotImplementedError
 
     def tables(self, c: Connection) -> set[str]:
@@ -156,6 +156,9 @@ class Database:
     def room(self) -> int | None:
         """The bytes that are free where the database is stored; None where that is not known."""
         return None
+
+    def shrink(self) -> None:
+        """Give the space of deleted content back to the disk, where the database can."""
 
     def wipe(self, seconds: float) -> None:
         """Remove copies of deleted content outside the tables (SQLite's log), unless another process prevents it."""
@@ -267,20 +270,22 @@ class Database:
                 connection.rollback()
 
     @contextmanager
-    def write(self) -> Iterator[Connection]:
-        """A connection in a transaction, committed at the end and rolled back on any error."""
-        with self._mapped(writing=True), self._transaction() as connection:
+    def write(self, *, erasing: bool = False) -> Iterator[Connection]:
+        """A connection in a transaction, committed at the end and rolled back on any error.
+
+        ``erasing``: also on a disk on which there is room for deletions alone.
+        """
+        with self._mapped(writing=True), self._transaction(erasing=erasing) as connection:
             yield connection
 
     @contextmanager
     def erase(self) -> Iterator[Connection]:
         """As ``write``, for deleting content: SQLite overwrites deleted pages and empties the write-ahead log.
 
-        While another process reads the bank, the log is emptied by the next deletion or at the next opening.
+        While another process reads the bank, the log is emptied by the next deletion or at the next opening. It needs
+        no room on a disk that other writes have filled: deleted pages are cut off the file there.
         """
-        with self.write() as connection:
-            if self.url.get_backend_name() == "sqlite":
-                connection.exec_driver_sql("PRAGMA secure_delete=ON")
+        with self.write(erasing=True) as connection:
             yield connection
         self._wipe(1.0)
 
@@ -328,10 +333,10 @@ class Database:
             self.wipe(seconds)
 
     @contextmanager
-    def _transaction(self, creating: bool = False) -> Iterator[Connection]:
+    def _transaction(self, creating: bool = False, *, erasing: bool = False) -> Iterator[Connection]:
         with self.write_lock if self.exclusive else nullcontext(), self._engine.connect() as connection:
             self.check_place(connection)
-            self.begin_write(connection, creating)
+            self.begin_write(connection, creating, erasing)
             fault_point("write.begun")
             try:
                 yield connection
@@ -411,7 +416,7 @@ class Database:
 
     def set_session(self, session_id: str, **values: object) -> None:
         """Store the ``task`` or the ``title`` of a session, or when it was ``deleted`` (its row stays)."""
-        with self.write() as c:
+        with self.write(erasing=True) as c:
             c.execute(SET_SESSION.values(values), {"session": session_id})
 
     def get_task(self, session_id: str) -> str:

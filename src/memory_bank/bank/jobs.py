@@ -29,7 +29,6 @@ from memory_bank.bank.schema import (
     spending,
     sum_of,
 )
-from memory_bank.config import ObserverBudget
 from memory_bank.records import Spent
 from memory_bank.transcript.messages import MARKS, is_memory_tool
 
@@ -252,18 +251,14 @@ class Spending:
         self.clock = clock
         self._reserved = threading.local()  # the day of this thread's call, which may end on the next day
 
-    def reserve(self, model: str, expected: Spent, limits: ObserverBudget) -> str | None:
-        """Book the most that a call can cost before it is made, None; or why a limit forbids it, nothing booked."""
+    def reserve(self, model: str, expected: Spent, calls_per_day: int | None) -> str | None:
+        """Book the most that a call can cost before it is made, None; or why the limit forbids it, nothing booked."""
         day = self._reserved.day = self._today()
         with self.database.write() as c:
-            if any(limit is not None for _, limit in limits):
+            if calls_per_day is not None:
                 self.database.lock_bank(c, exclusive=True)
-                for period, mine in (("session", _p.session_id == self.session_id), ("day", _p.day == day)):
-                    spent = _spent(c, mine)
-                    for name in ("calls", "tokens", "cost"):
-                        limit = getattr(limits, f"{name}_per_{period}")
-                        if limit is not None and getattr(spent, name) + getattr(expected, name) > limit:
-                            return f"the Observer's budget is used up ({limit:,g} {name} a {period})"
+                if _spent(c, _p.day == day).calls >= calls_per_day:
+                    return f"the Observer's limit is reached ({calls_per_day:,} calls a day)"
             self._add(c, day, model, expected)
         return None
 

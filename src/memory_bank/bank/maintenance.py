@@ -92,6 +92,8 @@ def purge(
             found = _purge(c, name, before, dry_run)
         if found is not None:
             yield found
+    if not dry_run:
+        database.shrink()
 
 
 def purge_files(

@@ -128,7 +128,7 @@ class Session(Closing):
     def _forget(self) -> None:
         self.transcript.reset()
         self._caches.clear()
-        self.ledger = Ledger()
+        self.ledger = Ledger(self.ledger.added)
         self.over_budget_logged = False
         self.rules_logged.clear()
 

@@ -32,6 +32,10 @@ from memory_bank.errors import DatabaseOpenError, StorageError
 
 logger = logging.getLogger("memory_bank.Database")
 
+KEPT_ROOM = 8 * 2**20
+"""Bytes of a disk, at most an eighth of it, that are left for deletions: other writes are refused below."""
+_TIGHT = 64 * 2**20  # bytes of a disk below which deleted content is cut off instead of overwritten
+_INCREMENTAL, _PAGES = 2, 256  # the number of that auto_vacuum; pages that are cut off at a time
 BUSY_TIMEOUT_MS = 5_000
 CREATION_TIMEOUT_MS = 60_000
 
@@ -149,6 +153,7 @@ class Sqlite(Database):
                 with suppress(FileExistsError, PermissionError):
                     os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
                     with closing(sqlite3.connect(file)) as c:
+                        c.execute("PRAGMA auto_vacuum=INCREMENTAL")
                         number_anew(c)
             if _number_in(file) is not None:  # the mode of another program's file is not changed
                 for each in (file, log, index):
@@ -175,13 +180,17 @@ class Sqlite(Database):
         if not self.in_memory:
             c.exec_driver_sql("BEGIN")
 
-    def begin_write(self, c: Connection, creating: bool = False) -> None:
+    def begin_write(self, c: Connection, creating: bool = False, erasing: bool = False) -> None:
         if self.read_only:
             raise StorageError(
                 f"{self.name} can only be read here: allow writing to the file and its folder, or use a copy."
             )
         if self.in_memory:
             return
+        if erasing:  # FAST: pages that become free are not written; ``shrink`` cuts them off
+            c.exec_driver_sql(f"PRAGMA secure_delete={'FAST' if self._is_tight() else 'ON'}")
+        elif not creating:
+            self._check_room()
         with self._waiting(c, CREATION_TIMEOUT_MS) if creating else nullcontext():
             try:  # the write lock at once, so that two readers cannot deadlock; by the driver: half the time
                 c.connection.driver_connection.execute("BEGIN IMMEDIATE")  # type: ignore[union-attr]
@@ -194,8 +203,51 @@ class Sqlite(Database):
         Waits so long for readers and writers of other connections.
         """
         if not (self.in_memory or self.read_only):
+            if self._is_tight():
+                self.shrink()
             with self.write_lock, self._engine.connect() as c, self._waiting(c, int(1000 * seconds)):
                 c.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def shrink(self) -> None:
+        """See Database. Pages are moved to the beginning of the file some at a time, so that it needs little room."""
+        if self.in_memory or self.read_only:
+            return
+        with (
+            suppress(SQLAlchemyError, sqlite3.Error),
+            self.write_lock,
+            self._engine.connect() as c,
+            self._waiting(c, 200),
+        ):
+            driver: sqlite3.Connection = c.connection.driver_connection  # type: ignore[assignment]
+
+            pages = _PAGES if self._is_tight() else 16 * _PAGES
+
+            def figure(name: str) -> int:
+                return int(driver.execute(f"PRAGMA {name}").fetchone()[0])
+
+            while figure("auto_vacuum") == _INCREMENTAL and (free := figure("freelist_count")):
+                driver.executescript(f"PRAGMA incremental_vacuum({pages})")  # execute() stops after one page
+                is_read = driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[
+                    0
+                ]  # by others, meanwhile
+                if is_read or figure("freelist_count") >= free:
+                    return
+
+    def _check_room(self) -> None:
+        """Raise StorageError where the disk has only the room that is kept for deletions."""
+        disk, log = shutil.disk_usage(self._file.parent), 0
+        with suppress(OSError):  # the log may yet have to be copied into the file
+            log = os.stat(f"{self._file}-wal").st_size
+        if disk.free < min(KEPT_ROOM, disk.total // 8) + log:
+            left = f"{disk.free / 2**20:.1f} MiB left, which are kept for deletions"
+            raise StorageError(
+                f"{self.name}: its disk has {left}: make room, or delete with `memory-bank bank purge`."
+            )
+
+    def _is_tight(self) -> bool:
+        """Whether the disk may not have the room that overwriting deleted content needs."""
+        room = self.room()
+        return room is not None and room < _TIGHT
 
     @contextmanager
     def _waiting(self, c: Connection, milliseconds: int) -> Iterator[None]:

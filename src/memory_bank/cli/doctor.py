@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _PROGRAMS = {"claude-code": "claude", "codex": "codex", "opencode": "opencode"}
 _ROOM = 2**30  # bytes of a disk below which it is told
+_FULL = 2**26  # bytes below which a bank cannot be written for want of room
 
 
 class Finding(NamedTuple):
@@ -94,12 +95,11 @@ def _checks(db: str | None, config: Path | None) -> Iterator[Finding]:
             database.check_writing()
             yield _database(database, file)
         except MemoryBankError as e:
-            is_other = isinstance(e, DatabaseVersionError)
-            mends = (
-                "pip install --upgrade agent-memory-bank"
-                if is_other
-                else f"memory-bank bank restore{given} BACKUP"
-            )
+            mends = f"memory-bank bank restore{given} BACKUP"
+            if isinstance(e, DatabaseVersionError):
+                mends = "pip install --upgrade agent-memory-bank"
+            elif file is not None and shutil.disk_usage(file.absolute().parent).free < _FULL:
+                mends = f"memory-bank bank purge{given} --older-than 30d"
             yield Finding("database", "wrong", str(e), mends)
     own = loaded.strategy(settings.strategy or loaded.default_strategy)
     yield _embedder(getattr(own, "embedding_model", "lexical"), database, given)

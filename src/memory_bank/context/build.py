@@ -11,13 +11,15 @@ from typing import Any
 from memory_bank.bank.retrieval import raw_data
 from memory_bank.bank.session import MemoryBankState, Session
 from memory_bank.config import MemoryBankSettings
-from memory_bank.context.render import memory_message, render
+from memory_bank.context.render import host_of, memory_message, render
 from memory_bank.faults import fault_point
 from memory_bank.plan import NO_PLAN, Choice, Context, Plan, Shown
 from memory_bank.ports import TokenCounter
+from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.messages import record_tool
 from memory_bank.transcript.quoting import Mark, one_line, quote_lines
 from memory_bank.transcript.transcript import View, is_same
+from memory_bank.transcript.turns import ADDED
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 _PINNED_CHARS = 2_000  # shown of a pinned record whose messages are no longer in the list
@@ -76,13 +78,13 @@ def build_context(
 def _with_pins(view: View, session: Session, budget: int | None, whole: frozenset[str]) -> View:
     """The view in which past interactions with pinned records are never dropped, those with excluded ones hidden."""
     pinned_ids, excluded_ids = session.retained
-    hidden = {e.start for e in view.history if not e.fault and excluded_ids.intersection(e.record_ids)}
+    hidden = {e.start for e in view.history if not e.stays and excluded_ids.intersection(e.record_ids)}
     held = {e.start for e in view.interactions if any(p.tool_name in whole for p in e.pairs)} - hidden
     pinned: set[int] = set()
     kept = set(view.kept)
     for entry in reversed(view.history):
         if entry.start not in held:
-            if entry.fault or entry.start in hidden or not pinned_ids.intersection(entry.record_ids):
+            if entry.stays or entry.start in hidden or not pinned_ids.intersection(entry.record_ids):
                 continue
             if budget is not None:
                 if entry.tokens > budget:
@@ -142,19 +144,17 @@ def _pinned_text(gone: frozenset[str], view: View, session: Session, budget: int
 
 def make_plan(view: View, choice: Choice, session: Session, policy: Policy) -> Plan:
     """Count what a choice costs, and keep the messages where the choice saves nothing."""
-    memory, in_memory = None, 0
+    memory, host, in_memory = None, None, 0
     if choice.text and not choice.unchanged:
-        memory, last = memory_message(choice.text, session.session_id, choice.role), session.last_plan
-        if last.memory == memory and last.counter == session.counter.name:
-            in_memory = last.memory_tokens
-        else:
-            in_memory = memory_tokens(choice, session)
+        memory = memory_message(choice.text, session.session_id, choice.role)
+        host = host_of(view, choice) if choice.role == "user" else None
+        in_memory = _added_tokens(view, memory, host, session)
     tokens = in_memory + choice_tokens(view, choice)
     why = choice.unchanged
     if not why and not choice.may_cost_more and tokens >= view.full_tokens:
         why = "the full history costs no more"
     if why:
-        memory, in_memory = None, 0
+        memory, host, in_memory = None, None, 0
         tail = {p: e for p, e in choice.edits.items() if p >= view.tail_start}
         tokens = view.full_tokens + _edited_tokens(view, replace(choice, edits=tail))
     return Plan(
@@ -171,8 +171,22 @@ def make_plan(view: View, choice: Choice, session: Session, policy: Policy) -> P
         embedder=session.embedder_name,
         observer=session.observer_name,
         memory=memory,
+        host=host,
         previous=None if session.last_plan is NO_PLAN else replace(session.last_plan, previous=None),
     )
+
+
+def _added_tokens(view: View, memory: dict[str, str], host: int | None, session: Session) -> int:
+    """The tokens that a memory message adds, or its text to the user's message that it joins."""
+    last = session.last_plan
+    if (last.memory, last.host, last.counter) == (memory, host, session.counter.name) and (
+        host is None or is_same(last.view.messages[host], view.messages[host])
+    ):
+        return last.memory_tokens
+    if host is None:
+        return session.counter.count_message(memory)
+    joined = edited_message(view.messages[host], {ADDED: memory["content"]})
+    return session.counter.count_message(joined) - view.tokens_between(host, host + 1)
 
 
 def memory_tokens(choice: Choice, session: Session) -> int:

@@ -315,7 +315,7 @@ class _Chooser:
         apart, steps = view.pinned | view.hidden, session.steps
         count = newest_within([e.tokens for e in view.history], int(budget * share), most)
         latest = [
-            e for e in view.history[len(view.history) - count :] if not e.fault and e.start not in apart
+            e for e in view.history[len(view.history) - count :] if not e.stays and e.start not in apart
         ]
         hidden = self._latest_hidden(latest)
         self.whole = [e for e in latest if all(steps.get(t, hidden + 1) > hidden for t in e.record_ids)]
@@ -332,7 +332,7 @@ class _Chooser:
         self._list_room = min(self.room, thread_room(budget, len(memory.numbers)))
         # for changes and for calls that brought back ids
         self._list_more = min(self.room - self._list_room, int(budget * 0.25))
-        kept = (e for e in view.history if (e.fault or e.start in view.pinned) and e.start not in view.hidden)
+        kept = (e for e in view.history if (e.stays or e.start in view.pinned) and e.start not in view.hidden)
         self._kept = {t for e in kept for t in e.record_ids}  # what every context shows
         # by trace_id: the turn in which a call can stand, and the place of its pair there
         self._at: dict[str, tuple[Interaction, int]] = {}
@@ -344,7 +344,7 @@ class _Chooser:
         tail = view.tail.record_ids if view.tail else ()
         before = min((steps[t] for t in tail if t in steps), default=self._session.step_count + 1)
         apart = view.pinned | view.hidden
-        others = (e for e in view.history if e.fault or e.start in apart)
+        others = (e for e in view.history if e.stays or e.start in apart)
         shown = self._session.retained[1].union(t for e in (*whole, *others) for t in e.record_ids)
         return next((s for t, s in reversed(steps.items()) if s < before and t not in shown), 0)
 
@@ -382,7 +382,7 @@ class _Chooser:
     def in_place(self) -> Excerpts:
         """Shown in their places: turns of which something is chosen. In the list of calls: all others."""
         starts = {e.start for e in self.whole}
-        turns = [e for e in self._view.past if e.start not in starts]
+        turns = [e for e in self._view.past if not e.fault and e.start not in starts]
         self._at = {t: (e, place) for e in turns for place, t in enumerate(e.trace_ids) if t is not None}
         first = listed = self.listed(self._list_room)
         room = self.room - listed.tokens

@@ -68,6 +68,7 @@ def _kept_back(context: Context, messages: Sequence[Any], session: Session, rule
         tokens=context.plan.full_tokens,
         memory_tokens=0,
         memory=None,
+        host=None,
         unchanged=True,
         why_unchanged=f"the context would be worse than what came: {rule}",
         rule=rule,
@@ -96,6 +97,8 @@ def broken_rule(
     ``marks_beside``: cache marks of the request beside its messages. Linear; the messages that came are read only
     where what leaves has a fault.
     """
+    if not (sent and came):
+        return LAST if sent or came else ""
     known = set(map(id, came))
     new = [message for message in sent if id(message) not in known]
     kinds = {type(message) for message in came if not isinstance(message, str | dict | list | None)}
@@ -105,7 +108,7 @@ def broken_rule(
         ours = _faults(sent, wire)
     except MessagesError:
         return ENTRY
-    if not sent or _names(sent[-1], wire) != _names(came[-1], wire):
+    if _names(sent[-1], wire) != _names(came[-1], wire):
         return LAST
     if _moves_system(sent, came, new, wire):
         return SYSTEM
@@ -113,6 +116,8 @@ def broken_rule(
         theirs = _faults(came, wire)
         if ours.alone - theirs.alone:
             return PAIRS
+        if theirs.alternates and not ours.alternates:
+            return ROLES
         if ours.stray > theirs.stray:
             return REASONING
         if ours.empty - theirs.empty:

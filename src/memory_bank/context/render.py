@@ -7,40 +7,64 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
-from memory_bank.plan import Context, Plan
+from memory_bank.plan import Choice, Context, Plan
 from memory_bank.transcript.chat import edited_message
+from memory_bank.transcript.messages import MessageKind, kind_of, read
 from memory_bank.transcript.quoting import fence
-from memory_bank.transcript.turns import Edit, Entry
+from memory_bank.transcript.transcript import View
+from memory_bank.transcript.turns import ADDED, Change, Edit, Entry
 
 
 def render(plan: Plan) -> Context:
     """The messages of a plan: what is never dropped, the memory, past interactions that are shown, the tail.
 
-    The messages come in their order. The memory message stands before the past interactions that are shown:
-    those follow what is never dropped, or stand in their places among it where the choice says so
-    (``in_place``, and after a fold ``since``). Where the plan is ``unchanged`` all messages are there.
+    The messages come in their order. The memory stands before the past interactions that are shown: those follow
+    what is never dropped, or stand in their places among it where the choice says so (``in_place``, and after a
+    fold ``since``). It follows the text of the user's message that is the plan's ``host``; without one it is a
+    message. Where the plan is ``unchanged`` all messages are there.
     """
-    view, choice = plan.view, plan.choice
-    edits = plan.edits
-    entries: list[Entry] = []
-    keep_all = plan.unchanged or choice.keep_all
-    whole = [] if keep_all else [p for e in choice.whole for p in range(e.start, e.stop)]
-    if keep_all:
-        first: Iterable[int] = range(view.tail_start)
-    elif not choice.in_place and choice.since is None:
-        first = view.kept
-    else:
-        whole += [p for p in edits if p < view.tail_start and choice.in_place]
-        begin = min([*whole, view.tail_start if choice.since is None else choice.since])
-        first = [p for p in view.kept if p < begin]
-        whole = sorted({*whole, *(p for p in view.kept if p >= begin)})
-    memory = [] if plan.memory is None else [None]
-    for position in chain(first, memory, whole, range(view.tail_start, len(view.messages))):
-        if position is None:
-            entries.append((None, dict(plan.memory or {})))
-        else:
-            entries.append((position, edits[position].change if position in edits else {}))
+    view, edits, memory = plan.view, plan.edits, plan.memory
+    first, rest = _positions(view, plan.choice, plan.unchanged)
+    changes: dict[int, Change] = {p: edit.change for p, edit in edits.items()}
+    if memory is not None and plan.host is not None:
+        changes[plan.host] = {ADDED: memory["content"]}
+    entries: list[Entry] = [(p, changes.get(p, {})) for p in first]
+    if memory is not None and plan.host is None:
+        entries.append((None, dict(memory)))
+    entries += [(p, changes.get(p, {})) for p in rest]
     return Context(written(entries, view.messages, edits), plan, entries)
+
+
+def _positions(view: View, choice: Choice, unchanged: bool) -> tuple[Sequence[int], list[int]]:
+    """The positions of the messages that are shown: those before the memory, and those after it."""
+    tail = range(view.tail_start, len(view.messages))
+    if unchanged or choice.keep_all:
+        return range(view.tail_start), [*tail]
+    whole = [p for e in choice.whole for p in range(e.start, e.stop)]
+    if not choice.in_place and choice.since is None:
+        return view.kept, [*whole, *tail]
+    whole += [p for p in choice.edits if p < view.tail_start and choice.in_place]
+    begin = min([*whole, view.tail_start if choice.since is None else choice.since])
+    kept = [p for p in view.kept if p < begin]
+    return kept, [*sorted({*whole, *view.kept[len(kept) :]}), *tail]
+
+
+def host_of(view: View, choice: Choice) -> int | None:
+    """The position of the user's message that a memory message of the user joins, None where it stands alone.
+
+    Many chat templates refuse two messages of the user in a row, calls and results aside. It is the last one before
+    the memory unless the assistant has spoken since; the next one where there is none before. What stands before
+    the memory stays as it is until the next fold, and so does the choice.
+    """
+    first, rest = _positions(view, choice, unchanged=False)
+    for position in chain(reversed(first), rest):
+        kind = kind_of(view.messages[position])
+        if kind is MessageKind.USER:
+            content = read(view.messages[position], "content")
+            return position if content is None or isinstance(content, str | list | tuple) else None
+        if kind is MessageKind.SAY:
+            return None
+    return None
 
 
 def written(

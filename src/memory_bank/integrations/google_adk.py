@@ -35,6 +35,7 @@ class ADKWire(PartWire[Any]):
 
     def __init__(self, ids: dict[int, str]) -> None:
         self._ids = ids
+        self._made: list[Any] = []
 
     def read(self, native: Any) -> dict[int, Part]:
         found: dict[int, Part] = {}
@@ -55,11 +56,14 @@ class ADKWire(PartWire[Any]):
                 found[number] = Part(MessageKind.OTHER)
         return found | ({WHOLE: Part(MessageKind.USER, _user_content(said))} if said else {})
 
+    def add(self, native: Any, text: str) -> Any:
+        return native.model_copy(update={"parts": [*native.parts, types.Part(text=f"\n\n{text}")]})
+
     def write(self, native: Any, change: Change) -> Any | None:
         """See PartWire. A call that is signed keeps its arguments."""
         parts = []
         for number, part in enumerate(native.parts):
-            call, response = part.function_call, part.function_response
+            call, response, given = part.function_call, part.function_response, part
             is_said = native.role != "model" and response is None
             text = change.get(WHOLE if is_said else number, "")
             if text is None:
@@ -72,6 +76,9 @@ class ADKWire(PartWire[Any]):
                 part = part.model_copy(update={"function_call": call})
             elif text and call is None:
                 part = types.Part(text=text)
+            if part is not given and id(given) in self._ids:
+                self._ids[id(part)] = self._ids[id(given)]
+                self._made.append(part)  # while it lives no other part has its identity
             parts.append(part)
         return native.model_copy(update={"parts": parts}) if parts else None
 

@@ -12,7 +12,7 @@ from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.anthropic import thinking_rule
 from memory_bank.transcript.chat import content_like
 from memory_bank.transcript.jsontext import compact, parse_arguments
-from memory_bank.transcript.messages import MessageKind, kind_of
+from memory_bank.transcript.messages import MessageKind, content_with, kind_of
 from memory_bank.transcript.turns import Change, ChatMessage, Part, PartWire
 
 try:
@@ -89,6 +89,9 @@ class LangChainWire(PartWire[lc.BaseMessage]):
             extra = native.additional_kwargs.items()
             changes["additional_kwargs"] = {k: v for k, v in extra if k != "tool_calls"}
         return native.model_copy(update=changes) if kept or calls else None
+
+    def add(self, native: lc.BaseMessage, text: str) -> lc.BaseMessage:
+        return native.model_copy(update={"content": content_with(native.content, text)})
 
     def say(self, message: ChatMessage) -> lc.BaseMessage:
         kind = lc.HumanMessage if message["role"] == "user" else lc.SystemMessage

@@ -10,7 +10,7 @@ from memory_bank.errors import MessagesError, MissingExtraError
 from memory_bank.integrations.bridge import Bridge, BridgeOptions
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.messages import MessageKind, calls_of, kind_of
-from memory_bank.transcript.turns import WHOLE, Change, ChatMessage, Part, PartWire
+from memory_bank.transcript.turns import ADDED, WHOLE, Change, ChatMessage, Part, PartWire
 
 try:
     from litellm.integrations.custom_logger import CustomLogger
@@ -54,6 +54,9 @@ class LiteLLMWire(PartWire[Any]):
 
     def say(self, message: ChatMessage) -> Any:
         return message
+
+    def add(self, native: Any, text: str) -> Any:
+        return edited_message(_as_dict(native), {ADDED: text})
 
 
 def _as_dict(native: Any) -> dict[str, Any]:

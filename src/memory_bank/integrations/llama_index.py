@@ -9,7 +9,7 @@ from memory_bank.errors import MessagesError, MissingExtraError
 from memory_bank.integrations.bridge import Bridge, BridgeOptions
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.jsontext import parse_arguments, plain
-from memory_bank.transcript.messages import Call, MessageKind, calls_of
+from memory_bank.transcript.messages import Call, MessageKind, calls_of, content_with
 from memory_bank.transcript.turns import WHOLE, Change, ChatMessage, Part, PartWire
 
 try:
@@ -71,6 +71,13 @@ class LlamaIndexWire(PartWire[Any]):
         if not blocks and not more.get("tool_calls"):
             return None
         return native.model_copy(update={"blocks": blocks, "additional_kwargs": more})
+
+    def add(self, native: Any, text: str) -> Any:
+        *others, last = native.blocks or [TextBlock(text="")]
+        if not isinstance(last, TextBlock):
+            others, last = [*others, last], TextBlock(text="")
+        blocks = [*others, last.model_copy(update={"text": content_with(last.text, text)})]
+        return native.model_copy(update={"blocks": blocks})
 
     def say(self, message: ChatMessage) -> Any:
         return LlamaMessage(role=MessageRole(message["role"]), content=message["content"])

@@ -10,7 +10,7 @@ from memory_bank.integrations.bridge import Bridge, BridgeOptions
 from memory_bank.ports import ToolFunction
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.anthropic import Thinking, thinking_rule
-from memory_bank.transcript.messages import MessageKind
+from memory_bank.transcript.messages import MessageKind, content_with
 from memory_bank.transcript.turns import Change, ChatMessage, Part, PartWire
 
 try:
@@ -41,6 +41,13 @@ class PydanticAIWire(PartWire[pai.ModelMessage]):
                 key = "args" if isinstance(part, pai.ToolCallPart) else "content"
                 parts.append(dataclasses.replace(part, **{key: text}) if number in change else part)
         return dataclasses.replace(native, parts=parts) if parts else None
+
+    def add(self, native: pai.ModelMessage, text: str) -> pai.ModelMessage:
+        at, part = [(n, p) for n, p in enumerate(native.parts) if isinstance(p, pai.UserPromptPart)][-1]
+        said = part.content
+        content = content_with(said, text) if isinstance(said, str) else [*said, text]
+        parts = [*native.parts[:at], dataclasses.replace(part, content=content), *native.parts[at + 1 :]]
+        return dataclasses.replace(native, parts=parts)
 
     def say(self, message: ChatMessage) -> pai.ModelMessage:
         kind = pai.UserPromptPart if message["role"] == "user" else pai.SystemPromptPart

@@ -17,7 +17,7 @@ from memory_bank.integrations.bridge import Bridge, BridgeOptions
 from memory_bank.ports import ToolFunction
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.jsontext import parse_arguments
-from memory_bank.transcript.messages import MessageKind, content_text
+from memory_bank.transcript.messages import MessageKind, content_text, content_with
 from memory_bank.transcript.textcalls import joined_calls, parted_calls
 from memory_bank.transcript.turns import Change, ChatMessage, Part, PartWire
 
@@ -80,6 +80,12 @@ class SmolagentsWire(PartWire[smol.MemoryStep]):
         if _OBSERVED in change:
             changes |= {"observations": change[_OBSERVED], "error": None, "observations_images": None}
         return dataclasses.replace(native, **changes)
+
+    def add(self, native: smol.MemoryStep, text: str) -> smol.MemoryStep:
+        if isinstance(native, smol.TaskStep):
+            return dataclasses.replace(native, task=content_with(native.task, text))
+        assert isinstance(native, RetrievedStep)
+        return dataclasses.replace(native, text=content_with(native.text, text))
 
     def say(self, message: ChatMessage) -> smol.MemoryStep:
         return RetrievedStep(message["content"], message["role"])

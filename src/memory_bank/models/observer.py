@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from memory_bank.config import MemoryBankSettings, ObserverBudget, Price
-from memory_bank.errors import ConfigError, MemoryBankError
+from memory_bank.config import MemoryBankSettings, Price
+from memory_bank.errors import MemoryBankError
 from memory_bank.models.chat import as_chat_model, ask, failure_of, reply_text, usage_of
 from memory_bank.models.extraction import extract_summary
 from memory_bank.ports import ChatModel, LLMClient
@@ -38,10 +38,10 @@ Complete = Callable[[list[dict[str, str]]], str]
 
 
 class Account(Protocol):
-    """Books each call of the model before it is made, so that no limit is exceeded."""
+    """Books each call of the model before it is made, so that the limit is not exceeded."""
 
-    def reserve(self, model: str, expected: Spent, limits: ObserverBudget) -> str | None:
-        """Book a call and return None, or return the reason why a limit forbids it, without booking it."""
+    def reserve(self, model: str, expected: Spent, calls_per_day: int | None) -> str | None:
+        """Book a call and return None, or return the reason why the limit forbids it, without booking it."""
 
     def settle(self, model: str, expected: Spent, actual: Spent) -> None:
         """Replace the expected cost of a booked call by the actual one."""
@@ -59,7 +59,7 @@ class Trouble:
 class Observer:
     """Summarises records as its settings say; by extraction without a chat model, or with the model "extractive".
 
-    ``account`` is asked before every call whether the budget allows it. ``logged``: the reasons of failures that
+    ``account`` is asked before every call whether the limit allows it. ``logged``: the reasons of failures that
     were logged as a warning. ``is_durable``: `memory-bank bank observe` can make its summaries again.
     """
 
@@ -78,17 +78,9 @@ class Observer:
         logged: dict[str, object] | None = None,
         is_durable: bool = False,
     ) -> Observer:
-        """The Observer of some settings. Raises ConfigError for a wrong client, or a cost limit without a price."""
-        model, limits = settings.observer_model, settings.observer_budget
-        chat = None if model == EXTRACTIVE else as_chat_model(llm_client)
-        made = cls(chat, settings, account, {} if logged is None else logged, is_durable)
-        has_limit = (limits.cost_per_session, limits.cost_per_day) != (None, None)
-        if has_limit and model != EXTRACTIVE and made.price is None:
-            raise ConfigError(
-                f"observer_budget limits the cost, but observer_prices has no price for {model!r}: add one, or "
-                "limit calls or tokens."
-            )
-        return made
+        """The Observer of some settings. Raises ConfigError for a wrong client."""
+        chat = None if settings.observer_model == EXTRACTIVE else as_chat_model(llm_client)
+        return cls(chat, settings, account, {} if logged is None else logged, is_durable)
 
     @property
     def price(self) -> Price | None:
@@ -139,7 +131,7 @@ class Observer:
         size = sum(map(approximate_counter().count_message, messages))
         expected = self._priced(Usage(size, output=_SUMMARY_TOKENS))
         if self.account is not None:
-            refused = self.account.reserve(model, expected, self.settings.observer_budget)
+            refused = self.account.reserve(model, expected, self.settings.observer_calls_per_day)
             if refused:
                 return Trouble(refused, again=False)
         try:

@@ -32,6 +32,12 @@ REPEATED_WORTH = 0.1  # besides, of values in it that the agent wrote first
 OFFERS, OFFERS_SHARE = 150, 0.125  # segments that are packed: so many, and so many for a token of the budget
 LINE_LENGTHS = (160, 1300, 1600, 3000)  # budgets from which a call's line takes its next longer form
 MIN_HEADING, MIN_LONG_HEADING = 200, 600  # budgets from which each is shown
+LIST_WORTH = 0.8  # at least, of the next value of a list whose values are used one by one; less of later ones
+LIST_USES, LIST_PAUSE = (
+    3,
+    12,
+)  # values of it that were used, at least, and interactions since the latest, at most
+LIST_AHEAD = 64  # values that are left and have this worth: the nearest to the latest
 END_GAP = 2  # tokens of the gap mark at the end of an excerpt
 EDGE = 0.2  # extra worth of a segment whose neighbour was chosen, as a share of the values at the cut
 NEAR_MISSES = 12
@@ -164,6 +170,8 @@ class EvidenceIndex:
         worth[ids] = chance
         by_agent = t.values["agent"] > 0
         in_error = t.records["error"][t.values["record"]] > 0
+        left = t.left_of_lists(tail_interaction, LIST_USES, LIST_PAUSE, LIST_AHEAD)
+        worth = np.maximum(worth, LIST_WORTH * left)
         worth[by_agent] *= AGENT_WORTH
         worth[by_agent & (t.records["own"][t.values["record"]] == OWN["arguments"])] *= ARGUMENT_WORTH
         worth[in_error] *= ERROR_WORTH

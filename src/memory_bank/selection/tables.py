@@ -439,6 +439,28 @@ class EvidenceTables:
         shares = ((t, (after.get(t, 0.0) + n / calls) / total, n) for t, n in self.tool_calls.items())
         return [(tool, share / (number + 0.5)) for tool, share, number in shares if share > 0.01]
 
+    def left_of_lists(self, now: int, uses: int, pause: int, most: int) -> Array:
+        """Return for each value its nearness, 1 to 0, to the latest use of a list that calls work off one by one.
+
+        A list is the values under one key of a record. It is worked off where calls used ``uses`` of its values or
+        more, the latest at most ``pause`` interactions ago; its ``most`` nearest values without a use are left.
+        """
+        lists, v = self.columns.table, self.values
+        nearness = np.zeros(v.size)
+        for number in np.flatnonzero((lists["used"] >= uses) & (lists["used_at"] >= now - pause)).tolist():
+            members = self.columns.members[number]
+            is_used = v["leaf_uses"][members] > 0
+            begins, times = np.unique(v["run"][members[is_used]], return_counts=True)
+            alike = np.isin(v["run"][members], begins[times >= uses])  # such as ORD-… in lines of text
+            members = members[(v["cell"][members] > 0) | alike]  # not the parts of values
+            is_used = v["leaf_uses"][members] > 0
+            if is_used.sum() >= uses:
+                near = np.argsort(np.abs(v["column_at"][members] - lists["last_at"][number]), kind="stable")
+                left = members[near[~is_used[near]]][:most]
+                nearness[left] = np.maximum(nearness[left], np.linspace(1, 0, len(left), endpoint=False))
+        nearness[v["visible"]] = 0
+        return nearness
+
     # -- what changed ----------------------------------------------------------
     def _touch(self, ids: Array, event: bool) -> None:
         """Note that values changed; `event`: by an event that ages (see `eventful`)."""

@@ -33,8 +33,10 @@ from memory_bank.pricing import Charge, SentContext, Usage, common_length
 from memory_bank.processor import MemoryProcessor
 from memory_bank.service.proxy.dialects import LateError, RequestHistory
 from memory_bank.service.security.access import public_name, stored_id, writable_id
+from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.messages import check_messages, read, same_objects
 from memory_bank.transcript.tokens import open_counter
+from memory_bank.transcript.turns import ADDED
 
 log = logging.getLogger("memory_bank.Service")
 
@@ -165,7 +167,7 @@ class Sessions:
         beside: str | None = None,
         whole: frozenset[str] = frozenset(),
         under_load: bool = False,
-        added: int = 0,
+        added: str = "",
         wanted: Callable[[], bool] = lambda: True,
     ) -> Rebuilt:
         """Store what is new in the messages, and return the context of the next model call.
@@ -176,7 +178,7 @@ class Sessions:
         the model gets; the context names ``get_record`` only where it is among them. ``beside``: what the proxy sends
         besides the messages, such as the client's tools; it counts for the context and for the full history.
         ``whole``: tools whose calls and results stay whole. ``under_load``: many requests wait, so that the next
-        fold is put off. ``added``: tokens of what memory itself adds besides the messages, such as its tools.
+        fold is put off. ``added``: what memory itself adds besides the messages, such as its tools.
         ``wanted``: whether somebody still waits for the context; else no step is recorded.
 
         Raises what MemoryProcessor.apply_strategy and ``to_request`` of the history raise, ConfigError for an
@@ -209,7 +211,7 @@ class Sessions:
                     model=model,
                     tools=tools,
                     whole=whole,
-                    added=added,
+                    added=count_once((earlier.counter if earlier else open_counter()).count_text, added),
                 )
                 if not wanted():  # what was stored stays, and nothing is sent
                     raise LateError
@@ -226,7 +228,7 @@ class Sessions:
                 at, changed = common_length(kept.sent, context), None
                 if (is_changed := at < len(kept.sent)) and at < len(context):
                     first = context[at]
-                    is_memory = plan is not None and plan.memory is not None and first == plan.memory
+                    is_memory = plan is not None and plan.memory is not None and _shows_memory(context, at)
                     changed = "memory" if is_memory else str(read(first, "role") or read(first, "type") or "")
                 elif is_changed:
                     changed = "end"
@@ -582,15 +584,25 @@ def _with_own_text(shown: list[object], redacted: Sequence[object], given: Seque
             own[id(copy)] = message
             own.update((id(part), whole) for part, whole in zip(_parts(copy), _parts(message), strict=True))
     context: list[object] = []
-    for message in shown:
+    for place, message in enumerate(shown):
         if id(message) in own:
             context.append(own[id(message)])
+            continue
+        if isinstance(shown, Context) and ADDED in shown.entries[place][1]:
+            position, change = shown.entries[place]
+            context.append(edited_message(given[position or 0], change))
             continue
         parts = _parts(message)
         restored = [own.get(id(p), p) for p in parts]
         changed = any(a is not b for a, b in zip(parts, restored, strict=True))
         context.append({**cast("dict[str, object]", message), "content": restored} if changed else message)
     return Context(context, shown.plan, shown.entries) if isinstance(shown, Context) else context
+
+
+def _shows_memory(context: Sequence[object], place: int) -> bool:
+    """Whether a message of a context is memory, or the user's with memory after it."""
+    position, change = context.entries[place] if isinstance(context, Context) else (0, {})
+    return position is None or ADDED in change
 
 
 def _parts(message: object) -> list[object]:

@@ -197,6 +197,10 @@ class AnthropicWire(PartWire[AnthropicMessage]):
     def say(self, message: ChatMessage) -> AnthropicMessage:
         return {"role": "user", "content": [_text_block(content_text(message["content"]))]}
 
+    def add(self, native: AnthropicMessage, text: str) -> AnthropicMessage:
+        """See Wire."""
+        return {**native, "content": [*_as_blocks(native), _text_block(text)]}
+
     def finish(
         self, written: list[tuple[int | None, AnthropicMessage]], source: Sequence[Any], since: int
     ) -> list[AnthropicMessage]:

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memory_bank.transcript.messages import MessageKind, calls_of, is_text_part, kind_of, read, result_of
+from memory_bank.transcript.messages import (
+    MessageKind,
+    calls_of,
+    content_with,
+    is_text_part,
+    kind_of,
+    read,
+    result_of,
+)
 from memory_bank.transcript.responses import WIRE
-from memory_bank.transcript.turns import WHOLE, Change, Part, Wire
+from memory_bank.transcript.turns import ADDED, WHOLE, Change, Part, Wire
 
 
 class ChatWire(Wire[Any]):
@@ -27,6 +35,10 @@ class ChatWire(Wire[Any]):
             for call in calls_of(native):
                 yield Part(kind, call.arguments, call.call_id, call.name)
 
+    def add(self, native: Any, text: str) -> Any:
+        """See Wire."""
+        return edited_message(native, {ADDED: text})
+
 
 CHAT = ChatWire()
 
@@ -34,13 +46,16 @@ CHAT = ChatWire()
 def edited_message(message: Any, change: Change) -> Any:
     """The chat message with other contents and arguments, as a dict; None where neither text nor call is left.
 
-    A list stays a list, with one text part. ``message`` is not changed. It may be an item of the Responses API.
+    A list stays a list, with one text part; a text that is ADDED leaves its parts as they are. ``message`` is not
+    changed. It may be an item of the Responses API.
     """
     if not change:
         return message
     new = as_dict(message)
     if read(message, "role") is None:
         return WIRE.write(new, change)
+    if ADDED in change:
+        return new | {"content": content_with(read(message, "content"), change[ADDED])}
     if WHOLE in change:
         new["content"] = content_like(read(message, "content"), change[WHOLE])
     if change.keys() <= {WHOLE}:

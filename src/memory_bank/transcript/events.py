@@ -193,13 +193,3 @@ def _message_events(message: JsonObject) -> Iterator[Event]:
 
 
 # Compactions
-
-
-def first_item(item: JsonObject) -> list[JsonObject]:
-    """The events of an item (it has an ``id``) or a block that is the first of a stream, as objects."""
-    if "id" in item:
-        made, place = _response_events({"output": [item]}), {"sequence_number": 0}
-    else:
-        made, place = _message_events({"content": [item]}), {}
-    parts = ((kind, fields) for kind, fields in made if {"output_index", "index"} & fields.keys())
-    return [{"type": kind, **place, **fields} for kind, fields in parts]

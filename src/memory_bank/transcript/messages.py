@@ -27,6 +27,7 @@ HOSTED = frozenset(
     {"web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "mcp_call"}
 )
 """Types of Responses items that the provider answers itself: call and result are one item."""
+BETWEEN = "a message stands between a call and its result"
 # How frameworks introduce the image of a tool in a user message that follows the tool's result.
 _MEDIA_MARKS = ("<tool_result", "This is file ", "Observation:")
 
@@ -55,6 +56,18 @@ def content_text(content: object) -> str:
     if isinstance(content, (list, tuple)):
         return "\n".join(part_text(part) for part in content)
     return compact(plain(content))
+
+
+def content_with(content: Any, text: str, kind: str = "text") -> Any:
+    """A content with a text after it: of a list the parts stay as they are. ``kind``: the type of a text part."""
+    if isinstance(content, (list, tuple)):
+        known = (
+            read(part, "type")
+            for part in reversed(content)
+            if is_text_part(part) and not isinstance(part, str)
+        )
+        return [*content, {"type": next(known, kind), "text": text}]
+    return f"{content}\n\n{text}" if content else text
 
 
 def message_text(message: object) -> str:
@@ -399,6 +412,11 @@ class Interaction(Brief):
         return self.start + len(self.messages)
 
     @property
+    def stays(self) -> bool:
+        """Whether no strategy may leave it out: a message that is none of its own stands among its messages."""
+        return BETWEEN in self.fault
+
+    @property
     def record_ids(self) -> frozenset[str]:
         """The trace_ids of its records, and those they had before their images came."""
         return frozenset(t for t in (*self.trace_ids, *self.earlier_ids) if t)
@@ -534,7 +552,7 @@ class Parser:
         elif kind is MessageKind.RESULT:
             if turn is not None and self._between and turn.match(result_of(message)) is not None:
                 turn.messages.extend(between.message for between in self._between)
-                turn.faults["a message stands between a call and its result"] = None
+                turn.faults[BETWEEN] = None
                 self._between = []
             if turn is None or self._between:  # a result without a call stays with the turn that it follows
                 self._close()

@@ -9,7 +9,14 @@ from typing import Any
 
 from memory_bank.errors import HistoryError
 from memory_bank.transcript.jsontext import compact
-from memory_bank.transcript.messages import HOSTED, MessageKind, call_entry, content_text
+from memory_bank.transcript.messages import (
+    HOSTED,
+    MessageKind,
+    call_entry,
+    content_text,
+    content_with,
+    kind_of,
+)
 from memory_bank.transcript.turns import (
     KEPT_ROLE,
     WHOLE,
@@ -254,8 +261,11 @@ class ItemWire(Wire[Item]):
         """See Wire. Never raises. A hosted call, which holds its own result, is of no kind."""
         kind = item_type(native)
         if kind == "message":
-            role = native.get("role")
-            said = {"user": MessageKind.USER, "assistant": MessageKind.SAY}.get(str(role), MessageKind.SYSTEM)
+            said = (
+                MessageKind.SAY
+                if native.get("role") == "assistant"
+                else kind_of({"role": native.get("role")})
+            )
             return [Part(said, native.get("content"))]
         if kind in OUTPUT_OF:
             return [Part(MessageKind.CALL, "", call_id_of(native), kind)]
@@ -276,6 +286,10 @@ class ItemWire(Wire[Item]):
 
     def say(self, message: ChatMessage) -> Item:
         return {"type": "message", "role": message["role"], "content": content_text(message["content"])}
+
+    def add(self, native: Item, text: str) -> Item:
+        """See Wire."""
+        return {**native, "content": content_with(native.get("content"), text, "input_text")}
 
 
 WIRE = ItemWire()

@@ -137,18 +137,6 @@ class TextWire(ChatWire):
     def say(self, message: ChatMessage) -> Any:
         return message
 
-    def finish(self, written: list[tuple[int | None, Any]], source: Sequence[Any], since: int) -> list[Any]:  # noqa: ARG002
-        """See Wire. A message that memory adds joins the user message beside it: the roles alternate."""
-        out: list[Any] = []
-        joins_next = False
-        for at, new in written:
-            if (at is None or joins_next) and out and _is_user(out[-1]) and _is_user(new):
-                out[-1] = _joined(out[-1], new)
-            else:
-                out.append(new)
-            joins_next = at is None
-        return out
-
 
 def _text(message: Any) -> str | None:
     """The text of a message that has nothing but text."""
@@ -167,14 +155,6 @@ def _with_text(message: Any, text: str) -> ChatMessage:
 
 def _is_user(message: Any) -> bool:
     return kind_of(message) is MessageKind.USER
-
-
-def _joined(first: Any, second: Any) -> ChatMessage:
-    texts = first["content"], second["content"]
-    if all(isinstance(t, str) for t in texts):
-        return {**first, "content": "\n\n".join(texts)}
-    parts = [[{"type": "text", "text": t}] if isinstance(t, str) else list(t or ()) for t in texts]
-    return {**first, "content": [*parts[0], *parts[1]]}
 
 
 # The forms

@@ -37,7 +37,7 @@ class View(Brief):
 
     ``messages`` are the caller's own. ``interactions`` are all of them, the tail's last, with their trace_ids
     and tokens. ``kept`` are the positions of the messages before the tail that are never dropped: system and
-    user messages, assistant text, and interactions whose pairs are broken. ``new`` are the interactions
+    user messages, assistant text, and interactions that have a message among their own. ``new`` are the interactions
     whose records are not known to be stored: those since ``Transcript.acknowledge()``, and always the tail,
     which may still grow. ``known``: how many messages it begins with as at the step before. ``pinned`` and
     ``hidden`` are the starts of past interactions that are kept, and never shown, because a person or the
@@ -64,13 +64,13 @@ class View(Brief):
 
     @property
     def past(self) -> Sequence[Interaction]:
-        """The interactions before the tail that may be shown or left out: their pairs are whole, no mark decides."""
+        """The interactions before the tail that may be left out: not those that stay, nor those with a mark."""
         apart = self.pinned | self.hidden
-        return [i for i in self.history if not i.fault and i.start not in apart]
+        return [i for i in self.history if not i.stays and i.start not in apart]
 
     @property
     def kept_tokens(self) -> int:
-        """Tokens of what every context has: anchor, interactions with broken pairs, tail."""
+        """Tokens of what every context has: anchor, interactions that stay, tail."""
         tail = self.tokens_between(self.tail_start, len(self.messages))
         return tail + sum(self.tokens_between(p, p + 1) for p in self.kept)
 
@@ -164,7 +164,7 @@ class Transcript:
                 self._occurrences.update(keys)
                 self._interactions.append(interaction)
                 self._keys.append(keys)
-            if not isinstance(segment, Interaction) or segment.fault:
+            if not isinstance(segment, Interaction) or segment.stays:
                 self._kept.extend(range(segment.start, segment.stop))
         self._read = len(closed)
 

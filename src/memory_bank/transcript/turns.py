@@ -20,6 +20,8 @@ ChatMessage = dict[str, Any]
 WHOLE = (
     -1
 )  # the number of a chat message's content among its parts, the others of which are its calls, from 0
+ADDED = -2
+"""The number of a text that follows the content of a user message, among its parts."""
 KEPT_ROLE = (
     "item"  # the role of a chat message for what no strategy may leave out and no model reads as a turn
 )
@@ -90,6 +92,10 @@ class Wire(Generic[N]):
 
     def say(self, message: ChatMessage) -> N:
         """A new message with a text; ``role`` is user or system."""
+        raise NotImplementedError
+
+    def add(self, native: N, text: str) -> N:
+        """A user message with a text after its content, which stays as it is. ``native`` is not changed."""
         raise NotImplementedError
 
     def finish(self, written: list[tuple[int | None, N]], source: Sequence[N], since: int) -> list[N]:  # noqa: ARG002
@@ -220,6 +226,7 @@ class Conversation(Generic[N]):
         """
         pieces: list[tuple[int | None, Any]] = []  # of a message the parts that stay, or a new message
         turn: dict[tuple[int, int], Any] = {}
+        added: dict[int, str] = {}  # texts by the position of the message that they join
         unit = -1
 
         def end_turn() -> None:
@@ -236,6 +243,8 @@ class Conversation(Generic[N]):
                 unit = own
             if position is not None:
                 turn.update(self._parts(position, change))
+                if ADDED in change:
+                    added[self.places[position][-1].message] = change[ADDED]
             else:
                 pieces.append((None, self.wire.say(change)))
         end_turn()
@@ -251,8 +260,9 @@ class Conversation(Generic[N]):
                 changed = {n: piece.get(n) for n in numbers[at] if piece.get(n) is not _SAME}
                 if changed and (new := self.wire.write(new, changed)) is None:
                     continue
-            if at is not None or new is not None:
-                out.append((at, new))
+                if at in added:
+                    new = self.wire.add(new, added.pop(at))
+            out.append((at, new))
         return self.wire.finish(out, self.source, self.place_of(since))
 
     def _parts(self, position: int, change: Change) -> dict[tuple[int, int], Any]:

@@ -156,9 +156,8 @@ def test_codex_gets_exactly_one_item_and_goes_on_with_it(tmp_path, mode, upstrea
             assert again.header(b"x-memory-session") in (b"s", None)
         first, second = (r.body["input"] for r in server.requests[-2:])
         assert first == second  # the same bytes for the prefix cache
-        assert (FOREIGN in first) == (mode == "assist" and upstream == "knows")
+        assert (items[0] == FOREIGN) == (items[0] in first) == (mode == "assist" and upstream == "knows")
         assert "PAY-00007" in json.dumps(first)
-        assert items[0] not in first
 
 
 @pytest.mark.parametrize("mode", ["assist", "answer"])
@@ -202,15 +201,15 @@ def test_a_compaction_of_the_messages_api_is_one_block(tmp_path, stream, upstrea
         else:
             [given] = came.json()["content"]
             assert came.json()["stop_reason"] == "compaction"
-        assert "PAY-00007" in given["content"]
+        assert ("PAY-00007" in given["content"]) == (upstream == "refuses")
         assert ("Orders were read." in given["content"]) == (upstream == "knows")
         later = body_of("messages", [])
         later["messages"] = [blocks.turn(given), blocks.user("Go on.")]
         assert post(p.port, PATHS["messages"], later, SESSION).status == 200
         sent = server.requests[-1].body["messages"]
-        assert any(block in m["content"] for m in sent) == (upstream == "knows")
+        assert any(given in m["content"] for m in sent) == (upstream == "knows")
+        assert "mbc1." not in json.dumps(sent)
         assert "PAY-00007" in json.dumps(sent)
-        assert given["encrypted_content"] not in json.dumps(sent)
 
 
 def item_of(p, *headers):

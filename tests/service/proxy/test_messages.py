@@ -164,7 +164,7 @@ def test_a_request_without_history_passes_byte_by_byte(tmp_path):
 
 
 def test_everything_but_the_messages_keeps_its_bytes(tmp_path):
-    messages = [user(TASK), *rounds(12, size=900)]
+    messages = [user(TASK), *rounds(12, size=1_500)]
     extra = b'"metadata":{"user_id" : "u"}, "system":[{"type":"text","text":"\\u00e9"}],"context_management":{"edits":[]}'
     data = b'{"model":"claude",%b, "messages":%b,"max_tokens":9}' % (extra, json.dumps(messages).encode())
     with served([say("ok")], tmp_path, context_management="pass") as (server, p):

@@ -16,6 +16,7 @@ from tests.service.requests import body_of as request_of
 from memory_bank.service.proxy.dialects import ChatDialect, MessagesDialect, ResponsesDialect
 from memory_bank.service.proxy.refusals import TOOLS_REFUSED
 from memory_bank.testing import fail, say
+from memory_bank.transcript.jsontext import compact
 
 NAMED = re.compile("search_memory|get_record|list_records")
 DIALECTS = {"chat": ChatDialect(), "responses": ResponsesDialect(), "messages": MessagesDialect()}
@@ -214,3 +215,53 @@ def test_a_client_with_a_tool_of_such_a_name_keeps_its_own(tmp_path, way):
         for body in steps_of(way, 4, tools=own):
             post(p.port, PATHS[way], body, b"x-memory-session: s")
     assert tools_of(server.requests) == {json.dumps(own)}
+
+
+@pytest.mark.parametrize("way", PATHS)
+def test_the_guard_of_the_price_counts_the_tools(tmp_path, way):
+    with scripted(lambda _: say("ok"), tmp_path, SETTINGS) as (server, p):
+        for body in steps_of(way, 3):
+            post(p.port, PATHS[way], body, b"x-memory-session: s")
+        [step] = [e.step for e in p.told(4)[3:]]
+        own = len(body_of(way)["tools"])
+        added = step.counter.count_text(compact(server.requests[-1].body["tools"][own:]))
+        assert step.state.ledger.added == added > 100
+
+
+@pytest.mark.parametrize("way", PATHS)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("status", first_short([500, 404, 403, 422, 502]))
+def test_an_agent_survives_an_upstream_that_renders_no_context_of_memory(tmp_path, way, stream, status):
+    """From the first fold on, as the service is shipped; its tools stay in the pauses."""
+
+    def script(body):
+        return fail(status, "cannot render") if "retrieved-data" in json.dumps(body) else say("ok")
+
+    with scripted(script, tmp_path, SETTINGS) as (server, p):
+        bodies = steps_of(way, 18, stream=stream)
+        came = [post(p.port, PATHS[way], body, b"x-memory-session: s") for body in bodies]
+        assert {c.status for c in came} == {200}
+        pauses = len([line for line in p.lines if "goes without memory" in line])
+        assert 1 <= pauses <= 3
+        assert len(server.requests) == len(came) + pauses
+        answered = [r for r in server.requests if "retrieved-data" not in json.dumps(r.body)]
+        without = [r for r in answered if not NAMED.search(json.dumps(r.body["tools"]))]
+        assert len(without) == pauses  # sent strictly as they came
+
+
+@pytest.mark.parametrize("way", PATHS)
+def test_an_upstream_that_is_down_for_everything_keeps_its_load(tmp_path, way):
+    """Before a session has begun and after it; when it is back, memory and its tools are."""
+    with scripted(lambda _: fail(500, "down") if down else say("ok"), tmp_path, SETTINGS) as (server, p):
+        down = True
+        for bodies in ([body_of(way, 0)] * 12, [body_of(way, 12)] * 12):
+            before = len(server.requests)
+            assert {post(p.port, PATHS[way], body, b"x-memory-session: s").status for body in bodies} == {500}
+            assert len(server.requests) - before <= len(bodies) + 4
+        down = False
+        came = [
+            post(p.port, PATHS[way], body_of(way, steps), b"x-memory-session: s") for steps in (13, 14, 15)
+        ]
+        assert {c.status for c in came} == {200}
+        assert [c.header(b"x-memory-status") for c in came[1:]] == [b"rebuilt"] * 2
+        assert not any("goes without" in line or "gets none" in line for line in p.lines)

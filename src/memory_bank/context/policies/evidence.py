@@ -66,6 +66,8 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
         growth, put_off = int(settings.refresh_after), 1
     since = None if fold is None else fold.interactions_since(view, settings)
     stands, tokens, why = None, unfolded, SHORT if view.history else "there was no history yet"
+    if stay := len(view.history) - len(past):
+        why = f"{why}; {stay:,} past turns stay whole"
     if fold and since is not None:
         stands = fold.choice(base, since, view, session)
         tokens = fold.memory_tokens + choice_tokens(view, stands)
@@ -124,7 +126,7 @@ def _record_ids(view: View) -> set[str]:
 def _foldable(view: View, start: int) -> list[Interaction]:
     """The interactions of the history from one on, by number, that a fold may replace."""
     apart = view.pinned | view.hidden
-    return [e for e in view.history[start:] if not e.fault and e.start not in apart]
+    return [e for e in view.history[start:] if not e.stays and e.start not in apart]
 
 
 def _kept_before(view: View, past: Sequence[Interaction]) -> list[int]:

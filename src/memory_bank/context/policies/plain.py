@@ -25,7 +25,7 @@ def choose_last(view: View, session: Session, *, n: int) -> Choice:
     """Keep what is never dropped and the last ``n`` interactions."""
     if len(view.history) < n:
         return Choice(unchanged="there are no older interactions")
-    whole = [e for e in view.history[len(view.history) - n + 1 :] if not (e.fault or e.start in view.pinned)]
+    whole = [e for e in view.history[len(view.history) - n + 1 :] if not (e.stays or e.start in view.pinned)]
     return Choice(whole=whole, reasons=Shown(whole))
 
 

@@ -72,7 +72,6 @@ class ServiceObserver(BackgroundObserver):
     def start(self) -> None:
         """Start the thread, if a model observes; it also processes jobs queued earlier."""
         if self.settings is not None:
-            Observer.create(self._chat, self.settings)  # raises for a limit without a price
             self._started = True
             self.wake()
 

@@ -23,6 +23,7 @@ from memory_bank.service.sessions import Rebuilt
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import calls_of, content_text, read, result_of
 from memory_bank.transcript.quoting import quote_lines, sendable
+from memory_bank.transcript.turns import ADDED
 
 log = logging.getLogger("memory_bank.Service")
 
@@ -293,7 +294,7 @@ def snapshot(step: Rebuilt) -> dict[str, Any]:
     finally:
         if state is not None and is_held:
             state.lock.release()
-    context = {"context": made.context(), "context_messages": len(step.shown)}
+    context = {"context": made.context(), "context_messages": made.length}
     return {**context, "plan": plan, "explained": is_latest}
 
 
@@ -310,38 +311,42 @@ class _Origin(NamedTuple):
         return self.records if record is None else frozenset({record})
 
 
-def _origins(step: Rebuilt) -> list[_Origin]:
-    """The origin of each message of a context."""
+def _origins(step: Rebuilt) -> list[tuple[Any, _Origin]]:
+    """The messages of a context with their origins; memory in a message of the user is one of its own."""
     plan, shown = step.plan, step.shown
     other = _Origin({"part": "other", "step": None, "new": False})
     if plan is None or not isinstance(shown, Context):
-        return [other] * len(shown)
+        return [(message, other) for message in shown]
+    memory = _Origin({**other.place, "part": "memory"})
     view = plan.view
     known = None if plan.previous is None else len(plan.previous.view.messages)
     turns = {p: (n, e) for n, e in enumerate(view.interactions, 1) for p in range(e.start, e.stop)}
     end = view.tail.stop if view.tail else len(view.messages)
     shortens = plan.choice.in_place and not plan.unchanged
-    found: list[_Origin] = []
-    for position, change in shown.entries:
+    found: list[tuple[Any, _Origin]] = []
+    for message, (position, change) in zip(shown, shown.entries, strict=True):
         if position is None:
             is_memory = plan.memory is not None and change == plan.memory
-            found.append(_Origin({**other.place, "part": "memory"}) if is_memory else other)
+            found.append((message, memory if is_memory else other))
             continue
+        joined = [(plan.memory, memory)] if ADDED in change else []
+        if joined:
+            message, change = view.messages[position], {}
         number, turn = turns.get(position, (None, None))
         place = {"part": "past", "step": number, "new": known is not None and position >= known}
+        origin = _Origin(place)
         if turn is None or turn is view.tail:
             place["part"] = "tail" if turn is not None or position >= end else "anchor"
-            found.append(_Origin(place))
-            continue
-        if change:
-            place |= {"new": False, "fate": str(Fate.PART)}
-        if shortens and any(p in plan.edits for p in range(turn.start, turn.stop)):
-            ids = [c.call_id if (c := pair.call or pair.result) is not None else None for pair in turn.pairs]
-            records = zip(ids, turn.trace_ids, strict=False)
-            by_call = {i: t for i, t in records if t is not None and ids.count(i) == 1}
-            found.append(_Origin(place, turn.record_ids, by_call))
         else:
-            found.append(_Origin(place))
+            place |= {"new": False, "fate": str(Fate.PART)} if change else {}
+            if shortens and any(p in plan.edits for p in range(turn.start, turn.stop)):
+                ids = [
+                    c.call_id if (c := pair.call or pair.result) is not None else None for pair in turn.pairs
+                ]
+                records = zip(ids, turn.trace_ids, strict=False)
+                by_call = {i: t for i, t in records if t is not None and ids.count(i) == 1}
+                origin = _Origin(place, turn.record_ids, by_call)
+        found += [(message, origin), *joined]
     return found
 
 
@@ -356,6 +361,7 @@ class _Manifest:
         self.fates: Mapping[str, str] = {}  # of records
         self._found: set[int] = set()  # pieces that were found in a text
         self._left = [CONTEXT_CHARS]
+        self.length = 0  # of the context, in messages
 
     def plan(self, plan: Plan, *, explained: bool = True) -> dict[str, Any]:
         """The plan with its pieces, the newest decisions of each fate, and how many there are."""
@@ -394,7 +400,8 @@ class _Manifest:
 
     def context(self) -> list[dict[str, Any]]:
         """The messages in their order; the number of those left out in between."""
-        messages = list(zip(self.step.shown, _origins(self.step), strict=True))
+        messages = _origins(self.step)
+        self.length = len(messages)
         gap = len(messages) - FIRST_MESSAGES - LAST_MESSAGES
         if gap > 0:
             del messages[FIRST_MESSAGES : FIRST_MESSAGES + gap]

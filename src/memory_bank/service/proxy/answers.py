@@ -12,7 +12,6 @@ from typing import Any
 from memory_bank.models.usage import add_usage, merge_usage, usages_of
 from memory_bank.service.proxy.body import JsonObject
 from memory_bank.tools import GET_RECORD, LIST_RECORDS, MEMORY_FILES, SEARCH_MEMORY
-from memory_bank.transcript import events
 from memory_bank.transcript.anthropic import THINKING
 from memory_bank.transcript.responses import OUTPUT_OF, item_type
 
@@ -189,15 +188,12 @@ class TurnStream:
     from the first tool call on until the turn ends; then it is sent as it came, or, if a memory tool is called,
     dropped. A turn that failed or is longer than ``MOST_BYTES`` is never dropped. As long as nothing of an earlier
     turn was sent (``is_raw``), the bytes are those of upstream, except for the usage, which is that of all turns;
-    after that, events are rewritten to continue the earlier turn. ``lead``: an item or block of ours that is first;
-    ``usage``: that of the hidden turns; ``ending`` gives more members for the event that ends a message.
+    after that, events are rewritten to continue the earlier turn. ``usage``: that of the hidden turns.
     Each API implements ``read``, ``write`` and ``answer``; ``read_turn`` reads a complete answer.
     """
 
     read_turn: Callable[[JsonObject], ModelTurn]
-    lead: JsonObject | None = None
     usage: JsonObject = field(default_factory=dict)
-    ending: Callable[[JsonObject], JsonObject] = lambda _: {}
     has_sent: bool = False
     hides: bool = True
     is_raw: bool = True
@@ -259,10 +255,6 @@ class TurnStream:
     def _release(self, *last: Event) -> bytes:
         sent: list[bytes] = []
         for event in (*map(read_event, self._held), *last):
-            if self.lead and event.value and event.value.get("type") not in _STARTED:
-                led, self.lead = [self.write(e) for e in events.first_item(self.lead)], None
-                sent += events.as_events((e.pop("type"), e) for e in led if e)
-                self._first_index = self._next_index
             value = None if event.value is None else self.write(event.value)
             if event.value == value:
                 sent.append(event.raw)
@@ -444,9 +436,8 @@ class MessageStream(TurnStream):
             return None
         changed = self._moved(value)
         if kind == "message_delta":
-            usage = add_usage(self.usage, merge_usage(self._turn_usage, as_object(value.get("usage"))))
-            changed |= {"usage": usage} if self.usage else {}
-            changed |= self.ending({**changed, "usage": usage})
+            usage = merge_usage(self._turn_usage, as_object(value.get("usage")))
+            changed |= {"usage": add_usage(self.usage, usage)} if self.usage else {}
         return changed
 
     def answer(self) -> JsonObject:
@@ -464,7 +455,7 @@ class ResponseStream(TurnStream):
     """
 
     _identity: JsonObject = field(default_factory=dict)  # id and created_at of the response
-    _earlier: list[object] = field(default_factory=list)  # the lead, and items of hidden turns that were sent
+    _earlier: list[object] = field(default_factory=list)  # items of hidden turns that were sent
     _sent: list[object] = field(default_factory=list)  # items of the present turn that were sent
     _sequence: int = 0
 
@@ -472,7 +463,7 @@ class ResponseStream(TurnStream):
 
     def begin(self) -> None:
         super().begin()
-        self._earlier = [*(self._earlier or filter(None, [self.lead])), *self._sent]
+        self._earlier = [*self._earlier, *self._sent]
         self._items: dict[int, object] = {}
         self._sent = []
         self._response: JsonObject = {}

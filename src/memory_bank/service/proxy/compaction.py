@@ -7,14 +7,13 @@ import hashlib
 import hmac
 import json
 import logging
+import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
-
-from anyio import to_thread
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.session import MemoryBankState
@@ -28,14 +27,11 @@ from memory_bank.service.proxy.answers import (
     rewrite_event,
     rewritten,
 )
-from memory_bank.service.proxy.body import JsonObject, render_body, with_members
-from memory_bank.service.proxy.clearing import COMPACT, edit_of, threshold_of, with_compaction
+from memory_bank.service.proxy.body import JsonObject, render_body
 from memory_bank.service.proxy.injection import SendUpstream, read_memory
 from memory_bank.service.proxy.rebuild import (
     COMPACTION,
     COMPLETED,
-    THRESHOLD,
-    MemoryResult,
     ModelRequest,
     Rebuilder,
 )
@@ -57,6 +53,7 @@ LOST = (
 ADDED = "\n\nWhat the memory of this session holds besides:\n"
 _BEGINNING = "mbc1."  # of the encrypted_content of ours: the version
 _NONCE, _TAG = 12, 16  # bytes
+_HAS_COMPACTION = re.compile(rb'"type"\s*:\s*"compaction"')
 
 
 class Seals:
@@ -95,11 +92,12 @@ class Seals:
         return bytes(a ^ b for a, b in zip(data, stream, strict=True))
 
 
-def expand(request: ModelRequest, seals: Seals, upstream: str) -> bytes | None:
+def expand(request: ModelRequest, seals: Seals) -> bytes | None:
     """The body of a request with what our compaction items stand for; None without any. Sets ``compacted``.
 
-    What came before such an item goes, as with the providers, but what the user and the client said. An item of a
-    provider that ours holds comes back for the same ``upstream``. Raises BodyError.
+    What came before such an item goes, as with the providers, but what the user and the client said.
+
+    Raises BodyError.
     """
     key, namespace = request.dialect.key, request.caller.namespace
     elements = request.value.get(key)
@@ -109,35 +107,28 @@ def expand(request: ModelRequest, seals: Seals, upstream: str) -> bytes | None:
     if (at := next(found, -1)) < 0:
         return None
     own, _ = _parts(elements[at], key)
-    session_id = text = foreign = None
+    session_id = text = None
     try:
         if values := seals.read(own[-1]["encrypted_content"]):
-            session_id, digest, foreign, where = values
+            session_id, digest, *_ = values  # more in those of earlier versions
             text = seals.database.get_summary(namespace, session_id, digest)
-            foreign = foreign if text and where == upstream else None
     except MemoryBankError as e:
         log.warning("a compaction item could not be read: %s", type(e).__name__)
     if text:
         request.compacted = public_name(namespace, str(session_id))
-    made = _expanded(elements, at, f"{OPENING}{text}" if text else LOST, foreign)
+    made = _expanded(elements, at, f"{OPENING}{text}" if text else LOST)
     return render_body(replace(request.body, removed=()), {key: made})
 
 
-def _expanded(elements: list[Any], at: int, text: str, foreign: JsonObject | None = None) -> list[Any]:
+def _expanded(elements: list[Any], at: int, text: str) -> list[Any]:
     """A conversation with a text for its compaction item at a position, and for all that this stands for."""
-    # a provider's block keeps its place before what the model said after it, which may be bound to it
     key = "input" if item_type(elements[at]) == "compaction" else "messages"
     made, later = [e for e in elements[:at] if not _is_replaced(e, key)], elements[at + 1 :]
-    said, held = {"role": "user", "content": text}, [] if foreign is None else [foreign]
+    said = {"role": "user", "content": text}
     if key == "input":
-        return [*made, *held, {"type": "message", **said}, *later]
+        return [*made, {"type": "message", **said}, *later]
     rest = _parts(elements[at], key)[1]
-    spoken = [{**elements[at], "content": [*held, *rest]}] if held or rest else []
-    if not held:
-        return [*made, said, *spoken, *later]
-    begun = [e for e in elements[:at][:1] if as_object(e).get("role") == "user"]  # a conversation begins so
-    answered = 1 if rest else 0
-    return [*(made or begun), *spoken, *later[:answered], said, *later[answered:]]
+    return [*made, said, *([{**elements[at], "content": rest}] if rest else []), *later]
 
 
 def _parts(element: object, key: str) -> tuple[list[Any], list[Any]]:
@@ -160,23 +151,18 @@ def _is_replaced(element: object, key: str) -> bool:
 class Compaction:
     """Answers a request for a summary of its session, as the setting ``compaction`` says; see ModelRequest.
 
-    Where upstream does not know how to compact, the bank answers instead. ``upstream`` names it in our items. A
-    request with a threshold is compacted by upstream, or here where that does not get its ``context_management``.
+    Where upstream does not know how to compact, the bank answers instead.
     """
 
-    def __init__(
-        self, rebuilder: Rebuilder, seals: Seals, request: ModelRequest, send: SendUpstream, upstream: str
-    ) -> None:
+    def __init__(self, rebuilder: Rebuilder, seals: Seals, request: ModelRequest, send: SendUpstream) -> None:
         self.sessions, self.timeout = rebuilder.sessions, rebuilder.timeout
-        self.seals, self.request, self.send, self.upstream = seals, request, send, upstream
+        self.seals, self.request, self.send = seals, request, send
         self.is_messages = request.dialect.provider == "anthropic"
         self.by_item = request.dialect.is_compaction(request.value)
         step = request.memory.step
         knows = step is not None and step.records and not step.control
         self.mode = self.sessions.config.service.compaction if knows else "pass"
         self.budget = self.sessions.config.service.compaction_tokens
-        self.found: list[tuple[object, object]] = []  # upstream's compactions, with ours that hold them
-        self.block: JsonObject | None = None  # what is known of a streamed one
 
     @property
     def step(self) -> Rebuilt:
@@ -184,55 +170,11 @@ class Compaction:
         assert self.request.memory.step is not None
         return self.request.memory.step
 
-    async def lead(self) -> JsonObject | UpstreamAnswer | None:
-        """Compact a request above its client's threshold: what its answer begins with, or an answer of that alone.
-
-        The model answers to what the item or block stands for. None where there is nothing to do.
-        """
-        request, memory, threshold = self.request, self.request.memory, threshold_of(self.request.value)
-        is_here = request.manages and request.body.removed and memory.reason != COMPACTION
-        if not is_here or self.mode == "pass" or threshold is None or (memory.full_tokens or 0) <= threshold:
-            return None
-        self.budget = min(self.budget, threshold // 2)
-        if (edit_of(request.value, COMPACT) or {}).get("pause_after_compaction") is True:
-            self.by_item = True
-            return await self._own(with_compaction({"input_tokens": 0, "output_tokens": 0, "iterations": []}))
-        known = await self._known(users_words=True)
-        item = await self._item(known) if known else None
-        if item is not None:
-            request.memory = await to_thread.run_sync(self._compacted, item, f"{OPENING}{known}")
-        return item
-
-    def _compacted(self, item: JsonObject, text: str) -> MemoryResult:
-        """The request with a text for the conversation up to our item, as its later requests have it."""
-        request, memory, key = self.request, self.request.memory, self.request.dialect.key
-        elements = [
-            *request.value[key],
-            {"role": "assistant", "content": [item]} if self.is_messages else item,
-        ]
-        made = _expanded(elements, len(elements) - 1, text)
-        body = replace(request.body, value={**request.value, key: made})
-        plan, count = self.step.plan, self.step.counter.count_message
-        tokens = self.step.full_tokens - plan.full_tokens if plan else 0  # of the tools
-        return replace(
-            memory,
-            status="rebuilt",
-            reason=THRESHOLD,
-            arrays={key: made},
-            data=render_body(request.body, {key: made}),
-            tokens=tokens + sum(map(count, request.dialect.history(body).messages)),
-            step=replace(self.step, sent_context=None),
-        )
-
     async def answer(self, body: bytes, more: int) -> UpstreamAnswer:
-        """Upstream's answer to a body, in a form of ours where it holds a compaction; any other is closed."""
+        """Upstream's answer to a body; for a summary also the bank's, or upstream's with what it lacks."""
         request = self.request
         if request.memory.reason != COMPACTION or self.mode == "pass":
-            answer = await self.send(body, more)
-            stays = request.manages and not request.body.removed and threshold_of(request.value) is not None
-            if stays and self.mode != "pass" and answer.is_readable:
-                await self._put_into_ours(answer)
-            return answer
+            return await self.send(body, more)
         if self.mode == "answer" and (own := await self._own()):
             return own
         answer = await self.send(body, more)
@@ -258,9 +200,7 @@ class Compaction:
             log.warning("memory failed for a summary: %s", type(e).__name__)
             return None
 
-    async def _own(
-        self, usage: JsonObject | None = None, instead_of: UpstreamAnswer | None = None
-    ) -> UpstreamAnswer | None:
+    async def _own(self, instead_of: UpstreamAnswer | None = None) -> UpstreamAnswer | None:
         """The answer of the bank, in the place of upstream's; None where it knows nothing."""
         request, memory, route = self.request, self.request.memory, self.request.dialect.route
         # Codex and /responses/compact keep the user's messages
@@ -288,92 +228,41 @@ class Compaction:
             users = [i for i in request.value["input"] if as_object(i).get("role") == "user"]
             made = {k: made[k] for k in ("id", "created_at", "usage")} | {"object": "response.compaction"}
             made["output"] = [*users, *output]
-        made["usage"] = usage or made["usage"]
         if instead_of is not None:
             await instead_of.aclose()
-        reason = memory.reason if memory.reason == COMPACTION else THRESHOLD
-        request.memory = replace(memory, status="answered", reason=reason)
+        request.memory = replace(memory, status="answered", reason=COMPACTION)
         streamed = request.value.get("stream") is True and route != "compact"
         kind = b"text/event-stream" if streamed else b"application/json"
         answer = UpstreamAnswer(200, [(b"content-type", kind)], after(b""))
         answer.replace_body(b"".join(write(made)) if streamed else json.dumps(made).encode())
         return answer
 
-    async def _item(self, known: str, foreign: JsonObject | None = None) -> JsonObject | None:
-        """An item or block that names what the bank knows and holds one of upstream; None where it cannot be kept."""
-        sealed = await self._read(partial(self._sealed, known, foreign))
+    async def _item(self, known: str) -> JsonObject | None:
+        """An item or block that names what the bank knows; None where it cannot be kept."""
+        sealed = await self._read(partial(self._sealed, known))
         if sealed is None:
             return None
-        summary, item = _summary(foreign), {"type": "compaction", "encrypted_content": sealed}
-        own = {"content": f"{summary}{ADDED}{known}" if summary else known}
-        return item | (own if self.is_messages else {"id": f"cmp_{secrets.token_hex(12)}"})
+        own = {"content": known} if self.is_messages else {"id": f"cmp_{secrets.token_hex(12)}"}
+        return {"type": "compaction", "encrypted_content": sealed, **own}
 
-    async def _ours(self, part: Any) -> Any:
-        """A part of upstream's answer, in one of ours if it is a compaction and the bank knows more."""
-        summary = _summary(part)
-        is_failed = self.is_messages and not summary
-        if as_object(part).get("type") != "compaction" or is_failed:
-            return part
-        known = await self._known(summary, users_words=self.is_messages)
-        if not known or (item := await self._item(known, part)) is None:
-            return part
-        self.found.append((part, item))
-        return item
-
-    async def _put_into_ours(self, answer: UpstreamAnswer) -> None:
-        """Put the compactions in an answer of upstream into ours; a stream is changed as it is read."""
-        if answer.is_stream:
-            answer.replace_body(rewritten(answer.body, self._held_by_ours))
-        elif data := await answer.hold():
-            key = "content" if self.is_messages else "output"
-            parts = [await self._ours(p) for p in parse_object(data).get(key) or ()]
-            answer.replace_body(with_members(data, {key: parts}) if self.found else data)
-
-    async def _held_by_ours(self, event: Event) -> bytes:
-        """An event with upstream's compaction in one of ours; the pieces of a block come as one, at its end."""
-        value = event.value or {}
-        kind, block, item = value.get("type"), as_object(value.get("content_block")), value.get("item")
-        if kind == "content_block_start" and block.get("type") == "compaction":
-            self.block = block
-        elif kind == "content_block_delta" and self.block is not None:
-            delta = as_object(value.get("delta"))
-            self.block |= {k: v for k, v in delta.items() if k != "type" and v is not None}
-            return b""
-        elif kind == "content_block_stop" and self.block is not None:
-            delta = {**await self._ours(self.block), "type": "compaction_delta"}
-            self.block = None
-            told = events.as_events([("content_block_delta", {"index": value.get("index"), "delta": delta})])
-            return told[0] + event.raw
-        elif kind == "response.output_item.done":
-            ours = await self._ours(item)
-            return event.raw if ours is item else rewrite_event(event, {**value, "item": ours})
-        elif self.found and isinstance(output := as_object(value.get("response")).get("output"), list):
-            ours = [next((o for p, o in self.found if p == i), i) for i in output]
-            return rewrite_event(event, {**value, "response": {**value["response"], "output": ours}})
-        return event.raw
-
-    def _sealed(self, text: str, foreign: JsonObject | None) -> str:
+    def _sealed(self, text: str) -> str:
         """Keep a text for later requests, and seal what names it."""
         generation = self.step.state.generation if isinstance(self.step.state, MemoryBankState) else None
         digest = self.sessions.database.add_summary(self.step.session_id, text, generation)
-        return self.seals.seal(self.step.session_id, digest, foreign, self.upstream)
+        return self.seals.seal(self.step.session_id, digest)
 
     async def _with_item(self, answer: UpstreamAnswer) -> UpstreamAnswer:
-        """Upstream's answer with its item in one of ours; the bank's where it has none."""
+        """Upstream's answer where it holds a compaction; the bank's where it has none."""
         try:
-            if await answer.hold() is None:
-                return answer
+            data = await answer.hold()
         except UpstreamError as e:
             if (own := await self._own()) is None:
                 raise
             log.warning("upstream broke off a summary (%s): the bank answers", type(e).__name__)
             return own
-        await self._put_into_ours(answer)
-        await answer.hold()
-        if not self.found:
-            return await self._own(instead_of=answer) or answer
-        self.request.memory = replace(self.request.memory, reason=COMPLETED)
-        return answer
+        if data is None or _HAS_COMPACTION.search(data):
+            return answer
+        return await self._own(instead_of=answer) or answer
 
     async def _with_text(self, answer: UpstreamAnswer) -> UpstreamAnswer:
         """Upstream's summary with what it lacks after its text."""
@@ -411,11 +300,6 @@ class Compaction:
             )
 
         return write
-
-
-def _summary(part: object) -> str:
-    """The text in a compaction of upstream; "" where it is none, or cannot be read."""
-    return str(as_object(part).get("content") or "")
 
 
 def _texts(answer: JsonObject) -> Iterator[tuple[JsonObject, str]]:

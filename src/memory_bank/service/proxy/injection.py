@@ -23,7 +23,6 @@ from memory_bank.service.proxy.answers import (
     read_events,
 )
 from memory_bank.service.proxy.body import JsonObject, with_members
-from memory_bank.service.proxy.clearing import CONTEXT_MANAGEMENT, with_compaction
 from memory_bank.service.proxy.rebuild import ModelRequest
 from memory_bank.service.proxy.upstream import UpstreamAnswer, after
 from memory_bank.service.sessions import Sessions, count_once
@@ -68,15 +67,13 @@ class Injection:
     A turn that calls them is answered here and upstream is asked again, with the turn and its results appended to
     the request; the client sees only the last turn, and what was streamed before such a call. Calls of the client's
     own tools in a hidden turn get the result ``NOT_YET``, so every call has a result and nothing has to be
-    stored. ``timeout``: seconds for the calls of one turn. ``lead``: a compaction item or block of ours that
-    the answer begins with. A message also reports the client's edits that were applied here.
+    stored. ``timeout``: seconds for the calls of one turn.
     """
 
     sessions: Sessions
     timeout: float
     request: ModelRequest
     send: SendUpstream
-    lead: JsonObject | None = None
     hidden: list[object] = field(default_factory=list)  # turns and results, appended to the request
     hidden_tokens: int = 0
     tool_tokens: int = 0
@@ -98,7 +95,7 @@ class Injection:
             self.tool_tokens = count_once(self.counter.count_text, compact(added))
         while True:
             answer = await self._ask()
-            if not (self.tools or self.hidden or self.lead or request.reports):
+            if not (self.tools or self.hidden):
                 return answer
             if answer.is_stream:
                 answer = await self._stream(answer, usage)
@@ -109,32 +106,11 @@ class Injection:
                     usage = add_usage(usage, turn.usage)
                     await self._hide(turn)
                     continue
-                if changes := self._changes(given, usage):
-                    answer.replace_body(with_members(data, changes))
+                if own := as_object(given.get("usage")) if usage else {}:
+                    answer.replace_body(with_members(data, {"usage": add_usage(usage, own)}))
             if self.fetched:
                 answer.headers = [*answer.headers, (b"x-memory-fetched", str(self.fetched).encode())]
             return answer
-
-    def _changes(self, given: JsonObject, hidden: JsonObject) -> JsonObject:
-        """The members of a complete answer that differ for the client; ``hidden``: the usage of hidden turns."""
-        usage = as_object(given.get("usage"))
-        changes: JsonObject = {"usage": add_usage(hidden, usage)} if usage and hidden else {}
-        key = "content" if self.request.dialect.provider == "anthropic" else "output"
-        if self.lead and isinstance(given.get(key), list):
-            changes[key] = [self.lead, *given[key]]
-        changes |= self._ending({**given, **changes})
-        return {k: v for k, v in changes.items() if v != given.get(k)}
-
-    def _ending(self, end: JsonObject) -> JsonObject:
-        """What a message says of its usage and of edits; ``end``: the message, or the event that ends it."""
-        changes = JsonObject()
-        if self.request.dialect.provider == "anthropic" and self.lead:
-            changes["usage"] = with_compaction(as_object(end.get("usage")))
-        if self.request.reports:
-            given = as_object(end.get(CONTEXT_MANAGEMENT))
-            applied = [*self.request.memory.cleared, *(given.get("applied_edits") or ())]
-            changes[CONTEXT_MANAGEMENT] = {**given, "applied_edits": applied}
-        return changes
 
     def _may_hide(self) -> bool:
         """Whether another turn may be hidden."""
@@ -191,8 +167,7 @@ class Injection:
 
     async def _stream(self, answer: UpstreamAnswer, usage: JsonObject) -> UpstreamAnswer:
         """The answer as a stream, once its first bytes are there."""
-        own = {"usage": usage, "ending": self._ending, "lead": self.lead}
-        joined = self.request.dialect.open_stream(self.request.value, **own)
+        joined = self.request.dialect.open_stream(self.request.value, usage=usage)
         self.read = answer  # the answer of the present turn
         pieces = self._join(joined)
 

@@ -22,11 +22,11 @@ from cachetools import LRUCache
 
 from memory_bank.bank.session import Session
 from memory_bank.context.gate import broken_rule
-from memory_bank.errors import HistoryError, MemoryBankError
+from memory_bank.errors import MemoryBankError
 from memory_bank.service.failures import code_of
 from memory_bank.service.proxy.answers import objects_of
 from memory_bank.service.proxy.body import Body, JsonObject, render_body
-from memory_bank.service.proxy.clearing import CONTEXT_MANAGEMENT, clear, excluded_tools
+from memory_bank.service.proxy.clearing import excluded_tools
 from memory_bank.service.proxy.dialects import Dialect, LateError, NotRebuiltError, Provider, own_tools
 from memory_bank.service.proxy.identity import Identity, client_session
 from memory_bank.service.security.access import Caller, public_name, stored_id
@@ -37,7 +37,6 @@ from memory_bank.transcript.chat import CHAT
 from memory_bank.transcript.harness import asks_for_summary
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import MessageKind, kind_of, message_text, same_objects
-from memory_bank.transcript.tokens import open_counter
 
 log = logging.getLogger("memory_bank.Service")
 
@@ -57,7 +56,6 @@ MOST_UNMARKED = 1_024
 
 NOTHING_YET = "nothing to remember yet"
 COMPACTION, COMPLETED = "compaction request", "compaction request, completed by memory"
-THRESHOLD = "compaction at the client's threshold"
 FAILING = 3
 """Requests in a row that memory fails for, after which it counts as failing."""
 UNSEEN = 10
@@ -79,7 +77,6 @@ class MemoryResult:
     """What memory did for a request.
 
     ``data`` is the body for upstream, None for the original one; ``arrays`` are the members that differ in it.
-    ``cleared``: the client's edits of ``context_management`` that were applied here.
     ``reason`` says, without contents, why the request ``passed`` or memory ``failed``, and ``trouble``, for the log,
     how it failed. ``session`` is the session's public name, ``tokens`` are those of one such request, ``step`` is the
     step that it is recorded as. ``tools``: the request's with the memory tools, where these are added. ``sent``: what
@@ -96,7 +93,6 @@ class MemoryResult:
     step: Rebuilt | None = field(default=None, repr=False)
     tools: list[object] | None = field(default=None, repr=False)
     trouble: str = field(default="", repr=False)
-    cleared: Sequence[JsonObject] = ()
     sent: SentContext | None = field(default=None, repr=False)
 
 
@@ -107,8 +103,7 @@ BUSY = MemoryResult("failed", "busy", trouble="an earlier request of the session
 class ModelRequest:
     """A request of a dialect, and what memory did for it. The ``body`` has no members if it cannot be edited.
 
-    ``compacted``: the session that a compaction item of ours names. ``manages``: what its ``context_management`` says
-    is done here where upstream does not know it.
+    ``compacted``: the session that a compaction item of ours names.
     """
 
     dialect: Dialect
@@ -118,22 +113,11 @@ class ModelRequest:
     upstream_key: str | None = field(repr=False)
     memory: MemoryResult = MemoryResult("passed")
     compacted: str | None = None
-    manages: bool = False
 
     @property
     def value(self) -> JsonObject:
         """The members of its body."""
         return self.body.value
-
-    @property
-    def wants_clearing(self) -> bool:
-        """Whether its client wants old results or thinking cleared."""
-        return self.dialect.provider == "anthropic" and isinstance(self.value.get(CONTEXT_MANAGEMENT), dict)
-
-    @property
-    def reports(self) -> bool:
-        """Whether its answer says which edits of the client were applied here."""
-        return self.wants_clearing and (bool(self.body.removed) or self.memory.status == "rebuilt")
 
     @property
     def model(self) -> str:
@@ -422,7 +406,8 @@ class Rebuilder:
         """In a worker thread: rebuild a request, and turn errors into results."""
         job.is_running = True
         try:
-            return self.written(request, self._rebuild(job, request))
+            memory = self._rebuild(job, request)
+            return replace(memory, data=render_body(request.body, memory.arrays) if memory.arrays else None)
         except NotRebuiltError as e:
             return MemoryResult("passed", str(e))
         except LateError:
@@ -484,6 +469,7 @@ class Rebuilder:
                 beside="".join(compact(v) for m in ("tools", "functions") if (v := value.get(m))),
                 under_load=job.under_load,
                 wanted=wanted,
+                added=compact(offered[len(value.get("tools") or ()) :]) if offered else "",
             )
             if self.identity.is_current(namespace, match):
                 break
@@ -603,31 +589,6 @@ class Rebuilder:
             found.append(rolling.copy().digest())
             at = count
         return found
-
-    def written(self, request: ModelRequest, memory: MemoryResult) -> MemoryResult:
-        """The result with its body for upstream, without what the client wants cleared and upstream does not clear.
-
-        A request for a summary is of the real conversation, so nothing is cleared in it.
-        """
-        key, step, passes = request.dialect.key, memory.step, not request.body.removed
-        is_own = memory.status == "rebuilt" or not passes
-        if is_own and request.wants_clearing and memory.reason != COMPACTION:
-            counter = open_counter() if step is None else step.counter
-            given = memory.arrays.get(key, request.value[key])
-            full, tokens = memory.full_tokens, memory.tokens
-            if full is None or tokens is None:
-                messages = request.dialect.history(request.body).messages
-                full = tokens = sum(map(counter.count_message, messages))
-            with suppress(HistoryError):
-                written, saved, edits = clear(request.value, given, (full, tokens), counter, not passes)
-                memory = replace(memory, cleared=edits)
-                if not same_objects(written, given):
-                    # its answer says nothing of the cache of memory's context
-                    step = step and replace(step, sent_context=None)
-                    tokens = memory.tokens and memory.tokens - saved
-                    arrays = {**memory.arrays, key: written}
-                    memory = replace(memory, status="rebuilt", arrays=arrays, tokens=tokens, step=step)
-        return replace(memory, data=render_body(request.body, memory.arrays) if memory.arrays else None)
 
 
 def _without_marks(message: Any) -> Any:

@@ -22,17 +22,15 @@ from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
 from memory_bank.models.usage import NO_USAGE, ReportedUsage
 from memory_bank.service.failures import failure
 from memory_bank.service.proxy import clearing
-from memory_bank.service.proxy.answers import as_object, parse_object
 from memory_bank.service.proxy.body import (
     Body,
     MessageCache,
     decompressed,
     parse_body,
     render_body,
-    with_members,
     without_member,
 )
-from memory_bank.service.proxy.clearing import CONTEXT_MANAGEMENT, threshold_of
+from memory_bank.service.proxy.clearing import CONTEXT_MANAGEMENT
 from memory_bank.service.proxy.compaction import Compaction, Seals, expand
 from memory_bank.service.proxy.dialects import DIALECTS, Dialect, Provider
 from memory_bank.service.proxy.injection import Injection
@@ -241,11 +239,12 @@ class _ProxiedRequest:
         try:
             answer = await self._answer(self.request, headers)
         except _MemberUnknownError:
-            log.warning("upstream does not know context_management: it is applied here from now on")
-            rebuilder, request = self.proxy.rebuilder, self.request
-            rebuilder.passes.discard(provider)
+            log.warning("upstream does not know context_management: it is taken out from now on")
+            request, arrays = self.request, self.request.memory.arrays
+            self.proxy.rebuilder.passes.discard(provider)
             request.body = without_member(request.body, CONTEXT_MANAGEMENT)
-            request.memory = await in_thread_if_large(data, rebuilder.written, request, request.memory)
+            written = await in_thread_if_large(data, render_body, request.body, arrays) if arrays else None
+            request.memory = replace(request.memory, data=written)
             answer = await self._answer(request, headers)
         memory, safe = self.request.memory, string.punctuation.replace("%", "")
         values = {
@@ -257,35 +256,21 @@ class _ProxiedRequest:
         await self._relay(answer, [(f"x-memory-{n}".encode(), v.encode()) for n, v in values.items() if v])
 
     async def _answer(self, request: ModelRequest, headers: Headers) -> UpstreamAnswer:
-        """The answer to a model request; it reports the client's edits that were applied here."""
+        """The answer to a model request."""
         rebuilder, dialect = self.proxy.rebuilder, request.dialect
-        if request.manages and dialect.provider not in rebuilder.passes:
+        if dialect.route != "chat" and dialect.provider not in rebuilder.passes:
             headers = clearing.without_beta(headers)
         send = partial(self._send_form, request, headers)
-        compaction = Compaction(rebuilder, self.proxy.seals, request, send, self.upstream.name)
-        lead = await compaction.lead()
-        if isinstance(lead, UpstreamAnswer):
-            return lead
-        sessions, timeout = rebuilder.sessions, rebuilder.timeout
-        self.injection = Injection(sessions, timeout, request, compaction.answer, lead)
-        answer = await self.injection.answer()
-        counts = dialect.counts_only and request.reports and answer.is_readable
-        if counts and (data := await answer.hold()):
-            value = parse_object(data)
-            if request.memory.data is not None:  # the request as it came is counted, too
-                whole = await self._send_upstream(headers, request.body.data)
-                value |= parse_object(await whole.hold() or b"")
-            original = as_object(value.get(CONTEXT_MANAGEMENT)).get("original_input_tokens")
-            report = {"original_input_tokens": original or value.get("input_tokens")}
-            answer.replace_body(with_members(data, {CONTEXT_MANAGEMENT: report}))
-        return answer
+        compaction = Compaction(rebuilder, self.proxy.seals, request, send)
+        self.injection = Injection(rebuilder.sessions, rebuilder.timeout, request, compaction.answer)
+        return await self.injection.answer()
 
     async def _rebuild(self, dialect: Dialect, data: bytes, key: str | None) -> None:
         """Set the request with its context from memory, in the form in which upstream gets it first."""
         request = self.request = ModelRequest(dialect, self.caller, Body(data), self.incoming.headers, key)
         try:
             request.body = await in_thread_if_large(data, self._parsed, request, data)
-            expanded = await to_thread.run_sync(expand, request, self.proxy.seals, self.upstream.name)
+            expanded = await to_thread.run_sync(expand, request, self.proxy.seals)
             if expanded is not None:
                 request.body = await in_thread_if_large(data, self._parsed, request, expanded)
         except BodyError as e:
@@ -300,13 +285,10 @@ class _ProxiedRequest:
             request.memory = replace(_as_it_came(request, reason), tools=tools)
 
     def _parsed(self, request: ModelRequest, data: bytes) -> Body:
-        """A body of the request without the member that upstream does not know, where that is applied here."""
-        dialect, rebuilder = request.dialect, self.proxy.rebuilder
+        """A body of the request, without the member that upstream does not know."""
+        dialect = request.dialect
         body = parse_body(data, dialect.key, "tools", "thinking", CONTEXT_MANAGEMENT)
-        service = rebuilder.sessions.config.service
-        stays = service.compaction == "pass" and service.context_management != "remove"
-        request.manages = dialect.route != "chat" and not (stays and threshold_of(body.value) is not None)
-        if request.manages and dialect.provider not in rebuilder.passes:
+        if dialect.route != "chat" and dialect.provider not in self.proxy.rebuilder.passes:
             body = without_member(body, CONTEXT_MANAGEMENT)
         return self.proxy.cache.intern(body, dialect.key)
 
@@ -327,7 +309,8 @@ class _ProxiedRequest:
             if not is_own:
                 self._accepted(refusals, memory, hides)
             return first.result()
-        if CONTEXT_MANAGEMENT in request.value and request.manages and not (request.body.removed or hides):
+        may_not_know = request.dialect.route != "chat" and not (request.body.removed or hides)
+        if CONTEXT_MANAGEMENT in request.value and may_not_know:
             said = (
                 await first.answer.hold() if first.answer is not None and first.failure.status < 500 else None
             )
@@ -466,7 +449,6 @@ def _as_it_came(request: ModelRequest, reason: str) -> MemoryResult:
         arrays={},
         tokens=request.memory.full_tokens,
         tools=None,
-        cleared=(),
     )
 
 
