@@ -75,7 +75,7 @@ def file(command: str, make: Callable[[int], dict[str, object]]) -> Attack:
     """A call of the tool for files over MCP."""
 
     def made(size: int) -> Request:
-        arguments = {"command": command, "path": "/memories/big", **make(size)}
+        arguments = {"project": "attack", "command": command, "path": "/memories/big", **make(size)}
         params = {"name": "memory_files", "arguments": arguments}
         call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
         return Request("POST", "/mcp", json.dumps(call).encode(), MCP)

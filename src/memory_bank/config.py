@@ -405,7 +405,7 @@ class ServiceSettings(Settings):
     compaction_tokens: Annotated[Int, Field(ge=200, le=100_000)] = 4000
     """Most tokens of what memory adds to a summary, or answers in its place."""
     memory_files: bool = False
-    """Offer, beside the memory tools, files below /memories that outlive a session; also over MCP."""
+    """Offer over MCP, beside the memory tools, files below /memories that outlive a session, by project."""
     cache_markers: Literal["auto", "off"] = "auto"
     """Messages API: add marks for the prefix cache (cache_control) to requests that have none."""
     context_management: Literal["auto", "pass", "remove"] = "auto"

@@ -35,11 +35,11 @@ def as_copied(text: str) -> str:
     if "\\" in text:
         control = {"n": "\n", "r": "", "t": "\t"}
         text = re.sub(
-            r"""\\+(?:u([0-9A-Fa-f]{4})|([rnt"'/]))""",
+            r"""(?<!\\)\\+(?:u([0-9A-Fa-f]{4})|([rnt"'/]))""",
             lambda m: chr(int(m[1], 16)) if m[1] else control.get(m[2], m[2]),
             text,
         )
-    return re.sub(r"[ \t\r]+$", "", text.replace("\r\n", "\n"), flags=re.M)
+    return re.sub(r"(?<![ \t\r])[ \t\r]+$", "", text.replace("\r\n", "\n"), flags=re.M)
 
 
 def shared_length(a: str, b: str) -> int:

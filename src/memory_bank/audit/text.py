@@ -73,9 +73,9 @@ def _inside_number(text: str, start: int, stop: int) -> bool:
 def normalise(text: str) -> NormalText:
     """A text in its normal form: escapes undone at any depth, case folded, single spaces."""
     if "\\" in text:
-        text = re.sub(r"\\+u([0-9A-Fa-f]{4})", lambda m: chr(int(m[1], 16)), text)
-        text = re.sub(r"\\+[rnt]", " ", text)
-        text = re.sub(r"\\+([/'\"])", r"\1", text)
+        text = re.sub(r"(?<!\\)\\+u([0-9A-Fa-f]{4})", lambda m: chr(int(m[1], 16)), text)
+        text = re.sub(r"(?<!\\)\\+[rnt]", " ", text)
+        text = re.sub(r"(?<!\\)\\+([/'\"])", r"\1", text)
         text = re.sub(r"\\\\+", r"\\", text)
     words = " ".join(text.split())
     if not words:
@@ -97,7 +97,7 @@ _SPANS = tuple(
     for pattern in (
         r"https?://[^\s<>\"')\]]+",
         r"(?<![-+.\w])[-+.\w]+@[-\w]+\.[.\w]+",  # e-mail
-        r"(?<![-.~\w])(?:[-.~\w]*/)+[-.~\w]+",  # path
+        r"(?<![-.~\w/])(?:[-.~\w]*/)++[-.~\w]+",  # path
         r"\b\d{4}(?:-\d{2}){2}(?:[ T]\d{2}:\d{2}(?::\d{2})?)?",  # date and time
         r"[`'\"]([^`'\"\n]{3,60})[`'\"]",  # quoted
         r"\*\*([^\n*]{3,60})\*\*",  # bold, in answers

@@ -30,7 +30,16 @@ from memory_bank.pricing import Ledger, PrefixCache
 from memory_bank.records import InteractionRecord, Spent
 from memory_bank.transcript.harness import SUMMARY_OPENINGS
 from memory_bank.transcript.jsontext import dump_value
-from memory_bank.transcript.messages import Interaction, MessageKind, Pair, kind_of, message_text
+from memory_bank.transcript.messages import (
+    Interaction,
+    MessageKind,
+    Pair,
+    check_messages,
+    kind_of,
+    message_text,
+    parse_messages,
+    task_text,
+)
 from memory_bank.transcript.shortening import fit_text
 from memory_bank.transcript.tokens import APPROXIMATE, approximate_counter, is_loading, open_counter
 from memory_bank.transcript.transcript import Transcript, View, is_same, said_in
@@ -349,18 +358,42 @@ class MemoryBankState(Session):
 
     def read(self, messages: object) -> View:
         """The view of a step's messages, after moving to the session that they continue, or to one of their own."""
+        if not self._fixed and self._is_beginning(check_messages(messages)):
+            self._move(self._unused_id())
         view = self.transcript.update(messages)
         is_unused = self._parked is not None and not self.steps and view.interactions
         other = session_of(self.database, self._name, view) if is_unused else None
         if self._fixed or (other is None and self._continues(view)):
             self._last = self.transcript.messages if view.interactions else self._last
             return view
-        parked = self._parked or {"steps": {0}}
-        unused = self._name + "~" + secrets.token_hex(4) if parked["steps"] else parked["session_id"]
-        self._move(other or session_of(self.database, self._name, view) or unused)
+        self._move(other or session_of(self.database, self._name, view) or self._unused_id())
         view = self.transcript.update(messages)
         self._last = self.transcript.messages if view.interactions else None
         return view
+
+    def _unused_id(self) -> str:
+        """The id of a session of the name without records: the one before, or a new one."""
+        if self._parked and not self._parked["steps"]:
+            return str(self._parked["session_id"])
+        return f"{self._name}~{secrets.token_hex(4)}"
+
+    def _is_beginning(self, messages: Sequence[object]) -> bool:
+        """Whether a list of nothing but a person's words begins a task of its own, in a session that has another.
+
+        Under a name it does not, where it is the session's task, or where the session has had a list in this process.
+        """
+        kinds = (kind_of(m) for m in reversed(messages))  # the latest is a result in most lists
+        if (
+            not self.steps
+            or not self._task
+            or not all(k in (MessageKind.SYSTEM, MessageKind.USER) for k in kinds)
+        ):
+            return False
+        if self._name != DEFAULT and (
+            self._last is not None or task_text(parse_messages(messages)) == self._task
+        ):
+            return False
+        return any(kind_of(m) is MessageKind.USER for m in messages)
 
     def _continues(self, view: View) -> bool:
         """Whether a list of messages goes on with the session.
@@ -368,8 +401,7 @@ class MemoryBankState(Session):
         It does with two recorded calls and their results, which may be shortened, or with one and known words of a
         person; with a client's summary in it; and, where older calls were dropped, with words of a person that stand
         in the last list. Without a last list in this process the first words must be the session's task, and either
-        the session was named or more was said before the first call. A list of nothing but a person's words begins a
-        task, unless the session was named and has that task, or has had a list in this process.
+        the session was named or more was said before the first call.
         """
         if not self.steps or not self._task:
             return True
@@ -379,7 +411,7 @@ class MemoryBankState(Session):
         is_named, kinds = self._name != DEFAULT, [kind_of(m) for m in view.messages]
         texts = [message_text(m) for m, k in zip(view.messages, kinds, strict=True) if k is MessageKind.USER]
         if all(kind in (MessageKind.SYSTEM, MessageKind.USER) for kind in kinds):
-            return not texts or (is_named and (view.task == self._task or self._last is not None))
+            return True  # see _is_beginning
         if any(text.lstrip().startswith(SUMMARY_OPENINGS) for text in texts):
             return True
         if self._last is not None and not said_in(self._last).isdisjoint(said_in(view.messages)):
@@ -540,7 +572,17 @@ class MemoryBankState(Session):
         return self._insights.pending
 
     def reset(self) -> None:
-        """End the task: empty both stores, the step count and the plan. Models stay loaded."""
+        """End the task: empty both stores, the step count and the plan. Models stay loaded.
+
+        A state that was given a name, and has moved from its session, is in that one again, which is empty, too.
+        """
+        with self.lock:
+            if self._name not in (DEFAULT, self.session_id):
+                self._empty()
+                self._move(self._name)
+            self._empty()
+
+    def _empty(self) -> None:
         with self.lock:
             self.fact_store.clear()
             if self.insight_store is None:

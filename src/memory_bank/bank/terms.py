@@ -26,7 +26,9 @@ _FINE = 23  # a stored weight is one byte: 23 times its logarithm
 _HEAD = Struct("<fQQ")
 _MANNER = {"description", "timeout", "limit", "max_results", "verbose"}  # arguments that name no object
 
-_SENTENCES = re.compile(r"(?:[^\W\d_][^\W\d_'’]*+[,.!?;]*+\s++){5,}+[^\W\d_]*+")  # six words or more
+_SENTENCES = re.compile(
+    r"(?<![^\W\d_])(?:[^\W\d_][^\W\d_'’]*+[,.!?;]*+\s++){5,}+[^\W\d_]*+"
+)  # six words or more
 
 
 class CallState(NamedTuple):

@@ -195,7 +195,7 @@ def seconds_of(duration: str) -> float:
     text = duration.strip().lower()
     units = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
     correct = re.fullmatch(r"(?:\d{1,9}[smhdw])+", text)
-    total = sum(int(n) * units[u] for n, u in re.findall(r"(\d+)([smhdw])", text)) if correct else 0
+    total = sum(int(n) * units[u] for n, u in re.findall(r"(\d{1,9})([smhdw])", text)) if correct else 0
     if not total:
         raise ConfigError(
             f"--older-than {one_line(duration, 40)!r} is not a duration: write 30d, 12h, 90m or 1d12h "

@@ -138,9 +138,9 @@ _BULLET = re.compile(r"\s*(?:[-*•+]|\d{1,3}[.)])\s+")
 _UNIT = re.compile(
     r"\s*(?:def|class|async def|function|export|public|private|func|fn|impl|@@|diff --git)\b|@@|\s*@\w"
 )
-_RULE = re.compile(r"[\s|+:=\-]*[|+\-=][\s|+:=\-]*\Z")
+_RULE = re.compile(r"(?=[\s|+:=\-]*+\Z)[\s:]*+[|+\-=]")
 _NUMBERED = re.compile(r"\s*\d{1,7}[\t|:→-]|[^\s:]{1,200}:\d{1,7}[:\-]")
-_ESCAPED_BREAK = re.compile(r"\\+n")
+_ESCAPED_BREAK = re.compile(r"(?<!\\)\\+n")
 _WORD = re.compile(r"\w")
 _SPACE = re.compile(r"\s")
 _BREAK = re.compile(r"[\s,;|)\]}>]")

@@ -108,7 +108,6 @@ class Service:
             marks_cache=self.settings.cache_markers == "auto",
             inject=self.settings.inject_tools,
             passes=passes.get(self.settings.context_management, passes["pass"] if known else {"openai"}),
-            files=self.settings.memory_files,
         )
         self.operations.add("memory", rebuilder.check)
         self.proxy = Proxy(

@@ -144,9 +144,8 @@ class _McpHandlers:
     def call_tool(self, caller: Caller, header: str | None, params: Any) -> _Answer:
         given = dict(params.arguments or {})
         try:
-            files = self.sessions.files(caller.namespace, given.pop("project", None))
-            if params.name == MEMORY_FILES and files is not None:
-                answer = answer_tool_call(files, MEMORY_FILES, given)
+            if params.name == MEMORY_FILES and self.sessions.config.service.memory_files:
+                answer = self._files(caller, given)
             elif params.name == SEARCH_MEMORY and given.get("scope") not in (None, "session"):
                 answer = self._search_all(caller, given)
             else:
@@ -166,6 +165,12 @@ class _McpHandlers:
         if answer.refused:
             return said
         return {**said, "structuredContent": {"result": answer.text, "records": list(answer.records)}}
+
+    def _files(self, caller: Caller, given: _Answer) -> ToolAnswer:
+        project = given.pop("project", None)
+        if not isinstance(project, str) or not project.strip():
+            return ToolAnswer(_NO_PROJECT, refused=True)
+        return answer_tool_call(self.sessions.files(caller.namespace, project.strip()), MEMORY_FILES, given)
 
     def _read(self, tool: str, caller: Caller, session: str, given: _Answer) -> ToolAnswer:
         with self.sessions.reading(caller.namespace, session) as state:
@@ -262,6 +267,10 @@ class _McpHandlers:
 
 
 _NO_SESSION = "There is no session yet: it begins with the first tool output that an agent's memory keeps."
+_NO_PROJECT = (
+    "Name the project whose files are meant, such as its repository: the parameter project is missing. "
+    "Without one there are no files."
+)
 _NOTHING_TO_SEARCH = "There is nothing to search yet: no session has stored a tool output."
 
 
@@ -357,5 +366,7 @@ _FILES = _tool(
 )
 _FILES["annotations"]["idempotentHint"] = False
 _FILES["inputSchema"]["properties"]["project"] = _FILES["inputSchema"]["properties"].pop("session") | {
-    "description": "The project whose files they are; null for the default one."
+    "type": "string",
+    "description": "The project whose files they are, such as its repository: no other project sees them.",
 }
+_FILES["inputSchema"]["required"] = [*_FILES["inputSchema"].get("required", ()), "project"]

@@ -367,9 +367,9 @@ class Sessions:
             self._delay = str(e)
 
     @contextmanager
-    def reading(self, namespace: str | None, name: str, project: object = None) -> Iterator[MemoryBankState]:
-        """A session's memory, locked, with a project's files, for ``handle_tool_call``. Raises NotFoundError."""
-        with self._reading(namespace, self.known(namespace, name), project) as state:
+    def reading(self, namespace: str | None, name: str) -> Iterator[MemoryBankState]:
+        """A session's memory, locked, for ``handle_tool_call``. Raises NotFoundError."""
+        with self._reading(namespace, self.known(namespace, name)) as state:
             yield state
 
     @contextmanager
@@ -387,9 +387,7 @@ class Sessions:
             yield state, "all" if agent is None else "agent"
 
     @contextmanager
-    def _reading(
-        self, namespace: str | None, session_id: str, project: object = None
-    ) -> Iterator[MemoryBankState]:
+    def _reading(self, namespace: str | None, session_id: str) -> Iterator[MemoryBankState]:
         with self._holding(session_id, namespace) as kept:
             if kept.reader is None:
                 made = MemoryBankState.open(
@@ -399,7 +397,7 @@ class Sessions:
                     kept.reader = kept.reader or made
             with kept.reader.lock:
                 kept.reader.prepare(self.bank_settings(), self.llm_client)
-                kept.reader.files = self.files(namespace, project)
+                kept.reader.files = None
                 yield kept.reader
 
     @contextmanager
@@ -413,13 +411,10 @@ class Sessions:
         with self.traced("create_memory", session_id), self.reading(namespace, name) as state:
             yield state
 
-    def files(self, namespace: str | None, project: object = None) -> MemoryFiles | None:
-        """The files of a project, without secrets; None where the setting is off. Raises ConfigError for a name."""
-        name = str(project or "default")
-        writable_id(namespace, name)
-        if not self.config.service.memory_files:
-            return None
-        return MemoryFiles(self.database, name, namespace=namespace, redact=self.redacted)
+    def files(self, namespace: str | None, project: str) -> MemoryFiles:
+        """The files of a project, without secrets. Raises ConfigError for a name."""
+        writable_id(namespace, project)
+        return MemoryFiles(self.database, project, namespace=namespace, redact=self.redacted)
 
     def _hidden(self, messages: list[object]) -> list[object]:
         return messages if self._redact is None else [self._redact(m) for m in check_messages(messages)]

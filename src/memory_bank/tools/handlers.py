@@ -54,7 +54,7 @@ LONGEST_ARGUMENTS: dict[str, int] = {
 }  # fmt: skip
 """Characters of each argument at most, for every way in: tool calls, MCP and the HTTP API."""
 _IDS_SHOWN = 5
-_NOTHING_STORED = "No tool output is stored in this session yet."
+NOTHING_STORED = "No tool output is stored in this session yet."
 
 
 def _schema(name: str, description: str, **properties: tuple[str, str]) -> ToolSchema:
@@ -168,7 +168,7 @@ def answer_tool_call(
     elif not isinstance(given, dict) or RAW in given:
         text = f"The arguments of {name} are no JSON object."
     elif isinstance(state, MemoryFiles) and known != MEMORY_FILES:
-        text = _NOTHING_STORED
+        text = NOTHING_STORED
     else:
         more = {} if scope is None else {"scope": scope}
         return _answer(known, state, given, max(0, max_chars), **more)
@@ -246,7 +246,7 @@ def _search(state: Any, given: Mapping[str, Any], room: int, scope: Scope | None
         raise RefusedCall("top_k is a whole number from 1 to 20.") from None
     searched = WiderScope(state.database, state.session_id, scope or state.scope)
     if not (size := searched.size()):
-        raise NothingFound(_NOTHING_STORED)
+        raise NothingFound(NOTHING_STORED)
     result = search_session(state, query, top_k, scope=scope, by_agent=scope is None)
     trouble = "" if result.trouble is None else "; the embedder failed, so only words were compared"
     places = [(m.outline.session_id, m.outline.trace_id) for m in result.matches]
@@ -343,7 +343,7 @@ def _record(state: Any, asked: Any) -> tuple[InteractionRecord, str | None]:
         for (session_id, _), (other, _) in wider.entries(places).items():
             return other, session_id
     if not known:
-        raise RefusedCall(_NOTHING_STORED)
+        raise RefusedCall(NOTHING_STORED)
     if fitting and enough:
         raise RefusedCall(_ambiguous(wanted, len(fitting), _named(state, fitting)))
     if fitting:
@@ -452,7 +452,7 @@ def _list(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
     found: list[Outline] = state.fact_store.page(after, PAGE + 1, tool)
     total: int = state.fact_store.size()
     if not total:
-        raise NothingFound(_NOTHING_STORED)
+        raise NothingFound(NOTHING_STORED)
     if not found and tool is not None:
         where = f" after #{after}" if after else ""
         raise NothingFound(

@@ -18,10 +18,10 @@ _DATE = re.compile(
     r"|\d{1,2}[:]\d\d(?::\d\d)?(?:[ap]m)?|p(?=t?\d)(?:\d+[ymwd])*(?:t(?:\d+[hms])+)?)\Z",
     re.I,
 )
-_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*)?\.?\d+(?:e[-+]?\d+)?%?\Z", re.I)
+_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*+(?:\.\d++|(?<=\d))|\.\d++)(?:e[-+]?\d++)?%?\Z", re.I)
 _STRUCTURE = re.compile(r"[\d_@/\\#]|[a-z][A-Z]|\w[-.:]\w")
 _CHUNK = re.compile(r"[^\s\"'`<>()\[\]{},;|=*]{3,300}")
-_ESCAPED = re.compile(r"\\+[nrtbf\"'/]")
+_ESCAPED = re.compile(r"(?<!\\)\\+[nrtbf\"'/]")
 _COLOUR = re.compile(r"#(?:[0-9a-f]{3}|[0-9a-f]{6})\Z", re.I)
 _CELLS = re.compile(r"(?:[^\s!]{1,40}!)?\$?[A-Z]{1,2}\$?\d{0,5}:\$?[A-Z]{1,2}\$?\d{0,5}\Z|[A-Z]\d{1,3}\Z")
 _EDGES = ".,:;!?&-+$%\\"
@@ -52,7 +52,7 @@ def identifiers_in(text: str) -> Iterator[str]:
             yield from (part for part in re.split(r"[:&]+", token) if len(part) >= 3 and is_identifier(part))
 
 
-_ESCAPE = re.compile(r"\\+(?:u([0-9a-fA-F]{4})|([nrtbf])|([\"'/]))")
+_ESCAPE = re.compile(r"(?<!\\)\\+(?:u([0-9a-fA-F]{4})|([nrtbf])|([\"'/]))")
 _BACKSLASHES = re.compile(r"\\{2,}")
 _BLANKS = re.compile(r"\s+")
 _SURROGATE = re.compile("[\ud800-\udfff]")

@@ -44,7 +44,9 @@ _NOTICES = (
     r"(?:output |result )?truncated[^\n]{0,80}|(?:bash[\w.-]{0,10}|sh[\d.-]{0,6}|>>)?[$#>] ?",
 )
 _STRONG = re.compile(
-    rf"[ \t]*(?:[\[(<.…=*#-]{{1,8}} *)?(?:{'|'.join(_NOTICES)})(?: *[\])>.…=*#-]{{1,8}})?[ \t\r]*\Z", re.I
+    rf"(?=[^\n]{{0,{_LINE_CHARS - 1}}}\Z)"
+    rf"[ \t]*(?:[\[(<.…=*#-]{{1,8}} *)?(?:{'|'.join(_NOTICES)})(?: *[\])>.…=*#-]{{1,8}})?[ \t\r]*\Z",
+    re.I,
 )
 _WEAK = re.compile(
     r"[ \t]*(?:command|cmd|directory|cwd|working directory|shell|duration|status) *: [^\n]*\Z", re.I
@@ -191,7 +193,7 @@ def _after_head(text: str, start: int, stop: int, lines: list[str]) -> tuple[int
         elif _FENCE.match(line):
             begin = at = last
             fenced = True
-        elif _STRONG.match(line) and len(line) < _LINE_CHARS:
+        elif _STRONG.match(line):
             lines.append(line)
             begin = at = last
         elif _COMMAND.match(line):

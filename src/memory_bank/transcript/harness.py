@@ -54,7 +54,7 @@ _REFERS = re.compile("|".join(REFERRING), re.I)
 _SHORT = 700  # characters of the longest of them
 
 _OPENING = re.compile(
-    rf"\s*(?:# AGENTS\.md instructions[^\n]*\s*)?<({'|'.join(HARNESS_TAGS)})(?:\s[^>\n]*)?>"
+    rf"\s*+(?:# AGENTS\.md instructions[^\n<]*+\s*+)?<({'|'.join(HARNESS_TAGS)})(?:\s[^>\n]*)?>"
 )
 _LOOKED_AT = 4_000  # characters at each end of a prompt
 

@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 from memory_bank.transcript.jsontext import plain
 
-_RUN = re.compile(r"(?:data:([\w.+/-]+)[;\w=.-]*;base64,|(?<![\w+/-]))((?:[A-Za-z0-9+/_-]|\\/){200,}+)={0,2}")
+_RUN = re.compile(
+    r"(?:data:([\w.+/-]++)[;\w=.-]*;base64,|(?<![\w+/-]))((?:[A-Za-z0-9+/_-]|\\/){200,}+)={0,2}"
+)
 _LONG = re.compile(r"[A-Za-z0-9+/_\\-]{200}")  # in every such run, and quickly looked for
 _UNKNOWN = 1_024
 """Characters from which a run is taken to be data of an unknown kind: ids and cursors are shorter."""

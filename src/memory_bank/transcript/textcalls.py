@@ -160,7 +160,7 @@ def _is_user(message: Any) -> bool:
 # The forms
 
 _BASH = re.compile(r"```(?:bash|sh|shell|mswea_bash_command)[ \t]*\n(.*?)\n?```", re.S)
-_ACTION = re.compile(r"^Action:[ \t]*([^\n()]+?)[ \t]*\n+Action Input:[ \t]*", re.M)
+_ACTION = re.compile(r"^Action:[ \t]*+([^\n()]*[^\n() \t])[ \t]*\n++Action Input:[ \t]*+", re.M)
 _OBSERVATION = re.compile(r"Observation:[ \t]*\n?")
 
 

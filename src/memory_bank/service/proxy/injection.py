@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import anyio
 from anyio import to_thread
@@ -28,6 +27,7 @@ from memory_bank.service.proxy.upstream import UpstreamAnswer, after
 from memory_bank.service.sessions import Sessions, count_once
 from memory_bank.service.threads import in_thread_if_large, limiter
 from memory_bank.tools import MAX_CHARS, ToolAnswer, answer_tool_call
+from memory_bank.tools.handlers import NOTHING_STORED
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.tokens import open_counter
 
@@ -143,14 +143,12 @@ class Injection:
     async def _call_tools(self, calls: Sequence[ModelToolCall]) -> list[ToolAnswer]:
         """The results of the calls of a turn, in their order."""
         namespace, session = self.request.caller.namespace, self.request.memory.session
-        project = self.request.headers.get("x-memory-project")
+        if session is None:
+            return [ToolAnswer(NOTHING_STORED if call.is_memory else NOT_YET) for call in calls]
         room = max(LEAST_CHARS, MAX_CHARS // max(1, sum(call.is_memory for call in calls)))
 
         def read() -> list[ToolAnswer]:
-            memory: Any = nullcontext(self.sessions.files(namespace, project))
-            if session is not None:
-                memory = self.sessions.reading(namespace, session, project)
-            with memory as state:
+            with self.sessions.reading(namespace, session) as state:
                 asked = partial(answer_tool_call, state, max_chars=room)
                 return [
                     asked(str(c.name), c.arguments) if c.is_memory else ToolAnswer(NOT_YET) for c in calls

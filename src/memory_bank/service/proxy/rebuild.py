@@ -31,7 +31,7 @@ from memory_bank.service.proxy.dialects import Dialect, LateError, NotRebuiltErr
 from memory_bank.service.proxy.identity import Identity, client_session
 from memory_bank.service.security.access import Caller, public_name, stored_id
 from memory_bank.service.sessions import Rebuilt, Sessions
-from memory_bank.tools import FILES_SCHEMA, TOOL_SCHEMAS
+from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.anthropic import CACHE_MARK, MOST_CACHE_MARKS, cache_marks
 from memory_bank.transcript.chat import CHAT
 from memory_bank.transcript.harness import asks_for_summary
@@ -265,8 +265,7 @@ class Rebuilder:
     whose job still hangs is not used. The
     facts of a context are committed when it is returned. ``marks_cache``: requests whose client asks for no cache
     get marks where the API needs them. ``inject``: memory tools are added to requests; "auto": to those that bring
-    tools. ``files``: the tool for files, too, unless the client brings its own. ``unmarked`` and ``untooled``: the
-    sessions whose marks or added tools upstream refuses.
+    tools. ``unmarked`` and ``untooled``: the sessions whose marks or added tools upstream refuses.
     ``passes``: the providers whose upstream gets ``context_management``, which is applied here otherwise.
     """
 
@@ -278,7 +277,6 @@ class Rebuilder:
     marks_cache: bool = True
     inject: bool | Literal["auto"] = False
     passes: set[Provider] = field(default_factory=set)
-    files: bool = False
 
     def __post_init__(self) -> None:
         self._sent: LRUCache[tuple[str | None, str], SentContext] = LRUCache(MOST_SENT)
@@ -527,9 +525,7 @@ class Rebuilder:
                     return None
         elif dialect.binds_tools(value):
             return None
-        has_files = any(str(t.get("type"))[:7] == "memory_" for t in objects_of(own))
-        files = [] if has_files or not self.files else [FILES_SCHEMA]  # a client keeps those of its own tool
-        return dialect.offer_tools(value, [*files, *TOOL_SCHEMAS])
+        return dialect.offer_tools(value, TOOL_SCHEMAS)
 
     def _keep_decision(self, request: ModelRequest, session_id: str, offered: bool) -> None:
         """Store whether a session has memory's tools, where a later request of it might say otherwise."""

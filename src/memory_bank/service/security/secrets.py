@@ -231,7 +231,7 @@ def _after_names(text: str, flat: str, lowered: str, search: _Search) -> Iterato
     done = below = 0
     for piece in _pieces(lowered):
         for at, first in search.hits(lowered, *piece):
-            yield from _formed(flat, lowered, at, search.forms[first])
+            yield from (span for _, span in _formed(flat, lowered, at, search.forms[first]))
             if first not in _NAME_PARTS:
                 continue
             if at >= below and _RE["head"].match(flat, at):
@@ -257,16 +257,24 @@ def _pieces(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _tokens(text: str) -> Iterator[Span]:
+    done: dict[_Form, int] = {}  # where the last token of a form ends: none of that form begins inside it
     for piece in _pieces(text):
         for long in _RE["long"].finditer(text, *piece):
             for at, first in _TOKENS.hits(text, *long.span()):
-                yield from _formed(text, text, at, _TOKENS.forms[first])
+                forms = (
+                    [f for f in _TOKENS.forms[first] if at >= done.get(f, 0)]
+                    if done
+                    else _TOKENS.forms[first]
+                )
+                for form, span in _formed(text, text, at, forms):
+                    done[form] = span[1]
+                    yield span
 
 
-def _formed(text: str, where: str, at: int, forms: list[_Form]) -> Iterator[Span]:
+def _formed(text: str, where: str, at: int, forms: list[_Form]) -> Iterator[tuple[_Form, Span]]:
     for form in forms:
         if where.startswith(form.word, at) and (span := form.found(text, at)):
-            yield span
+            yield form, span
 
 
 def _unquoted(text: str, start: int, end: int) -> tuple[int, int]:
@@ -359,7 +367,7 @@ def _below(head: str, rows: list[tuple[int, str]], separator: str) -> Iterator[S
         for name, found in (
             zip(names * 2, cells[: len(names)] + cells[more:], strict=True) if 0 <= more < 3 else ()
         ):
-            value = re.split(r"\\*[\"'`]", found[1].strip("\\\"'`"))[0]
+            value = re.split(r"(?<!\\)\\*[\"'`]", found[1].strip("\\\"'`"))[0]
             if name and name[1] and _is_password(value) and (kind := named_secret(name[1], value)):
                 first = at + found.start(1) + found[1].index(value)
                 yield first, first + len(value), kind
