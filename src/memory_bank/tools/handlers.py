@@ -60,7 +60,8 @@ NOTHING_STORED = "No tool output is stored in this session yet."
 def _schema(name: str, description: str, **properties: tuple[str, str]) -> ToolSchema:
     """The schema of a tool; a parameter whose type ends in ``?`` may be null."""
     described: dict[str, dict[str, Any]] = {
-        key: {"type": [kind[:-1], "null"] if kind.endswith("?") else kind, "description": text}
+        key: {"type": [kind[:-1], "null"] if kind.endswith("?") else kind}
+        | ({"description": text} if text else {})
         for key, (kind, text) in properties.items()
     }
     parameters = {
@@ -73,26 +74,23 @@ def _schema(name: str, description: str, **properties: tuple[str, str]) -> ToolS
 TOOL_SCHEMAS: list[ToolSchema] = [
     _schema(
         SEARCH_MEMORY,
-        "Search the outputs of your earlier tool calls, also those no longer in view. "
-        "Finds exact ids and words as well as what is similar. Gives trace_ids, summaries and excerpts.",
-        query=("string", "What you look for: words, a name, an id."),
-        top_k=("integer?", "How many records, 1 to 20; null for 5."),
+        "Search the outputs of your earlier tool calls, also those no longer in view, by words, names or ids.",
+        query=("string", ""),
+        top_k=("integer?", "1 to 20; null: 5"),
     ),
     _schema(
         GET_RECORD,
-        "Get what an earlier tool call returned, exactly: whole, or the part selected by "
-        "path, lines or pattern. Use it before you repeat a call or guess a value.",
-        trace_id=("string", "The record's id, or at least its first 6 characters."),
-        path=("string?", 'A JSON path: items[3].sku, items[*].sku, items[2:5], ["odd key"]; null for all.'),
-        lines=("string?", 'Lines: "10-25", "7", "-20" for the last 20; null for all.'),
-        pattern=("string?", "A regular expression; matching lines come with one line around; null for none."),
+        "Get what an earlier tool call returned, whole or in part. Use it before you repeat a call or guess a value.",
+        trace_id=("string", "#number or id of the record"),
+        path=("string?", "items[3].sku, items[*].sku; null: all"),
+        lines=("string?", '"10-25", "7", "-20": the last 20; null: all'),
+        pattern=("string?", "regular expression; null: none"),
     ),
     _schema(
         LIST_RECORDS,
-        "List your earlier tool calls, oldest first, a page at a time: number, trace_id, tool, step, size "
-        "and arguments of each.",
-        after=("integer?", "The number after which the page begins; null for the first page."),
-        tool=("string?", "Only calls of this tool; null for all."),
+        "List your earlier tool calls, oldest first.",
+        after=("integer?", "number of a call; null: from the first"),
+        tool=("string?", "only this tool; null: all"),
     ),
 ]
 """The schemas of the tools, in the form of the chat completions API."""
