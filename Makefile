@@ -40,6 +40,8 @@ test-all: test test-long
 
 # docs/security.md says what each of them shows. They are part of `make test-all`, and so of .ci/run.
 ATTACKS := tests/service/test_connections.py \
+	tests/service/test_proof.py \
+	tests/cli/test_run.py \
 	tests/service/test_isolation.py \
 	tests/service/test_gate.py \
 	tests/service/test_authority.py \

@@ -7,7 +7,7 @@ from itertools import pairwise, takewhile
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.chats import any_chats, call, good_chats, parted, result, rounds, say, system, user
+from tests.chats import FOLDING, any_chats, call, good_chats, parted, result, rounds, say, system, user
 from tests.examples import examples
 from tests.selection.texts import filled
 
@@ -18,6 +18,7 @@ from memory_bank import (
     MemoryProcessor,
     apply_memory_bank_strategy,
 )
+from memory_bank.config import Config
 from memory_bank.context.evidence import quotes_by_text
 from memory_bank.context.policies.evidence import evidence_of
 from memory_bank.errors import ConfigError
@@ -496,7 +497,9 @@ def test_the_next_items_of_a_list_that_is_worked_off_stay_in_sight(form, order):
         call(("l", "list_orders", {})),
         result("l", _orders(form, ids)),
     ]
-    processor, folds, before = MemoryProcessor(), 0, 0
+    settings = FOLDING | {"history_budget": 3_000, "refresh_after": 5_000}
+    config = Config(memory_strategies={"memory_bank": settings})
+    processor, folds, before = MemoryProcessor(config), 0, 0
     for n, item in enumerate(ids[::order]):
         context, _ = processor.apply_strategy(messages)
         folds, before = folds + (len(context) < before), len(context)

@@ -72,6 +72,13 @@ def test_a_system_message_before_the_first_one() -> None:
     assert broken_rule([user(), system("memory"), *rounds(2)], [user(), *rounds(2)]) == ""
 
 
+def test_system_messages_that_a_fold_brings_together_are_one() -> None:
+    """Claude Code sends reminders as system messages among the turns; the Messages API gets neighbours as one."""
+    came = [user(), system("agents"), *rounds(1), system("reminder"), *rounds(1, 2)]
+    assert broken_rule([came[0], system("agents\n\nreminder"), *came[-2:]], came) == ""
+    assert broken_rule([came[0], system("reminder\n\nagents"), *came[-2:]], came) == gate.SYSTEM
+
+
 def test_what_came_so_is_no_fault() -> None:
     odd = [
         None,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.chats import call, result, rounds, system, user
+from tests.chats import FOLDING, call, result, rounds, system, user
 from tests.examples import examples
 
-from memory_bank import MemoryProcessor
+from memory_bank import Config, MemoryProcessor
 from memory_bank.context.unchanged import restored_copies
 from memory_bank.transcript.harness import refers_to_earlier
 from memory_bank.transcript.messages import message_text
@@ -48,8 +48,11 @@ OLDER = rounds(14, size=4_000, start=100)
 OPENING = [system(), user("Fix the handlers."), *read("r1", NUMBERED), *OLDER]
 
 
+SETTINGS = FOLDING | {"refresh_after": 4_000}
+
+
 def folded(messages: list[dict]) -> tuple[MemoryProcessor, list]:
-    processor = MemoryProcessor()
+    processor = MemoryProcessor(Config(memory_strategies={"memory_bank": SETTINGS}))
     return processor, processor.apply_strategy(messages)[0]
 
 

@@ -370,3 +370,22 @@ def test_answers_that_refer_to_an_earlier_read(tmp_path: Path) -> None:
     sent = asked(tmp_path, "messages", bodies("messages", steps))
     check(sent)
     assert any("no longer here; its text" in m for m in sent[-1].messages)
+
+
+def test_a_fold_stands_though_a_copy_makes_the_context_larger_than_the_history(tmp_path: Path) -> None:
+    """The full history would cost fewer tokens then, and all of them would be written to the cache anew."""
+    text = "\n".join(f"{n}\tvalue_{n} = {n * 7919 % 10_007}" for n in range(1, 520))
+    refers = "File unchanged since your last Read, refer to that earlier tool_result instead of re-reading."
+    outputs = [text, *(f"done {n} " * 90 for n in range(12)), refers, *(f"then {n}" for n in range(6))]
+    step: list[Any] = [blocks.user("Tidy the files.")]
+    steps = [step]
+    for n, output in enumerate(outputs):
+        read = output in (text, refers)
+        use = blocks.use(
+            f"call_{n}", "Read" if read else "run", file_path="/src/a.py" if read else f"step {n}"
+        )
+        step = [*step, blocks.turn(use), blocks.user(blocks.answer(f"call_{n}", output))]
+        steps.append(step)
+    sent = asked(tmp_path, "messages", bodies("messages", steps))
+    check(sent, 1)
+    assert any("no longer here; its text" in m for m in sent[-1].messages), [s.fold for s in sent]

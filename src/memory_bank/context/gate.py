@@ -15,7 +15,6 @@ from memory_bank.plan import Choice, Context, Form
 from memory_bank.transcript.anthropic import MOST_CACHE_MARKS, Thinking, answered_turn, cache_marks
 from memory_bank.transcript.chat import CHAT
 from memory_bank.transcript.messages import MessageKind, content_text, is_text_part, read, same_objects
-from memory_bank.transcript.transcript import is_same
 from memory_bank.transcript.turns import Part, PartWire, Wire
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
@@ -143,13 +142,16 @@ def _system_texts(message: Any, wire: Wire[Any]) -> list[Any]:
 
 
 def _moves_system(sent: Sequence[Any], came: Sequence[Any], new: Sequence[Any], wire: Wire[Any]) -> bool:
-    """Whether the system message that came first is not the first that leaves."""
-    if texts := _system_texts(came[0], wire):
-        return sent[0] is not came[0] and not is_same(_system_texts(sent[0], wire), texts)
-    if not any(_system_texts(message, wire) for message in new):
+    """Whether the system message that came first is not the first that leaves, or not the first message any more.
+
+    Others may be joined to it, where what stood between them is folded.
+    """
+    is_first = bool(_system_texts(came[0], wire))
+    if (is_first and sent[0] is came[0]) or not (is_first or any(_system_texts(m, wire) for m in new)):
         return False
-    first = next(message for message in sent if _system_texts(message, wire))
-    return any(first is message for message in new) and any(_system_texts(m, wire) for m in came)
+    then = next((texts for m in came if (texts := _system_texts(m, wire))), [])
+    now = next((texts for m in sent[: 1 if is_first else None] if (texts := _system_texts(m, wire))), [])
+    return not "".join(map(content_text, now)).startswith("".join(map(content_text, then)))
 
 
 def _thinks(messages: Sequence[Any], wire: Wire[Any]) -> bool:

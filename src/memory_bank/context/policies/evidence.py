@@ -113,7 +113,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     else:
         session.run_later("evidence", partial(fed_evidence, view, session, settings))
     if stands:
-        return stands
+        return replace(stands, may_cost_more=True)  # what stands is read from the cache
     state.fold = None
     starts = [e.start for e in past] if view.hidden else ()
     return replace(base, unchanged=why, reasons=EvidenceReasons(Excerpts(memory), starts))
