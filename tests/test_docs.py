@@ -190,7 +190,7 @@ while messages[-1]["role"] != "assistant":
     print(raw.headers["x-memory-status"])
     messages.append(raw.parse().choices[0].message.model_dump(exclude_none=True))
     for call in messages[-1].get("tool_calls", []):
-        output = json.dumps(ORDERS * 2)
+        output = json.dumps(ORDERS * 8)
         messages.append({"role": "tool", "tool_call_id": call["id"], "content": output})
 print(messages[-1]["content"])
 """
