@@ -290,10 +290,7 @@ class World:
     def stranger(self, operator=False):
         """Somebody who has two sessions already, which the victim has of the same name."""
         key = next(self._operators if operator else self._strangers)
-        for name, calls in (
-            ("own", 2),
-            ("wide", 4),
-        ):  # no random seal's tokens turn their order by what is saved
+        for name, calls in (("own", 2), ("wide", 4)):  # so that no random seal turns their order by savings
             body = {"messages": conversation("mole", calls), "agent_id": "mole-bot"}
             self.done(key, Ask(f"/v1/sessions/{name}/context", "POST", body, status=200))
         assert self.served.app.state.service.recorder.drain(30)  # steps are noted beside the requests
