@@ -22,7 +22,7 @@ def get_order(number: int) -> str:
         number: the order's number.
     """
     rng = random.Random(number)
-    lines = [{"sku": f"SKU-{rng.randrange(10**7)}", "count": rng.randrange(9)} for _ in range(80)]
+    lines = [{"sku": f"SKU-{rng.randrange(10**7)}", "count": rng.randrange(9)} for _ in range(240)]
     return json.dumps({"order": f"<{number}>", "lines": lines})
 
 

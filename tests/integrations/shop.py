@@ -44,7 +44,7 @@ def get_parcel(shop: str, number: int) -> str:
 
 def _output(what: str, shop: str, number: int) -> str:
     rng = random.Random(f"{what} {shop} {number}")
-    lines = [{"sku": f"SKU-{rng.randrange(10**7)}", "count": rng.randrange(9)} for _ in range(60)]
+    lines = [{"sku": f"SKU-{rng.randrange(10**7)}", "count": rng.randrange(9)} for _ in range(180)]
     return json.dumps({what: f"<{shop}/{number}>", "lines": lines})
 
 

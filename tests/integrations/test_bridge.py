@@ -287,7 +287,7 @@ def test_an_unforeseen_failure_costs_the_memory_of_a_step(caplog):
             raise RuntimeError("a secret in the contents")
 
     bridge = Bridge(Broken().read_all)
-    natives = history(25)
+    natives = history(60)
     with caplog.at_level(logging.WARNING, "memory_bank.Integrations"):
         assert bridge.rebuild(natives) == natives
     assert "RuntimeError at add" in caplog.text

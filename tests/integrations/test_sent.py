@@ -336,7 +336,7 @@ def pydantic_ai() -> Form:
         return out
 
     def dump(natives: list[Any]) -> str:
-        return parts.ModelMessagesTypeAdapter.dump_json(natives).decode()
+        return re.sub(r'"timestamp":"[^"]*"', "", parts.ModelMessagesTypeAdapter.dump_json(natives).decode())
 
     read = by_bridge(wire.read_all)
     return Form(write, dump=dump, **read)
@@ -501,6 +501,11 @@ def check(form: Form, turns: list[Turn], key: str) -> None:
         again = form.read(sent)
         planned = render(plan)
         assert not pairing_errors(again)
+        assert plan.rule == ""
+        if plan.memory is not None and plan.host is not None:
+            host, heard = form.read(natives)[plan.host], " ".join(map(message_text, again))
+            joined = f"{message_text(host)} {plan.memory['content']}"
+            assert " ".join(joined.split()) in " ".join(heard.split())
         assert plan.tokens == sum(map(COUNT, again))
         assert set(MARK.findall(form.dump(sent))) <= set(MARK.findall(str(planned)))
         budget = STRATEGIES[key].get("history_budget")

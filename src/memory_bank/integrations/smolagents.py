@@ -158,11 +158,11 @@ class _MemoryTool(Tool):
 
 
 def _input(given: dict[str, Any]) -> dict[str, Any]:
-    """A parameter of a tool in the form of smolagents, where what may be null is optional."""
-    kinds = given["type"]
+    """A parameter of a tool in the form of smolagents: each is described, and what may be null is optional."""
+    made, kinds = {"description": "", **given}, given["type"]
     if isinstance(kinds, str):
-        return dict(given)
-    return {**given, "type": next(k for k in kinds if k != "null"), "nullable": True}
+        return made
+    return {**made, "type": next(k for k in kinds if k != "null"), "nullable": True}
 
 
 # typed histories as agent.memory
