@@ -22,7 +22,7 @@ def both(messages, state):
 
 
 def test_dicts_of_the_messages_api_are_parsed_and_come_back_as_such():
-    messages = [user("Find it"), *rounds(12, size=900)]
+    messages = [user("Find it"), *rounds(12, size=2_000)]
     with MemoryBankState() as state:
         for apply in both(messages, state):
             context, tokens = apply()
@@ -31,7 +31,7 @@ def test_dicts_of_the_messages_api_are_parsed_and_come_back_as_such():
             assert message_errors(context) == []
             assert context[-1] is messages[-1]
             assert "[… #" in str(context)
-    assert messages == [user("Find it"), *rounds(12, size=900)]
+    assert messages == [user("Find it"), *rounds(12, size=2_000)]
 
 
 LANGCHAIN = [

@@ -225,8 +225,8 @@ class KeepLastSettings(Settings):
 CLASSIC = ("top_k", "max_chars_per_record", "retrieval_query", "fixed_query")
 """The settings of the selection "top_k": a table that sets one and no selection is that of the classic bank."""
 _OF_EVIDENCE = (
-    "history_budget", "refresh_after", "cache_retention", "layout", "fold_note", "keep_recent", "shorten_last",
-    "evidence_model",
+    "history_budget", "refresh_after", "fold", "cache_retention", "layout", "fold_note", "keep_recent",
+    "shorten_last", "evidence_model",
 )  # fmt: skip
 _OF_OBSERVER = (
     "observer_mode", "observer_prompt", "observer_min_chars", "observer_max_chars", "observer_concurrency",

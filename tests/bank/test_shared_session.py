@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from tests.bank.conftest import local
-from tests.chats import rounds, system, user
+from tests.chats import parted, rounds, system, user
 
 from memory_bank import (
     InteractionRecord,
@@ -66,8 +66,9 @@ def test_a_warm_state_knows_what_another_has_stored_since(bank_url):
             )
             two.fact_store.store(record)
         shown, _ = apply_memory_bank_strategy(MESSAGES, None, settings, one)
-        assert "#9 track n=3" in shown[2]["content"]
-        assert all(f"#{6 + n} track n={n}" in shown[2]["content"] for n in range(3))
+        memory = parted(shown)[2]["content"]
+        assert "#9 track n=3" in memory
+        assert all(f"#{6 + n} track n={n}" in memory for n in range(3))
         stored = list(one.fact_store.steps())
         assert list(one.steps) == stored
         assert list(evidence_of(one).numbers) == stored  # so that "#12" is what the database calls #12

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.chats import call, result, rounds, user
+from tests.chats import call, parted, result, rounds, user
 from tests.examples import examples
 from tests.selection.texts import ANY_TEXT, CHARACTERS, TEXTS, add, filled, words
 
@@ -137,7 +137,7 @@ def test_a_token_that_only_begins_like_an_address_is_a_path(token):
     with MemoryBankState() as state:
         context, tokens = apply_memory_bank_strategy(messages, None, settings, state)
     assert tokens < sum(map(state.counter.count_message, messages))
-    assert context[0] == messages[0]
+    assert parted(context)[0] == messages[0]
 
 
 @examples(100)

@@ -162,10 +162,11 @@ def test_what_is_kept_and_what_is_tail():
     assert len(view.history) == 2
 
 
-def test_broken_interactions_are_kept():
+def test_a_broken_interaction_is_folded_as_a_whole():
     messages = [user(), call(("a", "x", {})), user("never mind"), *rounds(2)]
     view = transcript().update(messages)
-    assert list(view.kept) == [0, 1, 2]
+    assert list(view.kept) == [0, 2]
+    assert [(t.start, t.stop) for t in view.history] == [(1, 2), (3, 5)]
     assert view.interactions[0].trace_ids == (None,)
 
 

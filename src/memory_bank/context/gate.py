@@ -179,13 +179,16 @@ def _faults(messages: Sequence[Any], wire: Wire[Any]) -> _Faults:
     spoken = ""  # an assistant's text that a call may follow in the same turn
 
     def close() -> None:
-        found.alone.update({("call", *key): count for key, count in waiting.items() if count > 0})
+        for key, count in waiting.items():
+            if count > 0:
+                found.alone["call", *key] += count
         waiting.clear()
 
     for message in messages:
         parts = [*wire.parts(message)]
         kinds = {part.kind for part in parts}
-        for part in sorted(parts, key=lambda part: part.kind is not MessageKind.RESULT):
+        results_first = sorted(parts, key=_after_results) if len(parts) > 1 else parts
+        for part in results_first:
             kind, key = part.kind, _key(part)
             if kind is MessageKind.RESULT:
                 is_answered = True
@@ -204,7 +207,9 @@ def _faults(messages: Sequence[Any], wire: Wire[Any]) -> _Faults:
         for kind in kinds - {MessageKind.OTHER, MessageKind.REASONING, MessageKind.CALL}:
             said = [part for part in parts if part.kind is kind]
             if kind is MessageKind.RESULT:
-                found.empty.update(("result", *_key(part)) for part in said if _is_empty(part.value))
+                for part in said:
+                    if _is_empty(part.value):
+                        found.empty["result", *_key(part)] += 1
             elif all(_is_empty(part.value) for part in said) and (kind in _HEARD or len(kinds) == 1):
                 found.empty[kind.value,] += 1
         if MessageKind.CALL in kinds:
@@ -221,6 +226,10 @@ def _faults(messages: Sequence[Any], wire: Wire[Any]) -> _Faults:
     turns += [spoken] if spoken else []
     found.alternates = all(one != other for one, other in pairwise(turns))
     return found
+
+
+def _after_results(part: Part) -> bool:
+    return part.kind is not MessageKind.RESULT
 
 
 def _key(part: Part) -> tuple[str, ...]:

@@ -150,7 +150,7 @@ def _without(seal: str, text: str) -> str:
         return re.sub(f"(?i)({seal[:4]})(?={seal[4:]})", r"\1 ", text)
     bare = _ANSI.sub(lambda found: "\0" * len(found[0]), text)
     seen = [(place, x) for place, c in enumerate(bare) for x in _looks(c).lower() if x != "\x1b"]
-    looks = "".join(x for _, x in seen)
+    looks = "".join([x for _, x in seen])
     for found in reversed([*re.finditer(f"(?={seal})", looks)]):
         at = seen[found.start() + 4][0]
         text = f"{text[:at]} {text[at:]}"

@@ -16,7 +16,7 @@ Turn = list[tuple[str, dict[str, Any]]]
 class Careful:
     """Knows the calls of each task, but takes every value from the context it is sent, else writes "unknown".
 
-    ``tasks`` maps the first user message to its turns and the answer. Requests of one unit are told by ``user``.
+    ``tasks`` maps how the first user message begins to its turns and the answer. Requests of one unit are told by ``user``.
     """
 
     def __init__(self, tasks: dict[str, tuple[list[Turn], str]]) -> None:
@@ -32,7 +32,9 @@ class Careful:
         with self._lock:
             self.asked += 1
             step = self._steps[body["user"]] = 0 if fresh else self._steps[body["user"]] + 1
-        turns, answer = self.tasks[next(m["content"] for m in messages if m["role"] == "user")]
+        # a memory may follow the task in its message
+        task = next(m["content"] for m in messages if m["role"] == "user")
+        turns, answer = next(plan for text, plan in self.tasks.items() if task.startswith(text))
         if step >= len(turns):
             return say(answer if answer in context else "I do not know")
         return calls(

@@ -11,6 +11,7 @@ import threading
 import time
 
 import pytest
+from tests.chats import parted
 from tests.service.proxied import (
     RawUpstream,
     before,
@@ -108,7 +109,7 @@ def test_a_rebuilt_request_differs_in_its_messages_only(echo):
     assert came.header(b"x-memory-status") == b"rebuilt"
     assert came.header(b"x-memory-session") == b"orders/7"
     assert sent.startswith(before) and sent.endswith(after)
-    messages = json.loads(sent)["messages"]
+    messages = parted(json.loads(sent)["messages"])
     assert messages[:2] == LONG[:2] and messages[-2:] == LONG[-2:]
     assert (
         json.dumps(LONG[0], indent=1).encode().replace(b"\n", b"\n ") in sent
