@@ -52,7 +52,7 @@ ATTACKS := tests/service/test_connections.py \
 	tests/bank/test_erasing.py \
 	tests/bank/test_backup.py \
 	tests/bank/test_files.py \
-	tests/service/proxy/test_files.py \
+	tests/service/test_mcp_files.py \
 	tests/service/proxy/test_compaction.py \
 	tests/service/proxy/test_events.py \
 	tests/service/proxy/test_turns.py::test_a_turn_that_is_too_long_is_not_held \

@@ -289,7 +289,7 @@ ALWAYS = {
 }  # fmt: skip
 """Settings of the memory bank that have an effect under all others."""
 OTHERS = {
-    "fold_note": "observer", "layout": "block", "evidence_model": "f", "retrieval_query": "task", "fixed_query": "q",
+    "fold_note": "observer", "fold": "thrifty", "layout": "block", "evidence_model": "f", "retrieval_query": "task", "fixed_query": "q",
     "observer_mode": "background", "observer_prompt": "f", "observer_calls_per_day": 1,
     "observer_prices": {"m": {"prompt": 1, "completion": 1}}, "cache_retention": 9.0, "observer_timeout": 9.0,
     "summary_timeout": 9.0, "compaction_tokens": 300, "observer_max_chars": 300,

@@ -225,8 +225,8 @@ class KeepLastSettings(Settings):
 CLASSIC = ("top_k", "max_chars_per_record", "retrieval_query", "fixed_query")
 """The settings of the selection "top_k": a table that sets one and no selection is that of the classic bank."""
 _OF_EVIDENCE = (
-    "history_budget", "refresh_after", "cache_retention", "layout", "fold_note", "keep_recent", "shorten_last",
-    "evidence_model",
+    "history_budget", "refresh_after", "fold", "cache_retention", "layout", "fold_note", "keep_recent",
+    "shorten_last", "evidence_model",
 )  # fmt: skip
 _OF_OBSERVER = (
     "observer_mode", "observer_prompt", "observer_min_chars", "observer_max_chars", "observer_concurrency",
@@ -399,7 +399,7 @@ class ServiceSettings(Settings):
     holdout: Share = 0.0
     """Share of sessions that are sent without memory, as a control with which the page compares the others."""
     inject_tools: bool | Literal["auto"] = "auto"
-    """Offer the memory tools to the agent and answer their calls; auto: if it sends tools."""
+    """Offer the memory tools to the agent and answer their calls; auto: if they are few beside its own."""
     compaction: Literal["assist", "answer", "pass"] = "assist"
     """A client's request for a summary: upstream's with what memory knows besides, memory's alone, or untouched."""
     compaction_tokens: Annotated[Int, Field(ge=200, le=100_000)] = 4000

@@ -290,8 +290,11 @@ class World:
     def stranger(self, operator=False):
         """Somebody who has two sessions already, which the victim has of the same name."""
         key = next(self._operators if operator else self._strangers)
-        for name in ("own", "wide"):
-            body = {"messages": conversation("mole", 2), "agent_id": "mole-bot"}
+        for name, calls in (
+            ("own", 2),
+            ("wide", 4),
+        ):  # no random seal's tokens turn their order by what is saved
+            body = {"messages": conversation("mole", calls), "agent_id": "mole-bot"}
             self.done(key, Ask(f"/v1/sessions/{name}/context", "POST", body, status=200))
         assert self.served.app.state.service.recorder.drain(30)  # steps are noted beside the requests
         return key

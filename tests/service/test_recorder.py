@@ -25,11 +25,11 @@ class Away(Sqlite):
     away = False
     refused = 0
 
-    def write(self):
+    def write(self, *, erasing=False):
         if self.away:
             self.refused += 1
             raise StorageError("the server went away; nothing was changed.")
-        return super().write()
+        return super().write(erasing=erasing)
 
 
 @pytest.fixture
