@@ -252,7 +252,7 @@ def refused(work: Work) -> None:
 
 def a_run(work: Work) -> None:
     """Nothing but a task, long enough for a fold that pays."""
-    work.ask(task(101, 160, 101, 104))
+    work.ask(task(101, 142, 101, 104))
 
 
 def compacts_itself(work: Work) -> None:

@@ -399,7 +399,7 @@ class ServiceSettings(Settings):
     holdout: Share = 0.0
     """Share of sessions that are sent without memory, as a control with which the page compares the others."""
     inject_tools: bool | Literal["auto"] = "auto"
-    """Offer the memory tools to the agent and answer their calls; auto: if it sends tools."""
+    """Offer the memory tools to the agent and answer their calls; auto: if they are few beside its own."""
     compaction: Literal["assist", "answer", "pass"] = "assist"
     """A client's request for a summary: upstream's with what memory knows besides, memory's alone, or untouched."""
     compaction_tokens: Annotated[Int, Field(ge=200, le=100_000)] = 4000

@@ -175,8 +175,10 @@ def test_the_usage_of_hidden_turns_adds_up_wherever_it_stands(tmp_path):
 @ways
 @streams
 def test_by_default_tools_come_with_rebuilt_contexts_beside_tools_of_the_client(tmp_path, way, stream):
+    large = json.loads(json.dumps(TOOLS if way == "chat" else ITEM_TOOLS))
+    large[0].get("function", large[0])["description"] = "What an order is. " * 3_000
     with injected(tmp_path, [FETCH, say(SECRET)], inject_tools=ServiceSettings().inject_tools) as (server, p):
-        assert ask(p, way, stream)[:2] == (SECRET, [])
+        assert ask(p, way, stream, extra_body={"tools": large})[:2] == (SECRET, [])
         assert [set(tools_in(r.body)) >= set(MEMORY_TOOLS) for r in server.requests] == [True, True]
 
 

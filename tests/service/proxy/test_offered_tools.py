@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 
@@ -33,8 +34,14 @@ def output(n):
     return json.dumps([{"order": f"ORD-{n}{i:02}", "status": "open", "note": "x" * 40} for i in range(20)])
 
 
-def body_of(way, steps=12, **more):
-    return {**request_of(way, [output(n) for n in range(steps)]), **more}
+MANUAL = "What an order is, and when it may be asked for. " * 1_200  # beside it memory's tools are few tokens
+
+
+def body_of(way, steps=12, *own, **more):
+    body = copy.deepcopy(request_of(way, [output(n) for n in range(steps)], *own))
+    for tool in body["tools"]:
+        tool.get("function", tool)["description"] = MANUAL
+    return {**body, **more}
 
 
 def named_and_offered(body):
@@ -111,6 +118,19 @@ def test_tools_in_an_item_of_a_request_are_offered(tmp_path):
 # from the first request on, or never
 
 
+@pytest.mark.parametrize("way", PATHS)
+@pytest.mark.parametrize("inject", ["auto", True])
+def test_beside_a_short_first_request_tools_are_offered_only_where_the_setting_says_so(tmp_path, way, inject):
+    """By default they are at most 4% of it: no step is 5% dearer than without memory."""
+    with scripted(lambda _: say("ok"), tmp_path, SETTINGS, inject_tools=inject) as (server, p):
+        for steps in (0, 1, 12, 13):
+            body = request_of(way, [output(n) for n in range(steps)])
+            assert post(p.port, PATHS[way], body).status == 200
+        assert {e.memory for e in p.told(4)} > {"rebuilt"}
+        offered = [named_and_offered(r.body)[1] for r in server.requests]
+    assert offered == [{"search_memory", "get_record", "list_records"} if inject is True else set()] * 4
+
+
 def steps_of(way, count, **more):
     """The requests of a conversation, the first without a call."""
     return [body_of(way, steps, **more) for steps in range(count + 1)]
@@ -181,7 +201,7 @@ def test_with_thinking_the_first_request_of_a_session_decides(tmp_path, begins, 
 def test_agents_with_other_tools_beside_each_other(tmp_path, way):
     other = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
     requests = {b"a": steps_of(way, 6), b"b": []}
-    requests[b"b"] = [request_of(way, [output(n) for n in range(steps)], other, "look") for steps in range(7)]
+    requests[b"b"] = [body_of(way, steps, other, "look") for steps in range(7)]
     without = [{k: v for k, v in body.items() if k != "tools"} for body in steps_of(way, 6)]
     with scripted(lambda _: say("ok"), tmp_path, SETTINGS) as (server, p):
         for number in range(7):

@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, Literal
 
 import anyio
@@ -24,7 +24,7 @@ from memory_bank.bank.session import Session
 from memory_bank.context.gate import broken_rule
 from memory_bank.errors import MemoryBankError
 from memory_bank.service.failures import code_of
-from memory_bank.service.proxy.answers import objects_of
+from memory_bank.service.proxy.answers import as_object, objects_of
 from memory_bank.service.proxy.body import Body, JsonObject, render_body
 from memory_bank.service.proxy.clearing import excluded_tools
 from memory_bank.service.proxy.dialects import Dialect, LateError, NotRebuiltError, Provider, own_tools
@@ -53,7 +53,8 @@ LATE = frozenset({"timeout", "busy", "overloaded", "paused"})
 CONTINUED = "the last context and what is new"
 MOST_UNMARKED = 1_024
 """Sessions of which it is remembered that upstream refuses their marks, or whether they have memory's tools."""
-
+TOOLS_SHARE = 0.04
+"""Of a session's first request, the most that memory's tools may take: no step is to be 5% dearer."""
 NOTHING_YET = "nothing to remember yet"
 COMPACTION, COMPLETED = "compaction request", "compaction request, completed by memory"
 FAILING = 3
@@ -513,30 +514,23 @@ class Rebuilder:
             return None
         if not self.sessions.shortens(request.headers.get("x-memory-strategy")):
             return None
+        decided = None
         if session_id is not None:
             if session_id in self.untooled or self.sessions.is_control(session_id):
                 return None
-            if (binds := dialect.binds_tools(value)) is not None:
-                with self._lock:
-                    decided = self._decisions.get(session_id)
-                if decided is None and asks:
-                    decided = self.identity.lineage.tools_decided(session_id)
-                if not (not binds if decided is None else decided):
-                    return None
-        elif dialect.binds_tools(value):
-            return None
-        return dialect.offer_tools(value, TOOL_SCHEMAS)
+            with self._lock:
+                decided = self._decisions.get(session_id)
+            if decided is None and asks:
+                decided = self.identity.lineage.tools_decided(session_id)
+        if decided is None:
+            decided = not dialect.binds_tools(value) and (self.inject is True or _has_room(request))
+        return dialect.offer_tools(value) if decided else None
 
     def _keep_decision(self, request: ModelRequest, session_id: str, offered: bool) -> None:
         """Store whether a session has memory's tools, where a later request of it might say otherwise."""
         with self._lock:
             is_known = session_id in self._decisions
-        if (
-            not is_known
-            and self.inject
-            and request.value.get("tools")
-            and request.dialect.binds_tools(request.value) is not None
-        ):
+        if not is_known and self.inject and request.value.get("tools"):
             decided = self.identity.lineage.tools_decided(session_id)
             if decided is None:
                 self.identity.lineage.decide_tools(session_id, decided := offered)
@@ -594,6 +588,15 @@ def _without_marks(message: Any) -> Any:
         return message
     parts = [{k: v for k, v in p.items() if k != CACHE_MARK} if isinstance(p, dict) else p for p in content]
     return {**message, "content": parts}
+
+
+def _has_room(request: ModelRequest) -> bool:
+    """Whether memory's tools are a small share of the first request of a conversation: its tools and prompts."""
+    value, own = request.value, own_tools(request.value)
+    came = given if isinstance(given := value.get(request.dialect.key), list) else []
+    asked = takewhile(lambda m: as_object(m).get("role") in ("system", "developer", "user"), came)
+    prompts = [value.get("system"), value.get("instructions"), *asked]
+    return len(compact(TOOL_SCHEMAS)) <= TOOLS_SHARE * len(compact([own, prompts]))
 
 
 def _asks_summary(dialect: Dialect, value: JsonObject, messages: Sequence[object]) -> bool:
