@@ -178,6 +178,8 @@ def roles(messages: Chat) -> list[str]:
         kinds = {part.get("type") for part in content} if isinstance(content, list) else set()
         is_call = message.get("tool_calls") or message.get("function_call") or "tool_use" in kinds
         is_item = message.get("type") == "function_call"
+        if said and said[-1] == "remark" and "output_text" in kinds:  # items of one turn
+            continue
         if said and said[-1] == "remark":
             said[-1:] = [] if is_item or "tool_use" in kinds else ["assistant"]
         if message.get("role") == "user" and kinds != {"tool_result"}:
