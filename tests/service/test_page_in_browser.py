@@ -397,7 +397,7 @@ PICTURES = {  # file → address, size and light, what is waited for, what is cl
     "page-step.png": (f"{AUDIT}/steps/18", {}, ".line.piece", ".line.piece .gutter"),
     "page-answer.png": (f"{AUDIT}/steps/9/answer", {}, ".panel.answer .message", ""),
     "page-error.png": ("#/s/flaky-payment-test/steps/7", {}, "#detail .failure b", ""),
-    "page-changes.png": (f"{AUDIT}/steps/16/changes", {}, ".panel.changes .group", ""),
+    "page-changes.png": (f"{AUDIT}/steps/10/changes", {}, ".panel.changes .group", ""),
     "page-near.png": (f"{AUDIT}/steps/18/near", {}, ".panel.near .piece-card", ""),
     "page-compare.png": ("#/compare/refund-audit-w11/checkout-latency", {}, ".sides td", ""),
     "page-dark.png": (f"{AUDIT}/steps/14/past", {"dark": True}, ".decision", ".decision .second"),
@@ -940,6 +940,7 @@ def test_a_phone_shows_one_thing_at_a_time_and_leads_back(opened):
     )
     page.click("#detail .up")
     page.wait("location.hash === '#/s/shop-refunds'")
+    shows("session")  # the address is there before what it shows
     page.click("#session .up")
     page.wait("location.hash === '#/'")
     shows("sessions")
