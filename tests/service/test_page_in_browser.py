@@ -1153,7 +1153,7 @@ def test_a_service_that_is_away_is_said_and_waited_for(opened):
     page.wait("document.querySelector('#live').innerText === 'live'", timeout=40)
 
 
-@pytest.mark.parametrize(("fetches", "inject"), [(2, "auto"), (0, False)])
+@pytest.mark.parametrize(("fetches", "inject"), [(2, True), (0, False)])
 def test_the_figures_of_a_step_are_final_when_its_answer_has_ended(opened, tmp_path, fetches, inject):
     """What hidden turns cost and what the provider counted: on pages that show the step, and on one that comes back."""
     asked, ends = threading.Event(), threading.Event()
@@ -1225,6 +1225,7 @@ def charging(server, folder, **service):
             "upstream": server.base_url,
             "database": str(folder / "bank.db"),
             "memory_timeout": 60.0,
+            "inject_tools": True,  # by default memory's tools join a longer first request only
             **service,
         },
         prices=PRICES,
