@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("fastapi", reason="needs the extra service")
 from hypothesis import given
 from hypothesis import strategies as st
 from tests import blocks, items

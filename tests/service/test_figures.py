@@ -70,7 +70,7 @@ def run(tmp_path, route, script, *, stream=False, bank=BANK, given=BODIES, **ser
 @pytest.mark.parametrize("hidden", first_short([3, 1]))
 def test_figures_are_those_of_what_arrived_upstream(tmp_path, route, stream, hidden):
     arrived, came, session, [step], metrics = run(
-        tmp_path, route, [*[FETCH] * hidden, say("It is done.")], stream=stream
+        tmp_path, route, [*[FETCH] * hidden, say("It is done.")], stream=stream, inject_tools=True
     )
     assert came.status == 200
     assert len(arrived) == hidden + 1
@@ -95,7 +95,7 @@ def test_the_saving_is_that_of_the_bytes(tmp_path, route):
     script = [FETCH, say("It is done.")]
     (tmp_path / "without").mkdir()
     bank = {**BANK, "history_budget": 3_000}
-    arrived, _, session, [step], _ = run(tmp_path, route, script, bank=bank, given=PROSE)
+    arrived, _, session, [step], _ = run(tmp_path, route, script, bank=bank, given=PROSE, inject_tools=True)
     without, _, _, [left], _ = run(
         tmp_path / "without", route, [say("It is done.")], given=PROSE, strategy="none"
     )
@@ -109,7 +109,9 @@ def test_the_saving_is_that_of_the_bytes(tmp_path, route):
 def test_what_memory_costs_more_is_said(tmp_path):
     """A fold that saves little, and three hidden turns."""
     bank = {**BANK, "history_budget": 0.9}
-    _, _, session, [step], _ = run(tmp_path, "chat", [FETCH] * 3 + [say("Done.")], bank=bank)
+    _, _, session, [step], _ = run(
+        tmp_path, "chat", [FETCH] * 3 + [say("Done.")], bank=bank, inject_tools=True
+    )
     assert step["tokens"] > step["full_tokens"]
     more = round(100 * (step["tokens"] / step["full_tokens"] - 1))
     assert more > 0

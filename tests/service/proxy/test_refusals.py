@@ -390,7 +390,7 @@ def test_a_hidden_turn_that_is_refused_does_not_end_the_answer(tmp_path, route, 
             return fail(400, "a turn that I do not know")
         return Reply(words, [("get_record", {"trace_id": "#4"}, "c_hidden")])
 
-    with Client(tmp_path, route, script, inject_tools="auto") as client:
+    with Client(tmp_path, route, script, inject_tools=True) as client:
         status, memory, reason, count = client.ask(stream=stream)
         assert (status, count) == (200, 3)
         assert client.came.whole
