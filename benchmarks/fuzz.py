@@ -43,7 +43,6 @@ import requests
 
 from harness import ROOT, Service, command_line, print_head, print_row, verified, words
 from memory_bank.audit.traces import Trace, read_traces
-from memory_bank.service.proxy.answers import MEMORY_TOOLS
 from memory_bank.service.proxy.routes import REFUSED
 from memory_bank.testing import ScriptedServer, item_errors, pairing_errors, say
 from memory_bank.transcript.anthropic import message_errors
@@ -476,24 +475,6 @@ def unmarked(data: bytes) -> Any:
     return body
 
 
-def without_offered(after: Any, before: Any) -> None:
-    """Leave out of a request the tools that memory offers: all of them, after the client's own, or none."""
-    own, tools = (b.get("tools") if isinstance(b, dict) else None for b in (before, after))
-    if not (own and isinstance(own, list) and isinstance(tools, list) and tools[: len(own)] == own):
-        return
-    names = [t.get("name") or t.get("function", {}).get("name") for t in tools[len(own) :]]
-    if sorted(names) == sorted(MEMORY_TOOLS):
-        del tools[len(own) :]
-
-
-def untooled(data: bytes, asked: Asked) -> Any:
-    """A body without cache marks and without the tools that memory offers beside the client's own."""
-    body = unmarked(data)
-    if isinstance(body, dict):
-        without_offered(body, unmarked(asked.data))
-    return body
-
-
 def faults_in(asked: Asked, got: Any, status: int, memory: str, reason: str) -> Iterator[str]:
     """What is wrong with what arrived upstream, beside what was sent."""
     if got is None:
@@ -504,13 +485,12 @@ def faults_in(asked: Asked, got: Any, status: int, memory: str, reason: str) -> 
     if reason == "unforeseen":
         yield "memory failed as nobody foresaw"
     if memory != "rebuilt":
-        if got.data != asked.data and reason != REFUSED and untooled(got.data, asked) != unmarked(asked.data):
+        if got.data != asked.data and reason != REFUSED and unmarked(got.data) != unmarked(asked.data):
             yield f"{memory}, yet other bytes"
         return
     key = "input" if asked.route == "responses" else "messages"
     before, after = json.loads(asked.data.decode("utf-8-sig")), json.loads(got.data.decode("utf-8-sig"))
     old, new = before.pop(key), after.pop(key)
-    without_offered(after, before)
     if json.dumps(before) != json.dumps(after):
         yield "more than what was said differs"
     errors = ERRORS[asked.route]

@@ -370,9 +370,7 @@ def test_where_nothing_is_fetched_the_answer_is_upstreams_to_the_byte(tmp_path, 
     with RawUpstream(lambda _: answer) as up:
         came = {}
         for inject in (False, True):
-            with proxied(
-                up.base_url, tmp_path / f"{inject}.db", {"small": BANK}, strategy="small", inject_tools=inject
-            ) as p:
+            with proxied(up.base_url, tmp_path / f"{inject}.db", inject_tools=inject) as p:
                 came[inject] = post(p.port, "/v1/chat/completions", body, *HEADERS)
     bare, with_tools = came[False], came[True]
     assert (with_tools.status, with_tools.body, with_tools.whole) == (bare.status, bare.body, bare.whole)
