@@ -111,9 +111,10 @@ class MemoryManager:
 
     ``prune_strategy`` runs when there are more than ``max_steps_before_prune`` steps without the system prompt, and
     again after as many more steps where it left more than that. Without one nothing is pruned, and a WARNING says so.
-    ``wire`` is the form of the messages, "tools" or "text"; ``counter`` counts their tokens, by default as tiktoken's
-    o200k_base. A pruning after which the messages would be worse (``context.gate``) changes nothing, and a WARNING names
-    the rule; where users and assistant alternated, users' messages that it brings together are one. ``callbacks`` are functions by step class, called with each step of that class after it was added;
+    ``wire`` is the form of the messages, "tools" or "text"; ``counter`` counts their tokens, by default as
+    tiktoken's o200k_base. A pruning after which the messages would be worse (``context.gate``) changes nothing, and
+    a WARNING names the rule; where users and assistant alternated, users' messages that it brings together are one.
+    ``callbacks`` are functions by step class, called with each step of that class after it was added;
     ``step_callbacks`` further ones in the forms of smolagents: a list for ActionSteps, or by step class. Callbacks
     with a parameter ``agent`` get ``agent`` as that.
     Raises HistoryError for a limit below 1, or an argument of the wrong type.
