@@ -226,7 +226,8 @@ class EvidenceMemory:
         """Add a record, and what the agent said with its call; a record that was added before is ignored.
 
         ``anchor``: what every context showed when it came. So the memory is a function of records and messages,
-        whenever something is chosen of it. A record that cannot be cut into pieces stands in the thread alone, which is logged.
+        whenever something is chosen of it. A record that cannot be cut into pieces stands in the thread alone, which
+        is logged.
         """
         trace_id, tool = record.trace_id, record.tool_name
         if trace_id in self.numbers:

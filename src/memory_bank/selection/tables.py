@@ -474,7 +474,7 @@ class EvidenceTables:
             self.eventful.append(value=fresh)
 
     def evaluate_anew(self) -> None:
-        """Forget what earlier selections found out of values, so that a selection does not depend on when they were."""
+        """Forget what earlier selections found out of values: the next does not depend on when they were."""
         self.values["changed"][:] = True
         self._anchored = 0, 0, 0
 
