@@ -238,7 +238,7 @@ def test_a_request_for_a_summary_whose_tools_are_refused_pauses_nothing(tmp_path
     key, header = "input" if way == "responses" else "messages", b"x-memory-session: s"
     for late in (False, True):
         refuses = False
-        with scripted(script, tmp_path / str(late), SETTINGS) as (server, p):
+        with scripted(script, tmp_path / str(late), SETTINGS) as (_, p):
             for body in steps_of(way, 8):
                 assert post(p.port, PATHS[way], body, header).status == 200
             refuses, last = True, body_of(way, 9)
