@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import pytest
 
+from memory_bank.cli.demo import demo
 from memory_bank.config import load_config
 from memory_bank.testing import ScriptedServer, call, calls, say
 
@@ -254,6 +255,24 @@ def test_the_tutorial(folder):
     printed = [re.sub(figures, "N", line) for line in (out + err).splitlines()]
     shown = [re.sub(figures, "N", line) for line in shown]
     assert [line for line in shown if line not in printed] == [], out + err
+
+
+def test_the_demo_and_the_pages_tell_the_same_numbers(capsys):
+    """Those of README and the first page are those of ``memory-bank demo``; the tutorial runs it."""
+    share = {}
+    for model in ("claude-sonnet-5-5", "claude-sonnet-4-6"):
+        demo(model)
+        printed = capsys.readouterr().out
+        share[model] = re.search(r"^memory_bank +\$\S+ +(\d+%)", printed, re.M)[1]
+        if f"memory-bank demo --model {model}" in (ROOT / "docs/tutorial.md").read_text():
+            [shown] = [b.code for b in blocks("docs/tutorial.md") if "keep last 5" in b.code]
+            assert shown in printed
+    said = (
+        f"166 tool calls costs **{share['claude-sonnet-5-5']} of the dollars** that it costs without memory at the prices of "
+        f"Claude Sonnet 5.5, and {share['claude-sonnet-4-6']} at those of Claude Sonnet 4.6"
+    )
+    for page in ("README.md", "docs/index.md"):
+        assert said in " ".join((ROOT / page).read_text().split()), page
 
 
 def test_the_clients_of_the_page_are_known(model, folder):
