@@ -258,21 +258,23 @@ def test_the_tutorial(folder):
 
 
 def test_the_demo_and_the_pages_tell_the_same_numbers(capsys):
-    """Those of README and the first page are those of ``memory-bank demo``; the tutorial runs it."""
-    share = {}
+    """Shares of the dollars in README, the first page and the tutorial are those that ``memory-bank demo`` prints."""
+    shares = []
     for model in ("claude-sonnet-5-5", "claude-sonnet-4-6"):
         demo(model)
         printed = capsys.readouterr().out
-        share[model] = re.search(r"^memory_bank +\$\S+ +(\d+%)", printed, re.M)[1]
-        if f"memory-bank demo --model {model}" in (ROOT / "docs/tutorial.md").read_text():
-            [shown] = [b.code for b in blocks("docs/tutorial.md") if "keep last 5" in b.code]
-            assert shown in printed
+        shares.append(dict(re.findall(r"^(memory_bank|keep last 5) +\$\S+ +(\d+)%", printed, re.M)))
+    newest, older = (share["memory_bank"] for share in shares)
     said = (
-        f"166 tool calls costs **{share['claude-sonnet-5-5']} of the dollars** that it costs without memory at the prices of "
-        f"Claude Sonnet 5.5, and {share['claude-sonnet-4-6']} at those of Claude Sonnet 4.6"
+        f"166 tool calls costs **{newest}% of the dollars** that it costs without memory at the prices of Claude "
+        f"Sonnet 5.5, and {older}% at those of Claude Sonnet 4.6"
     )
-    for page in ("README.md", "docs/index.md"):
-        assert said in " ".join((ROOT / page).read_text().split()), page
+    tutorial = (
+        f"costs {newest}% of the dollars that it costs without, with its last five interactions alone "
+        f"{shares[0]['keep last 5']}%"
+    )
+    for page, sentence in {"README.md": said, "docs/index.md": said, "docs/tutorial.md": tutorial}.items():
+        assert sentence in " ".join((ROOT / page).read_text().split()), f"{page} should say: {sentence}"
 
 
 def test_the_clients_of_the_page_are_known(model, folder):
