@@ -35,7 +35,7 @@ MAP: dict[str, set[str]] = {
     "processor": {"bank", "config", "context", "errors", "plan", "ports", "pricing", "transcript"},
     "orchestrator": {"bank", "closing", "config", "errors", "models", "plan", "pricing", "processor", "records", "transcript"},
     "tools": {"bank", "context", "errors", "ports", "records", "transcript"},
-    "memory": {"bank", "closing", "config", "plan", "ports", "processor", "records", "tools"},
+    "memory": {"bank", "closing", "config", "errors", "plan", "ports", "processor", "records", "tools"},
     "integrations": {"bank", "config", "errors", "history", "plan", "ports", "processor", "tools", "transcript"},
     "testing": {"bank", "closing", "errors", "history", "models", "ports", "records", "transcript", "vectors"},
     "service": {
