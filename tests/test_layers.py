@@ -44,8 +44,8 @@ MAP: dict[str, set[str]] = {
     },
     "audit": {"config", "context", "errors", "pages", "pricing", "selection", "transcript"},  # and the face
     "cli": {
-        "audit", "bank", "config", "context", "errors", "models", "plan", "ports", "records", "selection", "service",
-        "shipped", "tools", "transcript",
+        "audit", "bank", "config", "context", "errors", "models", "plan", "ports", "pricing", "records", "selection",
+        "service", "shipped", "tools", "transcript",
     },
 }  # fmt: skip
 FACE = {"__init__", "__main__"}
