@@ -27,11 +27,11 @@ MAP: dict[str, set[str]] = {
         "closing", "config", "errors", "faults", "models", "plan", "ports", "pricing", "records", "selection", "transcript",
         "vectors",
     },
-    "history": {"bank", "errors", "models", "pages", "ports", "records", "transcript", "vectors"},
     "context": {
         "bank", "config", "errors", "faults", "models", "plan", "ports", "pricing", "records", "selection",
         "transcript", "vectors",
     },
+    "history": {"bank", "context", "errors", "models", "pages", "ports", "records", "transcript", "vectors"},
     "processor": {"bank", "config", "context", "errors", "plan", "ports", "pricing", "transcript"},
     "orchestrator": {"bank", "closing", "config", "errors", "models", "plan", "pricing", "processor", "records", "transcript"},
     "tools": {"bank", "context", "errors", "ports", "records", "transcript"},

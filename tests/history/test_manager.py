@@ -1,5 +1,6 @@
 """The manager: order, counts, caches, callbacks, files, replay, page; each step is worked on once."""
 
+import base64
 import copy
 import datetime as dt
 import io
@@ -10,11 +11,14 @@ from decimal import Decimal
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 from tests.chats import good_chats
+from tests.examples import examples
 from tests.history.test_steps import PNG, STEPS
 
 from memory_bank import MemoryBankState
+from memory_bank.context.gate import broken_rule
 from memory_bank.errors import HistoryError, ImageError, StepFileError, StepOrderError
 from memory_bank.history import (
     ActionStep,
@@ -33,6 +37,8 @@ from memory_bank.history import (
     keep_last_n_steps,
     no_pruning,
     prune_old_observations,
+    summarize_old_steps,
+    to_memory_bank,
 )
 from memory_bank.transcript.tokens import MessageCounter
 
@@ -367,3 +373,90 @@ def test_the_pad_gives_back_what_json_cannot_write(name):
     assert "$type" not in pad.to_context() or name == "tagged"
     if isinstance(value, dict):
         assert {type(k) for k in again.recall("v")} == {type(k) for k in value}
+
+
+# the gate
+
+
+def spoken(messages):
+    return [
+        m["role"]
+        for m in messages
+        if m["role"] == "user" or (m["role"] == "assistant" and not m.get("tool_calls"))
+    ]
+
+
+def two_tasks(**options) -> MemoryManager:
+    manager = history(6, **options)
+    manager.add(FinalAnswerStep("found"))
+    manager.add(TaskStep("now another"))
+    manager.extend(action(i) for i in range(6, 12))
+    return manager
+
+
+@pytest.mark.parametrize("make", [
+    lambda s: keep_last_n_steps(2), lambda s: summarize_old_steps(keep_last_n=2),
+    lambda s: to_memory_bank(s, keep_last_n_steps(2)), lambda s: chain(summarize_old_steps(keep_last_n=2), keep_last_n_steps(3)),
+])  # fmt: skip
+def test_users_messages_that_a_pruning_brings_together_are_one(make, tmp_path):
+    """The templates of Mistral and Gemma refuse two in a row."""
+    with MemoryBankState("lexical") as state:
+        manager = two_tasks()
+        before = manager.to_messages()
+        manager.prune(make(state))
+        after = manager.to_messages()
+        assert len(after) < len(before)
+        assert broken_rule(after, before) == ""
+        assert spoken(before) == ["user", "assistant", "user"] and spoken(after) in (
+            ["user"],
+            ["user", "assistant", "user"],
+        )
+        assert "find the order" in str(after) and "now another" in str(after)
+        assert manager.token_count == sum(map(manager.counter.count_message, after))
+        manager.save(tmp_path / "steps")
+        assert MemoryManager.load(tmp_path / "steps").to_messages() == after
+        manager.add(action(20))
+        assert manager.to_messages()[: len(after)] == after
+
+
+def test_notes_of_a_hierarchy_stand_with_the_task():
+    with MemoryBankState("lexical") as state:
+        memory = HierarchicalMemory(state, "be careful", recent=3, summarized=4)
+        memory.add(TaskStep("find the order", ["data:image/png;base64," + base64.b64encode(PNG).decode()]))
+        memory.extend(action(i) for i in range(20))
+        assert [m["role"] for m in memory.to_messages()][:3] == ["system", "user", "assistant"]
+        kinds = [part["type"] for part in memory.to_messages()[1]["content"]]
+        assert kinds == ["text", "image_url", "text", "text"]
+
+
+def test_a_pruning_that_would_make_the_messages_worse_changes_nothing_and_says_why(caplog):
+    worse = {
+        "the last message is not last": lambda steps: list(steps)[:-1],
+        "the system message is not first": lambda steps: list(steps)[1:],
+        "a content is empty": lambda steps: [*steps[:-1], FinalAnswerStep("", step_number=6), steps[-1]],
+    }
+    for rule, pruning in worse.items():
+        manager = history(6)
+        before = manager.to_messages()
+        manager.prune(pruning)
+        manager.prune(pruning)
+        assert manager.to_messages() == before
+        [warning] = [r.getMessage() for r in caplog.records if r.getMessage().endswith(rule)]
+        assert "order" not in warning
+
+
+@examples(60)
+@given(STEPS, st.integers(1, 4), st.sampled_from(["tools", "text"]))
+def test_no_pruning_makes_the_messages_worse(steps, n, wire):
+    for pruning in (
+        keep_last_n_steps(n),
+        summarize_old_steps(keep_last_n=n),
+        prune_old_observations(keep_last_n=n),
+    ):
+        manager = MemoryManager("be careful", wire=wire)
+        manager.add(TaskStep("find the order"))
+        for step in steps:
+            manager.add(step)
+            before = manager.to_messages()
+            manager.prune(pruning)
+            assert broken_rule(manager.to_messages(), before) == ""

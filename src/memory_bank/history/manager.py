@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from memory_bank.context.gate import ROLES, broken_rule
 from memory_bank.errors import HistoryError, RecordError, StepFileError, StepOrderError
 from memory_bank.history import pruning as prunings
 from memory_bank.history.pruning import Pruning, Summarize, check_steps
@@ -39,6 +40,7 @@ from memory_bank.history.steps import (
 )
 from memory_bank.ports import ChatModel, TokenCounter
 from memory_bank.transcript.jsontext import compact, dump_value
+from memory_bank.transcript.messages import content_with
 from memory_bank.transcript.shortening import shorten_text
 from memory_bank.transcript.tokens import open_counter
 
@@ -46,9 +48,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from memory_bank.bank.session import MemoryBankState
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 def _facts(step: Step) -> str:
@@ -112,8 +111,10 @@ class MemoryManager:
 
     ``prune_strategy`` runs when there are more than ``max_steps_before_prune`` steps without the system prompt, and
     again after as many more steps where it left more than that. Without one nothing is pruned, and a WARNING says so.
-    ``wire`` is the form of the messages, "tools" or "text"; ``counter`` counts their tokens, by default as tiktoken's
-    o200k_base. ``callbacks`` are functions by step class, called with each step of that class after it was added;
+    ``wire`` is the form of the messages, "tools" or "text"; ``counter`` counts their tokens, by default as
+    tiktoken's o200k_base. A pruning after which the messages would be worse (``context.gate``) changes nothing, and
+    a WARNING names the rule; where users and assistant alternated, users' messages that it brings together are one.
+    ``callbacks`` are functions by step class, called with each step of that class after it was added;
     ``step_callbacks`` further ones in the forms of smolagents: a list for ActionSteps, or by step class. Callbacks
     with a parameter ``agent`` get ``agent`` as that.
     Raises HistoryError for a limit below 1, or an argument of the wrong type.
@@ -146,14 +147,14 @@ class MemoryManager:
         # called before steps are read, so that an adapter can bring what was changed elsewhere
         self.refresh: Callable[[], object] = lambda: None
         self._counter = counter
-        self._counted = 0  # the number of messages that are in _tokens
-        self._tokens = 0
         self._callbacks: list[tuple[type[Step], Callback]] = []
         for given in (callbacks or {}, step_callbacks or {}):
             by_class: Mapping[Any, Any] = given if isinstance(given, Mapping) else {ActionStep: given}
             for step_class, functions in by_class.items():
                 for callback in functions if isinstance(functions, (list, tuple)) else [functions]:
                     self.on(step_class, callback)
+        self._joins = False  # whether users' messages in a row are one
+        self._rules_logged: set[str] = set()
         self._set_steps([])
         if system_prompt is not None:
             self.add(SystemPromptStep(system_prompt) if isinstance(system_prompt, str) else system_prompt)
@@ -176,9 +177,7 @@ class MemoryManager:
 
     @steps.setter
     def steps(self, steps: Iterable[Step]) -> None:
-        given = check_steps(list(steps), "the steps of a history")
-        if given != sorted(given, key=lambda s: s.step_number):
-            raise StepOrderError("the steps are not in the order of their numbers: give them in order.")
+        given = _in_order(check_steps(list(steps), "the steps of a history"))
         with self.lock:
             if list(map(id, given)) != list(map(id, self._steps)):
                 self._set_steps(given)
@@ -248,7 +247,10 @@ class MemoryManager:
         with self.lock:
             done, messages = self._rendered.get(summary_mode, (0, []))
             for step in self._steps[done:]:
-                messages.extend(freeze(m) for m in step.to_messages(summary_mode, wire=self.wire))
+                for message in step.to_messages(summary_mode, wire=self.wire):
+                    if self._joins and _is_user(message) and messages and _is_user(messages[-1]):
+                        message = _joined(messages.pop(), message)
+                    messages.append(freeze(message))
             self._rendered[summary_mode] = (len(self._steps), messages)
             return list(messages)
 
@@ -261,10 +263,11 @@ class MemoryManager:
     def token_count(self) -> int:
         """The tokens of ``to_messages()``. Each message is counted once, however often this is read."""
         with self.lock:
-            messages = self.to_messages()
-            self._tokens += sum(self.counter.count_message(m) for m in messages[self._counted :])
-            self._counted = len(messages)
-            return self._tokens
+            counts = self._counts
+            for at, message in enumerate(messages := self.to_messages()):
+                if at == len(counts) or counts[at][0] is not message:
+                    counts[at:] = [(message, self.counter.count_message(message))]
+            return sum(tokens for _, tokens in counts[: len(messages)])
 
     def get_steps_by_type(self, step_class: type[S]) -> list[S]:
         """The steps of a class, the oldest first."""
@@ -280,13 +283,36 @@ class MemoryManager:
         with self.lock:
             before = self._steps
             if (chosen := strategy or self.prune_strategy) is not None:
-                self.steps = kept = check_steps(chosen(tuple(before)))
+                kept = _in_order(check_steps(chosen(tuple(before))))
+                if rule := self._broken_rule(kept):
+                    if rule not in self._rules_logged:
+                        self._rules_logged.add(rule)
+                        log.warning("a pruning changes nothing, the messages would be worse: %s", rule)
+                    kept = before
+                self.steps = kept
                 name = getattr(chosen, "__qualname__", type(chosen).__name__).partition(".<locals>")[0]
                 gone = len(set(map(id, before)) - set(map(id, kept)))
                 counts = f"{gone} of {len(before)} steps removed or replaced, {len(kept)} left"
                 log.debug("pruned by %s: %s", name, counts)
             self._pruned_at = len(self._steps)
             return len(before) - len(self._steps)
+
+    def _broken_rule(self, kept: list[Step]) -> str:
+        """The rule of the gate that the messages of pruned steps break; "" for none.
+
+        Where the users' messages among them have to be joined, they are from now on.
+        """
+        if list(map(id, kept)) == list(map(id, self._steps)):
+            return ""
+        came, rule, joins = self.to_messages(), "", self._joins
+        for self._joins in (joins, True):
+            written = MemoryManager(wire=self.wire)
+            written._joins, written._steps = self._joins, kept
+            if (rule := broken_rule(written.to_messages(), came)) != ROLES:
+                break
+        if rule:
+            self._joins = joins
+        return rule
 
     def _prune_if_due(self) -> None:
         limit = self.max_steps_before_prune
@@ -310,6 +336,7 @@ class MemoryManager:
         """Remove all steps but these; a copy in a framework's form knows of it before it is changed again."""
         with self.lock:
             self.refresh()
+            self._joins = False
             self._set_steps(steps)
             self.refresh()
 
@@ -317,7 +344,7 @@ class MemoryManager:
         self._steps = steps
         self._types: Counter[type[Step]] = Counter(map(type, steps))
         self._rendered: dict[bool, tuple[int, list[Json]]] = {}
-        self._counted = self._tokens = 0
+        self._counts: list[tuple[Json, int]] = []  # the tokens of each rendered message
         self._pruned_at = 0  # the number of steps after the last pruning
 
     def full_steps(self) -> list[Json]:
@@ -351,7 +378,7 @@ class MemoryManager:
     def save(self, path: str | Path) -> None:
         """Write the steps as JSON lines; the file is replaced in one move. Raises StepFileError."""
         path, steps = Path(path), self.steps
-        head = {_HEAD: _VERSION, "steps": len(steps), "wire": self.wire}
+        head = {_HEAD: _VERSION, "steps": len(steps), "wire": self.wire, "joins": self._joins}
         try:
             lines = [dump_value(v, "a step") for v in (head, *(s.dict() for s in steps))]
         except (RecordError, RecursionError) as e:
@@ -391,7 +418,9 @@ class MemoryManager:
             raise StepFileError(f"{path}: {damage}: {advice}", steps)
         if head.get("wire") in ("tools", "text"):
             options.setdefault("wire", head["wire"])
-        return cls._of(steps, *args, **options)
+        manager = cls._of(steps, *args, **options)
+        manager._joins = head.get("joins") is True
+        return manager
 
     @classmethod
     def from_messages(cls, messages: object, *args: Any, wire: Wire = "tools", **options: Any) -> Self:
@@ -409,6 +438,26 @@ class MemoryManager:
         manager = cls(*args, **options)
         manager._set_steps([*manager._steps, *steps])
         return manager
+
+
+def _in_order(steps: list[Step]) -> list[Step]:
+    """The steps. Raises StepOrderError for a number below the one before it."""
+    if steps != sorted(steps, key=lambda s: s.step_number):
+        raise StepOrderError("the steps are not in the order of their numbers: give them in order.")
+    return steps
+
+
+def _is_user(message: Json) -> bool:
+    return message.get("role") == "user" and isinstance(message.get("content"), str | list)
+
+
+def _joined(first: Json, second: Json) -> Json:
+    """Two messages of the user as one."""
+    content, added = first["content"], second["content"]
+    if isinstance(added, str):
+        return {**first, "content": content_with(content, added)}
+    own = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    return {**first, "content": [*own, *added]}
 
 
 def _parse_file(lines: Sequence[bytes]) -> tuple[list[Step], Json, str]:

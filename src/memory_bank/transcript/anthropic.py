@@ -457,6 +457,11 @@ def cache_marks(*values: object) -> int:
     return count
 
 
+def marks_beside(request: Mapping[str, Any]) -> int:
+    """The number of cache marks of a request that are not in its messages; one for the last block counts, too."""
+    return cache_marks(request.get("system"), request.get("tools")) + (request.get(CACHE_MARK) is not None)
+
+
 def with_cache_marks(
     request: Mapping[str, Any], messages: Sequence[Any], *, stands: bool = True
 ) -> list[Any] | None:
@@ -473,7 +478,7 @@ def with_cache_marks(
     is_changed = len(messages) != len(source) or any(
         a is not b for a, b in zip(messages, source, strict=True)
     )
-    around = cache_marks(request.get("system"), request.get("tools")) + (request.get(CACHE_MARK) is not None)
+    around = marks_beside(request)
     places, last = _places(messages), _last_turn(messages)
     ends_marked = bool(cache_marks(messages[last:]))
     if ends_marked and not is_changed:

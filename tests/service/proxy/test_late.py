@@ -97,12 +97,16 @@ def test_a_late_step_sends_the_last_context_and_what_is_new(tmp_path, api):
         assert names(tmp_path) == ["s"]
 
 
-def test_marks_of_the_client_stay_within_four(tmp_path):
+@pytest.mark.parametrize("members", [{}, MARK])  # MARK beside the messages: the last block's
+def test_marks_of_the_client_stay_within_four(tmp_path, members):
     """Claude Code moves its marks to the newest messages at each request."""
 
     def marked(count):
         body = body_of(
-            "messages", [get_order(n) for n in range(count)], system=[{"type": "text", "text": "a", **MARK}]
+            "messages",
+            [get_order(n) for n in range(count)],
+            system=[{"type": "text", "text": "a", **MARK}],
+            **members,
         )
         for message in (body["messages"][-1], body["messages"][-3]):
             message["content"][-1].update(MARK)

@@ -15,7 +15,7 @@ from tests.service.tasks import HANDLERS, STEPS, SYSTEM, TASK, TOOLS, script
 from memory_bank.service.proxy.answers import EventSplitter
 from memory_bank.service.proxy.refusals import THINKING_LEFT_OUT
 from memory_bank.testing import Reply, ScriptedServer, call, fail, say
-from memory_bank.transcript.anthropic import cache_marks, from_anthropic, message_errors
+from memory_bank.transcript.anthropic import cache_marks, from_anthropic, marks_beside, message_errors
 
 CALLS = STEPS + STEPS // 4
 OWN_TOOLS = body_of("messages", [], TOOLS)["tools"]
@@ -321,6 +321,47 @@ def test_a_request_that_lost_a_marked_block_gets_others_up_to_four(tmp_path):
             values == [hour["cache_control"]] * 3
         )  # one of five minutes may not stand before one of an hour
         assert server.refused == []
+
+
+@pytest.mark.parametrize("place", ["system", "tools", "messages", "last", "mixed", "around"])
+def test_with_any_marks_of_the_client_no_request_leaves_with_more_than_four(tmp_path, place):
+    """What leaves is counted after memory has set its own marks; a client with more is refused for its own."""
+    with served(lambda body: say("ok"), tmp_path) as (server, p):
+        for count in range(7):
+            for stop in (3, len(LONG) - 2, len(LONG)):
+                messages, members = json.loads(json.dumps(LONG[:stop])), {}
+                own = dict.fromkeys(("system", "tools", "messages", "around"), 0)
+                for n in range(count):
+                    where = {"last": "messages", "mixed": ("system", "messages", "tools")[n % 3]}.get(
+                        place, place
+                    )
+                    own["messages" if n and where == "around" else where] += 1
+                if own["system"]:
+                    members["system"] = [text(f"{SYSTEM} {n}", **MARK) for n in range(own["system"])]
+                if own["tools"]:
+                    members["tools"] = [
+                        {**OWN_TOOLS[0], "name": f"t{n}", **MARK} for n in range(own["tools"])
+                    ]
+                members |= MARK if own["around"] else {}
+                blocks = [m for m in messages if isinstance(m["content"], list)]
+                blocks = blocks[-own["messages"] :] if place == "last" else blocks[: own["messages"]]
+                for message in blocks[: own["messages"]]:
+                    message["content"][-1].update(MARK)
+                asked = {
+                    "model": "claude",
+                    "max_tokens": 9,
+                    "system": SYSTEM,
+                    "messages": messages,
+                    **members,
+                }
+                refused = len(server.refused)
+                post(p.port, "/v1/messages", asked, SESSION + f"{count}".encode())
+                allowed = max(4, marks_beside(asked) + cache_marks(messages))
+                sent = server.requests[-1].body
+                assert marks_beside(sent) + cache_marks(sent["messages"]) <= allowed
+                if allowed == 4:
+                    assert server.refused[refused:] == []
+        assert any(p.told(count + 1)[n].memory == "rebuilt" for n in range(count))
 
 
 def test_marks_that_upstream_refuses_are_left_out_from_then_on(tmp_path):

@@ -21,7 +21,7 @@ from anyio import to_thread
 from cachetools import LRUCache
 
 from memory_bank.bank.session import Session
-from memory_bank.context.gate import broken_rule
+from memory_bank.context.gate import broken_rule, has_too_many_marks
 from memory_bank.errors import MemoryBankError
 from memory_bank.service.failures import code_of
 from memory_bank.service.proxy.answers import as_object, objects_of
@@ -32,7 +32,7 @@ from memory_bank.service.proxy.identity import Identity, client_session
 from memory_bank.service.security.access import Caller, public_name, stored_id
 from memory_bank.service.sessions import Rebuilt, Sessions
 from memory_bank.tools import TOOL_SCHEMAS
-from memory_bank.transcript.anthropic import CACHE_MARK, MOST_CACHE_MARKS, cache_marks
+from memory_bank.transcript.anthropic import CACHE_MARK, MOST_CACHE_MARKS, cache_marks, marks_beside
 from memory_bank.transcript.chat import CHAT
 from memory_bank.transcript.harness import asks_for_summary
 from memory_bank.transcript.jsontext import compact
@@ -483,7 +483,8 @@ class Rebuilder:
         if self.marks_cache and not step.control and (namespace, match.name) not in self.unmarked:
             sent, stands = arrays.get(dialect.key) or value[dialect.key], not step.changes_again
             marked = dialect.mark_cache(value, sent, stands=stands)
-            arrays = arrays if marked is None else {dialect.key: marked}
+            if marked is not None and not has_too_many_marks(marked, value[dialect.key], marks_beside(value)):
+                arrays = {dialect.key: marked}
         sent = None
         if not step.unchanged:
             [digest] = self._digests(request, [count := len(value[dialect.key])])
@@ -555,7 +556,7 @@ class Rebuilder:
                 return failed
             last = max(known, key=lambda c: c.count)
             written = [*last.written, *came[last.count :]]
-            form, beside = history.form, cache_marks(*(value.get(m) for m in ("system", "tools")))
+            form, beside = history.form, marks_beside(value)
             if cache_marks(written) + beside > MOST_CACHE_MARKS:
                 written = [*map(_without_marks, last.written), *came[last.count :]]
             wire = CHAT if form is None else form.source.wire
