@@ -17,7 +17,7 @@ export function less(part, whole) {
   if (!whole) return "";
   const share = Math.round(100 * (1 - part / whole));
   if (share > 0) return `${share}% less`;
-  return share < 0 ? `${-share}% more` : "all of it";
+  return share < 0 ? `${-share}% more` : "0% less";
 }
 
 /** The word between what was sent and the full history. */
@@ -28,9 +28,10 @@ export const bytes = (n) => (n < 1000 ? `${n} B` : `${short(n).replace(/[kMG]$/,
 
 export const plural = (n, one, many = `${one}s`) => `${count(n)} ${n === 1 ? one : many}`;
 
-export const clock = (seconds) => new Date(1000 * seconds).toLocaleTimeString("en-GB");
-
-export const moment = (seconds) => new Date(1000 * seconds).toLocaleString("en-GB");
+/** When something was, as 2026-11-26 13:05:22 in the reader's time zone; its day, its time of the day. */
+export const moment = (seconds) => new Date(1000 * seconds).toLocaleString("sv-SE");
+export const day = (seconds) => moment(seconds).slice(0, 10);
+export const clock = (seconds) => moment(seconds).slice(11);
 
 /** How long ago, in one unit. */
 export function ago(seconds) {
