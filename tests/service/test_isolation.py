@@ -234,7 +234,7 @@ UNIQUE = re.compile(
     r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|auto-[0-9a-f]{20}|~[0-9a-f]{12}|chatcmpl-\w+|resp_\w+|msg_\w+|(?<=seal=)[0-9a-f]{8}"
 )
 FIGURES = re.compile(
-    r'"(created|created_at|timestamp|last_written|last_used|\w*tokens|sent|full)": ?[0-9.]+|(?<="x-memory-tokens", ")[0-9/]+|[0-9]+% (?=more|less)'
+    r'"(created|created_at|timestamp|last_written|last_used|\w*tokens|sent|full)": ?[0-9.]+|"compared": ?"[^"]*"|(?<="x-memory-tokens", ")[0-9/]+'
 )
 
 

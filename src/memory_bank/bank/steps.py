@@ -21,7 +21,8 @@ from memory_bank.pricing import Usage
 CONTROL = "control"
 """The status of steps of a session that is left without memory to compare with."""
 WITHOUT = ("failed", "refused")
-"""The statuses of steps that went without memory: it failed, or it pauses since upstream refused a context."""
+"""The statuses of steps that went without memory: it failed, or made a context that breaks a rule of the gate, or it
+pauses since upstream refused a context."""
 _SWEEP = 256
 """Steps between two deletions of all old manifests; in between, only those that the newest replace go."""
 

@@ -17,7 +17,7 @@ from anyio import to_thread
 
 from memory_bank import __version__
 from memory_bank.bank.database import Database
-from memory_bank.bank.steps import CONTROL, StepFigures
+from memory_bank.bank.steps import CONTROL, WITHOUT, StepFigures
 from memory_bank.config import Config, ServiceSettings
 from memory_bank.errors import (
     ConfigError,
@@ -150,7 +150,7 @@ class Service:
     def _exchanged(self, exchange: Exchange) -> None:
         if exchange.outcome in ("unreachable", "broken_off"):
             self.metrics.upstream_errors.inc()
-        if exchange.memory == "failed" or (exchange.step is not None and exchange.step.broke):
+        if exchange.memory == "failed":
             self.metrics.without.labels(exchange.reason).inc()
         step, tokens, full_tokens = exchange.step, exchange.tokens, exchange.full_tokens
         failed = exchange.status is not None and exchange.status >= 400
@@ -178,9 +178,9 @@ class Service:
         if is_whole and exchange.memory == ("unchanged" if step.unchanged else "rebuilt"):
             cached = exchange.usage.cached if exchange.usage.untold is None else None
             self.sessions.answered(step, cached, by_marks=by_marks)
-        refused = exchange.reason == REFUSED
-        ended |= {"status": CONTROL if step.control else "refused" if refused else exchange.memory}
-        ended |= {"reason": exchange.reason if refused else None, **paid, "full": full}
+        status = "refused" if exchange.reason == REFUSED else "failed" if step.broke else exchange.memory
+        ended |= {"status": CONTROL if step.control else status}
+        ended |= {"reason": exchange.reason if status in WITHOUT else None, **paid, "full": full}
         self.recorder.take_outcome(step, answer, tokens=tokens, full_tokens=full_tokens, **ended)
         self._count_tokens(full_tokens, tokens)
         if sent is not None and full is not None:
@@ -205,6 +205,8 @@ class Service:
     def _stepped(self, step: Rebuilt) -> None:
         """Report a context that the proxy or the API has built."""
         self.metrics.step_seconds.observe(step.milliseconds / 1000)
+        if step.broke:
+            self.metrics.without.labels(step.broke).inc()
         if not step.proxied:
             self._count_tokens(step.full_tokens, step.tokens)
         self.metrics.sessions.set(self.sessions.held)
