@@ -126,7 +126,7 @@ def test_under_overload_the_last_step_of_each_session_and_every_fold_keep_their_
     recorder.drain(30)
     with database.write_lock, made["a"].state.lock:
         for turn in range(2 * DETAILED):
-            for name, step in made.items():
+            for step in made.values():
                 folds = turn % 50 == 7
                 recorder.take(replace(step, changed="memory", changed_at=2) if folds else step)
         assert recorder._detailed <= DETAILED + 24

@@ -122,9 +122,19 @@ def _told(plan: Mapping[str, Any], number: int, trace_id: str) -> dict[str, Any]
         "likelier": [
             Likelier.of(
                 **{k: p[k] for k in ("trace_id", "number", "tool")},
-                value=p["values"][0]["value"] if p["values"] else " ".join(p["text"].split())[:60],
+                value=_value(p),
                 worth=p["score"],
             )
             for p in [*best.values()][:_LIKELIER]
         ],
     }
+
+
+def _value(piece: Mapping[str, Any]) -> str:
+    """The likeliest value of a piece as its text writes it, or how the text begins."""
+    text = " ".join(piece["text"].split())
+    if not piece["values"]:
+        return text[:60]
+    value: str = piece["values"][0]["value"]
+    found = re.search(re.escape(value), text, re.IGNORECASE)
+    return value if found is None else found[0]

@@ -416,8 +416,8 @@ def get_days(api: Api, query: Annotated[DaysQuery, Query()]) -> Days:
     offset = 60 * query.offset
     period, form = (86_400, "%Y-%m-%d") if query.unit == "day" else (3_600, "%Y-%m-%d %H:%M")
     first = 86_400 * ((time.time() + offset) // 86_400 - query.days + 1) - offset
-    place = (api.database, api.namespace, "period")
-    sums = _by(steps.usage_sums(*place, since=first, period=period, offset=offset))
+    bank, namespace = api.database, api.namespace
+    sums = _by(steps.usage_sums(bank, namespace, "period", since=first, period=period, offset=offset))
     found = []
     for n in sorted(sums):
         told = datetime.fromtimestamp(period * n, UTC).strftime(form)

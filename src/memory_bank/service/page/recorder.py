@@ -73,9 +73,9 @@ class Recorder:
     """Records steps; ``take`` costs a few microseconds.
 
     A thread makes the manifest of each step and reads the model's answer, and writes them together. Where DETAILED of
-    them wait, the oldest keeps its figures only, but not the latest of a session, nor one at which its context changed
-    before its end, as at a fold. ``kept`` is the number of latest steps per session that keep manifest and answer.
-    ``redact`` hides secrets in a text. ``lost`` counts steps that could not be recorded.
+    them wait, the oldest keeps its figures only, but not the latest of a session, nor one at which its context
+    changed before its end, as at a fold. ``kept`` is the number of latest steps per session that keep manifest and
+    answer. ``redact`` hides secrets in a text. ``lost`` counts steps that could not be recorded.
     """
 
     def __init__(

@@ -23,6 +23,9 @@ export function less(part, whole) {
 /** The word between what was sent and the full history. */
 export const beside = (sent, full) => (sent > full ? "instead of" : "of");
 
+/** What a session is called in lists: its title, or else the beginning of its task, or its name. */
+export const titled = (s) => s.title ?? (s.task.trim().split("\n")[0].slice(0, 80) || s.name);
+
 /** A length in bytes, in few characters. */
 export const bytes = (n) => (n < 1000 ? `${n} B` : `${short(n).replace(/[kMG]$/, " $&")}B`);
 

@@ -3,12 +3,13 @@
 import { Poll, get } from "./api.js";
 import { HEIGHT, axis } from "./curve.js";
 import { copier, el, plainText, put, svg, told } from "./dom.js";
-import { ago, beside, count, day, dollars, less, moment, plural, saved, short, untold, without } from "./format.js";
+import { ago, beside, count, day, dollars, less, moment, plural, saved, short, titled, untold, without } from "./format.js";
 import { link, wrong } from "./route.js";
 
 const DAYS = 30;
 const HOURS = 72;
 const TOP = 8;
+const LATEST = 4;
 const HOUR = 3600;
 
 export class Home {
@@ -45,7 +46,7 @@ export class Home {
     const midnight = new Date(now.getFullYear(), now.getMonth(), now.getDate()).getTime() / 1000;
     const offset = -now.getTimezoneOffset();
     const [{ days }, { sessions: lost }, { steps }] = await Promise.all([
-      get("v1/stats/days", { days: DAYS, offset }), get("v1/sessions", { sort: "lost", since: midnight, limit: TOP }), get("v1/stats/wrong", { limit: TOP }),
+      get("v1/stats/days", { days: DAYS, offset }), get("v1/sessions", { sort: "lost", since: midnight, limit: TOP }), get("v1/stats/wrong", { limit: LATEST }),
     ]);
     this.days = days;
     this.spans = days;
@@ -70,12 +71,10 @@ export class Home {
 
   drawWrong(steps) {
     const rows = steps.map(({ session, title, step: s }) => {
-      const where = link(session, "steps", s.number);
       const what = s.error === null ? `without memory: ${without(s)}` : `${s.http_status >= 400 ? `error ${s.http_status}: ` : "error: "}${s.error}`;
-      const cells = [moment(s.created), [s.model ? told(s.model) : ""], count(s.number)].map((c) => el("td", {}, c));
-      return el("tr", {}, el("td", { class: "text" }, el("a", { class: "bad", href: where }, plainText(what).slice(0, 160))), el("td", { class: "text" }, named({ name: session, title }, where)), cells);
+      return el("li", {}, el("a", { class: "bad", href: link(session, "steps", s.number) }, plainText(what).slice(0, 160)), el("p", { class: "dim" }, told(title ?? session), ` \u00b7 step ${count(s.number)} \u00b7 ${moment(s.created)}`, s.model ? [" \u00b7 ", told(s.model)] : ""));
     });
-    put(this.failures, rows.length ? [el("h2", {}, "What went wrong, the latest first"), el("div", { class: "wide" }, table(["What", "Session", "When", "Model", "Step"], rows))] : "");
+    put(this.failures, rows.length ? [el("h2", {}, "What went wrong, the latest first"), el("ul", { class: "lines-to-copy wrong", "aria-label": "What went wrong" }, rows)] : "");
   }
 
   /** The totals of all sessions. */
@@ -221,8 +220,8 @@ function tiles(s, asked, reasons = "") {
   ];
 }
 
-/** A session's title in bold, its name in grey; its name alone where it has no title. */
-const named = (s, href) => el("a", { class: "named", href }, el("b", {}, told(s.title ?? s.name)), s.title ? [" ", el("span", { class: "dim" }, told(s.name, "name"))] : "");
+/** A session's title, or else how its task begins, in bold; its name in grey. */
+const named = (s, href) => el("a", { class: "named", href }, el("b", {}, told(titled(s))), " ", el("span", { class: "dim" }, told(s.name, "name")));
 
 /** A table with these headings. */
 export function table(heads, rows) {

@@ -2,7 +2,7 @@
 
 import { Failure, Poll, get } from "./api.js";
 import { el, plainText, put, told } from "./dom.js";
-import { ago, count, dollars, less, moment, plural } from "./format.js";
+import { ago, count, dollars, less, moment, plural, titled } from "./format.js";
 import { Hits } from "./hits.js";
 import { link, wrong } from "./route.js";
 import { Rows } from "./rows.js";
@@ -125,8 +125,8 @@ export class Sessions {
       "div", { class: "entry" },
       el(
         "a", { class: "whole", href: link(s.name), title: plainText(s.name) },
-        el("span", { class: "first" }, told(s.title ?? s.name, s.title ? "name titled" : "name"), el("span", { class: "dim", title: moment(s.last_used) }, ago(s.last_used))),
-        el("span", { class: "second dim" }, s.title ? [told(s.name), " \u00b7 "] : "", told(s.task || plural(s.records, "record"))),
+        el("span", { class: "first" }, el("b", {}, told(titled(s))), el("span", { class: "dim", title: moment(s.last_used) }, ago(s.last_used))),
+        el("span", { class: "second dim" }, told(s.name, "name"), s.title && s.task ? [" \u00b7 ", told(s.task)] : ""),
       ),
       el("span", { class: "second" }, bad("errors", plural(s.errors, "error")), bad("without_memory", `${count(s.without_memory)} without memory`), figures.filter(Boolean).join(" \u00b7 ")),
     );
