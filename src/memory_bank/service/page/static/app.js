@@ -47,8 +47,14 @@ function show() {
 
 /** Go to the latest step that went wrong in the way that is asked for. */
 async function findWrong(asked) {
-  const found = await get("v1/stats/wrong", { ...asked, limit: 1 }).catch(() => ({ steps: [] }));
-  go(found.steps.length ? link(found.steps[0].session, "steps", found.steps[0].step.number) : "#/", true);
+  const found = (path, more) => get(path, { ...more, limit: 1 }).catch(() => ({ steps: [], sessions: [] }));
+  if (asked.only === "lost") {
+    const [s] = (await found("v1/sessions", { sort: "lost", since: asked.since })).sessions;
+    go(s ? link(s.name) : "#/", true);
+    return;
+  }
+  const [at] = (await found("v1/stats/wrong", asked)).steps;
+  go(at ? link(at.session, "steps", at.step.number) : "#/", true);
 }
 
 function openSession() {

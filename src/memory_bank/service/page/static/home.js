@@ -44,7 +44,7 @@ export class Home {
   async ask() {
     const now = new Date();
     const midnight = new Date(now.getFullYear(), now.getMonth(), now.getDate()).getTime() / 1000;
-    const offset = -now.getTimezoneOffset();
+    const offset = 0 - now.getTimezoneOffset();
     const [{ days }, { sessions: lost }, { steps }] = await Promise.all([
       get("v1/stats/days", { days: DAYS, offset }), get("v1/sessions", { sort: "lost", since: midnight, limit: TOP }), get("v1/stats/wrong", { limit: LATEST }),
     ]);
@@ -151,7 +151,7 @@ export class Home {
       const { figure, loses } = saved(s.tokens.sent, s.tokens.full, s.sent_cost, s.full_cost);
       const bad = (only) => (s[only] ? el("a", { class: "bad", href: wrong({ only, ...asked }) }, count(s[only])) : "");
       const cells = [
-        count(s.tokens.steps), less(s.tokens.sent, s.tokens.full), el("span", { class: loses ? "worse" : "" }, loses ? `\u2212${figure}` : figure),
+        count(s.tokens.steps), less(s.tokens.sent, s.tokens.full), loses ? el("a", { class: "bad", href: by === "day" ? wrong({ only: "lost", ...asked }) : link(s.name) }, `\u2212${figure}`) : figure,
         s.sent_cost === null ? "" : dollars(s.sent_cost), s.full_cost === null ? "" : dollars(s.full_cost), bad("errors"), bad("without_memory"),
         ...(by === "day" ? [] : [s.models?.[0] ? told(s.models[0]) : "", ago(s.last_used)]),
       ];
@@ -213,7 +213,7 @@ function tiles(s, asked, reasons = "") {
   const share = less(...(s.sent_cost === null ? [s.tokens.sent, s.tokens.full] : [s.sent_cost, s.full_cost]));
   const bad = (name, only, small) => tile(name, count(s[only]), small, s[only] ? "bad" : "", s[only] ? wrong({ only, ...asked }) : null);
   return [
-    tile(loses ? "Cost more than without memory" : "Saved", figure, s.tokens.full ? `paid ${paid}, without memory ${would}: ${share}` : "nothing sent yet", loses ? "loss" : "gain"),
+    tile(loses ? "Cost more than without memory" : "Saved", figure, s.tokens.full ? `paid ${paid}, without memory ${would}: ${share}` : "nothing sent yet", loses ? "loss" : "gain", loses ? wrong({ only: "lost", ...asked }) : null),
     tile("Tokens sent", short(s.tokens.sent), `${beside(s.tokens.sent, s.tokens.full)} ${short(s.tokens.full)}: ${less(s.tokens.sent, s.tokens.full)}`),
     bad("Provider errors", "errors", `in ${plural(s.tokens.steps, "step")}`),
     bad("Steps without memory", "without_memory", reasons || "memory failed or was paused"),

@@ -35,7 +35,10 @@ export function link(session, ...parts) {
   return `#/${["s", session, ...parts].map(encoded).join("/")}${query.size ? `?${query}` : ""}`;
 }
 
-/** The address of the latest step that went wrong: `only` such, of a `session`, `since` and `until` a time. */
+/**
+ * The address of the latest step that went wrong: `only` such, of a `session`, `since` and `until` a time; for `lost` of
+ * the session that cost most above what it would have without memory.
+ */
 export const wrong = (asked) => `#/wrong?${new URLSearchParams(Object.entries(asked).filter(([, v]) => v))}`;
 
 /** The address of two sessions side by side. */
