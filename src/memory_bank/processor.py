@@ -19,7 +19,7 @@ from memory_bank.errors import ConfigError, LoopDetectedError, StorageError
 from memory_bank.plan import NO_PLAN, Form
 from memory_bank.ports import LLMClient
 from memory_bank.pricing import known_price
-from memory_bank.transcript.anthropic import from_anthropic, is_anthropic
+from memory_bank.transcript.anthropic import from_anthropic, is_anthropic, thinking_in
 from memory_bank.transcript.messages import Interaction, check_messages, check_shape
 from memory_bank.transcript.pairing import repeated_calls
 
@@ -97,8 +97,11 @@ def _form_of(messages: Any) -> tuple[Any, Form | None]:
     """The chat messages of a list, and its form where it is of Anthropic's Messages API."""
     if not is_anthropic(messages):
         return messages, None
-    source = from_anthropic(messages)
-    return [*source.messages], Form(source, lambda written: from_anthropic(written).messages)
+    thinking = thinking_in(messages)
+    source = from_anthropic(messages, thinking=thinking)
+    return [*source.messages], Form(
+        source, lambda written: from_anthropic(written).messages, thinking=thinking
+    )
 
 
 def _apply(

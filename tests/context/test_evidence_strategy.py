@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.chats import FOLDING, any_chats, call, good_chats, parted, result, rounds, say, system, user
 from tests.examples import examples
 from tests.selection.texts import filled
+from tests.shops import messages_of, shop_run
 
 from memory_bank import (
     TOOL_SCHEMAS,
@@ -212,6 +213,27 @@ def test_a_fork_that_answers_an_older_call_late_is_taken_in():
     context, _ = apply([*start, result("q", "PAY-3"), *orders(3, start=5)], state, history_budget=0.5)
     assert pairing_errors(context) == []
     assert len(evidence_of(state).numbers) == state.fact_store.size()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_a_fold_shows_does_not_depend_on_when_others_were_made(seed):
+    chat = messages_of(shop_run(seed, 9))
+    half = len(chat) // 4 * 2
+    chat[half:half] = [
+        say("Half is done."),
+        user(f"Look at {chat[half - 1]['content']} and {chat[5]['content']}"),
+    ]
+    ends = [n for n in range(1, len(chat) + 1) if chat[n - 1]["role"] in ("user", "tool")]
+    often = MemoryBankState("lexical")
+    for end in ends:
+        last, _ = applied(chat[:end], often, history_budget=1_800)
+    assert not often.last_plan.unchanged
+    once = MemoryBankState("lexical")
+    for end in ends[:-1]:
+        applied(chat[:end], once, history_budget=10**6)
+    assert applied(chat, once, history_budget=1_800)[0] == last
+    used = [evidence_of(state).index.tables.keys.table["used"].tolist() for state in (often, once)]
+    assert used[0] == used[1]
 
 
 # refresh_after: what was chosen stays for some steps

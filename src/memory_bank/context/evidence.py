@@ -222,10 +222,12 @@ class EvidenceMemory:
         self.turns: dict[object, tuple[Interaction, dict[int, Edit]]] = {}
         self._latest = 0  # the index takes interactions in order; a late result joins the latest
 
-    def add(self, record: InteractionRecord, note: str = "") -> None:
+    def add(self, record: InteractionRecord, note: str = "", anchor: Sequence[str] = ()) -> None:
         """Add a record, and what the agent said with its call; a record that was added before is ignored.
 
-        A record that cannot be cut into pieces stands in the thread alone, which is logged.
+        ``anchor``: what every context showed when it came. So the memory is a function of records and messages,
+        whenever something is chosen of it. A record that cannot be cut into pieces stands in the thread alone, which
+        is logged.
         """
         trace_id, tool = record.trace_id, record.tool_name
         if trace_id in self.numbers:
@@ -237,6 +239,7 @@ class EvidenceMemory:
         call: dict[str, Any] = {"interaction": at, "tool": tool, "arguments": arguments, "output": output}
         parsed = self.index.tables.parsed
         try:
+            self.index.tables.set_anchor(anchor)
             if note.strip():
                 self.notes[len(parsed)] = trace_id
                 self.index.add_note(interaction=at, text=note)

@@ -151,6 +151,7 @@ class EvidenceIndex:
         older = t.records_before(tail_interaction)
         if budget <= 0 or not older:
             return Selection()
+        t.evaluate_anew()
         t.set_anchor(anchor)
         step = scoring.CurrentStep(t, tail_interaction)
         ids, chance = self.chances(tail_interaction, step)

@@ -367,7 +367,10 @@ class EvidenceTables:
 
     # -- the anchor ------------------------------------------------------------
     def set_anchor(self, texts: Sequence[str]) -> None:
-        """Compare the values with the texts of the anchor: those that it shows are `visible`."""
+        """Compare the values with the texts of the anchor: those that it shows are `visible`.
+
+        A call's uses of visible values tell nothing: before a record is added it is the anchor of that moment.
+        """
         if list(texts) != self.anchor:
             self.anchor = list(texts)
             self._anchor_texts = {t: self._anchor_texts.get(t) or _AnchorText.of(t) for t in texts}
@@ -469,6 +472,11 @@ class EvidenceTables:
             fresh = np.unique(ids[~self.values["has_event"][ids]])
             self.values["has_event"][fresh] = True
             self.eventful.append(value=fresh)
+
+    def evaluate_anew(self) -> None:
+        """Forget what earlier selections found out of values: the next does not depend on when they were."""
+        self.values["changed"][:] = True
+        self._anchored = 0, 0, 0
 
     def pop_changed_values(self) -> Array:
         """Return the values that changed since the last call of this."""

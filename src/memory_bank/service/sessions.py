@@ -412,7 +412,8 @@ class Sessions:
             yield state
 
     def files(self, namespace: str | None, project: str) -> MemoryFiles:
-        """The files of a project, without secrets. Raises ConfigError for a name."""
+        """The files of a project, without secrets, also in its name. Raises ConfigError for a name."""
+        project = self.redacted_text(project)
         writable_id(namespace, project)
         return MemoryFiles(self.database, project, namespace=namespace, redact=self.redacted)
 

@@ -18,7 +18,7 @@ from memory_bank.plan import Choice
 from memory_bank.pricing import growth_that_pays
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.jsontext import parse_output
-from memory_bank.transcript.messages import Interaction, in_full, with_hint
+from memory_bank.transcript.messages import Interaction, content_text, in_full, read, with_hint
 from memory_bank.transcript.quoting import Mark, quote_lines
 from memory_bank.transcript.shortening import fit_text, shorten
 from memory_bank.transcript.transcript import View, copy_of
@@ -221,22 +221,29 @@ def fed_evidence(view: View, session: MemoryBankState, settings: MemoryBankSetti
     stored = session.fact_store.get_many([t for t in missing if t not in records])
     records.update((r.trace_id, r) for r in stored)
     notes: dict[str, str] = {}  # what the agent said, by the first record of each turn
+    starts: dict[str, int] = {}  # of each record's turn
     left = set(missing)
     for interaction in reversed(view.interactions):  # the newest are the likeliest
         ids = [t for t in interaction.trace_ids if t]
         if ids and ids[0] in left:
             notes[ids[0]] = interaction.note
+        starts.update(dict.fromkeys(ids, interaction.start))
         left.difference_update(ids)
         if not left:
             break
+    kept, anchor = [*reversed(view.kept)], list[str]()  # positions and texts of what every context shows
     for trace_id in missing:
         record = records.get(trace_id)
         if record is None:  # purged meanwhile: the next step loads the session again
             continue
+        while kept and kept[-1] < starts.get(trace_id, 0):
+            anchor.append(content_text(read(view.messages[kept.pop()], "content")))
         if trace_id in session.retained[1]:  # nothing of it is to be chosen
-            memory.add(replace(record, raw_input={}, input_text=None, raw_output="", output_text=""))
+            memory.add(
+                replace(record, raw_input={}, input_text=None, raw_output="", output_text=""), anchor=anchor
+            )
         else:
-            memory.add(record, notes.get(trace_id, ""))
+            memory.add(record, notes.get(trace_id, ""), anchor)
     return memory
 
 
