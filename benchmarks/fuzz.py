@@ -43,7 +43,7 @@ import requests
 
 from harness import ROOT, Service, command_line, print_head, print_row, verified, words
 from memory_bank.audit.traces import Trace, read_traces
-from memory_bank.service.proxy.routes import REFUSED
+from memory_bank.service.proxy.refusals import THINKING_LEFT_OUT
 from memory_bank.testing import ScriptedServer, item_errors, pairing_errors, say
 from memory_bank.transcript.anthropic import message_errors
 from workload import request_of
@@ -475,9 +475,13 @@ def unmarked(data: bytes) -> Any:
     return body
 
 
-def faults_in(asked: Asked, got: Any, status: int, memory: str, reason: str) -> Iterator[str]:
-    """What is wrong with what arrived upstream, beside what was sent."""
-    if got is None:
+def faults_in(asked: Asked, came: list[Any], status: int, memory: str, reason: str) -> Iterator[str]:
+    """What is wrong with what arrived upstream, beside what was sent.
+
+    A refused request is sent again as it came, and then without its thinking; the client gets the answer to the last
+    that was accepted, or to its own.
+    """
+    if not came:
         yield f"upstream was not asked ({status})"
         return
     if status >= 500:
@@ -485,9 +489,12 @@ def faults_in(asked: Asked, got: Any, status: int, memory: str, reason: str) -> 
     if reason == "unforeseen":
         yield "memory failed as nobody foresaw"
     if memory != "rebuilt":
-        if got.data != asked.data and reason != REFUSED and unmarked(got.data) != unmarked(asked.data):
+        if all(g.data != asked.data and unmarked(g.data) != unmarked(asked.data) for g in came):
             yield f"{memory}, yet other bytes"
+        if status < 300 and reason != THINKING_LEFT_OUT and unmarked(came[-1].data) != unmarked(asked.data):
+            yield f"{memory}, yet other bytes were answered"
         return
+    got = came[-1]
     key = "input" if asked.route == "responses" else "messages"
     before, after = json.loads(asked.data.decode("utf-8-sig")), json.loads(got.data.decode("utf-8-sig"))
     old, new = before.pop(key), after.pop(key)
@@ -502,7 +509,8 @@ def proxy_part(args: argparse.Namespace) -> int:
     """Send changed requests of recorded runs through the proxy."""
     files = args.files or [SHIPPED]
     traces = [t for file in files for t in read_traces(file) if isinstance(t, Trace) and t.messages]
-    run, lock, arrived = Run(), threading.Lock(), {}
+    run, lock = Run(), threading.Lock()
+    arrived: dict[str, list[Any]] = {}
     count = (args.requests or 20_000) * len(args.routes)
 
     def send(number: int, asked: Asked) -> None:
@@ -526,10 +534,10 @@ def proxy_part(args: argparse.Namespace) -> int:
             if not wrong:
                 run.answered(answer.status, time.perf_counter() - began)
                 while upstream.requests:
-                    request = upstream.requests.pop()
-                    arrived[request.headers.get("x-fuzz", "")] = request
+                    request = upstream.requests.pop(0)
+                    arrived.setdefault(request.headers.get("x-fuzz", ""), []).append(request)
                 run.sent[f"{memory}: {reason}" if reason else memory] += 1
-                wrong = list(faults_in(asked, arrived.pop(str(number), None), answer.status, memory, reason))
+                wrong = list(faults_in(asked, arrived.pop(str(number), []), answer.status, memory, reason))
             for what in wrong:
                 run.note(what, f"{asked.path} {asked.headers} {asked.data[:300]!r}")
 

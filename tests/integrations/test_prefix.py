@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("fastapi", reason="needs the extra service")
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 from tests import blocks, items
 from tests.chats import any_chats, good_chats, system, user
 from tests.contracts.prefix import Sent, fold_of, fold_steps, sent_body
@@ -179,6 +180,69 @@ def test_thinking_at_the_beginning_of_a_loop_alone(tmp_path: Path) -> None:
     """As a model thinks that does not interleave."""
     steps = thinking_steps(ENABLED, interleaved=False)
     check(asked(tmp_path, "messages", bodies("messages", steps, thinking=ENABLED)))
+
+
+class Block(BaseModel, extra="allow"):
+    """A block as the SDK returns it: clients append an answer's ``content`` as it is."""
+
+    type: str
+    citations: None = None
+
+
+FORMS_OF_LISTS: dict[str, Callable[[list[Any]], list[Any]]] = {
+    "dicts": lambda step: step,
+    "objects": lambda step: [
+        {**m, "content": [Block(**b) for b in m["content"]]} if m["role"] == "assistant" else m for m in step
+    ],
+    "with a system message": lambda step: [step[0], {"role": "system", "content": "Be brief."}, *step[1:]],
+    "texts as blocks": lambda step: [
+        {**m, "content": [blocks.text(m["content"])] if isinstance(m["content"], str) else m["content"]}
+        for m in step
+    ],
+}
+
+
+@pytest.mark.parametrize("form", FORMS_OF_LISTS)
+@pytest.mark.parametrize("name", ["enabled", "alone", "adaptive", "omitted"])
+def test_thinking_of_a_list_without_a_request(name: str, form: str) -> None:
+    """The library sees the messages alone. A turn that had to begin with thinking still does, and what was sent stays."""
+    write = FORMS_OF_LISTS[form]
+    steps = thinking_steps(
+        {"display": "omitted"} if name == "omitted" else ENABLED, interleaved=name != "alone"
+    )
+    if name == "adaptive":  # the first turn does not think at once
+        begun = next(at for at, m in enumerate(steps[-1]) if m["role"] == "assistant")
+        spoke = [b for b in steps[-1][begun]["content"] if "thinking" not in b["type"]]
+        steps = [
+            [{**m, "content": spoke} if at == begun else m for at, m in enumerate(step)] for step in steps
+        ]
+    processor = MemoryProcessor({"memory_strategies": STRATEGIES})
+    objects: dict[int, Any] = {}
+    sent = []
+    for step in steps:
+        came = write([*step])
+        came = [objects.setdefault(at, m) for at, m in enumerate(came)]
+        out, _ = processor.apply_strategy(came, "native")
+        state = processor.state("native")
+        plan = None if state is None else state.last_plan
+        plain = json.loads(json.dumps(out, default=lambda block: block.model_dump(exclude_none=True)))
+        sent.append(Sent("", [json.dumps(m) for m in plain], fold_of(plan)))
+        answered = next((m for m in reversed(plain) if m["role"] == "assistant"), None)
+        turn = plain[max([0, *(at for at, m in enumerate(plain) if is_prompt(m))]) :]
+        begins = [m["content"][0]["type"] for m in turn if m["role"] == "assistant"][:1]
+        if name in ("enabled", "alone") and answered and not is_prompt(plain[-1]):
+            assert begins[0] in ("thinking", "redacted_thinking")
+        elif fold_of(plan) is not None:
+            kept = [b for m in plain for b in m["content"] if isinstance(b, dict) and "thinking" in b["type"]]
+            assert name in ("enabled", "alone") or kept == []
+    check(sent)
+
+
+def is_prompt(message: Any) -> bool:
+    content = message["content"]
+    return message["role"] == "user" and "tool_result" not in [
+        b["type"] for b in content if isinstance(b, dict)
+    ]
 
 
 @pytest.mark.parametrize("marked", first_short(["last", "two", "system", "head"], 2))

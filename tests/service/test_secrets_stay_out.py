@@ -146,6 +146,69 @@ def test_no_secret_is_stored_by_any_way_into_the_service(tmp_path, caplog):
             assert form not in caplog.text, form
 
 
+NAMES = [s for s in SECRETS.values() if s.isprintable() and len(s) <= 150]
+SHOWN = (
+    "/v1/sessions",
+    "/v1/sessions/a",
+    "/v1/sessions/a/steps",
+    "/v1/sessions/a/steps/1",
+    "/v1/stats",
+    "/metrics",
+    "/health",
+)
+
+
+@pytest.mark.parametrize("place", ["title", "project", "model"])
+def test_a_token_in_a_name_is_nowhere(tmp_path, caplog, place):
+    """In the name that a person gave a session, that of a project, and that of a model."""
+    file = tmp_path / "bank" / "bank.db"
+    file.parent.mkdir()
+    messages = [
+        user("find"),
+        *[m for i in range(8) for m in (call((f"c{i}", "f", {"n": i})), result(f"c{i}", "x " * 800))],
+    ]
+    json_body = ("Content-Type", "application/json")
+    shown = b""
+    with (
+        ScriptedServer(lambda body: say("ok"), strict=False) as upstream,
+        caplog.at_level(logging.DEBUG),
+        serving(configured(database=str(file), upstream=upstream.base_url)) as served,
+    ):
+
+        def ask(method, path, body, *headers):
+            return served.ask(method, path, json_body, *headers, body=json.dumps(body).encode())
+
+        ask("POST", "/v1/sessions/a/context", {"messages": messages})
+        for n, secret in enumerate(NAMES):
+            name = f"my {secret} here" if n % 2 else secret
+            if place == "title":
+                assert ask("PUT", "/v1/sessions/a/title", {"title": name}).status == 204
+            elif place == "model":
+                asked = {"model": name, "messages": messages}
+                assert ask("POST", "/v1/chat/completions", asked, ("x-memory-session", "a")).status == 200
+                assert ask("POST", "/v1/responses", {"model": name, "input": "hello"}).status == 200
+            else:
+                given = {"command": "create", "path": "/memories/a.md", "file_text": "text"}
+                files = served.app.state.service.sessions.files(None, name)
+                files.run(given)
+                assert "text" in files.run({"command": "view", "path": "/memories/a.md"})
+                assert "text" in served.app.state.service.sessions.files(None, name).run(
+                    {"command": "view", "path": "/memories/a.md"}
+                )
+        assert served.app.state.service.recorder.drain(30)
+        for path in SHOWN:
+            answer = served.ask("GET", path)
+            assert answer.status == 200, path
+            shown += answer.body
+        kept = everything_in(file)
+    kept += everything_in(file)
+    assert b"[redacted: " in kept
+    for secret in NAMES:
+        assert secret.encode() not in kept, (place, secret)
+        assert secret.encode() not in shown, (place, secret)
+        assert secret not in caplog.text, (place, secret)
+
+
 def test_a_step_without_secrets_is_the_clients_own_messages(tmp_path):
     service = opened(tmp_path / "bank.db", configured())
     messages = [user("find"), call(("a", "f", {})), result("a", "x")]

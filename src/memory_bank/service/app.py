@@ -44,7 +44,7 @@ from memory_bank.service.proxy.compaction import Seals
 from memory_bank.service.proxy.dialects import DIALECTS, Provider
 from memory_bank.service.proxy.identity import Identity, canonical_bytes
 from memory_bank.service.proxy.rebuild import CONTINUED, Rebuilder
-from memory_bank.service.proxy.refusals import REFUSED
+from memory_bank.service.proxy.refusals import REFUSED, THINKING_LEFT_OUT
 from memory_bank.service.proxy.routes import Exchange, Proxy
 from memory_bank.service.proxy.upstream import Upstream, is_url
 from memory_bank.service.security.access import Keyring, stored_id
@@ -178,7 +178,8 @@ class Service:
         if is_whole and exchange.memory == ("unchanged" if step.unchanged else "rebuilt"):
             cached = exchange.usage.cached if exchange.usage.untold is None else None
             self.sessions.answered(step, cached, by_marks=by_marks)
-        status = "refused" if exchange.reason == REFUSED else "failed" if step.broke else exchange.memory
+        refused = exchange.reason in (REFUSED, THINKING_LEFT_OUT)
+        status = "refused" if refused else "failed" if step.broke else exchange.memory
         ended |= {"status": CONTROL if step.control else status}
         ended |= {"reason": exchange.reason if status in WITHOUT else None, **paid, "full": full}
         self.recorder.take_outcome(step, answer, tokens=tokens, full_tokens=full_tokens, **ended)
@@ -186,6 +187,8 @@ class Service:
         if sent is not None and full is not None:
             price, _ = known_price(self.config.prices, exchange.model or "") or (None, "")
             self.metrics.used(sent, full, price, exchange.usage.billed)
+        elif paid.get("untold") and not failed:
+            self.metrics.untold.labels(paid["untold"]).inc()
 
     def _record_without(self, exchange: Exchange, ended: dict[str, Any], answer: Answer) -> None:
         """Record a request that memory failed for, where its session is known; no tokens count as saved."""

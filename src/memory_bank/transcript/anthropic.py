@@ -62,6 +62,26 @@ def drops_blocks(thinking: Mapping[str, Any]) -> bool:
     return isinstance(binding, dict) and binding.get("prefix_mismatch_behavior") == "drop_block"
 
 
+def thinking_in(messages: Sequence[Any]) -> Thinking:
+    """What becomes of thinking blocks in a list whose request is not known, by the first of them.
+
+    A turn of a model that thinks ``enabled`` begins with thinking, and has to when its results are sent. Where the
+    first block stands elsewhere or without its words, the model thinks ``adaptive``, and its signatures may be
+    bound. The first block stays the first while a list grows, so that what was sent stays as it was sent.
+    """
+    begins = True
+    for message in messages:
+        speakers = _WIRE.speakers(message)
+        if "assistant" in speakers:
+            kinds = [_type(block) for _, block in _numbered(message)]
+            if at := [i for i, kind in enumerate(kinds) if kind in THINKING]:
+                words = [b.get("thinking", "-") for _, b in _numbered(message) if _type(b) in THINKING]
+                return Thinking.KEEP_LATER if begins and at[0] == 0 and all(words) else Thinking.DROP
+            begins = False
+        begins = begins or speakers == {"user"}
+    return Thinking.DROP
+
+
 def is_anthropic(messages: object) -> bool:
     """Whether a list has blocks of the Messages API, ``tool_use`` or ``tool_result``, and no calls of a chat."""
     dicts = [m for m in messages if isinstance(m, dict)] if isinstance(messages, (list, tuple)) else []
@@ -83,7 +103,14 @@ def _type(block: object) -> str | None:
 def _numbered(message: Any) -> list[tuple[int, Any]]:
     """The blocks of a message by number; a text is one block."""
     content = message.get("content")
-    return list(enumerate(content)) if isinstance(content, list) else [(WHOLE, _text_block(content))]
+    if isinstance(content, list):
+        return list(enumerate(map(_as_dict, content)))
+    return [(WHOLE, _text_block(content))]
+
+
+def _as_dict(block: Any) -> Any:
+    """A block of the SDK, an object, as the dict that it is sent as; any other as it is."""
+    return plain(block) if callable(getattr(block, "model_dump", None)) else block
 
 
 def _text_block(text: object) -> Block:
@@ -171,6 +198,7 @@ class AnthropicWire(PartWire[AnthropicMessage]):
             return {WHOLE: Part(MessageKind.USER if is_user else MessageKind.SAY, content_text(content))}
         if not content:
             return {WHOLE: Part(MessageKind.USER, []) if is_user else Part(MessageKind.REASONING)}
+        content = [*map(_as_dict, content)]
         found = dict(enumerate(map(_read_by_user if is_user else _read_by_assistant, content)))
         if said := [j for j, part in found.items() if part.kind is MessageKind.USER]:
             texts = [_unmarked(content[j]) for j in said]
@@ -268,7 +296,7 @@ def _arranged(messages: Sequence[Any], source: Sequence[Any]) -> list[AnthropicM
 def _as_blocks(message: AnthropicMessage) -> list[Any]:
     content = message.get("content")
     if isinstance(content, list):
-        return content
+        return [*map(_as_dict, content)]
     text = content_text(content)
     return [_text_block(text)] if text else []
 
@@ -391,7 +419,7 @@ def message_errors(messages: object) -> list[str]:
             may_be_empty = role == "assistant" and i + 1 == len(messages)
             if not isinstance(content, (str, list)) or (not content and not may_be_empty):
                 errors.append(f"messages.{i}: all messages must have non-empty content")
-            whole = content if isinstance(content, list) else [_text_block(content or "-")]
+            whole = [*map(_as_dict, content)] if isinstance(content, list) else [_text_block(content or "-")]
             blocks += [(f"messages.{i}.content.{j}", block) for j, block in enumerate(whole)]
         errors += _block_errors(blocks, role, open_calls, ids)
         if open_calls and role != "assistant":

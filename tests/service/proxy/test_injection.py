@@ -27,6 +27,7 @@ from memory_bank.service.proxy.body import parse_body
 from memory_bank.service.proxy.dialects import DIALECTS
 from memory_bank.service.proxy.injection import NOT_YET, ROUNDS, Injection
 from memory_bank.service.proxy.rebuild import MemoryResult, ModelRequest
+from memory_bank.service.proxy.refusals import REFUSED_TOO
 from memory_bank.service.proxy.upstream import UpstreamAnswer
 from memory_bank.service.security.access import LOCAL
 from memory_bank.service.sessions import Sessions
@@ -375,12 +376,16 @@ def test_where_nothing_is_fetched_the_answer_is_upstreams_to_the_byte(tmp_path, 
     bare, with_tools = came[False], came[True]
     assert (with_tools.status, with_tools.body, with_tools.whole) == (bare.status, bare.body, bare.whole)
     # a context that offers the tools names one, so its tokens are others
-    varying = {b"date", b"x-memory-request-id", b"x-request-id", b"x-memory-tokens"} | (
+    varying = {b"date", b"x-memory-request-id", b"x-request-id", b"x-memory-tokens", b"x-memory-reason"} | (
         {b"content-length", b"transfer-encoding"} if streamed else set()
     )
     assert [h for h in with_tools.headers if h[0] not in varying] == [
         h for h in bare.headers if h[0] not in varying
     ]
+    # an answer that is none may be memory's fault: the request is sent once as it came, and that was not it
+    is_none = name in ("no json", "no object", "empty", "text", "empty stream")
+    assert with_tools.header(b"x-memory-reason") == (REFUSED_TOO.encode() if is_none else None)
+    assert [up.got[0].body] * is_none == [got.body for got in up.got[2:]]
     tools = json.loads(up.got[1].body).pop("tools")
     assert tools[:2] == TOOLS
     assert len(tools) == 5

@@ -102,7 +102,7 @@ def parts_of(value):
 def test_base64_of_older_results_is_in_no_context(tmp_path, api, strategy, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     body = body_of(api)
-    with served(lambda _: say("It shows orders."), tmp_path, strategy) as (server, p):
+    with served(lambda _: say("It shows orders."), tmp_path, strategy, cache_markers="off") as (server, p):
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
         assert post(p.port, PATHS[api], body, SESSION).status == 200
         [told] = p.told(1)

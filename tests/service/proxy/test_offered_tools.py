@@ -141,6 +141,10 @@ def tools_of(requests):
     return {json.dumps(r.body.get("tools")) for r in requests}
 
 
+SUMMARY = {
+    "role": "user",
+    "content": "Your task is to create a detailed summary of the conversation so far.",
+}
 SETTINGS = {"folds": FOLDING | {"refresh_after": 1_000}}
 
 
@@ -150,10 +154,6 @@ def test_the_tools_of_a_session_never_change(tmp_path, way, named):
     """From the first request on: with a fold or without, whatever the choice, in a pause, after a restart, too late."""
     headers = [b"x-memory-session: s"] if named else []
     forbids = {"type": "none"} if way == "messages" else "none"
-    asks = {
-        "role": "user",
-        "content": "Your task is to create a detailed summary of the conversation so far.",
-    }
     arrived, memories = [], []
     for part in (steps_of(way, 8), steps_of(way, 14)[9:]):
         with scripted(lambda _: say("ok"), tmp_path, SETTINGS) as (server, p):
@@ -161,7 +161,7 @@ def test_the_tools_of_a_session_never_change(tmp_path, way, named):
                 choice = {"tool_choice": forbids} if number == 3 else {}
                 assert post(p.port, PATHS[way], {**body, **choice}, *headers).status == 200
             key = "input" if way == "responses" else "messages"
-            post(p.port, PATHS[way], {**part[-1], key: [*part[-1][key], asks]}, *headers)
+            post(p.port, PATHS[way], {**part[-1], key: [*part[-1][key], SUMMARY]}, *headers)
             p.service.proxy.refusals[None, p.told(3)[2].session, ""].left = 1
             assert post(p.port, PATHS[way], part[-1], *headers).header(b"x-memory-status") == b"unchanged"
             with locked(tmp_path / "bank.db"):
@@ -226,6 +226,38 @@ def test_an_upstream_that_refuses_the_tools_costs_memory_nothing(tmp_path, way, 
         assert came[0].header(b"x-memory-reason") == TOOLS_REFUSED.encode()
         assert [c.header(b"x-memory-reason") for c in came[2:]] == [None] * 11
         assert came[-1].header(b"x-memory-status") == b"rebuilt"
+
+
+@pytest.mark.parametrize("way", PATHS)
+def test_a_request_for_a_summary_whose_tools_are_refused_pauses_nothing(tmp_path, way):
+    """Nor does a late one: memory did not rebuild it, so the tools were refused, and no context."""
+
+    def script(body):
+        return fail(400, "no") if refuses and NAMED.search(json.dumps(body.get("tools"))) else say("ok")
+
+    key, header = "input" if way == "responses" else "messages", b"x-memory-session: s"
+    for late in (False, True):
+        refuses = False
+        with scripted(script, tmp_path / str(late), SETTINGS) as (_, p):
+            for body in steps_of(way, 8):
+                assert post(p.port, PATHS[way], body, header).status == 200
+            refuses, last = True, body_of(way, 9)
+            if late:
+                p.service.proxy.rebuilder._sent.clear()
+                with locked(tmp_path / str(late) / "bank.db"):
+                    p.service.proxy.rebuilder.timeout = 0.2
+                    came = post(p.port, PATHS[way], last, header)
+                p.service.proxy.rebuilder.timeout = 10
+            else:
+                came = post(p.port, PATHS[way], {**last, key: [*last[key], SUMMARY]}, header)
+            assert came.status == 200
+            [warning] = [line for line in p.lines if "from now on" in line or "goes without" in line]
+            assert TOOLS_REFUSED in warning
+            if not late:  # whose job may still be at work
+                assert (
+                    post(p.port, PATHS[way], body_of(way, 12), header).header(b"x-memory-status")
+                    == b"rebuilt"
+                )
 
 
 @pytest.mark.parametrize("way", PATHS)

@@ -26,8 +26,10 @@ from memory_bank.service.proxy.refusals import (
     LONGEST_PAUSE,
     OUTAGES,
     REFUSED,
+    REFUSED_TOO,
     REFUSES_ALL,
     TEMPORARY,
+    THINKING_LEFT_OUT,
     TOOLS_REFUSED,
 )
 from memory_bank.testing import Reply, fail, say
@@ -138,10 +140,29 @@ def test_each_further_refusal_doubles_the_pause(tmp_path):
 def test_where_the_original_is_refused_too_memory_goes_on(tmp_path, route):
     faults = [fail(500, "ours"), fail(404, "the clients own"), say("ok")]
     with Client(tmp_path, route, faults) as client:
-        assert client.ask()[::3] == (404, 2)
+        assert client.ask() == (404, "unchanged", REFUSED_TOO, 2)
         assert b"the clients own" in client.came.body
         assert client.ask() == (200, "rebuilt", None, 1)
         assert not [line for line in client.p.lines if "refused" in line]
+
+
+@routes
+def test_what_memory_added_is_not_blamed_for_a_request_that_is_refused_as_it_came(tmp_path, route):
+    """Tools or cache marks, which stay; the client's own bytes are answered, and the reason says so."""
+    path, body = BODIES[route]
+    key = "input" if route == "responses" else "messages"
+    begun = {**body, key: body[key][: -2 * 11]}
+    with Client(
+        tmp_path, route, [fail(400, "no"), fail(400, "its own"), say("ok")], inject_tools=True
+    ) as client:
+        came = [post(client.p.port, path, begun, b"x-memory-session: task") for _ in range(2)]
+        assert [c.status for c in came] == [400, 200]
+        assert b"its own" in came[0].body
+        assert [c.header(b"x-memory-reason") for c in came] == [REFUSED_TOO.encode(), None]
+        changed, own, later = (r.body for r in client.server.requests)
+        assert own == begun
+        assert later == changed != own
+        assert not client.p.lines
 
 
 @routes
@@ -415,6 +436,7 @@ def test_thinking_of_a_turn_that_was_made_for_a_rebuilt_context(tmp_path):
         server._replies = iter([script] * 9)
         came = [ask(p, told[:-1], SESSION, thinking=ADAPTIVE) for _ in range(3)]
         assert [c.status for c in came] == [200] * 3
+        assert {c.header(b"x-memory-reason") for c in came} == {THINKING_LEFT_OUT.encode()}
         # rebuilt, as it came, without thinking; then as it came and without thinking
         assert len(server.requests) - at == 3 + 2 * 2
 

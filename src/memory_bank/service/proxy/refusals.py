@@ -28,6 +28,7 @@ IN_VAIN = 4
 """Requests in a row that upstream refuses also as they came, after which a request is sent only so."""
 
 REFUSED = "upstream refused the rebuilt context"
+REFUSED_TOO = "upstream refused the request as it came, too"
 REFUSES_ALL = "upstream refused the session's last requests as they came, too"
 MARKS_REFUSED = "upstream refused cache marks"
 TOOLS_REFUSED = "upstream refused memory's tools"

@@ -45,6 +45,7 @@ from memory_bank.service.proxy.refusals import (
     MOST_SESSIONS,
     NO_ANSWER,
     REFUSED,
+    REFUSED_TOO,
     THINKING_LEFT_OUT,
     TOOLS_REFUSED,
     Attempt,
@@ -319,11 +320,11 @@ class _ProxiedRequest:
         if not first.failure.is_refusal(memory.status in refusals.accepted and not hides):
             return first.result()
         own, last = first, first
+        is_rebuilt = memory.status == "rebuilt" and not hides
+        by_tools = hides or (more and not (memory.arrays and refusals.tools))
+        reason = REFUSED if is_rebuilt else TOOLS_REFUSED if by_tools else MARKS_REFUSED
         if not is_own:
             await first.aclose()
-            is_rebuilt = memory.status == "rebuilt" and not hides
-            by_tools = hides or (more and not (memory.arrays and refusals.tools))
-            reason = REFUSED if is_rebuilt else TOOLS_REFUSED if by_tools else MARKS_REFUSED
             request.memory = _as_it_came(request, reason)
             own = last = await self._attempt(request, headers, request.body.data, memory.full_tokens or 0)
         members = request.dialect.without_thinking(request.value) if _may_be_thinking(own, refusals) else None
@@ -336,14 +337,15 @@ class _ProxiedRequest:
             log.info("upstream refused a request (%s), as it came, too: nothing changes", refused)
             if last is not own:
                 await last.aclose()
+            if not is_own and request.memory.reason == reason:  # memory was not the cause
+                request.memory = replace(request.memory, reason=REFUSED_TOO)
             return own.result()
         refusals.in_vain = 0
+        if not is_own and (last is own or memory.status == "rebuilt"):
+            self._refused(request.memory, refusals, reason, refused)
         if last is not own:
             await own.aclose()
-        if last is not own and memory.status != "rebuilt":
             request.memory = replace(request.memory, reason=THINKING_LEFT_OUT)
-        elif not is_own:
-            self._refused(request.memory, refusals, refused)
         return last.result()
 
     async def _attempt(
@@ -371,15 +373,17 @@ class _ProxiedRequest:
         if not hides:
             refusals.accepted.add(memory.status)
 
-    def _refused(self, memory: MemoryResult, refusals: SessionRefusals, refused: str) -> None:
+    def _refused(self, memory: MemoryResult, refusals: SessionRefusals, reason: str, refused: str) -> None:
         """Note that upstream refused a request that memory changed, and accepted it as it came."""
-        if memory.reason == MARKS_REFUSED:
+        if reason == MARKS_REFUSED:
             self.proxy.rebuilder.unmarked[self.caller.namespace, memory.session] = True
             log.warning("%s (%s): session %s gets none from now on", MARKS_REFUSED, refused, memory.session)
-        elif memory.reason == TOOLS_REFUSED and memory.session is not None:
+        elif memory.session is None:
+            return
+        elif reason == TOOLS_REFUSED:
             self.proxy.rebuilder.untooled[stored_id(self.caller.namespace, memory.session)] = True
             log.warning("%s (%s): session %s gets none from now on", TOOLS_REFUSED, refused, memory.session)
-        elif memory.session is not None:
+        else:
             refusals.pauses()
             log.warning(
                 "%s (%s), not the request as it came: session %s goes without memory for %d requests",
