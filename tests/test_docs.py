@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import pytest
 
+from memory_bank.cli.demo import demo
 from memory_bank.config import load_config
 from memory_bank.testing import ScriptedServer, call, calls, say
 
@@ -254,6 +255,26 @@ def test_the_tutorial(folder):
     printed = [re.sub(figures, "N", line) for line in (out + err).splitlines()]
     shown = [re.sub(figures, "N", line) for line in shown]
     assert [line for line in shown if line not in printed] == [], out + err
+
+
+def test_the_demo_and_the_pages_tell_the_same_numbers(capsys):
+    """Shares of the dollars in README, the first page and the tutorial are those that ``memory-bank demo`` prints."""
+    shares = []
+    for model in ("claude-sonnet-5-5", "claude-sonnet-4-6"):
+        demo(model)
+        printed = capsys.readouterr().out
+        shares.append(dict(re.findall(r"^(memory_bank|keep last 5) +\$\S+ +(\d+)%", printed, re.M)))
+    newest, older = (share["memory_bank"] for share in shares)
+    said = (
+        f"166 tool calls costs **{newest}% of the dollars** that it costs without memory at the prices of Claude "
+        f"Sonnet 5.5, and {older}% at those of Claude Sonnet 4.6"
+    )
+    tutorial = (
+        f"costs {newest}% of the dollars that it costs without, with its last five interactions alone "
+        f"{shares[0]['keep last 5']}%"
+    )
+    for page, sentence in {"README.md": said, "docs/index.md": said, "docs/tutorial.md": tutorial}.items():
+        assert sentence in " ".join((ROOT / page).read_text().split()), f"{page} should say: {sentence}"
 
 
 def test_the_clients_of_the_page_are_known(model, folder):

@@ -35,7 +35,7 @@ MAP: dict[str, set[str]] = {
     "processor": {"bank", "config", "context", "errors", "plan", "ports", "pricing", "transcript"},
     "orchestrator": {"bank", "closing", "config", "errors", "models", "plan", "pricing", "processor", "records", "transcript"},
     "tools": {"bank", "context", "errors", "ports", "records", "transcript"},
-    "memory": {"bank", "closing", "config", "plan", "ports", "processor", "records", "tools"},
+    "memory": {"bank", "closing", "config", "errors", "plan", "ports", "processor", "records", "tools"},
     "integrations": {"bank", "config", "errors", "history", "plan", "ports", "processor", "tools", "transcript"},
     "testing": {"bank", "closing", "errors", "history", "models", "ports", "records", "transcript", "vectors"},
     "service": {
@@ -44,8 +44,8 @@ MAP: dict[str, set[str]] = {
     },
     "audit": {"config", "context", "errors", "pages", "pricing", "selection", "transcript"},  # and the face
     "cli": {
-        "audit", "bank", "config", "context", "errors", "models", "plan", "ports", "records", "selection", "service",
-        "shipped", "tools", "transcript",
+        "audit", "bank", "config", "context", "errors", "models", "plan", "ports", "pricing", "records", "selection",
+        "service", "shipped", "tools", "transcript",
     },
 }  # fmt: skip
 FACE = {"__init__", "__main__"}

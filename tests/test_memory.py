@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import functools
 import inspect
 import json
 import pickle
@@ -13,6 +14,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from memory_bank import (
     Config,
@@ -24,6 +26,7 @@ from memory_bank import (
     is_memory_tool,
     load_config,
 )
+from memory_bank.bank.steps import list_steps
 from memory_bank.closing import Closing
 from memory_bank.errors import ConfigError, MessagesError, RecordError
 from memory_bank.history import MemoryManager
@@ -167,6 +170,112 @@ def test_wrong_use_is_said():
         pickle.dumps(memory.state)
     with pytest.raises(TypeError, match=r"MemoryBankState\.open"):
         pickle.dumps(MemoryBankState())
+
+
+def test_what_people_try_first_works():
+    asked = [*CHAT, user("And now?")]
+    with Memory(
+        config=CONFIG, budget=600, tools=[{"type": "function", "function": {"name": "get_order"}}]
+    ) as small:
+        with Memory(config=CONFIG, history_budget=600) as same:
+            assert small.context(asked) == same.context(asked)
+        with Memory(config=CONFIG) as memory:
+            memory.context(asked)
+            assert small.plan.tokens < memory.plan.tokens
+    with Memory(strategy="keep_last_n", n=2) as last, Memory(strategy="truncation") as one:
+        assert len(last.context(CHAT)) == len(one.context(CHAT)) + 2
+        assert len(last) == 0  # this strategy has no memory
+    with Memory(strategy=MemoryBankSettings(**FOLDING)) as given, Memory(config=CONFIG) as memory:
+        assert given.context(CHAT) == memory.context(CHAT)
+    with Memory(tools=[{"name": "get_record", "input_schema": {}}], config=CONFIG) as told:
+        assert "get_record" in str(told.context(CHAT))
+        assert "get_record" not in str(told.context(CHAT, tools=[]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "nearest"),
+    [
+        ({"budgett": 5}, "did you mean budget?"), ({"session": "a"}, "did you mean session_id?"),
+        ({"client": None}, "did you mean llm_client?"), ({"database": "x"}, "did you mean bank?"),
+        ({"keep_recents": 1}, "did you mean keep_recent?"), ({"embedder": "x"}, "did you mean embedding_model?"),
+        ({"foo": 1}, "its arguments are bank, budget, config, llm_client, model, session_id, strategy, tools"),
+        ({"strategy": "truncation", "keep_recent": 1}, "its arguments are bank"),
+    ],
+)  # fmt: skip
+def test_an_unknown_argument_is_answered_with_the_nearest(arguments, nearest):
+    with pytest.raises(TypeError, match=rf"^Memory has no argument '\w+': {re.escape(nearest)}"):
+        Memory(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"budget": 3.5}, "Memory: history_budget: a fraction is a share"), ({"budget": -1}, "Memory: history_budget"),
+        ({"budget": True}, "Memory: history_budget"), ({"budget": "lots"}, "Memory: history_budget"),
+        ({"budget": 5, "strategy": "truncation"}, "Memory: the strategy 'truncation' has no budget"),
+        ({"strategy": 5}, "Memory: strategy is the name"), ({"strategy": {}}, "Memory: strategy is the name"),
+        ({"strategy": "memory_bnk"}, "did you mean 'memory_bank'?"), ({"tools": "x"}, "Memory: tools are the list"),
+        ({"tools": {"get_order": {}}}, "Memory: tools are the list"), ({"n": "x", "strategy": "keep_last_n"}, "n:"),
+    ],
+)  # fmt: skip
+def test_a_wrong_argument_is_named(arguments, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        Memory(**arguments)
+
+
+def test_a_memory_is_a_list_of_its_records(tmp_path):
+    assert Memory()  # an empty one is true as well: `memory or Memory()` keeps it
+    assert "0 records&gt;" in Memory()._repr_html_()
+    with Memory(tmp_path / "bank.db", config=CONFIG) as memory:
+        assert (len(memory), memory.records, list(memory), memory.context([])) == (0, [], [], [])
+        memory.context(CHAT)
+        assert len(memory) == len(memory.records) == 30
+        assert [r.raw_input["number"] for r in memory] == list(range(30))
+        assert memory.records[0] == memory.record("#1")
+        assert memory.context([]) == []
+        assert len(memory) == 30
+        assert "<html" in memory._repr_html_()
+    with Memory(tmp_path / "bank.db", config=CONFIG) as again:
+        assert len(again) == 30  # before its first step
+    again.close()  # twice
+    with Memory(config=CONFIG) as memory:
+        memory.context(CHAT)
+        memory.close()
+    memory.close()
+
+
+def test_steps_are_recorded_in_the_bank_as_the_proxys_are(tmp_path):
+    def steps_of(session_id):
+        with MemoryBankState.open(tmp_path / "bank.db", session_id=session_id) as state:
+            return list_steps(state.database, session_id)
+
+    with Memory(tmp_path / "bank.db", session_id="a", config=CONFIG, model="gpt-4.1") as memory:
+        for end in (2, 40, 62):
+            memory.context(CHAT[:end])
+        sums = memory.plan.tokens, memory.plan.full_tokens
+    first, _, last = steps_of("a")
+    assert (first.number, first.status, first.messages, first.records) == (1, "unchanged", 2, 0)
+    assert (last.number, last.status, last.messages, last.records) == (3, "rebuilt", 62, 30)
+    assert ((last.tokens, last.full_tokens), last.model) == (sums, "gpt-4.1")
+    with MemoryBankState.open(tmp_path / "bank.db", session_id="b") as state:
+        apply_memory_bank_strategy(CHAT, None, MemoryBankSettings(**FOLDING), state)
+    assert [s.status for s in steps_of("b")] == ["rebuilt"]
+    opened = functools.partial(MemoryBankState.open, tmp_path / "bank.db")
+    processor = MemoryProcessor(CONFIG, lambda session_id: opened(session_id=session_id))
+    processor.apply_strategy(CHAT, session_id="c")
+    processor.rebuild(CHAT, session_id="c", recorded=False)
+    processor.close()
+    assert len(steps_of("c")) == 1
+
+
+def test_a_step_that_cannot_be_recorded_is_a_step(tmp_path, caplog):
+    caplog.set_level("DEBUG", "memory_bank")
+    with Memory(tmp_path / "bank.db", config=CONFIG) as memory:
+        memory.context(CHAT)
+        with memory.state.database.write() as connection:
+            connection.execute(sa.text("DROP TABLE steps"))
+        assert memory.context([*CHAT, user("And now?")])[-1] == user("And now?")
+    assert "a step could not be recorded" in caplog.text
 
 
 def test_a_plan_is_one_line_and_a_page():

@@ -37,7 +37,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_what_is_in_it(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
-    shipped = ["prompts/observer.prompt.md", "config.toml", "shop-refunds.jsonl"]
+    shipped = ["prompts/observer.prompt.md", "config.toml", "invoice-check.jsonl"]
     assert {f"memory_bank/_shipped/{name}" for name in shipped} <= names
     modules = {p.relative_to(ROOT / "src").as_posix() for p in (ROOT / "src").rglob("*.py")}
     assert modules <= names
@@ -67,7 +67,7 @@ def test_it_works_from_any_folder(installed, tmp_path):
     assert found.stdout.startswith(str(installed))
     demo = command(installed, tmp_path, "demo")
     assert demo.returncode == 0, demo.stderr
-    assert "identical, byte for byte." in demo.stdout
+    assert "memory_bank shows it:" in demo.stdout
     trace = str(ROOT / "examples" / "code-fix.jsonl")
     replay = command(installed, tmp_path, "lab", "replay", trace, "--db", "bank.db", "--json")
     assert replay.returncode == 0, replay.stderr
@@ -79,7 +79,7 @@ def test_what_ships_is_found_in_the_wheel(installed, tmp_path):
     code = (
         "from memory_bank.shipped import shipped_file, shipped_trace\n"
         "print(shipped_file('config.toml'), shipped_file('prompts/observer.prompt.md'),"
-        " shipped_trace('shop-refunds.jsonl'), sep='\\n')"
+        " shipped_trace('invoice-check.jsonl'), sep='\\n')"
     )
     found = subprocess.run(
         [sys.executable, "-P", "-c", code], env=environment(PYTHONPATH=str(installed)), cwd=tmp_path,

@@ -5,23 +5,26 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from memory_bank.bank.session import MemoryBankState, Session
+from memory_bank.bank.steps import StepFigures, StepToStore, add_steps
 from memory_bank.config import Config, MemoryBankSettings, as_settings, load_config
 from memory_bank.context.build import Policy, build_context, charge_step
 from memory_bank.context.gate import leave
 from memory_bank.context.policies import policy_of
 from memory_bank.errors import ConfigError, LoopDetectedError, StorageError
-from memory_bank.plan import NO_PLAN, Form
+from memory_bank.plan import NO_PLAN, Context, Form
 from memory_bank.ports import LLMClient
-from memory_bank.pricing import known_price
+from memory_bank.pricing import common_length, known_price
 from memory_bank.transcript.anthropic import from_anthropic, is_anthropic, thinking_in
-from memory_bank.transcript.messages import Interaction, check_messages, check_shape
+from memory_bank.transcript.messages import Interaction, check_messages, check_shape, read, same_objects
 from memory_bank.transcript.pairing import repeated_calls
+from memory_bank.transcript.turns import ADDED
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
@@ -90,7 +93,8 @@ def apply_memory_bank_strategy(
         chosen = as_settings(settings)
     check_shape(messages)
     chat, form = _form_of(messages)
-    return _apply(chat, session=state, policy=policy_of(chosen, llm_client), tools=tools, form=form)[:2]
+    policy = policy_of(chosen, llm_client)
+    return _apply(chat, state, policy, tools, form=form, recorded_as=(chosen.type, None))[:2]
 
 
 def _form_of(messages: Any) -> tuple[Any, Form | None]:
@@ -111,14 +115,23 @@ def _apply(
     tools: Tools,
     whole: frozenset[str] = frozenset(),
     form: Form | None = None,
+    recorded_as: tuple[str, str | None] | None = None,
 ) -> Applied:
-    """The context of a strategy; with ``on_storage_error="pass_through"`` the messages, where the database fails."""
+    """The context of a strategy; with ``on_storage_error="pass_through"`` the messages, where the database fails.
+
+    ``recorded_as``: the strategy's key and the model under which the step is recorded; None: whoever calls does that.
+    """
+    began = time.perf_counter()
     with session.lock:
         try:
             context, sent = leave(
                 build_context(messages, session, policy, tools, whole), messages, session, form
             )
+            before = session.ledger.sent
             charge_step(context, session)
+            if recorded_as is not None and isinstance(session, MemoryBankState):
+                record = partial(_record_step, session, context, messages, before, *recorded_as, began)
+                session.run_later("step", record)
         except StorageError as e:
             if not isinstance(session, MemoryBankState) or not policy.bank:
                 raise
@@ -131,6 +144,55 @@ def _apply(
             tokens = sum(map(session.counter.count_message, passed))
             return Applied(passed if form is None else list(form.source.source), tokens, passed)
     return Applied(context if form is None else list(sent), context.plan.tokens, context)
+
+
+def _record_step(
+    session: MemoryBankState,
+    context: Context,
+    messages: Sequence[object],
+    before: Sequence[object],
+    strategy: str,
+    model: str | None,
+    began: float,
+) -> None:
+    """Record a step's figures in a bank that others can read; nothing happens where the database fails."""
+    if session.database.in_memory:
+        return
+    changed_at, changed = change_since(before, context)
+    plan = context.plan
+    figures = StepFigures(
+        session_id=session.session_id,
+        created=time.time(),
+        full_tokens=plan.full_tokens,
+        tokens=plan.tokens,
+        messages=len(messages),
+        records=len(session.steps),
+        status="unchanged" if same_objects(context, messages) else "rebuilt",
+        strategy=strategy,
+        milliseconds=1000 * (time.perf_counter() - began),
+        changed_at=changed_at,
+        changed=changed,
+        model=model,
+        untold="the program sends its requests itself",
+    )
+    try:
+        add_steps(session.database, [StepToStore(figures)])
+    except StorageError as e:
+        log.debug("a step could not be recorded: %s", e)
+
+
+def change_since(before: Sequence[object], context: Sequence[object]) -> tuple[int | None, str | None]:
+    """Where a context does not begin as the one before, and what stands there, as in StepFigures; else two None."""
+    at = common_length(before, context)
+    if at == len(before):
+        return None, None
+    if at == len(context):
+        return at, "end"
+    if isinstance(context, Context) and context.plan.memory is not None:
+        position, change = context.entries[at]
+        if position is None or ADDED in change:
+            return at, "memory"
+    return at, str(read(context[at], "role") or read(context[at], "type") or "")
 
 
 class MemoryProcessor:
@@ -212,8 +274,12 @@ class MemoryProcessor:
         tools: Tools = None,
         whole: frozenset[str] = frozenset(),
         added: int = 0,
+        recorded: bool = True,
     ) -> Applied:
-        """As ``apply_strategy``; with a ``form``, for chat messages that were read of it, and are sent in it."""
+        """As ``apply_strategy``; with a ``form``, for chat messages that were read of it, and are sent in it.
+
+        ``recorded``: the step's figures are recorded in the bank; False for a caller that knows more of them.
+        """
         check_shape(messages)
         chat: Any = messages
         if form is None:
@@ -231,7 +297,7 @@ class MemoryProcessor:
                 price, _ = known_price(self.config.prices, model) or (None, "")
                 session.prefix_cache.take_price(price, model)
             session.ledger.added = added
-            applied = _apply(chat, session, policy, tools, whole, form)
+            applied = _apply(chat, session, policy, tools, whole, form, (key, model) if recorded else None)
             plan = session.last_plan
             if plan.view.messages is chat:  # no other thread's step
                 parsed = plan.view.interactions

@@ -4,7 +4,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -167,33 +166,56 @@ def test_demo_anywhere_offline_without_a_terminal(tmp_path):
         stdin=subprocess.DEVNULL, text=True, timeout=60,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("The task of a real agent: ")
-    assert "identical, byte for byte." in done.stdout
-    assert "tokens without memory" in done.stdout
+    assert done.stdout.startswith("A recorded run of an agent, 71 model calls and 166 tool calls: ")
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "\x1b" not in done.stdout
-    assert "In dollars, with prompt caching: `memory-bank audit FILE` on runs of your own." in done.stdout
+    assert "memory-bank audit FILE" in done.stdout
 
 
-def test_demo_says_how_to_get_the_model(cli, monkeypatch):
-    monkeypatch.setitem(sys.modules, "FlagEmbedding", None)  # as where the extra is not installed
-    done = cli("demo", "--embedding-model", "some/other-model")
+def test_demo_shows_what_ships(cli):
+    """Dollars of the default settings and of a window, the folds, the worst step, and an id the window has lost."""
+    done = cli("demo")
     assert done.code == 0
-    assert "pip install 'agent-memory-bank[bge]'" in done.out
-    stored, said = re.search(r"stored ([\d,]+) bytes, the tool said ([\d,]+) bytes", done.out).groups()
-    assert stored == said
+    curves = [line.partition("|")[2] for line in done.out.splitlines() if "|" in line]
+    assert 1 <= "".join(curves).count("F") <= 5  # rare folds, not one a step
+    rows = {
+        m[1]: m
+        for m in re.finditer(r"^(\S.*?) +\$([\d.]+) +(\d+)% +(\d+)%.* (\d+) of (\d+)$", done.out, re.M)
+    }
+    assert list(rows) == ["no memory", "keep last 5", "memory_bank"]
+    dollars, share, worst, shown, needed = (float(x) for x in rows["memory_bank"].groups()[1:])
+    assert dollars < float(rows["no memory"][2]) < float(rows["keep last 5"][2])
+    assert share == round(100 * dollars / float(rows["no memory"][2]))
+    assert worst <= 105
+    assert 0.8 * needed <= shown > 1.5 * int(rows["keep last 5"][5])
+    value, line = re.search(
+        r"^Call \d+ needs (\S+), .*\n.*memory_bank shows it:\n  (.*)$", done.out, re.M
+    ).groups()
+    assert value in line
 
 
-def test_demo_with_the_embedder_it_is_given(cli):
-    done = cli("demo", "--embedding-model", "lexical")
-    assert done.code == 0
-    assert "instead" not in done.out
-    assert "results without their call: 0." in done.out
+def test_demo_at_the_prices_of_other_models(cli):
+    shares = {}
+    for model in ("claude-sonnet-5-5", "openai/gpt-4.1"):
+        done = cli("demo", "--model", model)
+        assert f"at the list price of {model} of " in done.out.replace("\n", " ")
+        shares[model] = int(re.search(r"^memory_bank +\S+ +(\d+)%", done.out, re.M)[1])
+    assert shares["openai/gpt-4.1"] < shares["claude-sonnet-5-5"]  # its cached tokens are dearer
+    unknown = cli("demo", "--model", "no-such-model")
+    assert (unknown.code, unknown.out) == (2, "")
+    assert "no-such-model has no list price: name another model" in unknown.err
+
+
+def test_demo_does_not_read_the_environment(cli, monkeypatch):
+    printed = cli("demo").out
+    monkeypatch.setenv("MEMORY_BANK_MEMORY_STRATEGIES__memory_bank__HISTORY_BUDGET", "500")
+    monkeypatch.setenv("MEMORY_BANK_NONSENSE", "1")
+    assert cli("demo").out == printed
 
 
 @pytest.mark.long
 def test_demo_in_ascii(tmp_path):
-    done = shell("$MB demo --embedding-model lexical", PYTHONIOENCODING="ascii", PYTHONUTF8="0", LC_ALL="C")
+    done = shell("$MB demo", PYTHONIOENCODING="ascii", PYTHONUTF8="0", LC_ALL="C")
     assert done.returncode == 0
-    assert "->" in done.stdout
-    assert "\\u2588" not in done.stdout
+    assert "# memory_bank" in done.stdout
+    assert "\\u" not in done.stdout.partition("\nCall ")[0]

@@ -193,6 +193,21 @@ def test_what_is_printed_is_what_the_upstream_got(variables):
     assert paid / instead == pytest.approx(dollars / in_full, abs=0.01)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("gpt-4.1-mini", "a-model-of-tomorrow", "no price of the model is known: add it to [prices] in the configuration"),
+        ('"tools":', '"stream": True, "tools":', "the stream has no usage: the client has to ask for it by stream_options.include_usage"),
+    ],
+)  # fmt: skip
+def test_calls_without_a_cost_are_counted_with_the_reason(variables, old, new, reason):
+    done = run(variables, sys.executable, "-c", AGENT.replace(old, new), json.dumps(HISTORY))
+    told = re.search(r"less\); the cost of (\d+) of them is not known: (.*)\.\n", done.stderr)
+    assert told, done.stderr
+    assert (int(told[1]), told[2]) == (12, reason)
+    assert "$" not in done.stderr
+
+
 @contextlib.contextmanager
 def impostor(port):
     """A process that answers ``/health`` as a service does, and keeps what else comes to it."""

@@ -120,7 +120,7 @@ class Database:
         self.write_lock = threading.RLock()
         self.failed: Callable[[], None] | None = None  # called at every operation that fails
         self.searches: LRUCache[Hashable, object] = LRUCache(16)  # indices over namespaces
-        self._closed = False
+        self.is_lost = False
         self._failed_write: tuple[float, str] | None = None  # when, and the error, if the latest one failed
         self._engine = self.open_engine(must_exist)
         self._reader = self._engine.execution_options(**self.reading)
@@ -323,9 +323,9 @@ class Database:
             self._failed_write = None
 
     def close(self) -> None:
-        """Close all connections; later use opens them again, but a bank in memory is lost."""
+        """Close all connections; later use opens them again, but a bank in memory is lost (``is_lost``)."""
         with self.write_lock:
-            self._closed = self.in_memory
+            self.is_lost = self.in_memory
             self._engine.dispose()
 
     def _wipe(self, seconds: float) -> None:
@@ -360,7 +360,7 @@ class Database:
     def _mapped(self, writing: bool = False) -> Iterator[None]:
         """Raise errors of the driver as ours. In memory, all threads take turns on the one connection."""
         try:
-            if self._closed:
+            if self.is_lost:
                 raise StorageError(
                     "the bank was in memory and has been closed, its contents are lost: open a new one."
                 )

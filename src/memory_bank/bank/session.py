@@ -636,7 +636,8 @@ class MemoryBankState(Session):
 
     def __exit__(self, *exc: object) -> None:
         try:
-            self.flush(0)
+            if not self.database.is_lost:  # closed already
+                self.flush(0)
         except StorageError as e:
             if self.settings.on_storage_error != "pass_through":
                 raise

@@ -151,12 +151,11 @@ def unpacked(stored: bytes) -> dict[str, Any]:
     return values
 
 
-def add_steps(database: Database, new: Sequence[StepToStore], kept: int) -> None:
+def add_steps(database: Database, new: Sequence[StepToStore], kept: int | None = None) -> None:
     """Store new steps, numbered after the last one of their session, and the outcomes of stored steps, all or none.
 
-    Only the latest ``kept`` steps of a session keep their manifests. A step newer than the deletion of its
-    session revives the session, an older one is dropped; a manifest is dropped if the session was emptied
-    since.
+    Only the latest ``kept`` steps of a session keep their manifests; None: all do. A step newer than the deletion of
+    its session revives the session, an older one is dropped; a manifest is dropped if the session was emptied since.
     """
     with database.write() as c:
         for session_id in sorted({s.figures.session_id for s in new}):  # one order: no deadlock
@@ -169,7 +168,9 @@ def add_steps(database: Database, new: Sequence[StepToStore], kept: int) -> None
                 c.execute(_ADD_OUTCOME, values | {k: row[k] for k in _OUTCOME})
 
 
-def _add(database: Database, c: Connection, session_id: str, new: list[StepToStore], kept: int) -> None:
+def _add(
+    database: Database, c: Connection, session_id: str, new: list[StepToStore], kept: int | None
+) -> None:
     session = {"session": session_id}
     known = c.execute(_SESSION, session).first()
     new = [s for s in new if known and (known.deleted is None or s.figures.created > known.deleted)]
@@ -179,12 +180,13 @@ def _add(database: Database, c: Connection, session_id: str, new: list[StepToSto
     last = before + len(new)
     rows = []
     for number, step in enumerate(new, before + 1):
-        whole = number > last - kept and step.generation in (None, known.generation)
+        whole = (kept is None or number > last - kept) and step.generation in (None, known.generation)
         kept_contents = {k: getattr(step, k) if whole else None for k in _CONTENTS}
         rows.append({**_row(step.figures), "number": number, **kept_contents})
     c.execute(sa.insert(steps), rows)
-    above = 0 if before // _SWEEP != last // _SWEEP else before - kept
-    c.execute(_DROP_CONTENTS, {**session, "above": above, "to": last - kept})
+    if kept is not None:
+        above = 0 if before // _SWEEP != last // _SWEEP else before - kept
+        c.execute(_DROP_CONTENTS, {**session, "above": above, "to": last - kept})
     database.revive(c, session_id)
 
 

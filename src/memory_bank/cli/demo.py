@@ -1,83 +1,153 @@
-"""``memory-bank demo``: a recorded run of an agent, replayed step by step."""
+"""``memory-bank demo``: what a recorded run costs without memory, with a window, and with memory as it ships."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from textwrap import fill
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from memory_bank.cli.shared import one_line
-from memory_bank.errors import EmbeddingError
+from memory_bank.cli.shared import one_line, table
+from memory_bank.errors import ConfigError
 from memory_bank.shipped import shipped_trace
 
-_BAR = 24
+if TYPE_CHECKING:
+    from memory_bank.audit.measure import StepRow
+    from memory_bank.audit.needs import NeedyTurn
+    from memory_bank.audit.replay import Strategy
+    from memory_bank.audit.traces import Trace
+
+_WIDTH, _HEIGHT = 80, 12
+_MARKS = {"no memory": ".", "keep last 5": "x", "memory_bank": "#"}
 
 
 def demo(
-    embedding_model: str = typer.Option(
-        "lexical", help="A model for similarity; lexical, which needs none, where it cannot be loaded."
-    ),
+    model: str = typer.Option("claude-sonnet-5-5", help="The model at whose list price the input is billed."),
 ) -> None:
-    """Replay a recorded run of an agent: what each model call would have sent with memory, and without.
+    """Replay a recorded run of an agent: what it costs without memory, with a window, and with memory.
 
     Needs no model, key or network.
     """
-    from memory_bank.audit.replay import replay_trace
+    from memory_bank.audit.needs import needs_of
+    from memory_bank.audit.replay import Strategy
     from memory_bank.audit.traces import Trace, is_turn, read_traces
-    from memory_bank.config import Config, MemoryBankSettings
-    from memory_bank.models.embedding import load_embedder
+    from memory_bank.config import SHIPPED, Config, KeepLastSettings, MemoryBankSettings
+    from memory_bank.pricing import Usage, cost, list_prices
 
-    trace = next(t for t in read_traces(shipped_trace("shop-refunds.jsonl")) if isinstance(t, Trace))
-    try:
-        load_embedder(embedding_model)
-    except EmbeddingError as e:
-        print(f"Lexical similarity is used instead: {one_line(str(e), 600)}")
-        embedding_model = "lexical"
-    settings = MemoryBankSettings(
-        selection="evidence", history_budget=2000, refresh_after=0, embedding_model=embedding_model,
-        observer_model="extractive",
-    )  # fmt: skip
-    # constructed without the environment: the demo shows the same on every machine
-    config = Config.model_construct(
-        default_strategy="memory_bank", memory_strategies={"memory_bank": settings}
-    )
-    outputs = [m for m in trace.messages if m["role"] == "tool"]
-    print(fill(f"The task of a real agent: {trace.task}", 80))
+    prices = list_prices()
+    price = prices.price(model)
+    if price is None:
+        raise ConfigError(f"{one_line(model, 60)} has no list price: name another model, such as gpt-4.1.")
+    # the environment is not read and tokens are estimated: the demo shows the same on every machine
+    as_shipped = MemoryBankSettings(**SHIPPED["memory_bank"], token_encoding="approximate")
+    settings: Any = {"memory_bank": as_shipped, "keep last 5": KeepLastSettings(n=5)}
+    config = Config.model_construct(memory_strategies=settings, prices={model: price})
+    trace = next(t for t in read_traces(shipped_trace("invoice-check.jsonl")) if isinstance(t, Trace))
+    turns = needs_of(trace)
+    replayed = {
+        name: _replay(trace, turns, Strategy(name, "configured", name, config, model=model))
+        if name in settings
+        else _replay(trace, turns, Strategy(name, "full"))
+        for name in _MARKS
+    }
+    paid = {
+        n: list(accumulate(cost(Usage(*r.used), price) for r in rows)) for n, (rows, _) in replayed.items()
+    }
+    full = paid["no memory"]
+    calls = sum(map(is_turn, trace.messages))
+    first = calls - len(turns) + 1  # the calls before it had no tool output to send
+    memory = replayed["memory_bank"][
+        0
+    ]  # a fold does not begin with the context before, so that less is cached
+    folds = [i for i in range(1, len(memory)) if memory[i].used[1] < memory[i - 1].tokens]
+
+    outputs = sum(m["role"] == "tool" for m in trace.messages)
+    print(fill(f"A recorded run of an agent, {calls} model calls and {outputs} tool calls: {trace.task}", 80))
+    cached = price.prompt if price.cached is None else price.cached
     about = (
-        f"It called the model {sum(map(is_turn, trace.messages))} times and got {len(outputs)} outputs of tools. "
-        "Without memory each call sends all earlier ones again. With memory it sends the task, the newest outputs, "
-        "and of the older ones a list and the lines that the next calls may need:"
+        f"Dollars for its input so far, at the list price of {model} of {prices.date}, ${price.prompt:g} for a "
+        f"million tokens, ${cached:g} where the provider has them in its cache:"
     )
-    print(f"\n{fill(about, 80)}\n\ncall   tokens without -> with memory")
-    full = sent = broken = 0
-    for step in replay_trace(trace, config, "memory_bank"):
-        share = step.tokens / max(1, step.full_tokens)
-        bar = ("#" * min(_BAR, round(_BAR * share))).ljust(_BAR, ".")
-        print(f"{step.step:>4} {step.full_tokens:>16,} -> {step.tokens:<11,} {bar} {share:>4.0%}")
-        full, sent, broken = full + step.full_tokens, sent + step.tokens, broken + step.broken_pairs
-        assert step.state is not None
-        records = {r.call_id: r for r in step.state.fact_store.get_many(list(step.state.steps))}
-        pieces = step.plan.shown()["pieces"] if step.plan else []
-    print(f"\nTogether {full:,} tokens without memory, {sent:,} with it: {1 - sent / full:.0%} saved.")
-    print("In dollars, with prompt caching: `memory-bank audit FILE` on runs of your own.")
-    if step.counter == "approximate":
-        print("(Tokens are approximate: the vocabulary of tiktoken is not available.)")
-    print(f"Tool calls without their result, or results without their call: {broken}.")
-    tools = {r.trace_id: r.tool_name for r in records.values()}
-    best = sorted(pieces, key=lambda piece: -piece["score"])[:3]
-    print(f"\nThe last call saw {len(pieces)} lines of older outputs; rated highest:")
-    for piece in best:
-        print(f"  {tools[piece['trace_id']]}: {one_line(piece['text'], 55)}")
-    largest = max(outputs, key=lambda m: len(m["content"]))
-    record = records[largest["tool_call_id"]]
-    stored, said = (
-        (t or "").encode("utf-8", "surrogatepass") for t in (record.output_text, largest["content"])
-    )
-    same = stored == said
-    print(
-        f"\nNothing is lost: every output can be fetched again. The largest, of {record.tool_name}:\n"
-        f"stored {len(stored):,} bytes, the tool said {len(said):,} bytes: "
-        + ("identical, byte for byte." if same else "they differ.")
-    )
-    if not same:
-        raise typer.Exit(1)
+    print(f"\n{fill(about, 80)}\n")
+    for line in _curves(paid, folds):
+        print(line)
+    print(f"        {first:<4}{'model call':^{_WIDTH - 16}}{calls:>4}")
+    print("        . no memory   x keep last 5   # memory_bank   F memory_bank folds\n")
+    needed = sum(len(row.found) for row in replayed["no memory"][0])
+    lines = []
+    for name, (rows, _) in replayed.items():
+        worst, at = max((own / all_, i) for i, (own, all_) in enumerate(zip(paid[name], full, strict=True)))
+        shown = sum(f.present for row in rows for f in row.found)
+        lines.append(
+            [name, f"${paid[name][-1]:.3f}", f"{paid[name][-1] / full[-1]:.0%}",
+             f"{worst:.0%}" + (f" (call {at + first})" if worst > 1.0005 else ""), f"{shown} of {needed}"]
+        )  # fmt: skip
+    table(["", "dollars", "share", "worst step", "needed values shown"], lines, range(1, 5))
+    print("worst step: what was paid up to there, in percent of no memory up to there")
+    for line in _lost_id(turns, replayed, first):
+        print(line)
+    print("What is not shown is stored: get_record returns it. Such calls are not counted.")
+    print("Until the first fold memory sends the same messages: short tasks gain nothing.\n")
+    print("Other prices:   memory-bank demo --model claude-sonnet-4-6")
+    print("Your own runs:  memory-bank audit FILE")
+
+
+def _replay(
+    trace: Trace, turns: Sequence[NeedyTurn], strategy: Strategy
+) -> tuple[list[StepRow], list[list[Any]]]:
+    """The rows of a strategy, and its contexts."""
+    from memory_bank.audit.costs import Costs, named_counter
+    from memory_bank.audit.measure import measure_trace
+
+    contexts: list[list[Any]] = []
+    with strategy.start(trace) as build:
+
+        def keep(messages: list[Any], needs: Sequence[Any]) -> list[Any]:
+            contexts.append(build(messages, needs))
+            return contexts[-1]
+
+        return measure_trace(trace, turns, keep, Costs(named_counter("approximate"))), contexts
+
+
+def _curves(paid: Mapping[str, Sequence[float]], folds: Sequence[int]) -> Iterator[str]:
+    """The lines of a drawing: dollars from below to the top, a column a model call."""
+    top = max(own[-1] for own in paid.values())
+    steps = len(next(iter(paid.values())))
+    width = min(steps, _WIDTH - 9)
+    cells = [[" "] * width for _ in range(_HEIGHT)]
+    for name, own in paid.items():
+        for i, amount in enumerate(own):
+            mark = "F" if name == "memory_bank" and i in folds else _MARKS[name]
+            row, column = _HEIGHT - 1 - round((_HEIGHT - 1) * amount / top), i * width // steps
+            if cells[row][column] != "F":
+                cells[row][column] = mark
+    for n, line in enumerate(cells):
+        label = f"${top * (_HEIGHT - 1 - n) / (_HEIGHT - 1):.2f}" if n % 3 == 0 or n == _HEIGHT - 1 else ""
+        yield f"{label:>6} |{''.join(line)}".rstrip()
+
+
+def _lost_id(
+    turns: Sequence[NeedyTurn], replayed: Mapping[str, tuple[list[StepRow], list[list[Any]]]], first: int
+) -> Iterator[str]:
+    """The oldest id that a call needs, that the window has lost and memory shows: where, and when."""
+    from memory_bank.audit.traces import message_texts
+
+    window, (memory, contexts) = replayed["keep last 5"][0], replayed["memory_bank"]
+    needs = [[n for n in turn.needs if n.born == "tool"] for turn in turns]
+    lost = [
+        (need.age, -i, need.value)
+        for i, own in enumerate(needs)
+        for need, there, here in zip(own, window[i].found, memory[i].found, strict=True)
+        if re.search(r"\d", need.value) and here.bound and not there.present
+    ]
+    if not lost:
+        return
+    age, i, value = max(lost)
+    text = next(t for m in contexts[-i] for t in message_texts(m) if value in t)
+    at = text.index(value)
+    line = one_line(text[max(0, at - 40) : at + 40], 70)
+    yield f"\nCall {first - i} needs {value}, which was last seen {age} calls before."
+    yield f"Keep last 5 has lost it. memory_bank shows it:\n  {line}\n"

@@ -351,6 +351,10 @@ def _report(url: str, before: Counter[str] | None, after: Counter[str] | None, w
         said.append(f"{tokens[0]:,.0f} tokens sent, {tokens[1]:,.0f} without memory ({_less(*tokens)})")
     if dollars[1]:
         said.append(f"${money(dollars[0])} paid, ${money(dollars[1])} without memory ({_less(*dollars)})")
+    start = 'untold_costs_total reason="'
+    for key, n in grown.items():
+        if n and key.startswith(start):
+            said.append(f"the cost of {n:,.0f} of them is not known: {key[len(start) : -1]}")
     tell("; ".join(said) + ".")
 
 

@@ -187,6 +187,8 @@ class Service:
         if sent is not None and full is not None:
             price, _ = known_price(self.config.prices, exchange.model or "") or (None, "")
             self.metrics.used(sent, full, price, exchange.usage.billed)
+        elif paid.get("untold") and not failed:
+            self.metrics.untold.labels(paid["untold"]).inc()
 
     def _record_without(self, exchange: Exchange, ended: dict[str, Any], answer: Answer) -> None:
         """Record a request that memory failed for, where its session is known; no tokens count as saved."""

@@ -29,12 +29,12 @@ from memory_bank.config import Config, MemoryBankSettings, NoStrategySettings, S
 from memory_bank.errors import ConfigError, EmbeddingError, NotFoundError, StorageError
 from memory_bank.plan import NO_PLAN, Context, Form, Plan
 from memory_bank.ports import LLMClient, Scope, TokenCounter
-from memory_bank.pricing import Charge, SentContext, Usage, common_length
-from memory_bank.processor import MemoryProcessor
+from memory_bank.pricing import Charge, SentContext, Usage
+from memory_bank.processor import MemoryProcessor, change_since
 from memory_bank.service.proxy.dialects import LateError, RequestHistory
 from memory_bank.service.security.access import public_name, stored_id, writable_id
 from memory_bank.transcript.chat import edited_message
-from memory_bank.transcript.messages import check_messages, read, same_objects
+from memory_bank.transcript.messages import check_messages, same_objects
 from memory_bank.transcript.tokens import open_counter
 from memory_bank.transcript.turns import ADDED
 
@@ -212,6 +212,7 @@ class Sessions:
                     tools=tools,
                     whole=whole,
                     added=count_once((earlier.counter if earlier else open_counter()).count_text, added),
+                    recorded=False,
                 )
                 if not wanted():  # what was stored stays, and nothing is sent
                     raise LateError
@@ -225,15 +226,9 @@ class Sessions:
                 context = _with_own_text(shown, seen, messages)
                 unchanged = same_objects(context, messages)
                 written = context if unchanged or form is None else leaving
-                at, changed = common_length(kept.sent, context), None
-                if (is_changed := at < len(kept.sent)) and at < len(context):
-                    first = context[at]
-                    is_memory = plan is not None and plan.memory is not None and _shows_memory(context, at)
-                    changed = "memory" if is_memory else str(read(first, "role") or read(first, "type") or "")
-                elif is_changed:
-                    changed = "end"
-                changes_again = kept.changed and is_changed
-                kept.sent, kept.changed = context, is_changed
+                changed_at, changed = change_since(kept.sent, context)
+                changes_again = kept.changed and changed_at is not None
+                kept.sent, kept.changed = context, changed_at is not None
                 sent, charge, count = None, None, 0
                 if isinstance(state, MemoryBankState):
                     retention, count = state.settings.cache_retention, len(state.steps)
@@ -252,7 +247,7 @@ class Sessions:
             status=CONTROL if control else "unchanged" if unchanged else "rebuilt",
             strategy=key,
             milliseconds=1000 * (time.perf_counter() - began),
-            changed_at=at if is_changed else None,
+            changed_at=changed_at,
             changed=changed,
             context=context,
             written=written,
@@ -335,7 +330,16 @@ class Sessions:
         if (used := self._processor.state(key, session_id)) is not None:
             made.memory.prefix_cache, made.memory.ledger = copied(used.prefix_cache), copied(used.ledger)
         leaving, _, _ = made.processor.rebuild(
-            seen, key, None, None, form, session_id=session_id, model=model, tools=tools, whole=whole
+            seen,
+            key,
+            None,
+            None,
+            form,
+            session_id=session_id,
+            model=model,
+            tools=tools,
+            whole=whole,
+            recorded=False,
         )
         made.messages = seen
         with self._lock:
@@ -593,12 +597,6 @@ def _with_own_text(shown: list[object], redacted: Sequence[object], given: Seque
         changed = any(a is not b for a, b in zip(parts, restored, strict=True))
         context.append({**cast("dict[str, object]", message), "content": restored} if changed else message)
     return Context(context, shown.plan, shown.entries) if isinstance(shown, Context) else context
-
-
-def _shows_memory(context: Sequence[object], place: int) -> bool:
-    """Whether a message of a context is memory, or the user's with memory after it."""
-    position, change = context.entries[place] if isinstance(context, Context) else (0, {})
-    return position is None or ADDED in change
 
 
 def _parts(message: object) -> list[object]:

@@ -57,6 +57,7 @@ class Metrics:
         self.without = counter("without_memory", "Model calls that went without memory.", "reason")
         self.usage = counter("model_tokens", "Tokens by the provider's usage reports.", "kind")
         self.cost = counter("model_cost", "Cost of model calls: of the full history, and as sent.", "kind")
+        self.untold = counter("untold_costs", "Model calls whose cost is not known.", "reason")
         self.sessions = gauge("sessions_held", "Sessions held in memory.")
         self.database_errors = counter("database_errors", "Database operations that failed.")
         self.upstream_errors = counter("upstream_errors", "Requests without a response from upstream.")
@@ -69,7 +70,12 @@ class Metrics:
         for kind in ("input", "cached", "written", "output"):
             self.usage.labels(kind).inc(getattr(sent, kind))
         self.usage.labels("full_input").inc(full.input)
-        for kind, cost in zip(("sent", "full"), costs(sent, full, price, billed) or (), strict=False):
+        told = costs(sent, full, price, billed)
+        if told is None:
+            self.untold.labels(
+                "no price of the model is known: add it to [prices] in the configuration"
+            ).inc()
+        for kind, cost in zip(("sent", "full"), told or (), strict=False):
             self.cost.labels(kind).inc(cost)
 
     def scrape(self, waiting: tuple[int, float] | None) -> bytes:

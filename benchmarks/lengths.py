@@ -1,0 +1,78 @@
+"""Measures what recorded runs cost with memory, by the number of their tool calls: the table of README.
+
+    python benchmarks/lengths.py
+    python benchmarks/lengths.py my-runs.jsonl --strategy memory_bank --price 0.1/1
+
+Dollars are those of the input in percent of the same run without memory: the mean of the runs
+and the dearest run. ``--price`` is what a token costs that is read from the cache / written to it, as shares of the
+input price; the strategy gets it as its model's price. Data sets and strategies are named as in
+``benchmarks/evidence.py``; the default strategy has a model that was trained without the set.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from derivable import MODEL, Run, parse_price, priced, run_of
+from harness import DATA, command_line, print_head, print_row, verdict
+from memory_bank import load_config
+from memory_bank.audit.measure import measure
+from memory_bank.audit.replay import parse_strategy
+from memory_bank.audit.traces import Trace, TraceFiles, is_turn
+from memory_bank.transcript import calls_of
+from meters import data_name, find
+
+SETS = ("toolathlon_dev", "livemcpbench", "claude_code_dev")
+STRATEGY = "memory_bank?evidence_model=benchmarks/models/no_{set}.json"
+LENGTHS = {"over 100": 101, "51 to 100": 51, "26 to 50": 26, "11 to 25": 11, "up to 10": 0}
+"""Names of lengths, with the fewest tool calls of each."""
+
+
+def length_of(trace: Trace) -> str:
+    """The name of a run's length."""
+    number = sum(len(calls_of(m)) for m in trace.messages if is_turn(m))
+    return next(name for name, fewest in LENGTHS.items() if number >= fewest)
+
+
+def main() -> int:
+    """Print the table; exit code 1 where a strategy raised."""
+    parser = command_line(__doc__)
+    parser.add_argument("data", nargs="*", default=SETS)
+    parser.add_argument("--data-dir", type=Path, default=DATA)
+    parser.add_argument("--strategy", default=STRATEGY)
+    parser.add_argument("--price", action="append", help="by default 0.1/1.25 and 0.05/1.25")
+    parser.add_argument("--limit", type=int, help="this many runs of each length and set")
+    parser.add_argument("--jobs", type=int, default=1)
+    options = parser.parse_args()
+    prices = options.price or ["0.1/1.25", "0.05/1.25"]
+    runs: dict[tuple[str, str], list[Run]] = {(n, p): [] for n in LENGTHS for p in prices}
+    for path in (find(name, options.data_dir) for name in options.data):
+        of_length: dict[str, list[Trace]] = {name: [] for name in LENGTHS}
+        for trace in TraceFiles([path], print):
+            of_length[length_of(trace)].append(trace)
+        print(path.name, *(f"{n}: {len(t)}" for n, t in of_length.items()), sep=", ", file=sys.stderr)
+        for price in prices:
+            config = priced(load_config(), parse_price(price))
+            strategy = parse_strategy(options.strategy.replace("{set}", data_name(path)), config)
+            for name, traces in of_length.items():
+                [measured] = measure(
+                    traces, [replace(strategy, model=MODEL)], jobs=options.jobs, limit=options.limit
+                )
+                runs[name, price] += [run_of(rows, parse_price(price)) for rows in measured.rows if rows]
+    print_head("tool calls", "runs", *(f"{title} at {p}" for p in prices for title in ("$", "worst run")))
+    for name in LENGTHS:
+        cells: list[object] = []
+        for price in prices:
+            own = runs[name, price]
+            shares = [r.paid / r.full for r in own] or [float("nan")]
+            cells += [f"{100 * share:.0f}%" for share in (statistics.fmean(shares), max(shares))]
+        print_row(name, len(runs[name, prices[0]]), *cells)
+    raised = sum(r.errors for own in runs.values() for r in own)
+    return verdict([f"the strategy raised at {raised} steps"] if raised else [])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
