@@ -130,7 +130,7 @@ def test_each_further_refusal_doubles_the_pause(tmp_path):
     ) as client:
         tries = [n for n in range(40) if client.ask()[3] == 2]
         assert tries == [0, 1 + FIRST_PAUSE, 2 + 3 * FIRST_PAUSE, 3 + 7 * FIRST_PAUSE]
-        of_session = client.p.service.proxy.refusals[None, "task", ""]
+        [of_session] = client.p.service.proxy.refusals.values()
         for _ in range(9):
             of_session.left = 0
             client.ask()
