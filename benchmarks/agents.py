@@ -219,7 +219,9 @@ class AdaptiveAgent(MessagesAgent):
     thinking = "adaptive"
 
 
-CODING = ("claude-code", "codex", "opencode", "qwen-code")
+THINKS_WITH_BUDGET = "claude-code-enabled"
+"""Claude Code as it is with a model that thinks with a budget (``enabled``), and not as it likes (``adaptive``)."""
+CODING = ("claude-code", THINKS_WITH_BUDGET, "codex", "opencode", "qwen-code")
 AGENTS = dict(
     zip(
         APIS,
@@ -324,7 +326,12 @@ def run_sdk(row: Row) -> Row:
 
 def run_coding(row: Row, name: str) -> Row:
     """The row of a coding agent from npm, with its own shell."""
+    with_budget = name == THINKS_WITH_BUDGET
+    name = name.removesuffix("-enabled")
     place, client, arguments, file = place_of(name), CLIENTS[name], (), {}
+    if with_budget:
+        variables = {"ANTHROPIC_MODEL": "claude-sonnet-4-5", "MAX_THINKING_TOKENS": "4000"}
+        client = replace(client, variables=client.variables | variables, name="Claude Code, enabled")
     if not (place / ".ready").exists():
         return replace(row, told=f"not installed: benchmarks/clients.py {name} installs it")
     row = replace(row, agent=f"{client.shown} {version_of(name)}")
@@ -340,7 +347,7 @@ def run_coding(row: Row, name: str) -> Row:
             (work / "opencode.json").write_text(json.dumps(file))
         return output_of_client(client, place, Run(home, work, url, SHELL_TASK), *arguments)
 
-    return measure(row, client.route, run)
+    return measure(row, "enabled" if with_budget else client.route, run)
 
 
 def share(rows: Sequence[Row], base: Sequence[Row], value: Callable[[Row], float]) -> str:
@@ -427,7 +434,7 @@ def planned(args: argparse.Namespace) -> list[tuple[list[Row], Callable[[Row], R
         if s != "in-process" or api not in THINKING  # without a request, nothing says how a model thinks
     ]  # fmt: skip
     coding = [
-        ([Row(n, "shell", CLIENTS[name].shown, s, seed) for seed in seeds], partial(run_coding, name=name))
+        ([Row(n, "shell", name, s, seed) for seed in seeds], partial(run_coding, name=name))
         for n in args.sizes for name in args.clients for s in ("none", "memory", "compaction") if s in args.strategies
     ]  # fmt: skip
     return [*sdk, *coding]

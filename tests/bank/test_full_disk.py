@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+from contextlib import closing, suppress
 
 import pytest
+import sqlalchemy as sa
 
 from memory_bank import InteractionRecord, MemoryBankState
 from memory_bank.bank.database import Database
@@ -86,3 +88,36 @@ def test_resets_and_forgotten_records_need_no_room_either(disk):
     database.set_session("b", title="Named")
     assert list(verify(database)) == []
     database.close()
+
+
+def fill_up(disk):
+    with open(disk / "other", "ab", buffering=0) as other, suppress(OSError):
+        while True:
+            other.write(b"x" * 4096)
+    assert free(disk) == 0
+
+
+@pytest.mark.parametrize("size", [20_000, 1_200_000])
+def test_a_bank_that_was_closed_is_read_and_emptied_on_a_full_disk(disk, size):
+    """With no byte left there is no room for the files that SQLite keeps beside a bank that is written."""
+    with closing(Database(disk / "bank.db")) as database:
+        fill(disk, database, size)
+        rows = FactStore(database, "a").size(), FactStore(database, "b").size()
+    fill_up(disk)
+    with (
+        closing(Database(disk / "bank.db", must_exist=True)) as database,
+        closing(Database(disk / "bank.db")) as other,
+    ):
+        assert (FactStore(database, "a").size(), FactStore(other, "b").size()) == rows
+        with pytest.raises(StorageError, match=r"make room, or delete with `memory-bank bank purge`"):
+            FactStore(database, "a").store(InteractionRecord.create(1, "t", {}, {"_raw": "again"}))
+        gone = [*purge(database, session_id="a")]
+        assert sum(p.records for p in gone) == rows[0]
+        assert FactStore(other, "b").size() == rows[1]
+    assert free(disk) > 2**20
+    with closing(Database(disk / "bank.db")) as database:
+        assert list(verify(database)) == []
+        [*purge(database, session_id="b")]
+        FactStore(database, "a").store(InteractionRecord.create(1, "t", {}, {"_raw": "again"}))
+        assert database.value(sa.text("PRAGMA journal_mode")) == "wal"
+    assert sum(f.read_bytes().count(MARKER.encode()) for f in disk.iterdir()) == 0

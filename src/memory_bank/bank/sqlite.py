@@ -35,6 +35,7 @@ logger = logging.getLogger("memory_bank.Database")
 KEPT_ROOM = 8 * 2**20
 """Bytes of a disk, at most an eighth of it, that are left for deletions: other writes are refused below."""
 _TIGHT = 64 * 2**20  # bytes of a disk below which deleted content is cut off instead of overwritten
+_JOURNAL = 256 * 2**10  # bytes of a disk below which deletions are written without a journal on it
 _INCREMENTAL, _PAGES = 2, 256  # the number of that auto_vacuum; pages that are cut off at a time
 BUSY_TIMEOUT_MS = 5_000
 CREATION_TIMEOUT_MS = 60_000
@@ -86,7 +87,10 @@ class Sqlite(Database):
                 connection.executescript(schema_script())
                 return
             if not self.read_only:
-                _write_ahead(connection)
+                if self._is_full():
+                    _write_in_place(connection)
+                else:
+                    _write_ahead(connection)
                 connection.execute(f"PRAGMA synchronous={synchronous}")
                 _note_owner(self._file, connection.execute("PRAGMA user_version").fetchone()[0])
 
@@ -244,6 +248,11 @@ class Sqlite(Database):
                 f"{self.name}: its disk has {left}: make room, or delete with `memory-bank bank purge`."
             )
 
+    def _is_full(self) -> bool:
+        """Whether the disk has no room for a journal and its index, and no process has made them before."""
+        room = self.room()
+        return room is not None and room < _JOURNAL and not os.path.exists(f"{self._file}-shm")
+
     def _is_tight(self) -> bool:
         """Whether the disk may not have the room that overwriting deleted content needs."""
         room = self.room()
@@ -334,6 +343,18 @@ def schema_script() -> str:
     indexes = (i for t in tables for i in sorted(t.indexes, key=lambda i: str(i.name)))
     parts: list[CreateTable | CreateIndex] = [*map(CreateTable, tables), *map(CreateIndex, indexes)]
     return ";\n".join(str(part.compile(dialect=sqlite.dialect())).strip() for part in parts) + ";"
+
+
+def _write_in_place(connection: sqlite3.Connection) -> None:
+    """Leave WAL, with a journal in memory: for deletions on a full disk, where the next connection goes back to WAL.
+
+    A process that is killed within such a deletion may damage the file. Exclusive: without an index beside the file.
+    """
+    connection.execute("PRAGMA locking_mode=EXCLUSIVE")
+    connection.execute("PRAGMA journal_mode=MEMORY")
+    connection.execute("PRAGMA temp_store=MEMORY")
+    connection.execute("PRAGMA locking_mode=NORMAL")
+    connection.execute("SELECT 1 FROM sqlite_master").fetchone()  # gives the lock back
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
