@@ -52,7 +52,7 @@ REFERRING = (
 """What short answers to a read or an edit say that only refer to an earlier result, by client and close variants."""
 _REFERS = re.compile("|".join(REFERRING), re.I)
 _FOLDER = re.compile(
-    r"(?:working director(?:y|ies)|working in the directory|workspace path|current directory|<cwd>)(?: is)?[\s:(`'\"]{0,4}"
+    r"(?:working directory|working in the directory|workspace path|current directory|<cwd>)(?: is)?[\s:(`'\"]{0,4}"
     r"((?:~|/|[a-z]:[\\/])[^\n]{0,300}?)(?=[\n<>()`'\"|,;]|\.?\s*$|\.\s)",
     re.I,
 )
