@@ -162,7 +162,7 @@ def test_the_tools_of_a_session_never_change(tmp_path, way, named):
                 assert post(p.port, PATHS[way], {**body, **choice}, *headers).status == 200
             key = "input" if way == "responses" else "messages"
             post(p.port, PATHS[way], {**part[-1], key: [*part[-1][key], SUMMARY]}, *headers)
-            p.service.proxy.refusals[None, p.told(3)[2].session, ""].left = 1
+            p.service.proxy.refusals[None, p.told(3)[2].session, part[-1]["model"]].left = 1
             assert post(p.port, PATHS[way], part[-1], *headers).header(b"x-memory-status") == b"unchanged"
             with locked(tmp_path / "bank.db"):
                 p.service.proxy.rebuilder.timeout = 0.2
@@ -226,6 +226,18 @@ def test_an_upstream_that_refuses_the_tools_costs_memory_nothing(tmp_path, way, 
         assert came[0].header(b"x-memory-reason") == TOOLS_REFUSED.encode()
         assert [c.header(b"x-memory-reason") for c in came[2:]] == [None] * 11
         assert came[-1].header(b"x-memory-status") == b"rebuilt"
+
+
+@pytest.mark.parametrize("way", PATHS)
+@pytest.mark.parametrize("status", first_short([400, 500], 1))
+def test_a_chat_before_an_upstream_without_tools_is_not_asked_twice_each_time(tmp_path, way, status):
+    """A conversation that has not begun has no session to remember it by."""
+    script = lambda body: fail(status, "no tools here") if body.get("tools") else say("ok")  # noqa: E731
+    body = {k: v for k, v in request_of(way, []).items() if k != "tools"}
+    with scripted(script, tmp_path, SETTINGS, inject_tools=True) as (server, p):
+        assert {post(p.port, PATHS[way], body).status for _ in range(30)} == {200}
+        assert len(server.requests) <= 30 + 3
+        assert all(TOOLS_REFUSED in line for line in p.lines if "refused" in line)
 
 
 @pytest.mark.parametrize("way", PATHS)
