@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 import math
+import re
 import threading
 import time
 import traceback
@@ -469,6 +470,7 @@ class Rebuilder:
                 under_load=job.under_load,
                 wanted=wanted,
                 added=compact(offered[len(value.get("tools") or ()) :]) if offered else "",
+                sender=_program(headers.get("user-agent") or ""),
             )
             if self.identity.is_current(namespace, match):
                 break
@@ -624,3 +626,8 @@ def _has_begun(request: ModelRequest) -> bool:
 
 def _unseen(count: int) -> str:
     return f"no tool calls seen in {count} requests"
+
+
+def _program(user_agent: str) -> str:
+    """The name of a program, of its user agent: ``claude-cli/2.1.4 (external)`` is "claude-cli"."""
+    return re.split(r"[/ ]v?\d|[ (]", user_agent, maxsplit=1)[0][:60].strip("/")
