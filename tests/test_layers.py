@@ -18,10 +18,10 @@ MAP: dict[str, set[str]] = {
     "prompts": {"errors", "shipped"},
     "config": {"errors", "prompts", "records", "shipped"},
     "pricing": {"config"},
-    "vectors": {"errors", "ports"},
+    "vectors": {"closing", "errors", "ports"},
     "transcript": {"errors", "ports", "records"},
     "plan": {"pages", "records", "transcript"},
-    "models": {"config", "errors", "ports", "pricing", "prompts", "records", "transcript", "vectors"},
+    "models": {"closing", "config", "errors", "ports", "pricing", "prompts", "records", "transcript", "vectors"},
     "selection": {"errors", "transcript"},
     "bank": {
         "closing", "config", "errors", "faults", "models", "plan", "ports", "pricing", "records", "selection", "transcript",

@@ -1,9 +1,19 @@
-"""Closing: what ``with`` and ``async with`` close at the end of their block."""
+"""Closing: what ``with`` and ``async with`` close at their end, and what the end of a process waits for."""
 
 from __future__ import annotations
 
 import asyncio
+import atexit
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Self
+
+LAST_SECONDS = 10.0
+"""Seconds that the end of a process waits at most for native code."""
+_native = threading.Condition()
+_at_work: set[int] = set()  # threads in native code
+_ended = threading.Event()
 
 
 class Closing:
@@ -27,3 +37,31 @@ class Closing:
 
     async def __aexit__(self, *error: object) -> None:
         await asyncio.to_thread(self.__exit__, *error)
+
+
+@contextmanager
+def native_code() -> Iterator[None]:
+    """Native code, such as torch's, for which the end of a process waits: a thread that is cut off in it aborts it.
+
+    A daemon thread that comes here after that stays here. The exit code is the program's then.
+    """
+    me = threading.get_ident()
+    with _native:
+        parks = _ended.is_set() and threading.current_thread() is not threading.main_thread()
+        if not parks:
+            _at_work.add(me)
+    if parks:
+        threading.Event().wait()
+    try:
+        yield
+    finally:
+        with _native:
+            _at_work.discard(me)
+            _native.notify_all()
+
+
+@atexit.register
+def _wait_for_native_code() -> None:
+    with _native:
+        _ended.set()
+        _native.wait_for(lambda: _at_work.isdisjoint(t.ident for t in threading.enumerate()), LAST_SECONDS)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from memory_bank.closing import native_code
 from memory_bank.errors import EmbeddingError, MemoryBankError
 from memory_bank.ports import Embedder
 
@@ -50,7 +51,8 @@ def _encoded(
         dimension = getattr(model, "dimension", None)
         return np.zeros((0, dimension if isinstance(dimension, int) else 0), dtype=np.float32)
     try:
-        answer = encode(texts)
+        with native_code():
+            answer = encode(texts)
     except MemoryBankError:
         raise
     except Exception as exc:

@@ -248,8 +248,12 @@ def test_usage_is_summed_by_session_and_by_day(database):
     first = ("m", 2, 1, 900, 1, 0)
     assert sums("session") == [("a", *first), ("b", "", 1, 0, 0, 0, 1), ("b", "n", 1, 1, 900, 0, 1)]
     today, tomorrow = str(day), str(day + 1)
-    assert sums("day") == [(today, *first), (tomorrow, "", 1, 0, 0, 0, 1), (tomorrow, "n", 1, 1, 900, 0, 1)]
-    assert sums("day", since=noon + 43_200) == sums("day")[1:]
+    assert sums("period") == [
+        (today, *first),
+        (tomorrow, "", 1, 0, 0, 0, 1),
+        (tomorrow, "n", 1, 1, 900, 0, 1),
+    ]
+    assert sums("period", since=noon + 43_200) == sums("period")[1:]
     assert sums("all", session_ids=["a"]) == [("None", *first)]
     assert usage_sums(database, "another") == []
     assert numbers(database, "a", only="errors") == [2]

@@ -19,7 +19,13 @@ import pytest
 from tests.chats import call, result, rounds, user
 from tests.contracts.embedder import TEXTS, EmbedderContract
 
-from memory_bank import InteractionRecord, MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
+from memory_bank import (
+    InsightStore,
+    InteractionRecord,
+    MemoryBankSettings,
+    MemoryBankState,
+    apply_memory_bank_strategy,
+)
 from memory_bank.errors import EmbedderLoadError, EmbedderMismatchError
 from memory_bank.models.embedding import load_embedder
 from memory_bank.models.flag import BGE_INSTRUCTIONS, FlagEmbedder
@@ -285,3 +291,29 @@ def test_a_search_finds_by_meaning_and_nothing_for_nothing(minilm_folder):
     (best, *_) = search_session(state, "broken package", 3).matches
     assert (best.outline.step_id, best.why) == (1, "similarity")
     assert search_session(state, "dinosaur bones in Argentina", 3).matches == []
+
+
+def test_an_insight_store_has_the_settings_model_by_default():
+    with pytest.raises(EmbedderLoadError, match="BAAI/bge-small-en"):
+        InsightStore()  # no weights of it are here
+
+
+ENDS = """
+import sys, time
+from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
+from memory_bank.testing import ScriptedModel
+from tests.chats import rounds, user
+
+settings = MemoryBankSettings(embedding_model=sys.argv[1], observer_model="m", observer_mode="background")
+state = MemoryBankState.open(sys.argv[2])
+apply_memory_bank_strategy([user(), *rounds(60, 3_000)], ScriptedModel(lambda *_: "late " * 200), settings, state)
+time.sleep(float(sys.argv[3]))
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("seconds", ["0", "0.2"])
+def test_a_program_that_ends_while_the_observer_embeds_keeps_its_exit_code(minilm_folder, tmp_path, seconds):
+    command = [sys.executable, "-c", ENDS, str(minilm_folder), str(tmp_path / "bank.db"), seconds]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.returncode == 3, done.stderr

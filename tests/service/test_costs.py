@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
+import sqlalchemy as sa
 from tests.chats import rounds, system, user
 from tests.service.caching import Cached
 from tests.service.proxied import RawUpstream, before, post, proxied, scripted, whole
 
+from memory_bank.bank import schema
 from memory_bank.bank.database import Database
 from memory_bank.bank.listing import session_details
 from memory_bank.bank.transfer import export_lines, import_lines
+from memory_bank.config import load_config
+from memory_bank.testing import fail, say
 
 CHAT = "/v1/chat/completions"
 PRICES = {"m": {"prompt": 2.0, "completion": 10.0, "cached": 0.5}}
@@ -138,7 +144,14 @@ def test_sessions_are_sorted_and_filtered_by_what_their_steps_came_to(tmp_path):
 
         assert names() == ["other", "cheap", "dear"]
         assert names("sort=cost") == ["dear", "cheap", "other"]
-        assert names("sort=steps") == names("sort=saved") == ["dear", "other", "cheap"]
+        assert names("sort=steps") == ["dear", "other", "cheap"]
+        assert names("sort=saved") == [
+            "dear",
+            "cheap",
+            "other",
+        ]  # by dollars: the last one's model has no price
+        assert names("sort=lost") == names("sort=saved")[::-1]
+        assert names("sort=saved&since=1e10") == []
         assert names("sort=used") == ["other", "cheap", "dear"]
         assert names("model=m") == ["cheap", "dear"]
         assert names("model=m&sort=cost&q=cheap+one") == ["cheap"]
@@ -150,12 +163,61 @@ def test_sessions_are_sorted_and_filtered_by_what_their_steps_came_to(tmp_path):
         detail = p.ask("/v1/sessions/dear").json()
         days = p.ask("/v1/stats/days").json()["days"]
         stats = p.ask("/v1/stats").json()
+        begun = [s["created"] for n in names() for s in p.ask(f"/v1/sessions/{n}/steps").json()["steps"]]
+        hours = p.ask("/v1/stats/days?unit=hour&days=2&offset=345").json()["days"]
         wrong = [p.ask(f"/v1/sessions?{q}").status for q in ("sort=name", "only=x", "sort=cost&after=nobody")]
     assert dear["tokens"] == detail["tokens"] and dear["sent_cost"] == detail["cost"]["sent"]
     assert (dear["models"], dear["errors"], dear["without_memory"]) == (["m"], 0, 0)
     assert sum(d["tokens"]["steps"] for d in days) == 6 and len(days) <= 2
     assert sum(d["sent_cost"] for d in days) == pytest.approx(stats["cost"]["sent"])
     assert wrong == [422, 422, 422]
+    there = timezone(timedelta(minutes=345))  # whose hours begin at a quarter to
+    assert {h["day"] for h in hours} == {f"{datetime.fromtimestamp(t, there):%Y-%m-%d %H}:00" for t in begun}
+    assert all(h["start"] % 3_600 == 900 for h in hours)
+    assert sum(h["tokens"]["steps"] for h in hours) == 6
+
+
+def test_days_are_those_of_the_time_zone_that_is_asked_for(tmp_path):
+    """A step half an hour before midnight in UTC is of the next day in the east, of the same in the west."""
+    with priced(tmp_path) as (_, p):
+        step_of(p, rounds(12, size=4000), b"late", model="m")
+        midnight = 86_400 * (time.time() // 86_400) - 3 * 86_400
+        with p.service.database.write() as c:
+            c.execute(sa.update(schema.steps).values(created=midnight - 1_800))
+
+        def found(offset):
+            [day] = p.ask(f"/v1/stats/days?offset={offset}").json()["days"]
+            return day["day"], day["start"]
+
+        def utc(at):
+            return str(datetime.fromtimestamp(at, UTC).date())
+
+        assert found(0) == (utc(midnight - 1), midnight - 86_400)
+        assert found(60) == (utc(midnight), midnight - 3_600)
+        assert found(29) == (utc(midnight - 1), midnight - 86_400 - 29 * 60)
+        assert found(-330) == (utc(midnight - 1), midnight - 86_400 + 330 * 60)
+        refused = [p.ask(f"/v1/stats/days?{q}").status for q in ("offset=2000", "unit=week", "offset=x")]
+    assert refused == [422] * 3
+
+
+def test_the_latest_steps_that_went_wrong_are_listed_with_their_sessions(tmp_path):
+    replies = [say("x"), fail(429, "too fast"), say("x"), fail(500, "broken")]
+    strategies = {"memory_bank": load_config().memory_strategies["memory_bank"].model_dump()}
+    with scripted(replies, tmp_path, strategies) as (_, p):
+        for name in (b"a", b"a", b"b", b"b"):
+            step_of(p, rounds(2, size=40), name)
+        p.ask("/v1/sessions/b/title", "PUT", {"title": "The Second"})
+
+        def wrong(query=""):
+            found = p.ask(f"/v1/stats/wrong?{query}").json()["steps"]
+            return [(s["session"], s["title"], s["step"]["number"], s["step"]["http_status"]) for s in found]
+
+        second, first = ("b", "The Second", 2, 500), ("a", None, 2, 429)
+        assert wrong() == wrong("only=errors") == [second, first]
+        assert wrong("limit=1") == [second] and wrong("session=a") == [first]
+        assert wrong("only=without_memory") == wrong(f"since={time.time() + 9}") == wrong("until=5") == []
+        assert p.ask("/v1/stats/wrong?session=nobody").status == 404
+        assert [p.ask(f"/v1/stats/wrong?{q}").status for q in ("only=x", "since=-1", "limit=0")] == [422] * 3
 
 
 def test_a_title_is_kept_by_an_export_and_taken_away_again(tmp_path):
@@ -301,3 +363,30 @@ def test_what_is_said_to_be_saved_is_what_the_upstream_would_have_got(tmp_path, 
     }
     assert counted["input"] == tokens
     assert tokens / counted["full_input"] == pytest.approx(tokens / full_tokens, abs=0.01)
+
+
+def test_sessions_are_grouped_by_the_folder_and_the_program_that_sent_them(tmp_path):
+    def asked(p, name, folder, agent):
+        messages = [system(f"You code.\nWorking directory: {folder}\nIs git: yes"), *rounds(2, size=40)]
+        headers = b"x-memory-session: " + name, b"user-agent: " + agent
+        before = len(p.exchanges)
+        post(p.port, CHAT, {"model": "m", "messages": messages}, *headers)
+        p.told(before + 1)
+
+    with priced(tmp_path) as (_, p):
+        asked(p, b"a", "/home/me/shop", b"claude-cli/2.1.4 (external, cli)")
+        asked(p, b"b", "/srv/shop/", b"codex_cli_rs/0.46.0 (Linux)")
+        asked(p, b"b", "/srv/shop/", b"codex_cli_rs/0.46.0 (Linux)")
+        asked(p, b"c", "none", b"OpenAI/Python 1.60.0")
+        assert p.service.recorder.drain(60)
+
+        def groups(by):
+            found = p.ask(f"/v1/stats/groups?by={by}").json()["groups"]
+            assert all(g["sent_cost"] is not None and g["last_used"] > 1e9 for g in found)
+            return {g["name"]: (g["sessions"], g["tokens"]["steps"]) for g in found}
+
+        assert groups("project") == {"shop": (2, 3), None: (1, 1)}
+        assert groups("agent") == {"claude-cli": (1, 1), "codex_cli_rs": (1, 2), "OpenAI/Python": (1, 1)}
+        assert p.ask("/v1/stats/groups").status == p.ask("/v1/stats/groups?by=model").status == 422
+        p.ask("/v1/sessions/a", "DELETE")
+        assert groups("project") == {"shop": (1, 2), None: (1, 1)}

@@ -88,7 +88,7 @@ CASES = {
         Ask("/v1/sessions", status=200), Ask("/v1/sessions?limit=100&q={word}", status=200), Ask("/v1/sessions?q={session}", status=200),
         Ask("/v1/sessions?q={namespace}", status=200), Ask("/v1/sessions?after={session}"), Ask("/v1/sessions?after={namespace}%E2%90%9F{session}"),
         Ask("/v1/sessions?namespace={namespace}"), Ask("/v1/sessions?sort=used&after={session}"),
-        *(Ask(f"/v1/sessions?sort={sort}&limit=100", status=200) for sort in ("used", "saved", "cost", "errors", "steps")),
+        *(Ask(f"/v1/sessions?sort={sort}&limit=100", status=200) for sort in ("used", "saved", "lost", "cost", "errors", "steps")),
         *(Ask(f"/v1/sessions?only={only}", status=200) for only in ("errors", "without_memory")), Ask("/v1/sessions?model=m", status=200),
     ],
     "PUT /v1/sessions/{name}/title": [
@@ -96,6 +96,12 @@ CASES = {
         Ask("/v1/sessions/{namespace}%E2%90%9F{session}/title", "PUT", {"title": "mine"}, status=404),
     ],
     "GET /v1/sessions/{name}/export": [Ask("/v1/sessions/{session}/export", status=404), Ask("/v1/sessions/{namespace}%E2%90%9F{session}/export", status=404)],
+    "GET /v1/stats/groups": [Ask(f"/v1/stats/groups?by={by}", status=200) for by in ("project", "agent")],
+    "GET /v1/stats/wrong": [Ask("/v1/stats/wrong?limit=500", status=200), Ask("/v1/stats/wrong?session={session}", status=404)],
+    "GET /v1/sessions/{name}/records/{trace_id}/life": [
+        Ask(f"{place}/life", status=404)
+        for place in (f"{RECORDS}/{{trace_id}}", f"{RECORDS}/1", "/v1/sessions/own/records/{trace_id}")
+    ],
     "GET /v1/stats/days": [Ask("/v1/stats/days", status=200), Ask("/v1/stats/days?days=400", status=200)],
     "GET /v1/sessions/{name}": [
         Ask("/v1/sessions/{session}", status=404), Ask("/v1/sessions/{namespace}%E2%90%9F{session}", status=404),

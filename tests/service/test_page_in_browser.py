@@ -145,7 +145,7 @@ def at_step(page, number):
 
 def choose(page, name):
     """Click on a session."""
-    page.click("#sessions li a", page.texts("#sessions li .name").index(name))
+    page.click("#sessions li a.whole", page.texts("#sessions li .name").index(name))
 
 
 # -- what is there
@@ -467,6 +467,10 @@ API_WORDS = (
     "NaN",
     "unpriced",
     "without_memory",
+    "memory_bank",
+    "trace_id",
+    "llm:",
+    "extractive",
 )
 three = pytest.mark.parametrize("screen", ["light", "dark", "phone"])
 
@@ -496,25 +500,208 @@ def test_the_overview_has_the_money_the_days_and_the_prices(opened, shown, scree
     stats, days = (shown.proxied.ask(f"/v1/stats{p}").json() for p in ("", "/days"))
     cost = stats["cost"]
     assert cost["full"] > cost["sent"]
-    tiles = page.text(".home-page .tiles")
+    tiles = page.texts(".home-page .tiles")[1]
     assert figure(cost["full"] - cost["sent"]) in tiles
     assert f"paid {figure(cost['sent'])}, without memory {figure(cost['full'])}" in tiles
-    assert page.texts(".tiles .bad b") == ["2", "1"]  # errors, steps without memory
+    assert page.texts(".tiles:not(.today) .bad b") == ["2", "1"]  # errors, steps without memory
     assert page.count(".days rect.sent") == len(days["days"]) > 4
     assert page.count(".days circle.bad") == sum(
         bool(d["errors"] or d["without_memory"]) for d in days["days"]
     )
-    sessions = page.texts(".wide td a")
-    assert sessions[0] == "Warehouse recount" and "checkout-latency" in sessions
+    sessions = page.texts(".wide td a.named b")
+    assert sessions[0] == "Warehouse recount"
+    assert page.texts(".wide td a.named .name")[0] == "warehouse-recount"
     assert "genai-prices" in page.text(".home-page") and "20" in page.text(".home-page")
     assert "no price" in page.text(".home-page")  # of house-model-7b
+    assert "$" in page.js("document.querySelector('.days svg').textContent")
     page.click(".days button", 1)
     assert page.js("document.querySelectorAll('.days button')[1].ariaPressed") == "true"
-    assert "$" in page.js("document.querySelector('.days svg').textContent")
-    page.click(".days summary")
-    page.wait(f"document.querySelectorAll('.days tbody tr').length === {len(days['days'])}")
+    assert "$" not in page.js("document.querySelector('.days svg').textContent")
+    by = "[...document.querySelectorAll('.home-page button')].find(e => e.innerText === 'by %s').click()"
+    page.js(by % "day")
+    page.wait(f"document.querySelector('.wide tbody').children.length === {len(days['days'])}")
+    assert page.texts(".wide tbody td.text")[0] == days["days"][-1]["day"]
+    page.js(by % "agent")
+    page.wait("document.querySelector('.wide tbody td.text').innerText === 'claude-cli'")
+    assert (
+        page.texts(".wide thead th")[-2] == "Sessions"
+        and page.texts(".home-page h2")[2] == "Agents that saved most"
+    )
+    page.js(by % "project")
+    page.wait("document.querySelector('.wide tbody td.text').innerText === 'no project is named'")
+    page.js(by % "session")
+    page.wait(".wide td a.named")
     page.click(".wide td a")
     page.wait("location.hash === '#/s/warehouse-recount'")
+
+
+# -- three questions, one click each
+
+
+def counted(page):
+    """Count the clicks on a page from now on, in ``page.clicks``."""
+    page.clicks, click = 0, page.click
+
+    def one(*place):
+        page.clicks += 1
+        click(*place)
+
+    page.click = one
+    return page
+
+
+def home(opened, at, screen):
+    """The page as it opens, counted, and on a phone the home behind its one button."""
+    page = counted(seen(opened, at, screen, "#/", "#sessions li"))
+    if screen == "phone":
+        page.click("#sessions .overview")
+    page.wait(
+        "document.querySelector('.tiles.today b')?.offsetParent && document.querySelector('.days rect')"
+    )
+    return page
+
+
+RED_OUTSIDE_LINKS = """
+(red => [...document.querySelectorAll('#columns *, header *')].filter(e => e.checkVisibility() && !e.closest('a')
+  && [getComputedStyle(e).color, getComputedStyle(e).fill].includes(red) && (e.tagName === 'circle'
+  || [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()))).map(e => e.outerHTML))
+(getComputedStyle(document.querySelector('.wrong .bad, .bad')).color)
+"""
+
+
+@three
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Kolkata", "Pacific/Auckland", "America/St_Johns"])
+def test_what_memory_saved_today_is_seen_at_the_first_look(opened, shown, screen, zone):
+    """No click, on a phone one; today is that of the reader's time zone."""
+    page = home(opened, shown, screen)
+    page.send("Emulation.setTimezoneOverride", timezoneId=zone)
+    page.js("location.reload()")
+    page.wait(
+        "document.querySelector('.tiles.today b')?.offsetParent && document.querySelector('.days rect')"
+    )
+    offset = page.js("0 - new Date().getTimezoneOffset()")
+    days = shown.proxied.ask(f"/v1/stats/days?offset={offset}").json()["days"]
+    today = {d["day"]: d for d in days}.get(page.js("new Date().toLocaleDateString('sv-SE')"))
+    told = page.text(".tiles.today")
+    if today is None:
+        assert f"nothing sent yet\nthe last step was on {days[-1]['day']}" in told
+    else:
+        assert told.startswith(f"Saved\n{figure(today['full_cost'] - today['sent_cost'])}\n")
+        assert f"paid {figure(today['sent_cost'])}, without memory {figure(today['full_cost'])}" in told
+    assert page.text("#session-title") == "What memory saved today"
+    assert page.clicks == (screen == "phone")
+    page.send("Emulation.setTimezoneOverride", timezoneId="")
+
+
+@three
+def test_a_session_that_was_dearer_today_is_named_and_hours_are_shown_while_there_are_few_days(
+    opened, dear, screen
+):
+    page = home(opened, dear, screen)
+    session = dear.proxied.ask("/v1/sessions/task").json()
+    lost = session["cost"]["sent"] - session["cost"]["full"]
+    told = page.wait("document.querySelector('.home-page > div > .figures')?.innerText")
+    assert told.startswith("Dearer today than without memory: ") and told.endswith(f"+{figure(lost)}")
+    assert page.texts(".tiles.today .loss b") == [figure(lost)]
+    assert page.texts(".days h2")[0].endswith(" hours")
+    assert page.count(".days rect.sent") == 1
+    assert page.js(RED_OUTSIDE_LINKS) == []
+    page.click(".tiles.today a.loss")
+    page.wait("location.hash === '#/s/task'")
+
+
+@three
+@pytest.mark.parametrize(
+    ("place", "session", "step"),
+    [
+        (".wrong a", "flaky-payment-test", 9),
+        (".tiles:not(.today) a.bad", "flaky-payment-test", 9),
+        (".tiles:not(.today) a.bad:nth-of-type(2)", "log-hunt-nightly", 6),
+        (".days svg a:last-of-type", "flaky-payment-test", 9),
+        (".wide td a.bad", "flaky-payment-test", 9),
+        ("#sessions .entry a.bad", "flaky-payment-test", 9),
+    ],
+)
+def test_every_red_thing_leads_to_the_step_that_went_wrong(opened, shown, screen, place, session, step):
+    """One click, and on a phone one more for what is on the home."""
+    if place.startswith("#sessions"):
+        page = counted(seen(opened, shown, screen, "#/", "#sessions li"))
+    else:
+        page = home(opened, shown, screen)
+        page.wait(".wide td a.bad")
+    assert page.js(RED_OUTSIDE_LINKS) == []
+    before = page.clicks
+    if "svg" in place or "nth" in place:
+        which = 1 if "nth" in place else page.count(".days svg a") - 1
+        page.click(".days svg a circle" if "svg" in place else ".tiles:not(.today) a.bad", which)
+    else:
+        page.click(place)
+    page.wait(f"location.hash.startsWith('#/s/{session}/steps/')")
+    at_step(page, step)
+    assert page.clicks - before == 1
+    assert page.js("document.querySelector('#detail .failure').checkVisibility()")
+    assert page.js("document.querySelector('#detail .sums').rows[1].cells[0].innerText") == "Tokens"
+    page.js("history.back()")
+    page.wait("!location.hash.includes('/s/')")  # the way through is not kept
+
+
+@three
+def test_a_record_says_why_the_model_did_not_see_it(opened, shown, screen):
+    """An id is searched for; one click leads to its record, whose life stands first."""
+    page = counted(seen(opened, shown, screen, "#/", "#sessions li"))
+    page.js("document.querySelector('#find-session').focus()")
+    page.write("ORD-59182")
+    page.wait("document.querySelectorAll('#sessions .hits li').length > 1")
+    place = next(
+        i for i, t in enumerate(page.texts("#sessions .hits li")) if t.startswith("#9 ") and "w11" in t
+    )
+    page.click("#sessions .hits a", place)
+    page.wait(".life li")
+    assert page.clicks == 1
+    spans = shown.proxied.ask("/v1/sessions/refund-audit-w11/records/9/life").json()["spans"]
+    assert [s["fate"] for s in spans] == ["kept", "listed"]
+    first, second = page.texts(".life li")
+    assert first.endswith(
+        f"whole from step {spans[0]['first']} to {spans[0]['last']}: the messages were sent as they came"
+    )
+    assert f"listed since step {spans[1]['first']}: it was worth less than " in second
+    assert "; other pieces were likelier to be needed: " in second
+    assert all(f"{p['value']} (#{p['number']})" in second for p in spans[1]["likelier"])
+    assert page.js("document.querySelector('.panel.record').firstElementChild.className") == "life"
+    page.click(".life li:last-child a")
+    at_step(page, spans[1]["first"])
+
+
+@three
+def test_the_figures_behind_a_choice_are_behind_a_switch(opened, shown, screen):
+    page = seen(opened, shown, screen, f"{AUDIT}/steps/18", ".line.piece")
+    page.js(
+        "document.querySelectorAll('.line.piece .gutter').forEach(e => document.querySelector('.why details') || e.click())"
+    )
+    visible = "document.querySelector('.why .features').checkVisibility()"
+    assert "How likely the next calls are to need it:" in page.text(".why")
+    assert not page.js(visible)
+    page.click(".why summary")
+    page.wait(visible)
+
+
+@three
+def test_hits_stay_in_their_pane_and_say_which_words_they_have(opened, shown, screen):
+    page = seen(opened, shown, screen, f"{AUDIT}/search?q=refund+duplicate+nosuchword", "#session .hits li")
+    for hits in ("#session .hits", "#sessions .hits"):
+        if hits.startswith("#sessions"):
+            page.js("location.hash = '#/'")
+            page.wait("document.querySelector('#find-session').checkVisibility()")
+            page.js("document.querySelector('#find-session').focus()")
+            page.write("refund duplicate nosuchword")
+            page.wait(f"document.querySelectorAll('{hits} li').length > 1")
+        why = page.texts(f"{hits} .why-found")
+        assert any("has refund" in told for told in why) and not any("nosuchword" in told for told in why)
+        beyond = f"(r => [...document.querySelectorAll('{hits} *')].filter(e => e.getBoundingClientRect().right > r + 1).length)"
+        assert (
+            page.js(f"{beyond}(document.querySelector('{hits}').parentElement.getBoundingClientRect().right)")
+            == 0
+        )
 
 
 @three
@@ -555,12 +742,12 @@ def test_a_step_shows_what_the_model_answered(opened, shown, screen):
     assert page.texts(".panel.answer h3 b") == ["text", *(c["name"] for c in said["calls"])]
     assert said["parts"][0]["text"] in page.text(".panel.answer")
     billed = page.text("#detail .billed")
-    assert billed.startswith(f"gpt-4.1-mini answered in {step['seconds']:.1f} s.")
-    assert (
-        f"{step['sent']['input']:,} input tokens" in billed
-        and f"{step['sent']['output']} in its answer" in billed
-    )
-    assert f"{figure(step['sent_cost'])} instead of {figure(step['full_cost'])}" in billed
+    assert billed.startswith(f"gpt-4.1-mini · answered in {step['seconds']:.1f} s · 20")
+    sums = page.text("#detail .sums")
+    for name, kind in (("Read by the provider", "input"), ("of it from its cache", "cached")):
+        assert f"{name}\t{step['sent'][kind]:,}\t{step['full'][kind]:,}\t" in sums
+    assert f"Written in the answer\t{step['sent']['output']}\t" in sums
+    assert f"Paid\t{figure(step['sent_cost'])}\t{figure(step['full_cost'])}\t" in sums
 
 
 @three
@@ -570,6 +757,9 @@ def test_errors_and_steps_without_memory_are_seen_and_filtered(opened, shown, sc
     page.js("location.hash = '#/s/flaky-payment-test'")
     page.wait("document.querySelectorAll('#session .chips button').length === 2")
     page.click("#session .chips button", 1)
+    at_step(page, 9)  # the latest such step
+    page.js("location.hash = '#/s/flaky-payment-test'")
+    page.wait("document.querySelector('#session .steps').offsetParent")
     page.wait_for("#session .steps li", 2)
     assert [t.split()[0] for t in page.texts("#session .steps li")] == ["9", "7"]
     assert page.texts("#session .steps li .less") == ["error 429"] * 2
@@ -787,7 +977,7 @@ def test_what_is_new_does_not_move_the_focus(opened):
     assert page.focused() == second
     page.press("ArrowDown")
     assert page.focused() == page.js(
-        "(e => `a#. ${e.innerText}`)(document.querySelectorAll('#sessions li a')[2])"
+        "(e => `a#.whole ${e.innerText}`)(document.querySelectorAll('#sessions li a')[2])"
     )
 
 
@@ -1111,7 +1301,7 @@ def test_a_new_session_and_a_reset_one_show_up(opened, service):
     page = opened("#/s/live2", ready="#session .note")
     page.expected = ("404",)
     sent(service, "live2", SHOP[3])
-    page.wait("[...document.querySelectorAll('#sessions li')].some(e => e.innerText.startsWith('live2'))")
+    page.wait("[...document.querySelectorAll('#sessions li')].some(e => e.innerText.includes('live2'))")
     page = opened("#/s/live2", ready="document.querySelectorAll('#session .steps li').length === 1")
     sent(service, "live2", SHOP[4])
     page.wait_for("#session .steps li", 2)
@@ -1186,8 +1376,8 @@ def test_the_figures_of_a_step_are_final_when_its_answer_has_ended(opened, tmp_p
             )
             before = step_of(p, 1)
             for page in (follows, stays, leaves):
-                assert page.text("#detail .figures").startswith(figures(before))
-                assert "The provider counted" not in page.text("#detail .billed")
+                assert figures(before) in page.text("#detail .figures")
+                assert "the provider" not in page.text("#detail .figures")
             stays.js("window.message = document.querySelector('#detail .message:last-child')")
             stays.js("document.querySelector('#detail .panel.context').scrollTop = 70")
             leaves.js("location.hash = '#/'")
@@ -1199,11 +1389,11 @@ def test_the_figures_of_a_step_are_final_when_its_answer_has_ended(opened, tmp_p
         assert (after["tokens"] > before["tokens"]) == (fetches > 0)
         leaves.js("location.hash = '#/s/task/steps/1'")
         for page in (follows, stays, leaves):
-            page.wait("document.querySelector('#detail .billed')?.innerText.includes('The provider counted')")
-            assert page.text("#detail .figures").startswith(figures(after))
-            assert f"The provider counted {after['sent']['input']:,} input tokens" in page.text(
-                "#detail .billed"
+            page.wait(
+                "document.querySelector('#detail .figures')?.innerText.includes('Read by the provider')"
             )
+            assert figures(after) in page.text("#detail .figures")
+            assert f"Read by the provider\t{after['sent']['input']:,}\t" in page.text("#detail .figures")
             page.wait(f"document.querySelector('.step .number').innerText === '{after['tokens']:,}'")
             page.wait(
                 f"document.querySelector('.tiles p').innerText.includes('latest step: {after['tokens']:,} ')"
@@ -1243,9 +1433,8 @@ def step_of(p, number):
 
 
 def figures(step):
-    """The beginning of a step's figures."""
-    word = "instead of" if step["tokens"] > step["full_tokens"] else "of"
-    return f"{step['tokens']:,} {word} {step['full_tokens']:,} tokens, "
+    """The first row of a step's figures."""
+    return f"Tokens\t{step['tokens']:,}\t{step['full_tokens']:,}\t"
 
 
 @pytest.fixture(scope="module")
@@ -1304,7 +1493,7 @@ def test_what_memory_costs_more_is_said(opened, dear, screen):
         assert page.js(f"{CUT}(document.querySelector('header'))") == []
     page.js("location.hash = '#/s/task/steps/1'")
     at_step(page, 1)
-    assert page.text("#detail .figures").startswith(f"{figures(step)}{share}")
+    assert f"{figures(step)}{share}" in page.text("#detail .figures")
     assert page.js("[document.documentElement.scrollWidth, innerWidth]") == [how.get("width", 1440)] * 2
 
 

@@ -15,7 +15,7 @@ from memory_bank.bank.steps import get_step, list_steps
 from memory_bank.config import Config, load_config
 from memory_bank.errors import StorageError
 from memory_bank.service.page import recorder as recording
-from memory_bank.service.page.recorder import DETAILED, Recorder
+from memory_bank.service.page.recorder import DETAILED, LATEST, Recorder
 from memory_bank.service.sessions import Sessions
 
 
@@ -117,6 +117,36 @@ def test_under_overload_contents_are_dropped_and_figures_never(database, session
     assert recorder.drain(60)
     assert numbers(database) == list(range(1, 5 * DETAILED + 2))
     assert recorder.lost == 0
+
+
+def test_under_overload_the_last_step_of_each_session_and_every_fold_keep_their_contents(
+    database, sessions, recorder
+):
+    made = {name: sessions.rebuild(None, name, orders(3)) for name in ("a", "b", "c")}
+    recorder.drain(30)
+    with database.write_lock, made["a"].state.lock:
+        for turn in range(2 * DETAILED):
+            for step in made.values():
+                folds = turn % 50 == 7
+                recorder.take(replace(step, changed="memory", changed_at=2) if folds else step)
+        assert recorder._detailed <= DETAILED + 24
+    assert recorder.drain(60)
+    for name in made:
+        found = list_steps(database, name, limit=5_000)
+        assert len(found) == 2 * DETAILED + 1
+        assert found[-1].detailed and all(s.detailed for s in found[-recorder.kept :] if s.changed)
+        assert not all(s.detailed for s in found[-recorder.kept :])
+
+
+def test_very_many_folds_are_bounded_and_the_last_one_stays(database, sessions, recorder):
+    made = replace(sessions.rebuild(None, "a", orders(3)), changed="memory", changed_at=2)
+    recorder.drain(30)
+    with database.write_lock, made.state.lock:
+        for _ in range(3 * LATEST):
+            recorder.take(made)
+        assert recorder._detailed <= LATEST
+    assert recorder.drain(60)
+    assert list_steps(database, "a", limit=5_000)[-1].detailed
 
 
 def test_taking_a_step_costs_next_to_nothing_however_slow_the_rest(database, sessions, recorder):

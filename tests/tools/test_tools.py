@@ -28,6 +28,8 @@ from memory_bank.tools.selection import (
     MAX_LINES,
     MAX_VALUES,
     RefusedCall,
+    as_json,
+    at_path,
     chosen_lines,
     lay_out,
     matching_lines,
@@ -247,6 +249,66 @@ def test_a_path_goes_into_json_within_text_and_numbers_stay_as_written():
     assert body(get(state, trace_id, path="[0].text.order.price")) == "19.90"
     assert '"price": 19.90' in body(get(state, trace_id, path="[0].text.order"))
     assert body(get(state, trace_id, path="[0].text")) == inner
+
+
+ITEMS = '{"items": [{"sku": "A-1", "price": 19.90}, {"sku": "A-2", "price": 2}], "total": 3}'
+LAID_OUT = json.dumps(json.loads(ITEMS), indent=2).replace("19.9,", "19.90,").replace("19.9\n", "19.90\n")
+FRAMES = {
+    "alone": ITEMS,
+    "a line before": f"exit code: 0\n{ITEMS}",
+    "a line after": f"{ITEMS}\nexit code: 0",
+    "words before": f"Fetched 2 items: {ITEMS}",
+    "a log around": f"[INFO] start [12:30]\n[1] 4711\n{LAID_OUT}\n[INFO] end\nDone in 3 s",
+    "long prose before": "Nothing to see here. " * 900 + f"\n{LAID_OUT}",
+    "qwen-code": f"Command: curl x\nDirectory: (root)\nOutput: {LAID_OUT}\nError: (none)\nExit Code: 0\nSignal: (none)",
+    "codex": f"Chunk ID: 1a\nWall time: 0.1 s\nProcess exited with code 0\nOutput:\n{LAID_OUT}\n",
+    "tags": f"<output>{ITEMS}</output>\n<exit_code>0</exit_code>",
+    "fence": f"```json\n{LAID_OUT}\n```",
+    "line numbers": "\n".join(f"{n:6}\t{line}" for n, line in enumerate(LAID_OUT.split("\n"), 1)),
+    "stdout": json.dumps({"stdout": ITEMS, "stderr": "", "exit_code": 0}),
+    "stdout with lines": json.dumps({"stdout": f"start\n{LAID_OUT}\nend\n", "exit_code": 0}),
+    "parts": json.dumps([{"type": "text", "text": f"Exit: 0\n{ITEMS}"}]),
+    "mcp in a result": json.dumps(
+        {"jsonrpc": "2.0", "id": 1, "result": {"content": [{"type": "text", "text": ITEMS}]}}
+    ),
+}
+
+
+def at(text, path):
+    """The answer for a path of a text."""
+    state, (trace_id,) = stored(text)
+    return get(state, trace_id, path=path)
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+def test_a_path_leads_into_what_a_frame_holds(frame):
+    state, (trace_id,) = stored(FRAMES[frame])
+    assert body(get(state, trace_id, path="items[0].price")) == "19.90"
+    assert body(get(state, trace_id, path="items[*].sku")) == 'items[0].sku = "A-1"\nitems[1].sku = "A-2"'
+    assert body(get(state, trace_id, path="$.total")) == "3"
+    assert "finds nothing" in get(state, trace_id, path="items[0].colour")
+
+
+@pytest.mark.parametrize("text", [str(json.loads(ITEMS)), json.dumps(ITEMS)])
+def test_a_path_leads_into_printed_and_escaped_values(text):
+    assert body(at(text, "items[1].sku")) == "A-2"
+
+
+def test_lines_of_json_are_a_list_also_among_others():
+    lines = '{"sku": "A-1"}\n{"sku": "A-2"}'
+    for text in (lines, f"2 rows:\n{lines}\nexit code: 0"):
+        assert body(at(text, "[1].sku")) == "A-2"
+        assert body(at(text, "[*].sku")) == '[0].sku = "A-1"\n[1].sku = "A-2"'
+        assert "name an item" in at(text, "sku")
+
+
+@pytest.mark.parametrize("part", ["[{\n", '{"a": ', "[1,", "[1] x\n", "[0[", "[1, 2] [x "])
+def test_what_looks_like_json_and_is_none_takes_linear_time(part):
+    def look(count):
+        with pytest.raises(RefusedCall):
+            at_path(part * count, "a.b", as_json)
+
+    assert growth(look, 32_000) < LINEAR
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ class StepRange:
 class UsageSums:
     """Steps with one model (None: not known) of sessions with memory, or of control ones.
 
-    ``of``: the session or day (Unix days, UTC) that was asked by. ``reported``: steps with the provider's usage;
+    ``of``: the session or the number of the period that was asked by. ``reported``: steps with the provider's usage;
     ``sent`` and ``full`` are their sums. ``billed``: the sum that the provider named for these steps; None for steps
     that are priced by their tokens. ``untold``: why the tokens of these steps are not known. ``tokens`` and
     ``full_tokens`` as memory counts them. ``errors``: steps with an error, ``without_memory``:
@@ -234,6 +234,34 @@ def list_steps(
     return [_figures(row) for row in database.rows(page, session=session_id)]
 
 
+def wrong_steps(
+    database: Database,
+    namespace: str | None,
+    only: Literal["errors", "without_memory"] | None = None,
+    *,
+    session_id: str | None = None,
+    since: float = 0.0,
+    until: float | None = None,
+    limit: int = 20,
+) -> list[tuple[StepFigures, str | None]]:
+    """The latest steps of a namespace with errors, or WITHOUT, each with its session's title; newest first."""
+    wrong = {
+        "errors": _t.error.is_not(None),
+        "without_memory": _without,
+        None: _t.error.is_not(None) | _without,
+    }
+    found = (
+        sa.select(*_LISTED, sessions.c.title)
+        .join_from(steps, sessions, _t.session_id == sessions.c.session_id)
+        .where(of_namespace(namespace), sessions.c.deleted.is_(None), wrong[only], _t.created >= since)
+        .order_by(_t.created.desc(), _t.session_id, _t.number.desc())
+        .limit(limit)
+    )
+    found = found if session_id is None else found.where(_t.session_id == session_id)
+    found = found if until is None else found.where(_t.created < until)
+    return [(_figures(row), row["title"]) for row in database.rows(found)]
+
+
 def ends_of(database: Database, session_id: str) -> tuple[int, int] | None:
     """The numbers of a session's first and last step; None without steps."""
     ends = sa.select(sa.func.min(_t.number), sa.func.max(_t.number)).where(of_session(steps))
@@ -251,6 +279,19 @@ def get_step(
         manifest, answer = (None if row[k] is None else unpacked(row[k]) for k in _CONTENTS)
         return _figures(row), manifest, answer
     return None
+
+
+def steps_with_manifests(
+    database: Database, session_id: str, records: int
+) -> list[tuple[StepFigures, dict[str, Any] | None]]:
+    """The steps since a session had so many records, oldest first, each with its manifest where that is stored."""
+    found = (
+        sa.select(*_LISTED, _t.manifest).where(of_session(steps), _t.records >= records).order_by(_t.number)
+    )
+    return [
+        (_figures(row), None if row["manifest"] is None else unpacked(row["manifest"]))
+        for row in database.rows(found, session=session_id)
+    ]
 
 
 def token_curve(
@@ -281,15 +322,6 @@ def token_curve(
 # What model calls cost
 
 _is_control = (_t.status == sa.literal_column(f"'{CONTROL}'")).label("control")
-_DAYS = _t.created / sa.literal_column("86400.0")
-_NEAREST = sa.func.round(
-    _DAYS
-)  # not every SQLite can round down, and databases round halves in different ways
-_BY = {
-    "all": sa.null().label("of"),
-    "session": _t.session_id.label("of"),
-    "day": sa.case((_NEAREST > _DAYS, _NEAREST - sa.literal_column("1")), else_=_NEAREST).label("of"),
-}
 _sums = tuple(map(sum_of, (*_USED, _t.tokens, _t.full_tokens)))
 _is_billed = _t.billed.is_not(None).label("is_billed")
 _counts = (
@@ -298,22 +330,33 @@ _counts = (
 )  # fmt: skip
 
 
+def _period(seconds: int, offset: int) -> sa.ColumnElement[Any]:
+    """The number of the period in which a step began."""
+    exact = (_t.created + sa.literal_column(f"{offset:d}.0")) / sa.literal_column(f"{seconds:d}.0")
+    nearest = sa.func.round(exact)  # not every SQLite can round down, and databases round halves differently
+    return sa.case((nearest > exact, nearest - sa.literal_column("1")), else_=nearest)
+
+
 def usage_sums(
     database: Database,
     namespace: str | None,
-    by: Literal["all", "session", "day"] = "all",
+    by: Literal["all", "session", "period"] = "all",
     *,
     session_ids: Collection[str] | None = None,
     since: float | None = None,
+    period: int = 86_400,
+    offset: int = 0,
 ) -> list[UsageSums]:
-    """The sums of a namespace's steps by model, and by session or day; of these sessions, or of steps ``since``.
+    """The sums of a namespace's steps by model, and by session or period; of these sessions, or of steps ``since``.
 
-    Steps that the provider named the cost of are apart, and those without usage by the reason.
+    ``period`` in seconds; the first one begins ``offset`` seconds before 1970 (UTC). Steps that the provider named
+    the cost of are apart, and those without usage by the reason.
     """
     mine = sa.select(sessions.c.session_id).where(of_namespace(namespace), sessions.c.deleted.is_(None))
     here: sa.ColumnElement[bool] = _t.session_id.in_(mine if session_ids is None else session_ids)
     here = here if since is None else here & (_t.created >= since)
-    keys = (_BY[by], _is_control, _t.model, _t.untold, _is_billed)
+    places = {"all": sa.null(), "session": _t.session_id, "period": _period(period, offset)}
+    keys = (places[by].label("of"), _is_control, _t.model, _t.untold, _is_billed)
     grouped = keys[1:] if by == "all" else keys
     query = sa.select(*keys, *_counts, *_sums).where(here).group_by(*grouped)
     found = []
@@ -321,7 +364,7 @@ def usage_sums(
         for of, control, model, untold, is_billed, billed, *figures in c.execute(query).all():
             count, reported, errors, without, last, *tokens = figures
             n = [int(x) for x in tokens]
-            key, paid = int(of) if by == "day" else of, float(billed) if is_billed else None
+            key, paid = int(of) if by == "period" else of, float(billed) if is_billed else None
             counts, both = (count, reported, errors, int(without), last), _both(n[: len(_USED)])
             found.append(UsageSums(key, bool(control), model, untold, paid, *counts, *both, *n[len(_USED) :]))
     return found

@@ -45,6 +45,7 @@ from memory_bank.bank.schema import (
 )
 from memory_bank.bank.search import InsightSearch, open_search, within
 from memory_bank.bank.terms import terms_of
+from memory_bank.config import MemoryBankSettings
 from memory_bank.errors import ConfigError
 from memory_bank.faults import fault_point
 from memory_bank.models.embedding import load_embedder
@@ -53,6 +54,7 @@ from memory_bank.ports import Embedder, Scope
 from memory_bank.records import Hit, Insight, InteractionRecord
 from memory_bank.vectors import embedder_name, encode_documents, encode_queries
 
+EMBEDDING_MODEL: str = MemoryBankSettings.model_fields["embedding_model"].default
 Place = tuple[str, str]
 """``(session_id, trace_id)`` of a record."""
 _r, _i = records.c, insights.c
@@ -209,9 +211,10 @@ class FactStore:
 class InsightStore:
     """The summaries of one session, to be searched by words and similarity; without a database they live in memory.
 
-    ``embedding_model`` is anything with ``encode(list[str]) -> array (n, d)``, or a name such as ``"lexical"``;
-    ``database`` a Database, a file name or a URL. Another embedder than the bank's raises EmbedderMismatchError,
-    which says how to re-embed. Every method that uses the database may raise StorageError.
+    ``embedding_model`` is anything with ``encode(list[str]) -> array (n, d)``, or a name such as ``"lexical"``, by
+    default BAAI/bge-small-en-v1.5; ``database`` a Database, a file name or a URL. Another embedder than the bank's
+    raises EmbedderMismatchError, which says how to re-embed. Every method that uses the database may raise
+    StorageError.
 
     Example:
         >>> insights = InsightStore("lexical")
@@ -230,7 +233,7 @@ class InsightStore:
 
     def __init__(
         self,
-        embedding_model: Embedder | str,
+        embedding_model: Embedder | str = EMBEDDING_MODEL,
         database: Database | str | Path | None = None,
         session_id: str = "default",
     ) -> None:

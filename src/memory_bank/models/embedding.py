@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from memory_bank.closing import native_code
 from memory_bank.errors import EmbedderLoadError, EmbeddingError, MissingExtraError
 from memory_bank.models.chat import explain, kinds_of, openai_package
 from memory_bank.models.flag import LEXICAL_ADVICE, FlagEmbedder
@@ -59,7 +60,8 @@ def load_embedder(spec: str) -> NamedEmbedder:
         loading, models = _loaded(key)
     with loading:
         if not models:
-            models.append(LexicalEmbedder() if spec == "lexical" else FlagEmbedder(spec))
+            with native_code():
+                models.append(LexicalEmbedder() if spec == "lexical" else FlagEmbedder(spec))
         return models[0]
 
 

@@ -6,11 +6,13 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from types import EllipsisType
 from typing import Any, NamedTuple
 
+from memory_bank.transcript.framing import content_of, framed_member
 from memory_bank.transcript.jsontext import compact, is_deep, join_key, leaves
 from memory_bank.transcript.shortening import joins
 
@@ -31,6 +33,10 @@ _STEP = re.compile(
     r"""(?P<key>(?:^|\.)[^.\[\]]++)"""
 )
 
+
+_JSON = re.compile(r"(?:^|(?<=[\s:=>(`]))[\[{](?=\s{0,400}[\[{\"\]}\d\-tfn])", re.MULTILINE)
+_MOST_TRIED = 20  # values beside one another that a path is tried in
+_MOST_FAILED = 60  # places in a text that look like JSON and are none, after which it is read no further
 
 Step = str | int | slice | EllipsisType
 """One step of a path: a key, an index, a slice, or ``...`` for all."""
@@ -74,6 +80,35 @@ def parse_exact(text: str) -> Any:
     return None if is_deep(value) else value
 
 
+def _held(text: str) -> Iterator[Any]:
+    """The JSON values that a text is or holds, the outermost first: between other words, in a frame's member.
+
+    Of several values between other words the list is one, too.
+    """
+    value = parse_exact(text)
+    found = [*islice(_json_between(text), MAX_LINES)] if value is None else [value]
+    value = found[0] if len(found) == 1 else found or None
+    while isinstance(value, (dict, list)):
+        yield value
+        value = framed_member(value)
+    if isinstance(value, str):
+        yield from _held(value)
+
+
+def _json_between(text: str) -> Iterator[Any]:
+    """The JSON objects and lists among the words of a text, in their order. Linear: few attempts may fail."""
+    decoder, at, failed = json.JSONDecoder(parse_float=ExactFloat), 0, 0
+    while failed < _MOST_FAILED and (opened := _JSON.search(text, at)):
+        at = opened.end()
+        try:
+            value, at = decoder.raw_decode(text, opened.start())
+        except (ValueError, RecursionError):
+            failed += 1
+            continue
+        if not is_deep(value):
+            yield value
+
+
 def parse_path(path: str) -> list[Step]:
     """Parse a path such as ``items[2:5].sku`` into its steps. Raises RefusedCall."""
     text = path.strip()
@@ -113,7 +148,7 @@ def select(value: Any, path: str) -> list[PathValue]:
     found = [PathValue("", value)]
     many = False
     for step in parse_path(path):
-        opened = ((f, parse_exact(f.value) if isinstance(f.value, str) else None) for f in found)
+        opened = ((f, next(_held(f.value), None) if isinstance(f.value, str) else None) for f in found)
         found = [f if inner is None else PathValue(f.path, inner) for f, inner in opened]
         next_: list[PathValue] = []
         for f in found:
@@ -209,20 +244,47 @@ class PathSelection:
 
 
 def at_path(text: str, path: str | None, write: Callable[[Any], str]) -> PathSelection:
-    """Apply a path to an output (None, "" and ``$``: all); ``write`` renders several values. Raises RefusedCall."""
-    value = parse_exact(text)
+    """Apply a path to an output (None, "" and ``$``: all); ``write`` renders several values. Raises RefusedCall.
+
+    Where the output is no JSON, or has nothing at the path, it is applied to the JSON that it holds: between other
+    lines, or in the member of a frame such as ``stdout``. Several JSON values are a list.
+    """
     if path is None or path.strip() in ("", "$"):
-        return PathSelection(text, value)
-    if value is None:
-        raise RefusedCall(
-            "The output is no JSON object or list, so it has no paths: it has "
+        return PathSelection(text, parse_exact(text))
+    found, refused = None, None
+    for value in chain(_held(text), _beside(text, path), _read(text)):
+        try:
+            found = select(value, path)
+            break
+        except RefusedCall as e:
+            refused = refused or e
+    if found is None:
+        raise refused or RefusedCall(
+            "The output has no JSON object or list, so it has no paths: it has "
             f"{text.count(chr(10)) + 1:,} lines; select by lines or pattern."
         )
-    found = select(value, path)
     if len(found) == 1 and "*" not in path and ":" not in path:
         shown = written(found[0].value)
         return PathSelection(shown, parse_exact(shown), found, True)
     return PathSelection("\n".join(f"{f.path} = {write(f.value)}" for f in found), None, found)
+
+
+def _beside(text: str, path: str) -> list[Any]:
+    """The one JSON value of several in a text that has something at a path; none where none has, or more do."""
+    found = []
+    for value in islice(_json_between(text), _MOST_TRIED):
+        with suppress(RefusedCall):
+            select(value, path)
+            found.append(value)
+    return found if len(found) == 1 else []
+
+
+def _read(text: str) -> Iterator[Any]:
+    """What stands in a text that is JSON in another form: with line numbers, escaped, printed by Python."""
+    content = content_of(text)
+    value = parse_exact(content.text)
+    if isinstance(value := content.value if value is None else value, (dict, list)):
+        yield value
 
 
 # lines and patterns

@@ -123,7 +123,7 @@ def content_of(text: str) -> Content:
         if value is None and len(text) <= MAX_READ and text.lstrip()[:1] in ("{", "[", '"'):
             value = parse_output(text)
         if value is not None and not is_raw(value):
-            inner = value if isinstance(value, str) else _member(value)
+            inner = value if isinstance(value, str) else framed_member(value)
             if inner is None:
                 return Content(text, value, code)
             text, value = (inner, None) if isinstance(inner, str) else (compact(inner), inner)
@@ -135,7 +135,7 @@ def content_of(text: str) -> Content:
             inner = _printed(text) if len(text) <= MAX_READ else text
         if inner == text:
             value = _structure(text) if len(text) <= MAX_READ else None
-            if value is None or _member(value) is None:
+            if value is None or framed_member(value) is None:
                 return Content(text, value, code)
         else:
             text = inner
@@ -254,7 +254,7 @@ def _before_tail(text: str, begin: int, stop: int, fenced: bool, lines: list[str
 _OUTPUT_END = re.compile(r"[ \t]*=+ *(?:end(?: of)? output|output end)\b[^\n]{0,80}\Z", re.I)
 
 
-def _member(value: Any) -> Any:
+def framed_member(value: Any) -> Any:
     """What an object or a list holds that is a frame: the content of its one member, or its text parts; else None."""
     if isinstance(value, list):
         return _text_of_parts(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Annotated, Any, Literal
 
@@ -20,7 +21,7 @@ from memory_bank.service.proxy.body import render_array
 from memory_bank.service.security.access import LONGEST_NAME
 from memory_bank.tools import search
 from memory_bank.tools.handlers import LONGEST_ARGUMENTS
-from memory_bank.transcript.jsontext import dump_value, parse_output
+from memory_bank.transcript.jsontext import compact, dump_value, parse_output
 from memory_bank.transcript.messages import Call, check_messages
 from memory_bank.transcript.tokens import approximate_counter
 from memory_bank.transcript.transcript import Transcript
@@ -28,6 +29,7 @@ from memory_bank.transcript.transcript import Transcript
 router = APIRouter(prefix="/v1", tags=["memory"])
 
 _EXCERPT_CHARS = 700
+_WORDS = 12  # of a query that a hit names
 _OF_BODIES = (404, 409, 413, 415, 422, 501, 502)
 _FUNCTION = {"name": "get_order", "arguments": '{"id": "ORD-7"}'}
 _MESSAGES: list[Any] = [
@@ -190,6 +192,7 @@ class SearchHit(RecordItem):
     )
     holds: str | None = Field(description="the text that its output contains exactly")
     place: str | None = Field(description="where: a JSON path or a line", examples=["items[3].sku"])
+    words: list[str] = Field(description="words of the query that it has, of its first 2 MiB")
     excerpt: str = Field(description="the beginning of its output")
 
 
@@ -353,8 +356,18 @@ def _hits(
             session=api.public(match.outline.session_id),
             score=round(match.score, 6),
             place=match.place or None,
+            words=_words_of(words, match),
             excerpt=beginning(match.outline.output_head, match.outline.output_bytes, _EXCERPT_CHARS),
         )
         for match in found.matches
     ]
     return Hits.of(hits=hits, note=note)
+
+
+def _words_of(query: str, match: search.SearchMatch) -> list[str]:
+    """The words of a query that a record, or its summary, has."""
+    o, r = match.outline, match.record
+    said = (o.tool_name, o.summary or "", o.arguments if r is None else compact(r.raw_input))
+    text = "\n".join((*said, "" if r is None else r.output_text or compact(r.raw_output))).casefold()
+    asked = dict.fromkeys(re.findall(r"\w[\w.@/-]*\w|\w", query))
+    return [word for word in asked if word.casefold() in text][:_WORDS]

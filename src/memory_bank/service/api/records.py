@@ -230,7 +230,7 @@ async def get_record(
         raise InvalidRequestError("raw returns the whole output: omit path, lines and pattern, or raw.")
     if "max_chars" in query.model_fields_set and not partly:
         raise InvalidRequestError("max_chars limits a part: give it with path, lines or pattern.")
-    outline = await in_thread("api", _outline, api, name, trace_id)
+    outline = await in_thread("api", named_record, api, name, trace_id)
     if partly:
         return await json_response(_part, api, outline, query, long=outline.output_bytes > LONG_OUTPUT)
     if not query.raw:
@@ -245,7 +245,7 @@ async def get_record(
     return StreamingResponse(stored, headers=headers, media_type="application/octet-stream")
 
 
-def _outline(api: ApiContext, name: str, wanted: str) -> listing.Outline:
+def named_record(api: ApiContext, name: str, wanted: str) -> listing.Outline:
     """The record with a trace_id, a number, or the beginning of a trace_id. Raises NotFoundError."""
     bank, session_id, wanted = api.database, api.known(name), wanted.strip()
     found = listing.records_named(bank, session_id, wanted, _IDS_SHOWN + 1)
@@ -288,7 +288,7 @@ def forget_record(api: Api, name: SessionName, trace_id: RecordId) -> None:
 def _mark(
     api: ApiContext, name: str, wanted: str, mark: Literal["pinned", "excluded", "forgotten"] | None
 ) -> None:
-    outline = _outline(api, name, wanted)
+    outline = named_record(api, name, wanted)
     if not api.sessions.mark(api.namespace, name, outline.trace_id, mark):
         raise NotFoundError("this record is forgotten: there is nothing left to mark.")
 

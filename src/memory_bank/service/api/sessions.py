@@ -23,6 +23,7 @@ from memory_bank.bank.listing import (
     SessionInfo,
     list_page,
     namespace_totals,
+    origins,
     session_details,
     session_ids,
 )
@@ -42,7 +43,7 @@ from memory_bank.service.api.requests import (
     route,
     streamed,
 )
-from memory_bank.service.security.access import stored_id
+from memory_bank.service.security.access import LONGEST_NAME, stored_id
 from memory_bank.service.threads import in_thread
 from memory_bank.transcript.shortening import cut_at_edge
 
@@ -56,6 +57,9 @@ class Queue(ResponseModel):
     """Records that wait for the Observer's model."""
 
     open: Count
+    model: str | None = Field(
+        description="that this service asks for them; null: none, they wait for their session's next step"
+    )
     failing: Count = Field(description="of these, those whose last attempt failed")
     attempts: Count | None = Field(default=None, description="attempts of the job that failed most")
 
@@ -191,6 +195,9 @@ class Stats(ResponseModel):
 
 
 Only = Annotated[Literal["errors", "without_memory"] | None, Field(description="only those with such steps")]
+Since = Annotated[
+    float, Field(ge=0, le=1e11, description="only steps that began since then, in Unix seconds")
+]
 
 
 class SessionsQuery(RequestModel):
@@ -201,10 +208,12 @@ class SessionsQuery(RequestModel):
     q: str = Field(
         "", max_length=1000, description="text that the name, title or task contains, ignoring case"
     )
-    sort: Literal["created", "used", "saved", "cost", "errors", "steps"] = Field(
-        "created", description="what is greatest comes first; saved: tokens"
+    sort: Literal["created", "used", "saved", "lost", "cost", "errors", "steps"] = Field(
+        "created",
+        description="what is greatest comes first; saved, lost: dollars, then tokens",
     )
     only: Only = None
+    since: Since | None = None
     model: str | None = Field(None, max_length=255, description="only sessions with steps for this model")
 
 
@@ -217,9 +226,10 @@ class TitleRequest(RequestModel):
 
 
 class Day(StepTotals):
-    """The steps of a day (UTC)."""
+    """The steps of a day, or of an hour."""
 
-    day: str = Field(examples=["2026-11-25"])
+    day: str = Field(examples=["2026-11-25", "2026-11-25 13:00"])
+    start: Time
 
 
 class Days(ResponseModel):
@@ -228,10 +238,37 @@ class Days(ResponseModel):
     days: list[Day]
 
 
+class NamedGroup(StepTotals):
+    """The steps of the sessions of a project, or of an agent."""
+
+    name: str | None = Field(description="null: of sessions that name none")
+    sessions: Count
+    last_used: Time
+
+
+class NamedGroups(ResponseModel):
+    """Those that saved most first."""
+
+    groups: list[NamedGroup]
+
+
+class GroupsQuery(RequestModel):
+    """Query of ``get_groups``."""
+
+    by: Literal["project", "agent"] = Field(
+        description="the folder that a client names as the one it works in; the agent that a session was given, or "
+        "else the program that sent its first request"
+    )
+
+
 class DaysQuery(RequestModel):
     """Query of ``get_days``."""
 
     days: Annotated[int, Field(ge=1, le=400, description="how many days, up to today")] = 30
+    unit: Literal["day", "hour"] = "day"
+    offset: Annotated[
+        int, Field(ge=-1440, le=1440, description="minutes of the days' time zone east of UTC")
+    ] = 0
 
 
 @route(router, "GET", "/sessions", "List sessions, newest first", 422)
@@ -239,15 +276,15 @@ def list_sessions(api: Api, request: Request, query: Annotated[SessionsQuery, Qu
     """The caller's sessions, a page at a time."""
     after = None if query.after is None else stored_id(api.namespace, query.after)
     prefix = stored_id(api.namespace, "x")[:-1]
-    ranked = None if (query.sort, query.only, query.model) == ("created", None, None) else _ranked(api, query)
+    plain = (query.sort, query.only, query.model, query.since) == ("created", None, None, None)
+    ranked = None if plain else _ranked(api, query)
     found = list_page(api.database, api.namespace, query.limit, after, query.q.strip(), prefix, ranked)
     if found is None:
         raise InvalidRequestError("after names no session of the list: omit it to begin at the first page.")
     lines, more = found
     rebuilder = request.app.state.service.proxy.rebuilder
-    used = _by(
-        steps.usage_sums(api.database, api.namespace, "session", session_ids=[s.session_id for s in lines])
-    )
+    ids = [s.session_id for s in lines]
+    used = _by(steps.usage_sums(api.database, api.namespace, "session", session_ids=ids, since=query.since))
     rows = []
     for s in lines:
         sums, task = used[s.session_id], cut_at_edge(s.task, _TASK_CHARS, marked=True)
@@ -282,21 +319,29 @@ def _totals(api: ApiContext, sums: Sequence[UsageSums]) -> dict[str, Any]:
 
 def _ranked(api: ApiContext, query: SessionsQuery) -> list[str]:
     """The ids of the sessions that a query wants, in its order; the newest first among equals."""
-    used = _by(steps.usage_sums(api.database, api.namespace, "session"))
+    used = _by(steps.usage_sums(api.database, api.namespace, "session", since=query.since))
 
-    worth: dict[str, Callable[[list[UsageSums]], float]] = {
+    worth: dict[str, Callable[[list[UsageSums]], Any]] = {
         "used": lambda sums: max((s.last for s in sums), default=0.0),
-        "saved": lambda sums: sum(s.full_tokens - s.tokens for s in sums),
+        "saved": lambda sums: _saved(api, sums),
+        "lost": lambda sums: tuple(-n for n in _saved(api, sums)),
         "cost": lambda sums: _costs(api, sums).sent or 0.0,
         "errors": lambda sums: sum(s.errors for s in sums),
         "steps": lambda sums: sum(s.steps for s in sums),
     }
     ids = [
         i for i in session_ids(api.database, api.namespace)
-        if (query.only is None or any(getattr(s, query.only) for s in used[i]))
+        if (query.since is None or used[i])
+        and (query.only is None or any(getattr(s, query.only) for s in used[i]))
         and (query.model is None or any(s.model == query.model for s in used[i]))
     ]  # fmt: skip
     return sorted(ids, key=lambda i: worth[query.sort](used[i]), reverse=True) if query.sort in worth else ids
+
+
+def _saved(api: ApiContext, sums: Sequence[UsageSums]) -> tuple[float, float]:
+    """What steps saved: in dollars, in tokens."""
+    told = _costs(api, sums)
+    return (told.full or 0.0) - (told.sent or 0.0), sum(s.full_tokens - s.tokens for s in sums)
 
 
 def _names(api: ApiContext, info: Any) -> dict[str, str | None]:
@@ -305,7 +350,7 @@ def _names(api: ApiContext, info: Any) -> dict[str, str | None]:
 
 
 @route(router, "GET", "/sessions/{name}", "Get one session", 404)
-def get_session(api: Api, name: SessionName) -> SessionDetail:
+def get_session(api: Api, request: Request, name: SessionName) -> SessionDetail:
     """Its counts, the Observer's queue and cost, and the tokens of its contexts."""
     found = session_details(api.database, api.namespace, api.known(name))
     if found is None:
@@ -314,7 +359,7 @@ def get_session(api: Api, name: SessionName) -> SessionDetail:
         found,
         **_names(api, found),
         **_sums(api, found, steps.usage_sums(api.database, api.namespace, session_ids=[found.session_id])),
-        queue=Queue(open=found.jobs, failing=found.failing, attempts=found.attempts),
+        queue=_queue(request, found).model_copy(update={"attempts": found.attempts}),
         control=api.sessions.is_control(found.session_id),
     )
 
@@ -373,26 +418,57 @@ def get_stats(api: Api, request: Request) -> Stats:
             name: _group(api, [s for s in sums if s.control == control], sessions[control])
             for name, control in (("memory", False), ("control", True))
         }
-    queue = Queue(open=totals.jobs, failing=totals.failing)
     without = request.app.state.service.proxy.rebuilder.without(api.namespace)
     counts = {
         "errors": sum(s.errors for s in sums),
         "steps_without_memory": sum(s.without_memory for s in sums),
     }
     more = {"groups": groups, "without_memory": without, **counts, **_sums(api, totals, sums)}
-    return Stats.of(totals, queue=queue, **more)
+    return Stats.of(totals, queue=_queue(request, totals), **more)
+
+
+def _queue(request: Request, found: SessionInfo | NamespaceTotals) -> Queue:
+    observing = request.app.state.service.observing.settings
+    return Queue(
+        open=found.jobs,
+        failing=found.failing,
+        model=None if observing is None else observing.observer_model,
+    )
 
 
 @route(router, "GET", "/stats/days", "Get the totals of each day", 422)
 def get_days(api: Api, query: Annotated[DaysQuery, Query()]) -> Days:
-    """The steps of the caller's sessions by day (UTC): tokens, costs, errors."""
-    today = int(time.time() // 86_400)
-    first = today - query.days + 1
-    sums = _by(steps.usage_sums(api.database, api.namespace, "day", since=first * 86_400.0))
-    return Days(
-        days=[
-            Day(day=str(datetime.fromtimestamp(day * 86_400, UTC).date()), **_totals(api, sums[day]))
-            for day in sorted(sums)
+    """The steps of the caller's sessions by day, or by hour: tokens, costs, errors."""
+    offset = 60 * query.offset
+    period, form = (86_400, "%Y-%m-%d") if query.unit == "day" else (3_600, "%Y-%m-%d %H:%M")
+    first = 86_400 * ((time.time() + offset) // 86_400 - query.days + 1) - offset
+    bank, namespace = api.database, api.namespace
+    sums = _by(steps.usage_sums(bank, namespace, "period", since=first, period=period, offset=offset))
+    found = []
+    for n in sorted(sums):
+        told = datetime.fromtimestamp(period * n, UTC).strftime(form)
+        found.append(Day(day=told, start=period * n - offset, **_totals(api, sums[n])))
+    return Days(days=found)
+
+
+@route(router, "GET", "/stats/groups", "Get the totals of each project or agent", 422)
+def get_groups(api: Api, query: Annotated[GroupsQuery, Query()]) -> NamedGroups:
+    """The steps of the caller's sessions by project, or by agent; those that saved most first."""
+    of, grouped = origins(api.database, api.namespace), defaultdict[str | None, list[UsageSums]](list)
+    for s in steps.usage_sums(api.database, api.namespace, "session"):
+        project, agent, client = of.get(str(s.of), (None, None, None))
+        grouped[project if query.by == "project" else client if agent is None else api.public(agent)].append(
+            s
+        )
+    return NamedGroups.of(
+        groups=[
+            NamedGroup.of(
+                name=name,
+                sessions=len({s.of for s in sums}),
+                last_used=max(s.last for s in sums),
+                **_totals(api, sums),
+            )
+            for name, sums in sorted(grouped.items(), key=lambda g: _saved(api, g[1]), reverse=True)
         ]
     )
 
@@ -556,6 +632,30 @@ class CurveQuery(RequestModel):
     points: Annotated[int, Field(ge=1, le=1_000, description="maximum number of points")] = 400
 
 
+class WrongStep(ResponseModel):
+    """A step with an error, or without memory."""
+
+    session: str
+    title: str | None = Field(description="of the session")
+    step: StepItem
+
+
+class WrongSteps(ResponseModel):
+    """Such steps, the newest first."""
+
+    steps: list[WrongStep]
+
+
+class WrongQuery(RequestModel):
+    """Query of ``get_wrong_steps``."""
+
+    only: Only = None
+    session: str | None = Field(None, max_length=LONGEST_NAME, description="only of this session")
+    since: Since = 0.0
+    until: float | None = Field(None, ge=0, le=1e11, description="only steps that began before then")
+    limit: Limit = 20
+
+
 StepNumber = Annotated[int, Path(ge=1, le=2**31 - 1, description="the step's number")]
 
 
@@ -575,6 +675,20 @@ def _step(api: ApiContext, step: StepFigures) -> StepItem:
     told = None if step.sent is None or step.full is None else costs(step.sent, step.full, price, step.billed)
     sent_cost, full_cost = told or (None, None)
     return StepItem.of(step, sent_cost=sent_cost, full_cost=full_cost)
+
+
+@route(router, "GET", "/stats/wrong", "Get the latest steps that went wrong", 404, 422)
+def get_wrong_steps(api: Api, query: Annotated[WrongQuery, Query()]) -> WrongSteps:
+    """Steps that the provider failed, or that went without memory, of all sessions; the newest first."""
+    session_id = None if query.session is None else api.known(query.session)
+    asked = query.model_dump(include={"since", "until", "limit"})
+    found = steps.wrong_steps(api.database, api.namespace, query.only, session_id=session_id, **asked)
+    return WrongSteps.of(
+        steps=[
+            WrongStep.of(session=api.public(s.session_id), title=title, step=_step(api, s))
+            for s, title in found
+        ]
+    )
 
 
 @route(steps_router, "GET", "/curve", "Get the tokens of all steps as a curve", 404, 422)

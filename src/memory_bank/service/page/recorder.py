@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,7 +28,9 @@ from memory_bank.transcript.turns import ADDED
 log = logging.getLogger("memory_bank.Service")
 
 DETAILED = 128
-"""Contexts and answers that may wait to be recorded; of further steps only the figures are."""
+"""Contexts and answers that may wait to be recorded, beside the latest of each session, and those that fold."""
+LATEST = 4 * DETAILED
+"""As many wait at most, all together."""
 WAITING = 100_000
 """Steps that may wait for the database; beyond that, the oldest are dropped."""
 PATIENCE = 600.0
@@ -52,6 +54,17 @@ ERROR_CHARS = 1_000
 CALLS = 100
 """Calls of one answer that are kept."""
 _Work = Callable[[StepToStore], StepToStore]
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A step that waits, and what is still to be done for its contents. ``folds``: the context changed at it."""
+
+    new: StepToStore
+    work: _Work | None
+    folds: bool
+
+
 Answer = tuple[bytes, Dialect | None]
 """The beginning of an answer, and the API that it is of."""
 
@@ -59,9 +72,10 @@ Answer = tuple[bytes, Dialect | None]
 class Recorder:
     """Records steps; ``take`` costs a few microseconds.
 
-    A thread makes the manifest of each step and reads the model's answer, and writes them together; where DETAILED of
-    them wait already, further steps keep their figures only. ``kept`` is the number of latest steps per session that
-    keep manifest and answer. ``redact`` hides secrets in a text. ``lost`` counts steps that could not be recorded.
+    A thread makes the manifest of each step and reads the model's answer, and writes them together. Where DETAILED of
+    them wait, the oldest keeps its figures only, but not the latest of a session, nor one at which its context
+    changed before its end, as at a fold. ``kept`` is the number of latest steps per session that keep manifest and
+    answer. ``redact`` hides secrets in a text. ``lost`` counts steps that could not be recorded.
     """
 
     def __init__(
@@ -77,7 +91,12 @@ class Recorder:
         self.redact = redact
         self.patience = patience
         self.lost = 0
-        self._new: deque[tuple[StepToStore, _Work | None]] = deque()
+        self._new: deque[_Waiting] = deque()
+        self._latest: dict[tuple[str, bool], _Waiting] = {}  # by session, apart of steps and of outcomes
+        self._spare: tuple[deque[_Waiting], deque[_Waiting]] = (
+            deque(),
+            deque(),
+        )  # older ones; of these, that fold
         self._detailed = 0  # of the new ones, those with work to be done
         self._open = 0  # steps taken that are neither written nor lost
         self._change = threading.Condition()
@@ -88,7 +107,8 @@ class Recorder:
     def take(self, step: Rebuilt) -> None:
         """Record a step later. Never blocks."""
         new = StepToStore(_figures(step), generation=getattr(step.state, "generation", None))
-        self._take(new, lambda new: replace(new, manifest=packed(snapshot(step))))
+        folds = step.changed is not None
+        self._take(new, lambda new: replace(new, manifest=packed(snapshot(step))), folds=folds)
 
     def take_outcome(self, step: Rebuilt, answer: Answer, **came_to: Any) -> None:
         """Record what a recorded step's request came to, as fields of StepFigures. Never blocks."""
@@ -107,7 +127,7 @@ class Recorder:
         figures = new.figures if error is None else replace(new.figures, error=error)
         return replace(new, figures=figures, answer=None if said is None else packed(said))
 
-    def _take(self, new: StepToStore, work: _Work | None) -> None:
+    def _take(self, new: StepToStore, work: _Work | None, *, folds: bool = False) -> None:
         with self._change:
             if self._closing.is_set():
                 self.lost += 1
@@ -115,19 +135,34 @@ class Recorder:
             if self._open >= WAITING and self._new:
                 self._pop()
                 self._settle(1, written=False)
-            if self.kept == 0 or self._detailed >= DETAILED:
-                work = None
-            self._detailed += work is not None
-            self._new.append((new, work))
+            waiting = _Waiting(new, None if self.kept == 0 else work, folds)
+            self._detailed += waiting.work is not None
+            self._new.append(waiting)
+            key = new.figures.session_id, new.outcome
+            if (before := self._latest.get(key)) is not None:
+                self._spare[before.folds].append(before)
+            self._latest[key] = waiting
+            plain, folding = self._spare
+            while self._detailed > (DETAILED if plain else LATEST):
+                dropped = (plain or folding or deque([waiting])).popleft()
+                self._detailed -= dropped.work is not None
+                dropped.work = None
             self._open += 1
             if self._thread.ident is None:
                 self._thread.start()
             self._change.notify_all()
 
     def _pop(self) -> tuple[StepToStore, _Work | None]:
-        new, work = self._new.popleft()
-        self._detailed -= work is not None
-        return new, work
+        waiting = self._new.popleft()
+        self._detailed -= waiting.work is not None
+        work, waiting.work = waiting.work, None
+        key = waiting.new.figures.session_id, waiting.new.outcome
+        if self._latest.get(key) is waiting:
+            del self._latest[key]
+        for spare in self._spare:
+            while spare and spare[0].work is None:
+                spare.popleft()
+        return waiting.new, work
 
     def _settle(self, count: int, *, written: bool) -> None:
         self._open -= count
@@ -172,7 +207,8 @@ class Recorder:
             began = time.monotonic()
             if work is not None and began < self._until:
                 new, work = _worked(new, work), None
-                self._closing.wait(_REST * (time.monotonic() - began))
+                if self._detailed <= DETAILED:
+                    self._closing.wait(_REST * (time.monotonic() - began))
             to_store.append(new)
         written = self._write(to_store)
         with self._change:

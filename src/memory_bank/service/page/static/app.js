@@ -6,7 +6,7 @@ import { el, plainText, put } from "./dom.js";
 import { count, dollars, less, plural, saved, short } from "./format.js";
 import { Home } from "./home.js";
 import { RecordView } from "./record.js";
-import { go, link, read } from "./route.js";
+import { go, link, read, wrong } from "./route.js";
 import { SessionView } from "./session.js";
 import { Sessions } from "./sessions.js";
 import { StepView, forgetSteps } from "./step.js";
@@ -24,6 +24,11 @@ let route = read();
 function show() {
   const before = route;
   route = read();
+  if (route.wrong) {
+    route = before;
+    findWrong(read().wrong);
+    return;
+  }
   const other = route.session !== (session?.name ?? null) || String(route.compared) !== String(before.compared);
   if (other) openSession();
   sessions.choose(route.session);
@@ -38,6 +43,19 @@ function show() {
   document.title = title();
   if ((moved || other) && narrow()) box("columns").scrollTop = 0;
   if (moved && narrow() && before !== route) box(`${panel}-title`)?.focus();
+}
+
+/** Go to the latest step that went wrong in the way that is asked for. */
+async function findWrong(asked) {
+  const found = (path, more) => get(path, { ...more, limit: 1 }).catch(() => ({ steps: [], sessions: [] }));
+  if (asked.only === "lost" && asked.session) go(link(asked.session), true);
+  else if (asked.only === "lost") {
+    const [s] = (await found("v1/sessions", { sort: "lost", since: asked.since })).sessions;
+    go(s ? link(s.name) : "#/", true);
+  } else {
+    const [at] = (await found("v1/stats/wrong", asked)).steps;
+    go(at ? link(at.session, "steps", at.step.number) : "#/", true);
+  }
 }
 
 function openSession() {
@@ -118,8 +136,8 @@ const stats = new Poll(10_000, async () => {
     ["tokens", s.tokens.full ? `${short(s.tokens.sent)} sent, ${s.tokens.sent > s.tokens.full ? s.tokens.compared : less(s.tokens.sent, s.tokens.full)}` : "none sent"],
     ...(s.cost.sent === null ? [] : [[word === "saved" ? "saved" : "cost more", figure]]),
     ...(s.groups ? [["per step", [s.groups.memory, s.groups.control].map(perStep).join(" with memory, ") + " in the control group"]] : []),
-    ...(without ? [["without memory", plural(without, "request")]] : []),
-    ...(s.queue.open ? [["summaries waiting", count(s.queue.open) + (s.queue.failing ? `, ${count(s.queue.failing)} failing` : "")]] : []),
+    ...(without ? [["without memory", el("a", { class: "bad", href: wrong({ only: "without_memory" }) }, plural(without, "request"))]] : []),
+    ...(s.queue.open && s.queue.model ? [["summaries waiting", count(s.queue.open) + (s.queue.failing ? `, ${count(s.queue.failing)} failing` : "")]] : []),
   ];
   put(box("stats"), facts.map(([k, v]) => el("div", {}, el("dt", {}, k), el("dd", {}, v))));
   home.show(s);

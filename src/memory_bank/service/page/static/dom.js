@@ -37,19 +37,14 @@ export function visible(text) {
 /** What somebody else wrote, kept from turning round what stands beside it. */
 export const told = (text, kind = "") => el("bdi", { class: kind }, visible(text));
 
-/** A text with every occurrence of `wanted` marked, whatever its case. */
-export function marked(text, wanted) {
+/** A text with every occurrence of what is `wanted` marked, whatever its case. */
+export function marked(text, ...wanted) {
   const out = document.createDocumentFragment();
-  const needle = wanted.toLowerCase();
-  const hay = text.toLowerCase();
-  if (!needle || hay.length !== text.length) {
-    out.append(visible(text));
-    return out;
-  }
+  const found = wanted.filter(Boolean).map((w) => w.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")).join("|");
   let end = 0;
-  for (let at = hay.indexOf(needle), n = 0; at >= 0 && n < 500; at = hay.indexOf(needle, end), n++) {
-    out.append(visible(text.slice(end, at)), el("mark", {}, visible(text.slice(at, at + needle.length))));
-    end = at + needle.length;
+  for (const { 0: hit, index } of found ? [...text.matchAll(new RegExp(found, "giu"))].slice(0, 500) : []) {
+    out.append(visible(text.slice(end, index)), el("mark", {}, visible(hit)));
+    end = index + hit.length;
   }
   out.append(visible(text.slice(end)));
   return out;

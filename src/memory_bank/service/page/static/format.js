@@ -17,20 +17,24 @@ export function less(part, whole) {
   if (!whole) return "";
   const share = Math.round(100 * (1 - part / whole));
   if (share > 0) return `${share}% less`;
-  return share < 0 ? `${-share}% more` : "all of it";
+  return share < 0 ? `${-share}% more` : "0% less";
 }
 
 /** The word between what was sent and the full history. */
 export const beside = (sent, full) => (sent > full ? "instead of" : "of");
+
+/** What a session is called in lists: its title, or else the beginning of its task, or its name. */
+export const titled = (s) => s.title ?? (s.task.trim().split("\n")[0].slice(0, 80) || s.name);
 
 /** A length in bytes, in few characters. */
 export const bytes = (n) => (n < 1000 ? `${n} B` : `${short(n).replace(/[kMG]$/, " $&")}B`);
 
 export const plural = (n, one, many = `${one}s`) => `${count(n)} ${n === 1 ? one : many}`;
 
-export const clock = (seconds) => new Date(1000 * seconds).toLocaleTimeString("en-GB");
-
-export const moment = (seconds) => new Date(1000 * seconds).toLocaleString("en-GB");
+/** When something was, as 2026-11-26 13:05:22 in the reader's time zone; its day, its time of the day. */
+export const moment = (seconds) => new Date(1000 * seconds).toLocaleString("sv-SE");
+export const day = (seconds) => moment(seconds).slice(0, 10);
+export const clock = (seconds) => moment(seconds).slice(11);
 
 /** How long ago, in one unit. */
 export function ago(seconds) {

@@ -24,24 +24,25 @@ export class Hits {
     try {
       const { hits, note } = await get(this.path, { q: wanted.slice(0, 8000), top_k: 20 }, this.searching.signal);
       put(this.told, hits.length ? plural(hits.length, "record") : "No record matches: try other words, a name or an id.", note ? ` ${note}` : "");
-      put(this.list, hits.map((hit) => this.hit(hit, wanted)));
+      put(this.list, hits.map((hit) => this.hit(hit)));
     } catch (error) {
       if (error instanceof Failure) put(this.told, error.message);
       else if (error.name !== "AbortError") throw error;
     }
   }
 
-  hit(hit, wanted) {
+  hit(hit) {
     const find = (hit.holds ?? "").toWellFormed();
     const superseded = hit.newer ? "; superseded by a later call" : "";
-    const why = hit.holds ? ["holds ", el("mark", {}, told(hit.holds)), hit.place ? [" at ", told(hit.place)] : "", superseded].flat() : [hit.reason.split(";")[0], superseded];
+    const has = hit.words.length ? ["has ", hit.words.map((w, i) => [i ? ", " : "", el("mark", {}, told(w))])].flat(2) : [hit.reason.split(";")[0]];
+    const why = hit.holds ? ["holds ", el("mark", {}, told(hit.holds)), hit.place ? [" at ", told(hit.place)] : "", superseded].flat() : [...has, superseded];
     const elsewhere = hit.session === this.own ? "" : [" of ", told(hit.session, "name")];
     return el(
       "li", {},
       el(
         "a", { href: link(hit.session, "records", hit.trace_id, { find }) },
         el("span", { class: "first" }, el("span", {}, el("b", {}, `#${count(hit.number)} `), told(hit.tool_name, "name"), elsewhere), " ", el("span", { class: "dim why-found" }, why)),
-        el("span", { class: "summary dim" }, marked(hit.summary ?? hit.excerpt, hit.holds ?? wanted)),
+        el("span", { class: "summary dim" }, marked(hit.summary ?? hit.excerpt, ...(hit.holds ? [hit.holds] : hit.words))),
       ),
     );
   }

@@ -100,21 +100,14 @@ function reasons(piece, line, name, fresh) {
 /** Why a piece was worth showing: its likeliest values, their chances, what speaks for and against each. */
 export function explanation(piece) {
   if (!piece.values?.length) return "";
-  return el(
-    "ul", { class: "values" },
-    piece.values.map((v) => {
-      const bar = el("span", { class: "chance" });
-      bar.style.width = `${100 * v.probability}%`;
-      const features = Object.entries(v.features).map(([feature, odds]) =>
-        el("span", { class: odds < 0 ? "against" : "for" }, `${odds < 0 ? "\u2212" : "+"}${Math.abs(odds).toFixed(2)} ${feature.replaceAll("_", " ")}`),
-      );
-      return el(
-        "li", {},
-        el("span", { class: "chances", "aria-hidden": "true" }, bar), el("span", { class: "number" }, `${Math.round(100 * v.probability)}%`),
-        " ", el("code", {}, told(v.value)), " ", el("span", { class: "features" }, features),
-      );
-    }),
-  );
+  const chances = piece.values.map((v) => {
+    const bar = el("span", { class: "chance" });
+    bar.style.width = `${100 * v.probability}%`;
+    return el("li", {}, el("span", { class: "chances", "aria-hidden": "true" }, bar), el("span", { class: "number" }, `${Math.round(100 * v.probability)}%`), " ", el("code", {}, told(v.value)));
+  });
+  const odds = ([feature, n]) => el("span", { class: n < 0 ? "against" : "for" }, `${n < 0 ? "\u2212" : "+"}${Math.abs(n).toFixed(2)} ${feature.replaceAll("_", " ")}`);
+  const raw = piece.values.map((v) => el("p", { class: "features" }, el("code", {}, told(v.value)), Object.entries(v.features).map(odds)));
+  return [el("p", { class: "dim" }, "How likely the next calls are to need it:"), el("ul", { class: "values" }, chances), el("details", {}, el("summary", {}, "The figures behind it"), raw)];
 }
 
 const STOPS = ".line > button.gutter, .line > a.gutter, .message a.record";

@@ -2,8 +2,10 @@
 
 import { Failure, at, beginningOf, change, get, rawText, save } from "./api.js";
 import { copier, el, put, told, visible } from "./dom.js";
-import { bytes, count, moment, ofMcp } from "./format.js";
+import { bytes, count, fateClass, moment, ofMcp } from "./format.js";
 import { HereLines, LinesView, StoredLines, laidOut } from "./lines.js";
+import { link } from "./route.js";
+import { sign } from "./step.js";
 
 const WHOLE = 2 * 2 ** 20; // bytes of an answer up to which it is fetched whole
 
@@ -60,6 +62,8 @@ export class RecordView {
       el("p", { class: "figures" }, el("code", {}, told(r.trace_id)), " ", copier("Copy id", async () => r.trace_id), el("span", { class: "dim" }, ` \u00b7 step ${count(r.step_id)} \u00b7 ${moment(r.timestamp)}`)),
     );
     const path = at(this.name, "records", r.trace_id);
+    this.life = el("div", { class: "life" });
+    const living = this.live(path);
     head.append(this.marks(path, r.mark, body));
     const keep = el("button", { type: "button", class: "small", onclick: () => save(path, { raw: 1 }, `${r.trace_id}.txt`) }, "Save");
     const text = r.answer === null ? null : ofMcp(r.answer); // of an MCP server, without its envelope
@@ -68,8 +72,8 @@ export class RecordView {
     this.lines = new LinesView(r.answer === null ? new StoredLines(this.name, r.trace_id) : new HereLines(laid ?? r.answer), form);
     const asked = r.input === null ? [el("p", { class: "empty" }, `${bytes(r.input_bytes)}: too long to be shown beside its answer.`)] : [el("pre", { class: "asked" }, visible(laidOut(r.input) ?? r.input))];
     put(
-      body,
-      el("h3", { class: "group" }, "Summary", el("span", { class: "dim" }, r.insight ? `by ${r.insight.source}` : "")),
+      body, this.life,
+      el("h3", { class: "group" }, "Summary", el("span", { class: "dim" }, r.insight ? `by ${r.insight.source === "extractive" ? "extraction" : r.insight.source.replace(/^llm:/, "")}` : "")),
       r.insight ? el("p", { class: "summary" }, told(r.insight.summary)) : el("p", { class: "empty" }, "There is none (yet)."),
       r.insight?.redo ? el("p", { class: "hint" }, "To be made again: ", told(r.insight.redo)) : "",
       r.job ? el("p", { class: "hint" }, `It waits for a language model${r.job.attempts ? `, tried ${count(r.job.attempts)} times` : ""}. `, told(r.job.error ?? "")) : "",
@@ -77,7 +81,31 @@ export class RecordView {
       el("h3", { class: "group" }, "Answered", el("span", { class: "dim" }, bytes(r.output_bytes)), r.answer === null ? "" : copier("Copy", async () => r.answer), keep),
       this.lines.element,
     );
-    await this.lines.find(find);
+    await Promise.all([this.lines.find(find), living]);
+  }
+
+  /** What the contexts showed of it, from step to step, and why no more. */
+  async live(path) {
+    const { spans } = await get(`${path}/life`).catch(() => ({ spans: [] }));
+    if (!spans.length) return;
+    const end = spans.at(-1).last;
+    const words = { kept: "whole", "shown in part": "quoted", listed: "listed", "left out": "left out" };
+    const step = (n) => el("a", { href: link(this.name, "steps", n) }, count(n));
+    const when = (s) => (s.first === s.last ? ["in step ", step(s.first)] : s.last === end ? ["since step ", step(s.first)] : ["from step ", step(s.first), " to ", step(s.last)]);
+    const rows = spans.map((s) => el("li", { class: s.fate ? fateClass(s.fate) : "" }, sign(s.fate), el("b", {}, words[s.fate] ?? "not known"), " ", when(s), el("span", { class: "dim" }, this.because(s))));
+    put(this.life, el("h3", { class: "group" }, "What the model saw of it"), el("ul", {}, rows));
+  }
+
+  because(s) {
+    if (s.as_it_came) return ": the messages were sent as they came";
+    if (s.fate === null) return ": the contexts of these steps are not kept";
+    if (s.fate === "kept") return ": among the latest calls, or all of it was chosen";
+    if (s.least === null) return "";
+    const [worth, least] = [s.worth, s.least].map((n) => (n === null ? null : n.toPrecision(2)));
+    const few = worth === null ? `it was worth less than ${least}, the least that was shown` : `it was worth ${worth} where ${least} was the least that was shown`;
+    const why = s.fate === "shown in part" ? `its best piece was worth ${worth}, the least that was shown ${least}` : s.worth > s.least ? `it was worth ${worth}, and its length had no room` : few;
+    const others = s.likelier.map((p, i) => [i ? ", " : "", el("a", { href: p.trace_id ? link(this.name, "records", p.trace_id, { find: p.value.toWellFormed() }) : null }, told(p.value, "name"), p.number ? ` (#${count(p.number)})` : "")]);
+    return [`: ${why}`, others.length ? ["; other pieces were likelier to be needed: ", others] : ""];
   }
 
   /** What a person decides about a record: shown always, never, or deleted. */

@@ -9,6 +9,7 @@ export function read(hash = location.hash) {
   const asked = new URLSearchParams(query);
   const none = { session: null, tab: null, detail: null, asked, compared: null, home: parts[0] === "overview" };
   if (parts[0] === "compare" && parts[1]) return { ...none, compared: parts.slice(1, 3) };
+  if (parts[0] === "wrong") return { ...none, wrong: Object.fromEntries(asked) };
   if (parts[0] !== "s" || !parts[1]) return none;
   const [, session, kind, id, view] = parts;
   if (kind === "steps" && /^\d+$/.test(id ?? "")) {
@@ -33,6 +34,12 @@ export function link(session, ...parts) {
   const query = new URLSearchParams(Object.entries(asked).filter(([, v]) => v));
   return `#/${["s", session, ...parts].map(encoded).join("/")}${query.size ? `?${query}` : ""}`;
 }
+
+/**
+ * The address of the latest step that went wrong: `only` such, of a `session`, `since` and `until` a time; for `lost` of
+ * the session that cost most above what it would have without memory.
+ */
+export const wrong = (asked) => `#/wrong?${new URLSearchParams(Object.entries(asked).filter(([, v]) => v))}`;
 
 /** The address of two sessions side by side. */
 export const beside = (...names) => `#/${["compare", ...names].map(encoded).join("/")}`;

@@ -162,7 +162,7 @@ export class SessionView {
       ["summaries to be made again", i.to_redo ? count(i.to_redo) : null],
       ["model calls", costs(i.cost)],
       ["memory", i.control ? "none: this session is in the control group" : null],
-      ["summaries waiting", i.queue.open ? count(i.queue.open) + (i.queue.failing ? `, ${count(i.queue.failing)} failing` : "") : null],
+      [i.queue.model ? "summaries waiting" : "summaries made at the next step", i.queue.open ? count(i.queue.open) + (i.queue.failing ? `, ${count(i.queue.failing)} failing` : "") : null],
       ["summaries cost", i.spend.calls ? `${dollars(i.spend.cost)} in ${plural(i.spend.calls, "call")}` : null],
     ].filter(([, value]) => value);
     put(this.title, told(i.title ?? this.name, i.title ? "name titled" : "name"));
@@ -271,7 +271,11 @@ export class SessionView {
     const found = await Promise.all(kinds.map(([only]) => get(at(this.name, "steps"), { only, limit: 500 }).catch(() => ({ steps: [] }))));
     const there = kinds.filter((_, i) => found[i].steps.length);
     this.kinds.hidden = !there.length && !this.only;
-    const chip = (only, told) => el("button", { type: "button", class: "chip", "aria-pressed": String(only === this.only), onclick: () => this.filter(only) }, told);
+    const chosen = async (only) => {
+      await this.filter(only);
+      if (only && this.some.length) go(link(this.name, "steps", this.some[0].number));
+    };
+    const chip = (only, told) => el("button", { type: "button", class: "chip", "aria-pressed": String(only === this.only), onclick: () => chosen(only) }, told);
     put(this.kinds, chip("", "all steps"), there.map(([only, told]) => chip(only, `${told} ${count(found[kinds.findIndex(([k]) => k === only)].steps.length)}`)));
   }
 

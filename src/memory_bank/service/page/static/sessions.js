@@ -2,9 +2,9 @@
 
 import { Failure, Poll, get } from "./api.js";
 import { el, plainText, put, told } from "./dom.js";
-import { ago, count, dollars, less, plural } from "./format.js";
+import { ago, count, dollars, less, moment, plural, titled } from "./format.js";
 import { Hits } from "./hits.js";
-import { link } from "./route.js";
+import { link, wrong } from "./route.js";
 import { Rows } from "./rows.js";
 
 const PAGE = 100;
@@ -33,7 +33,7 @@ export class Sessions {
     this.found = el("h2", { class: "group", hidden: true }, "In the contents of all sessions");
     this.trouble = document.getElementById("trouble");
     this.rows = new Rows({ label: "Sessions", height: 74, row: (i) => this.row(i), sign: (i) => this.sign(i), need: (_, to) => this.more(to) });
-    const overview = el("a", { class: "button overview", href: "#/overview" }, "Overview: savings and costs");
+    const overview = el("a", { class: "button overview", href: "#/overview" }, "Today: savings, costs, errors");
     put(box, el("div", { class: "bar" }, overview, this.field, this.sorting, this.filter), el("div", { class: "scroll" }, this.told, this.rows.element, this.found, this.hits.told, this.hits.list));
     this.poll = new Poll(5000, () => this.refresh());
   }
@@ -120,12 +120,15 @@ export class Sessions {
     const figures = [
       s.tokens.steps ? plural(s.tokens.steps, "step") : plural(s.records, "record"), s.tokens.steps ? less(s.tokens.sent, s.tokens.full) : "", s.sent_cost === null ? "" : dollars(s.sent_cost), s.models[0] ? plainText(s.models[0]) : "",
     ];
-    const bad = [s.errors ? plural(s.errors, "error") : "", s.without_memory ? `${count(s.without_memory)} without memory` : ""].filter(Boolean);
+    const bad = (only, told) => (s[only] ? [el("a", { class: "bad", href: wrong({ only, session: s.name }) }, told), " \u00b7 "] : "");
     return el(
-      "a", { href: link(s.name), title: plainText(s.name) },
-      el("span", { class: "first" }, told(s.title ?? s.name, s.title ? "name titled" : "name"), el("span", { class: "dim" }, ago(s.last_used))),
-      el("span", { class: "second dim" }, s.title ? [told(s.name), " \u00b7 "] : "", told(s.task || plural(s.records, "record"))),
-      el("span", { class: "second" }, bad.length ? el("b", { class: "bad" }, `${bad.join(", ")} \u00b7 `) : "", figures.filter(Boolean).join(" \u00b7 ")),
+      "div", { class: "entry" },
+      el(
+        "a", { class: "whole", href: link(s.name), title: plainText(s.name) },
+        el("span", { class: "first" }, el("b", {}, told(titled(s))), el("span", { class: "dim", title: moment(s.last_used) }, ago(s.last_used))),
+        el("span", { class: "second dim" }, told(s.name, "name"), s.title && s.task ? [" \u00b7 ", told(s.task)] : ""),
+      ),
+      el("span", { class: "second" }, bad("errors", plural(s.errors, "error")), bad("without_memory", `${count(s.without_memory)} without memory`), figures.filter(Boolean).join(" \u00b7 ")),
     );
   }
 }

@@ -2,7 +2,7 @@
 
 import { Failure, at, get } from "./api.js";
 import { el, plainText, put, told, visible } from "./dom.js";
-import { FATES, beside, clock, count, dollars, fateClass, fateSign, less, milliseconds, moment, ofMcp, plural, took, without } from "./format.js";
+import { FATES, count, dollars, fateClass, fateSign, less, milliseconds, moment, ofMcp, plural, took, without } from "./format.js";
 import { laidOut } from "./lines.js";
 import { explanation, memoryText, move, rove } from "./memory.js";
 import { go, link } from "./route.js";
@@ -53,7 +53,7 @@ export class StepView {
     this.after = el("button", { type: "button", "aria-label": "The next step", onclick: turn(1) }, "\u2192");
     this.latest = el("a", { class: "button", href: link(name) }, "Latest");
     this.follows = el("span", { class: "chip", hidden: true }, "follows the latest");
-    this.figures = el("p", { class: "figures" });
+    this.figures = el("div", { class: "figures" });
     this.error = el("p", { class: "failure", role: "status", hidden: true });
     this.fates = el("div", { class: "fates" });
     this.billed = el("p", { class: "figures dim billed" });
@@ -146,21 +146,24 @@ export class StepView {
     }
   }
 
-  /** The figures above the tabs. */
+  /** The figures above the tabs: a table of what was sent and of the full history, and a line of the rest. */
   head() {
     const s = this.step.step;
     const plan = this.step.manifest?.plan ?? null;
+    const row = (name, sent, full, kind = count) => el("tr", {}, el("th", { scope: "row" }, name), [kind(sent), kind(full), sent === full ? "the same" : less(sent, full)].map((c) => el("td", {}, c)));
+    const known = s.sent && s.untold === null;
+    const rows = [
+      row("Tokens", s.tokens, s.full_tokens),
+      ...(known ? [row("Read by the provider", s.sent.input, s.full.input), row("of it from its cache", s.sent.cached, s.full.cached), row("Written in the answer", s.sent.output, s.full.output)] : []),
+      ...(s.sent_cost === null ? [] : [row(s.billed === null ? "Paid" : "Paid, by its own bill", s.sent_cost, s.full_cost, dollars)]),
+    ];
+    const heads = ["", "sent", "without memory", ""].map((h) => el("th", { scope: "col" }, h));
+    put(this.figures, el("table", { class: "sums" }, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows)));
     const facts = [
-      s.messages ? plural(s.messages, "message") : "", s.records ? plural(s.records, "record") : "", s.milliseconds ? `memory took ${milliseconds(s.milliseconds)}` : "", s.strategy,
+      s.model ? el("b", {}, told(s.model)) : "", s.seconds === null ? "" : `answered in ${took(s.seconds)}`, el("time", { datetime: new Date(1000 * s.created).toISOString() }, moment(s.created)),
+      plan?.memory_tokens ? `${count(plan.memory_tokens)} tokens of memory` : "", s.messages ? plural(s.messages, "message") : "", s.records ? plural(s.records, "record") : "", s.milliseconds ? `memory took ${milliseconds(s.milliseconds)}` : "",
     ].filter(Boolean);
-    if (plan?.memory_tokens) facts.unshift(`${count(plan.memory_tokens)} of them memory`);
-    put(
-      this.figures,
-      el("b", {}, count(s.tokens)), ` ${beside(s.tokens, s.full_tokens)} ${count(s.full_tokens)} tokens, `, el("b", {}, s.tokens === s.full_tokens ? "sent as they came" : less(s.tokens, s.full_tokens)),
-      el("span", { class: "dim" }, ` \u00b7 ${facts.join(" \u00b7 ")} \u00b7 `, el("time", { datetime: new Date(1000 * s.created).toISOString(), title: moment(s.created) }, clock(s.created))),
-    );
-    put(this.billed, s.model ? [el("b", {}, told(s.model)), " "] : "", s.seconds === null ? "" : `answered in ${took(s.seconds)}. `, this.usage(s));
-    this.billed.hidden = !this.billed.textContent;
+    put(this.billed, facts.flatMap((fact, i) => (i ? [" \u00b7 ", fact] : [fact])), this.notes(s));
     const bare = without(s);
     put(this.error, s.error === null ? "" : [el("b", {}, s.http_status >= 400 ? `The provider answered ${s.http_status}: ` : "The provider failed: "), told(s.error)], s.error !== null && bare ? el("br") : "", bare ? [el("b", {}, "Without memory: "), `${bare}. The request went on as it came.`] : "");
     this.error.hidden = !this.error.textContent;
@@ -198,19 +201,14 @@ export class StepView {
     put(this.tabs.panels.answer, answer ? [answer.parts.length ? el("article", { class: "message" }, el("h3", {}, el("b", {}, "text")), long(answer.parts)) : "", answer.calls.map(call)] : el("p", { class: "empty" }, none));
   }
 
-  /** What the provider counted, what it cost, and where its prefix cache ended. */
-  usage(s) {
+  /** What is not known of its cost, and where the provider's prefix cache ended. */
+  notes(s) {
     const parts = [];
-    if (s.sent) {
-      const cached = s.sent.cached ? `, ${count(s.sent.cached)} of them from its cache` : "";
-      if (s.untold === null) parts.push(`The provider counted ${count(s.sent.input)} input tokens${cached}, and ${count(s.sent.output)} in its answer; with the full history about ${count(s.full.input)}, ${count(s.full.cached)} of them from its cache.`);
-      if (s.sent_cost !== null) parts.push(`${dollars(s.sent_cost)}${s.billed === null ? "" : " by the provider's own bill"} instead of ${dollars(s.full_cost)}.`);
-      else parts.push(`No price of ${s.model} is known: add it to [prices] in the configuration.`);
-    }
     if (s.untold !== null) parts.push(`What the provider counted is not known: ${s.untold}.`);
+    else if (s.sent && s.sent_cost === null) parts.push(`No price of ${s.model} is known: add it to [prices] in the configuration.`);
     if (s.changed === "end") parts.push(`This context ends at message ${count(s.changed_at)} of the step before.`);
     else if (s.changed_at !== null) parts.push(`A prefix cache ends at message ${count(s.changed_at + 1)} (${s.changed}), the first that differs from the step before.`);
-    return plainText(parts.join(" "));
+    return parts.length ? [el("br"), plainText(parts.join(" "))] : "";
   }
 
   why(manifest, plan) {
