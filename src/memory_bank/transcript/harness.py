@@ -59,12 +59,18 @@ REFERRING = (
 )
 """What short answers to a read or an edit say that only refer to an earlier result, by client and close variants."""
 _REFERS = re.compile("|".join(REFERRING), re.I)
+_FOLDER = re.compile(
+    r"(?:working directory|working in the directory|workspace path|current directory|<cwd>)(?: is)?[\s:(`'\"]{0,4}"
+    r"((?:~|/|[a-z]:[\\/])[^\n]{0,300}?)(?=[\n<>()`'\"|,;]|\.?\s*$|\.\s)",
+    re.I,
+)
 _SHORT = 700  # characters of the longest of them
 
 _OPENING = re.compile(
     rf"\s*+(?:# AGENTS\.md instructions[^\n<]*+\s*+)?<({'|'.join(HARNESS_TAGS)})(?:\s[^>\n]*)?>"
 )
 _LOOKED_AT = 4_000  # characters at each end of a prompt
+_PROMPT = 200_000  # characters in which a folder is looked for
 
 
 def persons_text(text: str) -> str:
@@ -78,6 +84,13 @@ def persons_text(text: str) -> str:
         at = end + len(closing)
     rest = text[at:].strip() if at else text
     return "" if not rest.strip() or rest.lstrip().startswith(SUMMARY_OPENINGS) else rest
+
+
+def project_of(text: str) -> str | None:
+    """The name of the folder that a client says it works in; None where its prompt names none."""
+    found = _FOLDER.search(text[:_PROMPT])
+    name = re.split(r"[\\/]", found[1].strip().rstrip("\\/."))[-1].strip() if found else ""
+    return name[:120] or None
 
 
 def asks_for_summary(text: str) -> bool:
