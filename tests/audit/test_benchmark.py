@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -13,7 +14,7 @@ from tests.cli.conftest import environment
 pytestmark = pytest.mark.long
 
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 TOY = "tests.audit.toys:keep_last?n=2"
 
@@ -88,3 +89,15 @@ def test_budgets_as_shares_of_the_older_history(tmp_path):
     tried = [json.loads(line)["strategy"] for line in lines.read_text().splitlines()]
     assert tried == ["memory_bank?history_budget=0.1", "memory_bank?history_budget=0.25", "full"]
     assert bench("orders", "--data-dir", HERE, "--at", 2).returncode == 2
+
+
+def test_dollars_by_length(tmp_path):
+    """A row for each length, with the mean and the dearest run at each price; a run below a fold costs the same."""
+    done = bench(ROOT / "examples" / "shop-refunds.jsonl", ROOT / "examples" / "invoice-check.jsonl", "--strategy",
+                 "memory_bank?token_encoding=approximate", "--price", "0.1/1.25", command="lengths.py")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = dict(re.findall(r"^\| ([a-z\d ]+) \| (\d+ \| \S+ \| \S+) \|$", done.stdout, re.M))
+    assert list(rows) == ["over 100", "51 to 100", "26 to 50", "11 to 25", "up to 10"]
+    assert rows["26 to 50"] == "1 | 100% | 100%"
+    assert rows["up to 10"].startswith("0 |")
+    assert 40 < int(re.search(r"(\d+)%", rows["over 100"])[1]) < 75

@@ -92,6 +92,12 @@ RUNS: list[tuple[str, str, str, list[Any], float]] = [  # session, title, model,
     ("log-hunt-nightly", "", "house-model-7b", run_of("log-hunt"), 6),
     ("refund-audit-w09", "Double charges, week 9", "gpt-4.1-mini", run_of("shop-refunds")[:24], 8),
 ]
+PROGRAMS = {
+    "claude-sonnet-4-5": b"claude-cli/2.1.4 (external, cli)",
+    "gpt-5": b"codex_cli_rs/0.46.0",
+    "gpt-4.1-mini": b"OpenAI/Python 1.60.0",
+    "house-model-7b": b"opencode/1.0.1",
+}
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 
 
@@ -125,6 +131,7 @@ def showcase(folder: Path) -> Iterator[SimpleNamespace]:
                 CHAT,
                 {"model": model, "messages": messages, "tools": TOOLS},
                 b"x-memory-session: " + name.encode(),
+                b"user-agent: " + PROGRAMS[model],
                 *headers,
             )
             done += 1

@@ -363,3 +363,30 @@ def test_what_is_said_to_be_saved_is_what_the_upstream_would_have_got(tmp_path, 
     }
     assert counted["input"] == tokens
     assert tokens / counted["full_input"] == pytest.approx(tokens / full_tokens, abs=0.01)
+
+
+def test_sessions_are_grouped_by_the_folder_and_the_program_that_sent_them(tmp_path):
+    def asked(p, name, folder, agent):
+        messages = [system(f"You code.\nWorking directory: {folder}\nIs git: yes"), *rounds(2, size=40)]
+        headers = b"x-memory-session: " + name, b"user-agent: " + agent
+        before = len(p.exchanges)
+        post(p.port, CHAT, {"model": "m", "messages": messages}, *headers)
+        p.told(before + 1)
+
+    with priced(tmp_path) as (_, p):
+        asked(p, b"a", "/home/me/shop", b"claude-cli/2.1.4 (external, cli)")
+        asked(p, b"b", "/srv/shop/", b"codex_cli_rs/0.46.0 (Linux)")
+        asked(p, b"b", "/srv/shop/", b"codex_cli_rs/0.46.0 (Linux)")
+        asked(p, b"c", "none", b"OpenAI/Python 1.60.0")
+        assert p.service.recorder.drain(60)
+
+        def groups(by):
+            found = p.ask(f"/v1/stats/groups?by={by}").json()["groups"]
+            assert all(g["sent_cost"] is not None and g["last_used"] > 1e9 for g in found)
+            return {g["name"]: (g["sessions"], g["tokens"]["steps"]) for g in found}
+
+        assert groups("project") == {"shop": (2, 3), None: (1, 1)}
+        assert groups("agent") == {"claude-cli": (1, 1), "codex_cli_rs": (1, 2), "OpenAI/Python": (1, 1)}
+        assert p.ask("/v1/stats/groups").status == p.ask("/v1/stats/groups?by=model").status == 422
+        p.ask("/v1/sessions/a", "DELETE")
+        assert groups("project") == {"shop": (1, 2), None: (1, 1)}

@@ -521,6 +521,14 @@ def test_the_overview_has_the_money_the_days_and_the_prices(opened, shown, scree
     page.js(by % "day")
     page.wait(f"document.querySelector('.wide tbody').children.length === {len(days['days'])}")
     assert page.texts(".wide tbody td.text")[0] == days["days"][-1]["day"]
+    page.js(by % "agent")
+    page.wait("document.querySelector('.wide tbody td.text').innerText === 'claude-cli'")
+    assert (
+        page.texts(".wide thead th")[-2] == "Sessions"
+        and page.texts(".home-page h2")[2] == "Agents that saved most"
+    )
+    page.js(by % "project")
+    page.wait("document.querySelector('.wide tbody td.text').innerText === 'no project is named'")
     page.js(by % "session")
     page.wait(".wide td a.named")
     page.click(".wide td a")

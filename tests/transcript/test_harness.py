@@ -16,6 +16,7 @@ from memory_bank.transcript.harness import (
     SUMMARY_OPENINGS,
     asks_for_summary,
     persons_text,
+    project_of,
 )
 from memory_bank.transcript.messages import parse_messages, task_text
 
@@ -101,3 +102,24 @@ def test_requests_for_a_summary(prompt):
     assert asks_for_summary(f"You must obey. {prompt} … " + "x" * 20_000)
     assert asks_for_summary("x" * 20_000 + f" {prompt} the conversation.")
     assert not asks_for_summary("Summarise the orders of today.")
+
+
+@pytest.mark.parametrize(
+    ("said", "project"),
+    [
+        ("You code.\nWorking directory: /home/me/my shop\nIs git: yes", "my shop"),
+        ("<environment_context>\n  <cwd>/home/me/shop</cwd>\n</environment_context>", "shop"),
+        ("# Current Working Directory (/home/me/shop) Files", "shop"),
+        ("I'm currently working in the directory: /home/me/shop.js", "shop.js"),
+        ("Primary working directory: C:\\Users\\me\\shop\nPlatform: win32", "shop"),
+        ("Your current working directory is `/srv/shop/`.", "shop"),
+        ("Workspace Path: ~/work/a-b\n", "a-b"),
+        ("Working directory: /", None),
+        ("The working directory is where you look first.", None),
+        ("cwd: shop", None),
+        ("", None),
+        ("working directory: /" + "a" * 1_000_000, None),
+    ],
+)
+def test_the_project_is_the_folder_that_a_client_names(said, project):
+    assert project_of(said) == project

@@ -419,6 +419,14 @@ class Database:
         with self.write(erasing=True) as c:
             c.execute(SET_SESSION.values(values), {"session": session_id})
 
+    def set_origin(self, session_id: str, **values: str | None) -> None:
+        """Store a session's ``project`` and ``client`` where none are stored yet."""
+        known = {k: v for k, v in values.items() if v}
+        if known:
+            with self.write() as c:
+                new = SET_SESSION.where(_s.project.is_(None), _s.client.is_(None)).values(known)
+                c.execute(new, {"session": session_id})
+
     def get_task(self, session_id: str) -> str:
         """What the session's user asked for."""
         return self.value(sa.select(_s.task).where(of_session(sessions)), session=session_id) or ""

@@ -218,6 +218,18 @@ def session_ids(database: Database, namespace: str | None, first: int | None = N
     return database.column(mine.order_by(_s.created.desc(), _s.session_id.desc()))
 
 
+def origins(
+    database: Database, namespace: str | None
+) -> dict[str, tuple[str | None, str | None, str | None]]:
+    """The project, agent_id and client of each session of a namespace."""
+    found = sa.select(_s.session_id, _s.project, _s.agent_id, _s.client).where(
+        of_namespace(namespace), _s.deleted.is_(None)
+    )
+    return {
+        row["session_id"]: (row["project"], row["agent_id"], row["client"]) for row in database.rows(found)
+    }
+
+
 def namespace_totals(database: Database, namespace: str | None) -> NamespaceTotals:
     """The sums of a namespace."""
     ever = sa.select(_s.session_id).where(of_namespace(namespace))

@@ -147,7 +147,7 @@ def _purge(c: Connection, name: str, before: float | None, dry_run: bool) -> Pur
         fault_point("purge.executed")
         if emptied:
             c.execute(sa.delete(lineage).where(of_session(lineage)), session)
-            c.execute(SET_SESSION.values(task=None, head=None, head_calls=None), session)
+            c.execute(SET_SESSION.values(task=None, project=None, head=None, head_calls=None), session)
         c.execute(CONTENT_DELETED, session)
     return Purged(name, facts, summaries, waiting, raw + short, emptied)
 

@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection, Dialect, RowMapping
 from sqlalchemy.types import LargeBinary, TypeDecorator, TypeEngine, UserDefinedType
 
 T = TypeVar("T")
-VERSION = "5"
+VERSION = "6"
 
 
 class ExactText(TypeDecorator[str]):
@@ -102,6 +102,8 @@ sessions = sa.Table(
     sa.Column("head", sa.String(64)),  # digest of its conversation up to the end of the last interaction
     sa.Column("head_calls", ExactText),  # JSON: digests of its newest calls, to recognise an edited one
     sa.Column("forked_from", sa.String(255)),  # the session that it is a fork of
+    sa.Column("project", ExactText),  # the folder that its client works in
+    sa.Column("client", ExactText),  # what sent its first request
     sa.Column("deleted", sa.Float(53)),  # when a service deleted it; a later write sets NULL again
     sa.Index("ix_sessions_agent_id", "agent_id"),
     sa.Index("ix_sessions_namespace", "namespace", "created"),
@@ -228,6 +230,7 @@ MIGRATIONS: dict[str, list[sa.Column[Any] | str]] = {
     "2": [sessions.c.title, *(steps.c[n] for n in ("answer", "seconds", "http_status", "error", "reason"))],
     "3": ["DROP TABLE IF EXISTS models"],
     "4": [steps.c[n] for n in ("written_hour_tokens", "full_written_hour_tokens", "billed", "untold")],
+    "5": [sessions.c.project, sessions.c.client],
 }
 """What brings a bank of a version to the next: columns that it lacks, and statements. Append only."""
 

@@ -34,7 +34,8 @@ from memory_bank.processor import MemoryProcessor, change_since
 from memory_bank.service.proxy.dialects import LateError, RequestHistory
 from memory_bank.service.security.access import public_name, stored_id, writable_id
 from memory_bank.transcript.chat import edited_message
-from memory_bank.transcript.messages import check_messages, same_objects
+from memory_bank.transcript.harness import project_of
+from memory_bank.transcript.messages import check_messages, content_text, read, same_objects
 from memory_bank.transcript.tokens import open_counter
 from memory_bank.transcript.turns import ADDED
 
@@ -42,6 +43,7 @@ log = logging.getLogger("memory_bank.Service")
 
 T = TypeVar("T")
 _s = sessions.c
+_PROMPTS = 4  # first messages in which a client may name its folder
 _MOST_TOOLS = 2_000  # tokens of memory's tools; more are those of hidden turns
 _KNOWN = sa.select(_s.session_id).where(
     _s.session_id == sa.bindparam("session"),
@@ -168,6 +170,7 @@ class Sessions:
         whole: frozenset[str] = frozenset(),
         under_load: bool = False,
         added: str = "",
+        sender: str = "",
         wanted: Callable[[], bool] = lambda: True,
     ) -> Rebuilt:
         """Store what is new in the messages, and return the context of the next model call.
@@ -178,7 +181,8 @@ class Sessions:
         the model gets; the context names ``get_record`` only where it is among them. ``beside``: what the proxy sends
         besides the messages, such as the client's tools; it counts for the context and for the full history.
         ``whole``: tools whose calls and results stay whole. ``under_load``: many requests wait, so that the next
-        fold is put off. ``added``: what memory itself adds besides the messages, such as its tools.
+        fold is put off. ``added``: what memory itself adds besides the messages, such as its tools. ``sender``: the
+        program that sent the request, as lists group by it.
         ``wanted``: whether somebody still waits for the context; else no step is recorded.
 
         Raises what MemoryProcessor.apply_strategy and ``to_request`` of the history raise, ConfigError for an
@@ -222,6 +226,10 @@ class Sessions:
                 if isinstance(state, MemoryBankState) and state.generation != kept.generation:
                     # first use, or another process reset the session
                     self.database.open_session(session_id, agent, namespace)
+                    if kept.generation is None:
+                        prompts = map(content_text, (read(m, "content") for m in seen[:_PROMPTS]))
+                        project = next(filter(None, map(project_of, prompts)), None)
+                        self.database.set_origin(session_id, project=project, client=sender)
                     kept.generation = state.generation
                 context = _with_own_text(shown, seen, messages)
                 unchanged = same_objects(context, messages)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
+import random
 import re
 
 import pytest
@@ -131,6 +133,26 @@ def test_beside_a_short_first_request_tools_are_offered_only_where_the_setting_s
     assert offered == [{"search_memory", "get_record", "list_records"} if inject is True else set()] * 4
 
 
+@pytest.mark.parametrize("way", PATHS)
+@pytest.mark.parametrize("kind", ["image", "blanks"])
+def test_what_is_long_in_characters_only_makes_no_room_for_the_tools(tmp_path, way, kind):
+    """An image is some hundred tokens, and so are many blanks: beside them the tools would be over 4%."""
+    data = base64.b64encode(random.Random(1).randbytes(90_000)).decode()
+    part = {
+        "chat": {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}},
+        "responses": {"type": "input_image", "image_url": f"data:image/png;base64,{data}"},
+        "messages": {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}},
+    }[way]
+    if kind == "blanks":
+        part = {"type": "input_text" if way == "responses" else "text", "text": "a" + " \n" * 60_000 + "b"}
+    asks = {"role": "user", "content": [part]}
+    key = "input" if way == "responses" else "messages"
+    with scripted(lambda _: say("ok"), tmp_path, SETTINGS) as (server, p):
+        body = request_of(way, [])
+        assert post(p.port, PATHS[way], {**body, key: [*body[key][:-1], asks]}).status == 200
+        assert tools_of(server.requests) == {json.dumps(body["tools"])}
+
+
 def steps_of(way, count, **more):
     """The requests of a conversation, the first without a call."""
     return [body_of(way, steps, **more) for steps in range(count + 1)]
@@ -162,7 +184,7 @@ def test_the_tools_of_a_session_never_change(tmp_path, way, named):
                 assert post(p.port, PATHS[way], {**body, **choice}, *headers).status == 200
             key = "input" if way == "responses" else "messages"
             post(p.port, PATHS[way], {**part[-1], key: [*part[-1][key], SUMMARY]}, *headers)
-            p.service.proxy.refusals[None, p.told(3)[2].session, ""].left = 1
+            p.service.proxy.refusals[None, p.told(3)[2].session, part[-1]["model"]].left = 1
             assert post(p.port, PATHS[way], part[-1], *headers).header(b"x-memory-status") == b"unchanged"
             with locked(tmp_path / "bank.db"):
                 p.service.proxy.rebuilder.timeout = 0.2
@@ -226,6 +248,18 @@ def test_an_upstream_that_refuses_the_tools_costs_memory_nothing(tmp_path, way, 
         assert came[0].header(b"x-memory-reason") == TOOLS_REFUSED.encode()
         assert [c.header(b"x-memory-reason") for c in came[2:]] == [None] * 11
         assert came[-1].header(b"x-memory-status") == b"rebuilt"
+
+
+@pytest.mark.parametrize("way", PATHS)
+@pytest.mark.parametrize("status", first_short([400, 500], 1))
+def test_a_chat_before_an_upstream_without_tools_is_not_asked_twice_each_time(tmp_path, way, status):
+    """A conversation that has not begun has no session to remember it by."""
+    script = lambda body: fail(status, "no tools here") if body.get("tools") else say("ok")  # noqa: E731
+    body = {k: v for k, v in request_of(way, []).items() if k != "tools"}
+    with scripted(script, tmp_path, SETTINGS, inject_tools=True) as (server, p):
+        assert {post(p.port, PATHS[way], body).status for _ in range(30)} == {200}
+        assert len(server.requests) <= 30 + 3
+        assert all(TOOLS_REFUSED in line for line in p.lines if "refused" in line)
 
 
 @pytest.mark.parametrize("way", PATHS)

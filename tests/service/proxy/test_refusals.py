@@ -20,6 +20,7 @@ from tests.service.proxy.test_messages import (
 )
 from tests.service.test_figures import BANK, BODIES
 
+from memory_bank.service.proxy import refusals
 from memory_bank.service.proxy.refusals import (
     FIRST_PAUSE,
     IN_VAIN,
@@ -129,11 +130,11 @@ def test_each_further_refusal_doubles_the_pause(tmp_path):
     ) as client:
         tries = [n for n in range(40) if client.ask()[3] == 2]
         assert tries == [0, 1 + FIRST_PAUSE, 2 + 3 * FIRST_PAUSE, 3 + 7 * FIRST_PAUSE]
-        refusals = client.p.service.proxy.refusals[None, "task", ""]
+        [of_session] = client.p.service.proxy.refusals.values()
         for _ in range(9):
-            refusals.left = 0
+            of_session.left = 0
             client.ask()
-        assert refusals.pause == LONGEST_PAUSE
+        assert of_session.pause == LONGEST_PAUSE
 
 
 @routes
@@ -184,6 +185,40 @@ def test_an_outage_of_a_form_that_was_accepted_passes_as_it_comes(tmp_path, rout
         assert {c.header(b"x-memory-status") for c in came} == {b"rebuilt"}
         assert len(server.requests) == len(came)
         assert not [line for line in p.lines if "refused" in line]
+
+
+@routes
+@pytest.mark.parametrize("status", first_short([500, 502], 1))
+def test_another_model_that_renders_no_context_does_not_end_the_session(tmp_path, route, status):
+    """What one model has accepted says nothing of another, to which a client changes within a session."""
+
+    def script(body):
+        return fail(status, "roles") if body["model"] == "b" and not is_own(route, body) else say("ok")
+
+    with Client(tmp_path, route, script) as client:
+        came = [client.ask(model=model) for model in "aabba"]
+        assert [c[0] for c in came] == [200] * 5
+        assert [c[1] for c in came] == ["rebuilt", "rebuilt", "unchanged", "unchanged", "rebuilt"]
+
+
+def test_a_session_that_is_too_long_without_memory_survives_an_outage(tmp_path):
+    """What came is refused for its length then, so that memory is tried again."""
+
+    def script(body):
+        return (
+            fail(500, "down")
+            if client.is_down
+            else fail(400, "too long")
+            if is_own("chat", body)
+            else say("ok")
+        )
+
+    with Client(tmp_path, "chat", script) as client:
+        client.is_down = True
+        for _ in range(IN_VAIN + 5):
+            assert client.ask()[0] == 500
+        client.is_down = False
+        assert [client.ask()[:2] for _ in range(IN_VAIN)][-1] == (200, "rebuilt")
 
 
 @routes
@@ -269,6 +304,9 @@ ODD = {
     "an empty body": lambda r, s: whole(b"", JSON),
     "an empty body of no type": lambda r, s: whole(b""),
     "no content": lambda r, s: [b"HTTP/1.1 204 No Content\r\n\r\n"],
+    "an error in its choice": lambda r, s: whole(
+        json.dumps({"choices": [{"message": {}, "error": {"code": 400, "message": "no"}}]}).encode(), JSON
+    ),
     "another object": lambda r, s: whole(b'{"detail": "no"}', JSON),
     "no answer": lambda r, s: [None],
     "nothing after the head": lambda r, s: [b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\n", None],
@@ -340,7 +378,15 @@ def test_an_odd_answer_to_the_clients_own_request_reaches_it(tmp_path, route, od
 
 
 @pytest.mark.parametrize(
-    "error", [{"type": "overloaded_error"}, {"code": "rate_limit_exceeded"}, {"code": 429}]
+    "error",
+    [
+        {"type": "overloaded_error"},
+        {"code": "rate_limit_exceeded"},
+        {"code": 429},
+        {"code": "ThrottlingException"},
+        {"status": "RESOURCE_EXHAUSTED"},
+        {"type": "too_many_requests"},
+    ],
 )
 def test_a_temporary_error_in_a_stream_passes_as_it_comes(tmp_path, error):
     path, body = BODIES["chat"]
@@ -348,6 +394,18 @@ def test_a_temporary_error_in_a_stream_passes_as_it_comes(tmp_path, error):
     with raw(lambda got: chunked(sent, headers=(EVENTS,)), tmp_path) as (upstream, p):
         came = post(p.port, path, {**body, "stream": True}, b"x-memory-session: a")
         assert (came.status, came.body, len(upstream.got)) == (200, sent, 1)
+
+
+@routes
+def test_a_stream_that_is_only_kept_alive_passes_after_a_while(tmp_path, route, monkeypatch):
+    """Else a client, or a proxy before it, would give up a model that thinks for long."""
+    monkeypatch.setattr(refusals, "LONGEST_HELD", 0.0)
+    path, body = BODIES[route]
+    pieces = [b": wait\n\n", b": still there\n\n"]
+    with raw(lambda got: chunked(*pieces, headers=(EVENTS,)), tmp_path) as (upstream, p):
+        came = post(p.port, path, {**body, "stream": True}, b"x-memory-session: a")
+        assert (came.status, came.body, len(upstream.got)) == (200, b"".join(pieces), 1)
+        assert came.header(b"x-memory-status") == b"rebuilt"
 
 
 def test_an_upstream_that_cannot_be_reached_is_asked_once(tmp_path):

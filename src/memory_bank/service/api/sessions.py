@@ -23,6 +23,7 @@ from memory_bank.bank.listing import (
     SessionInfo,
     list_page,
     namespace_totals,
+    origins,
     session_details,
     session_ids,
 )
@@ -237,6 +238,29 @@ class Days(ResponseModel):
     days: list[Day]
 
 
+class NamedGroup(StepTotals):
+    """The steps of the sessions of a project, or of an agent."""
+
+    name: str | None = Field(description="null: of sessions that name none")
+    sessions: Count
+    last_used: Time
+
+
+class NamedGroups(ResponseModel):
+    """Those that saved most first."""
+
+    groups: list[NamedGroup]
+
+
+class GroupsQuery(RequestModel):
+    """Query of ``get_groups``."""
+
+    by: Literal["project", "agent"] = Field(
+        description="the folder that a client names as the one it works in; the agent that a session was given, or "
+        "else the program that sent its first request"
+    )
+
+
 class DaysQuery(RequestModel):
     """Query of ``get_days``."""
 
@@ -297,14 +321,10 @@ def _ranked(api: ApiContext, query: SessionsQuery) -> list[str]:
     """The ids of the sessions that a query wants, in its order; the newest first among equals."""
     used = _by(steps.usage_sums(api.database, api.namespace, "session", since=query.since))
 
-    def saved(sums: list[UsageSums]) -> tuple[float, float]:
-        told = _costs(api, sums)
-        return (told.full or 0.0) - (told.sent or 0.0), sum(s.full_tokens - s.tokens for s in sums)
-
     worth: dict[str, Callable[[list[UsageSums]], Any]] = {
         "used": lambda sums: max((s.last for s in sums), default=0.0),
-        "saved": saved,
-        "lost": lambda sums: tuple(-n for n in saved(sums)),
+        "saved": lambda sums: _saved(api, sums),
+        "lost": lambda sums: tuple(-n for n in _saved(api, sums)),
         "cost": lambda sums: _costs(api, sums).sent or 0.0,
         "errors": lambda sums: sum(s.errors for s in sums),
         "steps": lambda sums: sum(s.steps for s in sums),
@@ -316,6 +336,12 @@ def _ranked(api: ApiContext, query: SessionsQuery) -> list[str]:
         and (query.model is None or any(s.model == query.model for s in used[i]))
     ]  # fmt: skip
     return sorted(ids, key=lambda i: worth[query.sort](used[i]), reverse=True) if query.sort in worth else ids
+
+
+def _saved(api: ApiContext, sums: Sequence[UsageSums]) -> tuple[float, float]:
+    """What steps saved: in dollars, in tokens."""
+    told = _costs(api, sums)
+    return (told.full or 0.0) - (told.sent or 0.0), sum(s.full_tokens - s.tokens for s in sums)
 
 
 def _names(api: ApiContext, info: Any) -> dict[str, str | None]:
@@ -423,6 +449,28 @@ def get_days(api: Api, query: Annotated[DaysQuery, Query()]) -> Days:
         told = datetime.fromtimestamp(period * n, UTC).strftime(form)
         found.append(Day(day=told, start=period * n - offset, **_totals(api, sums[n])))
     return Days(days=found)
+
+
+@route(router, "GET", "/stats/groups", "Get the totals of each project or agent", 422)
+def get_groups(api: Api, query: Annotated[GroupsQuery, Query()]) -> NamedGroups:
+    """The steps of the caller's sessions by project, or by agent; those that saved most first."""
+    of, grouped = origins(api.database, api.namespace), defaultdict[str | None, list[UsageSums]](list)
+    for s in steps.usage_sums(api.database, api.namespace, "session"):
+        project, agent, client = of.get(str(s.of), (None, None, None))
+        grouped[project if query.by == "project" else client if agent is None else api.public(agent)].append(
+            s
+        )
+    return NamedGroups.of(
+        groups=[
+            NamedGroup.of(
+                name=name,
+                sessions=len({s.of for s in sums}),
+                last_used=max(s.last for s in sums),
+                **_totals(api, sums),
+            )
+            for name, sums in sorted(grouped.items(), key=lambda g: _saved(api, g[1]), reverse=True)
+        ]
+    )
 
 
 def _sums(api: ApiContext, found: SessionInfo | NamespaceTotals, used: list[UsageSums]) -> dict[str, Any]:

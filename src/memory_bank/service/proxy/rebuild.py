@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 import math
+import re
 import threading
 import time
 import traceback
@@ -36,7 +37,7 @@ from memory_bank.transcript.anthropic import CACHE_MARK, MOST_CACHE_MARKS, cache
 from memory_bank.transcript.chat import CHAT
 from memory_bank.transcript.harness import asks_for_summary
 from memory_bank.transcript.jsontext import compact
-from memory_bank.transcript.messages import MessageKind, kind_of, message_text, same_objects
+from memory_bank.transcript.messages import MessageKind, content_text, kind_of, message_text, same_objects
 
 log = logging.getLogger("memory_bank.Service")
 
@@ -469,6 +470,7 @@ class Rebuilder:
                 under_load=job.under_load,
                 wanted=wanted,
                 added=compact(offered[len(value.get("tools") or ()) :]) if offered else "",
+                sender=_program(headers.get("user-agent") or ""),
             )
             if self.identity.is_current(namespace, match):
                 break
@@ -592,12 +594,20 @@ def _without_marks(message: Any) -> Any:
 
 
 def _has_room(request: ModelRequest) -> bool:
-    """Whether memory's tools are a small share of the first request of a conversation: its tools and prompts."""
-    value, own = request.value, own_tools(request.value)
+    """Whether memory's tools are a small share of the first request of a conversation: its tools and prompts.
+
+    Images, files and blanks are many characters and few tokens, so that they do not count.
+    """
+    value, own = request.value, compact(own_tools(request.value))
     came = given if isinstance(given := value.get(request.dialect.key), list) else []
     asked = takewhile(lambda m: as_object(m).get("role") in ("system", "developer", "user"), came)
-    prompts = [value.get("system"), value.get("instructions"), *asked]
-    return len(compact(TOOL_SCHEMAS)) <= TOOLS_SHARE * len(compact([own, prompts]))
+    texts = [
+        content_text(value.get("system")),
+        content_text(value.get("instructions")),
+        *map(message_text, asked),
+    ]
+    shown = len(own) + sum(len(" ".join(text.split())) for text in texts)
+    return len(compact(TOOL_SCHEMAS)) <= TOOLS_SHARE * shown
 
 
 def _asks_summary(dialect: Dialect, value: JsonObject, messages: Sequence[object]) -> bool:
@@ -616,3 +626,8 @@ def _has_begun(request: ModelRequest) -> bool:
 
 def _unseen(count: int) -> str:
     return f"no tool calls seen in {count} requests"
+
+
+def _program(user_agent: str) -> str:
+    """The name of a program, of its user agent: ``claude-cli/2.1.4 (external)`` is "claude-cli"."""
+    return re.split(r"[/ ]v?\d|[ (]", user_agent, maxsplit=1)[0][:60].strip("/")

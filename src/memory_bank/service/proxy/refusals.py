@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,8 +19,8 @@ OUTAGES = frozenset({500, 502, 503, 504, *range(520, 528)})
 """Statuses of an upstream that fails; of a form that it has accepted before, they say nothing either."""
 NO_ANSWER = 502
 """The status of an answer that breaks off, or is none of the API, before anything of it was shown."""
-MOST_HELD = 2**20
-"""Bytes at the beginning of a stream in which an error is looked for."""
+MOST_HELD, LONGEST_HELD = 2**20, 5.0
+"""Bytes and seconds at the beginning of a stream in which an error is looked for."""
 FIRST_PAUSE, LONGEST_PAUSE = 5, 160
 """Requests of a session without memory after a refused context; each further refusal doubles them."""
 MOST_SESSIONS = 1_024
@@ -34,10 +35,14 @@ MARKS_REFUSED = "upstream refused cache marks"
 TOOLS_REFUSED = "upstream refused memory's tools"
 THINKING_LEFT_OUT = "upstream refused thinking that does not fit the request as it came"
 
-# the statuses of errors within an answer with status 200, by a part of their type or code
+# the statuses of errors within an answer with status 200, by a part of their type, code or status
 _STATUSES = (
     ("overloaded", 529),
+    ("capacity", 529),
     ("rate_limit", 429),
+    ("too_many_requests", 429),
+    ("throttl", 429),
+    ("resource_exhausted", 429),
     ("quota", 429),
     ("authentication", 401),
     ("billing", 402),
@@ -87,7 +92,7 @@ class Attempt:
 
 @dataclass(slots=True)
 class SessionRefusals:
-    """How upstream has taken the changed requests of a session, in this process.
+    """How a model of upstream has taken the changed requests of a session, in this process.
 
     ``left`` of ``pause`` requests go without memory. ``accepted``: the statuses of memory whose present form was
     accepted. ``in_vain``: requests in a row that were refused as they came, too. ``tools``: upstream has accepted
@@ -106,6 +111,12 @@ class SessionRefusals:
             self.left -= 1
             return REFUSED
         return REFUSES_ALL if self.in_vain >= IN_VAIN else None
+
+    def fails(self, failure: Failure | None) -> None:
+        """Note that upstream refused a request as it came, too. One that is not down is asked with memory again."""
+        self.in_vain += 1
+        if self.in_vain >= 2 * IN_VAIN and failure is not None and failure.status not in OUTAGES:
+            self.in_vain = 0
 
     def pauses(self) -> None:
         """Note that upstream accepted a request as it came, but not as memory changed it."""
@@ -140,7 +151,7 @@ async def _first_shown(
 ) -> tuple[JsonObject, bool]:
     """The first event of a stream that shows something of the model, or an error; whether there is one."""
     body, splitter, reader = answer.body, EventSplitter(), dialect.open_stream(request)
-    held = bytearray()
+    held, until = bytearray(), time.monotonic() + LONGEST_HELD
 
     def shown(chunk: bytes) -> JsonObject | None:
         events = splitter.feed(chunk) if chunk else splitter.close()
@@ -149,11 +160,12 @@ async def _first_shown(
                 return value
         return None
 
-    value = None
+    value, passes = None, False
     try:
         async for chunk in body:
             held += chunk
-            if (value := shown(chunk)) is not None or len(held) > MOST_HELD:
+            passes = len(held) > MOST_HELD or time.monotonic() > until
+            if (value := shown(chunk)) is not None or passes:
                 break
         else:
             value = shown(b"")
@@ -161,13 +173,15 @@ async def _first_shown(
         await answer.aclose()
         raise
     answer.body = after(bytes(held), body)
-    return value or {}, value is not None or len(held) > MOST_HELD
+    return value or {}, value is not None or passes
 
 
 def _error_in(value: JsonObject) -> JsonObject | None:
     """The error in an answer or an event, as an object; None without one."""
     response = as_object(value.get("response"))
-    given: Any = value.get("error") or response.get("error")
+    choices = value.get("choices")
+    choice = as_object(choices[0]) if isinstance(choices, list) and choices else {}
+    given: Any = value.get("error") or response.get("error") or choice.get("error")
     if given:
         return given if isinstance(given, dict) else {"message": str(given)}
     if "error" in (value.get("type"), value.get("object")):
@@ -180,7 +194,7 @@ def _status(error: JsonObject) -> int:
     for given in (error.get("code"), error.get("status")):
         if re.fullmatch(r"[45]\d\d", str(given)):
             return int(str(given))
-    names = f"{error.get('type')} {error.get('code')}".lower()
+    names = f"{error.get('type')} {error.get('code')} {error.get('status')}".lower()
     return next((status for part, status in _STATUSES if part in names), 400)
 
 

@@ -333,7 +333,7 @@ class _ProxiedRequest:
             last = await self._attempt(request, headers, data, memory.full_tokens or 0)
         refused = f"{request.dialect.route}, {first.failure.status}, {first.failure.kind}"
         if last.failure is not None:
-            refusals.in_vain += 1
+            refusals.fails(own.failure)
             log.info("upstream refused a request (%s), as it came, too: nothing changes", refused)
             if last is not own:
                 await last.aclose()
@@ -378,8 +378,10 @@ class _ProxiedRequest:
         if reason == MARKS_REFUSED:
             self.proxy.rebuilder.unmarked[self.caller.namespace, memory.session] = True
             log.warning("%s (%s): session %s gets none from now on", MARKS_REFUSED, refused, memory.session)
-        elif memory.session is None:
-            return
+        elif memory.session is None:  # a conversation that has not begun: only the tools were added
+            refusals.tools = False
+            refusals.pauses()
+            log.warning("%s (%s): %d new conversations begin without", TOOLS_REFUSED, refused, refusals.pause)
         elif reason == TOOLS_REFUSED:
             self.proxy.rebuilder.untooled[stored_id(self.caller.namespace, memory.session)] = True
             log.warning("%s (%s): session %s gets none from now on", TOOLS_REFUSED, refused, memory.session)
@@ -394,9 +396,8 @@ class _ProxiedRequest:
             )
 
     def _refusals(self, request: ModelRequest) -> SessionRefusals:
-        """How upstream has taken the requests of a session; of conversations that have not begun, by model."""
-        session = request.memory.session
-        key = self.caller.namespace, session, request.model if session is None else ""
+        """How a model of upstream has taken the requests of a session; without one, of new conversations."""
+        key = self.caller.namespace, request.memory.session, request.model
         return self.proxy.refusals.setdefault(key, SessionRefusals())
 
     async def _stream(self) -> AsyncIterator[bytes]:

@@ -48,13 +48,14 @@ function show() {
 /** Go to the latest step that went wrong in the way that is asked for. */
 async function findWrong(asked) {
   const found = (path, more) => get(path, { ...more, limit: 1 }).catch(() => ({ steps: [], sessions: [] }));
-  if (asked.only === "lost") {
+  if (asked.only === "lost" && asked.session) go(link(asked.session), true);
+  else if (asked.only === "lost") {
     const [s] = (await found("v1/sessions", { sort: "lost", since: asked.since })).sessions;
     go(s ? link(s.name) : "#/", true);
-    return;
+  } else {
+    const [at] = (await found("v1/stats/wrong", asked)).steps;
+    go(at ? link(at.session, "steps", at.step.number) : "#/", true);
   }
-  const [at] = (await found("v1/stats/wrong", asked)).steps;
-  go(at ? link(at.session, "steps", at.step.number) : "#/", true);
 }
 
 function openSession() {

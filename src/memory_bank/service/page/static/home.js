@@ -144,22 +144,26 @@ export class Home {
 
   async drawTop() {
     const by = this.by;
-    const rows = by === "day" ? [...this.days].reverse() : (await get("v1/sessions", { sort: "saved", limit: TOP })).sessions.filter((s) => s.tokens.steps);
+    const asked = { session: ["v1/sessions", { sort: "saved", limit: TOP }], project: ["v1/stats/groups", { by }], agent: ["v1/stats/groups", { by }] };
+    const got = by === "day" ? { groups: [...this.days].reverse() } : await get(...asked[by]);
     if (by !== this.by) return;
+    const rows = got.groups ?? got.sessions.filter((s) => s.tokens.steps);
     const made = rows.map((s) => {
-      const asked = by === "day" ? { since: s.start, until: s.start + 24 * HOUR } : { session: s.name };
+      const at = { session: { session: s.name }, day: { since: s.start, until: s.start + 24 * HOUR } }[by]; // where a red figure leads
+      const red = (n, told, only) => (!n ? told : at ? el("a", { class: "bad", href: wrong({ only, ...at }) }, told) : told);
       const { figure, loses } = saved(s.tokens.sent, s.tokens.full, s.sent_cost, s.full_cost);
-      const bad = (only) => (s[only] ? el("a", { class: "bad", href: wrong({ only, ...asked }) }, count(s[only])) : "");
       const cells = [
-        count(s.tokens.steps), less(s.tokens.sent, s.tokens.full), loses ? el("a", { class: "bad", href: by === "day" ? wrong({ only: "lost", ...asked }) : link(s.name) }, `\u2212${figure}`) : figure,
-        s.sent_cost === null ? "" : dollars(s.sent_cost), s.full_cost === null ? "" : dollars(s.full_cost), bad("errors"), bad("without_memory"),
-        ...(by === "day" ? [] : [s.models?.[0] ? told(s.models[0]) : "", ago(s.last_used)]),
+        count(s.tokens.steps), less(s.tokens.sent, s.tokens.full), red(loses, loses ? `\u2212${figure}` : figure, "lost"),
+        s.sent_cost === null ? "" : dollars(s.sent_cost), s.full_cost === null ? "" : dollars(s.full_cost),
+        ...["errors", "without_memory"].map((only) => red(s[only], s[only] ? count(s[only]) : "", only)),
+        ...(by === "day" ? [] : [by === "session" ? (s.models[0] ? told(s.models[0]) : "") : count(s.sessions), ago(s.last_used)]),
       ];
-      return el("tr", {}, el("td", { class: "text" }, by === "day" ? s.day : named(s, link(s.name))), cells.map((c) => el("td", {}, c)));
+      const name = by === "session" ? named(s, link(s.name)) : by === "day" ? s.day : el("b", {}, told(s.name ?? `no ${by} is named`));
+      return el("tr", {}, el("td", { class: "text" }, name), cells.map((c) => el("td", {}, c)));
     });
     const chip = (name) => el("button", { type: "button", class: "small", "aria-pressed": String(name === by), onclick: () => this.choose(name) }, `by ${name}`);
-    const heads = [by === "day" ? "Day" : "Session", "Steps", "Tokens", "Saved", "Paid", "Without memory", "Provider errors", "Steps without memory", ...(by === "day" ? [] : ["Model", "Last use"])];
-    put(this.top, made.length ? [el("div", { class: "bar title" }, el("h2", {}, by === "day" ? "Each day" : "Sessions that saved most"), el("span", { class: "turn" }, ["session", "day"].map(chip))), el("div", { class: "wide" }, table(heads, made))] : "");
+    const heads = [by[0].toUpperCase() + by.slice(1), "Steps", "Tokens", "Saved", "Paid", "Without memory", "Provider errors", "Steps without memory", ...(by === "day" ? [] : [by === "session" ? "Model" : "Sessions", "Last use"])];
+    put(this.top, made.length ? [el("div", { class: "bar title" }, el("h2", {}, by === "day" ? "Each day" : `${by[0].toUpperCase() + by.slice(1)}s that saved most`), el("span", { class: "turn" }, ["session", "project", "agent", "day"].map(chip))), el("div", { class: "wide" }, table(heads, made))] : "");
   }
 
   drawModels(cost) {
