@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
@@ -281,17 +281,26 @@ def get_step(
     return None
 
 
-def steps_with_manifests(
-    database: Database, session_id: str, records: int
-) -> list[tuple[StepFigures, dict[str, Any] | None]]:
+class StepShown(NamedTuple):
+    """What is known of the context of a step."""
+
+    number: int
+    status: str
+    changed: str | None
+    records: int
+    manifest: Mapping[str, Any] | None = None
+
+
+def steps_since(database: Database, session_id: str, records: int) -> Iterator[StepShown]:
     """The steps since a session had so many records, oldest first, each with its manifest where that is stored."""
-    found = (
-        sa.select(*_LISTED, _t.manifest).where(of_session(steps), _t.records >= records).order_by(_t.number)
+    columns = _t.number, _t.status, _t.changed, _t.records, _t.manifest
+    found = sa.select(*columns).where(of_session(steps), _t.records >= records).order_by(_t.number)
+    with database.read() as c:
+        rows = c.execute(found, {"session": session_id}).all()
+    return (
+        StepShown(number, status, changed, n, None if manifest is None else unpacked(manifest))
+        for number, status, changed, n, manifest in rows
     )
-    return [
-        (_figures(row), None if row["manifest"] is None else unpacked(row["manifest"]))
-        for row in database.rows(found, session=session_id)
-    ]
 
 
 def token_curve(
