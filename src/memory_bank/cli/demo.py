@@ -40,7 +40,7 @@ def demo(
     prices = list_prices()
     price = prices.price(model)
     if price is None:
-        raise ConfigError(f"{one_line(model, 60)} has no list price: name another model, such as gpt-4.1.")
+        raise ConfigError(f"'{one_line(model, 60)}' has no list price: name another model, such as gpt-4.1.")
     # the environment is not read and tokens are estimated: the demo shows the same on every machine
     as_shipped = MemoryBankSettings(**SHIPPED["memory_bank"], token_encoding="approximate")
     settings: Any = {"memory_bank": as_shipped, "keep last 5": KeepLastSettings(n=5)}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
+import random
 import re
 
 import pytest
@@ -129,6 +131,26 @@ def test_beside_a_short_first_request_tools_are_offered_only_where_the_setting_s
         assert {e.memory for e in p.told(4)} > {"rebuilt"}
         offered = [named_and_offered(r.body)[1] for r in server.requests]
     assert offered == [{"search_memory", "get_record", "list_records"} if inject is True else set()] * 4
+
+
+@pytest.mark.parametrize("way", PATHS)
+@pytest.mark.parametrize("kind", ["image", "blanks"])
+def test_what_is_long_in_characters_only_makes_no_room_for_the_tools(tmp_path, way, kind):
+    """An image is some hundred tokens, and so are many blanks: beside them the tools would be over 4%."""
+    data = base64.b64encode(random.Random(1).randbytes(90_000)).decode()
+    part = {
+        "chat": {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}},
+        "responses": {"type": "input_image", "image_url": f"data:image/png;base64,{data}"},
+        "messages": {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}},
+    }[way]
+    if kind == "blanks":
+        part = {"type": "input_text" if way == "responses" else "text", "text": "a" + " \n" * 60_000 + "b"}
+    asks = {"role": "user", "content": [part]}
+    key = "input" if way == "responses" else "messages"
+    with scripted(lambda _: say("ok"), tmp_path, SETTINGS) as (server, p):
+        body = request_of(way, [])
+        assert post(p.port, PATHS[way], {**body, key: [*body[key][:-1], asks]}).status == 200
+        assert tools_of(server.requests) == {json.dumps(body["tools"])}
 
 
 def steps_of(way, count, **more):

@@ -37,7 +37,7 @@ from memory_bank.transcript.anthropic import CACHE_MARK, MOST_CACHE_MARKS, cache
 from memory_bank.transcript.chat import CHAT
 from memory_bank.transcript.harness import asks_for_summary
 from memory_bank.transcript.jsontext import compact
-from memory_bank.transcript.messages import MessageKind, kind_of, message_text, same_objects
+from memory_bank.transcript.messages import MessageKind, content_text, kind_of, message_text, same_objects
 
 log = logging.getLogger("memory_bank.Service")
 
@@ -594,12 +594,20 @@ def _without_marks(message: Any) -> Any:
 
 
 def _has_room(request: ModelRequest) -> bool:
-    """Whether memory's tools are a small share of the first request of a conversation: its tools and prompts."""
-    value, own = request.value, own_tools(request.value)
+    """Whether memory's tools are a small share of the first request of a conversation: its tools and prompts.
+
+    Images, files and blanks are many characters and few tokens, so that they do not count.
+    """
+    value, own = request.value, compact(own_tools(request.value))
     came = given if isinstance(given := value.get(request.dialect.key), list) else []
     asked = takewhile(lambda m: as_object(m).get("role") in ("system", "developer", "user"), came)
-    prompts = [value.get("system"), value.get("instructions"), *asked]
-    return len(compact(TOOL_SCHEMAS)) <= TOOLS_SHARE * len(compact([own, prompts]))
+    texts = [
+        content_text(value.get("system")),
+        content_text(value.get("instructions")),
+        *map(message_text, asked),
+    ]
+    shown = len(own) + sum(len(" ".join(text.split())) for text in texts)
+    return len(compact(TOOL_SCHEMAS)) <= TOOLS_SHARE * shown
 
 
 def _asks_summary(dialect: Dialect, value: JsonObject, messages: Sequence[object]) -> bool:
