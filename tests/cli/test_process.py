@@ -203,7 +203,7 @@ def test_demo_at_the_prices_of_other_models(cli):
     assert shares["openai/gpt-4.1"] < shares["claude-sonnet-5-5"]  # its cached tokens are dearer
     unknown = cli("demo", "--model", "no-such-model")
     assert (unknown.code, unknown.out) == (2, "")
-    assert "no-such-model has no list price: name another model" in unknown.err
+    assert "'no-such-model' has no list price: name another model" in unknown.err
 
 
 def test_demo_does_not_read_the_environment(cli, monkeypatch):

@@ -32,6 +32,17 @@ ANSWERS = [
     "No changes since your last read of this file.",
     "Content identical to the previous read.",
     "<system-reminder>File not modified since last read; same as the previous result.</system-reminder>",
+    "File already in context; not re-reading.",
+    "Contents are the same as above.",
+    "Skipped: identical to earlier output.",
+    "[Duplicate of an earlier read; content omitted]",
+    "No changes detected since last read.",
+    "File is up to date with your last read; nothing new to show.",
+    "[File content omitted: same content was returned by an earlier read_file call]",
+    f"[cached] {PATH} is unchanged, use the content from your previous read.",
+    "This is a duplicate read. The content was returned earlier.",
+    "Note: you already have the latest version of this file.",
+    "This file is already within our conversation.",
 ]
 
 
@@ -72,7 +83,9 @@ def test_the_file_stands_after_the_answer_when_a_fold_has_removed_it(answer):
 @pytest.mark.parametrize(
     "answer",
     ["ok", "The file has been updated.", '{"order_id": "ORD-1", "changed": false}', "Refund REF-1 is done.", "3 files read",
-     "\n".join(["unchanged since your last Read"] * 40), "Order unchanged", "The file /app/x.py has been created."],
+     "\n".join(["unchanged since your last Read"] * 40), "Order unchanged", "The file /app/x.py has been created.", "Name set to the same as above.",
+     "You already have an account.", "Nothing changed.", "File saved. No changes needed.", "Duplicate order found.",
+     "The balance is the same as before."],
 )  # fmt: skip
 def test_other_answers_refer_to_nothing(answer):
     assert not refers_to_earlier(answer)
@@ -140,6 +153,72 @@ def test_a_search_and_replace_diff_is_applied():
                 call(("b", "replace_in_file", {"path": PATH, "diff": diff})), result("b", "Saved."), *OLDER,
                 call(("c", "read_file", {"path": PATH})), result("c", CLAUDE_CODE)]  # fmt: skip
     assert text.replace(LINES[4], "new line 5") in newest(folded(messages)[1])
+
+
+UPDATE = f"*** Update File: {PATH}\n"
+HUNK = f" {LINES[3]}\n-{LINES[4]}\n+new line 5\n+and another\n {LINES[5]}\n"
+BEGIN, END = "*** Begin Patch\n", "*** End Patch\n"
+UNIFIED = f"@@ -4,3 +4,4 @@ def x\n{HUNK}"
+V4A = f"{BEGIN}{UPDATE}@@\n{HUNK}{END}"
+PATCHES = {
+    "apply_patch": ("apply_patch", {"input": V4A}),
+    "a command": ("shell", {"command": ["apply_patch", V4A]}),
+    "a here document": ("shell", {"command": f"apply_patch <<'EOF'\n{V4A}EOF"}),
+    "with a head": ("apply_patch", {"patch": f"{BEGIN}{UPDATE}@@ {LINES[1]}\n{HUNK}{END}"}),
+    "without marks": ("apply_patch", {"input": f"{BEGIN}{UPDATE}{HUNK}{END}"}),
+    "a relative path": ("apply_patch", {"input": V4A.replace(PATH, "handlers.py")}),
+    "an operation": ("apply_patch", {"type": "update_file", "path": PATH, "diff": f"@@\n{HUNK}"}),
+    "with others": (
+        "apply_patch",
+        {"input": f"{BEGIN}*** Add File: /app/a.py\n+x = 1\n{UPDATE}@@\n{HUNK}*** Delete File: /app/b.py\n{END}"},
+    ),
+    "a unified diff": ("patch", {"diff": f"--- a{PATH}\n+++ b{PATH}\n{UNIFIED}"}),
+    "git apply": ("bash", {"command": f"git apply <<'EOF'\n--- a{PATH}\n+++ b{PATH}\n{UNIFIED}EOF"}),
+    "of a path": ("apply_diff", {"path": PATH, "diff": UNIFIED}),
+    "Roo": (
+        "apply_diff",
+        {"path": PATH, "diff": f"<<<<<<< SEARCH\n:start_line:5\n-------\n{LINES[4]}\n=======\nnew line 5\nand another\n>>>>>>> REPLACE"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+@pytest.mark.parametrize("name", PATCHES)
+def test_a_patch_is_applied(name, numbered):
+    tool, given = PATCHES[name]
+    lines = [*LINES[:4], "new line 5", "and another", *LINES[5:]]
+    text, after = "\n".join(LINES), "\n".join(lines)
+    if numbered:
+        text, after = NUMBERED, "\n".join(f"{n:6d}\t{line}" for n, line in enumerate(lines, 1))
+    messages = [
+        system(),
+        user("Fix."),
+        *read("r1", text),
+        call(("p", tool, given)),
+        result("p", "Done!"),
+        *OLDER,
+    ]
+    assert after in newest(folded([*messages, *read("r2", CLAUDE_CODE)])[1])
+    failed = [*messages[: -len(OLDER) - 1], result("p", "Error: the patch does not apply"), *OLDER]
+    assert text in newest(folded([*failed, *read("r2", CLAUDE_CODE)])[1])
+
+
+def test_a_patch_that_does_not_fit_is_told_and_one_that_moves_or_adds_a_file_is_followed():
+    def newest_after(patch, path):
+        messages = [
+            *OPENING[:4],
+            call(("p", "apply_patch", {"input": f"{BEGIN}{patch}{END}"})),
+            result("p", "Done!"),
+            *OLDER,
+        ]
+        again = [call(("r2", "Read", {"file_path": path})), result("r2", CLAUDE_CODE)]
+        return newest(folded([*messages, *again])[1])
+
+    assert "1 later edits are not in it" in newest_after(f"{UPDATE}@@\n-no such line\n+x\n", PATH)
+    moved = newest_after(f"{UPDATE}*** Move to: /app/moved.py\n@@\n{HUNK}", "/app/moved.py")
+    assert "new line 5" in moved and LINES[100] in moved
+    assert "x = 1\ny = 2" in newest_after("*** Add File: /app/new.py\n+x = 1\n+y = 2\n", "/app/new.py")
+    assert newest_after(f"*** Delete File: {PATH}\n", PATH) == CLAUDE_CODE
 
 
 def test_the_answer_does_not_make_the_real_copy_stale():

@@ -96,7 +96,7 @@ _PART_KEYS = word_set(
     "sheet_name range start_cell end_cell"
 )
 _ACCESS: dict[Access, frozenset[str]] = {
-    "edit": word_set("edit replace insert patch update append modify multiedit"),
+    "edit": word_set("edit replace insert patch update append modify multiedit apply"),
     "write": word_set("write create save overwrite put"),
     "read": word_set("read view open cat get load show"),
 }

@@ -39,15 +39,23 @@ REFERRING = (
     # Claude Code's Read, and its Edit and Write
     r"\b(?:file|contents?|result|output)\b[^.\n]{0,80}"
     r"(?:\b(?:unchanged|unmodified|identical)|(?:\bnot|n't)(?: been)? (?:changed|modified))\b",
-    r"\bno changes? (?:to (?:the )?file )?since\b",
+    r"\bno changes? (?:(?:were |was )?(?:detected|found|made) )?(?:to (?:the )?file )?since\b",
     r"\b(?:refer|look|see|scroll|go) (?:back )?(?:up )?(?:to|at|for) (?:that|the|your|its|an?)\b[^.\n]{0,40}"
     r"\b(?:earlier|previous|prior|last|latest|original|first)\b",
     r"\bno need to (?:re-?)?read\b|\bdo(?:n't| not) (?:need to )?(?:re-?read|read it again)\b",
-    r"\b(?:current|already) in (?:your|the|this) (?:context|conversation)\b",
+    r"\b(?:current|already) (?:with)?in (?:(?:your|the|this|our) )?(?:context|conversation)\b",
     r"\balready (?:been )?(?:read|shown|provided|returned|viewed|included)\b",
     # Cline
     r"\bremoved to save space in the context\b",
-    r"\bsame as (?:in )?(?:the|your) (?:earlier|previous|prior|last)\b",
+    r"\b(?:same as|identical to) (?:in )?(?:(?:the|your|an) )?(?:earlier|previous|prior|last)\b",
+    # agents that skip a read which they have answered before
+    r"\b(?:file|contents?|result|output|read)\b[^\n]{0,80}\b(?:same|identical|duplicate)\b[^.\n]{0,60}"
+    r"\b(?:above|earlier|previous|prior|last)\b",
+    r"\bduplicate\b[^.\n]{0,30}\b(?:read|call|request|view)\b",
+    r"\b(?:use|reuse|rely on|see|check) the (?:contents?|result|output|copy|version)\b[^.\n]{0,40}"
+    r"\b(?:above|earlier|previous|prior|last)\b",
+    r"\bup[- ]to[- ]date with (?:your|the) (?:last|latest|previous|earlier) (?:read|view)\b",
+    r"\balready have the (?:latest |newest |current |full )?(?:version|contents?|copy|text) of th(?:is|e|at) file\b",
 )
 """What short answers to a read or an edit say that only refer to an earlier result, by client and close variants."""
 _REFERS = re.compile("|".join(REFERRING), re.I)
