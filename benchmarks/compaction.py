@@ -32,9 +32,9 @@ from harness import about, command_line
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.audit import logs as audit
 from memory_bank.audit.costs import Costs, ScriptedCache, named_counter
-from memory_bank.audit.sessions import Client, LogFiles, LoggedSession, log_files, log_format
+from memory_bank.audit.sessions import Client, log_files
 from memory_bank.audit.tables import markdown_table, percent
-from memory_bank.audit.traces import Trace, read_traces
+from memory_bank.audit.traces import Trace, TraceFiles, read_traces
 from memory_bank.bank.session import NOTE_TOKENS
 from memory_bank.config import Price, ServiceSettings
 from memory_bank.pricing import cost
@@ -46,9 +46,9 @@ from memory_bank.transcript.shortening import fit_text
 LOCAL = MemoryBankSettings(selection="evidence", embedding_model="lexical", observer_model="extractive")
 
 
-def compacted(trace: Trace, every: int, summary: int, client: Client, costs: Costs) -> LoggedSession:
+def compacted(trace: Trace, every: int, summary: int, client: Client, costs: Costs) -> Trace:
     """A run with a compaction whenever the messages since the one before have so many tokens."""
-    session = LoggedSession(trace.id, client, list(trace.messages))
+    session = Trace(trace.id, list(trace.messages), client=client)
     tokens = start = 0
     for position, message in enumerate(trace.messages):
         tokens += costs.of(message)
@@ -72,15 +72,10 @@ def agents_words(messages: list[Any], most: int, costs: Costs) -> str:
     return "\n".join(reversed(said)) or "(nothing was said)"
 
 
-def sessions_in(
-    paths: list[Path], every: int, summary: int, client: Client, costs: Costs
-) -> Iterator[LoggedSession]:
+def sessions_in(paths: list[Path], every: int, summary: int, client: Client, costs: Costs) -> Iterator[Trace]:
     """The sessions of logs, and those made of recorded runs."""
-    files = log_files(paths)
-    yield from LogFiles([f for f in files if log_format(f)], lambda text: print(text, file=sys.stderr))
-    for file in (f for f in files if not log_format(f)):
-        runs = (run for run in read_traces(file) if isinstance(run, Trace))
-        yield from (compacted(run, every, summary, client, costs) for run in runs)
+    for run in TraceFiles(log_files(paths), lambda text: print(text, file=sys.stderr)):
+        yield run if run.client else compacted(run, every, summary, client, costs)
 
 
 def print_notes(runs: Iterator[Trace], costs: Costs) -> None:

@@ -585,7 +585,7 @@ def _place(loc: Sequence[str]) -> str:
 def read_toml(file: str | Path | None, what: str = "configuration") -> dict[str, Any]:
     """The values of a TOML file; none without a file. Raises ConfigError."""
     try:
-        return {} if file is None else tomllib.loads(Path(file).read_text(encoding="utf-8"))
+        return {} if file is None else tomllib.loads(Path(file).read_text(encoding="utf-8-sig"))
     except OSError as e:
         wrong = f"cannot be read ({e.strerror or e}): give the path of a TOML file."
         raise ConfigError(f"the {what} {file} {wrong}") from e

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from tests.chats import rounds, user
 from typer.testing import CliRunner
 
 from memory_bank.audit.measure import COLUMNS, Figures, Measurement, figures_of
@@ -25,6 +26,7 @@ from memory_bank.audit.pages import (
 from memory_bank.audit.replay import Strategy
 from memory_bank.audit.runs import BUDGETS, NO_MEMORY, advice, audit, choose, plan_audit
 from memory_bank.audit.tables import percent
+from memory_bank.audit.traces import TraceFiles
 from memory_bank.cli.audit import audit as verb
 from memory_bank.config import Config, load_config
 from memory_bank.errors import EmbedderLoadError, UnknownStrategyError
@@ -158,21 +160,27 @@ def odd(tmp_path):
     return file
 
 
+def audited(paths, plan, tell=lambda _: None):
+    files = TraceFiles(paths, tell)
+    return audit(files, list(files), plan, counter="approximate")
+
+
 def test_broken_lines_are_skipped_counted_and_named(odd, config):
     told = []
     tried = plan_audit(config, [TOYS + "keep_last?n=2"])
-    report = audit([odd, odd.parent / "none"], tried, counter="approximate", tell=told.append)
+    report = audited([odd, odd.parent / "none"], tried, told.append)
     assert report.traces == 10
     assert [re.search(r"line (\d+)", s)[1] for s in report.skipped_lines] == ["2", "3", "13", "15"]
     assert report.unreadable_files == (str(odd.parent / "none"),)
-    assert len(told) == 5
+    assert [t.partition(":")[2] or t for t in told][0].endswith("and 3 more lines of it.")
+    assert len(told) == 2  # a sentence a file
     assert report.advised == TOYS + "keep_last?n=2"
     assert [(x["values"], x["kept"]) for x in report.losses] == [(5, 2)]
     assert json.loads(json.dumps(report.as_dict(), allow_nan=False))["strategies"][1]["values_old"] == 14
 
 
 def test_what_was_raised_is_noted(traces, config):
-    report = audit([ORDERS], plan_audit(config, [TOYS + "raises_late"]), counter="approximate")
+    report = audited([ORDERS], plan_audit(config, [TOYS + "raises_late"]))
     assert report.notes == (f"{TOYS}raises_late raised RuntimeError at 14 steps",)
     assert report.advised == "no memory"
 
@@ -184,7 +192,7 @@ def elements(page):
 
 def test_the_page_is_well_formed_self_contained_and_escaped(odd, config):
     tried = plan_audit(config, [TOYS + "keep_last?n=2", TOYS + "shorten", "oracle"])
-    page = audit([odd], tried, counter="approximate").as_html()
+    page = audited([odd], tried).as_html()
     tags = {e.tag.split("}")[-1] for e in elements(page)}
     assert {"svg", "table", "circle"} <= tags
     assert not tags & {"script", "link", "img", "iframe", "object", "image", "use"}
@@ -250,11 +258,21 @@ def cli(tmp_path):
 def test_the_verb_ends_in_the_sentence(cli, odd):
     done = cli(odd, "--strategy", "local?top_k=9", "--strategy", TOYS + "shorten", "--budget", 5)
     assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("Without memory the input costs $")
+    assert "what is older" not in done.stdout  # what the figures mean
+    done = cli(odd, "--strategy", "local?top_k=9", "--strategy", TOYS + "shorten", "--budget", 5, "--explain")
     lines = done.stdout.splitlines()
     assert lines[-1].startswith("Take ")
     assert "skipped lines: 4" in lines
     assert any(line.startswith("none of the strategies has a history_budget") for line in lines)
-    assert [line.split()[0] for line in lines[:4]] == ["strategy", "no", "local?top_k=9", TOYS + "shorten"]
+    at = next(n for n, line in enumerate(lines) if line.startswith("strategy"))
+    assert [line.split()[0] for line in lines[at : at + 4]] == [
+        "strategy",
+        "no",
+        "local?top_k=9",
+        TOYS + "shorten",
+    ]
+    assert "what is older" in done.stdout
 
 
 def test_the_verb_as_json_with_a_page(cli, odd, tmp_path):
@@ -272,6 +290,16 @@ def test_nothing_to_measure_is_said_and_fails(cli, tmp_path):
     empty.write_text('{"id": "x", "messages": [{"role": "user", "content": "hi"}]}\n')
     done = cli(empty, "--strategy", "local")
     assert done.exit_code == 1
-    assert "Nothing can be advised" in done.stdout
+    assert "no tool call was read" in str(done.exception)
     assert cli(tmp_path / "none.jsonl").exit_code != 0
-    assert cli(tmp_path).exit_code != 0
+    assert cli(tmp_path / "folder").exit_code != 0
+
+
+def test_short_runs_gain_nothing_and_the_verb_says_so(cli, tmp_path):
+    short = tmp_path / "short.jsonl"
+    short.write_text(json.dumps({"id": "r", "messages": [user("Find it"), *rounds(3)]}) + "\n")
+    done = cli(short, "--strategy", "memory_bank")
+    assert done.exit_code == 0
+    assert done.stdout.splitlines()[-1].startswith(
+        "Memory changes nothing here: these runs are too short for a fold"
+    )

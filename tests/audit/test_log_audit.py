@@ -1,6 +1,7 @@
 """The audit of logs: what compactions kept, what a strategy would have kept, what was read again."""
 
 import json
+import re
 
 import pytest
 import typer
@@ -14,6 +15,7 @@ from tests.audit.logged import (
     codex_lines,
     write_lines,
 )
+from tests.chats import rounds, user
 from typer.testing import CliRunner
 
 from memory_bank.audit.copies import Tally
@@ -30,6 +32,7 @@ from memory_bank.audit.logs import (
 )
 from memory_bank.audit.replay import parse_strategy
 from memory_bank.audit.sessions import read_claude_code
+from memory_bank.audit.traces import TraceFiles
 from memory_bank.cli.audit import audit as verb
 from memory_bank.config import Config
 
@@ -88,7 +91,8 @@ def test_a_compaction_without_calls_around_it_is_not_measured(config, costs):
 
 def test_a_resumed_session_counts_its_compactions_once(tmp_path, config):
     files = [write_lines(tmp_path / f"{n}.jsonl", claude_code_lines()) for n in range(2)]
-    report = audit_logs(files, [], counter="approximate")
+    read = TraceFiles(files, print)
+    report = audit_logs(read, list(read), [], counter="approximate")
     assert (report.compactions, len(report.each)) == (2, 1)
 
 
@@ -167,15 +171,14 @@ def test_the_verb_as_json(cli, tmp_path):
     assert report["sentences"][0] == "1 session (1 of Claude Code), 5 calls, 1 compaction."
 
 
-def test_a_log_without_compactions_says_so(cli, tmp_path):
-    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
-    done = cli(write_lines(tmp_path / "chat.json", [json.dumps(chat, indent=2)]))
+def test_a_log_without_compactions_is_answered_in_dollars(cli, tmp_path):
+    log = ClaudeCode().user("Go")
+    for n in range(30):
+        log.call(f"c{n}", "Read", f"line {n} " * 2_000, file_path=f"f{n}.py")
+    done = cli(write_lines(tmp_path / "s.jsonl", log.lines))
     assert done.exit_code == 0, done.output
-    told = (
-        "No compaction is recorded, so there is nothing to compare a memory with. What memory saves at work "
-    )
-    told += "is printed by `memory-bank run -- claude`, or codex."
-    assert done.stdout.splitlines()[-1] == told
+    assert re.match(r"Without memory the input costs \$[\d.]+, with \S+ \$[\d.]+ \(\d+%\)", done.stdout)
+    assert re.search(r"^26 to 50 +1 +\$", done.stdout, re.M)
 
 
 def test_options_for_recorded_runs_are_refused(cli, tmp_path):
@@ -227,7 +230,9 @@ def test_the_verb_shows_each_compaction(cli, tmp_path):
     file = write_lines(tmp_path / "claude.jsonl", long_lines(" ".join([SUMMARY] * 30)))
     done = cli(file, "--each")
     assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("Without memory the input costs $")
     lines = [line.split() for line in done.stdout.splitlines()]
+    lines = lines[next(n for n, cells in enumerate(lines) if cells[:1] == ["compaction"]) :]
     assert lines[0][:4] == ["compaction", "history", "values", "own"]
     table = lines[: lines.index([])]
     assert [line[:2] for line in table if line[:1] == ["s-1"]] == [["s-1", "1"], ["s-1", "2"]]
@@ -242,7 +247,7 @@ def test_the_verb_shows_each_compaction(cli, tmp_path):
         (2, True),
     ]
     recorded = tmp_path / "run.jsonl"
-    recorded.write_text(json.dumps({"id": "r", "messages": [{"role": "user", "content": "hi"}]}) + "\n")
+    recorded.write_text(json.dumps({"id": "r", "messages": [user("hi"), *rounds(2)]}) + "\n")
     refused = cli(recorded, "--each")
     assert refused.exit_code != 0
-    assert "--each is for agents' logs" in str(refused.exception)
+    assert "--each is for logs with compactions" in str(refused.exception)

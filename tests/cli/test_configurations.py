@@ -29,6 +29,7 @@ WELL: dict[str, tuple[str, dict[str, str], dict[tuple[str, ...], tuple[Any, str]
     # text, environment, some settings: their values and sources ("FILE": the file)
     "empty": ("", {}, {("default_strategy",): ("memory_bank", "default")}),
     "comments only": ("# nothing\n\n", {}, {("memory_strategies", "memory_bank", "top_k"): (3, "default")}),
+    "a byte-order mark": ("\ufeffloop_detection = \"off\"", {}, {("loop_detection",): ("off", "FILE")}),
     "one setting": ('loop_detection = "off"', {}, {("loop_detection",): ("off", "FILE")}),
     "another default": ('default_strategy = "truncation"', {}, {("default_strategy",): ("truncation", "FILE")}),
     "prices only": (

@@ -53,7 +53,8 @@ def test_broken_lines_are_skipped_counted_and_named(cli, tmp_path):
     assert done.json()["traces"] == 2
     numbers = [told.split("line ")[1].split(":")[0] for told in done.json()["skipped_lines"]]
     assert numbers == ["2", "3", "4", "5", "7", "8"]
-    assert len(done.err.splitlines()) == 6
+    [said] = done.err.splitlines()
+    assert said.endswith(", and 5 more lines of it.")
     assert "skipped lines        6" in cli("lab", "replay", file).out
 
 
@@ -66,9 +67,12 @@ def test_messages_that_are_no_messages(cli, tmp_path):
     assert (done.code, done.json()["traces"]) == (0, 3)
 
 
-def test_empty_file(cli, tmp_path):
-    done = cli("lab", "replay", write(tmp_path / "empty.jsonl"), "--json")
-    assert (done.code, done.json()["traces"], done.json()["mean_full_tokens"]) == (0, 0, 0)
+@pytest.mark.parametrize("lines", [(), (line("a", [{"role": "user", "content": "hi"}]),)])
+def test_a_file_without_calls_is_an_error(cli, tmp_path, lines):
+    for verb in (("lab", "replay"), ("audit",)):
+        done = cli(*verb, write(tmp_path / "empty.jsonl", *lines), "--json")
+        assert (done.code, done.out) == (1, "")
+        assert "no tool call was read from" in done.err
 
 
 def test_a_cut_file_gives_what_is_whole_and_the_other_files_are_played(cli, two, tmp_path):

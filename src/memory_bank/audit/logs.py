@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
@@ -20,10 +19,9 @@ from memory_bank.audit.measure import Figures, intervals_of, json_value, ratio, 
 from memory_bank.audit.needs import Need, needs_of, recall
 from memory_bank.audit.processes import ProgressReport, quiet
 from memory_bank.audit.replay import Strategy, copied, with_budgets
-from memory_bank.audit.sessions import LogFiles, LoggedSession
 from memory_bank.audit.tables import Column, count_of, percent, whole
 from memory_bank.audit.text import parsed_arguments, texts_of
-from memory_bank.audit.traces import Trace
+from memory_bank.audit.traces import Trace, TraceFiles
 from memory_bank.config import ServiceSettings
 from memory_bank.context import what_is_known
 from memory_bank.transcript import ENCODING, MessageKind, calls_of, content_text, kind_of, read
@@ -172,31 +170,29 @@ def each_table(rows: Sequence[CompactionRow]) -> tuple[list[str], list[list[str]
 
 
 def audit_logs(
-    paths: Sequence[Path],
+    files: TraceFiles,
+    runs: Sequence[Trace],
     strategies: Sequence[Strategy] = (),
     *,
     bank: MemoryBankSettings | None = None,
     assist: int = ServiceSettings().compaction_tokens,
     counter: str = ENCODING,
-    tell: Callable[[str], None] = lambda _: None,
     progress: ProgressReport | None = None,
 ) -> LogAudit:
-    """Measure the compactions and the reads in log files.
+    """Measure the compactions and the reads in the runs that were read of log files.
 
     ``bank``: the settings of the bank that adds ``assist`` tokens to a summary, or answers in its place. It and
     strategies that use a ``history_budget`` get the tokens of each summary. Nothing of the contents is in the result.
-    Files that cannot be read are reported to ``tell``.
     """
     costs = Costs(named_counter(counter))
-    files = LogFiles(paths, tell)
     rows: list[list[CompactionRow]] = []  # of each session
     reads: list[Rereads] = []
     clients: Counter[str] = Counter()
     seen: set[str] = set()
     calls = compactions = 0
     with quiet():
-        for n, session in enumerate(files, 1):
-            clients[session.client] += 1
+        for n, session in enumerate(runs, 1):
+            clients[session.client or "message list"] += 1
             calls += sum(len(calls_of(m)) for m in session.messages if m.get("role") == "assistant")
             compactions += len(session.compactions)
             rows.append(measure_compactions(session, strategies, costs, seen, bank, assist))
@@ -215,7 +211,7 @@ def audit_logs(
         full_tokens=ratio(sum(row.kept[FULL].tokens for row in measured), len(measured)),
         figures=tuple(figures_of(name, rows) for name in ways if name != FULL),
         rereads=Rereads(*map(sum, zip(*reads, strict=True))),
-        skipped_lines=files.skipped,
+        skipped_lines=len(files.skipped),
         unknown_files=tuple(files.unknown),
         unreadable_files=tuple(files.unreadable),
         token_counter=costs.counter.name,
@@ -239,7 +235,7 @@ def figures_of(name: str, sessions: Sequence[Sequence[CompactionRow]]) -> Figure
 
 
 def measure_compactions(
-    session: LoggedSession,
+    session: Trace,
     strategies: Sequence[Strategy],
     costs: Costs,
     seen: set[str],
@@ -371,7 +367,7 @@ def _copied_text(history: Sequence[object], after: Sequence[object], tail: int) 
     return list(found)
 
 
-def count_rereads(session: LoggedSession, costs: Costs, compaction: int | None = None) -> Rereads:
+def count_rereads(session: Trace, costs: Costs, compaction: int | None = None) -> Rereads:
     """The reads of a session; of one ``compaction``: those between it and the next.
 
     A read is a call that reads one file (by a tool's name, or by cat, head, sed -n …). A file is read again when at

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from memory_bank import Config, load_embedder
 from memory_bank.audit.costs import named_counter
@@ -16,9 +15,10 @@ from memory_bank.audit.pages import PageSection, figures_page
 from memory_bank.audit.processes import ProgressReport
 from memory_bank.audit.replay import Strategy, parse_strategy, uses_budget, with_budgets
 from memory_bank.audit.tables import count_of, percent
-from memory_bank.audit.traces import TraceFiles
+from memory_bank.audit.traces import Trace, TraceFiles, is_turn
 from memory_bank.errors import EmbeddingError, MissingExtraError
-from memory_bank.transcript import ENCODING
+from memory_bank.pricing import Price, Usage, cost
+from memory_bank.transcript import ENCODING, calls_of
 
 Measured = Measurement[StepRow]
 
@@ -26,6 +26,37 @@ NO_MEMORY = Strategy("no memory", "full")
 
 BUDGETS = (1_000, 2_000, 4_000, 8_000)
 """Values of ``history_budget`` (tokens) to try for strategies with that setting when none are given."""
+
+
+LENGTHS = {"over 100": 101, "51 to 100": 51, "26 to 50": 26, "up to 25": 0}
+"""Names of runs' lengths, with the fewest tool calls of each."""
+
+
+class Bill(NamedTuple):
+    """What the input of some runs costs in dollars, without memory and with it, and the dearest run's share."""
+
+    tool_calls: str
+    runs: int
+    without: float
+    with_memory: float
+    dearest: float
+
+
+def bills_of(traces: Sequence[Trace], measured: Measured, price: Price) -> list[Bill]:
+    """What a strategy would have cost at a price, by the number of tool calls; all runs first."""
+    costs: dict[str, list[tuple[float, float]]] = {name: [] for name in ("all", *LENGTHS)}
+    for trace, rows in zip(traces, measured.rows, strict=True):
+        calls = sum(len(calls_of(m)) for m in trace.messages if is_turn(m))
+        pair = [sum(cost(Usage(*used), price) for used in each) for each in
+                ((r.full_used for r in rows), (r.used for r in rows))]  # fmt: skip
+        if pair[0]:
+            for name in ("all", next(name for name, fewest in LENGTHS.items() if calls >= fewest)):
+                costs[name].append((pair[0], pair[1]))
+    return [
+        Bill(name, len(own), sum(a for a, _ in own), sum(b for _, b in own), max(b / a for a, b in own))
+        for name, own in costs.items()
+        if own
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +108,11 @@ def plan_audit(
     names: Sequence[str] = (),
     budgets: Sequence[int] = (),
     among: Sequence[str] | None = None,
+    tried: Sequence[int] = BUDGETS,
 ) -> AuditPlan:
     """No memory first, then the named strategies, or every memory ``among`` those of the configuration.
 
-    A strategy that uses a ``history_budget`` is tried with each of ``budgets``, or with its own and BUDGETS.
+    A strategy that uses a ``history_budget`` is tried with each of ``budgets``, or with its own and those ``tried``.
     Of strategies that are not named, those whose embedder cannot be loaded or would send the traces to an
     endpoint are left out, with a note. Raises ConfigError and UnknownStrategyError; EmbeddingError or
     MissingExtraError when the embedder of a named strategy cannot be loaded.
@@ -104,25 +136,23 @@ def plan_audit(
                 notes.append(f"{name} was not tried: {e}")
                 continue
         own = getattr(strategy.settings(), "history_budget", 0)
-        tried = [own, *BUDGETS] if own == "auto" else sorted({own, *BUDGETS})
-        chosen += with_budgets(strategy, budgets or tried)
+        all_tried = [own, *tried] if own == "auto" else sorted({own, *tried})
+        chosen += with_budgets(strategy, budgets or all_tried) if budgets or tried else [strategy]
     if budgets and not any(uses_budget(s) for s in chosen):
         notes.append("none of the strategies has a history_budget: --budget changed nothing")
     return AuditPlan(tuple({s.name: s for s in chosen}.values()), tuple(notes))
 
 
 def audit(
-    paths: Sequence[Path],
+    files: TraceFiles,
+    traces: Sequence[Trace],
     plan: AuditPlan,
     *,
     counter: str = ENCODING,
     jobs: int = 1,
-    tell: Callable[[str], None] = lambda _: None,
     progress: ProgressReport | None = None,
 ) -> Audit:
-    """Measure the strategies of a plan on files of traces, and advise one; what cannot be read is told."""
-    files = TraceFiles(paths, tell)
-    traces = list(files)
+    """Measure the strategies of a plan on the runs that were read of files, and advise one."""
     measured = measure(traces, plan.strategies, counter=counter, jobs=jobs, progress=progress)
     notes = list(plan.notes)
     for m in measured:
@@ -151,19 +181,24 @@ def choose(measured: Sequence[Measured]) -> Measured:
     Only memories without any exception or broken pair are compared that have fewer tokens than the full history and
     cost less at one of the prices of a prefix cache at least; the best has the highest bound recall of old evidence.
     No memory is taken when there is none to compare, or when the one found keeps less than 70% of the old evidence:
-    a saving that loses what calls need is not one. When no call needed anything old, the cheapest is taken. At equal
-    tokens the first wins.
+    a saving that loses what calls need is not one. When no call needed anything old, there is nothing to measure but
+    dollars: the cheapest is taken. At equal tokens the first wins.
     """
     baseline = measured[0]
     sound = [m for m in measured if _is_memory(m) and _is_sound(m)]
     if not sound:
         return baseline
     if not baseline.figures.values_old:
-        return min(sound, key=lambda m: m.figures.tokens)
+        return min(sound, key=lambda m: (_dollars(m), m.figures.tokens))
     highest = max(m.figures.bound_old for m in sound)
     near = [m for m in sound if m.figures.bound_old >= highest - 0.02]
     best = min(near, key=lambda m: m.figures.tokens)
     return best if best.figures.bound_old >= 0.70 else baseline
+
+
+def _dollars(measurement: Measured) -> float:
+    """Its share of the dollars at all prices together; 0 where no prefix was cached."""
+    return sum(share for share in measurement.figures.dollars.values() if not math.isnan(share))
 
 
 def _is_memory(measurement: Measured) -> bool:
@@ -191,6 +226,10 @@ def advice(measured: Sequence[Measured], best: Measured) -> str:
             f"tokens ({percent(saved / full)}%) and kept {_describe_kept(f)}{'' if math.isnan(low) else dollars}."
         )
     memories = list(filter(_is_memory, measured))
+    if memories and all(m.figures.tokens == f.full_tokens and not m.figures.exceptions for m in memories):
+        return (
+            "Memory changes nothing here: these runs are too short for a fold, so it sends the same messages."
+        )
     sound = list(filter(_is_sound, memories))
     if not sound:
         each = "each one tried raises, breaks pairs, or costs no less than the full history"
@@ -213,8 +252,8 @@ def described(strategy: Strategy) -> str:
 def _describe_kept(f: Figures) -> str:
     if not f.values_old:
         return (
-            "all that calls needed, for no call needed a value from before its last interaction (what the last "
-            "answer needs is not measured)"
+            "all that calls needed, for no call needed a value from before its last interaction: there is nothing to "
+            "measure but dollars (what the last answer needs is not measured)"
         )
     text = f"{percent(f.bound_old)}% of the evidence older than the last interaction"
     if "bound_old" in f.intervals:

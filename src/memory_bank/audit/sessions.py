@@ -1,24 +1,22 @@
-"""Finds and reads the logs of agents, Claude Code, Codex and lists of OpenAI messages, as chat messages.
+"""The shapes in which programs write runs, as chat messages: chat and Anthropic messages, and what agents log.
 
 Claude Code writes one JSON line an event, a file a session, below ``~/.claude/projects``; Codex one line an item, a
-file a session, below ``~/.codex/sessions``.
+file a session, below ``~/.codex/sessions``. The others: Cline (Anthropic messages), SWE-agent's ``.traj``, OpenHands'
+events, Gemini CLI's chats and checkpoints.
 """
 
 from __future__ import annotations
 
 import json
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from memory_bank.audit.traces import open_lines, reason_of
 from memory_bank.errors import ConfigError
-from memory_bank.transcript import compact, content_text, kind_of
+from memory_bank.transcript import compact, content_text, from_anthropic, is_anthropic, kind_of
 
-Client = Literal["Claude Code", "Codex", "message list"]
+Client = Literal["Claude Code", "Codex"]
 
 _LOOKED_AT = 40  # lines of a file whose format is looked for
 _CODEX_ITEMS = frozenset(
@@ -39,7 +37,7 @@ class LoggedSession:
     """
 
     id: str
-    client: Client
+    client: Client | None = None
     messages: list[dict[str, Any]] = field(default_factory=list)
     compactions: list[tuple[int, str | None]] = field(default_factory=list)
 
@@ -56,12 +54,19 @@ class LoggedSession:
 
     def add_result(self, call_id: str, output: object) -> None:
         """Add the result of a call."""
-        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": _text_of(output)})
+        text = _text_of(output) if isinstance(output, (str, list, Mapping, type(None))) else compact(output)
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
 
 
 def _add_call(message: dict[str, Any], call_id: str, name: str, arguments: str) -> None:
-    function = {"name": name or "unknown", "arguments": arguments}
-    message.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
+    """Add a call, or replace an earlier line's version of it."""
+    call = {
+        "id": call_id,
+        "type": "function",
+        "function": {"name": name or "unknown", "arguments": arguments},
+    }
+    calls = message.setdefault("tool_calls", [])
+    calls[:] = [c for c in calls if not call_id or c["id"] != call_id] + [call]
 
 
 def _text_at(value: Mapping[str, Any], *keys: str) -> str:
@@ -133,7 +138,8 @@ def _add_parts(message: dict[str, Any], content: object) -> None:
         elif part.get("type") == "tool_use":
             _add_call(message, _text_at(part, "id"), _text_at(part, "name"), compact(part.get("input") or {}))
     if words := "\n".join(t for t in text if t.strip()):
-        message["content"] = f"{message['content']}\n{words}" if message["content"] else words
+        said = message["content"] or ""  # a line may repeat what the one before had, and more
+        message["content"] = f"{said}\n{words}" if said and not words.startswith(said) else words
 
 
 # Codex
@@ -178,6 +184,115 @@ def _codex_summary(item: Mapping[str, Any], session: LoggedSession) -> str | Non
     return "\n".join(t for t in texts if t.strip() and t not in known) or None
 
 
+# Lists of messages and events
+
+
+def chat_of(value: object) -> list[Any] | None:
+    """The chat messages that a JSON value is or holds, of any shape; None where it is no run."""
+    if isinstance(value, Mapping):
+        lists = (value.get(key) for key in ("messages", "history", "events", "trajectory"))
+        found = next((v for v in lists if isinstance(v, list)), None)
+        return None if found is None else _as_chat(found)
+    if not isinstance(value, list):
+        return None
+    chat = _as_chat(value)
+    return chat if any(str(kind_of(m)) != "other" for m in chat) else None
+
+
+def _as_chat(entries: list[Any]) -> list[Any]:
+    """A list of messages or events as chat messages; one that has no known shape stays as it is."""
+    if not all(isinstance(m, Mapping) for m in entries):
+        return entries
+    if any("role" not in m and isinstance(m.get("message"), Mapping) for m in entries):
+        entries = [m["message"] if isinstance(m.get("message"), Mapping) else m for m in entries]
+    if any({"action", "observation"} & m.keys() and "source" in m for m in entries):
+        return _of_openhands(entries)
+    if any(m.get("type") == "gemini" or m.get("role") == "model" for m in entries):
+        return _of_gemini(entries)
+    said: list[Any] = []
+    for message in entries:
+        said[-1:] = [message] if said and _repeats(said[-1], message) else [*said[-1:], message]
+    if is_anthropic(said):
+        return [*from_anthropic(said).messages]
+    ids = [m.get("tool_call_ids") for m in said]  # SWE-agent's
+    return [
+        {**m, "tool_call_id": i[0]} if isinstance(i, list) and i and "tool_call_id" not in m else m
+        for m, i in zip(said, ids, strict=True)
+    ]
+
+
+def _repeats(before: Mapping[str, Any], message: Mapping[str, Any]) -> bool:
+    """Whether a message is the one before as it has grown meanwhile."""
+    if not message.get("id") or any(before.get(key) != message.get(key) for key in ("id", "role")):
+        return False
+    return _text_of(message.get("content")).startswith(_text_of(before.get("content")))
+
+
+def _of_openhands(events: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """OpenHands' events, also of its SDK: an action of the agent is a call, what it caused is the result."""
+    chat = LoggedSession("")
+    for event in events:
+        action, seen, args = event.get("action"), event.get("observation"), event.get("args")
+        named = event.get("tool_call_metadata")
+        named = named if isinstance(named, Mapping) else event
+        call_id = _text_at(named, "tool_call_id") or str(event.get("cause" if seen else "id"))
+        if seen:
+            if any(c["id"] == call_id for m in chat.messages for c in m.get("tool_calls", ())):
+                chat.add_result(call_id, (seen if isinstance(seen, Mapping) else event).get("content"))
+        elif isinstance(said := event.get("llm_message"), Mapping):
+            chat.add(_text_at(said, "role") or "user", _text_of(said.get("content")))
+        elif action in ("message", "system") and isinstance(args, Mapping):
+            role = {"user": "user", "agent": "assistant"}.get(_text_at(event, "source"), "system")
+            chat.add("system" if action == "system" else role, _text_at(args, "content"))
+        elif action and event.get("source") == "agent":
+            values = action if isinstance(action, Mapping) else args
+            chat.add_call(
+                call_id, _text_at(named, "function_name", "tool_name") or str(action), compact(values or {})
+            )
+    return chat.messages
+
+
+def _of_gemini(entries: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Gemini CLI's chats, whose entries hold calls with their results, and contents of Gemini's API."""
+    chat = LoggedSession("")
+    newest = {_text_at(m, "id") or str(n): m for n, m in enumerate(entries)}  # an entry that grows has one id
+    open_: dict[str, list[str]] = {}  # calls without an id, by name
+    for number, entry in newest.items():
+        content, parts = entry.get("content"), _objects(entry.get("parts") or entry.get("content"))
+        words = "\n".join(
+            [content] if isinstance(content, str) else [_text_at(p, "text") for p in parts]
+        ).strip()
+        if entry.get("type") == "gemini" or entry.get("role") == "model":
+            chat.messages.append({"role": "assistant", "content": words or None})
+        elif entry.get("type", "user") == "user":
+            chat.add("user", words)
+        for n, part in enumerate(parts):
+            call, answer = part.get("functionCall"), part.get("functionResponse")
+            if isinstance(call, Mapping):
+                call_id, name = _text_at(call, "id") or f"{number}.{n}", _text_at(call, "name")
+                open_.setdefault(name, []).append(call_id)
+                chat.add_call(call_id, name, compact(call.get("args") or {}))
+            elif isinstance(answer, Mapping):
+                unanswered = open_.get(_text_at(answer, "name")) or [""]
+                chat.add_result(
+                    _text_at(answer, "id") or unanswered.pop(0), _output_of(answer.get("response"))
+                )
+        calls = _objects(entry.get("toolCalls"))
+        for call in calls:
+            chat.add_call(_text_at(call, "id"), _text_at(call, "name"), compact(call.get("args") or {}))
+        for call in calls:
+            answers = [r.get("functionResponse") for r in _objects(call.get("result"))]
+            given = [_output_of(a.get("response")) for a in answers if isinstance(a, Mapping)]
+            chat.add_result(_text_at(call, "id"), "\n".join(given) or call.get("resultDisplay"))
+    return chat.messages
+
+
+def _output_of(response: object) -> str:
+    """What a function answered in Gemini's form: its output, or the whole as JSON."""
+    text = _text_at(response, "output", "error") if isinstance(response, Mapping) else ""
+    return text or compact(response)
+
+
 # Files
 
 
@@ -193,96 +308,26 @@ def log_files(paths: Sequence[Path]) -> list[Path]:
         if not path.is_dir():
             found.append(path)
             continue
-        endings = (".jsonl", ".jsonl.gz", ".json")
+        endings = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".traj")
         below = sorted(p for p in path.rglob("*") if p.name.endswith(endings) and p.is_file())
         if not below:
             raise ConfigError(
-                f"the folder {path} holds no .jsonl or .json files: name the folder of an agent's logs."
+                f"the folder {path} holds no .jsonl, .json or .traj files: name the folder of an agent's logs."
             )
         found += below
     return found
 
 
-def _values_in(path: Path, most: int | None = None) -> list[Any]:
-    """The JSON values of a file, one a line or one document; of at most so many lines. None: a line is no JSON."""
-    with open_lines(path) as lines:
-        values = [_parsed(line) for line in islice(lines, most) if line.strip()]
-        if not any(isinstance(v, (Mapping, list)) for v in values):
-            lines.seek(0)
-            values = [_parsed("".join(lines))]  # one JSON document over several lines
-    return values
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _client_of(values: Sequence[Any]) -> Client | None:
-    """The coding agent that wrote the first lines of a log; None for a list of messages and anything else."""
+def client_of(values: Sequence[Any]) -> Client | None:
+    """The coding agent that wrote the first lines of a log; None for anything else."""
     lines = [v for v in values if isinstance(v, Mapping)][:_LOOKED_AT]
     marks = {"sessionId", "leafUuid", "snapshot"}
     if any(isinstance(v.get("type"), str) and marks & v.keys() for v in lines):
         return "Claude Code"
     for line in lines:
         kind = _text_at(line, "type")
-        if (kind in _CODEX_LINES and "payload" in line) or (kind in _CODEX_ITEMS and "sessionId" not in line):
+        if (kind in _CODEX_LINES and "payload" in line) or (
+            kind in _CODEX_ITEMS and not {"sessionId", "message"} & line.keys()
+        ):
             return "Codex"
     return None
-
-
-def _messages_in(value: object) -> list[dict[str, Any]]:
-    """The list of messages that a document is or holds; empty for anything else."""
-    value = value.get("messages") if isinstance(value, Mapping) else value
-    if not isinstance(value, list) or not all(isinstance(m, Mapping) for m in value):
-        return []
-    return value if any(str(kind_of(m)) != "other" for m in value) else []
-
-
-def log_format(path: Path) -> Client | None:
-    """The client whose log a file is; None for recorded runs (``{"id", "messages"}`` a line) and anything else."""
-    if not path.is_file():
-        return None  # a pipe can be read only once
-    try:
-        values = _values_in(path, _LOOKED_AT)
-    except (OSError, EOFError, zlib.error):
-        return None  # its reader says why it cannot be read
-    has_objects = any(isinstance(v, Mapping) for v in values)
-    lists = not has_objects and any(map(_messages_in, values))
-    return _client_of(values) or ("message list" if lists else None)
-
-
-@dataclass(slots=True)
-class LogFiles:
-    """Iterates over the sessions in log files; collects and reports what cannot be used.
-
-    ``skipped`` counts lines that are no JSON objects, ``unknown`` lists files of no known format, ``unreadable``
-    files that cannot be read (to the end).
-    """
-
-    paths: Sequence[Path]
-    tell: Callable[[str], None]
-    skipped: int = 0
-    unknown: list[str] = field(default_factory=list)
-    unreadable: list[str] = field(default_factory=list)
-
-    def __iter__(self) -> Iterator[LoggedSession]:
-        for path in self.paths:
-            try:
-                values = _values_in(path)
-            except (OSError, EOFError, zlib.error) as e:  # the other files can still be read
-                self.unreadable.append(str(path))
-                self.tell(f"the log {path} cannot be read: {reason_of(e)}; check or replace it.")
-                continue
-            name = path.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".json")
-            if client := _client_of(values):
-                objects = [v for v in values if isinstance(v, Mapping)]
-                self.skipped += len(values) - len(objects)
-                yield from (read_claude_code if client == "Claude Code" else read_codex)(objects, name)
-            elif found := list(filter(None, map(_messages_in, values))):
-                self.skipped += len(values) - len(found)
-                yield from (LoggedSession(f"{name}:{n}", "message list", m) for n, m in enumerate(found, 1))
-            else:
-                self.unknown.append(str(path))

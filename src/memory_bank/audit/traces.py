@@ -1,4 +1,4 @@
-"""Files of recorded runs (JSON lines, plain or gzip, one trace a line) and the texts of their messages."""
+"""The one reader of recorded runs and agents' logs: JSON lines or one document, plain or gzip; texts of messages."""
 
 from __future__ import annotations
 
@@ -13,22 +13,36 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from memory_bank.audit.sessions import Client, chat_of, client_of, read_claude_code, read_codex
 from memory_bank.errors import TraceFileError
 from memory_bank.transcript import MessageKind, calls_of, content_text, is_text_part, kind_of, read
 
 UNPACKED_BYTES = 256 * 2**20
 """A gzip file may unpack to this, or to ``UNPACKED_TIMES`` its size if that is more."""
 UNPACKED_TIMES = 200
+_OF_EVENTS = {
+    "type",
+    "role",
+    "source",
+    "message",
+    "payload",
+    "kind",
+}  # a line that is a message or an event has one
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A recorded run: its id, its chat messages, and the tools it could call."""
+    """A recorded run: its id, its chat messages, and the tools it could call.
+
+    Of an agent's log also the ``client``, and its ``compactions`` as in LoggedSession.
+    """
 
     id: str
     messages: list[Any]
     tools: list[Any] | None = None
     task: str = ""
+    client: Client | None = None
+    compactions: list[tuple[int, str | None]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,25 +86,63 @@ def open_lines(path: str | Path, errors: str = "surrogateescape") -> Iterator[io
 
 
 def read_traces(path: str | Path) -> Iterator[Trace | BrokenLine]:
-    """Yield the traces of a file in order; a line that holds none is yielded as a BrokenLine.
+    """Yield the runs of a file in order; a line that holds none is yielded as a BrokenLine.
 
-    A trace without an id is named after its file and line. Only one line is in memory at a time. Raises
-    TraceFileError when the file cannot be read or its compressed data is cut off; all complete traces have
-    been yielded by then.
+    A line, or the whole file, is a run with a list ``messages`` or ``history``, a list of messages or of runs; or
+    each line is a message or an event of one run. A run without an id is named after its file and line. Of lines each
+    of which goes on with the messages of the one before, the last is the run. Raises TraceFileError when the file
+    cannot be read or its compressed data is cut off; all complete runs have been yielded by then.
     """
     path = Path(path)
     number = 0
+    loose: list[tuple[int, dict[str, Any]]] = []  # messages or events of one run
+    last: Trace | None = None
     try:
         with open_lines(path) as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    found = _parse(line, f"{path.name}:{number}")
-                    yield BrokenLine(str(path), number, found) if isinstance(found, str) else found
+            for number, value in _values(lines):
+                runs = [] if isinstance(value, str) else list(_runs_of(value, f"{path.name}:{number}"))
+                for run in runs:
+                    if last is not None and not _goes_on(last, run):
+                        yield last
+                    last = run
+                if isinstance(value, dict) and not runs and value.keys() & _OF_EVENTS:
+                    loose.append((number, value))
+                elif not runs:
+                    if last is not None:
+                        yield last
+                    last, is_object = None, isinstance(value, dict)
+                    reason = 'it has no list "messages"' if is_object else "it is not a JSON object"
+                    yield BrokenLine(str(path), number, value if isinstance(value, str) else reason)
     except (OSError, EOFError, zlib.error) as e:
+        if last is not None:
+            yield last
         where = f" beyond line {number}" if number else ""
         raise TraceFileError(
             f"the trace file {path} cannot be read{where}: {reason_of(e)}; check or replace it."
         ) from e
+    if last is not None:
+        yield last
+    yield from _run_of_lines(loose, path)
+
+
+def _run_of_lines(lines: Sequence[tuple[int, dict[str, Any]]], path: Path) -> Iterator[Trace | BrokenLine]:
+    """The runs of lines that are a message or an event each."""
+    values = [value for _, value in lines]
+    name = path.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".json")
+    if client := client_of(values):
+        for s in (read_claude_code if client == "Claude Code" else read_codex)(values, name):
+            yield Trace(s.id, s.messages, client=client, compactions=s.compactions)
+    elif chat := chat_of(values):
+        yield Trace(name, chat)
+    else:
+        yield from (BrokenLine(str(path), n, 'it has no list "messages"') for n, _ in lines)
+
+
+def _goes_on(before: Trace, run: Trace) -> bool:
+    """Whether a run is the one before with more messages."""
+    length = len(before.messages)
+    is_same = before.id == run.id or (":" in before.id and ":" in run.id)
+    return is_same and 0 < length < len(run.messages) and run.messages[:length] == before.messages
 
 
 def reason_of(error: Exception) -> str:
@@ -98,36 +150,65 @@ def reason_of(error: Exception) -> str:
     return (getattr(error, "strerror", None) or str(error) or type(error).__name__).rstrip(".")
 
 
-def _parse(line: str, name: str) -> Trace | str:
-    """The trace of a line, called ``name`` if it has no id, or the reason why there is none."""
+def _values(lines: io.TextIOWrapper) -> Iterator[tuple[int, Any]]:
+    """The numbered JSON values of the lines, or the file's one document; a text is the reason why there is none."""
+    first = True
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        value = _parsed(line)
+        if first and isinstance(value, str) and (rest := lines.read()).strip():  # over several lines?
+            whole = _parsed(line + rest)
+            yield number, value if isinstance(whole, str) else whole
+            if isinstance(whole, str):
+                others = enumerate(io.StringIO(rest, newline="\n"), number + 1)
+                yield from ((n, _parsed(other)) for n, other in others if other.strip())
+            return
+        first = False
+        yield number, value
+
+
+def _parsed(text: str) -> Any:
+    """The object or list of a JSON text, or the reason why there is none."""
     try:
-        value = json.loads(line)
+        value = json.loads(text)
     except RecursionError:
         return "it is nested too deeply"
     except ValueError as e:
         where = f", column {e.colno}" if isinstance(e, json.JSONDecodeError) else ""
         return f"it is not JSON ({getattr(e, 'msg', type(e).__name__)}{where})"
-    if not isinstance(value, dict):
-        return "it is not a JSON object"
-    messages, task, tools = value.get("messages"), value.get("task"), value.get("tools")
-    if not isinstance(messages, list):
-        return 'it has no list "messages"'
-    given = value.get("id")
-    return Trace(
-        id=name if given is None or given == "" else str(given),
-        messages=messages,
-        tools=tools if isinstance(tools, list) else None,
-        task=task if isinstance(task, str) else "",
+    return value if isinstance(value, (dict, list)) else "it is not a JSON object"
+
+
+def _runs_of(value: dict[str, Any] | list[Any], name: str) -> Iterator[Trace]:
+    """The runs of a JSON value, called ``name`` where they have no id."""
+    if isinstance(value, list) and value and all(map(_holds_run, value)):
+        for number, each in enumerate(value, 1):
+            yield from _runs_of(each, f"{name}/{number}")
+    elif (messages := chat_of(value)) is not None:
+        about = value if isinstance(value, dict) else {}
+        given, tools, task = (about.get(key) for key in ("id", "tools", "task"))
+        yield Trace(
+            id=name if given is None or given == "" else str(given),
+            messages=messages,
+            tools=tools if isinstance(tools, list) else None,
+            task=task if isinstance(task, str) else "",
+        )
+
+
+def _holds_run(value: object) -> bool:
+    return isinstance(value, list) or (
+        isinstance(value, dict) and "role" not in value and chat_of(value) is not None
     )
 
 
 @dataclass(slots=True)
 class TraceFiles:
-    """Iterates over the traces of several files; collects and reports what cannot be used.
+    """Iterates over the runs of several files; collects and reports what cannot be used, a sentence a file.
 
-    ``skipped`` lists the lines that hold no trace, ``unreadable`` the files that cannot be read (to the end); these
-    are errors when it is ``strict``. Raises TraceFileError at the end of files with broken
-    lines alone.
+    ``skipped`` lists the lines that hold no run, ``unreadable`` the files that cannot be read (to the end),
+    ``unknown`` those without any run; unreadable ones are errors when it is ``strict``. ``calls`` counts the tool
+    calls. Raises TraceFileError at the end where no run was read.
     """
 
     paths: Sequence[str | Path]
@@ -135,27 +216,45 @@ class TraceFiles:
     strict: bool = False
     skipped: list[str] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    calls: int = 0
 
     def __iter__(self) -> Iterator[Trace]:
-        found = False
+        found = 0
         for path in self.paths:
+            before, skipped = found, len(self.skipped)
             try:
                 for trace in read_traces(path):
                     if isinstance(trace, Trace):
-                        found = True
+                        found += 1
+                        self.calls += sum(len(calls_of(m)) for m in trace.messages if is_turn(m))
                         yield trace
-                        continue
-                    self.skipped.append(str(trace))
-                    self.tell(f"skipped {trace}.")
+                    else:
+                        self.skipped.append(str(trace))
             except TraceFileError as e:  # the other files can still be read
                 if self.strict:
                     raise
                 self.unreadable.append(str(path))
                 self.tell(str(e))
+            else:
+                if found == before and self.skipped[skipped:]:
+                    self.unknown.append(str(path))
+            if lines := self.skipped[skipped:]:
+                more = f", and {len(lines) - 1:,} more lines of it" if len(lines) > 1 else ""
+                self.tell(f"skipped {lines[0]}{more}.")
         if not found and (self.skipped or self.unreadable):
             raise TraceFileError(
-                f"no run was read from {', '.join(map(str, self.paths))}: a run is a line with a JSON object that "
-                'has a list "messages".'
+                f"no run was read from {', '.join(map(str, self.paths))}: a run is a line, or the file, with a list "
+                'of messages, or a JSON object that has a list "messages" or "history".'
+            )
+
+    def check_calls(self) -> None:
+        """Raise TraceFileError where no run that was read has a tool call: there is nothing to measure."""
+        if not self.calls:
+            raise TraceFileError(
+                f"no tool call was read from {', '.join(map(str, self.paths))}: memory is about what tools return. "
+                "Calls are read of chat and Anthropic messages, Claude Code, Codex, Cline, SWE-agent, OpenHands and "
+                "Gemini CLI."
             )
 
 

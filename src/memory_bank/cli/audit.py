@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ from memory_bank.cli.shared import (
 from memory_bank.errors import ConfigError, TraceFileError
 
 if TYPE_CHECKING:
+    from memory_bank.audit.runs import Bill
     from memory_bank.audit.tables import Column, SubjectT
 
 APPROXIMATE = "token counts are approximate: the vocabulary of tiktoken is not available"
@@ -73,6 +75,7 @@ def replay(
                     line = {"id": step.trace_id, "step": step.step, "messages": step.messages}
                     target.write(json_line(line | {"tokens": step.tokens}))
             bar(played)
+    files.check_calls()
     s = {
         "strategy": key, "traces": played, "steps": steps, "broken_pairs": broken, "skipped_lines": files.skipped,
         "unreadable_files": files.unreadable, "continued": memory.continued, "token_counter": counter,
@@ -157,33 +160,46 @@ def audit(
         ..., help="Files of recorded runs or of agents' logs, or their folders."
     ),
     strategy: list[str] = typer.Option(
-        [], help="Key, KEY?setting=value, or module:function; default: those that --config names, else all."
+        [],
+        help="Key, KEY?setting=value, or module:function; default: those that --config names, or memory_bank.",
     ),
     config: Path | None = CONFIG,
     budget: list[int] = typer.Option([], min=0, help="Tokens of history to try, where a strategy has them."),
     jobs: int = typer.Option(1, min=1, help="How many processes measure."),
     html: Path | None = typer.Option(None, help="Write a page with the frontier plot."),
+    model: str = typer.Option("claude-sonnet-5-5", help="The model at whose list price the input is billed."),
+    explain: bool = typer.Option(
+        False, "--explain", help="Also compare all strategies, and say what each figure means."
+    ),
     each: bool = typer.Option(False, "--each", help="Of agents' logs: a table of all compactions."),
     as_json: bool = JSON,
 ) -> None:
-    """Measure on recorded runs what each memory keeps of the evidence that calls needed, and advise one.
+    """Say what recorded runs would have cost with memory, by their length, and what it would have kept.
 
-    Of agents' logs (Claude Code's ~/.claude/projects, Codex's ~/.codex/sessions, lists of OpenAI messages): what the
-    agent's own compaction kept of what its next 30 calls took, what the bank would have kept beside it (assist) or in
-    its place (answer), and how often files were read again; --strategy adds contexts of as many tokens. No model is
-    called: summaries are made by extraction, nothing leaves this machine, and no contents are printed.
+    Read are JSON lines or documents of chat or Anthropic messages, and the logs of Claude Code (~/.claude/projects),
+    Codex (~/.codex/sessions), Cline, SWE-agent, OpenHands and Gemini CLI. Where the agent compacted its history: what
+    its summary kept of what the next 30 calls took, what the bank would have kept beside it (assist) or in its place
+    (answer), and how often files were read again; --strategy adds contexts of as many tokens. No model is called:
+    summaries are made by extraction, nothing leaves this machine, and no contents are printed.
     """
-    from memory_bank.audit.measure import SHORT
+    from memory_bank.audit.measure import SHORT, measure
+    from memory_bank.audit.replay import parse_strategy
+    from memory_bank.audit.runs import BUDGETS, bills_of, plan_audit
     from memory_bank.audit.runs import audit as run
-    from memory_bank.audit.runs import plan_audit
-    from memory_bank.audit.sessions import log_files, log_format
+    from memory_bank.audit.sessions import log_files
+    from memory_bank.audit.traces import TraceFiles
     from memory_bank.config import load_config, named_strategies
+    from memory_bank.pricing import known_price
 
     settings = load_config(config)
-    files = log_files(traces)
-    if any(map(log_format, files)):
+    files = TraceFiles(log_files(traces), tell)
+    runs = list(files)
+    files.check_calls()
+    price, _ = known_price(settings.prices, model) or (None, "")
+    if price is None:
+        raise ConfigError(f"{one_line(model, 60)} has no list price: name another --model, such as gpt-4.1.")
+    if any(run.compactions for run in runs):
         from memory_bank.audit.logs import LOG_COLUMNS, audit_logs, each_table
-        from memory_bank.audit.replay import parse_strategy
         from memory_bank.config import MemoryBankSettings
 
         if budget or html:
@@ -193,45 +209,81 @@ def audit(
         bank = own if isinstance(own, MemoryBankSettings) else None
         with progress("read", "sessions") as bar:
             room = settings.service.compaction_tokens
-            logs = audit_logs(files, strategies, bank=bank, assist=room, tell=tell, progress=bar)
+            logs = audit_logs(files, runs, strategies, bank=bank, assist=room, progress=bar)
+        with progress("measured", "sessions") as bar:
+            default = replace(parse_strategy(settings.default_strategy, settings), model=model)
+            [measured] = measure(runs, [default], jobs=jobs, progress=bar)
+        bills = bills_of(runs, measured, price)
         if as_json:
-            print_json(logs.as_dict())
-        else:
-            if each and logs.each:
-                titles, cells = each_table(logs.each)
-                table(titles, [[one_line(c, 60) for c in row] for row in cells], range(1, len(titles)))
-                print("% of the values that the next calls took, kept next to what they belong to\n")
-            unread = _unread(logs.skipped_lines, logs.unreadable_files, logs.unknown_files)
-            rows = [(f.name, f) for f in logs.figures]
-            _print_audit("", rows, LOG_COLUMNS, logs.token_counter, unread, logs.sentences())
-        if logs.unreadable_files or not logs.sessions:
+            print_json(logs.as_dict() | {"model": model, "bills": [b._asdict() for b in bills]})
+            return
+        _print_bills(bills, settings.default_strategy, model)
+        if each and logs.each:
+            titles, cells = each_table(logs.each)
+            table(titles, [[one_line(c, 60) for c in row] for row in cells], range(1, len(titles)))
+            print("% of the values that the next calls took, kept next to what they belong to\n")
+        unread = _unread(logs.skipped_lines, logs.unreadable_files, logs.unknown_files)
+        rows = [(f.name, f) for f in logs.figures]
+        _print_audit("", rows, LOG_COLUMNS, logs.token_counter, unread, logs.sentences(), explain)
+        if logs.unreadable_files:
             raise typer.Exit(1)
         return
     if each:
-        raise ConfigError("--each is for agents' logs: leave it out for recorded runs.")
-    plan = plan_audit(settings, strategy, budget, named_strategies(config))
-    with output_file(html, *files) as target, progress("measured", "traces") as bar:
-        report = run(files, plan, jobs=jobs, tell=tell, progress=bar)
+        raise ConfigError("--each is for logs with compactions: leave it out for these runs.")
+    everything = explain or config is not None
+    names = strategy or ([] if everything else [settings.default_strategy])
+    plan = plan_audit(
+        settings, names, budget, named_strategies(config), BUDGETS if everything or strategy else ()
+    )
+    plan = replace(plan, strategies=tuple(replace(s, model=model) for s in plan.strategies))
+    with output_file(html, *map(Path, files.paths)) as target, progress("measured", "traces") as bar:
+        report = run(files, runs, plan, jobs=jobs, progress=bar)
         if target is not None:
             target.write(report.as_html())
+    memories = [m for m in report.measurements if m.strategy.name != "no memory"]
+    shown = next(
+        (m for m in memories if m.strategy.name == report.advised), memories[0] if memories else None
+    )
+    bills = [] if shown is None else bills_of(runs, shown, price)
     if as_json:
-        print_json(report.as_dict())
+        print_json(report.as_dict() | {"model": model, "bills": [b._asdict() for b in bills]})
     else:
         figures = [(m.strategy.name, m.figures) for m in report.measurements]
         unread = _unread(len(report.skipped_lines), report.unreadable_files)
-        _print_audit(
-            "strategy", figures, SHORT, report.token_counter, unread, [*report.notes, report.sentence]
-        )
+        if shown is not None:
+            _print_bills(bills, shown.strategy.name, model)
+        sentences = [*report.notes, report.sentence]
+        _print_audit("strategy", figures, SHORT, report.token_counter, unread, sentences, explain)
     if report.unreadable_files or not any(m.figures.steps for m in report.measurements):
         raise typer.Exit(1)
 
 
+def _print_bills(bills: Sequence[Bill], strategy: str, model: str) -> None:
+    """The verdict: what was paid without memory, and would have been paid with it, by length."""
+    if not bills:
+        return
+    all_ = bills[0]
+    print(
+        f"Without memory the input costs ${all_.without:,.4g}, with {strategy} ${all_.with_memory:,.4g} "
+        f"({all_.with_memory / all_.without:.0%}), at the list price of {one_line(model, 60)}.\n"
+    )
+    rows = [
+        [b.tool_calls, b.runs, f"${b.without:,.4g}", f"${b.with_memory:,.4g}",
+         f"{b.with_memory / b.without:.0%}", f"{b.dearest:.0%}"]
+        for b in bills[1:]
+    ]  # fmt: skip
+    table(
+        ["tool calls", "runs", "without", "with memory", "share", "dearest run"], rows, range(1, 6), whole=[0]
+    )
+    print()
+
+
 def _print_audit(
     title: str, rows: Sequence[tuple[str, SubjectT]], columns: Sequence[Column[SubjectT]], counter: str,
-    unread: list[tuple[str, str]], sentences: Iterable[str],
+    unread: list[tuple[str, str]], sentences: Iterable[str], explain: bool,
 ) -> None:  # fmt: skip
-    """Figures by name and what their columns mean, what was not read, and the result in words."""
-    if rows:
+    """What was not read, and the result in words; ``explain``: figures by name and what their columns mean before."""
+    if rows and explain:
         failures = [
             c for c in columns if c.title in ("errors", "broken") and not any(c.value(f) for _, f in rows)
         ]

@@ -89,7 +89,8 @@ def demo(
     print("worst step: what was paid up to there, in percent of no memory up to there")
     for line in _lost_id(turns, replayed, first):
         print(line)
-    print("What is not shown is stored: get_record returns it. Such calls are not counted.")
+    print("What is not shown is stored: get_record returns it. Not counted: such")
+    print("calls, and the schemas of the memory tools, some 350 tokens of each request.")
     print("Until the first fold memory sends the same messages: short tasks gain nothing.\n")
     print("Other prices:   memory-bank demo --model claude-sonnet-4-6")
     print("Your own runs:  memory-bank audit FILE")

@@ -202,7 +202,7 @@ def _clients(service: str) -> Iterator[Finding]:
     for client, known in CLIENTS.items():
         if known.file and (path := known.path()).is_file():
             try:
-                text = path.read_text(encoding="utf-8")
+                text = path.read_text(encoding="utf-8-sig")
                 values = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
                 url = _address_in(client, values)
             except (OSError, ValueError, AttributeError, TypeError):

@@ -117,7 +117,7 @@ def connect(
     values = known.values(url)
     if write or undo:
         path = known.path()
-        old = path.read_text(encoding="utf-8") if path.exists() else ""
+        old = path.read_text(encoding="utf-8-sig") if path.exists() else ""
         new = (_edited_toml if path.suffix == ".toml" else _edited_json)(path, old, values, undo)
         if new == old:
             tell(f"{path} needs no change.")

@@ -4,6 +4,7 @@ The names below are for packages above the library.
 """
 
 from memory_bank.ports import TokenCounter
+from memory_bank.transcript.anthropic import from_anthropic, is_anthropic
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import (
     Interaction,
@@ -21,5 +22,6 @@ from memory_bank.transcript.transcript import copy_of
 
 __all__ = [
     "ENCODING", "Interaction", "MessageKind", "TokenCounter", "calls_of", "compact", "content_text", "copy_of",
-    "is_text_part", "kind_of", "open_counter", "pairing_errors", "parse_messages", "read",
+    "from_anthropic", "is_anthropic", "is_text_part", "kind_of", "open_counter", "pairing_errors", "parse_messages",
+    "read",
 ]  # fmt: skip
