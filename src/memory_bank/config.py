@@ -426,7 +426,7 @@ class ServiceSettings(Settings):
     tokens_kept: AtLeast1 = 4_000_000
     """Most tokens of history that a worker keeps in memory, about 200 bytes each, or 64 of a request."""
     steps_kept: AtLeast0 = 100
-    """Latest steps of a session whose contents are kept for the page; the figures of all steps are kept."""
+    """Latest steps of a session whose contents are kept for the page, of folds ten times as many; figures stay."""
     allowed_hosts: tuple[str, ...] = ()
     """Host names accepted besides the service's address and loopback."""
     allowed_origins: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
 
 from memory_bank.bank.session import MemoryBankState, Session
 from memory_bank.bank.steps import StepFigures, StepToStore, add_steps
@@ -32,6 +32,16 @@ _ALL: Any = object()
 Tools = Sequence[object] | None
 OpenState = Callable[..., MemoryBankState]
 M = TypeVar("M")  # a message, in the form of the caller's API
+
+
+class StepOptions(TypedDict, total=False):
+    """What else is known of a step, as ``MemoryProcessor.apply_strategy`` takes it."""
+
+    session_id: str | None
+    model: str | None
+    tools: Tools
+    whole: frozenset[str]
+    added: int
 
 
 class Applied(NamedTuple):
@@ -269,18 +279,15 @@ class MemoryProcessor:
         llm_client: LLMClient | None = None,
         form: Form | None = None,
         *,
-        session_id: str | None = None,
-        model: str | None = None,
-        tools: Tools = None,
-        whole: frozenset[str] = frozenset(),
-        added: int = 0,
         recorded: bool = True,
+        **step: Unpack[StepOptions],
     ) -> Applied:
         """As ``apply_strategy``; with a ``form``, for chat messages that were read of it, and are sent in it.
 
         ``recorded``: the step's figures are recorded in the bank; False for a caller that knows more of them.
         """
         check_shape(messages)
+        session_id, model = step.get("session_id"), step.get("model")
         chat: Any = messages
         if form is None:
             chat, form = _form_of(messages)
@@ -296,7 +303,8 @@ class MemoryProcessor:
             if model:
                 price, _ = known_price(self.config.prices, model) or (None, "")
                 session.prefix_cache.take_price(price, model)
-            session.ledger.added = added
+            session.ledger.added = step.get("added", 0)
+            tools, whole = step.get("tools"), step.get("whole", frozenset())
             applied = _apply(chat, session, policy, tools, whole, form, (key, model) if recorded else None)
             plan = session.last_plan
             if plan.view.messages is chat:  # no other thread's step

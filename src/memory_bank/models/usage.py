@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -238,14 +238,26 @@ def usages_of(answer: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def merge_usage(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """The usage of a stream after a later event, whose counts are those so far; zeros and nulls in it say nothing."""
-    merged = dict(one)
+    return _joined(one, other, lambda old, new: old if _is_nothing(new) and old is not None else new)
+
+
+def add_usage(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """The sum of two usages, including that of their details."""
+    return _joined(one, other, _added)
+
+
+def _joined(
+    one: Mapping[str, Any], other: Mapping[str, Any], join: Callable[[Any, Any], Any]
+) -> dict[str, Any]:
+    """The members of two usages, those of both joined, also within their details."""
+    joined = dict(one)
     for name, value in other.items():
-        old = merged.get(name)
+        old = joined.get(name)
         if isinstance(old, Mapping) and isinstance(value, Mapping):
-            merged[name] = merge_usage(old, value)
-        elif not _is_nothing(value) or old is None:
-            merged[name] = value
-    return merged
+            joined[name] = _joined(old, value, join)
+        else:
+            joined[name] = join(old, value) if name in joined else value
+    return joined
 
 
 def _is_nothing(value: object) -> bool:
@@ -255,20 +267,12 @@ def _is_nothing(value: object) -> bool:
         return False
 
 
-def add_usage(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """The sum of two usages, including that of their details."""
-    added = dict(one)
-    for name, value in other.items():
-        old = added.get(name)
-        if isinstance(old, Mapping) and isinstance(value, Mapping):
-            added[name] = add_usage(old, value)
-        elif isinstance(old, list) and isinstance(value, list):
-            added[name] = old + value
-        elif (numbers := _addends(old, value)) is not None:
-            added[name] = sum(numbers)
-        elif value is not None or name not in added:
-            added[name] = value
-    return added
+def _added(old: Any, new: Any) -> Any:
+    """The sum of two numbers or lists; the new value of others, if there is one."""
+    if isinstance(old, list) and isinstance(new, list):
+        return old + new
+    numbers = _addends(old, new)
+    return sum(numbers) if numbers is not None else old if new is None else new
 
 
 def _addends(*values: object) -> list[int | float] | None:

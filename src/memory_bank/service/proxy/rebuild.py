@@ -65,7 +65,7 @@ UNSEEN = 10
 
 
 @dataclass(frozen=True, slots=True)
-class SentContext:
+class LastContext:
     """What was sent for a session: the first ``count`` elements of its request, by their digest, as ``written``."""
 
     session: str
@@ -95,7 +95,7 @@ class MemoryResult:
     step: Rebuilt | None = field(default=None, repr=False)
     tools: list[object] | None = field(default=None, repr=False)
     trouble: str = field(default="", repr=False)
-    sent: SentContext | None = field(default=None, repr=False)
+    sent: LastContext | None = field(default=None, repr=False)
 
 
 BUSY = MemoryResult("failed", "busy", trouble="an earlier request of the session is still at work")
@@ -281,7 +281,7 @@ class Rebuilder:
     passes: set[Provider] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._sent: LRUCache[tuple[str | None, str], SentContext] = LRUCache(MOST_SENT)
+        self._sent: LRUCache[tuple[str | None, str], LastContext] = LRUCache(MOST_SENT)
         self._decisions: LRUCache[str, bool] = LRUCache(MOST_UNMARKED)  # which sessions have memory's tools
         self.unmarked: LRUCache[tuple[str | None, str | None], bool] = LRUCache(MOST_UNMARKED)
         self.untooled: LRUCache[str, bool] = LRUCache(MOST_UNMARKED)
@@ -490,7 +490,7 @@ class Rebuilder:
         sent = None
         if not step.unchanged:
             [digest] = self._digests(request, [count := len(value[dialect.key])])
-            sent = SentContext(match.name, count, digest, arrays[dialect.key])
+            sent = LastContext(match.name, count, digest, arrays[dialect.key])
         return MemoryResult(
             "unchanged" if step.unchanged else "rebuilt",
             "control group (holdout)" if step.control else step.broke,
@@ -541,7 +541,7 @@ class Rebuilder:
                 self._decisions[session_id] = decided
 
     def _continued(
-        self, request: ModelRequest, failed: MemoryResult, known: Sequence[SentContext]
+        self, request: ModelRequest, failed: MemoryResult, known: Sequence[LastContext]
     ) -> MemoryResult:
         """In a worker thread: the context that was sent last, with the new messages after it; else the failure.
 

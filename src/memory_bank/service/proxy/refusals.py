@@ -55,7 +55,7 @@ _STATUSES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailedAnswer:
     """Why a request was not answered: a status, the type and code of the error, or the connection's ``error``."""
 
     status: int
@@ -74,7 +74,7 @@ class Attempt:
     """A request that was sent: its ``answer``, None without one, and the ``failure`` if it was not accepted."""
 
     answer: UpstreamAnswer | None
-    failure: Failure | None = None
+    failure: FailedAnswer | None = None
 
     def result(self) -> UpstreamAnswer:
         """The answer. Raises UpstreamError where there is none."""
@@ -112,7 +112,7 @@ class SessionRefusals:
             return REFUSED
         return REFUSES_ALL if self.in_vain >= IN_VAIN else None
 
-    def fails(self, failure: Failure | None) -> None:
+    def fails(self, failure: FailedAnswer | None) -> None:
         """Note that upstream refused a request as it came, too. One that is not down is asked with memory again."""
         self.in_vain += 1
         if self.in_vain >= 2 * IN_VAIN and failure is not None and failure.status not in OUTAGES:
@@ -124,12 +124,12 @@ class SessionRefusals:
         self.pause = self.left = min(2 * self.pause, LONGEST_PAUSE) if self.pause else FIRST_PAUSE
 
 
-async def failure_of(answer: UpstreamAnswer, dialect: Dialect, request: JsonObject) -> Failure | None:
+async def failure_of(answer: UpstreamAnswer, dialect: Dialect, request: JsonObject) -> FailedAnswer | None:
     """Why an answer is none, read until it shows something of the model; its body gives the same bytes after that."""
     try:
         if not 200 <= answer.status < 300:
             value = parse_object(await answer.hold() or b"")
-            return Failure(answer.status, _kind(_error_in(value) or {}))
+            return FailedAnswer(answer.status, _kind(_error_in(value) or {}))
         if not answer.is_readable:
             return None
         json_type = answer.header(b"content-type").startswith(b"application/json")
@@ -140,10 +140,10 @@ async def failure_of(answer: UpstreamAnswer, dialect: Dialect, request: JsonObje
             value = parse_object(data or b"")
             has_begun = data is None or dialect.answer_key in value
     except UpstreamError as e:
-        return Failure(NO_ANSWER, "broken off", e)
+        return FailedAnswer(NO_ANSWER, "broken off", e)
     if (error := _error_in(value)) is not None:
-        return Failure(_status(error), _kind(error))
-    return None if has_begun else Failure(NO_ANSWER, "no answer")
+        return FailedAnswer(_status(error), _kind(error))
+    return None if has_begun else FailedAnswer(NO_ANSWER, "no answer")
 
 
 async def _first_shown(

@@ -49,7 +49,7 @@ from memory_bank.service.proxy.refusals import (
     THINKING_LEFT_OUT,
     TOOLS_REFUSED,
     Attempt,
-    Failure,
+    FailedAnswer,
     SessionRefusals,
     failure_of,
 )
@@ -355,7 +355,7 @@ class _ProxiedRequest:
         try:
             answer = await self._send_upstream(headers, body, tokens)
         except UpstreamError as e:
-            return Attempt(None, Failure(NO_ANSWER, "no answer", e))
+            return Attempt(None, FailedAnswer(NO_ANSWER, "no answer", e))
         failure = None
         if reads or not 200 <= answer.status < 300:
             failure = await failure_of(answer, request.dialect, request.value)
