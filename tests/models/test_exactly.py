@@ -23,7 +23,8 @@ max_chars_per_record = 2000
 
 
 def test_exactly_the_description(minilm_folder, folder, monkeypatch, capsys):
-    _, config, loop, benchmark = blocks("docs/exactly.md")
+    install, config, loop, benchmark = blocks("docs/exactly.md")
+    run_commands(install.commands(), folder)  # a pip that does nothing
     assert config.code == SEED
     (folder / "memory.toml").write_text(config.code.replace("BAAI/bge-small-en-v1.5", str(minilm_folder)))
     turns, asked = itertools.cycle(SCRIPT), []
