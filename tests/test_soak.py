@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform != "linux", reas
 def bench(name: str, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / name), *args],
-        env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=180,
+        env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
 
 

@@ -95,6 +95,16 @@ def test_a_lower_limit_reaches_the_old_ones_in_time(database):
     assert [s.number for s in list_steps(database, "a", limit=500) if s.detailed] == [348, 349, 350]
 
 
+def test_folds_keep_theirs_ten_times_as_long(database):
+    for i in range(1, 601):
+        changed = {"changed": "memory", "changed_at": 2} if i % 7 == 0 else {}
+        add_steps(database, [a_step(manifest=packed({}), **changed)], 9)
+    found = [s.number for s in list_steps(database, "a", limit=1_000) if s.detailed]
+    latest = [n for n in range(1, 601) if n > 591 or (n % 7 == 0 and n > 510)]
+    assert [n for n in found if n > 510] == latest
+    assert not [n for n in found if n <= 510 - 256]  # older ones go from time to time
+
+
 def test_a_step_revives_a_deleted_session_unless_it_came_before(database):
     add_steps(database, [a_step(created=1.0)], 9)
     list(purge(database, session_id="a"))

@@ -110,6 +110,23 @@ def test_messages_of_anthropic_that_break_a_rule(sent: list[Any], rule: str) -> 
     assert broken_rule(sent, BLOCKS, MESSAGES) == rule
 
 
+@pytest.mark.parametrize("odd", [[[]], {"a": 1}, 7, 1.5, True, "", float("nan"), ["a"]], ids=repr)
+def test_ids_of_any_kind_are_compared(odd: Any) -> None:
+    """A client's list with such an id is its own matter: it leaves as it came, or without whole turns."""
+    for wire, came, (first, kept) in (
+        (
+            MESSAGES,
+            [*BLOCKS[:1], blocks.turn(blocks.use(odd)), blocks.user(blocks.answer(odd)), *BLOCKS[1:]],
+            (1, 3),
+        ),
+        (CHAT, [*CHATS[:2], call((odd, "f", {})), result(odd, "done"), *CHATS[2:]], (2, 4)),
+        (ITEMS, [*ITEM_LIST[:1], items.call(odd), items.output(odd), *ITEM_LIST[1:]], (1, 3)),
+    ):
+        assert broken_rule(came, came, wire) == ""
+        assert broken_rule([*came[:first], *came[kept:]], came, wire) == ""
+        assert broken_rule(came[:kept], came[:kept], wire) == ""
+
+
 def test_marks_beside_the_messages_count_and_the_clients_own_are_its_own() -> None:
     sent = [marked(3), *BLOCKS[-2:]]
     assert broken_rule(sent, BLOCKS, MESSAGES, marks_beside=1) == ""

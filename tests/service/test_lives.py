@@ -1,13 +1,11 @@
 """A record's life over the steps: whole, quoted, listed, and why no more."""
 
-from types import SimpleNamespace
-
 import pytest
 from tests.chats import FOLDING
 from tests.service.runs import recorded
 
 from memory_bank.bank.sqlite import Sqlite
-from memory_bank.bank.steps import get_step, steps_with_manifests
+from memory_bank.bank.steps import StepShown, get_step, steps_since
 from memory_bank.config import Config
 from memory_bank.service.api.lives import spans_of
 from memory_bank.service.page.recorder import Recorder
@@ -23,7 +21,11 @@ def piece(trace_id, score, value="ord-7", text="order=ORD-7 is late"):
 
 def decided(fate, reason="", pieces=(), ids=("t",), omitted=0):
     decision = {"trace_ids": list(ids), "fate": fate, "reason": reason}
-    return {"plan": {"decisions": [decision], "decisions_omitted": omitted, "pieces": list(pieces)}}
+    plan = {"decisions": [decision], "decisions_omitted": omitted, "pieces": list(pieces)}
+    return {
+        "plan": plan,
+        "context": [{"part": "past", "calls": [1]}, {"left_out": 3}, {"part": "tail", "calls": [1, 2]}],
+    }
 
 
 def life(*steps, number=3):
@@ -34,7 +36,7 @@ def life(*steps, number=3):
         changed = "memory" if manifest else None
         if status == "moved":
             status, changed = "rebuilt", "memory"
-        found.append((SimpleNamespace(number=n, status=status, changed=changed), manifest))
+        found.append(StepShown(n, status, changed, 4 if n == 1 else 9, manifest))
     return [(s.first, s.last, s.fate, s.as_it_came) for s in spans_of(found, number, "t")]
 
 
@@ -49,7 +51,8 @@ def life(*steps, number=3):
         (("failed", "refused", "control"), [(1, 3, KEPT, True)]),
         ((decided(LISTED), "passed", "answered", None), [(1, 4, LISTED, False)]),
         ((decided(KEPT, ids=("other",)),), [(1, 1, KEPT, False)]),  # the latest call
-        ((decided(LISTED, ids=("other",), omitted=9),), [(1, 1, None, False)]),
+        (("moved", decided(LISTED, ids=("other",), omitted=9)), [(1, 1, KEPT, False), (2, 2, None, False)]),
+        ((decided(KEPT, ids=("other",)), decided(KEPT, ids=("other",))), [(1, 1, KEPT, False), (2, 2, OUT, False)]),  # gone
         (({"plan": None}, decided(LISTED)), [(1, 1, KEPT, False), (2, 2, LISTED, False)]),  # a session at work
         ((decided(PART, "#3 named in the list", [piece("o", 0.5)], ("t", "o")),), [(1, 1, LISTED, False)]),
         ((decided(PART, "#3 counted in the list", [piece("o", 0.5)], ("t", "o")),), [(1, 1, OUT, False)]),
@@ -65,15 +68,19 @@ def test_why_it_was_not_shown_is_told_by_what_was():
         "#3 named in the list of calls, nothing of its output; nearly shown: worth 0.031, beyond the budget"
     )
     pieces = [piece("a", 0.11), piece("a", 0.4, value=""), piece("b", 0.9), piece("c", 0.2), piece("d", 0.3)]
-    step = SimpleNamespace(number=8, status="rebuilt", changed="memory")
-    [span] = spans_of([(step, decided(LISTED, reason, pieces))], 3, "t")
+
+    def only(manifest):
+        [span] = spans_of([StepShown(8, "rebuilt", "memory", 9, manifest)], 3, "t")
+        return span
+
+    span = only(decided(LISTED, reason, pieces))
     assert (span.worth, span.least) == (0.031, 0.11)
     assert [(o.trace_id, o.value, o.worth) for o in span.likelier] == [
         ("b", "ORD-7", 0.9), ("a", "order=ORD-7 is late", 0.4), ("d", "ORD-7", 0.3),
     ]  # fmt: skip
-    [span] = spans_of([(step, decided(LISTED, "#3 named", pieces))], 3, "t")
+    span = only(decided(LISTED, "#3 named", pieces))
     assert (span.worth, span.least) == (None, 0.11)
-    [span] = spans_of([(step, decided(PART, "", [*pieces, piece("t", 0.7), piece("t", 0.2)]))], 3, "t")
+    span = only(decided(PART, "", [*pieces, piece("t", 0.7), piece("t", 0.2)]))
     assert (span.worth, span.least, len(span.likelier)) == (0.7, 0.11, 3)
 
 
@@ -90,7 +97,7 @@ def test_the_life_of_every_record_of_a_run_is_what_its_contexts_showed(tmp_path)
     decisions = [{t: d for d in m["plan"]["decisions"] for t in d["trace_ids"]} for m in manifests]
     ids = list(dict.fromkeys(t for of in decisions for t in of))
     for number, trace_id in enumerate(ids, 1):
-        spans = spans_of(steps_with_manifests(database, "a", number), number, trace_id)
+        spans = spans_of(steps_since(database, "a", number), number, trace_id)
         assert [s.first for s in spans[1:]] == [s.last + 1 for s in spans[:-1]]  # without a gap
         assert spans[-1].last == len(run) and spans[0].fate == KEPT
         for span in spans:

@@ -198,7 +198,8 @@ def choose(measured: Sequence[Measured]) -> Measured:
 
 def _dollars(measurement: Measured) -> float:
     """Its share of the dollars at all prices together; 0 where no prefix was cached."""
-    return sum(share for share in measurement.figures.dollars.values() if not math.isnan(share))
+    shares: list[float] = [*measurement.figures.dollars.values()]
+    return sum(share for share in shares if not math.isnan(share))
 
 
 def _is_memory(measurement: Measured) -> bool:

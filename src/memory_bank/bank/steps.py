@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
@@ -23,6 +23,8 @@ CONTROL = "control"
 WITHOUT = ("failed", "refused")
 """The statuses of steps that went without memory: it failed, or made a context that breaks a rule of the gate, or it
 pauses since upstream refused a context."""
+FOLDS = 10
+"""How many times as many of the latest steps keep their contents where the context changed before its end."""
 _SWEEP = 256
 """Steps between two deletions of all old manifests; in between, only those that the newest replace go."""
 
@@ -42,7 +44,8 @@ _LISTED = (*(c for c in _t if c.name not in _CONTENTS), _t.manifest.is_not(None)
 _ADD_OUTCOME = sa.update(steps).where(of_session(steps), _t.created == sa.bindparam("made"))
 _SESSION = sa.select(sessions.c.generation, sessions.c.deleted).where(of_session(sessions))
 _LAST = sa.select(sa.func.max(_t.number)).where(of_session(steps))
-_old = _t.number > sa.bindparam("above"), _t.number <= sa.bindparam("to")
+_goes = sa.or_(_t.changed.is_(None), _t.number <= sa.bindparam("folds"))
+_old = _t.number > sa.bindparam("above"), _t.number <= sa.bindparam("to"), _goes
 _has_contents = sa.or_(*(_t[k].is_not(None) for k in _CONTENTS))
 _no_contents = dict.fromkeys(_CONTENTS, sa.null())
 _DROP_CONTENTS = sa.update(steps).where(of_session(steps), *_old, _has_contents).values(_no_contents)
@@ -154,8 +157,9 @@ def unpacked(stored: bytes) -> dict[str, Any]:
 def add_steps(database: Database, new: Sequence[StepToStore], kept: int | None = None) -> None:
     """Store new steps, numbered after the last one of their session, and the outcomes of stored steps, all or none.
 
-    Only the latest ``kept`` steps of a session keep their manifests; None: all do. A step newer than the deletion of
-    its session revives the session, an older one is dropped; a manifest is dropped if the session was emptied since.
+    Only the latest ``kept`` steps of a session keep their manifests, and of FOLDS times as many those at which the
+    context changed before its end, as at a fold; None: all do. A step newer than the deletion of its session revives
+    the session, an older one is dropped; a manifest is dropped if the session was emptied since.
     """
     with database.write() as c:
         for session_id in sorted({s.figures.session_id for s in new}):  # one order: no deadlock
@@ -180,13 +184,16 @@ def _add(
     last = before + len(new)
     rows = []
     for number, step in enumerate(new, before + 1):
-        whole = (kept is None or number > last - kept) and step.generation in (None, known.generation)
+        latest = last if kept is None else kept if step.figures.changed is None else FOLDS * kept
+        whole = number > last - latest and step.generation in (None, known.generation)
         kept_contents = {k: getattr(step, k) if whole else None for k in _CONTENTS}
         rows.append({**_row(step.figures), "number": number, **kept_contents})
     c.execute(sa.insert(steps), rows)
     if kept is not None:
         above = 0 if before // _SWEEP != last // _SWEEP else before - kept
-        c.execute(_DROP_CONTENTS, {**session, "above": above, "to": last - kept})
+        c.execute(
+            _DROP_CONTENTS, {**session, "above": above, "to": last - kept, "folds": last - FOLDS * kept}
+        )
     database.revive(c, session_id)
 
 
@@ -281,17 +288,26 @@ def get_step(
     return None
 
 
-def steps_with_manifests(
-    database: Database, session_id: str, records: int
-) -> list[tuple[StepFigures, dict[str, Any] | None]]:
+class StepShown(NamedTuple):
+    """What is known of the context of a step."""
+
+    number: int
+    status: str
+    changed: str | None
+    records: int
+    manifest: Mapping[str, Any] | None = None
+
+
+def steps_since(database: Database, session_id: str, records: int) -> Iterator[StepShown]:
     """The steps since a session had so many records, oldest first, each with its manifest where that is stored."""
-    found = (
-        sa.select(*_LISTED, _t.manifest).where(of_session(steps), _t.records >= records).order_by(_t.number)
+    columns = _t.number, _t.status, _t.changed, _t.records, _t.manifest
+    found = sa.select(*columns).where(of_session(steps), _t.records >= records).order_by(_t.number)
+    with database.read() as c:
+        rows = c.execute(found, {"session": session_id}).all()
+    return (
+        StepShown(number, status, changed, n, None if manifest is None else unpacked(manifest))
+        for number, status, changed, n, manifest in rows
     )
-    return [
-        (_figures(row), None if row["manifest"] is None else unpacked(row["manifest"]))
-        for row in database.rows(found, session=session_id)
-    ]
 
 
 def token_curve(

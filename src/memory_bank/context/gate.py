@@ -138,9 +138,9 @@ def _is_message(message: object, kinds: set[type]) -> bool:
     return type(message) in kinds or any(isinstance(read(message, key), str) for key in ("role", "type"))
 
 
-def _names(message: Any, wire: Wire[Any]) -> set[tuple[MessageKind, str | None]]:
+def _names(message: Any, wire: Wire[Any]) -> set[tuple[MessageKind, str]]:
     """What a message says, calls and answers, without its contents."""
-    return {(part.kind, part.call_id) for part in wire.parts(message)}
+    return {(part.kind, str(part.call_id)) for part in wire.parts(message)}
 
 
 def _system_texts(message: Any, wire: Wire[Any]) -> list[Any]:
@@ -239,8 +239,8 @@ def _after_results(part: Part) -> bool:
 
 
 def _key(part: Part) -> tuple[str, ...]:
-    """What pairs a call with its result."""
-    return ("id", part.call_id) if part.call_id is not None else ("name", str(part.name))
+    """What pairs a call with its result; an id may be any JSON."""
+    return ("id", str(part.call_id)) if part.call_id is not None else ("name", str(part.name))
 
 
 def _is_empty(value: object) -> bool:

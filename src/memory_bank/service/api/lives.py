@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter
 from pydantic import Field
 
-from memory_bank.bank.steps import CONTROL, WITHOUT, StepFigures, steps_with_manifests
+from memory_bank.bank.steps import CONTROL, WITHOUT, StepShown, steps_since
 from memory_bank.plan import Fate
 from memory_bank.service.api.openapi import Count, ResponseModel
 from memory_bank.service.api.records import named_record
@@ -19,6 +19,7 @@ router = APIRouter(prefix="/v1", tags=["records"])
 
 _LIKELIER = 3
 _AS_IT_CAME = ("unchanged", CONTROL, *WITHOUT)
+_GONE = "its messages are no longer in the list that the client sends"
 _BESIDE = ("passed", "answered")  # requests that do not go on with the task
 
 
@@ -39,6 +40,7 @@ class Span(ResponseModel):
     last: Count
     fate: str | None = Field(description="kept, shown in part, listed or left out; null: not known")
     as_it_came: bool = Field(description="the messages were sent as they came")
+    reason: str = Field(description="in the words of the plan of the first of these steps")
     worth: float | None = Field(
         description="of its pieces at the first of these steps; null: too little to be noted"
     )
@@ -63,35 +65,26 @@ class Life(ResponseModel):
 def get_life(api: Api, name: SessionName, trace_id: RecordId) -> Life:
     """What every context since it was stored showed of a record, and why no more."""
     record = named_record(api, name, trace_id)
-    found = steps_with_manifests(api.database, record.session_id, record.number)
+    found = steps_since(api.database, record.session_id, record.number)
     return Life.of(spans=spans_of(found, record.number, record.trace_id))
 
 
-def spans_of(
-    found: Iterable[tuple[StepFigures, Mapping[str, Any] | None]], number: int, trace_id: str
-) -> list[Span]:
-    """The life of a record, of the steps since it was stored and the manifests that are kept of them."""
+def spans_of(found: Iterable[StepShown], number: int, trace_id: str) -> list[Span]:
+    """The life of a record, of the steps since it was stored."""
     spans: list[dict[str, Any]] = []
-    for step, manifest in found:
+    for step in found:
         if step.status in _BESIDE:
             continue
-        plan = None if manifest is None else manifest["plan"]
-        as_it_came = step.status in _AS_IT_CAME
         told: dict[str, Any] = {
-            "fate": None,
-            "as_it_came": as_it_came,
-            "worth": None,
-            "least": None,
+            "fate": None, "as_it_came": step.status in _AS_IT_CAME, "reason": "", "worth": None, "least": None,
             "likelier": [],
-        }
-        if as_it_came:
+        }  # fmt: skip
+        if step.manifest is not None and step.manifest["plan"] is not None:
+            told |= _told(step, step.manifest["plan"], number, trace_id)
+        elif told["as_it_came"] or not spans:  # the latest calls are always whole
             told["fate"] = str(Fate.KEPT)
-        elif plan is not None:
-            told |= _told(plan, number, trace_id)
-        elif spans and step.changed is None:  # it begins as the one before
+        elif step.changed is None:  # it begins as the one before
             told = {k: spans[-1][k] for k in told}
-        elif not spans:
-            told["fate"] = str(Fate.KEPT)  # the latest calls are always whole
         if spans and all(spans[-1][k] == told[k] for k in ("fate", "as_it_came")):
             spans[-1]["last"] = step.number
         else:
@@ -99,17 +92,23 @@ def spans_of(
     return [Span.of(**span) for span in spans]
 
 
-def _told(plan: Mapping[str, Any], number: int, trace_id: str) -> dict[str, Any]:
+def _told(step: StepShown, plan: Mapping[str, Any], number: int, trace_id: str) -> dict[str, Any]:
     """What a plan made of a record, and why."""
     decision = next((d for d in plan["decisions"] if trace_id in d["trace_ids"]), None)
-    if decision is None:  # of the latest call nothing is decided
-        return {"fate": None if plan["decisions_omitted"] else str(Fate.KEPT)}
+    if decision is None:  # of the latest calls nothing is decided
+        context = (step.manifest or {})["context"]
+        latest = sum(len(m.get("calls") or ()) for m in context if m.get("part") == "tail")
+        if number > step.records - latest:
+            return {"fate": str(Fate.KEPT)}
+        return {"fate": None} if plan["decisions_omitted"] else {"fate": str(Fate.LEFT_OUT), "reason": _GONE}
     fate, reason, pieces = decision["fate"], decision["reason"], plan["pieces"]
+    if step.status in _AS_IT_CAME:
+        return {"fate": str(Fate.KEPT)}
     own = [p["score"] for p in pieces if p["trace_id"] == trace_id]
     if fate == str(Fate.PART) and pieces and not own:  # of a call made beside it
         fate = str(Fate.LEFT_OUT if f"#{number} counted" in reason else Fate.LISTED)
     if fate == str(Fate.KEPT) or not pieces:
-        return {"fate": fate}
+        return {"fate": fate, "reason": reason}
     near = re.search(rf"#{number}\b[^#]*nearly shown: worth ([\d.]+)", reason)
     best: dict[object, Mapping[str, Any]] = {}  # the likeliest piece of each other record
     for piece in sorted(pieces, key=lambda p: -p["score"]):
@@ -117,6 +116,7 @@ def _told(plan: Mapping[str, Any], number: int, trace_id: str) -> dict[str, Any]
             best.setdefault(piece["trace_id"], piece)
     return {
         "fate": fate,
+        "reason": reason,
         "worth": max(own) if own else None if near is None else float(near[1]),
         "least": min(p["score"] for p in pieces),
         "likelier": [

@@ -74,6 +74,13 @@ function fill(node, attributes, children) {
 export const put = (node, ...children) =>
   node.replaceChildren(...children.flat(Infinity).filter((c) => c !== null && c !== undefined && c !== ""));
 
+/** Draw a part of the page anew only where what it shows is another: so the focus and a selection stay. */
+export function drawn(node, shown, make) {
+  const sign = JSON.stringify(shown);
+  if (node.sign !== sign) put(node, make());
+  node.sign = sign;
+}
+
 /** A button that copies a text, and says so. */
 export function copier(label, text) {
   const button = el("button", { type: "button", class: "small" }, label);

@@ -2,7 +2,7 @@
 
 import { Poll, get } from "./api.js";
 import { HEIGHT, axis } from "./curve.js";
-import { copier, el, plainText, put, svg, told } from "./dom.js";
+import { copier, drawn, el, plainText, put, svg, told } from "./dom.js";
 import { ago, beside, count, day, dollars, less, moment, plural, saved, short, titled, untold, without } from "./format.js";
 import { link, wrong } from "./route.js";
 
@@ -55,7 +55,9 @@ export class Home {
     this.young = young;
     this.drawToday(midnight, lost.filter((s) => s.sent_cost > s.full_cost));
     this.drawWrong(steps);
-    this.drawDays();
+    const sign = JSON.stringify([this.spans, moment(now / 1000).slice(0, 13)]);
+    if (sign !== this.sign) this.drawDays();
+    this.sign = sign;
     await this.drawTop();
   }
 
@@ -63,18 +65,18 @@ export class Home {
 
   drawToday(midnight, dearer) {
     const d = this.days.find((one) => one.day === day(Date.now() / 1000));
-    put(this.tiles, d ? tiles(d, { since: midnight }) : el("p", {}, el("span", { class: "dim" }, "Today"), el("b", {}, "nothing sent yet"), el("span", { class: "dim" }, this.days.length ? `the last step was on ${this.days.at(-1).day}` : "")));
+    drawn(this.tiles, [d ?? null, midnight], () => d ? tiles(d, { since: midnight }) : el("p", {}, el("span", { class: "dim" }, "Today"), el("b", {}, "nothing sent yet"), el("span", { class: "dim" }, this.days.length ? `the last step was on ${this.days.at(-1).day}` : "")));
     const each = dearer.map((s, i) => [i ? ", " : "", el("a", { class: "bad", href: link(s.name) }, told(s.title ?? s.name), ` +${dollars(s.sent_cost - s.full_cost)}`)]);
-    put(this.dearer, each.length ? ["Dearer today than without memory: ", each] : "");
+    drawn(this.dearer, dearer, () => each.length ? ["Dearer today than without memory: ", each] : "");
     this.dearer.hidden = !each.length;
   }
 
   drawWrong(steps) {
     const rows = steps.map(({ session, title, step: s }) => {
-      const what = s.error === null ? `without memory: ${without(s)}` : `${s.http_status >= 400 ? `error ${s.http_status}: ` : "error: "}${s.error}`;
+      const what = s.error === null ? `without memory: ${without(s).replace(/^memory failed: /, "")}` : `${s.http_status >= 400 ? `error ${s.http_status}: ` : "error: "}${s.error}`;
       return el("li", {}, el("a", { class: "bad", href: link(session, "steps", s.number) }, plainText(what).slice(0, 160)), el("p", { class: "dim" }, told(title ?? session), ` \u00b7 step ${count(s.number)} \u00b7 ${moment(s.created)}`, s.model ? [" \u00b7 ", told(s.model)] : ""));
     });
-    put(this.failures, rows.length ? [el("h2", {}, "What went wrong, the latest first"), el("ul", { class: "lines-to-copy wrong", "aria-label": "What went wrong" }, rows)] : "");
+    drawn(this.failures, steps, () => rows.length ? [el("h2", {}, "What went wrong, the latest first"), el("ul", { class: "lines-to-copy wrong", "aria-label": "What went wrong" }, rows)] : "");
   }
 
   /** The totals of all sessions. */
@@ -87,10 +89,10 @@ export class Home {
     const reasons = Object.entries(s.without_memory).map(([why, n]) => `${why.replaceAll("_", " ")} ${count(n)}`);
     const waiting = s.queue.open ? `${count(s.queue.open)} ${s.queue.model ? "waiting" : "made at their session\u2019s next step"}` : "none waiting";
     const sums = { tokens: s.tokens, sent_cost: s.cost.sent, full_cost: s.cost.full, errors: s.errors, without_memory: s.steps_without_memory };
-    put(
-      this.all, tiles(sums, {}, reasons.length ? `since the start: ${reasons.join(", ")}` : ""),
+    drawn(this.all, [sums, s.queue, s.spend, reasons], () => [
+      tiles(sums, {}, reasons.length ? `since the start: ${reasons.join(", ")}` : ""),
       tile("Summaries", dollars(s.spend.cost), `${plural(s.spend.calls, "call")} of a model, ${waiting}${s.queue.failing ? `, ${count(s.queue.failing)} failing` : ""}`),
-    );
+    ]);
     this.drawModels(s.cost);
   }
 
@@ -163,7 +165,7 @@ export class Home {
     });
     const chip = (name) => el("button", { type: "button", class: "small", "aria-pressed": String(name === by), onclick: () => this.choose(name) }, `by ${name}`);
     const heads = [by[0].toUpperCase() + by.slice(1), "Steps", "Tokens", "Saved", "Paid", "Without memory", "Provider errors", "Steps without memory", ...(by === "day" ? [] : [by === "session" ? "Model" : "Sessions", "Last use"])];
-    put(this.top, made.length ? [el("div", { class: "bar title" }, el("h2", {}, by === "day" ? "Each day" : `${by[0].toUpperCase() + by.slice(1)}s that saved most`), el("span", { class: "turn" }, ["session", "project", "agent", "day"].map(chip))), el("div", { class: "wide" }, table(heads, made))] : "");
+    drawn(this.top, [by, rows, rows.map((s) => ago(s.last_used))], () => made.length ? [el("div", { class: "bar title" }, el("h2", {}, by === "day" ? "Each day" : `${by[0].toUpperCase() + by.slice(1)}s that saved most`), el("span", { class: "turn" }, ["session", "project", "agent", "day"].map(chip))), el("div", { class: "wide" }, table(heads, made))] : "");
   }
 
   drawModels(cost) {

@@ -100,7 +100,7 @@ export class RecordView {
     if (s.as_it_came) return ": the messages were sent as they came";
     if (s.fate === null) return ": the contexts of these steps are not kept";
     if (s.fate === "kept") return ": among the latest calls, or all of it was chosen";
-    if (s.least === null) return "";
+    if (s.least === null) return s.reason ? [": ", told(s.reason)] : "";
     const [worth, least] = [s.worth, s.least].map((n) => (n === null ? null : n.toPrecision(2)));
     const few = worth === null ? `it was worth less than ${least}, the least that was shown` : `it was worth ${worth} where ${least} was the least that was shown`;
     const why = s.fate === "shown in part" ? `its best piece was worth ${worth}, the least that was shown ${least}` : s.worth > s.least ? `it was worth ${worth}, and its length had no room` : few;
