@@ -414,3 +414,23 @@ def test_what_is_called_idle_changes_no_context(selection, values):
             settings = MemoryBankSettings(**base, **given)
             contexts.append(apply_memory_bank_strategy(messages, None, settings, state)[0])
     assert contexts[0] == contexts[1]
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("SERVICE_PORT", "SERVICE__PORT"),
+        ("SERVICE_MAX_BODY_BYTES", "SERVICE__MAX_BODY_BYTES"),
+        ("PORT", "SERVICE__PORT"),
+        ("MEMORY_STRATEGIES_MEMORY_BANK_TOP_K", "MEMORY_STRATEGIES__MEMORY_BANK__TOP_K"),
+        ("MEMORY_STRATEGIES__MEMORY_BANK_TOP_K", "MEMORY_STRATEGIES__MEMORY_BANK__TOP_K"),
+    ],
+)
+def test_a_variable_with_its_underscores_elsewhere_is_answered_with_the_right_name(
+    monkeypatch, variable, meant
+):
+    monkeypatch.setenv(f"MEMORY_BANK_{variable}", "5")
+    with pytest.raises(
+        ConfigError, match=rf"MEMORY_BANK_{variable} is no setting: did you mean MEMORY_BANK_{meant}\?"
+    ):
+        load_config()

@@ -169,6 +169,9 @@ def _mistakes(error: ValidationError, model: type[BaseModel], values: Mapping[st
 
 def _complaint(each: Any, loc: list[str], known: Iterable[str], keys: Iterable[str]) -> str:
     types = f"its type must be one of {', '.join(STRATEGY_TYPES)}"
+    variable = _variable(loc) or ""
+    if variable and (meant := _meant_variable(variable.upper(), keys)) not in ("", variable.upper()):
+        return f" is no setting: did you mean {meant}?"
     if each["type"] == "extra_forbidden":
         if known is Config.model_fields and loc[0] in MemoryBankSettings.model_fields:
             return " is no setting: it belongs to a strategy, under [memory_strategies.<key>]."
@@ -574,6 +577,18 @@ def _variable(loc: Sequence[str]) -> str | None:
         if place[:common] == wanted[:common] and has(value, loc[common:]):
             return variable
     return None
+
+
+def _meant_variable(variable: str, keys: Iterable[str]) -> str:
+    """The variable of a setting that one with underscores in other places means (``…_SERVICE_PORT``); "" for none."""
+    places: list[tuple[str, ...]] = [("service", field) for field in ServiceSettings.model_fields]
+    places += [
+        ("memory_strategies", k, f) for k in {*SHIPPED, *keys} for f in MemoryBankSettings.model_fields
+    ]
+    names = {ENV_PREFIX + "_".join(place).upper(): place for place in places}
+    names |= {ENV_PREFIX + field.upper(): ("service", field) for field in ServiceSettings.model_fields}
+    place = names.get(variable.replace("__", "_"))
+    return "" if place is None else f"{ENV_PREFIX}{'__'.join(place).upper()}"
 
 
 def _place(loc: Sequence[str]) -> str:

@@ -17,7 +17,13 @@ URL = "http://127.0.0.1:8767"
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HOME", str(tmp_path))
-    for variable in ("CLAUDE_CONFIG_DIR", "CODEX_HOME", "XDG_CONFIG_HOME"):
+    for variable in (
+        "CLAUDE_CONFIG_DIR",
+        "CODEX_HOME",
+        "XDG_CONFIG_HOME",
+        "XDG_DATA_HOME",
+        "ANTHROPIC_BASE_URL",
+    ):
         monkeypatch.delenv(variable, raising=False)
 
     def run(*arguments):
@@ -61,10 +67,43 @@ def test_json_is_written_and_undone(run, tmp_path, client, file, before):
     assert "http://10.0.0.1:9" in written
     run(client, "--write", "--url", "http://10.0.0.1:9")
     assert path.read_text() == written
-    run(client, "--undo")  # the address differs: nothing of ours is there
+    run(client, "--undo", "--url", "http://10.0.0.1:8")  # the address differs: nothing of that is there
+    assert path.read_text() == written
+    run(client, "--undo")  # what --write has written, whatever its --url was
+    assert json.loads(path.read_text()) == json.loads(before)
+    path.write_text(written)  # a person wrote it
+    run(client, "--undo")
     assert path.read_text() == written
     run(client, "--undo", "--url", "http://10.0.0.1:9")
     assert json.loads(path.read_text()) == json.loads(before)
+
+
+def test_the_port_is_that_of_the_service(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMORY_BANK_SERVICE__PORT", "9123")
+    assert "http://127.0.0.1:9123/v1" in run("openai")
+    monkeypatch.delenv("MEMORY_BANK_SERVICE__PORT")
+    (tmp_path / "own.toml").write_text("[service]\nport = 9124\n")
+    assert "http://127.0.0.1:9124/v1" in run("openai", "--config", str(tmp_path / "own.toml"))
+
+
+@pytest.mark.parametrize(
+    ("upstream", "is_set"),
+    [("", False), ("https://api.anthropic.com", False), (URL, False), ("http://127.0.0.1:11434", True),
+     ("https://anthropic.example.com/v1", True)],
+)  # fmt: skip
+def test_claude_codes_header_is_off_where_the_upstream_is_not_anthropic(
+    run, tmp_path, monkeypatch, upstream, is_set, capsys
+):
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", upstream)
+    assert ("export CLAUDE_CODE_ATTRIBUTION_HEADER=0" in run("claude-code")) == is_set
+    run("claude-code", "--write")
+    path = tmp_path / ".claude" / "settings.json"
+    assert json.loads(path.read_text())["env"].get("CLAUDE_CODE_ATTRIBUTION_HEADER") == (
+        "0" if is_set else None
+    )
+    monkeypatch.delenv("ANTHROPIC_BASE_URL")
+    run("claude-code", "--undo")
+    assert json.loads(path.read_text()) == {}
 
 
 def test_toml_is_written_and_undone(run, tmp_path):

@@ -85,6 +85,32 @@ def test_a_service_is_started_and_what_was_saved_is_printed(variables, tmp_path)
     assert (tmp_path / "data" / "memory-bank" / "bank.db").exists()
 
 
+def test_the_address_of_its_page_is_printed(variables, port):
+    done = run(variables, "--", *USES)
+    page = re.search(
+        r"its page, while `memory-bank serve` runs: (http://127.0.0.1:\d+)/#/s/(\S+)\n", done.stderr
+    )
+    assert page, done.stderr
+    assert page[1] == f"http://127.0.0.1:{port}"
+    saved = subprocess.run([*COMMAND, "saved", "--today"], env=variables, capture_output=True, text=True)
+    assert re.match(
+        r"today: 12 requests in 1 session; \$\S+ paid, \$\S+ without memory \(\d\d% less\); ", saved.stdout
+    )
+    assert (
+        page[2]
+        in subprocess.run(
+            [*COMMAND, "bank", "sessions"], env=variables, capture_output=True, text=True
+        ).stdout
+    )
+
+
+def test_claude_gets_no_changing_header_where_the_upstream_is_not_anthropic():
+    command, _ = pointed(["claude", "-p"], "http://127.0.0.1:1", elsewhere=True)
+    assert json.loads(command[2])["env"]["CLAUDE_CODE_ATTRIBUTION_HEADER"] == "0"
+    command, _ = pointed(["claude", "-p"], "http://127.0.0.1:1")
+    assert "CLAUDE_CODE_ATTRIBUTION_HEADER" not in json.loads(command[2])["env"]
+
+
 def test_a_running_service_is_used_and_goes_on(variables, tmp_path, port):
     serve = subprocess.Popen(
         [*COMMAND, "serve", "--db", str(tmp_path / "own.db")], env=variables, stdout=subprocess.PIPE,

@@ -434,6 +434,7 @@ def test_the_pictures_of_the_docs_are_made_here(opened, shown, unused, name, tmp
     page = opened(where, at=at, ready=ready, **{"width": 1440, "height": 900, **how})
     page.size(how.get("width", 1440), how.get("height", 900), phone="width" in how)
     page.wait("#stats dd")
+    page.wait("!location.hash.startsWith('#/s/') || document.querySelector('#session .facts div')")
     if name == "page-search.png":
         page.click(chosen)
         page.write("ORD-59182")

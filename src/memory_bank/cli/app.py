@@ -26,8 +26,8 @@ _GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "": (
         "Memory for tool-calling agents: prompts stay small, and every tool output can be fetched by its id.",
         {
-            "run": run_command, "serve": service.serve, "connect": setup.connect, "demo": demo, "audit": audit.audit,
-            "config": setup.config, "doctor": doctor, "mcp": service.mcp,
+            "run": run_command, "serve": service.serve, "connect": setup.connect, "saved": bank.saved, "demo": demo,
+            "audit": audit.audit, "config": setup.config, "doctor": doctor, "mcp": service.mcp,
         },
     ),
     "keys": (

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from memory_bank.cli.shared import (
+    CONFIG,
     DB,
     EMBEDDER,
     JSON,
@@ -30,6 +31,7 @@ from memory_bank.cli.shared import (
     output_file,
     print_json,
     progress,
+    spent,
     table,
     tell,
     visible,
@@ -78,6 +80,54 @@ def sessions(db: str | None = DB, as_json: bool = JSON) -> None:
         right=[3],
         whole=[0, 4, 5],
     )
+
+
+def saved(
+    today: bool = typer.Option(False, "--today", help="Only since midnight."),
+    db: str | None = DB,
+    config: Path | None = CONFIG,
+    as_json: bool = JSON,
+) -> None:
+    """Say what memory has saved: dollars and tokens of all requests of a bank, or of today's."""
+    from memory_bank.audit.tables import count_of
+    from memory_bank.bank.listing import list_sessions
+    from memory_bank.bank.steps import usage_sums
+    from memory_bank.config import load_config
+    from memory_bank.pricing import costs, known_price
+
+    database, prices = open_bank(db, config), load_config(config).prices
+    since = time.mktime((*time.localtime()[:3], 0, 0, 0, 0, 0, -1)) if today else None
+    ids = [s.session_id for s in list_sessions(database)]
+    sums = [
+        s
+        for n in range(0, len(ids), 10_000)
+        for s in usage_sums(database, None, "session", session_ids=ids[n : n + 10_000], since=since)
+    ]
+    priced = [(known_price(prices, s.model or "") or (None, ""))[0] for s in sums]
+    paid = [
+        costs(s.sent, s.full, price, s.billed) if s.reported else None
+        for s, price in zip(sums, priced, strict=True)
+    ]
+    told = [pair for pair in paid if pair is not None]
+    unknown = sum(
+        s.steps if pair is None else s.steps - s.reported for s, pair in zip(sums, paid, strict=True)
+    )
+    values: dict[str, Any] = {
+        "requests": sum(s.steps for s in sums), "sessions": len({s.of for s in sums}),
+        "tokens": sum(s.tokens for s in sums), "full_tokens": sum(s.full_tokens for s in sums),
+        "paid": sum(p for p, _ in told), "full_cost": sum(f for _, f in told), "unknown_cost": unknown,
+    }  # fmt: skip
+    when_ = "today" if today else "in all"
+    said = [
+        f"{when_}: {count_of(values['requests'], 'request')} in {count_of(values['sessions'], 'session')}"
+    ]
+    if told:
+        said.append(spent("$", values["paid"], values["full_cost"], "paid"))
+    if values["full_tokens"]:
+        said.append(spent("", values["tokens"], values["full_tokens"], "tokens sent"))
+    if unknown:
+        said.append(f"the cost of {count_of(unknown, 'request')} is not known")
+    answer(values, "; ".join(said) + ".", as_json)
 
 
 def show(

@@ -14,19 +14,19 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import typer
 
-from memory_bank.audit.tables import money
-from memory_bank.cli.setup import CLIENTS, toml_value
-from memory_bank.cli.shared import CONFIG, DB, one_line, service_settings, tell
+from memory_bank.cli.setup import ATTRIBUTION, CLIENTS, claude_code, is_elsewhere, toml_value
+from memory_bank.cli.shared import CONFIG, DB, one_line, service_settings, spent, tell
 from memory_bank.errors import ConfigError, ServiceError
 from memory_bank.service.security.proof import CHALLENGE, PROOF, address_of, proved, upstream_claim
 
@@ -69,13 +69,20 @@ def run(
         raise typer.Exit(126 if is_file else 127)
     known = running_service(db, config)
     with _started(db, config) if known is None else contextlib.nullcontext(known) as url:
-        before = _figures(url)
+        before, began = _figures(url), time.time()
         later = (
             f", later `memory-bank serve{f' --db {shlex.quote(db)}' if db else ''}`" if known is None else ""
         )
         tell(f"model requests go through {url}, whose page shows each step{later}.")
-        code = _run(*pointed(command, url))
+        settings = service_settings(db, config)
+        elsewhere = is_elsewhere(_named_upstreams(settings).get("anthropic", ("", ""))[1])
+        if elsewhere and Path(command[0]).stem == "claude":
+            tell(ATTRIBUTION)
+        code = _run(*pointed(command, url, elsewhere))
         _report(url, before, _figures(url), "" if known is None else " of all clients of the service")
+        served = url if known is not None else f"http://127.0.0.1:{settings.port}"  # by `serve`, later
+        if pages := [page.replace(url, served, 1) for page in _pages(url, began)]:
+            tell(f"its page{'' if known else ', while `memory-bank serve` runs'}: {' '.join(pages)}")
     raise SystemExit(code)
 
 
@@ -252,8 +259,11 @@ def end_with_stdin() -> None:
 # -- the command
 
 
-def pointed(command: list[str], url: str) -> tuple[list[str], dict[str, str]]:
-    """A command, and the environment in which it runs, so that its model requests go to the service."""
+def pointed(command: list[str], url: str, elsewhere: bool = False) -> tuple[list[str], dict[str, str]]:
+    """A command, and the environment in which it runs, so that its model requests go to the service.
+
+    ``elsewhere``: the Messages API is not Anthropic's own.
+    """
     variables = os.environ | {name: form.format(url=url) for name, form in ADDRESSES.items()}
     variables.setdefault("OPENCODE_CONFIG_CONTENT", json.dumps(CLIENTS["opencode"].values(url)))
     for name in ("NO_PROXY", "no_proxy"):
@@ -261,7 +271,7 @@ def pointed(command: list[str], url: str) -> tuple[list[str], dict[str, str]]:
     added: list[str] = []
     program = Path(command[0]).stem
     if program == "claude":
-        added = ["--settings", json.dumps(CLIENTS["claude-code"].values(url))]
+        added = ["--settings", json.dumps(claude_code(url, elsewhere))]
     if program == "codex":
         values = CLIENTS["codex"].values(url)
         if not variables.get("OPENAI_API_KEY"):  # the key or the account of `codex login`
@@ -348,9 +358,9 @@ def _report(url: str, before: Counter[str] | None, after: Counter[str] | None, w
     if counted[1]:  # as the provider counts them
         tokens = counted
     if tokens[1]:
-        said.append(f"{tokens[0]:,.0f} tokens sent, {tokens[1]:,.0f} without memory ({_less(*tokens)})")
+        said.append(spent("", tokens[0], tokens[1], "tokens sent"))
     if dollars[1]:
-        said.append(f"${money(dollars[0])} paid, ${money(dollars[1])} without memory ({_less(*dollars)})")
+        said.append(spent("$", dollars[0], dollars[1], "paid"))
     start = 'untold_costs_total reason="'
     for key, n in grown.items():
         if n and key.startswith(start):
@@ -358,5 +368,11 @@ def _report(url: str, before: Counter[str] | None, after: Counter[str] | None, w
     tell("; ".join(said) + ".")
 
 
-def _less(sent: float, full: float) -> str:
-    return f"{abs(1 - sent / full):.0%} {'more' if sent > full else 'less'}"
+def _pages(url: str, since: float) -> list[str]:
+    """The addresses of the pages of the sessions that were used since a time, the newest first; at most three."""
+    told = ask(f"{url}/v1/sessions?sort=used&limit=3&since={since:.3f}")
+    try:
+        names = [s["name"] for s in json.loads(told[0] if told else b"{}").get("sessions", ())]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return []
+    return [f"{url}/#/s/{quote(name, safe='')}" for name in names]

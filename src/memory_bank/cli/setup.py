@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -10,14 +11,19 @@ from collections.abc import Callable, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import typer
 
-from memory_bank.cli.shared import JSON, one_line, print_json, tell
+from memory_bank.cli.shared import CONFIG, JSON, one_line, print_json, service_settings, tell
 from memory_bank.errors import ConfigError
+from memory_bank.service.server.database import default_database
 from memory_bank.shipped import shipped_file
 
-URL = "http://127.0.0.1:8767"
+ATTRIBUTION = (
+    "CLAUDE_CODE_ATTRIBUTION_HEADER=0 is set, as the upstream is not Anthropic: Claude Code's header changes at each "
+    "request, so that no prefix cache would hold."
+)
 _BEGIN, _END = "# memory-bank connect: begin", "# memory-bank connect: end"
 
 
@@ -56,6 +62,19 @@ class Client(NamedTuple):
         return (Path(given) if given else Path.home() / default).joinpath(*rest)
 
 
+def is_elsewhere(upstream: str) -> bool:
+    """Whether an upstream of the Messages API is not Anthropic's own; "" is."""
+    host = urlsplit(upstream).hostname or ""
+    return bool(upstream) and host != "anthropic.com" and not host.endswith(".anthropic.com")
+
+
+def claude_code(url: str, elsewhere: bool = False) -> dict[str, Any]:
+    """The settings of Claude Code."""
+    return {
+        "env": {"ANTHROPIC_BASE_URL": url} | ({"CLAUDE_CODE_ATTRIBUTION_HEADER": "0"} if elsewhere else {})
+    }
+
+
 def _opencode(url: str) -> dict[str, Any]:
     options = {"options": {"baseURL": f"{url}/v1"}}
     return {"provider": {"openai": options, "anthropic": options}}
@@ -73,7 +92,7 @@ CLIENTS = {
         "set it in the shell that starts `claude`, not in that of the service, or put this into {file}: {values}",
         "ANTHROPIC_BASE_URL={url}",
         ("CLAUDE_CONFIG_DIR", ".claude", "settings.json"),
-        lambda url: {"env": {"ANTHROPIC_BASE_URL": url}},
+        claude_code,
     ),
     "codex": Client(
         "put these lines at the top of {file}, above its first [table] and in place of a model_provider that it has, "
@@ -94,7 +113,10 @@ CLIENTS = {
 
 def connect(
     client: str = typer.Argument(..., help=f"One of {', '.join(CLIENTS)}."),
-    url: str = typer.Option(URL, help="Address of the service, without /v1."),
+    url: str | None = typer.Option(
+        None, help="Address of the service, without /v1; default: where `serve` listens."
+    ),
+    config: Path | None = CONFIG,
     write: bool = typer.Option(False, "--write", help="Write it to the client's configuration."),
     undo: bool = typer.Option(False, "--undo", help="Remove what --write has written."),
 ) -> None:
@@ -107,16 +129,24 @@ def connect(
         raise ConfigError(f"no client is called {client!r}: choose one of {', '.join(CLIENTS)}.")
     if write and undo:
         raise ConfigError("give --write or --undo, not both.")
-    url = url.strip().rstrip("/").removesuffix("/v1")
+    settings = service_settings(None, config)
+    usual = f"http://127.0.0.1:{settings.port}"
+    written = _written() if known.file else {}
+    path = known.path() if known.file else Path()
+    is_undone = undo and url is None and str(path) in written
+    url = (usual if url is None else url).strip().rstrip("/").removesuffix("/v1")
     if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"{url!r} is no address of the service: give one such as {URL}.")
+        raise ConfigError(f"{url!r} is no address of the service: give one such as {usual}.")
     if (write or undo) and not known.file:
         raise ConfigError(
             f"{client} has no configuration file: set the variable that is printed without --write."
         )
-    values = known.values(url)
+    upstream = settings.upstream_anthropic or os.environ.get("ANTHROPIC_BASE_URL", "")
+    elsewhere = client == "claude-code" and upstream.rstrip("/") != url and is_elsewhere(upstream)
+    values = claude_code(url, elsewhere) if client == "claude-code" else known.values(url)
+    if is_undone:
+        values = written[str(path)]
     if write or undo:
-        path = known.path()
         old = path.read_text(encoding="utf-8-sig") if path.exists() else ""
         new = (_edited_toml if path.suffix == ".toml" else _edited_json)(path, old, values, undo)
         if new == old:
@@ -124,6 +154,8 @@ def connect(
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(new, encoding="utf-8")
+            written.pop(str(path), None)
+            _note_written(written | ({} if undo else {str(path): values}))
             tell(f"{'removed from' if undo else 'written to'} {path}.")
     elif not known.file:
         print(f"export {known.variable.format(url=url)}")
@@ -131,13 +163,36 @@ def connect(
     else:
         shown = _toml_lines(values) if client == "codex" else json.dumps(values, indent=2)
         print(f"export {known.variable.format(url=url)}" if known.variable else shown)
+        if elsewhere:
+            print("export CLAUDE_CODE_ATTRIBUTION_HEADER=0")
         place = known.place.format(file=known.path(), values=json.dumps(values))
         tell(f"{place} (--write changes the file).")
+    if elsewhere and not undo:
+        tell(ATTRIBUTION)
     if not undo:
         tell(
             f"start `memory-bank serve`, let the client make some calls of tools, and look at {url}/ or at "
             "`memory-bank bank sessions`: the session is there, and answers have the header x-memory-status."
         )
+
+
+def _notes() -> Path:
+    return default_database().parent / "connected.json"
+
+
+def _written() -> dict[str, Any]:
+    """What ``--write`` has written, by file."""
+    try:
+        found = json.loads(_notes().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _note_written(values: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError):  # --undo takes --url then
+        _notes().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _notes().write_text(json.dumps(values), encoding="utf-8")
 
 
 def _edited_json(path: Path, old: str, values: dict[str, Any], undo: bool) -> str:

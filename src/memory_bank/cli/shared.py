@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import typer
 
+from memory_bank.audit.tables import money
 from memory_bank.errors import ConfigError, EmbedderMismatchError, StorageError
 
 if TYPE_CHECKING:
@@ -121,6 +122,13 @@ def tell(sentence: str) -> None:
     if sys.stderr is not None:
         with contextlib.suppress(OSError):
             print(f"memory-bank: {one_line(sentence, 2_000)}", file=sys.stderr, flush=True)
+
+
+def spent(unit: str, sent: float, full: float, what: str) -> str:
+    """What was sent or paid, beside what it would have been without memory; ``unit``: "$" or none, of tokens."""
+    amounts = [f"${money(n)}" if unit else f"{n:,.0f}" for n in (sent, full)]
+    share = f" ({abs(1 - sent / full):.0%} {'more' if sent > full else 'less'})" if full else ""
+    return f"{amounts[0]} {what}, {amounts[1]} without memory{share}"
 
 
 def json_line(value: object) -> str:

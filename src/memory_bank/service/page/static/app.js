@@ -134,7 +134,7 @@ const stats = new Poll(10_000, async () => {
   const facts = [
     ["sessions", count(s.sessions)],
     ["tokens", s.tokens.full ? `${short(s.tokens.sent)} sent, ${s.tokens.sent > s.tokens.full ? s.tokens.compared : less(s.tokens.sent, s.tokens.full)}` : "none sent"],
-    ...(s.cost.sent === null ? [] : [[word === "saved" ? "saved" : "cost more", figure]]),
+    ...(s.cost.sent === null ? [] : [[word === "saved" ? "saved in all" : "cost more in all", figure]]),
     ...(s.groups ? [["per step", [s.groups.memory, s.groups.control].map(perStep).join(" with memory, ") + " in the control group"]] : []),
     ...(without ? [["without memory", el("a", { class: "bad", href: wrong({ only: "without_memory" }) }, plural(without, "request"))]] : []),
     ...(s.queue.open && s.queue.model ? [["summaries waiting", count(s.queue.open) + (s.queue.failing ? `, ${count(s.queue.failing)} failing` : "")]] : []),

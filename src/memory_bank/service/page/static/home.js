@@ -73,7 +73,7 @@ export class Home {
 
   drawWrong(steps) {
     const rows = steps.map(({ session, title, step: s }) => {
-      const what = s.error === null ? `without memory: ${without(s)}` : `${s.http_status >= 400 ? `error ${s.http_status}: ` : "error: "}${s.error}`;
+      const what = s.error === null ? `without memory: ${without(s).replace(/^memory failed: /, "")}` : `${s.http_status >= 400 ? `error ${s.http_status}: ` : "error: "}${s.error}`;
       return el("li", {}, el("a", { class: "bad", href: link(session, "steps", s.number) }, plainText(what).slice(0, 160)), el("p", { class: "dim" }, told(title ?? session), ` \u00b7 step ${count(s.number)} \u00b7 ${moment(s.created)}`, s.model ? [" \u00b7 ", told(s.model)] : ""));
     });
     drawn(this.failures, steps, () => rows.length ? [el("h2", {}, "What went wrong, the latest first"), el("ul", { class: "lines-to-copy wrong", "aria-label": "What went wrong" }, rows)] : "");

@@ -8,7 +8,7 @@ import { link, wrong } from "./route.js";
 import { Rows } from "./rows.js";
 
 const PAGE = 100;
-const SORTS = { created: "Newest first", used: "Last used first", saved: "Most saved first", cost: "Most expensive first", errors: "Most errors first", steps: "Most steps first" };
+const SORTS = { created: "Newest first", used: "Last used first", saved: "Most saved first", lost: "Dearer than without first", cost: "Most expensive first", errors: "Most errors first", steps: "Most steps first" };
 const ONLY = { all: "All sessions", errors: "With provider errors", without_memory: "Without memory at times" };
 
 export class Sessions {
