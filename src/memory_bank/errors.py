@@ -185,9 +185,13 @@ class UpstreamError(ServiceError):
         self.passing = passing
 
 
+INSTALL = "pip install '.[{extra}]'"
+"""How an extra is installed: in a checkout, while nothing is published."""
+
+
 class MissingExtraError(MemoryBankError, ImportError):
     """An optional dependency is not installed; the message names the extra."""
 
     def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} is not installed: run  pip install 'agent-memory-bank[{extra}]'")
+        super().__init__(f"{what} is not installed: run  {INSTALL.format(extra=extra)}  in a checkout")
         self.extra = extra

@@ -151,7 +151,7 @@ Database("postgresql://u:secret@localhost/d")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("memory_bank.errors.DatabaseOpenError: ")
-    assert last.endswith("run  pip install 'agent-memory-bank[postgres]'.")
+    assert last.endswith("run  pip install '.[postgres]'  in a checkout.")
     assert "secret" not in done.stderr.replace('secret@localhost/d")', "")
 
 

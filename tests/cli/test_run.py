@@ -182,7 +182,7 @@ def test_why_no_service_starts_is_one_sentence(variables, tmp_path):
     path = os.pathsep.join(filter(None, (str(tmp_path), variables.get("PYTHONPATH"))))
     done = run(variables | {"PYTHONPATH": path}, *USES)
     assert (done.returncode, done.stdout) == (1, "")
-    assert re.fullmatch(r"memory-bank: .*pip install 'agent-memory-bank\[service\]'.*\n", done.stderr)
+    assert re.fullmatch(r"memory-bank: .*pip install '\.\[service\]'.*\n", done.stderr)
     done = run(variables, "--db", str(tmp_path / "no" / "bank.db"), *USES)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert "create it first" in done.stderr

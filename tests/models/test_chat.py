@@ -249,9 +249,9 @@ def test_the_module_does_not_import_openai() -> None:
 
 def test_without_openai_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openai", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'agent-memory-bank\[openai\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install '\.\[openai\]'"):
         OpenAIChat(api_key="k")
-    with pytest.raises(EmbedderLoadError, match=r"agent-memory-bank\[openai\]'  or set embedding_model"):
+    with pytest.raises(EmbedderLoadError, match=r"\.\[openai\]'  in a checkout,? +or set embedding_model"):
         load_embedder("openai:text-embedding-3-small")
 
 

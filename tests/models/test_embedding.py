@@ -86,7 +86,7 @@ def test_what_names_nothing_says_the_ways_out(spec: str) -> None:
 
 def test_without_the_extra_its_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "FlagEmbedding", None)
-    with pytest.raises(EmbedderLoadError, match=r"pip install 'agent-memory-bank\[bge\]'") as caught:
+    with pytest.raises(EmbedderLoadError, match=r"pip install '\.\[bge\]'") as caught:
         load_embedder("BAAI/bge-small-en-v1.5")
     assert 'embedding_model = "lexical"' in str(caught.value)
     assert isinstance(caught.value.__cause__, MissingExtraError)

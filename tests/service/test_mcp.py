@@ -442,7 +442,7 @@ def test_without_the_extra_it_says_what_to_install(bank, monkeypatch):
     with running(app) as port:
         answer = answer_to(f"http://127.0.0.1:{port}", request_of("tools/list", {}))
     assert answer.startswith("HTTP/1.1 501")
-    assert "pip install 'agent-memory-bank[mcp]'" in answer
+    assert "pip install '.[mcp]'" in answer
 
 
 def test_a_database_that_is_gone_is_told():

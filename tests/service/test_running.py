@@ -237,7 +237,7 @@ def test_without_the_extra(tmp_path: Path, package: str) -> None:
     )  # fmt: skip
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
-    assert "pip install 'agent-memory-bank[service]'" in done.stderr
+    assert "pip install '.[service]'" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError, InvalidatePoolError
 
 from memory_bank.bank.database import Database, first_line
 from memory_bank.bank.schema import bank, of_session, sessions
-from memory_bank.errors import DatabaseOpenError
+from memory_bank.errors import INSTALL, DatabaseOpenError
 
 if TYPE_CHECKING:
     import psycopg
@@ -98,7 +98,7 @@ class Postgres(Database):
             )
         except ImportError as e:  # psycopg or libpq
             raise DatabaseOpenError(
-                f"{self.name} needs psycopg, which is not there: run  pip install 'agent-memory-bank[postgres]'."
+                f"{self.name} needs psycopg: run  {INSTALL.format(extra='postgres')}  in a checkout."
             ) from e
 
         @event.listens_for(engine, "connect")

@@ -22,7 +22,13 @@ import typer
 from memory_bank.cli.run import ADDRESSES, UNKNOWN, Health, health_of, local_address
 from memory_bank.cli.setup import CLIENTS
 from memory_bank.cli.shared import CONFIG, DB, JSON, bank_file, print_json, service_settings, visible
-from memory_bank.errors import ConfigError, DatabaseVersionError, EmbedderMismatchError, MemoryBankError
+from memory_bank.errors import (
+    INSTALL,
+    ConfigError,
+    DatabaseVersionError,
+    EmbedderMismatchError,
+    MemoryBankError,
+)
 
 if TYPE_CHECKING:
     from memory_bank.bank.database import Database
@@ -97,7 +103,7 @@ def _checks(db: str | None, config: Path | None) -> Iterator[Finding]:
         except MemoryBankError as e:
             mends = f"memory-bank bank restore{given} BACKUP"
             if isinstance(e, DatabaseVersionError):
-                mends = "pip install --upgrade agent-memory-bank"
+                mends = "git pull && pip install ."
             elif file is not None and shutil.disk_usage(file.absolute().parent).free < _FULL:
                 mends = f"memory-bank bank purge{given} --older-than 30d"
             yield Finding("database", "wrong", str(e), mends)
@@ -114,7 +120,7 @@ def _checks(db: str | None, config: Path | None) -> Iterator[Finding]:
     except ConfigError as e:
         yield Finding("upstream", "wrong", str(e), "memory-bank config")
     except ImportError as e:
-        yield Finding("service", "wrong", str(e), "pip install 'agent-memory-bank[service]'")
+        yield Finding("service", "wrong", str(e), INSTALL.format(extra="service"))
     yield from _clients(url)
 
 
@@ -144,7 +150,7 @@ def _embedder(wanted: str, database: Database | None, given: str) -> Finding:
         again = f"memory-bank bank re-embed{given} --embedding-model {shlex.quote(wanted)}"
         return Finding("embedder", "wrong", str(e), again)
     except MemoryBankError as e:
-        return Finding("embedder", "wrong", str(e), "pip install 'agent-memory-bank[bge]'")
+        return Finding("embedder", "wrong", str(e), INSTALL.format(extra="bge"))
     return Finding("embedder", "ok", model.name)
 
 

@@ -167,7 +167,7 @@ def _client(name: str, base_url: str | None, api_key: str | None, timeout: float
     try:
         openai = openai_package()
     except MissingExtraError as exc:
-        raise EmbedderLoadError(f"{exc}  or {LEXICAL_ADVICE}") from exc
+        raise EmbedderLoadError(f"{exc}, or {LEXICAL_ADVICE}") from exc
     base_url = base_url or os.environ.get("OPENAI_BASE_URL") or None
     api_key = api_key or os.environ.get("OPENAI_API_KEY") or ("none" if base_url else None)
     if api_key is None:

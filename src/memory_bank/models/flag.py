@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from memory_bank.errors import EmbedderLoadError, MissingExtraError
+from memory_bank.errors import INSTALL, EmbedderLoadError, MissingExtraError
 
 BGE_INSTRUCTIONS = {
     "en": "Represent this sentence for searching relevant passages: ",
@@ -175,8 +175,8 @@ def _find(model: str) -> _ModelFiles:
         )
     if importlib.util.find_spec("FlagEmbedding") is None:
         raise EmbedderLoadError(
-            f"the embedding model {model!r} needs FlagEmbedding, which is not installed: run  pip install "
-            f"'agent-memory-bank[bge]'  or {LEXICAL_ADVICE}"
+            f"the embedding model {model!r} needs FlagEmbedding, which is not installed: run  "
+            f"{INSTALL.format(extra='bge')}  in a checkout, or {LEXICAL_ADVICE}"
         ) from MissingExtraError("FlagEmbedding", "bge")
     try:
         return _files_in(folder, str(folder), None) if is_folder else _on_hub(model)
