@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import threading
@@ -226,8 +227,10 @@ class Ledger:
     """What a session has paid so far in input tokens, and what the full history would have cost. Thread-safe.
 
     A step is estimated from the prices and from what its request shares with the one before, until its usage is
-    reported. ``sent`` is the context of the last step, empty where the provider has nothing of it in its cache, and
-    ``last`` what that step costs.
+    reported. ``sent`` are the digests of the last step's context, empty where the provider has nothing of it in its
+    cache, ``came`` those of the messages that it was made of, and ``last`` is what that step costs. ``in_vain``:
+    tokens of the older history when a fold would have removed nothing; None where that has not happened since the
+    last fold. A bank keeps all this with the session: ``take`` returns what was added since it was asked last.
     ``beside``: tokens that are sent beside the messages with memory and without, such as the client's tools;
     ``added``: those that memory adds there.
     """
@@ -235,8 +238,11 @@ class Ledger:
     def __init__(self, added: int = 0) -> None:
         self.paid = self.full = 0.0
         self.beside, self.added = 0, added
-        self.sent: Sequence[object] = ()
+        self.sent: Sequence[bytes] = ()
+        self.came: Sequence[bytes] = ()
+        self.in_vain: int | None = None
         self.last = Charge(0.0, 0.0)
+        self._untaken = 0.0, 0.0
         self._lock = threading.Lock()
 
     def step(self, ratios: Ratios, tokens: int, shared: int, full: int, known: int) -> Charge:
@@ -263,19 +269,38 @@ class Ledger:
         step = self.step(ratios, rest, head, full, known)
         return ((1 + excess) * (self.full + step.full) - self.paid - step.paid) / ratios.write
 
-    def add(self, charge: Charge, sent: Sequence[object]) -> None:
-        """Add what a step costs, and keep its context."""
-        self.sent, self.last = sent, charge
-        with self._lock:
-            self.paid += charge.paid
-            self.full += charge.full
+    def add(self, charge: Charge, sent: Sequence[bytes], came: Sequence[bytes] = ()) -> None:
+        """Add what a step costs, and keep the digests of its context and of its messages."""
+        self.sent, self.came, self.last = sent, came, charge
+        self._add(charge.paid, charge.full)
 
     def settle(self, charge: Charge, paid: float, full: float) -> None:
         """Put what was reported of a step in the place of what was estimated."""
         with self._lock:
-            self.paid += paid - charge.paid
-            self.full += full - charge.full
+            more = paid - charge.paid, full - charge.full
             charge.paid, charge.full = paid, full
+        self._add(*more)
+
+    def _add(self, paid: float, full: float) -> None:
+        with self._lock:
+            self.paid, self.full = self.paid + paid, self.full + full
+            self._untaken = self._untaken[0] + paid, self._untaken[1] + full
+
+    def take(self) -> tuple[float, float]:
+        """What was added to both sums since the last call, to be stored."""
+        with self._lock:
+            taken, self._untaken = self._untaken, (0.0, 0.0)
+        return taken
+
+    def give_back(self, paid: float, full: float) -> None:
+        """Keep for the next ``take`` what could not be stored."""
+        with self._lock:
+            self._untaken = self._untaken[0] + paid, self._untaken[1] + full
+
+    def load(self, paid: float, full: float) -> None:
+        """Take the sums that are stored, which other processes add to as well."""
+        with self._lock:
+            self.paid, self.full = paid + self._untaken[0], full + self._untaken[1]
 
 
 @dataclass(slots=True, eq=False)
@@ -299,7 +324,8 @@ class PrefixCache:
     """What a provider charges for a prefix that it has seen, and what it was sent last. Thread-safe.
 
     ``ratios`` are 0.1 and 1 until ``take_price`` is called, and 1 and 1 while the provider reports that nothing is
-    cached. As no prefix stands in a session that folds at every step, a
+    cached; ``told`` is what it reported, which a bank keeps with the session.
+    As no prefix stands in a session that folds at every step, a
     cache is assumed again after RETRY_AFTER answers, or at the first answer with cached tokens.
     """
 
@@ -308,7 +334,6 @@ class PrefixCache:
         self._lock = threading.Lock()
         self._model = ""
         self._ratios = _USUAL
-        self._since: float | None = None
         self._last: SentContext | None = None
         self._counted = self._grown = (0, 0)  # tokens as memory and as the provider count them
         self._forget()
@@ -400,10 +425,19 @@ class PrefixCache:
             known, counted = self._grown
         return counted / known if known >= LEAST_GROWTH else reported / tokens
 
-    def sent(self) -> float:
-        """Return the seconds since the last call, 0 at the first, and note the present time."""
-        before, self._since = self._since, self._clock()
-        return 0.0 if before is None else self._since - before
+    @property
+    def told(self) -> str | None:
+        """What was reported of the model's cache, as JSON; None where that is as at the beginning."""
+        with self._lock:
+            counts = self._misses, self._pause, self._paused
+            return None if counts == (0, RETRY_AFTER, 0) else json.dumps([self._model[:200], *counts])
+
+    def tell(self, told: str | None) -> None:
+        """Take what another process was told; nothing of another model."""
+        model, *counts = json.loads(told) if told else (self._model[:200], 0, RETRY_AFTER, 0)
+        with self._lock:
+            if model == self._model[:200]:
+                self._misses, self._pause, self._paused = counts
 
 
 def common_length(before: Sequence[object], now: Sequence[object]) -> int:

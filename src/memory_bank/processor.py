@@ -140,7 +140,8 @@ def _apply(
             before = session.ledger.sent
             charge_step(context, session)
             if recorded_as is not None and isinstance(session, MemoryBankState):
-                record = partial(_record_step, session, context, messages, before, *recorded_as, began)
+                digests = before, session.ledger.sent
+                record = partial(_record_step, session, context, messages, *digests, *recorded_as, began)
                 session.run_later("step", record)
         except StorageError as e:
             if not isinstance(session, MemoryBankState) or not policy.bank:
@@ -160,15 +161,19 @@ def _record_step(
     session: MemoryBankState,
     context: Context,
     messages: Sequence[object],
-    before: Sequence[object],
+    before: Sequence[bytes],
+    sent: Sequence[bytes],
     strategy: str,
     model: str | None,
     began: float,
 ) -> None:
-    """Record a step's figures in a bank that others can read; nothing happens where the database fails."""
+    """Record a step's figures in a bank that others can read; nothing happens where the database fails.
+
+    ``before``, ``sent``: the digests of the messages of the context before, and of this one.
+    """
     if session.database.in_memory:
         return
-    changed_at, changed = change_since(before, context)
+    changed_at, changed = change_since(before, sent, context)
     plan = context.plan
     figures = StepFigures(
         session_id=session.session_id,
@@ -191,9 +196,14 @@ def _record_step(
         log.debug("a step could not be recorded: %s", e)
 
 
-def change_since(before: Sequence[object], context: Sequence[object]) -> tuple[int | None, str | None]:
-    """Where a context does not begin as the one before, and what stands there, as in StepFigures; else two None."""
-    at = common_length(before, context)
+def change_since(
+    before: Sequence[object], now: Sequence[object], context: Sequence[object]
+) -> tuple[int | None, str | None]:
+    """Where a context does not begin as the one before, and what stands there, as in StepFigures; else two None.
+
+    ``before``, ``now``: the messages of both, or their digests.
+    """
+    at = common_length(before, now)
     if at == len(before):
         return None, None
     if at == len(context):
@@ -279,12 +289,14 @@ class MemoryProcessor:
         llm_client: LLMClient | None = None,
         form: Form | None = None,
         *,
+        beside: int = 0,
         recorded: bool = True,
         **step: Unpack[StepOptions],
     ) -> Applied:
         """As ``apply_strategy``; with a ``form``, for chat messages that were read of it, and are sent in it.
 
-        ``recorded``: the step's figures are recorded in the bank; False for a caller that knows more of them.
+        ``beside``: tokens that are sent beside the messages with memory and without. ``recorded``: the step's figures
+        are recorded in the bank; False for a caller that knows more of them.
         """
         check_shape(messages)
         session_id, model = step.get("session_id"), step.get("model")
@@ -303,7 +315,7 @@ class MemoryProcessor:
             if model:
                 price, _ = known_price(self.config.prices, model) or (None, "")
                 session.prefix_cache.take_price(price, model)
-            session.ledger.added = step.get("added", 0)
+            session.ledger.added, session.ledger.beside = step.get("added", 0), beside
             tools, whole = step.get("tools"), step.get("whole", frozenset())
             applied = _apply(chat, session, policy, tools, whole, form, (key, model) if recorded else None)
             plan = session.last_plan

@@ -16,7 +16,7 @@ from tests.postgres import python
 from memory_bank.bank import sqlite as module
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder
-from memory_bank.bank.schema import MIGRATIONS, VERSION, schema_version, sessions, steps
+from memory_bank.bank.schema import MIGRATIONS, VERSION, folds, schema_version, sessions, steps
 from memory_bank.bank.sqlite import schema_script
 from memory_bank.bank.stores import FactStore
 from memory_bank.errors import ConfigError, DatabaseOpenError, DatabaseVersionError, StorageError
@@ -126,6 +126,9 @@ def test_a_bank_of_an_older_version_is_brought_to_this_one(bank_url, version):
         for column in (step for v in MIGRATIONS if v >= version for step in MIGRATIONS[v]):
             if isinstance(column, str):
                 continue
+            if isinstance(column, sa.Table):
+                column.drop(c)
+                continue
             c.exec_driver_sql(f"ALTER TABLE {column.table} DROP COLUMN {column.name}")
         c.exec_driver_sql(f"UPDATE schema_version SET version_num = '{version}'")
     database.close()
@@ -136,7 +139,7 @@ def test_a_bank_of_an_older_version_is_brought_to_this_one(bank_url, version):
         database.set_session("s", title="Named")
         assert database.value(sa.select(sessions.c.title)) == "Named"
         assert database.value(sa.select(schema_version.c.version_num)) == VERSION
-        assert database.rows(sa.select(steps)) == []
+        assert database.rows(sa.select(steps)) == database.rows(sa.select(folds)) == []
         with database.read() as c:
             assert "models" not in database.tables(c)
         database.close()

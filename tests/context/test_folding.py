@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from itertools import pairwise
 
 import pytest
@@ -20,7 +21,6 @@ from memory_bank.pricing import (
     LEAST_STANDING,
     MISSES,
     MOST_GROWTH,
-    PrefixCache,
     Ratios,
     common_length,
     growth_that_pays,
@@ -56,6 +56,11 @@ def ends(chat):
     return [n for n in range(1, len(chat) + 1) if chat[n - 1]["role"] in ("user", "tool")]
 
 
+def pause(state, seconds):
+    """So many seconds pass since the session's last request, by the database's clock."""
+    state.database.set_session(state.session_id, asked=time.time() - seconds)
+
+
 def older(plan):
     """Tokens of the older history of a plan."""
     return sum(e.tokens for e in plan.view.past)
@@ -66,40 +71,6 @@ def stands(before, now):
 
 
 # when
-
-
-def test_under_load_the_next_fold_comes_after_twice_the_growth():
-    chat = [system(), user(), *looks(160)]
-    folds = {}
-    for loaded in (False, True):
-        state = MemoryBankState("lexical")
-        state.under_load = loaded
-        before, tokens, folds[loaded] = [], 0, []
-        for end in ends(chat):
-            context = apply(chat[:end], state, history_budget=2_000)
-            if not stands(before, context):
-                folds[loaded].append(tokens)
-            before, tokens = context, state.last_plan.tokens
-    assert 1.7 < len(folds[False]) / len(folds[True]) < 2.6
-    assert max(folds[True]) < 2.2 * max(folds[False])
-
-
-def test_a_fold_that_was_put_off_comes_once_the_load_is_gone_and_a_fixed_growth_is_kept():
-    chat, state, fixed = (
-        [system(), user(), *looks(40)],
-        MemoryBankState("lexical"),
-        MemoryBankState("lexical"),
-    )
-    due = next(e for e in ends(chat) if apply(chat[:e], state, history_budget=2_000) != chat[:e])
-    state.reset()
-    state.under_load = fixed.under_load = True
-    assert apply(chat[:due], state, history_budget=2_000) == chat[:due]
-    state.under_load = False
-    assert apply(chat[:due], state, history_budget=2_000) != chat[:due]
-    first = next(
-        e for e in ends(chat) if apply(chat[:e], fixed, history_budget=1_000, refresh_after=1_000) != chat[:e]
-    )
-    assert older(fixed.last_plan) < 2_500, first
 
 
 @pytest.mark.parametrize(("budget", "refresh"), [(1_500, 1_000), (2_000, 3_000), (500, 1_500), (0, 700)])
@@ -264,39 +235,35 @@ def test_without_a_prefix_cache_a_standing_fold_is_given_up():
 
 
 def test_a_cold_cache_folds_at_once():
-    now = [0.0]
     chat = [system(), user(), *looks(40)]
     state, other = MemoryBankState("lexical"), MemoryBankState("lexical")
-    state.prefix_cache = PrefixCache(clock=lambda: now[0])
     steps = ends(chat)
     changes = {"history_budget": 1_500, "refresh_after": 4_000, "cache_retention": 60.0}
     for end in steps[:16]:
-        now[0] += 59
+        pause(state, 59)
         assert apply(chat[:end], state, **changes) == chat[:end]
         apply(chat[:end], other, **changes)
     assert 1_500 < older(state.last_plan) < 5_500
-    now[0] += 61
+    pause(state, 61)
     folded = apply(chat[: steps[16]], state, **changes)
     assert not state.last_plan.unchanged
     assert apply(chat[: steps[16]], other, **changes) == chat[: steps[16]]
-    now[0] += 61  # the same messages again: the fold is the same
+    pause(state, 61)  # the same messages again: the fold is the same
     assert apply(chat[: steps[16]], state, **changes) == folded
     for end in steps[17:20]:
-        now[0] += 59
+        pause(state, 59)
         longer = apply(chat[:end], state, **changes)
         assert stands(folded, longer)
         folded = longer
-    now[0] += 61
+    pause(state, 61)
     assert not stands(folded, apply(chat[: steps[20]], state, **changes))
 
 
 def test_a_cold_cache_folds_no_history_that_fits():
-    now = [0.0]
     state = MemoryBankState("lexical")
-    state.prefix_cache = PrefixCache(clock=lambda: now[0])
     chat = [system(), user(), *looks(4)]
     for end in ends(chat):
-        now[0] += 10_000
+        pause(state, 10_000)
         assert apply(chat[:end], state, history_budget=2_000, refresh_after=1_000) == chat[:end]
 
 

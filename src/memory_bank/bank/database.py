@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import sqlalchemy as sa
 from cachetools import LRUCache
@@ -28,6 +28,7 @@ from memory_bank.bank.schema import (
     VERSION,
     bank,
     count_of,
+    folds,
     jobs,
     metadata,
     of_namespace,
@@ -55,7 +56,22 @@ _s = sessions.c
 GENERATION = sa.select(_s.generation).where(of_session(sessions))
 _COUNT = count_of(records).where(of_session(records))
 _JOBS = count_of(jobs).where(of_session(jobs))
-_EXTENT = sa.select(GENERATION.scalar_subquery(), _COUNT.scalar_subquery(), _JOBS.scalar_subquery())
+_FOLD, _FOLDED = (
+    sa.select(sa.func.max(c)).where(of_session(folds)) for c in (folds.c.number, folds.c.created)
+)
+LEDGER = (_s.asked, _s.paid, _s.would_pay, _s.sent, _s.came, _s.in_vain, _s.cache)
+_COUNTS = (q.scalar_subquery() for q in (_COUNT, _JOBS, _FOLD, _FOLDED))
+_EXTENT = sa.select(sa.func.coalesce(_s.generation, 0), *_COUNTS, *LEDGER).select_from(
+    sa.select(sa.literal(1)).subquery().outerjoin(sessions, of_session(sessions))
+)
+_SETTLE = SET_SESSION.values(
+    paid=sa.func.coalesce(_s.paid, 0.0) + sa.bindparam("more_paid"),
+    would_pay=sa.func.coalesce(_s.would_pay, 0.0) + sa.bindparam("more_full"),
+    cache=sa.case((sa.bindparam("is_told", type_=sa.Boolean), sa.bindparam("told")), else_=_s.cache),
+)
+_CHARGE = _SETTLE.values(
+    asked=sa.bindparam("now"), **{k: sa.bindparam(f"new_{k}") for k in ("sent", "came", "in_vain")}
+)
 _OWNERS = sa.select(_s.agent_id, _s.namespace, _s.deleted).where(of_session(sessions))
 _REVIVE = SET_SESSION.where(_s.deleted.is_not(None)).values(deleted=sa.null())
 
@@ -214,6 +230,9 @@ class Database:
                 for step in (
                     step for v, steps in MIGRATIONS.items() if int(v) >= int(version) for step in steps
                 ):
+                    if isinstance(step, sa.Table):
+                        step.create(connection)
+                        continue
                     if not isinstance(step, str):
                         added = CreateColumn(step).compile(dialect=connection.dialect)
                         step = f"ALTER TABLE {step.table} ADD COLUMN {added}"
@@ -441,6 +460,24 @@ class Database:
         """The note that a model wrote at the session's latest fold; "" where there is none."""
         return self.value(sa.select(_s.note).where(of_session(sessions)), session=session_id) or ""
 
+    def charge(
+        self, session_id: str, sums: tuple[float, float], told: tuple[str | None] | None, **step: object
+    ) -> None:
+        """Add to what a session has paid and would have paid.
+
+        ``told``: what its provider now tells of the prefix cache; ``step``: ``sent``, ``came``, ``in_vain`` of one.
+        """
+        values = {"session": session_id, "more_paid": sums[0], "more_full": sums[1]}
+        values |= {"is_told": told is not None, "told": told and told[0]}
+
+        def update(c: Connection) -> None:
+            if step:
+                c.execute(_CHARGE, {**values, **{f"new_{k}": v for k, v in step.items()}, "now": self.now(c)})
+            else:
+                c.execute(_SETTLE, values)
+
+        self.submit(update, session_id)
+
     def add_summary(self, session_id: str, text: str, generation: int | None) -> str:
         """Keep a text that stands for a conversation, and a few older ones; its digest. See ``set_note``."""
         digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
@@ -486,11 +523,39 @@ class Database:
         """The generation of a session: it grows whenever rows are deleted."""
         return self.value(GENERATION, session=session_id) or 0
 
-    def extent(self, session_id: str) -> tuple[int, int, int]:
-        """The generation of a session, and the numbers of its records and jobs."""
+    def extent(self, session_id: str) -> Extent:
+        """What is stored of a session, in numbers, and its ledger."""
         with self.read() as c:
-            generation, count, queued = c.execute(_EXTENT, {"session": session_id}).one()
-        return generation or 0, count, queued
+            row = c.execute(_EXTENT, {"session": session_id}).one()
+            generation, count, queued, fold, folded, asked, *ledger = row
+            idle = 0.0 if asked is None else max(0.0, self.now(c) - asked)
+        return Extent(generation, count, queued, LastFold(fold or 0, folded or 0.0), idle, *ledger)
+
+
+class LastFold(NamedTuple):
+    """The number of a session's newest fold, and when it was made; 0 where there is none."""
+
+    number: int = 0
+    created: float = 0.0
+
+
+class Extent(NamedTuple):
+    """What is stored of a session: its generation, the numbers of its records and jobs, its newest fold, its ledger.
+
+    ``idle``: seconds since its latest context; all else as in the table.
+    """
+
+    generation: int
+    records: int
+    jobs: int
+    fold: LastFold
+    idle: float
+    paid: float | None
+    would_pay: float | None
+    sent: bytes | None
+    came: bytes | None
+    in_vain: int | None
+    cache: str | None
 
 
 @cache

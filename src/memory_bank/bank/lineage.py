@@ -15,8 +15,8 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.jobs import add_jobs
 from memory_bank.bank.rows import rederived
 from memory_bank.bank.schema import (
-    NEXT_GENERATION,
     SET_SESSION,
+    content_deleted,
     in_parts,
     insights,
     jobs,
@@ -256,5 +256,5 @@ def _leave(c: Connection, fork: ForkPoint) -> None:
         (lineage, _l.number.between(1, fork.number)),
     ):
         c.execute(sa.delete(table).where(of_session(table), which), session)
-    c.execute(SET_SESSION.values(task=None, note=None, summaries=None), session)
-    c.execute(NEXT_GENERATION, session)
+    c.execute(SET_SESSION.values(task=None), session)
+    content_deleted(c, session)

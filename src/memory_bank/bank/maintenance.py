@@ -22,14 +22,15 @@ from memory_bank.bank.jobs import add_jobs
 from memory_bank.bank.keys import DEFAULT
 from memory_bank.bank.rows import derivation, from_row, is_derived, is_session_id, what_is_wrong
 from memory_bank.bank.schema import (
-    CONTENT_DELETED,
     INSIGHT_OF_RECORD,
     JOB_OF_RECORD,
     NEXT_GENERATION,
+    NO_LEDGER,
     SET_SESSION,
     ExactText,
     as_bytes,
     byte_length,
+    content_deleted,
     count_of,
     files,
     insights,
@@ -147,8 +148,10 @@ def _purge(c: Connection, name: str, before: float | None, dry_run: bool) -> Pur
         fault_point("purge.executed")
         if emptied:
             c.execute(sa.delete(lineage).where(of_session(lineage)), session)
-            c.execute(SET_SESSION.values(task=None, project=None, head=None, head_calls=None), session)
-        c.execute(CONTENT_DELETED, session)
+            c.execute(
+                SET_SESSION.values(task=None, project=None, head=None, head_calls=None, **NO_LEDGER), session
+            )
+        content_deleted(c, session)
     return Purged(name, facts, summaries, waiting, raw + short, emptied)
 
 

@@ -5,7 +5,7 @@ A change to a table needs a new VERSION, and an entry at the end of MIGRATIONS. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection, Dialect, RowMapping
 from sqlalchemy.types import LargeBinary, TypeDecorator, TypeEngine, UserDefinedType
 
 T = TypeVar("T")
-VERSION = "6"
+VERSION = "7"
 
 
 class ExactText(TypeDecorator[str]):
@@ -105,6 +105,13 @@ sessions = sa.Table(
     sa.Column("project", ExactText),  # the folder that its client works in
     sa.Column("client", ExactText),  # what sent its first request
     sa.Column("deleted", sa.Float(53)),  # when a service deleted it; a later write sets NULL again
+    sa.Column("asked", sa.Float(53)),  # when its latest context was made
+    sa.Column("paid", sa.Float(53)),  # for its contexts so far, in input tokens; see ``pricing.Ledger``
+    sa.Column("would_pay", sa.Float(53)),  # what the full history would have cost
+    sa.Column("sent", sa.LargeBinary),  # digests of the messages of the latest context, DIGEST bytes each
+    sa.Column("came", sa.LargeBinary),  # and of those that it was made of; deleted with any content
+    sa.Column("in_vain", sa.BigInteger),  # tokens of the older history when a fold would have removed nothing
+    sa.Column("cache", sa.String(1024)),  # JSON: what the provider reported of its prefix cache
     sa.Index("ix_sessions_agent_id", "agent_id"),
     sa.Index("ix_sessions_namespace", "namespace", "created"),
 )
@@ -181,6 +188,21 @@ lineage = sa.Table(  # digests of conversations and the session each belongs to;
     sa.Index("ix_lineage_session_id_number", "session_id", "number"),
 )
 
+folds = sa.Table(  # what stands in the place of a session's older history; rows are never changed
+    "folds",
+    metadata,
+    sa.Column("session_id", sa.String(255), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),  # the first writer of a number wins
+    sa.Column("created", sa.Float(53), nullable=False),
+    sa.Column("made_for", sa.String(32), nullable=False),  # digest of the settings and of the counter's name
+    sa.Column("past", sa.Integer, nullable=False),  # interactions that it is about
+    sa.Column("about", sa.String(32), nullable=False),  # digest of these
+    sa.Column("count", sa.Integer, nullable=False),  # of past interactions then, those kept whole included
+    sa.Column("growth", sa.BigInteger, nullable=False),  # tokens that may follow before the next fold
+    sa.Column("tokens", sa.BigInteger, nullable=False),  # of its memory message
+    sa.Column("body", sa.LargeBinary, nullable=False),  # zlib, JSON: what is shown
+)
+
 steps = sa.Table(  # cost and composition of a session's contexts; old manifests are deleted
     "steps",
     metadata,
@@ -226,13 +248,17 @@ files = sa.Table(  # what an agent keeps below /memories, by a memory tool
     sa.Column("changed", sa.Float(53), nullable=False),
 )
 
-MIGRATIONS: dict[str, list[sa.Column[Any] | str]] = {
+MIGRATIONS: dict[str, list[sa.Column[Any] | sa.Table | str]] = {
     "2": [sessions.c.title, *(steps.c[n] for n in ("answer", "seconds", "http_status", "error", "reason"))],
     "3": ["DROP TABLE IF EXISTS models"],
     "4": [steps.c[n] for n in ("written_hour_tokens", "full_written_hour_tokens", "billed", "untold")],
     "5": [sessions.c.project, sessions.c.client],
+    "6": [
+        *(sessions.c[n] for n in ("asked", "paid", "would_pay", "sent", "came", "in_vain", "cache")),
+        folds,
+    ],
 }
-"""What brings a bank of a version to the next: columns that it lacks, and statements. Append only."""
+"""What brings a bank of a version to the next: columns and tables that it lacks, and statements. Append only."""
 
 # Parts of statements. Statements are built once, at import: building one costs more than running it.
 
@@ -248,8 +274,17 @@ HAS_CONTENT = records.c.mark.is_distinct_from("forgotten")
 JOB_OF_RECORD = (jobs.c.trace_id == records.c.trace_id) & (jobs.c.session_id == records.c.session_id)
 SET_SESSION = sa.update(sessions).where(sessions.c.session_id == SESSION)
 NEXT_GENERATION = SET_SESSION.values(generation=sessions.c.generation + 1)
-CONTENT_DELETED = NEXT_GENERATION.values(note=None, summaries=None)
-"""Raises a session's generation, and deletes what a model wrote of its content."""
+_NO_CONTENT = NEXT_GENERATION.values(note=None, summaries=None, sent=None, came=None)
+_NO_FOLDS = sa.delete(folds).where(folds.c.session_id == SESSION)
+
+NO_LEDGER: dict[str, None] = dict.fromkeys(("asked", "paid", "would_pay", "in_vain"))
+"""What a session without records has paid."""
+
+
+def content_deleted(c: Connection, session: Mapping[str, str]) -> None:
+    """Within a write, raise a session's generation, and delete what was made of its content: folds, notes."""
+    c.execute(_NO_CONTENT, session)
+    c.execute(_NO_FOLDS, session)
 
 
 def of_session(table: sa.Table) -> sa.ColumnElement[bool]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 from weakref import WeakMethod
 
-from memory_bank.bank.database import ANY, Database, as_database
+from memory_bank.bank.database import ANY, Database, Extent, LastFold, as_database
 from memory_bank.bank.files import MemoryFiles
 from memory_bank.bank.lineage import session_of
 from memory_bank.bank.retrieval import log_ingested, records_of
@@ -26,7 +26,7 @@ from memory_bank.errors import ConfigError, EmbeddingError, StorageError
 from memory_bank.models.observer import EXTRACTIVE, describe_call
 from memory_bank.plan import NO_PLAN, Context, Plan
 from memory_bank.ports import Embedder, Scope, TokenCounter
-from memory_bank.pricing import Ledger, PrefixCache
+from memory_bank.pricing import Charge, Ledger, PrefixCache
 from memory_bank.records import InteractionRecord, Spent
 from memory_bank.transcript.harness import SUMMARY_OPENINGS
 from memory_bank.transcript.jsontext import dump_value
@@ -42,7 +42,7 @@ from memory_bank.transcript.messages import (
 )
 from memory_bank.transcript.shortening import fit_text
 from memory_bank.transcript.tokens import APPROXIMATE, approximate_counter, is_loading, open_counter
-from memory_bank.transcript.transcript import Transcript, View, is_same, said_in
+from memory_bank.transcript.transcript import DIGEST, Transcript, View, is_same, said_in
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
@@ -50,7 +50,7 @@ DEFAULT = "default"
 """The session of a caller that names none."""
 _OF_SESSION = frozenset({
     "session_id", "generation", "last_plan", "steps", "step_count", "marks", "retained", "transcript",
-    "_insights", "_caches", "_task", "_by_call", "_last", "ledger",
+    "_insights", "_caches", "_task", "_by_call", "_last",
 })  # fmt: skip
 """The attributes of a MemoryBankState that are about one session."""
 NOTE_TOKENS = 300
@@ -62,8 +62,7 @@ class Session(Closing):
 
     ``last_plan`` is the plan of the last step, ``NO_PLAN`` before the first. ``prefix_cache`` is what the provider
     charges for a prefix that it has seen; a reset keeps it. ``ledger``: what was paid so far. ``record_tool``: the
-    name under which the step's agent has ``get_record``, "" where it has no such tool. ``under_load``: many requests
-    wait, so that folds are put off. ``lock`` guards all the rest.
+    name under which the step's agent has ``get_record``, "" where it has no such tool. ``lock`` guards all the rest.
     """
 
     def __init__(self, session_id: str = DEFAULT, counter: TokenCounter | None = None) -> None:
@@ -77,7 +76,6 @@ class Session(Closing):
         self.over_budget_logged = False
         self.rules_logged: set[str] = set()  # of the exit, that a context would have broken
         self.record_tool = ""
-        self.under_load = False
         # trace_ids that are pinned, and that no context shows, by marks and by ``tools.NAME.retain``
         self.retained: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
         self._caches: dict[str, Any] = {}
@@ -110,6 +108,10 @@ class Session(Closing):
         """Do work that no context needs."""
         work()
 
+    def charge(self, charge: Charge, sent: Sequence[bytes], came: Sequence[bytes]) -> None:
+        """Add what a step costs to the ledger, with the digests of its context and of its messages."""
+        self.ledger.add(charge, sent, came)
+
     def recount(self, context: Sequence[Any], written: Sequence[Any]) -> int:
         """The tokens of a context in the form in which it is sent, which reads as ``written``; its plan gets them."""
         count = self.counter.count_message
@@ -137,7 +139,8 @@ class Session(Closing):
     def _forget(self) -> None:
         self.transcript.reset()
         self._caches.clear()
-        self.ledger = Ledger(self.ledger.added)
+        kept, self.ledger = self.ledger, Ledger(self.ledger.added)
+        self.ledger.beside = kept.beside
         self.over_budget_logged = False
         self.rules_logged.clear()
 
@@ -165,6 +168,8 @@ class MemoryBankState(Session):
         fact_store: the session's FactStore.
         files: what the tool ``memory_files`` works on: the MemoryFiles of the project "default", or others, or None.
         step_count: the number of the last stored step.
+        last_fold: the session's newest fold, of any process, at the beginning of the step.
+        idle: seconds between the session's context before and the beginning of the step.
         steps: trace_id to step of every stored record, in the order of storing.
         marks: trace_id to mark of every record that a person pinned, excluded or forgot.
         storage_errors: how many steps went on without memory because the database failed.
@@ -217,6 +222,9 @@ class MemoryBankState(Session):
         self.defer = defer
         self.storage_errors = 0
         self.order_changes = 0  # how often other processes changed the order of stored records
+        self.last_fold, self.idle = LastFold(), 0.0
+        self._told: str | None = None  # what of the prefix cache is stored
+        self._saving = threading.Lock()
         self.generation: int | None = None
         self.step_count = 0
         self._noting: threading.Thread | None = None  # writes a note
@@ -314,17 +322,17 @@ class MemoryBankState(Session):
         self._deferred = {}  # this step does that work itself or defers it again
         if self._given_counter is None:
             self._choose_counter(settings.token_encoding)
-        generation, count, jobs = self.database.extent(self.session_id)
+        with self._saving:
+            stored = self.database.extent(self.session_id)
+        generation, count, jobs = stored.generation, stored.records, stored.jobs
         if count or settings.scope != "session":  # else there is nothing to search yet
             self._insights.bind(settings.embedding_model)
         is_new = generation != self.generation  # first use, or another process reset the session
         if is_new:
             self._forget()
         if is_new or count != len(self.steps):  # or it has stored records
-            self._by_call = None
-            steps = self.fact_store.steps()
-            self.order_changes += any(a != b for a, b in zip(self.steps, steps, strict=False))
-            self.steps, self.step_count = steps, max(steps.values(), default=0)
+            self.reload_steps()
+        self._load(stored)
         if is_new:
             self.marks = self.fact_store.marks()
             self._task = self.database.get_task(self.session_id)
@@ -333,6 +341,65 @@ class MemoryBankState(Session):
         self._insights.load(anew=is_new)
         self.scope = settings.scope
         self.new_records = []
+
+    def reload_steps(self) -> None:
+        """Read the order of the stored records again, with those of other processes."""
+        self._by_call = None
+        steps = self.fact_store.steps()
+        self.order_changes += any(a != b for a, b in zip(self.steps, steps, strict=False))
+        self.steps, self.step_count = steps, max(steps.values(), default=0)
+
+    def _load(self, stored: Extent) -> None:
+        """Take what is stored of the session's folds and of what it paid."""
+        self.last_fold, self.idle = stored.fold, stored.idle
+        if stored.fold.number and self._bank_counter is None and self._encoding is not None:
+            self._bank_counter = self.database.counter(self._encoding)
+        ledger = self.ledger
+        ledger.load(stored.paid or 0.0, stored.would_pay or 0.0)
+        ledger.sent, ledger.came = (
+            [given[i : i + DIGEST] for i in range(0, len(given), DIGEST)]
+            for given in (stored.sent or b"", stored.came or b"")
+        )
+        ledger.in_vain = stored.in_vain
+        if stored.cache != self._told:
+            self.prefix_cache.tell(stored.cache)
+            self._told = stored.cache
+
+    def charge(self, charge: Charge, sent: Sequence[bytes], came: Sequence[bytes]) -> None:
+        super().charge(charge, sent, came)
+        self.save(asked=True)
+
+    def save(self, *, asked: bool = False) -> None:
+        """Store what the session has paid, and what its provider told of the prefix cache; ``asked``: at a step.
+
+        Where the database fails, this is tried again at the next step.
+        """
+        if self.database.read_only:
+            return
+        with self._saving:
+            ledger, told = self.ledger, self.prefix_cache.told
+            paid, full = ledger.take()
+            step: dict[str, Any] = {}
+            if asked:
+                step = {
+                    "sent": b"".join(ledger.sent),
+                    "came": b"".join(ledger.came),
+                    "in_vain": ledger.in_vain,
+                }
+            elif not (paid or full or told != self._told):
+                return
+            try:
+                news = None if told == self._told else (told,)
+                self.database.charge(self.session_id, (paid, full), news, **step)
+                self._told = told
+            except StorageError as e:
+                ledger.give_back(paid, full)
+                log.debug("what a step costs is stored at the next one: %s", e)
+
+    @property
+    def fold_counter(self) -> str:
+        """The name of the counter that the session's folds are made with."""
+        return self.counter.name if self._given_counter else self._bank_counter or self.counter.name
 
     def _choose_counter(self, encoding: str) -> None:
         if self._encoding != encoding:
@@ -613,6 +680,7 @@ class MemoryBankState(Session):
     def close(self) -> None:
         """Close the session's own database. What is stored stays stored; what is queued stays queued."""
         self._insights.stop()
+        self.save()
         if self._noting is not None and not self.defer:  # in a service it may still be stored later
             self._noting.join(1.0)
         if self._deferred and self.lock.acquire(blocking=False):  # a step that hangs is not waited for

@@ -27,12 +27,14 @@ from memory_bank.bank.rows import (
     to_rows,
 )
 from memory_bank.bank.schema import (
-    CONTENT_DELETED,
     HAS_CONTENT,
     IDS,
     INSIGHT_OF_RECORD,
     NEXT_GENERATION,
+    NO_LEDGER,
     SESSION,
+    SET_SESSION,
+    content_deleted,
     count_of,
     in_parts,
     insights,
@@ -164,8 +166,10 @@ class FactStore:
             self.database.lock_session(c, self.session_id)
             found = self._change(c, trace_id, HAS_CONTENT, mark=mark)
             if found:
-                deleted = {"note": None, "summaries": None} if mark == "excluded" else {}  # may quote it
-                c.execute(NEXT_GENERATION.values(deleted), self._mine)
+                if mark == "excluded":  # what was made of it may quote it
+                    content_deleted(c, self._mine)
+                else:
+                    c.execute(NEXT_GENERATION, self._mine)
         return found
 
     def forget(self, trace_id: str) -> bool:
@@ -184,7 +188,7 @@ class FactStore:
                     c.execute(sa.delete(table).where(*its), self._mine)
                 contents = {"manifest": None, "answer": None, "error": None}
                 c.execute(sa.update(steps).where(of_session(steps)).values(contents), self._mine)
-                c.execute(CONTENT_DELETED, self._mine)
+                content_deleted(c, self._mine)
         return found
 
     def _change(self, c: Connection, trace_id: str, if_: sa.ColumnElement[bool], **values: object) -> bool:
@@ -201,7 +205,8 @@ class FactStore:
             self.database.lock_session(c, self.session_id)
             for table in (records, jobs):  # nobody can finish them now
                 c.execute(sa.delete(table).where(of_session(table)), self._mine)
-            c.execute(CONTENT_DELETED, self._mine)
+            c.execute(SET_SESSION.values(NO_LEDGER), self._mine)
+            content_deleted(c, self._mine)
 
     def size(self) -> int:
         """The number of records."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -15,10 +15,11 @@ from memory_bank.context.render import host_of, memory_message, render
 from memory_bank.faults import fault_point
 from memory_bank.plan import NO_PLAN, Choice, Context, Plan, Shown
 from memory_bank.ports import TokenCounter
+from memory_bank.pricing import Ledger, common_length
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.messages import record_tool
 from memory_bank.transcript.quoting import Mark, one_line, quote_lines
-from memory_bank.transcript.transcript import View, is_same
+from memory_bank.transcript.transcript import View, digest_of, is_same
 from memory_bank.transcript.turns import ADDED
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
@@ -146,7 +147,10 @@ def make_plan(view: View, choice: Choice, session: Session, policy: Policy) -> P
     """Count what a choice costs, and keep the messages where the choice saves nothing."""
     memory, host, in_memory = None, None, 0
     if choice.text and not choice.unchanged:
-        memory = memory_message(choice.text, session.session_id, choice.role)
+        last = session.last_plan  # between folds the same text is not fenced again
+        is_same_text = (last.choice.text, last.choice.role) == (choice.text, choice.role)
+        known = last.memory if is_same_text else None
+        memory = known or memory_message(choice.text, session.session_id, choice.role)
         host = host_of(view, choice) if choice.role == "user" else None
         in_memory = _added_tokens(view, memory, host, session)
     tokens = in_memory + choice_tokens(view, choice)
@@ -176,7 +180,7 @@ def make_plan(view: View, choice: Choice, session: Session, policy: Policy) -> P
     )
 
 
-def _added_tokens(view: View, memory: dict[str, str], host: int | None, session: Session) -> int:
+def _added_tokens(view: View, memory: Mapping[str, str], host: int | None, session: Session) -> int:
     """The tokens that a memory message adds, or its text to the user's message that it joins."""
     last = session.last_plan
     if (last.memory, last.host, last.counter) == (memory, host, session.counter.name) and (
@@ -217,13 +221,20 @@ def _edited_tokens(view: View, choice: Choice) -> int:
 def charge_step(context: Context, session: Session) -> None:
     """Add what a step costs to the session's ledger, whose context is sent."""
     plan, ledger = context.plan, session.ledger
-    view = plan.view
-    same = zip(ledger.sent, context, strict=False)
-    changed = next((i for i, (a, b) in enumerate(same) if a is not b and not is_same(a, b)), len(ledger.sent))
-    shared = sum(islice(_message_tokens(context, session.counter), changed))
-    known = view.tokens_before[view.known]
+    came = plan.view.digests[: len(plan.view.messages)]
+    sent = [
+        came[position] if position is not None and not change else digest_of(message)
+        for (position, change), message in zip(context.entries, context, strict=True)
+    ]
+    shared = sum(islice(_message_tokens(context, session.counter), common_length(ledger.sent, sent)))
+    known = known_tokens(plan.view, ledger)
     charge = ledger.step(session.prefix_cache.ratios, plan.tokens, shared, plan.full_tokens, known)
-    ledger.add(charge, list(context))
+    session.charge(charge, sent, came)
+
+
+def known_tokens(view: View, ledger: Ledger) -> int:
+    """The tokens of the messages with which the list begins as at the step before."""
+    return view.tokens_before[common_length(ledger.came, view.digests[: len(view.messages)])]
 
 
 def _message_tokens(context: Context, counter: TokenCounter) -> Iterator[int]:

@@ -7,6 +7,7 @@ from math import sqrt
 
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings
+from memory_bank.context.build import known_tokens
 from memory_bank.pricing import Ratios
 from memory_bank.transcript.transcript import View
 
@@ -50,7 +51,7 @@ def price_fold(
     """
     ratios = session.prefix_cache.ratios
     head = view.tokens_before[view.interactions[0].start if view.interactions else view.tail_start]
-    rest, known = view.kept_tokens - saved, view.tokens_before[view.known]
+    rest, known = view.kept_tokens - saved, known_tokens(view, session.ledger)
     room = session.ledger.room(ratios, rest, min(head, known), view.full_tokens, known, EXCESS)
     size = fold_size(ratios, older, room, FLOORS[settings.fold])
     return FoldPrice(size, room, rest, first_fold(ratios, WAITS[settings.fold]))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import copy as copied
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal, TypeVar, cast
 
 import sqlalchemy as sa
@@ -19,6 +19,7 @@ from cachetools import LRUCache
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.files import MemoryFiles
+from memory_bank.bank.folds import copy_folds
 from memory_bank.bank.listing import list_page, newest_searchable
 from memory_bank.bank.maintenance import purge
 from memory_bank.bank.schema import sessions
@@ -168,7 +169,6 @@ class Sessions:
         tools: Sequence[object] | None = None,
         beside: str | None = None,
         whole: frozenset[str] = frozenset(),
-        under_load: bool = False,
         added: str = "",
         sender: str = "",
         wanted: Callable[[], bool] = lambda: True,
@@ -180,9 +180,8 @@ class Sessions:
         ``model``: that the request is for; its price decides how often the history is folded. ``tools``: those that
         the model gets; the context names ``get_record`` only where it is among them. ``beside``: what the proxy sends
         besides the messages, such as the client's tools; it counts for the context and for the full history.
-        ``whole``: tools whose calls and results stay whole. ``under_load``: many requests wait, so that the next
-        fold is put off. ``added``: what memory itself adds besides the messages, such as its tools. ``sender``: the
-        program that sent the request, as lists group by it.
+        ``whole``: tools whose calls and results stay whole. ``added``: what memory itself adds besides the messages,
+        such as its tools. ``sender``: the program that sent the request, as lists group by it.
         ``wanted``: whether somebody still waits for the context; else no step is recorded.
 
         Raises what MemoryProcessor.apply_strategy and ``to_request`` of the history raise, ConfigError for an
@@ -202,8 +201,8 @@ class Sessions:
             if kept.generation is None or (agent is not None and kept.agent_id != agent):
                 self._register(session_id, kept, agent)
             with kept.lock:  # the plan must be this step's
-                if (earlier := self._processor.state(key, session_id)) is not None:
-                    earlier.under_load = under_load
+                earlier = self._processor.state(key, session_id)
+                count = partial(count_once, (earlier.counter if earlier else open_counter()).count_text)
                 form = None if history is None else history.form
                 leaving, tokens, shown = self._processor.rebuild(
                     seen,
@@ -215,7 +214,8 @@ class Sessions:
                     model=model,
                     tools=tools,
                     whole=whole,
-                    added=count_once((earlier.counter if earlier else open_counter()).count_text, added),
+                    added=count(added),
+                    beside=count(beside) if beside else 0,
                     recorded=False,
                 )
                 if not wanted():  # what was stored stays, and nothing is sent
@@ -234,12 +234,12 @@ class Sessions:
                 context = _with_own_text(shown, seen, messages)
                 unchanged = same_objects(context, messages)
                 written = context if unchanged or form is None else leaving
-                changed_at, changed = change_since(kept.sent, context)
+                changed_at, changed = change_since(kept.sent, context, context)
                 changes_again = kept.changed and changed_at is not None
                 kept.sent, kept.changed = context, changed_at is not None
-                sent, charge, count = None, None, 0
+                sent, charge, records = None, None, 0
                 if isinstance(state, MemoryBankState):
-                    retention, count = state.settings.cache_retention, len(state.steps)
+                    retention, records = state.settings.cache_retention, len(state.steps)
                     sent = state.prefix_cache.send(context, model, state.counter.count_message, retention)
                     charge = state.ledger.last
         counter = state.counter if state is not None else open_counter()
@@ -251,7 +251,7 @@ class Sessions:
             full_tokens=(plan.full_tokens if plan else tokens) + more,
             tokens=tokens + more,
             messages=len(messages),
-            records=count,
+            records=records,
             status=CONTROL if control else "unchanged" if unchanged else "rebuilt",
             strategy=key,
             milliseconds=1000 * (time.perf_counter() - began),
@@ -270,8 +270,6 @@ class Sessions:
             sent_context=sent,
             charge=charge,
         )
-        if state is not None:
-            state.ledger.beside = more
         kept.tokens = max(step.full_tokens, size // 64)  # a large request of few tokens counts by its bytes
         if self._on_rebuilt is not None:
             self._on_rebuilt(step)
@@ -336,7 +334,9 @@ class Sessions:
         made.memory.database.set_note(session_id, self.database.get_note(session_id), made.memory.generation)
         made.stored = set(stored)
         if (used := self._processor.state(key, session_id)) is not None:
-            made.memory.prefix_cache, made.memory.ledger = copied(used.prefix_cache), copied(used.ledger)
+            made.memory.prefix_cache = copied(used.prefix_cache)
+        if store is not None:
+            copy_folds(self.database, made.memory.database, session_id)
         leaving, _, _ = made.processor.rebuild(
             seen,
             key,

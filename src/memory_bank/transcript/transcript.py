@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from itertools import accumulate, chain, pairwise
 from operator import is_
 from typing import Any
@@ -27,6 +28,8 @@ from memory_bank.transcript.messages import (
     task_text,
 )
 
+DIGEST = 6
+"""Bytes of a message's digest."""
 _LATEST = 64  # messages at the end that are compared at every step
 _IN_TURN = 256  # older messages that are compared in one step
 
@@ -39,7 +42,7 @@ class View(Brief):
     and tokens. ``kept`` are the positions of the messages before the tail that are never dropped: system and
     user messages, assistant text, and interactions that have a message among their own. ``new`` are the interactions
     whose records are not known to be stored: those since ``Transcript.acknowledge()``, and always the tail,
-    which may still grow. ``known``: how many messages it begins with as at the step before. ``pinned`` and
+    which may still grow. ``digests``: of each message. ``pinned`` and
     ``hidden`` are the starts of past interactions that are kept, and never shown, because a person or the
     configuration says so; the messages of pinned ones are in ``kept``. ``held`` are those of the pinned that the
     request wants whole, whatever they take.
@@ -52,7 +55,7 @@ class View(Brief):
     task: str
     tokens_before: Sequence[int]  # tokens of the first i messages, i = 0 … n
     new: Sequence[Interaction] = ()
-    known: int = 0
+    digests: Sequence[bytes] = ()
     pinned: frozenset[int] = frozenset()
     hidden: frozenset[int] = frozenset()
     held: frozenset[int] = frozenset()
@@ -121,7 +124,7 @@ class Transcript:
         self._objects: list[object] = []  # the caller's messages
         self._snapshot: list[object] = []  # copies of them
         self._compared = 0  # the older message that is compared next
-        self._known = 0  # messages that the list begins with as at the step before
+        self._digests: list[bytes] = []
         self._task: str | None = None  # known once it stands in a closed segment
         self._task_sought = 0
         self._tokens_before = [0]
@@ -140,6 +143,7 @@ class Transcript:
         for message in messages[same:]:
             self._objects.append(message)
             self._snapshot.append(copy_of(message))
+            self._digests.append(digest_of(message))
             self._tokens_before.append(self._tokens_before[-1] + self.counter.count_message(message))
             self._parser.feed(message)
         self._identify_closed()
@@ -215,17 +219,16 @@ class Transcript:
             self._task = task_text(self._parser.closed[self._task_sought :])
             self._task_sought = len(self._parser.closed)
         task = self._task if self._task is not None else task_text(pending)
-        # The list of counts is safe to share: it only grows, and is replaced when messages change.
+        # The lists of counts and digests are safe to share: they only grow, and are replaced when messages change.
         new = interactions[min(self._acknowledged, max(0, len(interactions) - 1)) :]
         return View(
-            messages, interactions, kept, tail_start, task or "", self._tokens_before, new, self._known
+            messages, interactions, kept, tail_start, task or "", self._tokens_before, new, self._digests
         )
 
     def _reconcile(self, messages: Sequence[object]) -> int:
         """Forget or replace what differs from the list; returns how many of its messages are known then."""
         n = min(len(self._snapshot), len(messages))
         changed = self._changed(messages, n)
-        self._known = changed[0] if changed else n
         stop = next((i for i in changed if not self._is_patchable(i, messages[i])), n)
         if stop < len(self._snapshot):
             stop = self._rewind(stop)
@@ -271,7 +274,9 @@ class Transcript:
         if not positions:
             return
         counts = [b - a for a, b in pairwise(self._tokens_before)]
+        self._digests = self._digests[:]
         for i in positions:
+            self._digests[i] = digest_of(messages[i])
             counts[i] = self.counter.count_message(messages[i])
             self._snapshot[i] = copy_of(messages[i])
             self._parser.closed[self._closed_at(i)] = Utterance(i, messages[i], kind_of(messages[i]))
@@ -294,7 +299,7 @@ class Transcript:
         self._parser = parser
         self._read = cut
         del self._snapshot[start:], self._objects[start:]
-        self._tokens_before = self._tokens_before[: start + 1]
+        self._tokens_before, self._digests = self._tokens_before[: start + 1], self._digests[:start]
         keep = bisect_left(self._interactions, start, key=lambda e: e.start)
         for keys in self._keys[keep:]:
             self._occurrences.subtract(keys)
@@ -309,6 +314,15 @@ def said_in(messages: Sequence[object]) -> frozenset[str]:
     """What persons said in a list of messages, without what clients write by themselves."""
     texts = (persons_text(message_text(m)) for m in messages if kind_of(m) is MessageKind.USER)
     return frozenset(t for t in texts if t)
+
+
+def digest_of(message: object) -> bytes:
+    """A short digest of a message, by which a later step sees whether it is still there."""
+    try:
+        text = repr(message)
+    except Exception:  # too deep, or a foreign object
+        text = type(message).__name__
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST).digest()
 
 
 def is_same(a: object, b: object) -> bool:

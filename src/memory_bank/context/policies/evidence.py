@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-import math
+import logging
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import blake2b
 from itertools import islice
 
+from memory_bank.bank.database import LastFold
+from memory_bank.bank.folds import Body, Fold, Folds, Turn
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings
 from memory_bank.context.build import choice_tokens, memory_tokens
 from memory_bank.context.evidence import EvidenceMemory, EvidenceReasons, Excerpts, choose, evidence_model
 from memory_bank.context.fold_rule import fold_budget, is_priced, price_fold
 from memory_bank.context.unchanged import restored_copies
-from memory_bank.plan import Choice
-from memory_bank.pricing import growth_that_pays
+from memory_bank.plan import Choice, Shown
+from memory_bank.pricing import common_length, growth_that_pays
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.jsontext import parse_output
 from memory_bank.transcript.messages import Interaction, content_text, in_full, read, with_hint
 from memory_bank.transcript.quoting import Mark, quote_lines
 from memory_bank.transcript.shortening import fit_text, shorten
-from memory_bank.transcript.transcript import View, copy_of
-from memory_bank.transcript.turns import WHOLE, Edit
+from memory_bank.transcript.transcript import View
+from memory_bank.transcript.turns import WHOLE, Change, Edit
 
-PUT_OFF = 2
-"""Under load the next fold comes after so many times the growth: to twice of it a step's cost differs little."""
+log = logging.getLogger("memory_bank.MemoryBankStrategy")
+
+NEAR = 0.7
+"""The share of the growth from which the next fold is prepared, after the answer."""
 SHORT = "the older history is shorter than a fold and its growth"
 WAITING = "the older history is too short for a first fold"
 DEAR = "with a fold the run would have cost more than the full history"
@@ -42,13 +48,14 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     session whose prefix the provider has forgotten (``cache_retention``) is folded at once. Where the selection
     fails, the context has the list of calls and the latest interactions, and the log a warning. With ``fold_note`` a
     fold shows the note that a model wrote after the fold before.
+
+    A fold is a row of the bank that is never changed: between folds a context is a function of the messages, the
+    fold and the settings, in every process.
     """
-    state, past = _evidence(session, settings), view.past
-    memory, fold = state.memory, state.fold
-    assert memory is not None
+    state, past, ledger = _evidence(session, settings), view.past, session.ledger
     cache, older = session.prefix_cache, sum([e.tokens for e in past])
-    if is_cold := cache.sent() > settings.cache_retention:
-        session.ledger.sent = ()
+    if is_cold := session.idle > settings.cache_retention:
+        ledger.sent = ()
     shortened = _shortened_tail(view, session, settings.shorten_last)
     base = Choice(role=settings.memory_role, edits=shortened)
     unfolded = choice_tokens(view, replace(base, keep_all=True))
@@ -61,62 +68,172 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
         latest = past[-20:]  # whose mean length predicts that of the next ones
         mean = sum(e.tokens for e in latest) / max(1, len(latest))
         growth = growth_that_pays(budget, mean, *cache.ratios)
-        put_off = PUT_OFF if session.under_load else 1
     else:
-        growth, put_off = int(settings.refresh_after), 1
-    since = None if fold is None else fold.interactions_since(view, settings)
+        growth = int(settings.refresh_after)
+    fold = _stored_fold(state, view, session.last_fold)
     stands, tokens, why = None, unfolded, SHORT if view.history else "there was no history yet"
     if stay := len(view.history) - len(past):
         why = f"{why}; {stay:,} past turns stay whole"
-    if fold and since is not None:
-        stands = fold.choice(base, since, view, session)
-        tokens = fold.memory_tokens + choice_tokens(view, stands)
+    # tokens of the older history at the first fold, and at that of a list that goes on otherwise than the folded one
+    common = common_length(ledger.came, view.digests)
+    differs = common < min(len(ledger.came), len(view.messages))
+    anew = not fold and session.last_fold.number > 0 and differs
+    first = budget + growth
+    if fold:
+        since = _foldable(view, fold.past)
+        stands = _choice(fold, base, since, view, session, state)
+        tokens = fold.tokens + choice_tokens(view, stands)
+        grown = sum(e.tokens for e in _foldable(view, fold.count))
         # where nothing was added to the interactions of the fold, a new one would be the same
-        is_due = (
-            len(since) + len(fold.past) > fold.count
-            if is_cold
-            else fold.grown(view) > (growth and put_off * fold.growth)
-        )
+        is_due = len(since) + fold.past > fold.count if is_cold else grown > (growth and fold.growth)
+        is_near = grown > NEAR * fold.growth
     else:
-        is_due = older > budget + (0 if is_cold or fold else put_off * growth)
-    if older <= budget or state.in_vain <= older <= state.in_vain + growth:
+        is_due = older > (budget if is_cold or anew else first)
+        is_near = older > NEAR * max(first, price.wait if price else 0)
+    in_vain = ledger.in_vain
+    if older <= budget or (in_vain is not None and in_vain <= older <= in_vain + growth):
         is_due = False
-    if price and is_due and not is_cold and (stands or not fold):
-        if not fold and older < put_off * price.wait:
+    if price and is_due and not is_cold:
+        if not fold and not anew and older < price.wait:
             is_due, why = False, WAITING
         elif budget > price.room or budget + price.rest >= tokens or not cache.read:
             is_due, why = False, DEAR
+        elif growth and common == len(ledger.came) == len(view.messages):  # the same request: the same answer
+            is_due = False
     # whether there are records whose messages the list has lost
     gone = not is_due and not stands and not session.steps.keys() <= _record_ids(view)
     if (is_due or gone) and (other := session.counts_otherwise()):
         is_due, gone, why = False, False, other
     if is_due or gone:
-        fed_evidence(view, session, settings)
-        note = ""
-        if settings.fold_note == "observer" and (said := session.note):
-            count = session.counter.count_text
-            note = fit_text(f"\n{NOTE_HEAD}{quote_lines(said)}", int(budget * NOTE_SHARE), count)
-            budget -= count(note)
-        excerpts, whole = choose(view, session, settings, memory, budget)
-        first = whole[0].start if whole else view.tail_start
-        folded = tuple(e for e in view.history if e.start < first)
-        kept = _kept_before(view, folded)
-        new = _Fold(excerpts, folded, len(view.history), kept, settings, growth, gone, note)
-        choice = new.choice(base, whole, view, session)
-        new.memory_tokens = memory_tokens(choice, session)
-        if gone or new.memory_tokens + choice_tokens(view, choice) < tokens:
-            state.fold, state.in_vain = new if growth else None, -math.inf
+        made = _make_fold(view, session, settings, state, budget, growth, gone=gone)
+        choice = _choice(made, base, _foldable(view, made.past), view, session, state)
+        made = replace(made, tokens=memory_tokens(choice, session))
+        if gone or made.tokens + choice_tokens(view, choice) < tokens:
+            ledger.in_vain = None
+            kept = _kept_fold(made, view, session, state) if growth else made
             if settings.fold_note == "observer":
                 _note_later(state, view, session)
+            if kept is not made:
+                return _choice(kept, base, _foldable(view, kept.past), view, session, state)
             return choice
-        why, state.in_vain = "the full history costs no more", older if growth else -math.inf
-    else:
+        why, ledger.in_vain = "the full history costs no more", older if growth else None
+    elif is_near:
         session.run_later("evidence", partial(fed_evidence, view, session, settings))
     if stands:
         return replace(stands, may_cost_more=True)  # what stands is read from the cache
-    state.fold = None
-    starts = [e.start for e in past] if view.hidden else ()
-    return replace(base, unchanged=why, reasons=EvidenceReasons(Excerpts(memory), starts))
+    return replace(base, unchanged=why)
+
+
+def _make_fold(
+    view: View,
+    session: MemoryBankState,
+    settings: MemoryBankSettings,
+    state: _Evidence,
+    budget: int,
+    growth: int,
+    *,
+    gone: bool,
+) -> Fold:
+    """Choose what stands for the older history. ``gone``: of records, too, whose messages the list has lost."""
+    session.reload_steps()
+    memory, note = fed_evidence(view, session, settings), ""
+    if settings.fold_note == "observer" and (said := session.note):
+        count = session.counter.count_text
+        note = fit_text(f"\n{NOTE_HEAD}{quote_lines(said)}", int(budget * NOTE_SHARE), count)
+        budget -= count(note)
+    excerpts, whole = choose(view, session, settings, memory, budget)
+    first = whole[0].start if whole else view.tail_start
+    past = sum(1 for e in view.history if e.start < first)
+    body = Body(excerpts.text, note, gone, _turns(excerpts, view, past))
+    try:
+        body = Body.unpacked(body.packed())  # as every other step reads it
+    except (TypeError, ValueError, RecursionError) as e:  # odd arguments of a call
+        log.warning("session %s: turns cannot stand in a fold (%s)", session.session_id, type(e).__name__)
+        body = replace(body, turns=None)
+    made = Fold(
+        number=session.last_fold.number + 1,
+        made_for=state.made_for,
+        past=past,
+        about=_about(view, past),
+        count=len(view.history),
+        growth=growth,
+        tokens=0,
+        body=body,
+    )
+    state.excerpts = made.body, excerpts
+    return made
+
+
+def _kept_fold(made: Fold, view: View, session: MemoryBankState, state: _Evidence) -> Fold:
+    """The fold, stored; or the one that another process has stored of the same step."""
+    while not state.folds.add(made, session.generation):
+        last = state.folds.last()
+        if last.number < made.number:  # content was deleted meanwhile: the next step folds anew
+            return made
+        other = _stored_fold(state, view, last)
+        if other is not None and other.count == made.count:
+            return other
+        made = replace(made, number=last.number + 1)
+    return made
+
+
+def _stored_fold(state: _Evidence, view: View, last: LastFold) -> Fold | None:
+    """The newest fold of the session that fits the list; ``last``: its newest of all."""
+    return state.folds.newest(last, state.made_for, len(view.history), partial(_about, view))
+
+
+def _about(view: View, count: int) -> str:
+    """A digest of the first interactions: their records and marks, and where their calls and results stand."""
+    digest = blake2b(digest_size=16)
+    for e in view.history[:count]:
+        apart = e.stays, e.start in view.pinned, e.start in view.hidden
+        digest.update(f"{e.trace_ids}{e.stop - e.start}{apart if any(apart) else ''}".encode())
+        if len(e.pairs) > 1:
+            digest.update(str([(p.call_at, p.result_at) for p in e.pairs]).encode())
+    return digest.hexdigest()
+
+
+def _turns(excerpts: Excerpts, view: View, past: int) -> list[Turn] | None:
+    """The turns in their places, of the first ``past`` interactions, as a fold keeps them."""
+    if excerpts.in_place is None:
+        return None
+    starts = [e.start for e in view.history[:past]]
+    turns: dict[int, list[tuple[int, Change, int]]] = {}
+    for position, edit in excerpts.in_place.items():
+        at = bisect_right(starts, position) - 1
+        if position < view.history[at].stop:
+            turns.setdefault(at, []).append((position - starts[at], edit.change, edit.tokens))
+    return [*turns.items()]
+
+
+def _choice(
+    fold: Fold,
+    base: Choice,
+    whole: Sequence[Interaction],
+    view: View,
+    session: MemoryBankState,
+    state: _Evidence,
+) -> Choice:
+    """A fold, and some interactions whole after it, with copies that these only refer to."""
+    body, edits = fold.body, dict(base.edits)
+    for at, messages in body.turns or ():
+        for place, change, tokens in messages:
+            position = view.history[at].start + place
+            edits[position] = Edit(change, edited_message(view.messages[position], change), tokens)
+    shown, excerpts = state.excerpts
+    turns = [view.history[at] for at, _ in body.turns or ()]
+    return replace(
+        base,
+        text=(with_hint(body.text, in_full(session.record_tool)) + body.note).lstrip("\n"),
+        whole=whole,
+        edits={**edits, **restored_copies(view, fold.past, session.counter.count_message)},
+        in_place=body.turns is not None,
+        may_cost_more=body.gone,
+        since=next((e.start for e in view.interactions[fold.past :]), view.tail_start),
+        reasons=EvidenceReasons(excerpts, [e.start for e in whole])
+        if excerpts is not None and shown == body
+        else Shown(whole, turns, view.history[: fold.past]),
+    )
 
 
 def _record_ids(view: View) -> set[str]:
@@ -129,91 +246,64 @@ def _foldable(view: View, start: int) -> list[Interaction]:
     return [e for e in view.history[start:] if not e.stays and e.start not in apart]
 
 
-def _kept_before(view: View, past: Sequence[Interaction]) -> list[int]:
-    return [p for p in view.kept if past and p < past[-1].stop]
-
-
-@dataclass(slots=True)
-class _Fold:
-    """What replaces the older history until the next fold, and the history and settings that it was made for."""
-
-    excerpts: Excerpts
-    past: tuple[Interaction, ...]  # the interactions that it is about
-    count: int  # of past interactions then, those kept whole included
-    kept: Sequence[int]
-    settings: MemoryBankSettings
-    growth: int  # tokens of interactions that may follow before the next fold
-    gone: bool  # whether it shows records whose messages the list has lost
-    note: str  # what it quotes of a model's note, with its heading
-    memory_tokens: int = 0  # of its message
-
-    def choice(
-        self, base: Choice, whole: Sequence[Interaction], view: View, session: MemoryBankState
-    ) -> Choice:
-        """The fold, and some interactions whole after it, with copies that these only refer to."""
-        hint, count = in_full(session.record_tool), session.counter.count_message
-        in_place = self.excerpts.in_place
-        edits = {
-            p: replace(edit, message=copy_of(edit.message) if edit.change else view.messages[p])
-            for p, edit in (in_place or {}).items()
-        }
-        restored = restored_copies(view, len(self.past), count)
-        return replace(
-            base,
-            text=(with_hint(self.excerpts.text, hint) + self.note).lstrip("\n"),
-            whole=whole,
-            edits={**base.edits, **edits, **restored},
-            in_place=in_place is not None,
-            may_cost_more=self.gone,
-            since=next((e.start for e in view.interactions[len(self.past) :]), view.tail_start),
-            reasons=EvidenceReasons(self.excerpts, [e.start for e in whole]),
-        )
-
-    def grown(self, view: View) -> int:
-        """The tokens of the interactions after it that a fold may replace."""
-        return sum(e.tokens for e in _foldable(view, self.count))
-
-    def interactions_since(self, view: View, settings: MemoryBankSettings) -> list[Interaction] | None:
-        """The interactions after the fold; None where it is not about this list, or made with other settings."""
-        n = len(self.past)
-        if settings != self.settings or len(view.history) < n or _kept_before(view, self.past) != self.kept:
-            return None
-        for then, now in zip(self.past, view.history, strict=False):
-            if then is not now and (then.trace_ids != now.trace_ids or then.start != now.start):
-                return None
-        return _foldable(view, n)
-
-
 @dataclass(slots=True)
 class _Evidence:
+    """What a session keeps in memory for its folds; no context depends on it."""
+
+    folds: Folds
     memory: EvidenceMemory | None = None
     made_with: tuple[object, ...] = ()
-    fold: _Fold | None = None
-    in_vain: float = -math.inf  # tokens of the older history when a fold would have removed nothing
+    settings: tuple[object, str] | None = None  # and the name of the counter
+    made_for: str = ""  # a digest of both
+    excerpts: tuple[Body | None, Excerpts | None] = (
+        None,
+        None,
+    )  # of the fold that was made here last, for the page
     noted: int = 0  # the number of the latest record that the note is about; 0 where that is not known
 
 
+def _kept(session: MemoryBankState) -> _Evidence:
+    kept: _Evidence = session.cache(
+        "evidence", lambda: _Evidence(Folds(session.database, session.session_id))
+    )
+    return kept
+
+
 def _evidence(session: MemoryBankState, settings: MemoryBankSettings) -> _Evidence:
+    """What the session keeps in memory for its folds."""
+    state = _kept(session)
+    if (
+        state.settings is None
+        or state.settings[0] is not settings
+        or state.settings[1] != session.fold_counter
+    ):
+        state.settings = settings, session.fold_counter
+        text = settings.model_dump_json() + session.fold_counter
+        state.made_for = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return state
+
+
+def _memory(state: _Evidence, session: MemoryBankState, settings: MemoryBankSettings) -> EvidenceMemory:
     """The session's evidence; made anew where the settings or the order of its records changed."""
-    state: _Evidence = session.cache("evidence", _Evidence)
+    numbers = () if state.memory is None else state.memory.numbers
+    if any(a != b for a, b in zip(numbers, session.steps, strict=False)):  # another process stored between
+        session.order_changes += 1
     made_with = (settings.evidence_model, settings.tools, session.order_changes, session.counter.name)
     if state.memory is None or state.made_with != made_with:
         model = evidence_model(settings.evidence_model)
         state.memory = EvidenceMemory(session.counter, model, settings.tools)
-        state.made_with, state.fold = made_with, None
-    return state
+        state.made_with = made_with
+    return state.memory
 
 
 def evidence_of(session: MemoryBankState) -> EvidenceMemory | None:
     """The evidence that a session has built so far."""
-    state: _Evidence = session.cache("evidence", _Evidence)
-    return state.memory
+    return _kept(session).memory
 
 
 def fed_evidence(view: View, session: MemoryBankState, settings: MemoryBankSettings) -> EvidenceMemory:
     """The session's evidence, with the stored records that were not yet in it."""
-    memory = _evidence(session, settings).memory
-    assert memory is not None
+    memory = _memory(_evidence(session, settings), session, settings)
     missing = list(islice(session.steps, len(memory.numbers), None))
     if not missing:
         return memory

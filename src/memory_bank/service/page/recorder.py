@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from memory_bank.bank.database import Database
+from memory_bank.bank.session import MemoryBankState, Session
 from memory_bank.bank.steps import StepFigures, StepToStore, add_steps, packed
 from memory_bank.errors import StorageError
 from memory_bank.plan import Context, Decision, Fate, Plan
@@ -113,11 +114,17 @@ class Recorder:
     def take_outcome(self, step: Rebuilt, answer: Answer, **came_to: Any) -> None:
         """Record what a recorded step's request came to, as fields of StepFigures. Never blocks."""
         new = StepToStore(replace(_figures(step), **came_to), outcome=True)
-        self._take(new, partial(self._read, *answer))
+        self._take(new, partial(self._settled, step.state, answer))
 
     def take_without(self, figures: StepFigures, answer: Answer) -> None:
         """Record a request that went without memory as a step of its session, if there is one. Never blocks."""
         self._take(StepToStore(figures), partial(self._read, *answer))
+
+    def _settled(self, state: Session | None, answer: Answer, new: StepToStore) -> StepToStore:
+        """The step with the model's answer; what it was reported to cost is stored with its session."""
+        if isinstance(state, MemoryBankState):
+            state.save()
+        return self._read(*answer, new)
 
     def _read(self, answer: bytes, dialect: Dialect | None, new: StepToStore) -> StepToStore:
         """The step with the model's answer, or the error that it is."""

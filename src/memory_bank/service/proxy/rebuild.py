@@ -136,11 +136,8 @@ class ModelRequest:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A rebuild in a worker thread: on which session, and whether others wait for their turn, it runs, its result is
-    waited for.
-    """
+    """A rebuild in a worker thread: on which session, and whether it runs and its result is waited for."""
 
-    under_load: bool = False
     is_running: bool = False
     session_id: str | None = None
     is_wanted: bool = True
@@ -258,8 +255,7 @@ class Rebuilder:
     """Rebuilds requests in worker threads, each for at most ``timeout`` seconds once it is its turn.
 
     Under load requests wait for their turn; one of a session that has not begun goes without memory after ``timeout``
-    seconds (the session's next request brings the same messages), the others after WAITS times as long. While THREADS
-    others wait, folds are put off.
+    seconds (the session's next request brings the same messages), the others after WAITS times as long.
 
     A large request may take longer (GROWS). One that comes too late continues the context that was sent last, if
     there is one; the late result is dropped. Failures are returned as ``failed`` and never raised. After two
@@ -332,7 +328,7 @@ class Rebuilder:
         if len(self._stuck) >= 64 or not share.allows():
             return MemoryResult("failed", "paused")
         began, limit = time.perf_counter(), self.timeout * (1 + len(request.body.data) / GROWS)
-        job = _Job(under_load=len(share.line) + len(self._line) >= THREADS)
+        job = _Job()
         result: MemoryResult | None = None
         hung: bool | None = None
         try:
@@ -467,7 +463,6 @@ class Rebuilder:
                 size=len(request.body.data),
                 history=None if is_summary else history,
                 beside="".join(compact(v) for m in ("tools", "functions") if (v := value.get(m))),
-                under_load=job.under_load,
                 wanted=wanted,
                 added=compact(offered[len(value.get("tools") or ()) :]) if offered else "",
                 sender=_program(headers.get("user-agent") or ""),

@@ -1,0 +1,156 @@
+"""The folds of sessions: what stands in the place of the older history until the next fold, stored once."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from memory_bank.bank.database import GENERATION, LEDGER, Database, LastFold
+from memory_bank.bank.schema import SET_SESSION, folds, of_session, sessions
+
+KEPT = 64
+"""The newest folds of a session that are kept: lists of messages that were rewound may need an older one."""
+_AT_ONCE = 16
+_f = folds.c
+_HEADS = (
+    sa.select(*(c for c in _f if c.name not in ("session_id", "created", "body")))
+    .where(of_session(folds), _f.made_for == sa.bindparam("settings"), _f.count <= sa.bindparam("most"))
+    .order_by(_f.count.desc(), _f.number.desc())
+)
+_BODY = sa.select(_f.body).where(of_session(folds), _f.number == sa.bindparam("at"))
+_OLD = sa.delete(folds).where(of_session(folds), _f.number <= sa.bindparam("upto"))
+
+Turn = tuple[int, Sequence[tuple[int, Mapping[int, Any], int]]]
+"""A past turn in its place: its number, and of each message that stays its place in the turn, what is changed of it,
+and its tokens then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What a fold shows: ``text`` in the memory message, ``turns`` in their places; None: none may stand there.
+
+    ``note``: what it quotes of a model's note. ``gone``: it shows records whose messages the list had lost.
+    """
+
+    text: str
+    note: str = ""
+    gone: bool = False
+    turns: Sequence[Turn] | None = None
+
+    def packed(self) -> bytes:
+        """As it is stored: ASCII JSON, compressed. Raises TypeError, ValueError, RecursionError."""
+        turns = None
+        if self.turns is not None:
+            turns = [
+                [turn, [[place, [*change.items()], tokens] for place, change, tokens in messages]]
+                for turn, messages in self.turns
+            ]
+        values = {"text": self.text, "note": self.note, "gone": self.gone, "turns": turns}
+        return zlib.compress(json.dumps(values, separators=(",", ":")).encode("ascii"), 6)
+
+    @classmethod
+    def unpacked(cls, stored: bytes) -> Body:
+        """The body of its stored form."""
+        values = json.loads(zlib.decompress(stored))
+        if values["turns"] is not None:
+            values["turns"] = [
+                (turn, [(place, dict(map(tuple, change)), tokens) for place, change, tokens in messages])
+                for turn, messages in values["turns"]
+            ]
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """A fold and what it is about: the first ``past`` interactions, of which ``about`` is a digest.
+
+    ``number`` counts the folds of the session. ``made_for``: a digest of the settings and of the counter's name.
+    ``count``: past interactions then, those kept whole included. ``growth``: tokens of interactions that may follow
+    before the next fold. ``tokens``: of its memory message.
+    """
+
+    number: int
+    made_for: str
+    past: int
+    about: str
+    count: int
+    growth: int
+    tokens: int
+    body: Body = field(repr=False)
+
+
+class Folds:
+    """The folds of one session, with those read last in memory. Methods may raise StorageError."""
+
+    def __init__(self, database: Database, session_id: str) -> None:
+        self.database, self.session_id = database, session_id
+        self._heads: tuple[object, Sequence[Any]] = (None, ())
+        self._read: dict[int, Fold] = {}
+
+    def newest(self, last: LastFold, made_for: str, count: int, about: Callable[[int], str]) -> Fold | None:
+        """The newest fold that was made for no more past interactions than ``count``, and fits them.
+
+        ``last``: the session's newest fold; ``about`` returns the digest of the first so many interactions. Where two
+        processes stored the fold of one step, all find the same.
+        """
+        if not last.number:
+            return None
+        key = last, made_for
+        if self._heads[0] != key:
+            self._heads, self._read = (key, self._rows(_HEADS.limit(_AT_ONCE), made_for, 2**31 - 1)), {}
+        rows = self._heads[1]
+        head = next((r for r in rows if r.count <= count and r.about == about(r.past)), None)
+        if head is None and len(rows) == _AT_ONCE:  # a list that was rewound behind them
+            rows = self._rows(_HEADS, made_for, count)
+            head = next((r for r in rows if r.about == about(r.past)), None)
+        if head is None:
+            return None
+        if head.number not in self._read:
+            body = self.database.value(_BODY, session=self.session_id, at=head.number)
+            if body is None:  # deleted meanwhile
+                return None
+            known = dict([*self._read.items()][-3:])
+            self._read = {**known, head.number: Fold(**head, body=Body.unpacked(body))}
+        return self._read[head.number]
+
+    def _rows(self, query: sa.Select[Any], made_for: str, most: int) -> Sequence[Any]:
+        return self.database.rows(query, session=self.session_id, settings=made_for, most=most)
+
+    def add(self, fold: Fold, generation: int | None) -> bool:
+        """Store a fold; False where its number is taken, or content was deleted since ``generation``."""
+        row = {f.name: getattr(fold, f.name) for f in fields(Fold)}
+        row |= {"session_id": self.session_id, "body": fold.body.packed()}
+        session = {"session": self.session_id}
+
+        def insert(c: Connection) -> bool:
+            self.database.lock_session(c, self.session_id)
+            if (c.execute(GENERATION, session).scalar() or 0) != (generation or 0):
+                return False
+            created = {"created": self.database.now(c)}
+            if self.database.insert_new(c, folds, [row | created]) != 1:
+                return False
+            c.execute(_OLD, {**session, "upto": fold.number - KEPT})
+            return True
+
+        return self.database.submit(insert, self.session_id)
+
+    def last(self) -> LastFold:
+        """The session's newest fold."""
+        return self.database.extent(self.session_id).fold
+
+
+def copy_folds(source: Database, target: Database, session_id: str) -> None:
+    """Put folds and ledger of a session in the place of those that another database has of it."""
+    rows = source.rows(sa.select(*_f).where(of_session(folds)), session=session_id)
+    ledger = source.rows(sa.select(*LEDGER).where(of_session(sessions)), session=session_id)
+    with target.write() as c:
+        c.execute(SET_SESSION.values(dict(ledger[0])), {"session": session_id})
+        c.execute(sa.delete(folds).where(of_session(folds)), {"session": session_id})
+        if rows:
+            c.execute(sa.insert(folds), [dict(row) for row in rows])

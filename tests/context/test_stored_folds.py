@@ -1,0 +1,242 @@
+"""Folds as rows of the bank: every process sends the same bytes, whichever made the fold; what is deleted is gone."""
+
+import json
+import random
+import time
+from itertools import pairwise
+
+import pytest
+import sqlalchemy as sa
+from tests import blocks
+from tests.chats import call, result, say, system, user
+from tests.contracts.stores import together
+
+from memory_bank import MemoryBankState, MemoryProcessor
+from memory_bank.bank.database import Database
+from memory_bank.bank.folds import Body, Fold, Folds
+from memory_bank.bank.maintenance import purge
+from memory_bank.bank.schema import folds, records, sessions
+from memory_bank.pricing import common_length
+
+LOCAL = {
+    "selection": "evidence",
+    "embedding_model": "lexical",
+    "observer_model": "extractive",
+    "token_encoding": "approximate",
+}
+RULES = {
+    "priced": {"fold": "thrifty"},
+    "often": {"history_budget": 1_600, "refresh_after": 900},
+    "listed": {"history_budget": 700, "refresh_after": 900},
+}
+
+
+def rows_of(n):
+    """An output from which later calls take a value."""
+    return json.dumps(
+        [{"item": f"ITM-{n}{r:02}", "shelf": f"SH-{n * 7 + r}", "note": "as counted"} for r in range(12)]
+    )
+
+
+def chat(turns):
+    """A run whose calls use values of older outputs, with words of its user in between."""
+    out = [system(), user("Count the shelves of every item, and move what is wrong.")]
+    for n in range(turns):
+        shelf = f"SH-{(n * 3 % max(n, 1)) * 7 + 2}"
+        tool = ("list_items", "move_item", "check_item")[n % 3]
+        out += [call((f"c{n}", tool, {"page": n, "shelf": shelf})), result(f"c{n}", rows_of(n))]
+        if n % 17 == 16:
+            out += [say(f"Counted up to {n}."), user(f"Look at {shelf} again, then go on.")]
+    return out
+
+
+def messages(turns):
+    """The same in blocks of the Messages API."""
+    out = [blocks.user("Count the shelves of every item, and move what is wrong.")]
+    for n in range(turns):
+        shelf = f"SH-{(n * 3 % max(n, 1)) * 7 + 2}"
+        out += [
+            blocks.turn(blocks.use(f"c{n}", ("list_items", "move_item")[n % 2], page=n, shelf=shelf)),
+            blocks.user(blocks.answer(f"c{n}", rows_of(n))),
+        ]
+    return out
+
+
+def steps_of(run):
+    """The lists of messages with which the model is asked."""
+    return [run[: n + 1] for n, m in enumerate(run) if m["role"] in ("user", "tool")]
+
+
+class Process:
+    """A process with a processor of its own on a bank that others use."""
+
+    def __init__(self, url, rules):
+        self.url, self.config = url, {"memory_strategies": {"b": {"type": "memory_bank", **LOCAL, **rules}}}
+        self.start()
+
+    def start(self):
+        self.processor = MemoryProcessor(
+            self.config, lambda session_id: MemoryBankState.open(self.url, session_id)
+        )
+
+    def restart(self):
+        self.processor.close()
+        self.start()
+
+    def ask(self, given):
+        given = json.loads(json.dumps(given))  # as it comes in another process
+        return self.processor.apply_strategy(given, "b", session_id="s", model="claude-sonnet-4-5")[0]
+
+
+def asked_at_once(processes, given):
+    """The contexts that several processes make of one request."""
+    found = []
+    together(*(lambda p=p: found.append(p.ask(given)) for p in processes))
+    return found
+
+
+def alone(tmp_path, rules, lists):
+    """The contexts that one process makes."""
+    one = Process(f"sqlite:///{tmp_path / 'alone.db'}", RULES[rules])
+    contexts = [one.ask(given) for given in lists]
+    one.processor.close()
+    return contexts
+
+
+@pytest.mark.parametrize(
+    ("rules", "api", "turns"), [("priced", chat, 60), ("often", messages, 26), ("listed", chat, 24)]
+)
+@pytest.mark.parametrize("how", ["interleaved", "restarted"])
+def test_three_processes_send_what_one_would(bank_url, tmp_path, rules, api, turns, how):
+    lists, turn = steps_of(api(turns)), random.Random(f"{rules} {how}")
+    expected = alone(tmp_path, rules, lists)
+    breaks = [
+        n for n in range(1, len(lists)) if common_length(expected[n - 1], expected[n]) < len(expected[n - 1])
+    ]
+    assert breaks, "nothing was folded"
+    processes = [Process(bank_url, RULES[rules]) for _ in range(3)]
+    for n, given in enumerate(lists):
+        process = turn.choice(processes)
+        if how == "restarted" or turn.random() < 0.15:
+            process.restart()
+        assert process.ask(given) == expected[n], n
+    for process in processes:
+        process.processor.close()
+    bank = Database(bank_url)
+    assert len(breaks) <= bank.value(sa.select(sa.func.count()).select_from(folds)) <= len(breaks) + 1
+    bank.close()
+
+
+def test_a_rewound_list_gets_the_context_of_that_time(bank_url):
+    lists = steps_of(chat(26))
+    process = Process(bank_url, RULES["often"])
+    then = [process.ask(given) for given in lists]
+    for back in (2, 6, 19):
+        process.restart()
+        assert process.ask(lists[-back]) == then[-back]
+    assert process.ask(lists[-1]) == then[-1]
+    process.processor.close()
+
+
+def test_the_same_request_at_once_gets_the_same_context(bank_url):
+    processes, turn = [Process(bank_url, RULES["often"]) for _ in range(3)], random.Random(3)
+    before = []
+    for given in steps_of(chat(20)):
+        first, *others = asked_at_once(processes, given)
+        assert others == [first, first]
+        if turn.random() < 0.2:
+            turn.choice(processes).restart()
+        before.append(first)
+    for process in processes:
+        process.processor.close()
+    bank = Database(bank_url)
+    broken = sum(common_length(a, b) < len(a) for a, b in pairwise(before))
+    assert 1 <= broken == bank.value(sa.select(sa.func.count()).select_from(folds))
+    assert bank.value(sa.select(sa.func.count()).select_from(records)) == 20
+    bank.close()
+
+
+def test_the_first_writer_of_a_fold_wins(bank_url):
+    bank = Database(bank_url)
+    bank.open_session("s")
+    one, other = Folds(bank, "s"), Folds(bank, "s")
+    fold = Fold(1, "x", 2, "about", 5, 900, 40, Body("one", turns=[(0, [(0, {-1: "a\ud800"}, 3)])]))
+    assert one.add(fold, 0)
+    assert not other.add(Fold(1, "x", 2, "about", 5, 900, 40, Body("other")), 0)
+    assert not one.add(Fold(2, "x", 2, "about", 5, 900, 40, Body("of a session that was changed")), 7)
+    last = other.last()
+    assert last.number == 1
+    assert other.newest(last, "x", 5, lambda count: "about") == fold
+    assert other.newest(last, "x", 4, lambda count: "about") is None  # made for a longer list
+    assert other.newest(last, "y", 5, lambda count: "about") is None
+    assert other.newest(last, "x", 5, lambda count: f"{count} others") is None
+    bank.close()
+
+
+@pytest.mark.parametrize("how", ["forget", "exclude", "purge", "reset"])
+def test_what_is_deleted_leaves_no_fold(tmp_path, how):
+    file = tmp_path / "bank.db"
+    process, other = (Process(f"sqlite:///{file}", RULES["often"]) for _ in range(2))
+    lists = steps_of(chat(20))
+    for given in lists[:-3]:
+        process.ask(given)
+    stale = other.ask(lists[-3])
+    bank = Database(file)
+    bodies = bank.column(sa.select(folds.c.body))
+    assert bodies
+    state = process.processor.state("b", "s")
+    shown = json.dumps(stale)
+    trace_id = next(
+        r.trace_id for r in state.fact_store.get_many(list(state.steps)) if r.raw_output[0]["item"] in shown
+    )
+    if how == "forget":
+        assert state.fact_store.forget(trace_id)
+    elif how == "exclude":
+        assert state.fact_store.mark(trace_id, "excluded")
+    elif how == "purge":
+        assert [*purge(bank, session_id="s")]
+    else:
+        process.processor.reset_state("s")
+    assert bank.column(sa.select(folds.c.body)) == []
+    assert bank.rows(sa.select(sessions.c.sent, sessions.c.came)) == [{"sent": None, "came": None}]
+    if how != "exclude":
+        stored = b"".join(f.read_bytes() for f in tmp_path.iterdir())
+        assert not any(body in stored for body in bodies)
+    made = [p.ask(lists[-2]) for p in (other, process)]  # the one that had the fold in memory, too
+    assert made[0] == made[1]
+    if how in ("forget", "exclude"):
+        assert made[0] != stale
+    bank.close()
+
+
+def test_what_a_session_has_paid_and_its_pause_hold_in_every_process(bank_url):
+    processes = [Process(bank_url, {**RULES["often"], "cache_retention": 60.0}) for _ in range(2)]
+    lists = steps_of(chat(20))
+    for n, given in enumerate(lists[:-1]):
+        before = processes[n % 2].ask(given)
+    bank = Database(bank_url)
+    paid, full = bank.rows(sa.select(sessions.c.paid, sessions.c.would_pay))[0].values()
+    state = processes[0].processor.state("b", "s")
+    assert min(paid, full) > 0
+    bank.set_session("s", asked=time.time() - 61)
+    cold = processes[1].ask(lists[-1])
+    assert common_length(before, cold) < len(before)
+    processes[0].ask(lists[-1])
+    assert state.ledger.paid > paid
+    assert state.ledger.full > full
+    bank.close()
+
+
+def test_what_the_provider_tells_of_its_cache_holds_in_every_process(bank_url):
+    one, other = (Process(bank_url, {"history_budget": 1_600}) for _ in range(2))
+    lists = steps_of(chat(6))
+    one.ask(lists[0]), other.ask(lists[1])
+    cache = one.processor.state("b", "s").prefix_cache
+    for _ in range(3):
+        cache.report(10_000, 0)
+    one.ask(lists[2]), other.ask(lists[3])
+    assert other.processor.state("b", "s").prefix_cache.read == 1
+    other.processor.state("b", "s").prefix_cache.report(0, 5)
+    other.processor.state("b", "s").save()
+    one.ask(lists[4])
+    assert cache.read < 1
