@@ -14,7 +14,8 @@ errors. ``--url`` takes a service that runs already.
 
 ``proxy``: requests of recorded runs by each route, changed at random, through the proxy to the strict scripted
 server. Every answer is what upstream says; a request that memory leaves alone arrives to the byte, of a rebuilt one
-only messages or input differ, and no pair breaks that was whole. A quarter of the Messages API's only count.
+only messages or input differ, and no pair breaks that was whole. A quarter of the Messages API's only count. With an
+odd seed memory offers its tools, which are all else that may be added.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ import requests
 
 from harness import ROOT, Service, command_line, print_head, print_row, verified, words
 from memory_bank.audit.traces import Trace, read_traces
+from memory_bank.service.proxy.answers import MEMORY_TOOLS
 from memory_bank.service.proxy.refusals import THINKING_LEFT_OUT
 from memory_bank.testing import ScriptedServer, item_errors, pairing_errors, say
 from memory_bank.transcript.anthropic import message_errors
@@ -458,13 +460,24 @@ def bytes_of(body: Any, rng: random.Random) -> bytes:
     return data if how < 0.9 else rng.choice(broken)
 
 
+def untooled(body: Any) -> Any:
+    """The object of a request without the tools of memory, which stand after the client's own."""
+    if isinstance(tools := body.get("tools"), list):
+        shown = [t.get("function", t).get("name") for t in tools[-len(MEMORY_TOOLS) :] if isinstance(t, dict)]
+        if set(shown) == set(MEMORY_TOOLS):
+            rest = {"tools": tools[: -len(MEMORY_TOOLS)]}
+            return {k: v for k, v in body.items() if k != "tools"} | (rest if rest["tools"] else {})
+    return body
+
+
 def unmarked(data: bytes) -> Any:
-    """A body without cache marks, texts as blocks: memory marks requests of the Messages API that have no mark."""
+    """A body without what memory adds to it: its tools, and cache marks on the Messages API; texts are blocks."""
     try:
-        body = json.loads(data.decode("utf-8-sig"))
-        messages = [m for m in body["messages"] if isinstance(m, dict)]
-    except (ValueError, TypeError, KeyError, RecursionError):
+        body = untooled(json.loads(data.decode("utf-8-sig")))
+        given = body.get("messages")
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return data
+    messages = [m for m in given if isinstance(m, dict)] if isinstance(given, list) else []
     for message in messages:
         if isinstance(message.get("content"), str):
             message["content"] = [{"type": "text", "text": message["content"]}]
@@ -496,7 +509,7 @@ def faults_in(asked: Asked, came: list[Any], status: int, memory: str, reason: s
         return
     got = came[-1]
     key = "input" if asked.route == "responses" else "messages"
-    before, after = json.loads(asked.data.decode("utf-8-sig")), json.loads(got.data.decode("utf-8-sig"))
+    before, after = (untooled(json.loads(data.decode("utf-8-sig"))) for data in (asked.data, got.data))
     old, new = before.pop(key), after.pop(key)
     if json.dumps(before) != json.dumps(after):
         yield "more than what was said differs"
@@ -543,7 +556,8 @@ def proxy_part(args: argparse.Namespace) -> int:
 
     upstream = ScriptedServer(lambda _: say("so it is"))
     with tempfile.TemporaryDirectory() as folder, upstream, open(f"{folder}/log", "wb") as log:
-        served = Service(f"{folder}/bank.db", upstream.base_url, stderr=log, memory_timeout=SECONDS)
+        settings = {"memory_timeout": SECONDS, "inject_tools": str(args.seed % 2 == 1).lower()}
+        served = Service(f"{folder}/bank.db", upstream.base_url, stderr=log, **settings)
         served.start()
         began = time.perf_counter()
         with ThreadPoolExecutor(8) as pool:

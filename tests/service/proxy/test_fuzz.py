@@ -10,9 +10,10 @@ from tests.test_soak import bench, cells
 pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 
 
+@pytest.mark.parametrize("seed", ["0", "1"])  # without and with memory's tools
 @pytest.mark.parametrize("route", ["chat", "responses", "messages"])
-def test_whatever_comes(route: str) -> None:
-    done = bench("fuzz.py", "--part", "proxy", "--requests", "60", "--routes", route)
+def test_whatever_comes(route: str, seed: str) -> None:
+    done = bench("fuzz.py", "--part", "proxy", "--requests", "60", "--routes", route, "--seed", seed)
     assert done.returncode == 0, done.stdout + done.stderr
     row = cells(done)
     assert row[0] == "60"
