@@ -177,7 +177,7 @@ def test_a_log_without_compactions_is_answered_in_dollars(cli, tmp_path):
         log.call(f"c{n}", "Read", f"line {n} " * 2_000, file_path=f"f{n}.py")
     done = cli(write_lines(tmp_path / "s.jsonl", log.lines))
     assert done.exit_code == 0, done.output
-    assert re.match(r"Without memory the input costs \$[\d.]+, with \S+ \$[\d.]+ \(\d+%\)", done.stdout)
+    assert re.match(r"Without memory the input costs \$[\d.]+,\swith\s\S+\s\$[\d.]+\s\(\d+%\)", done.stdout)
     assert re.search(r"^26 to 50 +1 +\$", done.stdout, re.M)
 
 

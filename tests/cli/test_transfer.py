@@ -13,7 +13,8 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.chats import JSON, TEXT
+from tests.audit.logged import ClaudeCode
+from tests.chats import JSON, TEXT, rounds, user
 from tests.cli.conftest import COMMAND, environment
 from tests.contracts.stores import a_record, together
 from tests.examples import examples
@@ -355,13 +356,42 @@ def test_a_packed_file_that_grows_too_much_is_refused(cli: Any, tmp_path: Path, 
         assert len(lines.read()) == 2_000_000
 
 
+def test_recorded_runs_and_logs_are_imported_once(cli: Any, tmp_path: Path) -> None:
+    log = ClaudeCode().user("Go")
+    for n in range(3):
+        log.call(f"c{n}", "Read", f"line {n}", file_path=f"f{n}.py")
+    lines = [*map(json.dumps, log.lines)]
+    (tmp_path / "claude.jsonl").write_text("\n".join(lines))
+    run = {"id": "late orders", "messages": [user(), *rounds(4)]}
+    (tmp_path / "run.json").write_text(json.dumps(run, indent=1))
+    bank = ("--db", tmp_path / "new.db")
+    done = cli("bank", "import", tmp_path / "claude.jsonl", tmp_path / "run.json", *bank, "--json")
+    told = done.json()
+    assert (done.code, told["records"], [s["session_id"] for s in told["sessions"]]) == (
+        0,
+        7,
+        ["s-1", "late orders"],
+    )
+    again = cli("bank", "import", tmp_path / "claude.jsonl", tmp_path / "run.json", *bank, "--json").json()
+    assert (again["records"], again["known"]) == (0, 7)
+    with MemoryBankState.open(tmp_path / "new.db", "late orders") as state:
+        assert (state.fact_store.size(), state.insight_store is None) == (4, True)
+    assert "line 2" in cli("bank", "search", "line 2", *bank).out
+    (tmp_path / "talk.json").write_text(json.dumps([user("hi")]))
+    done = cli("bank", "import", tmp_path / "talk.json", *bank)
+    assert done.code == 1
+    assert "no tool call was read" in done.err
+
+
 def test_what_is_no_export(cli: Any, bank: Path, two: Path, tmp_path: Path) -> None:
     db = tmp_path / "new.db"
     assert cli.bank(db, "import", tmp_path / "missing").code == 2
     assert cli.bank(db, "import", tmp_path).code == 2
     assert not db.exists()
     assert cli.bank(":memory:", "import", two).code == 2
-    assert "no session_id" in cli.bank(db, "import", two).sentence()
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"id": 1}\n')
+    assert "no session_id" in cli.bank(db, "import", other).sentence()
     array = tmp_path / "array.json"
     cli.bank(bank, "export", "--json", "--out", array)
     assert "without --json" in cli.bank(db, "import", array).sentence()

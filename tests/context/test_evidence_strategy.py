@@ -1,6 +1,7 @@
 """selection = "evidence": under the budget, with whole pairs, a stable prefix, and what the next call needs."""
 
 import json
+import random
 import re
 from itertools import pairwise, takewhile
 
@@ -532,6 +533,26 @@ def test_the_next_items_of_a_list_that_is_worked_off_stay_in_sight(form, order):
             call((f"c{n}", "get_order", {"order_id": item})),
             result(f"c{n}", json.dumps({"order_id": item, "items": parts})),
         ]
+    assert folds > 2
+
+
+@pytest.mark.parametrize("form", ["JSON", "table", "lines"])
+def test_a_list_whose_items_are_used_in_any_order_stays_in_sight(form):
+    """Any item may come next: those whose rows do not fit are named without them, for a bounded part of the budget."""
+    ids = [f"ORD-{7919 * n % 99991:05d}{chr(65 + n % 23)}X" for n in range(120)]
+    messages = [user("Check every order."), call(("l", "list_orders", {})), result("l", _orders(form, ids))]
+    settings = FOLDING | {"history_budget": 3_000, "refresh_after": 5_000}
+    processor, folds, before = MemoryProcessor(Config(memory_strategies={"memory_bank": settings})), 0, 0
+    order = random.Random(7).sample(ids, len(ids))
+    for n, item in enumerate(order):
+        context, _ = processor.apply_strategy(messages)
+        folds, before = folds + (len(context) < before), len(context)
+        assert all(later in json.dumps(context) for later in order[n : n + 3])
+        plan = processor.state("memory_bank").last_plan
+        assert plan.unchanged or plan.memory_tokens <= 3_100
+        parts = [{"sku": f"SKU-{n}{k}", "text": "blue carton in lane " * 25} for k in range(4)]
+        body = json.dumps({"order_id": item, "items": parts})
+        messages += [call((f"c{n}", "get_order", {"order_id": item})), result(f"c{n}", body)]
     assert folds > 2
 
 

@@ -308,11 +308,12 @@ class Database:
             yield connection
         self._wipe(1.0)
 
-    def submit(self, operation: Callable[[Connection], T], session_id: str) -> T:
+    def submit(self, operation: Callable[[Connection], T], session_id: str, *, is_small: bool = False) -> T:
         """Run a write to a session and return its result once it is committed.
 
         Waiting writes of this process's threads share a transaction; one that fails undoes only its own
         changes. A write must not roll back itself, and may be run again after it was rolled back.
+        ``is_small``: that it succeeds does not show that there is room for others.
         """
         with self._mapped(writing=True):
             if self._writer is not None:
@@ -320,7 +321,8 @@ class Database:
             else:
                 with self._transaction() as connection:
                     result = operation(connection)
-        self._failed_write = None
+        if not is_small:
+            self._failed_write = None
         return result
 
     def insert_new(self, c: Connection, table: sa.Table, rows: Sequence[Mapping[str, object]]) -> int:
@@ -476,7 +478,7 @@ class Database:
             else:
                 c.execute(_SETTLE, values)
 
-        self.submit(update, session_id)
+        self.submit(update, session_id, is_small=True)
 
     def add_summary(self, session_id: str, text: str, generation: int | None) -> str:
         """Keep a text that stands for a conversation, and a few older ones; its digest. See ``set_note``."""

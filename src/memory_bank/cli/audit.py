@@ -263,10 +263,11 @@ def _print_bills(bills: Sequence[Bill], strategy: str, model: str) -> None:
     if not bills:
         return
     all_ = bills[0]
-    print(
+    said = (
         f"Without memory the input costs ${all_.without:,.4g}, with {strategy} ${all_.with_memory:,.4g} "
-        f"({all_.with_memory / all_.without:.0%}), at the list price of {one_line(model, 60)}.\n"
+        f"({all_.with_memory / all_.without:.0%}), at the list price of {one_line(model, 60)}."
     )
+    print(f"{fill(said, 80)}\n")
     rows = [
         [b.tool_calls, b.runs, f"${b.without:,.4g}", f"${b.with_memory:,.4g}",
          f"{b.with_memory / b.without:.0%}", f"{b.dearest:.0%}"]

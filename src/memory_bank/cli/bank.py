@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 import sys
@@ -24,6 +25,7 @@ from memory_bank.cli.shared import (
     answer,
     bank_embedder_of,
     bank_file,
+    embedder_name_of,
     json_line,
     new_bank,
     one_line,
@@ -37,10 +39,13 @@ from memory_bank.cli.shared import (
     visible,
     when,
 )  # fmt: skip
-from memory_bank.errors import ConfigError, StorageError
+from memory_bank.errors import ConfigError, StorageError, TraceFileError
 
 if TYPE_CHECKING:
+    from memory_bank.audit.traces import TraceFiles
+    from memory_bank.bank.database import Database
     from memory_bank.bank.maintenance import Purged
+    from memory_bank.bank.transfer import ImportedSession, RefusedSession
     from memory_bank.ports import Scope
     from memory_bank.tools.search import SearchMatch
 
@@ -407,7 +412,9 @@ def export(
 
 
 def import_(
-    files: list[Path] = typer.Argument(..., help="What `memory-bank bank export` wrote, plain or .gz."),
+    files: list[Path] = typer.Argument(
+        ..., help="What `memory-bank bank export` wrote, or recorded runs and agents' logs; plain or .gz."
+    ),
     db: str | None = DB,
     embedding_model: str | None = typer.Option(
         None, help="The bank's embedder, to embed summaries again that another one embedded."
@@ -416,7 +423,8 @@ def import_(
 ) -> None:
     """Import exported sessions and files, each completely or not at all; what exists is not changed.
 
-    Creates the bank when there is none.
+    Recorded runs, in all forms that `audit` reads, are a session each, under their id. Creates the bank when there is
+    none.
     """
     from memory_bank.bank.transfer import ImportedSession, import_lines
     from memory_bank.models.embedding import load_embedder
@@ -432,7 +440,10 @@ def import_(
     try:
         with progress("imported", "sessions") as bar:
             for path in files:
-                for each in import_lines(database, _numbered_lines(path), model):
+                runs = _recorded_runs(path)
+                each_in = import_lines(database, _numbered_lines(path), model) if runs is None else (
+                    _import_runs(database, runs, embedding_model))  # fmt: skip
+                for each in each_in:
                     if isinstance(each, ImportedSession):
                         imported.append(each)
                         bar(len(imported))
@@ -459,6 +470,42 @@ def import_(
             )  # fmt: skip
     if refused:
         raise typer.Exit(1)
+
+
+def _recorded_runs(path: Path) -> TraceFiles | None:
+    """The reader of a file of recorded runs or agents' logs; None for an export, and for a pipe, read only once."""
+    from memory_bank.audit.traces import Trace, TraceFiles, read_traces
+
+    with contextlib.suppress(TraceFileError):  # the reader of exports says why it cannot be read
+        if path.is_file() and isinstance(next(read_traces(path), None), Trace):
+            return TraceFiles([path], tell)
+    return None
+
+
+def _import_runs(
+    database: Database, runs: TraceFiles, embedding_model: str | None
+) -> Iterator[ImportedSession | RefusedSession]:
+    """Store the tool calls of runs, with summaries by extraction. Raises TraceFileError where there is none."""
+    from memory_bank.bank.session import MemoryBankState
+    from memory_bank.bank.transfer import ImportedSession, RefusedSession
+    from memory_bank.config import MemoryBankSettings
+
+    model = embedding_model or embedder_name_of(database) or "lexical"
+    settings = MemoryBankSettings(observer_model="extractive", embedding_model=model)
+    number = 0
+    for number, run in enumerate(runs, 1):
+        try:
+            with MemoryBankState.open(database, session_id=run.id, fixed=True) as state:
+                state.prepare(settings)
+                known = len(state.steps)
+                state.store(state.read(run.messages))
+                new = len(state.steps) - known
+                yield ImportedSession(run.id, new, known, new, 0)
+        except ConfigError as e:
+            yield RefusedSession(run.id, number, str(e).rstrip("."))
+    runs.check_calls()
+    if runs.unreadable:  # the sentence is told
+        yield RefusedSession(None, number + 1, "the rest cannot be read")
 
 
 def _numbered_lines(path: Path) -> Iterator[tuple[int, str | None]]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
 from memory_bank.selection import model as scoring
-from memory_bank.selection.cutting import WIDTH
+from memory_bank.selection.cutting import GAP, WIDTH
 from memory_bank.selection.tables import OWN, Array, EvidenceTables
 from memory_bank.selection.thread import ARGUMENT_CHARS, call_line, shown_arguments
 from memory_bank.selection.values import ParsedRecord, fold, parse_record, stands_in
@@ -38,9 +39,15 @@ LIST_USES, LIST_PAUSE = (
     12,
 )  # values of it that were used, at least, and interactions since the latest, at most
 LIST_AHEAD = 64  # values that are left and have this worth: the nearest to the latest
+LONGEST_REST = 60  # characters of a value that is named without its row
 END_GAP = 2  # tokens of the gap mark at the end of an excerpt
 EDGE = 0.2  # extra worth of a segment whose neighbour was chosen, as a share of the values at the cut
 NEAR_MISSES = 12
+
+
+def _rest_line(values: Sequence[str]) -> str:
+    """The line with further values of a list."""
+    return f"{GAP} also in it: {', '.join(values)}"
 
 
 Reason = tuple[str, float, tuple[tuple[str, float], ...]]
@@ -52,7 +59,8 @@ class Selection:
     """What is chosen, with a memory text where the index writes it.
 
     `shown`: by record the places of its segments; `gains`: worth by segment, in the order of choice; `edge`:
-    the best (segment, worth) that did not fit; `short`: segments that are shown in their short form.
+    the best (segment, worth) that did not fit; `short`: segments that are shown in their short form. `rest`: by
+    record further values of a list that calls work off, as they are spelled: no row of theirs fits.
     """
 
     text: str = ""
@@ -61,6 +69,7 @@ class Selection:
     gains: dict[int, float] = field(default_factory=dict)
     edge: tuple[tuple[int, float], ...] = ()
     short: frozenset[int] = frozenset()
+    rest: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
 
 class ShortForm(NamedTuple):
@@ -180,7 +189,29 @@ class EvidenceIndex:
         worth[t.values["kind"] == 0] *= WORD_WORTH
         if listed:
             worth[t.standing_in(fold(listed))] *= LISTED_WORTH
-        return self.choose(worth, older, budget, opening)
+        chosen = self.choose(worth, older, budget, opening)
+        if not len(left := np.flatnonzero(left > 0)) or not (rest := self._rest(chosen, left, budget // 3)):
+            return chosen
+        tokens = self.count(_rest_line(tuple(chain.from_iterable(rest.values()))))
+        chosen = self.choose(worth, older, budget - tokens, opening)
+        return replace(chosen, rest=self._rest(chosen, left, budget // 3))
+
+    def _rest(self, selection: Selection, left: Array, room: int) -> dict[int, tuple[str, ...]]:
+        """The values of lists that calls work off which no chosen segment of their record shows, as room allows."""
+        t, found = self.tables, {}
+        for record, places in selection.shown.items():
+            item, first = t.parsed[record], t.first_segment[record]
+            mine = left[t.values["record"][left] == record]
+            covered = {v for place in places for v in t.values_of(first + place).tolist()}
+            forms = {t.forms[v] for v in mine.tolist() if v not in covered}
+            spelled = {c.form: c.text for cells in item.candidates for c in cells if c.form in forms}
+            rest = [text for text in spelled.values() if len(text) <= LONGEST_REST and text.isprintable()]
+            while rest and (over := self.count(_rest_line(rest)) - room) > 0:
+                del rest[-max(1, over // 12) :]
+            if rest and item.kind == "output":
+                found[record] = tuple(rest)
+                room -= self.count(_rest_line(rest))
+        return found
 
     def choose(
         self, worth: Array, older: int, budget: int, opening: Callable[[int], int] | None = None
@@ -370,7 +401,9 @@ class EvidenceIndex:
         """Return the quote of some places of a record, as a selection shows them."""
         first = self.tables.first_segment[record]
         short = {place for place in places if first + place in selection.short}
-        return self.tables.parsed[record].cut.quote(places, short)
+        quote = self.tables.parsed[record].cut.quote(places, short)
+        rest = selection.rest.get(record)
+        return f"{quote.removesuffix(GAP).rstrip()}\n{_rest_line(rest)}\n{GAP}" if rest else quote
 
     def eligible(self, tail: int) -> Array:
         """Return the values that older outputs or notes showed and neither anchor nor tail shows."""

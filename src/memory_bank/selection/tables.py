@@ -446,7 +446,8 @@ class EvidenceTables:
         """Return for each value its nearness, 1 to 0, to the latest use of a list that calls work off one by one.
 
         A list is the values under one key of a record. It is worked off where calls used ``uses`` of its values or
-        more, the latest at most ``pause`` interactions ago; its ``most`` nearest values without a use are left.
+        more, the latest at most ``pause`` interactions ago; its ``most`` nearest values without a use are left. Where
+        the uses are not next to one another, any may come next: then up to four times as many, all of them near.
         """
         lists, v = self.columns.table, self.values
         nearness = np.zeros(v.size)
@@ -459,8 +460,11 @@ class EvidenceTables:
             is_used = v["leaf_uses"][members] > 0
             if is_used.sum() >= uses:
                 near = np.argsort(np.abs(v["column_at"][members] - lists["last_at"][number]), kind="stable")
-                left = members[near[~is_used[near]]][:most]
-                nearness[left] = np.maximum(nearness[left], np.linspace(1, 0, len(left), endpoint=False))
+                places = np.flatnonzero(is_used)
+                in_order = places[-1] - places[0] < 1.25 * len(places) + 8
+                left = members[near[~is_used[near]]][: most if in_order else 4 * most]
+                close = np.linspace(1, 0 if in_order else 0.9, len(left), endpoint=False)
+                nearness[left] = np.maximum(nearness[left], close)
         nearness[v["visible"]] = 0
         return nearness
 

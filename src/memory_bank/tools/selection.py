@@ -96,14 +96,17 @@ def _held(text: str) -> Iterator[Any]:
 
 
 def _json_between(text: str) -> Iterator[Any]:
-    """The JSON objects and lists among the words of a text, in their order. Linear: few attempts may fail."""
-    decoder, at, failed = json.JSONDecoder(parse_float=ExactFloat), 0, 0
+    """The JSON objects and lists among the words of a text, in their order. Linear: what fails is bounded."""
+    decoder, at, failed, lost = json.JSONDecoder(parse_float=ExactFloat), 0, 0, 0
     while failed < _MOST_FAILED and (opened := _JSON.search(text, at)):
         at = opened.end()
         try:
             value, at = decoder.raw_decode(text, opened.start())
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError) as e:
             failed += 1
+            lost += getattr(e, "pos", at) - opened.start()
+            if lost > 2 * len(text):
+                return
             continue
         if not is_deep(value):
             yield value
