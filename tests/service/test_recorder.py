@@ -16,6 +16,7 @@ from memory_bank.config import Config, load_config
 from memory_bank.errors import StorageError
 from memory_bank.service.page import recorder as recording
 from memory_bank.service.page.recorder import DETAILED, LATEST, Recorder
+from memory_bank.service.proxy.dialects import ChatDialect
 from memory_bank.service.sessions import Sessions
 
 
@@ -136,6 +137,19 @@ def test_under_overload_the_last_step_of_each_session_and_every_fold_keep_their_
         assert len(found) == 2 * DETAILED + 1
         assert found[-1].detailed and all(s.detailed for s in found[-recorder.kept :] if s.changed)
         assert not all(s.detailed for s in found[-recorder.kept :])
+
+
+def test_under_overload_what_a_provider_said_of_an_error_is_kept(database, sessions, recorder):
+    made = [sessions.rebuild(None, "a", orders(n)) for n in range(1, 9)]
+    assert recorder.drain(60)
+    with database.write_lock, made[0].state.lock:
+        for n, step in enumerate(made):
+            error, said = ("status 429", b'{"error": {"message": "Too fast"}}') if n == 3 else (None, b"{}")
+            recorder.take_outcome(step, (said, ChatDialect()), error=error)
+            for _ in range(DETAILED // 2):
+                recorder.take_outcome(made[-1], (b"{}", ChatDialect()), error=None)
+    assert recorder.drain(60)
+    assert [s.error for s in list_steps(database, "a") if s.error] == ["Too fast"]
 
 
 def test_very_many_folds_are_bounded_and_the_last_one_stays(database, sessions, recorder):

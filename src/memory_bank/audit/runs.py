@@ -213,18 +213,16 @@ def _is_sound(measurement: Measured) -> bool:
 
 
 def advice(measured: Sequence[Measured], best: Measured) -> str:
-    """One sentence: which strategy to take, what it would have saved and kept, and its dollars."""
+    """One sentence: which strategy to take, and what it would have saved and kept."""
     f = best.figures
     if not f.steps:
         return "Nothing can be advised: no trace has a model call after a tool's output."
     if _is_memory(best):
         saved, full = (f.full_tokens - f.tokens) * f.steps, f.full_tokens * f.steps
-        low, high = min(f.dollars.values()), max(f.dollars.values())
-        dollars = f", for {percent(low)} to {percent(high)}% of the dollars where a known prefix is cheaper"
         runs = f"{count_of(f.traces, 'trace')} and {count_of(f.steps, 'model call')}"
         return (
             f"Take {described(best.strategy)}: over {runs} it would have saved {saved:,.0f} of {full:,.0f} prompt "
-            f"tokens ({percent(saved / full)}%) and kept {_describe_kept(f)}{'' if math.isnan(low) else dollars}."
+            f"tokens ({percent(saved / full)}%) and kept {_describe_kept(f)}."
         )
     memories = list(filter(_is_memory, measured))
     if memories and all(m.figures.tokens == f.full_tokens and not m.figures.exceptions for m in memories):

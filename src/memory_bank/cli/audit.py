@@ -298,7 +298,7 @@ def _print_audit(
     for what, count in unread:
         print(f"{what}: {count}")
     for sentence in sentences:
-        print(one_line(sentence, 2_000))
+        print(fill(one_line(sentence, 2_000), 80))
 
 
 def print_figures(

@@ -59,11 +59,11 @@ _Work = Callable[[StepToStore], StepToStore]
 
 @dataclass(slots=True)
 class _Waiting:
-    """A step that waits, and what is still to be done for its contents. ``folds``: the context changed at it."""
+    """A step that waits, and what is still to be done for its contents. ``holds``: it folds, or went wrong."""
 
     new: StepToStore
     work: _Work | None
-    folds: bool
+    holds: bool
 
 
 Answer = tuple[bytes, Dialect | None]
@@ -74,9 +74,9 @@ class Recorder:
     """Records steps; ``take`` costs a few microseconds.
 
     A thread makes the manifest of each step and reads the model's answer, and writes them together. Where DETAILED of
-    them wait, the oldest keeps its figures only, but not the latest of a session, nor one at which its context
-    changed before its end, as at a fold. ``kept`` is the number of latest steps per session that keep manifest and
-    answer. ``redact`` hides secrets in a text. ``lost`` counts steps that could not be recorded.
+    them wait, the oldest keeps its figures only, but not the latest of a session, nor one that failed, or at which
+    its context changed before its end, as at a fold. ``kept`` is the number of latest steps per session that keep
+    manifest and answer. ``redact`` hides secrets in a text. ``lost`` counts steps that could not be recorded.
     """
 
     def __init__(
@@ -109,22 +109,23 @@ class Recorder:
         """Record a step later. Never blocks."""
         new = StepToStore(_figures(step), generation=getattr(step.state, "generation", None))
         folds = step.changed is not None
-        self._take(new, lambda new: replace(new, manifest=packed(snapshot(step))), folds=folds)
+        self._take(new, lambda new: replace(new, manifest=packed(snapshot(step))), holds=folds)
 
     def take_outcome(self, step: Rebuilt, answer: Answer, **came_to: Any) -> None:
         """Record what a recorded step's request came to, as fields of StepFigures. Never blocks."""
         new = StepToStore(replace(_figures(step), **came_to), outcome=True)
-        self._take(new, partial(self._settled, step.state, answer))
+        work = partial(self._settled, step.state, answer)
+        self._take(new, work, holds=new.figures.error is not None)
 
     def take_without(self, figures: StepFigures, answer: Answer) -> None:
         """Record a request that went without memory as a step of its session, if there is one. Never blocks."""
-        self._take(StepToStore(figures), partial(self._read, *answer))
+        self._take(StepToStore(figures), partial(self._read, *answer), holds=figures.error is not None)
 
     def _settled(self, state: Session | None, answer: Answer, new: StepToStore) -> StepToStore:
         """The step with the model's answer; what it was reported to cost is stored with its session."""
         if isinstance(state, MemoryBankState):
             state.save()
-        return self._read(*answer, new)
+        return new if self.kept == 0 else self._read(*answer, new)
 
     def _read(self, answer: bytes, dialect: Dialect | None, new: StepToStore) -> StepToStore:
         """The step with the model's answer, or the error that it is."""
@@ -134,7 +135,7 @@ class Recorder:
         figures = new.figures if error is None else replace(new.figures, error=error)
         return replace(new, figures=figures, answer=None if said is None else packed(said))
 
-    def _take(self, new: StepToStore, work: _Work | None, *, folds: bool = False) -> None:
+    def _take(self, new: StepToStore, work: _Work | None, *, holds: bool = False) -> None:
         with self._change:
             if self._closing.is_set():
                 self.lost += 1
@@ -142,12 +143,12 @@ class Recorder:
             if self._open >= WAITING and self._new:
                 self._pop()
                 self._settle(1, written=False)
-            waiting = _Waiting(new, None if self.kept == 0 else work, folds)
+            waiting = _Waiting(new, None if self.kept == 0 and not new.outcome else work, holds)
             self._detailed += waiting.work is not None
             self._new.append(waiting)
             key = new.figures.session_id, new.outcome
             if (before := self._latest.get(key)) is not None:
-                self._spare[before.folds].append(before)
+                self._spare[before.holds].append(before)
             self._latest[key] = waiting
             plain, folding = self._spare
             while self._detailed > (DETAILED if plain else LATEST):
