@@ -277,3 +277,12 @@ def test_a_model_of_any_name_is_known_with_what_its_provider_told(bank_url):
     other.prepare(None)
     assert other.prefix_cache.read == 1
     bank.close()
+
+
+def test_a_fold_that_is_to_stand_forever_is_stored(tmp_path):
+    rules = {"history_budget": 700, "refresh_after": 10**20, "cache_retention": 1e-9}  # folds when it is cold
+    one, other = (Process(f"sqlite:///{tmp_path / 'bank.db'}", rules) for _ in range(2))
+    for given in steps_of(chat(8)):
+        context = one.ask(given)
+    assert len(json.dumps(context)) < len(json.dumps(given)) / 2
+    assert other.ask(given) == context

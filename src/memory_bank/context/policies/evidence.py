@@ -30,6 +30,8 @@ from memory_bank.transcript.turns import WHOLE, Change, Edit
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
+MOST_STORED = 2**63 - 1
+"""The largest number that a row of a bank takes: whoever gives more to `refresh_after` means never."""
 NEAR = 0.7
 """The share of the growth from which the next fold is prepared, after the answer."""
 SHORT = "the older history is shorter than a fold and its growth"
@@ -69,7 +71,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
         mean = sum(e.tokens for e in latest) / max(1, len(latest))
         growth = growth_that_pays(budget, mean, *cache.ratios)
     else:
-        growth = int(settings.refresh_after)
+        growth = min(int(settings.refresh_after), MOST_STORED)
     fold = _stored_fold(state, view, session.last_fold)
     stands, tokens, why = None, unfolded, SHORT if view.history else "there was no history yet"
     if stay := len(view.history) - len(past):
