@@ -320,6 +320,10 @@ class SentContext:
     is_answered: bool = False
 
 
+NAMED = 80
+"""Characters of a model's name that are stored with what was reported of it: escaped, they fit the column."""
+
+
 class PrefixCache:
     """What a provider charges for a prefix that it has seen, and what it was sent last. Thread-safe.
 
@@ -430,13 +434,13 @@ class PrefixCache:
         """What was reported of the model's cache, as JSON; None where that is as at the beginning."""
         with self._lock:
             counts = self._misses, self._pause, self._paused
-            return None if counts == (0, RETRY_AFTER, 0) else json.dumps([self._model[:200], *counts])
+            return None if counts == (0, RETRY_AFTER, 0) else json.dumps([self._model[:NAMED], *counts])
 
     def tell(self, told: str | None) -> None:
         """Take what another process was told; nothing of another model."""
-        model, *counts = json.loads(told) if told else (self._model[:200], 0, RETRY_AFTER, 0)
+        model, *counts = json.loads(told) if told else (self._model[:NAMED], 0, RETRY_AFTER, 0)
         with self._lock:
-            if model == self._model[:200]:
+            if model == self._model[:NAMED]:
                 self._misses, self._pause, self._paused = counts
 
 

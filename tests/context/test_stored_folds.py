@@ -3,6 +3,7 @@
 import json
 import random
 import time
+import zlib
 from itertools import pairwise
 
 import pytest
@@ -14,7 +15,7 @@ from tests.contracts.stores import together
 from memory_bank import MemoryBankState, MemoryProcessor
 from memory_bank.bank.database import Database
 from memory_bank.bank.folds import Body, Fold, Folds
-from memory_bank.bank.maintenance import purge
+from memory_bank.bank.maintenance import purge, verify
 from memory_bank.bank.schema import folds, records, sessions
 from memory_bank.pricing import common_length
 
@@ -240,3 +241,39 @@ def test_what_the_provider_tells_of_its_cache_holds_in_every_process(bank_url):
     other.processor.state("b", "s").save()
     one.ask(lists[4])
     assert cache.read < 1
+
+
+@pytest.mark.parametrize("body", [b"", b"junk", zlib.compress(b"[]"), zlib.compress(b'{"text": "cut')])
+def test_a_damaged_fold_is_told_and_the_next_one_stands_in_its_place(bank_url, body, caplog):
+    bank, lists = Database(bank_url), steps_of(chat(24))
+    processes = [Process(bank_url, RULES["often"]) for _ in range(2)]
+    for given in lists[:-4]:
+        processes[0].ask(given)
+    assert list(verify(bank)) == []
+    made = bank.value(sa.select(sa.func.max(folds.c.number)))
+    with bank.write() as c:
+        c.execute(sa.update(folds).values(body=body))
+    assert [(d.kind, d.session_id) for d in verify(bank)] == [("fold", "s")] * made
+    for given in lists[-4:]:
+        context = processes[1].ask(given)  # which has read none of them
+    assert f"fold {made} cannot be read" in caplog.text
+    assert len(json.dumps(context)) < len(json.dumps(lists[-1])) / 2
+    assert all(d.mended for d in verify(bank, repair=True))
+    assert list(verify(bank)) == []
+    assert Process(bank_url, RULES["often"]).ask(lists[-1]) == context
+    bank.close()
+
+
+def test_a_model_of_any_name_is_known_with_what_its_provider_told(bank_url):
+    state = MemoryBankState.open(bank_url, "s")
+    bank, name = Database(bank_url), "\U0001f9e0" * 300
+    bank.open_session("s")
+    state.prefix_cache.take_price(None, name)
+    for _ in range(3):
+        state.prefix_cache.report(10_000, 0)
+    state.save()
+    other = MemoryBankState.open(bank_url, "s")
+    other.prefix_cache.take_price(None, name)
+    other.prepare(None)
+    assert other.prefix_cache.read == 1
+    bank.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -13,6 +14,8 @@ from sqlalchemy.engine import Connection
 
 from memory_bank.bank.database import GENERATION, LEDGER, Database, LastFold
 from memory_bank.bank.schema import SET_SESSION, folds, of_session, sessions
+
+log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
 KEPT = 64
 """The newest folds of a session that are kept: lists of messages that were rewound may need an older one."""
@@ -56,7 +59,14 @@ class Body:
 
     @classmethod
     def unpacked(cls, stored: bytes) -> Body:
-        """The body of its stored form."""
+        """The body of its stored form. Raises ValueError where that is damaged."""
+        try:
+            return cls._unpacked(stored)
+        except (zlib.error, TypeError, LookupError, RecursionError) as e:
+            raise ValueError(f"a fold is damaged ({type(e).__name__})") from None
+
+    @classmethod
+    def _unpacked(cls, stored: bytes) -> Body:
         values = json.loads(zlib.decompress(stored))
         if values["turns"] is not None:
             values["turns"] = [
@@ -97,7 +107,7 @@ class Folds:
         """The newest fold that was made for no more past interactions than ``count``, and fits them.
 
         ``last``: the session's newest fold; ``about`` returns the digest of the first so many interactions. Where two
-        processes stored the fold of one step, all find the same.
+        processes stored the fold of one step, all find the same. None where it is damaged.
         """
         if not last.number:
             return None
@@ -115,8 +125,12 @@ class Folds:
             body = self.database.value(_BODY, session=self.session_id, at=head.number)
             if body is None:  # deleted meanwhile
                 return None
-            known = dict([*self._read.items()][-3:])
-            self._read = {**known, head.number: Fold(**head, body=Body.unpacked(body))}
+            try:
+                fold = Fold(**head, body=Body.unpacked(body))
+            except ValueError as e:  # the step goes on as without it, and the next fold stands in its place
+                log.warning("session %s: fold %d cannot be read (%s)", self.session_id, head.number, e)
+                return None
+            self._read = {**dict([*self._read.items()][-3:]), head.number: fold}
         return self._read[head.number]
 
     def _rows(self, query: sa.Select[Any], made_for: str, most: int) -> Sequence[Any]:

@@ -18,6 +18,7 @@ from sqlalchemy.engine import Connection, RowMapping
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder
 from memory_bank.bank.files import ROOT
+from memory_bank.bank.folds import Body
 from memory_bank.bank.jobs import add_jobs
 from memory_bank.bank.keys import DEFAULT
 from memory_bank.bank.rows import derivation, from_row, is_derived, is_session_id, what_is_wrong
@@ -33,6 +34,7 @@ from memory_bank.bank.schema import (
     content_deleted,
     count_of,
     files,
+    folds,
     insights,
     jobs,
     lineage,
@@ -189,14 +191,14 @@ def verify(
 ) -> Iterator[Defect]:
     """Check every row of a bank, a batch at a time, and yield the defects; ``counts`` is filled meanwhile.
 
-    ``repair`` creates missing sessions, deletes insights and jobs without a record, and unusable insights, whose
-    records it queues. Records are never changed. Raises StorageError only if a repair fails.
+    ``repair`` creates missing sessions, deletes insights and jobs without a record, damaged folds, and unusable
+    insights, whose records it queues. Records are never changed. Raises StorageError only if a repair fails.
     """
     counts = Counts() if counts is None else counts
     check = _Verification(database, counts, repair, report or (lambda *_: None))
     for part in (
         check.file, check.sessions, check.embedder, check.records, check.insights, check.jobs, check.spending,
-        check.files,
+        check.folds, check.files,
     ):  # fmt: skip
         try:
             yield from part()
@@ -313,6 +315,22 @@ class _Verification:
         for row in self.database.rows(sa.select(p.session_id, p.day).where(negative)):
             what = f"the sum of what it spent on {row['day']} is negative"
             yield Defect("spending", what, row["session_id"])
+
+    def folds(self) -> Iterator[Defect]:
+        """Every fold can be read; a later step makes another in the place of one that is deleted."""
+        f, broken = folds.c, list[tuple[str, int]]()
+        with self.database.snapshot() as c:
+            found = sa.select(f.session_id, f.number, f.body)
+            for name, number, body in c.execute(found, execution_options={"yield_per": _BATCH}):
+                try:
+                    Body.unpacked(body)
+                except ValueError:
+                    broken.append((name, number))
+        for name, number in broken:
+            if self.repair:
+                with self.database.write() as c:
+                    c.execute(sa.delete(folds).where(f.session_id == name, f.number == number))
+            yield Defect("fold", f"its fold {number} cannot be read", _name(name), mended=self.repair)
 
     def files(self) -> Iterator[Defect]:
         """Every file of an agent is readable and in a folder."""
