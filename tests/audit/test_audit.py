@@ -134,7 +134,7 @@ def test_the_sentence():
     kept = "Take no memory: of those tried, a keeps most, at 10.0% of the tokens, but"
     assert advice([FULL, poor], FULL).startswith(kept)
     assert "raises, breaks pairs" in advice([FULL, outcome("a", broken=2)], FULL)
-    assert advice([FULL], FULL) == "Take no memory: none was tried."
+    assert advice([FULL], FULL) == "Nothing can be advised: no strategy with memory was tried."
     assert advice([outcome("no memory", steps=0)], FULL)
     assert "\n" not in told
 
@@ -290,6 +290,16 @@ def test_nothing_to_measure_is_said_and_fails(cli, tmp_path):
     assert "no tool call was read" in str(done.exception)
     assert cli(tmp_path / "none.jsonl").exit_code != 0
     assert cli(tmp_path / "folder").exit_code != 0
+
+
+def test_no_strategy_that_can_be_tried_is_said_and_fails(cli, odd, tmp_path):
+    (tmp_path / "own.toml").write_text(
+        '[memory_strategies.local]\ntype = "memory_bank"\nembedding_model = "/no/such/folder"\n'
+    )
+    done = cli(odd)
+    assert done.exit_code == 1
+    assert "local was not tried" in done.stdout
+    assert done.stdout.endswith("Nothing can be advised: no strategy with memory was tried.\n")
 
 
 def test_short_runs_gain_nothing_and_the_verb_says_so(cli, tmp_path):

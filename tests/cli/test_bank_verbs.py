@@ -90,6 +90,14 @@ def test_a_bank_that_is_missing_is_wrong_use_and_is_not_made(cli, tmp_path, verb
     assert cli(*verb, "--db", ":memory:").code == 2
 
 
+def test_where_no_bank_is_made_yet_the_command_that_makes_it_is_said(cli, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    done = cli("saved")
+    assert (done.code, done.out) == (2, "")
+    assert "`memory-bank run -- COMMAND` makes one" in done.sentence()
+    assert "makes one" not in cli("saved", "--db", tmp_path / "missing.db").sentence()
+
+
 def test_what_is_no_bank(cli, two):
     done = cli.bank(two, "sessions")
     assert done.code == 1

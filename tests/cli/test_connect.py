@@ -78,6 +78,26 @@ def test_json_is_written_and_undone(run, tmp_path, client, file, before):
     assert json.loads(path.read_text()) == json.loads(before)
 
 
+def test_claude_is_the_command_of_claude_code(run):
+    assert run("claude") == run("claude-code")
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [(f"{URL}/v1", "`memory-bank serve`"), ("http://localhost:9", "`memory-bank serve --port 9`"),
+     ("http://10.0.0.1:9", "`memory-bank serve`")],
+)  # fmt: skip
+def test_the_service_to_start_is_at_the_address(tmp_path, monkeypatch, url, said):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert f"start {said}, let" in CliRunner().invoke(app, ["connect", "openai", "--url", url]).output
+
+
+@pytest.mark.parametrize("url", ["nonsense", "http://127.0.0.1:abc", "http://[::1", "http:/x", "ftp://x"])
+def test_what_is_no_address_is_refused(run, url):
+    with pytest.raises(ConfigError, match="is no address of the service"):
+        run("openai", "--url", url)
+
+
 def test_the_port_is_that_of_the_service(run, tmp_path, monkeypatch):
     monkeypatch.setenv("MEMORY_BANK_SERVICE__PORT", "9123")
     assert "http://127.0.0.1:9123/v1" in run("openai")

@@ -73,6 +73,7 @@ def test_a_file_without_calls_is_an_error(cli, tmp_path, lines):
         done = cli(*verb, write(tmp_path / "empty.jsonl", *lines), "--json")
         assert (done.code, done.out) == (1, "")
         assert "no tool call was read from" in done.err
+        assert ("nothing is in it" in done.err) == (not lines)
 
 
 def test_a_cut_file_gives_what_is_whole_and_the_other_files_are_played(cli, two, tmp_path):

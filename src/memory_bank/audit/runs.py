@@ -229,10 +229,11 @@ def advice(measured: Sequence[Measured], best: Measured) -> str:
         return (
             "Memory changes nothing here: these runs are too short for a fold, so it sends the same messages."
         )
+    if not memories:
+        return "Nothing can be advised: no strategy with memory was tried."
     sound = list(filter(_is_sound, memories))
     if not sound:
-        each = "each one tried raises, breaks pairs, or costs no less than the full history"
-        return f"Take no memory: {each if memories else 'none was tried'}."
+        return "Take no memory: each one tried raises, breaks pairs, or costs no less than the full history."
     top = max(sound, key=lambda m: m.figures.bound_old)
     return (
         f"Take no memory: of those tried, {described(top.strategy)} keeps most, at "

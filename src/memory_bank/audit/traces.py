@@ -208,7 +208,7 @@ class TraceFiles:
 
     ``skipped`` lists the lines that hold no run, ``unreadable`` the files that cannot be read (to the end),
     ``unknown`` those without any run; unreadable ones are errors when it is ``strict``. ``calls`` counts the tool
-    calls. Raises TraceFileError at the end where no run was read.
+    calls, ``found`` the runs. Raises TraceFileError at the end where no run was read.
     """
 
     paths: Sequence[str | Path]
@@ -218,6 +218,7 @@ class TraceFiles:
     unreadable: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     calls: int = 0
+    found: int = 0
 
     def __iter__(self) -> Iterator[Trace]:
         found = 0
@@ -227,6 +228,7 @@ class TraceFiles:
                 for trace in read_traces(path):
                     if isinstance(trace, Trace):
                         found += 1
+                        self.found += 1
                         self.calls += sum(len(calls_of(m)) for m in trace.messages if is_turn(m))
                         yield trace
                     else:
@@ -251,8 +253,11 @@ class TraceFiles:
     def check_calls(self) -> None:
         """Raise TraceFileError where no run that was read has a tool call: there is nothing to measure."""
         if not self.calls:
+            read = f"no tool call was read from {', '.join(map(str, self.paths))}"
+            if not self.found:
+                raise TraceFileError(f"{read}: nothing is in it.")
             raise TraceFileError(
-                f"no tool call was read from {', '.join(map(str, self.paths))}: memory is about what tools return. "
+                f"{read}: memory is about what tools return. "
                 "Calls are read of chat and Anthropic messages, Claude Code, Codex, Cline, SWE-agent, OpenHands and "
                 "Gemini CLI."
             )

@@ -98,7 +98,9 @@ def as_database(given: Database | str | Path | None) -> Database:
     if given is None or isinstance(given, (str, Path)):
         return Database(given or "")
     kind = type(given).__name__
-    raise ConfigError(f"a {kind} was given as a database: pass a file name, a URL or a Database.")
+    raise ConfigError(
+        f"a value of type {kind} was given as a database: pass a file name, a URL or a Database."
+    )
 
 
 class Database:

@@ -254,7 +254,7 @@ def audit(
             _print_bills(bills, shown.strategy.name, model)
         sentences = [*report.notes, report.sentence]
         _print_audit("strategy", figures, SHORT, report.token_counter, unread, sentences, explain)
-    if report.unreadable_files or not any(m.figures.steps for m in report.measurements):
+    if report.unreadable_files or not memories or not any(m.figures.steps for m in memories):
         raise typer.Exit(1)
 
 

@@ -124,6 +124,7 @@ def connect(
 
     Settings that the client's configuration already contains are never changed.
     """
+    client = "claude-code" if client == "claude" else client  # its command
     known = CLIENTS.get(client)
     if known is None:
         raise ConfigError(f"no client is called {client!r}: choose one of {', '.join(CLIENTS)}.")
@@ -135,7 +136,8 @@ def connect(
     path = known.path() if known.file else Path()
     is_undone = undo and url is None and str(path) in written
     url = (usual if url is None else url).strip().rstrip("/").removesuffix("/v1")
-    if not url.startswith(("http://", "https://")):
+    port = _port_of(url)
+    if port is None:
         raise ConfigError(f"{url!r} is no address of the service: give one such as {usual}.")
     if (write or undo) and not known.file:
         raise ConfigError(
@@ -170,10 +172,21 @@ def connect(
     if elsewhere and not undo:
         tell(ATTRIBUTION)
     if not undo:
+        is_here = urlsplit(url).hostname in ("127.0.0.1", "localhost")
+        other = f" --port {port}" if is_here and port not in (0, settings.port) else ""
         tell(
-            f"start `memory-bank serve`, let the client make some calls of tools, and look at {url}/ or at "
+            f"start `memory-bank serve{other}`, let the client make some calls of tools, and look at {url}/ or at "
             "`memory-bank bank sessions`: the session is there, and answers have the header x-memory-status."
         )
+
+
+def _port_of(url: str) -> int | None:
+    """The port that an address of HTTP names, 0 where it names none; None where it is no such address."""
+    try:
+        where = urlsplit(url)
+        return (where.port or 0) if where.scheme in ("http", "https") and where.hostname else None
+    except ValueError:
+        return None
 
 
 def _notes() -> Path:

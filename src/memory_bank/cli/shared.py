@@ -73,7 +73,8 @@ def open_bank(db: str | None, config: Path | None = None, session: str | None = 
 
     name = database_of(service_settings(db, config))
     if database_url(name).get_backend_name() == "sqlite" and not (file := bank_file(name)).is_file():
-        raise ConfigError(f"there is no bank {file}: give the path of yours with --db.")
+        first = "" if db else "`memory-bank run -- COMMAND` makes one, or "
+        raise ConfigError(f"there is no bank {file}: {first}give the path of yours with --db.")
     database = Database(name, must_exist=True)
     if session is not None and not has_session(database, session):
         raise StorageError(
