@@ -79,9 +79,14 @@ def run(
         if elsewhere and Path(command[0]).stem == "claude":
             tell(ATTRIBUTION)
         code = _run(*pointed(command, url, elsewhere))
-        _report(url, before, _figures(url), "" if known is None else " of all clients of the service")
+        is_used = _report(
+            url, before, _figures(url), "" if known is None else " of all clients of the service"
+        )
         served = url if known is not None else f"http://127.0.0.1:{settings.port}"  # by `serve`, later
-        if pages := [page.replace(url, served, 1) for page in _pages(url, began)]:
+        until = time.monotonic() + (2 if is_used else 0)  # steps are stored behind the answers
+        while not (found := _pages(url, began)) and time.monotonic() < until:
+            time.sleep(0.1)
+        if pages := [page.replace(url, served, 1) for page in found]:
             tell(f"its page{'' if known else ', while `memory-bank serve` runs'}: {' '.join(pages)}")
     raise SystemExit(code)
 
@@ -327,11 +332,11 @@ def _figures(url: str) -> Counter[str] | None:
     return found
 
 
-def _report(url: str, before: Counter[str] | None, after: Counter[str] | None, whose: str) -> None:
-    """Say how many requests came, and what memory saved; ``whose`` they are."""
+def _report(url: str, before: Counter[str] | None, after: Counter[str] | None, whose: str) -> bool:
+    """Say how many requests came, and what memory saved; ``whose`` they are. Whether it has seen tool calls."""
     if before is None or after is None:
         tell(f"the service at {url} shows its figures to a key of an operator alone: see its page.")
-        return
+        return False
     grown = {key: after[key] - before[key] for key in after}
     statuses: Counter[str] = Counter()
     for route in _ROUTES:
@@ -342,7 +347,7 @@ def _report(url: str, before: Counter[str] | None, after: Counter[str] | None, w
             f"no model request came through {url}: does the program take the address of its API from OPENAI_BASE_URL "
             "or ANTHROPIC_BASE_URL? `memory-bank connect` says what clients need, `memory-bank doctor` checks them."
         )
-        return
+        return False
     said = [f"{statuses.total():,} model request{'' if statuses.total() == 1 else 's'}{whose}"]
     said += [
         f"{n:,} of them answered with {status}" for status, n in sorted(statuses.items()) if status >= "400"
@@ -366,6 +371,7 @@ def _report(url: str, before: Counter[str] | None, after: Counter[str] | None, w
         if n and key.startswith(start):
             said.append(f"the cost of {n:,.0f} of them is not known: {key[len(start) : -1]}")
     tell("; ".join(said) + ".")
+    return bool(tokens[1])
 
 
 def _pages(url: str, since: float) -> list[str]:
