@@ -100,8 +100,12 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
             is_due, why = False, WAITING
         elif budget > price.room or budget + price.rest >= tokens or not cache.read:
             is_due, why = False, DEAR
-        elif growth and common == len(ledger.came) == len(view.messages):  # the same request: the same answer
-            is_due = False
+        elif (
+            growth
+            and (fold or not session.last_fold.number)
+            and common == len(ledger.came) == len(view.messages)
+        ):
+            is_due = False  # the same request: the same answer
     # whether there are records whose messages the list has lost
     gone = not is_due and not stands and not session.steps.keys() <= _record_ids(view)
     if (is_due or gone) and (other := session.counts_otherwise()):
