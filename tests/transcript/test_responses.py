@@ -29,6 +29,7 @@ from tests.items import (
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.context.gate import broken_rule
 from memory_bank.errors import HistoryError
+from memory_bank.plan import Form
 from memory_bank.processor import MemoryProcessor
 from memory_bank.transcript.messages import Interaction, carries_only_media, parse_messages
 from memory_bank.transcript.responses import (
@@ -50,6 +51,7 @@ EVIDENCE = MemoryBankSettings(
     history_budget=60,
     refresh_after=0,
 )
+BY_EVIDENCE = {"memory_strategies": {"evidence": EVIDENCE}, "default_strategy": "evidence"}
 SLOW = examples(60)
 
 
@@ -287,11 +289,13 @@ def test_a_rebuilt_list_is_whole_at_every_step(items: list[Any]) -> None:
 @SLOW
 @given(bad_items())
 def test_a_broken_list_is_not_broken_further(items: list[Any]) -> None:
+    chat = from_items(items)
+    form = Form(chat, lambda written: from_items(written).messages)
     with MemoryBankState() as state:
-        out = rebuilt(items, state)
-        positions = kept(items, out)
-        assert positions == sorted(set(positions))
-        assert broken_rule(out, items, WIRE) == ""
+        out = MemoryProcessor(BY_EVIDENCE, lambda: state).rebuild(chat.messages, form=form).sent
+    positions = kept(items, out)
+    assert positions == sorted(set(positions))
+    assert broken_rule(out, items, WIRE) == ""
 
 
 def test_memory_takes_the_place_of_older_turns() -> None:
