@@ -14,7 +14,7 @@ from tests.contracts.stores import together
 
 from memory_bank import MemoryBankState, MemoryProcessor
 from memory_bank.bank.database import Database
-from memory_bank.bank.folds import Body, Fold, Folds
+from memory_bank.bank.folds import Fold, FoldContent, Folds
 from memory_bank.bank.maintenance import purge, verify
 from memory_bank.bank.schema import folds, records, sessions
 from memory_bank.pricing import common_length
@@ -161,10 +161,10 @@ def test_the_first_writer_of_a_fold_wins(bank_url):
     bank = Database(bank_url)
     bank.open_session("s")
     one, other = Folds(bank, "s"), Folds(bank, "s")
-    fold = Fold(1, "x", 2, "about", 5, 900, 40, Body("one", turns=[(0, [(0, {-1: "a\ud800"}, 3)])]))
+    fold = Fold(1, "x", 2, "about", 5, 900, 40, FoldContent("one", turns=[(0, [(0, {-1: "a\ud800"}, 3)])]))
     assert one.add(fold, 0)
-    assert not other.add(Fold(1, "x", 2, "about", 5, 900, 40, Body("other")), 0)
-    assert not one.add(Fold(2, "x", 2, "about", 5, 900, 40, Body("of a session that was changed")), 7)
+    assert not other.add(Fold(1, "x", 2, "about", 5, 900, 40, FoldContent("other")), 0)
+    assert not one.add(Fold(2, "x", 2, "about", 5, 900, 40, FoldContent("of a session that was changed")), 7)
     last = other.last()
     assert last.number == 1
     assert other.newest(last, "x", 5, lambda count: "about") == fold

@@ -113,7 +113,7 @@ def test_requests_for_a_summary(prompt):
         ("I'm currently working in the directory: /home/me/shop.js", "shop.js"),
         ("Primary working directory: C:\\Users\\me\\shop\nPlatform: win32", "shop"),
         ("Your current working directory is `/srv/shop/`.", "shop"),
-        ("Workspace Path: ~/work/a-b\n", "a-b"),
+        ("Workspace Path: ~/code/a-b\n", "a-b"),
         ("Working directory: /", None),
         ("The working directory is where you look first.", None),
         ("cwd: shop", None),

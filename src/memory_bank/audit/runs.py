@@ -197,7 +197,7 @@ def choose(measured: Sequence[Measured]) -> Measured:
 
 
 def _dollars(measurement: Measured) -> float:
-    """Its share of the dollars at all prices together; 0 where no prefix was cached."""
+    """The sum of a strategy's dollars at all cache prices, as shares of the full history's; 0 without prices."""
     shares: list[float] = [*measurement.figures.dollars.values()]
     return sum(share for share in shares if not math.isnan(share))
 

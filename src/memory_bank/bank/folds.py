@@ -35,7 +35,7 @@ and its tokens then."""
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class FoldContent:
     """What a fold shows: ``text`` in the memory message, ``turns`` in their places; None: none may stand there.
 
     ``note``: what it quotes of a model's note. ``gone``: it shows records whose messages the list had lost.
@@ -58,7 +58,7 @@ class Body:
         return zlib.compress(json.dumps(values, separators=(",", ":")).encode("ascii"), 6)
 
     @classmethod
-    def unpacked(cls, stored: bytes) -> Body:
+    def unpacked(cls, stored: bytes) -> FoldContent:
         """The body of its stored form. Raises ValueError where that is damaged."""
         try:
             return cls._unpacked(stored)
@@ -66,7 +66,7 @@ class Body:
             raise ValueError(f"a fold is damaged ({type(e).__name__})") from None
 
     @classmethod
-    def _unpacked(cls, stored: bytes) -> Body:
+    def _unpacked(cls, stored: bytes) -> FoldContent:
         values = json.loads(zlib.decompress(stored))
         if values["turns"] is not None:
             values["turns"] = [
@@ -92,7 +92,7 @@ class Fold:
     count: int
     growth: int
     tokens: int
-    body: Body = field(repr=False)
+    body: FoldContent = field(repr=False)
 
 
 class Folds:
@@ -126,7 +126,7 @@ class Folds:
             if body is None:  # deleted meanwhile
                 return None
             try:
-                fold = Fold(**head, body=Body.unpacked(body))
+                fold = Fold(**head, body=FoldContent.unpacked(body))
             except ValueError as e:  # the step goes on as without it, and the next fold stands in its place
                 log.warning("session %s: fold %d cannot be read (%s)", self.session_id, head.number, e)
                 return None

@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection, RowMapping
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder
 from memory_bank.bank.files import ROOT
-from memory_bank.bank.folds import Body
+from memory_bank.bank.folds import FoldContent
 from memory_bank.bank.jobs import add_jobs
 from memory_bank.bank.keys import DEFAULT
 from memory_bank.bank.rows import derivation, from_row, is_derived, is_session_id, what_is_wrong
@@ -323,7 +323,7 @@ class _Verification:
             found = sa.select(f.session_id, f.number, f.body)
             for name, number, body in c.execute(found, execution_options={"yield_per": _BATCH}):
                 try:
-                    Body.unpacked(body)
+                    FoldContent.unpacked(body)
                 except ValueError:
                     broken.append((name, number))
         for name, number in broken:

@@ -21,8 +21,8 @@ from memory_bank.pricing import Usage
 CONTROL = "control"
 """The status of steps of a session that is left without memory to compare with."""
 WITHOUT = ("failed", "refused")
-"""The statuses of steps that went without memory: it failed, or made a context that breaks a rule of the gate, or it
-pauses since upstream refused a context."""
+"""The statuses of steps that went without memory: it failed, its context broke a rule of the gate, or it is paused
+because upstream refused an earlier context."""
 FOLDS = 10
 """How many times as many of the latest steps keep their contents where the context changed before its end."""
 _SWEEP = 256

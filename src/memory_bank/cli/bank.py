@@ -93,7 +93,7 @@ def saved(
     config: Path | None = CONFIG,
     as_json: bool = JSON,
 ) -> None:
-    """Say what memory has saved: dollars and tokens of all requests of a bank, or of today's."""
+    """Say how many dollars and tokens memory has saved: in all requests of a bank, or in those of today."""
     from memory_bank.audit.tables import count_of
     from memory_bank.bank.listing import list_sessions
     from memory_bank.bank.steps import usage_sums

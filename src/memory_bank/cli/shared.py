@@ -126,7 +126,7 @@ def tell(sentence: str) -> None:
 
 
 def spent(unit: str, sent: float, full: float, what: str) -> str:
-    """What was sent or paid, beside what it would have been without memory; ``unit``: "$" or none, of tokens."""
+    """An amount with memory, the amount without, and their difference in percent. ``unit``: "$", or "" for tokens."""
     amounts = [f"${money(n)}" if unit else f"{n:,.0f}" for n in (sent, full)]
     share = f" ({abs(1 - sent / full):.0%} {'more' if sent > full else 'less'})" if full else ""
     return f"{amounts[0]} {what}, {amounts[1]} without memory{share}"

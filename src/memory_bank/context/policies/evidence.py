@@ -11,7 +11,7 @@ from hashlib import blake2b
 from itertools import islice
 
 from memory_bank.bank.database import LastFold
-from memory_bank.bank.folds import Body, Fold, Folds, Turn
+from memory_bank.bank.folds import Fold, FoldContent, Folds, Turn
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings
 from memory_bank.context.build import choice_tokens, memory_tokens
@@ -150,9 +150,9 @@ def _make_fold(
     excerpts, whole = choose(view, session, settings, memory, budget)
     first = whole[0].start if whole else view.tail_start
     past = sum(1 for e in view.history if e.start < first)
-    body = Body(excerpts.text, note, gone, _turns(excerpts, view, past))
+    body = FoldContent(excerpts.text, note, gone, _turns(excerpts, view, past))
     try:
-        body = Body.unpacked(body.packed())  # as every other step reads it
+        body = FoldContent.unpacked(body.packed())  # as every other step reads it
     except (TypeError, ValueError, RecursionError) as e:  # odd arguments of a call
         log.warning("session %s: turns cannot stand in a fold (%s)", session.session_id, type(e).__name__)
         body = replace(body, turns=None)
@@ -261,7 +261,7 @@ class _Evidence:
     made_with: tuple[object, ...] = ()
     settings: tuple[object, str] | None = None  # and the name of the counter
     made_for: str = ""  # a digest of both
-    excerpts: tuple[Body | None, Excerpts | None] = (
+    excerpts: tuple[FoldContent | None, Excerpts | None] = (
         None,
         None,
     )  # of the fold that was made here last, for the page
