@@ -40,7 +40,6 @@ class StepOptions(TypedDict, total=False):
     session_id: str | None
     model: str | None
     tools: Tools
-    whole: frozenset[str]
     added: int
 
 
@@ -123,7 +122,6 @@ def _apply(
     session: Session,
     policy: Policy,
     tools: Tools,
-    whole: frozenset[str] = frozenset(),
     form: Form | None = None,
     recorded_as: tuple[str, str | None] | None = None,
 ) -> Applied:
@@ -134,9 +132,7 @@ def _apply(
     began = time.perf_counter()
     with session.lock:
         try:
-            context, sent = leave(
-                build_context(messages, session, policy, tools, whole), messages, session, form
-            )
+            context, sent = leave(build_context(messages, session, policy, tools), messages, session, form)
             before = session.ledger.sent
             charge_step(context, session)
             if recorded_as is not None and isinstance(session, MemoryBankState):
@@ -262,7 +258,6 @@ class MemoryProcessor:
         session_id: str | None = None,
         model: str | None = None,
         tools: Tools = None,
-        whole: frozenset[str] = frozenset(),
         added: int = 0,
     ) -> tuple[list[M], int]:
         """``(messages, token_count)`` of the strategy under ``memory_key``, by default the configured one.
@@ -270,15 +265,14 @@ class MemoryProcessor:
         ``input_token_count``: the caller's count of the messages; "no_strategy" returns it instead of counting.
         ``model``: that the context is for. Its price in the configuration, or else in the list that ships, or else
         its name, tells what its provider charges for a cached prefix, and so how often the history is folded.
-        ``tools``: those of the model call; the context names ``get_record`` only where it is among them. ``whole``:
-        names of tools whose calls and results stay whole. ``added``: tokens that memory adds to the request beside
-        the messages, such as its tools.
+        ``tools``: those of the model call; the context names ``get_record`` only where it is among them. ``added``:
+        tokens that memory adds to the request beside the messages, such as its tools.
         Raises UnknownStrategyError, MessagesError, what the strategy raises, and with ``loop_detection`` "raise"
         LoopDetectedError, after the strategy has stored what is new.
         """
         return self.rebuild(
             messages, memory_key, input_token_count, llm_client,
-            session_id=session_id, model=model, tools=tools, whole=whole, added=added,
+            session_id=session_id, model=model, tools=tools, added=added,
         )[:2]  # fmt: skip
 
     def rebuild(
@@ -316,8 +310,9 @@ class MemoryProcessor:
                 price, _ = known_price(self.config.prices, model) or (None, "")
                 session.prefix_cache.take_price(price, model)
             session.ledger.added, session.ledger.beside = step.get("added", 0), beside
-            tools, whole = step.get("tools"), step.get("whole", frozenset())
-            applied = _apply(chat, session, policy, tools, whole, form, (key, model) if recorded else None)
+            applied = _apply(
+                chat, session, policy, step.get("tools"), form, (key, model) if recorded else None
+            )
             plan = session.last_plan
             if plan.view.messages is chat:  # no other thread's step
                 parsed = plan.view.interactions
