@@ -108,7 +108,7 @@ FOREIGN = {  # names of other packages, and ids in examples
     "MemoryBankMiddleware", "MemoryBankPlugin", "Multiprocess", "TrustedHostMiddleware", "_beta_builtin_memory_tool",
     "all_messages", "bm25s", "call_0001", "call_DdmO9pD3xa9XTPNJ32zg2hcA", "call_model_input_filter",
     "core", "create_agent", "encode_single_device", "extra_headers", "get_full_steps", "lib", "memory_20250818",
-    "memory_bank__get_record", "pandas", "plugins", "to_input_list", "Origin", "_Pooling", "App",
+    "memory_bank__get_record", "pandas", "plugins", "to_input_list", "Origin", "App",
     "RunConfig", "evbench", "middleware", "TIKTOKEN_CACHE_DIR",
 }  # fmt: skip
 
@@ -123,7 +123,7 @@ def names_in(text: str, quote: str) -> Iterator[str]:
     """The words of the names, paths and calls that a text has between such quotes."""
     for name in re.findall(rf"{quote}([^`\n]+){quote}", text):
         if re.fullmatch(r"[\w./]+(\(.*\))?", name) and not (ROOT / name).exists():
-            yield from re.findall(r"[A-Za-z_]\w{2,}", name.partition("(")[0])
+            yield from re.findall(r"\b[A-Za-z_]\w{2,}", name.partition("(")[0])
 
 
 def names_of_the_code() -> set[str]:
