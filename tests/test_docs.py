@@ -376,7 +376,7 @@ def hooks():
     return module
 
 
-@pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CHANGELOG.md", *PAGES])
+@pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", *PAGES])
 def test_links_lead_somewhere(name):
     generated = set(re.findall(r'^        "([\w/]+\.md)": ', (ROOT / "docs" / "hooks.py").read_text(), re.M))
     prose = BLOCK.sub("", (ROOT / name).read_text())

@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection, Dialect, RowMapping
 from sqlalchemy.types import LargeBinary, TypeDecorator, TypeEngine, UserDefinedType
 
 T = TypeVar("T")
-VERSION = "7"
+VERSION = "8"
 
 
 class ExactText(TypeDecorator[str]):
@@ -126,7 +126,7 @@ records = _of_records(
     sa.Column("output", ExactText, nullable=False),
     sa.Column("output_verbatim", sa.Boolean, nullable=False),
     sa.Column("timestamp", sa.Float, nullable=False),
-    sa.Column("mark", sa.String(16)),  # by a person: "pinned", "excluded", "forgotten" (without its content)
+    sa.Column("mark", sa.String(16)),  # "forgotten": a person had its content deleted; else NULL
 )
 
 insights = _of_records(
@@ -257,6 +257,7 @@ MIGRATIONS: dict[str, list[sa.Column[Any] | sa.Table | str]] = {
         *(sessions.c[n] for n in ("asked", "paid", "would_pay", "sent", "came", "in_vain", "cache")),
         folds,
     ],
+    "7": ["UPDATE records SET mark = NULL WHERE mark <> 'forgotten'"],
 }
 """What brings a bank of a version to the next: columns and tables that it lacks, and statements. Append only."""
 

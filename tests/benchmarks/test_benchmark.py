@@ -9,14 +9,15 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+
 from tests.cli.conftest import environment
 
 pytestmark = pytest.mark.long
 
 
 ROOT = Path(__file__).parents[2]
-HERE = Path(__file__).parent
-TOY = "tests.audit.toys:keep_last?n=2"
+HERE = ROOT / "tests" / "audit"  # where orders.jsonl is
+TOY = "tests.benchmarks.toys:keep_last?n=2"
 
 
 def bench(*args, command="evidence.py"):
@@ -42,7 +43,7 @@ def test_tables_json_and_page(tmp_path):
 # A stand-in for the reference meter: its package and the one function that is asked.
 METER = """
 def evaluate(spec, path, limit=None, jobs=2, pool=None):
-    assert spec == "tests.audit.toys:keep_last?n=2"
+    assert spec == "tests.benchmarks.toys:keep_last?n=2"
     return {"ER": 0.8929, "ERb": 0.8929, "ERb_old": %s, "ratio": 0.7, "hist_ratio": 0.4655}
 """
 

@@ -25,12 +25,6 @@ class Column(Generic[SubjectT]):
         return self.write(sum(numbers) / len(numbers)) if numbers else "–"
 
 
-def percent(share: float) -> str:
-    """A share in percent with one digit: 0.4088 is 40.9; only 1 is 100.0."""
-    shown = f"{100 * share:.1f}"
-    return "99.9" if shown == "100.0" and share < 1 else shown
-
-
 def whole(number: float) -> str:
     """A number without its fraction."""
     return f"{number:,.0f}"
@@ -39,16 +33,6 @@ def whole(number: float) -> str:
 def milliseconds(number: float) -> str:
     """A time, with one digit below 100."""
     return f"{number:.1f}" if number < 100 else whole(number)
-
-
-def money(amount: float) -> str:
-    """A cost with four significant digits."""
-    return f"{amount:,.2f}" if amount >= 100 else f"{amount:.4g}"
-
-
-def count_of(number: int, noun: str) -> str:
-    """``1 trace``, ``2 traces``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

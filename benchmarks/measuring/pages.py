@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from memory_bank.audit.measure import COLUMNS
-from memory_bank.audit.tables import Column, percent
+from memory_bank.audit.figures import percent
 from memory_bank.pages import render
+
+from .tables import Column
 
 WIDTH, HEIGHT = 760, 440  # user units of the drawing
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 20, 20, 50  # margins
@@ -29,7 +31,6 @@ class PlotPoint:
     low: float
     high: float
     tooltip: str = ""
-    best: bool = False
 
 
 def plot_of(
@@ -59,7 +60,7 @@ def plot_of(
         drawn.append(
             {
                 "x": x, "y": y, "low": at_y(p.low), "high": at_y(p.high), "label": label, "label_x": label_x,
-                "label_y": label_y, "anchor": anchor, "leader": abs(label_y - 4 - y) > 15, "best": p.best,
+                "label_y": label_y, "anchor": anchor, "leader": abs(label_y - 4 - y) > 15,
                 "tooltip": p.tooltip or p.label,
             }
         )  # fmt: skip
@@ -105,14 +106,14 @@ class PlottedShare:
     name: str
     title: str
 
-    def point(self, strategy: str, figures: Any, best: bool = False) -> PlotPoint | None:
+    def point(self, strategy: str, figures: Any) -> PlotPoint | None:
         """A strategy's point in the plot; None when its share or its ``share_of_history`` is missing."""
         price, kept = figures.share_of_history, float(getattr(figures, self.name))
         if math.isnan(price) or math.isnan(kept):
             return None
         low, high = figures.intervals.get(self.name, (kept, kept))
         tooltip = f"{strategy}: {self.title} {percent(kept)}% at {percent(price)}% of older history"
-        return PlotPoint(strategy, price, kept, low, high, tooltip, best)
+        return PlotPoint(strategy, price, kept, low, high, tooltip)
 
 
 OLD_BOUND = PlottedShare("bound_old", "old evidence kept, bound")
@@ -120,25 +121,27 @@ OLD_BOUND = PlottedShare("bound_old", "old evidence kept, bound")
 
 @dataclass(frozen=True, slots=True)
 class PageSection:
-    """A set of traces: its heading, the figures of every strategy on it by name, and the best strategy."""
+    """A set of traces: its heading, and the figures of every strategy on it by name."""
 
     heading: str
     rows: Sequence[tuple[str, Any]]
-    best: str = ""
     shares: Sequence[PlottedShare] = (OLD_BOUND,)
 
-    def plots(self) -> list[dict[str, Any]]:
-        """A frontier plot for each share, of the strategies that have both figures."""
-        points = ([s.point(n, f, n == self.best) for n, f in self.rows] for s in self.shares)
-        return [plot_of([*filter(None, p)], kept=s.title) for p, s in zip(points, self.shares, strict=True)]
+    def plots(self, **values: str) -> list[str]:
+        """A frontier plot for each share, of the strategies that have both figures; ``values`` are the template's."""
+        points = ([s.point(n, f) for n, f in self.rows] for s in self.shares)
+        return [
+            drawn(plot_of([*filter(None, p)], kept=s.title), **values)
+            for p, s in zip(points, self.shares, strict=True)
+        ]
 
 
-def figures_page(
-    title: str,
-    lead: str,
-    sections: Sequence[PageSection],
-    lists: Sequence[tuple[str, Sequence[str]]] = (),
-    columns: Sequence[Column[Any]] = COLUMNS,
-) -> str:
-    """A page with a leading sentence, plots and a table for each section, and lists of plain lines by heading."""
-    return render("figures.html", title=title, lead=lead, sections=sections, lists=lists, columns=columns)
+def figures_page(title: str, sections: Sequence[PageSection], columns: Sequence[Column[Any]]) -> str:
+    """A page with plots and a table for each section."""
+    page = Path(__file__).with_name("figures.html")
+    return render(page, title=title, lead="", sections=sections, columns=columns)
+
+
+def drawn(plot: dict[str, Any], **values: str) -> str:
+    """A plot as SVG; ``style``: for a file of its own."""
+    return render(Path(__file__).with_name("plot.svg"), plot=plot, **values)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import multiprocessing
 import signal
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
+from memory_bank.audit.replay import quiet
 from memory_bank.errors import MemoryBankError
 
 TaskT = TypeVar("TaskT")
@@ -48,18 +48,6 @@ def run_tasks(
         pool.shutdown(wait=False, cancel_futures=True)
         for process in set(multiprocessing.active_children()) - others:
             process.terminate()
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Hide the library's warnings, of which a measurement causes hundreds."""
-    logger = logging.getLogger("memory_bank")
-    level = logger.level
-    logger.setLevel(max(level, logging.ERROR))
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _start_worker() -> None:

@@ -4,13 +4,13 @@ import json
 import math
 
 import pytest
+from benchmarks.measuring.copies import SHORTEST, TextIndex, as_copied, covered, stretches
+from benchmarks.measuring.strategies import parse_strategy
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.benchmarks import load
 
-from memory_bank.audit.copies import SHORTEST, TextIndex, as_copied, covered, stretches
-from memory_bank.audit.replay import parse_strategy
 from memory_bank.audit.traces import Trace
+from tests.benchmarks import load
 
 acting = load("acting")
 PastCall, acting_figures, acting_turns = acting.PastCall, acting.acting_figures, acting.acting_turns
@@ -67,7 +67,7 @@ def test_the_needs_of_a_turn_by_hand():
     ],
 )
 def test_figures_by_hand(config, counter, toy, outputs, own, lines, told_all):
-    strategy = parse_strategy(f"tests.audit.toys:{toy}", config)
+    strategy = parse_strategy(f"tests.benchmarks.toys:{toy}", config)
     f = acting.measure_acting([trace()], [strategy], counter=counter)[0].figures
     assert (f.characters_outputs, f.characters_own, f.characters_over_lines) == (59, 46, 59)
     assert (f.copied_outputs, f.copied_own, f.copied_over_lines) == (outputs, own, lines)
@@ -77,7 +77,7 @@ def test_figures_by_hand(config, counter, toy, outputs, own, lines, told_all):
 
 
 def test_the_price_is_what_stands_beyond_anchor_and_last_interaction(config, counter):
-    strategies = [parse_strategy(n, config) for n in ("full", "tests.audit.toys:keep_last")]
+    strategies = [parse_strategy(n, config) for n in ("full", "tests.benchmarks.toys:keep_last")]
     full, last = (m.figures for m in acting.measure_acting([trace()], strategies, counter=counter))
     assert (full.share_of_history, last.share_of_history) == (1, 0)
 

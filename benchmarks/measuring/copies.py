@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from memory_bank.audit.costs import shared_length
 from memory_bank.audit.text import parsed_arguments, scalars
 from memory_bank.audit.traces import content_texts
 from memory_bank.transcript import MessageKind, calls_of, kind_of, read
@@ -40,18 +41,6 @@ def as_copied(text: str) -> str:
             text,
         )
     return re.sub(r"(?<![ \t\r])[ \t\r]+$", "", text.replace("\r\n", "\n"), flags=re.M)
-
-
-def shared_length(a: str, b: str) -> int:
-    """How many leading characters two texts share, by bisection (slices compare faster than characters)."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 _Run = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]

@@ -4,19 +4,19 @@ import json
 import math
 
 import pytest
+from benchmarks.measuring.measure import figures_of, measure
+from benchmarks.measuring.strategies import Strategy, parse_strategy, with_budgets
 from hypothesis import given
+
+from memory_bank.audit.costs import Costs
+from memory_bank.audit.traces import Trace
+from memory_bank.config import Config, load_config
+from memory_bank.errors import ConfigError, UnknownStrategyError
+from memory_bank.transcript.tokens import approximate_counter
 from tests.benchmarks import load
 from tests.chats import any_chats
 
-from memory_bank.audit.costs import Costs
-from memory_bank.audit.measure import figures_of, measure
-from memory_bank.audit.replay import Strategy, parse_strategy
-from memory_bank.audit.traces import Trace
-from memory_bank.config import load_config
-from memory_bank.errors import ConfigError, UnknownStrategyError
-from memory_bank.transcript.tokens import approximate_counter
-
-TOYS = "tests.audit.toys:"
+TOYS = "tests.benchmarks.toys:"
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def run(traces, config, counter):
 
 # The reference meter's figures (evbench of 2026-11) for the same file and the same functions, without tiktoken:
 #   PYTHONPATH=.:../shared/evidence python -c "import sys; sys.modules['tiktoken'] = None
-#   from evbench.run import main; main()" --data tests/evidence/orders.jsonl --strategy tests.audit.toys:NAME
+#   from evbench.run import main; main()" --data tests/evidence/orders.jsonl --strategy tests.benchmarks.toys:NAME
 NAMES = (
     "recall", "bound", "bound_old", "first_old", "complete", "by_age", "say", "share_of_full", "share_of_history",
     "step_ratio", "exceptions", "broken",
@@ -148,6 +148,21 @@ def test_a_configured_strategy(traces, config, counter):
 def test_a_strategy_that_is_none(config, name, error):
     with pytest.raises(error):
         parse_strategy(name, config)
+
+
+def test_a_budget_is_for_strategies_that_heed_one():
+    bank = {"type": "memory_bank", "embedding_model": "lexical", "history_budget": 3000}
+    own = Config(
+        memory_strategies={k: {**bank, "selection": v} for k, v in (("e", "evidence"), ("t", "top_k"))}
+    )
+    tried = [
+        s
+        for name in ("e?keep_recent=1", "e?history_budget=5", "t")
+        for s in with_budgets(parse_strategy(name, own), [7])
+    ]
+    assert [s.name for s in tried] == ["e?keep_recent=1&history_budget=7", "e?history_budget=5", "t"]
+    settings = tried[0].config.strategy("e")
+    assert (settings.keep_recent, settings.history_budget) == (1, 7)
 
 
 @pytest.mark.long
