@@ -183,7 +183,7 @@ class Sessions:
         the request, as lists group by it. ``wanted``: whether somebody still waits for the context; else no step is
         recorded.
 
-        Raises what MemoryProcessor.apply_strategy and ``to_request`` of the history raise, ConfigError for an
+        Raises what MemoryProcessor.apply_strategy and reading the messages raise, ConfigError for an
         invalid name, and LateError.
         """
         began = time.perf_counter()
