@@ -116,7 +116,7 @@ def size() -> dict[str, int]:
         "lines": sum(lines_by_room().values()),
         "modules": len(list(Path(PACKAGE).rglob("*.py"))),
         "settings": sum(len(t.__annotations__.keys() & t.model_fields.keys() - {"type"}) for t in tables),
-        "decisions": len(list((ROOT / "docs" / "decisions").glob("[0-9]*.md"))),
+        "decisions": sum(p.read_text().count("\n## ") for p in (ROOT / "docs" / "decisions").glob("*.md")),
     }
 
 

@@ -9,6 +9,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -434,8 +435,11 @@ class PrefixCache:
 
 
 def common_length(before: Sequence[object], now: Sequence[object]) -> int:
-    """Return the number of messages with which both lists begin."""
-    for position, (old, new) in enumerate(zip(before, now, strict=False)):
-        if old is not new and old != new:
-            return position
-    return min(len(before), len(now))
+    """Return the number of messages with which both lists begin; those that cannot be compared differ."""
+    shorter, position = min(len(before), len(now)), 0
+    with suppress(Exception):  # too deep, or foreign objects that refuse to be compared
+        if before[:shorter] == now[:shorter]:
+            return shorter
+        while before[position] is now[position] or before[position] == now[position]:
+            position += 1
+    return position

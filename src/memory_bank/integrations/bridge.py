@@ -209,10 +209,10 @@ class Bridge(Generic[N]):
                     lambda written, since: without_thinking(written, thinking, natives, wire, since),
                     thinking,
                 )
-                sent, _, _ = self.processor.rebuild(
+                applied = self.processor.rebuild(
                     chat.messages, self.strategy, None, self._llm_client, form, session_id=name, tools=offered
                 )
-                return sent, name
+                return applied.sent, name
         except (ConfigError, LoopDetectedError):  # for the caller to change
             raise
         except MemoryBankError as e:

@@ -183,7 +183,7 @@ class Sessions:
         the request, as lists group by it. ``wanted``: whether somebody still waits for the context; else no step is
         recorded.
 
-        Raises what MemoryProcessor.apply_strategy and ``to_request`` of the history raise, ConfigError for an
+        Raises what MemoryProcessor.apply_strategy and reading the messages raise, ConfigError for an
         invalid name, and LateError.
         """
         began = time.perf_counter()
@@ -203,7 +203,7 @@ class Sessions:
                 earlier = self._processor.state(key, session_id)
                 count = partial(count_once, (earlier.counter if earlier else open_counter()).count_text)
                 form = None if history is None else history.form
-                leaving, tokens, shown = self._processor.rebuild(
+                leaving, tokens, shown, _ = self._processor.rebuild(
                     seen,
                     key,
                     None,
@@ -334,7 +334,7 @@ class Sessions:
             made.memory.prefix_cache = copied(used.prefix_cache)
         if store is not None:
             copy_folds(self.database, made.memory.database, session_id)
-        leaving, _, _ = made.processor.rebuild(
+        applied = made.processor.rebuild(
             seen,
             key,
             None,
@@ -348,7 +348,7 @@ class Sessions:
         made.messages = seen
         with self._lock:
             self._previews[session_id, key] = made
-        return leaving if form is not None else _with_own_text(leaving, seen, messages)
+        return applied.sent if form is not None else _with_own_text(applied.sent, seen, messages)
 
     def shortens(self, strategy: str | None) -> bool:
         """Whether a strategy, or the service's own, may leave something out of a context."""
