@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from tests.browser import Browser, eventually, why_not
 from tests.chats import call, result, rounds, system, user
 from tests.cli.conftest import COMMAND, environment
+from tests.contracts.stores import let_wait
 from tests.pictures import take_picture
 from tests.service.processes import FOLDING, serve
 from tests.service.proxied import post, proxied
@@ -28,7 +29,6 @@ from tests.service.test_strategy_that_cannot_work import SECRET, failing_memory
 
 from memory_bank.bank import schema
 from memory_bank.bank.database import Database
-from memory_bank.bank.jobs import JobQueue
 from memory_bank.bank.steps import StepFigures, StepToStore, add_steps, get_step, packed
 from memory_bank.bank.stores import FactStore
 from memory_bank.config import Config
@@ -679,11 +679,10 @@ def test_a_record_says_why_the_model_did_not_see_it(opened, shown, screen):
 @three
 def test_summaries_that_nothing_makes_do_not_wait(opened, shown, screen):
     """Where no model is asked, the summaries that a step left are made at its session's next step."""
-    jobs = JobQueue(shown.proxied.service.database, "calendar-reviews")
     ids = [
         r["trace_id"] for r in shown.proxied.ask("/v1/sessions/calendar-reviews/records").json()["records"]
     ]
-    jobs.add(ids[:5])
+    let_wait(shown.proxied.service.database, ids[:5])
     try:
         queue = shown.proxied.ask("/v1/stats").json()["queue"]
         assert (queue["open"], queue["model"]) == (5, None)
@@ -695,7 +694,7 @@ def test_summaries_that_nothing_makes_do_not_wait(opened, shown, screen):
         assert "summaries made at the next step" in told and "waiting" not in told
     finally:
         with shown.proxied.service.database.write() as c:
-            c.execute(sa.delete(schema.jobs))
+            c.execute(sa.update(schema.insights).values(due=None))
 
 
 @three
