@@ -5,7 +5,7 @@
     python benchmarks/faults.py --part soak [--seconds 600] [--processes 4] [--sessions 16]
 
 In the end of every part each acknowledged record is compared with what the tool said, to the letter; none may be
-there twice or out of order; a worker whose clock is ahead of the dead ones' leases ends all jobs: none may be left,
+there twice or out of order; a worker whose clock is ahead of the dead ones' observes all records: none may be left,
 every record must have its insight; and ``memory-bank bank verify`` must find nothing. Prints a Markdown table; exit
 code 1 when anything is wrong.
 
@@ -386,7 +386,10 @@ def kill_workers(run: Run, services: list[Service], kills: int, rng: random.Rand
 
 def kill_services(run: Run, services: list[Service], kills: int, rng: random.Random) -> None:
     """Kill one service after the other, and start it again."""
-    points = [RANDOM, *(p for p in faults.POINTS if run.strategy == "observed" or not p.startswith("observer."))]
+    points = [
+        RANDOM,
+        *(p for p in faults.POINTS if run.strategy == "observed" or not p.startswith("observer.")),
+    ]
     for n in range(kills):
         service, point = services[n % len(services)], points[n % len(points)]
         if point == RANDOM:

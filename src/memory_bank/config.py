@@ -199,10 +199,9 @@ class Price(Settings):
 
 
 class ToolSettings(Settings):
-    """What is known of a tool: whether its calls change something, and whether contexts always or never show them."""
+    """What is known of a tool: whether its calls change something."""
 
     effect: Literal["read", "write"] | None = None
-    retain: Literal["always", "never"] | None = None
 
 
 class NoStrategySettings(Settings):
@@ -275,7 +274,7 @@ class MemoryBankSettings(Settings):
     shorten_last: AtLeast0 = 0
     """Evidence: outputs of the last interaction with more characters are shortened by their structure; 0: never."""
     tools: dict[str, ToolSettings] = {}
-    """By tool: whether its calls change something (effect); whether contexts always or never show them (retain)."""
+    """Evidence, by tool: whether its calls change something (effect)."""
     evidence_model: str | None = None
     """Evidence: another model file, as `python -m benchmarks train` writes it."""
     top_k: AtLeast0 = 3

@@ -168,9 +168,8 @@ def test_another_process_goes_on_with_the_note_and_another_session_never_sees_it
     lambda state: list(purge(state.database, session_id="s")),
     lambda state: list(purge(state.database, session_id="s", before=state.fact_store.get(next(iter(state.steps))).timestamp + 1e-3)),
     lambda state: state.fact_store.forget(next(iter(state.steps))),
-    lambda state: state.fact_store.mark(next(iter(state.steps)), "excluded"),
-], ids=["reset", "purge", "purge in part", "forget", "exclude"])  # fmt: skip
-def test_what_deletes_or_hides_content_deletes_the_note_also_one_that_is_being_written(bank_url, erase):
+], ids=["reset", "purge", "purge in part", "forget"])  # fmt: skip
+def test_what_deletes_content_deletes_the_note_also_one_that_is_being_written(bank_url, erase):
     gate, model = threading.Event(), numbered()
     with MemoryBankState.open(bank_url, "s") as state:
         contexts = steps(state, model, CHAT[:100])

@@ -308,7 +308,7 @@ class Outline(Brief):
     ``number`` is its place in its session (1 is the oldest). ``input_head`` and ``output_head`` are the first
     bytes of the stored texts, ``input_bytes`` and ``output_bytes`` their lengths; a verbatim text is the one
     received, any other is JSON of the value. ``attempts``: how often the Observer's model was asked for the
-    summary that it waits for; None where it waits for none. ``mark``: see ``FactStore.marks``.
+    summary that it waits for; None where it waits for none. ``mark``: "forgotten" or None.
     """
 
     session_id: str

@@ -126,7 +126,7 @@ records = _of_records(
     sa.Column("output", ExactText, nullable=False),
     sa.Column("output_verbatim", sa.Boolean, nullable=False),
     sa.Column("timestamp", sa.Float, nullable=False),
-    sa.Column("mark", sa.String(16)),  # by a person: "pinned", "excluded", "forgotten" (without its content)
+    sa.Column("mark", sa.String(16)),  # "forgotten": a person had its content deleted; else NULL
 )
 
 insights = _of_records(
@@ -247,6 +247,7 @@ MIGRATIONS: dict[str, list[sa.Column[Any] | sa.Table | sa.Index | str]] = {
         folds,
     ],
     "7": [
+        "UPDATE records SET mark = NULL WHERE mark <> 'forgotten'",
         insights.c.due,
         insights.c.attempts,
         _WAITING,

@@ -49,7 +49,7 @@ log = logging.getLogger("memory_bank.MemoryBankStrategy")
 DEFAULT = "default"
 """The session of a caller that names none."""
 _OF_SESSION = frozenset({
-    "session_id", "generation", "last_plan", "steps", "step_count", "marks", "retained", "transcript",
+    "session_id", "generation", "last_plan", "steps", "step_count", "transcript",
     "_insights", "_caches", "_task", "_by_call", "_last",
 })  # fmt: skip
 """The attributes of a MemoryBankState that are about one session."""
@@ -76,8 +76,6 @@ class Session(Closing):
         self.over_budget_logged = False
         self.rules_logged: set[str] = set()  # of the exit, that a context would have broken
         self.record_tool = ""
-        # trace_ids that are pinned, and that no context shows, by marks and by ``tools.NAME.retain``
-        self.retained: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
         self._caches: dict[str, Any] = {}
 
     @property
@@ -171,7 +169,6 @@ class MemoryBankState(Session):
         last_fold: the session's newest fold, of any process, at the beginning of the step.
         idle: seconds between the session's context before and the beginning of the step.
         steps: trace_id to step of every stored record, in the order of storing.
-        marks: trace_id to mark of every record that a person pinned, excluded or forgot.
         storage_errors: how many steps went on without memory because the database failed.
 
     Example:
@@ -187,7 +184,6 @@ class MemoryBankState(Session):
     """
 
     steps: dict[str, int]
-    marks: dict[str, str]
     new_records: list[InteractionRecord]  # that the present step has stored
     _deferred: dict[str, Callable[[], object]]
     _by_call: dict[str, list[str]] | None  # trace_ids by call id, once asked for
@@ -221,7 +217,6 @@ class MemoryBankState(Session):
         self.settings = MemoryBankSettings()
         self.defer = defer
         self.storage_errors = 0
-        self.order_changes = 0  # how often other processes changed the order of stored records
         self.last_fold, self.idle = LastFold(), 0.0
         self._told: str | None = None  # what of the prefix cache is stored
         self._saving = threading.Lock()
@@ -334,7 +329,6 @@ class MemoryBankState(Session):
             self.reload_steps()
         self._load(stored)
         if is_new:
-            self.marks = self.fact_store.marks()
             self._task = self.database.get_task(self.session_id)
             self.generation = generation
         self._insights.begin(settings, llm_client, stored, anew=is_new)
@@ -344,9 +338,8 @@ class MemoryBankState(Session):
     def reload_steps(self) -> None:
         """Read the order of the stored records again, with those of other processes."""
         self._by_call = None
-        steps = self.fact_store.steps()
-        self.order_changes += any(a != b for a, b in zip(self.steps, steps, strict=False))
-        self.steps, self.step_count = steps, max(steps.values(), default=0)
+        self.steps = self.fact_store.steps()
+        self.step_count = max(self.steps.values(), default=0)
 
     def _load(self, stored: Extent) -> None:
         """Take what is stored of the session's folds and of what it paid."""
@@ -532,12 +525,6 @@ class MemoryBankState(Session):
         else:
             work()
         self._insights.start()
-        tools = {name: of.retain for name, of in self.settings.tools.items() if of.retain is not None}
-        by_tool = self.fact_store.of_tools(list(tools)) if tools else {}
-        kinds = {t: "pinned" if tools[name] == "always" else "excluded" for t, name in by_tool.items()}
-        kinds |= self.marks  # a person's decision counts more
-        pinned = frozenset(t for t, kind in kinds.items() if kind == "pinned")
-        self.retained = pinned, frozenset(kinds) - pinned
 
     def add(self, records: Sequence[InteractionRecord], *, task: str = "") -> int:
         """Store records that do not come from the transcript, by the same path; return how many were new.
@@ -733,6 +720,6 @@ class MemoryBankState(Session):
     def _forget(self) -> None:
         super()._forget()
         self._insights.missing = {}
-        self.steps, self.marks = {}, {}
+        self.steps = {}
         self.new_records, self._deferred = [], {}
         self._task, self._by_call, self._last = "", None, None

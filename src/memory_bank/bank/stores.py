@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
@@ -87,10 +87,10 @@ class FactStore:
         >>> facts.store(record)  # or facts.store_many([record])
         >>> facts.get(record.trace_id) == record == facts.get_many([record.trace_id])[0]
         True
-        >>> facts.mark(record.trace_id, "pinned"), list(facts.marks().values()), list(facts.steps().values())
-        (True, ['pinned'], [1])
-        >>> facts.forget(record.trace_id), facts.page(limit=10)[0].tool_name, facts.size()
-        (True, 'get_order', 1)
+        >>> list(facts.steps().values()), facts.page(limit=10)[0].tool_name, facts.size()
+        ([1], 'get_order', 1)
+        >>> facts.forget(record.trace_id), facts.page()[0].mark
+        (True, 'forgotten')
         >>> facts.clear()
     """
 
@@ -133,14 +133,6 @@ class FactStore:
         """The step_id of every record by trace_id, oldest first."""
         return self._pairs(_r.step_id)
 
-    def of_tools(self, names: Sequence[str]) -> dict[str, str]:
-        """The records of some tools, oldest first: trace_id to the tool's name."""
-        return self._pairs(_r.tool_name, _r.tool_name.in_(names))
-
-    def marks(self) -> dict[str, str]:
-        """The marks that persons have given to records, by trace_id: "pinned", "excluded", "forgotten"."""
-        return self._pairs(_r.mark, _r.mark.is_not(None))
-
     def by_call(self) -> dict[str, list[str]]:
         """The trace_ids of the session's records by the id of their call, oldest first."""
         found: dict[str, list[str]] = {}
@@ -154,28 +146,20 @@ class FactStore:
         with self.database.read() as c:
             return dict(c.execute(query, self._mine).all())
 
-    def mark(self, trace_id: str, mark: Literal["pinned", "excluded"] | None) -> bool:
-        """Pin a record, exclude it from contexts, or take its mark away; False: it is not there, or forgotten."""
-        with self.database.write() as c:
-            self.database.lock_session(c, self.session_id)
-            found = self._change(c, trace_id, HAS_CONTENT, mark=mark)
-            if found:
-                if mark == "excluded":  # what was made of it may quote it
-                    content_deleted(c, self._mine)
-                else:
-                    c.execute(NEXT_GENERATION, self._mine)
-        return found
-
     def forget(self, trace_id: str) -> bool:
         """Delete the content of a record for good: arguments, output, summary, and recorded contexts with it.
 
         Its row stays without them, so that the numbers of other records stay, and the record is not stored again
         from messages that still have it. False: there is no such record.
         """
-        emptied = {"input": "{}", "input_verbatim": False, "output": "[forgotten]", "output_verbatim": True}
+        emptied = {
+            "mark": FORGOTTEN, "call_id": None, "input": "{}", "input_verbatim": False,
+            "output": "[forgotten]", "output_verbatim": True,
+        }  # fmt: skip
+        empty = sa.update(records).where(of_session(records), _r.trace_id == trace_id).values(emptied)
         with self.database.erase() as c:
             self.database.lock_session(c, self.session_id)
-            found = self._change(c, trace_id, sa.true(), mark=FORGOTTEN, call_id=None, **emptied)
+            found = c.execute(empty, self._mine).rowcount == 1
             if found:
                 c.execute(
                     sa.delete(insights).where(of_session(insights), _i.trace_id == trace_id), self._mine
@@ -184,10 +168,6 @@ class FactStore:
                 c.execute(sa.update(steps).where(of_session(steps)).values(contents), self._mine)
                 content_deleted(c, self._mine)
         return found
-
-    def _change(self, c: Connection, trace_id: str, if_: sa.ColumnElement[bool], **values: object) -> bool:
-        change = sa.update(records).where(of_session(records), _r.trace_id == trace_id, if_).values(values)
-        return c.execute(change, self._mine).rowcount == 1
 
     def page(self, after: int = 0, limit: int = 50, tool: str | None = None) -> list[Outline]:
         """The records with a number above ``after``, oldest first; of one tool, if given."""

@@ -26,7 +26,6 @@ from memory_bank.bank.embedder import bank_embedder, bind, embed_all, embedder_o
 from memory_bank.bank.files import ROOT, MemoryFiles, place_of
 from memory_bank.bank.rows import (
     FORGOTTEN,
-    MARKS,
     Row,
     check_same,
     from_row,
@@ -206,7 +205,9 @@ class _ReadSession:
         usable = embedder is not None and len(vector) == 4 * embedder.dimension
         if kind == "insight" and not (usable and np.isfinite(np.frombuffer(vector, "<f4")).all()):
             raise RecordError("its embedding does not have the dimension of its embedder")
-        if row.get("mark") not in (None, *MARKS):
+        if row.get("mark") in ("pinned", "excluded"):  # of an export before schema 8
+            row["mark"] = None
+        if row.get("mark") not in (None, FORGOTTEN):
             raise RecordError("its mark is not known")
         if row["trace_id"] in self.rows[kind]:
             raise RecordError(f"the {kind} {row['trace_id']} occurs twice")

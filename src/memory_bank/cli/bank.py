@@ -93,7 +93,7 @@ def saved(
     as_json: bool = JSON,
 ) -> None:
     """Say how many dollars and tokens memory has saved: in all requests of a bank, or in those of today."""
-    from memory_bank.audit.tables import count_of
+    from memory_bank.audit.figures import count_of
     from memory_bank.bank.listing import list_sessions
     from memory_bank.bank.steps import usage_sums
     from memory_bank.config import load_config

@@ -65,7 +65,6 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     if is_priced(settings):
         price = price_fold(view, session, settings, older=older, saved=view.full_tokens - unfolded)
     budget = price.size if price else fold_budget(settings.history_budget, older)
-    budget = max(0, budget - view.pinned_tokens)
     if settings.refresh_after == "auto":
         latest = past[-20:]  # whose mean length predicts that of the next ones
         mean = sum(e.tokens for e in latest) / max(1, len(latest))
@@ -189,11 +188,11 @@ def _stored_fold(state: _Evidence, view: View, last: LastFold) -> Fold | None:
 
 
 def _about(view: View, count: int) -> str:
-    """A digest of the first interactions: their records and marks, and where their calls and results stand."""
+    """A digest of the first interactions: their records, and where their calls and results stand."""
     digest = blake2b(digest_size=16)
     for e in view.history[:count]:
-        apart = e.stays, e.start in view.pinned, e.start in view.hidden
-        digest.update(f"{e.trace_ids}{e.stop - e.start}{apart if any(apart) else ''}".encode())
+        apart = (True, False, False) if e.stays else ""
+        digest.update(f"{e.trace_ids}{e.stop - e.start}{apart}".encode())
         if len(e.pairs) > 1:
             digest.update(str([(p.call_at, p.result_at) for p in e.pairs]).encode())
     return digest.hexdigest()
@@ -248,8 +247,7 @@ def _record_ids(view: View) -> set[str]:
 
 def _foldable(view: View, start: int) -> list[Interaction]:
     """The interactions of the history from one on, by number, that a fold may replace."""
-    apart = view.pinned | view.hidden
-    return [e for e in view.history[start:] if not e.stays and e.start not in apart]
+    return [e for e in view.history[start:] if not e.stays]
 
 
 @dataclass(slots=True)
@@ -292,10 +290,11 @@ def _evidence(session: MemoryBankState, settings: MemoryBankSettings) -> _Eviden
 def _memory(state: _Evidence, session: MemoryBankState, settings: MemoryBankSettings) -> EvidenceMemory:
     """The session's evidence; made anew where the settings or the order of its records changed."""
     numbers = () if state.memory is None else state.memory.numbers
-    if any(a != b for a, b in zip(numbers, session.steps, strict=False)):  # another process stored between
-        session.order_changes += 1
-    made_with = (settings.evidence_model, settings.tools, session.order_changes, session.counter.name)
-    if state.memory is None or state.made_with != made_with:
+    reordered = any(
+        a != b for a, b in zip(numbers, session.steps, strict=False)
+    )  # another process stored between
+    made_with = (settings.evidence_model, settings.tools, session.counter.name)
+    if state.memory is None or state.made_with != made_with or reordered:
         model = evidence_model(settings.evidence_model)
         state.memory = EvidenceMemory(session.counter, model, settings.tools)
         state.made_with = made_with
@@ -334,20 +333,15 @@ def fed_evidence(view: View, session: MemoryBankState, settings: MemoryBankSetti
             continue
         while kept and kept[-1] < starts.get(trace_id, 0):
             anchor.append(content_text(read(view.messages[kept.pop()], "content")))
-        if trace_id in session.retained[1]:  # nothing of it is to be chosen
-            memory.add(
-                replace(record, raw_input={}, input_text=None, raw_output="", output_text=""), anchor=anchor
-            )
-        else:
-            memory.add(record, notes.get(trace_id, ""), anchor)
+        memory.add(record, notes.get(trace_id, ""), anchor)
     return memory
 
 
 def _note_later(state: _Evidence, view: View, session: MemoryBankState) -> None:
-    """Have a note written about the calls before the tail that the one before is not about, without excluded ones."""
+    """Have a note written about the calls before the tail that the one before is not about."""
     assert state.memory is not None
     words = {next(filter(None, e.trace_ids), ""): e.note for e in view.history}
-    apart = session.retained[1].union(view.tail.record_ids if view.tail else ())
+    apart = view.tail.record_ids if view.tail else ()
     numbers = state.memory.numbers
     calls = [(n, t, words.get(t, "")) for t, n in numbers.items() if n > state.noted and t not in apart]
     if calls:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from fastapi.responses import Response, StreamingResponse
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from memory_bank.bank import listing
 from memory_bank.bank.search import superseding
@@ -29,7 +29,6 @@ from memory_bank.service.api.requests import (
     AfterNumber,
     Api,
     ApiContext,
-    JsonBody,
     Limit,
     RecordId,
     SessionName,
@@ -60,7 +59,7 @@ class RecordFigures(ResponseModel):
     step_id: int
     tool_name: str
     timestamp: Time
-    mark: str | None = Field(description="pinned, excluded or forgotten, by a person")
+    mark: str | None = Field(description="forgotten: a person had its content deleted; else null")
     output_bytes: Count = Field(description="length of the output in UTF-8")
 
 
@@ -163,15 +162,6 @@ class RecordQuery(RequestModel):
     max_chars: Annotated[int, Field(ge=1, le=10_000_000, description="maximum length of the part")] = 100_000
 
 
-class MarkRequest(RequestModel):
-    """Body of ``mark_record``."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"mark": "pinned"}]})
-    mark: Literal["pinned", "excluded"] | None = Field(
-        description="pinned: every context shows it, within the budget; excluded: none does; null: neither"
-    )
-
-
 @route(router, "GET", "/sessions/{name}/records", "List a session's records, oldest first", 404, 422)
 def list_records(api: Api, name: SessionName, query: Annotated[RecordsQuery, Query()]) -> RecordPage:
     """The call, its summary and the size of its output; a page at a time."""
@@ -259,33 +249,13 @@ def named_record(api: ApiContext, name: str, wanted: str) -> listing.Outline:
     )
 
 
-@route(
-    router, "PUT", "/sessions/{name}/records/{trace_id}/mark", "Pin a record, or exclude it from contexts",
-    *(404, 413, 415, 422), body=MarkRequest,
-)  # fmt: skip
-def mark_record(api: Api, name: SessionName, trace_id: RecordId, body: JsonBody) -> None:
-    """A pinned record is in every context, within the budget; an excluded one in none, and is still returned here.
-
-    The session's next step uses it.
-    """
-    _mark(api, name, trace_id, MarkRequest.parse(body.value).mark)
-
-
 @route(router, "DELETE", "/sessions/{name}/records/{trace_id}", "Forget a record", 404)
 def forget_record(api: Api, name: SessionName, trace_id: RecordId) -> None:
     """Delete its arguments, output and summary for good, and the recorded contexts of its session.
 
     Its number stays, and it is not stored again from a conversation that still has it.
     """
-    _mark(api, name, trace_id, "forgotten")
-
-
-def _mark(
-    api: ApiContext, name: str, wanted: str, mark: Literal["pinned", "excluded", "forgotten"] | None
-) -> None:
-    outline = named_record(api, name, wanted)
-    if not api.sessions.mark(api.namespace, name, outline.trace_id, mark):
-        raise NotFoundError("this record is forgotten: there is nothing left to mark.")
+    api.sessions.forget(api.namespace, name, named_record(api, name, trace_id).trace_id)
 
 
 def _record_json(api: ApiContext, o: listing.Outline) -> Iterator[bytes]:

@@ -57,7 +57,7 @@ class Queue(ResponseModel):
 
     open: Count
     model: str | None = Field(
-        description="that this service asks for them; null: none, they wait for their session's next step"
+        description="that this service asks for them; null: none, they wait for another service or `bank observe`"
     )
     failing: Count = Field(description="of these, those whose last attempt failed")
     attempts: Count | None = Field(default=None, description="attempts of the record that failed most")

@@ -27,7 +27,6 @@ from memory_bank.errors import MemoryBankError
 from memory_bank.service.failures import code_of
 from memory_bank.service.proxy.answers import as_object, objects_of
 from memory_bank.service.proxy.body import Body, JsonObject, render_body
-from memory_bank.service.proxy.clearing import excluded_tools
 from memory_bank.service.proxy.dialects import Dialect, LateError, NotRebuiltError, Provider, own_tools
 from memory_bank.service.proxy.identity import Identity, client_session
 from memory_bank.service.security.access import Caller, public_name, stored_id
@@ -424,7 +423,7 @@ class Rebuilder:
         namespace = request.caller.namespace
         history = dialect.history(request.body)
         is_summary = _asks_summary(dialect, value, history.messages)
-        strategy, whole = headers.get("x-memory-strategy") or None, excluded_tools(value)
+        strategy = headers.get("x-memory-strategy") or None
 
         def wanted() -> bool:
             return job.is_wanted
@@ -447,7 +446,7 @@ class Rebuilder:
             offered = self._offered(request, session_id)
             tools = offered or own_tools(value)
             given = namespace, match.name, history.messages
-            how: Any = {"strategy": strategy, "model": request.model, "tools": tools, "whole": whole}
+            how: Any = {"strategy": strategy, "model": request.model, "tools": tools}
             if dialect.counts_only:
                 leaving = self.sessions.preview(*given, **how, form=history.form)
                 if same_objects(leaving, value[dialect.key]):
