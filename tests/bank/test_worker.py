@@ -9,6 +9,7 @@ from tests.bank.conftest import Clock
 from tests.chats import call, result, system, user
 from tests.cli.conftest import cli  # noqa: F401  a fixture
 from tests.contracts.stores import a_record, together
+from tests.replies import cut, half, raw
 
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.bank.stores import FactStore, InsightStore, clear_insights
@@ -20,7 +21,6 @@ from memory_bank.models.lexical import LexicalEmbedder
 from memory_bank.models.observer import Observer
 from memory_bank.processor import apply_memory_bank_strategy
 from memory_bank.testing import ScriptedModel, ScriptedServer, fail, say
-from memory_bank.testing.replies import cut, half, raw
 
 
 def stored(database, n=1, session="default"):
