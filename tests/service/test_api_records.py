@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.chats import JSON, TEXT
+from tests.contracts.stores import let_wait
 from tests.examples import examples
 from tests.service import serving
 from tests.service.test_api import api, configured, ingested, told
 
 from memory_bank.bank import listing
-from memory_bank.bank.jobs import JobQueue
 from memory_bank.bank.stores import FactStore
 from memory_bank.errors import StorageError
 from memory_bank.records import InteractionRecord
@@ -79,15 +79,15 @@ def test_a_record_is_whole(http):
     assert record.output_text == ORDERS
     assert record.raw_output == json.loads(ORDERS)
     assert (record.raw_input, record.input_text) == ({"n": 0}, None)
-    assert (record.number, record.session, record.call_id, record.job) == (1, "s", None, None)
+    assert (record.number, record.session, record.call_id) == (1, "s", None)
     assert record.insight.source == "extractive"
     assert record.output_bytes == len(ORDERS)
 
 
 def test_a_record_that_waits_says_so(http):
     (trace_id,) = brought(http, "x")
-    JobQueue(http.app.state.service.database, "s").add([trace_id])
-    assert got(http, trace_id).json()["job"] == {"attempts": 0, "error": None}
+    let_wait(http.app.state.service.database, [trace_id], 2)
+    assert got(http, trace_id).json()["insight"]["attempts"] == 2
 
 
 def test_records_are_named_by_id_beginning_and_number(http):

@@ -85,13 +85,9 @@ class RecordInsight(ResponseModel):
     summary: str
     source: str
     redo: str | None = Field(description="why it will be made again; null if it is final")
-
-
-class RecordJob(ResponseModel):
-    """The job of the Observer's model that will summarise the record."""
-
-    attempts: Count
-    error: str | None = Field(description="why the last attempt failed")
+    attempts: Count | None = Field(
+        description="how often the Observer's model was asked for the one it waits for; null: it waits for none"
+    )
 
 
 class RecordHead(RecordFigures):
@@ -100,7 +96,6 @@ class RecordHead(RecordFigures):
     session: str
     call_id: str | None
     insight: RecordInsight | None
-    job: RecordJob | None
     newer: str | None = Field(
         description="trace_id of the latest record of the same call, which returned something else"
     )
@@ -269,7 +264,6 @@ def _record_json(api: ApiContext, o: listing.Outline) -> Iterator[bytes]:
         o,
         session=api.public(o.session_id),
         insight=None if o.summary is None else RecordInsight.of(o),
-        job=None if o.attempts is None else RecordJob.of(o),
         newer=superseding(api.database, o.session_id, o.trace_id),
     )
     yield json_bytes(head)[:-1]
