@@ -23,7 +23,6 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,8 +39,7 @@ from memory_bank.audit.sessions import Client, log_files
 from memory_bank.audit.traces import Trace, TraceFiles, read_traces
 from memory_bank.bank.session import NOTE_TOKENS
 from memory_bank.config import Price, ServiceSettings
-from memory_bank.pricing import cost
-from memory_bank.records import Spent
+from memory_bank.pricing import Usage, cost
 from memory_bank.testing import ScriptedModel
 from memory_bank.transcript import ENCODING, MessageKind, content_text, kind_of, read
 from memory_bank.transcript.shortening import fit_text
@@ -140,14 +138,15 @@ def print_notes(runs: Iterator[Trace], costs: Costs) -> None:
     observer, agent = Price(prompt=0.4, completion=1.6), Price(prompt=2.0, completion=8.0, cached=0.5)
     settings = MemoryBankSettings(
         selection="evidence", embedding_model="lexical", observer_model="gpt-4.1-mini", observer_mode="off",
-        fold_note="observer", observer_prices={"gpt-4.1-mini": observer},
+        fold_note="observer",
     )  # fmt: skip
-    spent, paid, sessions, steps = Spent(), 0.0, 0, 0
+    notes, asked, answered, paid, sessions, steps = 0, 0, 0, 0.0, 0, 0
 
     def reply(messages: list[Any], _model: str) -> dict[str, Any]:
         written = costs.counter.count_text(fit_text(note, NOTE_TOKENS, costs.counter.count_text))
-        usage = {"prompt_tokens": costs.total(messages), "completion_tokens": written}
-        return {"choices": [{"message": {"role": "assistant", "content": note}}], "usage": usage}
+        nonlocal notes, asked, answered
+        notes, asked, answered = notes + 1, asked + costs.total(messages), answered + written
+        return {"choices": [{"message": {"role": "assistant", "content": note}}]}
 
     for run in runs:
         cache = ScriptedCache(costs.counter)
@@ -159,15 +158,14 @@ def print_notes(runs: Iterator[Trace], costs: Costs) -> None:
                 state.flush(60)
                 paid += cost(cache.add(costs.parts(context)), agent)
                 steps += 1
-            spent = Spent(*map(sum, zip(astuple(spent), astuple(state.spent), strict=True)))
         sessions += 1
+    spent = cost(Usage(asked, output=answered), observer)
     lines = [
-        ["notes", f"{spent.calls:,}", f"{spent.prompt_tokens / max(1, spent.calls):,.0f}",
-         f"{spent.completion_tokens / max(1, spent.calls):,.0f}", f"{spent.cost:.3f}"],
+        ["notes", f"{notes:,}", f"{asked / max(1, notes):,.0f}", f"{answered / max(1, notes):,.0f}", f"{spent:.3f}"],
         ["the agent's requests", f"{steps:,}", "", "", f"{paid:.3f}"],
     ]  # fmt: skip
     print(markdown_table([f"{sessions} runs", "calls", "tokens read", "written", "dollars"], lines))
-    share = f"{spent.cost / max(1, spent.calls):.4f} dollars a note, {percent(spent.cost / paid)}% of the requests"
+    share = f"{spent / max(1, notes):.4f} dollars a note, {percent(spent / paid)}% of the requests"
     print(f"\n{share}")
 
 

@@ -232,7 +232,7 @@ _OF_EVIDENCE = (
 )  # fmt: skip
 _OF_OBSERVER = (
     "observer_mode", "observer_prompt", "observer_min_chars", "observer_max_chars", "observer_concurrency",
-    "observer_timeout", "observer_attempts", "observer_calls_per_day", "observer_prices", "fold_note",
+    "observer_timeout", "observer_attempts", "observer_calls_per_day", "fold_note",
 )  # fmt: skip
 
 
@@ -311,8 +311,6 @@ class MemoryBankSettings(Settings):
     """In the background: attempts before the extractive summary is kept."""
     observer_calls_per_day: AtLeast0 | None = None
     """Most calls of the Observer's model on a day (UTC), of the whole bank; beyond it summaries are extractive."""
-    observer_prices: dict[str, Price] = {}
-    """Price of a million tokens by model, such as { "gpt-4.1-mini" = { prompt = 0.4, completion = 1.6 } }."""
     token_encoding: Name = "o200k_base"
     """The tiktoken encoding that counts; "approximate" needs no vocabulary."""
 
@@ -433,7 +431,7 @@ class ServiceSettings(Settings):
     log_format: Literal["text", "json"] = "text"
     """Format of the log."""
     shutdown_timeout: Annotated[Float, Field(ge=0, le=600)] = 10.0
-    """Seconds that open requests and jobs have at shutdown; jobs that are left stay in the database."""
+    """Seconds that open requests and calls of the Observer have at shutdown; records that are left go on waiting."""
 
     @field_validator("redact")
     @classmethod
