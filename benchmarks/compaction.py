@@ -9,7 +9,8 @@ model's summary stands what the agent itself said, the newest of its words, in `
 is the mean length of the 21 summaries with which runs of claude_code_dev begin.
 
 Printed are shares of the values that the next 30 calls took from the history before the compaction (``bound``: next
-to what they belong to), the characters that these calls copied from it, and tokens. Clients differ: Codex keeps the
+to what they belong to), the characters that these calls copied from it, tokens, and how often
+files were read again. Clients differ: Codex keeps the
 user's messages itself, Claude Code does not, so that an answer to it repeats them (``--users-words``).
 
 ``--notes 20``: instead, what the notes of ``fold_note`` cost in the first 20 recorded runs, by a model whose notes
@@ -23,7 +24,6 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 from harness import about, command_line
 from measuring.copies import Tally, TextIndex, characters_kept, copied_stretches
 from measuring.measure import intervals_of, ratio, ratio_of_sums
+from measuring.rereads import Rereads, count_rereads
 from measuring.tables import markdown_table
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.audit.costs import Costs, ScriptedCache, named_counter
@@ -40,8 +41,7 @@ from memory_bank.audit.sessions import Client, log_files
 from memory_bank.audit.traces import Trace, TraceFiles, read_traces
 from memory_bank.bank.session import NOTE_TOKENS
 from memory_bank.config import Price, ServiceSettings
-from memory_bank.pricing import cost
-from memory_bank.records import Spent
+from memory_bank.pricing import Usage, cost
 from memory_bank.testing import ScriptedModel
 from memory_bank.transcript import ENCODING, MessageKind, content_text, kind_of, read
 from memory_bank.transcript.shortening import fit_text
@@ -140,14 +140,15 @@ def print_notes(runs: Iterator[Trace], costs: Costs) -> None:
     observer, agent = Price(prompt=0.4, completion=1.6), Price(prompt=2.0, completion=8.0, cached=0.5)
     settings = MemoryBankSettings(
         selection="evidence", embedding_model="lexical", observer_model="gpt-4.1-mini", observer_mode="off",
-        fold_note="observer", observer_prices={"gpt-4.1-mini": observer},
+        fold_note="observer",
     )  # fmt: skip
-    spent, paid, sessions, steps = Spent(), 0.0, 0, 0
+    notes, asked, answered, paid, sessions, steps = 0, 0, 0, 0.0, 0, 0
 
     def reply(messages: list[Any], _model: str) -> dict[str, Any]:
         written = costs.counter.count_text(fit_text(note, NOTE_TOKENS, costs.counter.count_text))
-        usage = {"prompt_tokens": costs.total(messages), "completion_tokens": written}
-        return {"choices": [{"message": {"role": "assistant", "content": note}}], "usage": usage}
+        nonlocal notes, asked, answered
+        notes, asked, answered = notes + 1, asked + costs.total(messages), answered + written
+        return {"choices": [{"message": {"role": "assistant", "content": note}}]}
 
     for run in runs:
         cache = ScriptedCache(costs.counter)
@@ -159,15 +160,14 @@ def print_notes(runs: Iterator[Trace], costs: Costs) -> None:
                 state.flush(60)
                 paid += cost(cache.add(costs.parts(context)), agent)
                 steps += 1
-            spent = Spent(*map(sum, zip(astuple(spent), astuple(state.spent), strict=True)))
         sessions += 1
+    spent = cost(Usage(asked, output=answered), observer)
     lines = [
-        ["notes", f"{spent.calls:,}", f"{spent.prompt_tokens / max(1, spent.calls):,.0f}",
-         f"{spent.completion_tokens / max(1, spent.calls):,.0f}", f"{spent.cost:.3f}"],
+        ["notes", f"{notes:,}", f"{asked / max(1, notes):,.0f}", f"{answered / max(1, notes):,.0f}", f"{spent:.3f}"],
         ["the agent's requests", f"{steps:,}", "", "", f"{paid:.3f}"],
     ]  # fmt: skip
     print(markdown_table([f"{sessions} runs", "calls", "tokens read", "written", "dollars"], lines))
-    share = f"{spent.cost / max(1, spent.calls):.4f} dollars a note, {percent(spent.cost / paid)}% of the requests"
+    share = f"{spent / max(1, notes):.4f} dollars a note, {percent(spent / paid)}% of the requests"
     print(f"\n{share}")
 
 
@@ -195,11 +195,13 @@ def main() -> None:
     options = parser.parse_args()
     client: Client = "Claude Code" if options.users_words else "message list"
     costs, seen, rows, began = Costs(named_counter(ENCODING)), set[str](), [], time.perf_counter()
+    reads: list[Rereads] = []
     if options.notes:
         runs = (run for path in options.paths for run in read_traces(path) if isinstance(run, Trace))
         print_notes(islice(runs, options.notes), costs)
         return
     for session in sessions_in(options.paths, options.every, options.summary, client, costs):
+        reads.append(count_rereads(session, costs))
         measured = [measure(c, costs, options.assist, options.answer) for c in compactions_of(session, seen)]
         rows += [measured] if measured else []
     each = [row for own in rows for row in own]
@@ -218,7 +220,9 @@ def main() -> None:
         tokens = ratio(sum(row.kept[name].tokens for row in each), len(each))
         lines.append([name, *shares, f"{percent(low)}–{percent(high)}", f"{tokens:,.0f}"])
     print(markdown_table(["", "values %", "bound %", "copied %", "bound, 95%", "tokens"], lines))
-    print(f"\n{time.perf_counter() - began:,.0f} s")
+    r = Rereads(*map(sum, zip(*reads, strict=True)))
+    print(f"\n{r.reads:,} reads of files, {r.again:,} of what had been read, {r.tokens_again:,} tokens;")
+    print(f"{r.after_compaction:,} of what a compaction had removed\n{time.perf_counter() - began:,.0f} s")
     if options.json:
         kept = [{"session": row.session, "number": row.number,
                  "kept": {name: k._asdict() for name, k in row.kept.items()},

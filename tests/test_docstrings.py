@@ -21,7 +21,7 @@ from tests.chats import call, result, system, user
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 MEMBERS = {  # the public part of classes that have more for the library itself
     "Memory": ("tools", "plan", "context", "call", "search", "record", "records", "reset", "close"),
-    "MemoryBankState": ("open", "fact_store", "insight_store", "add", "pending", "spent", "reset", "flush", "close"),
+    "MemoryBankState": ("open", "fact_store", "insight_store", "add", "pending", "reset", "flush", "close"),
     "FactStore": ("store", "store_many", "get", "get_many", "steps", "forget", "page", "clear", "size"),
     "InsightStore": (
         "add", "add_many", "search", "rank", "get_summary", "get_insight", "get_insights", "trace_ids", "clear",

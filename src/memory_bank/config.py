@@ -232,7 +232,7 @@ _OF_EVIDENCE = (
 )  # fmt: skip
 _OF_OBSERVER = (
     "observer_mode", "observer_prompt", "observer_min_chars", "observer_max_chars", "observer_concurrency",
-    "observer_timeout", "observer_attempts", "observer_calls_per_day", "observer_prices", "fold_note",
+    "observer_timeout", "observer_attempts", "observer_calls_per_day", "fold_note",
 )  # fmt: skip
 
 
@@ -311,8 +311,6 @@ class MemoryBankSettings(Settings):
     """In the background: attempts before the extractive summary is kept."""
     observer_calls_per_day: AtLeast0 | None = None
     """Most calls of the Observer's model on a day (UTC), of the whole bank; beyond it summaries are extractive."""
-    observer_prices: dict[str, Price] = {}
-    """Price of a million tokens by model, such as { "gpt-4.1-mini" = { prompt = 0.4, completion = 1.6 } }."""
     token_encoding: Name = "o200k_base"
     """The tiktoken encoding that counts; "approximate" needs no vocabulary."""
 
@@ -356,10 +354,6 @@ class MaskingSettings(StoredSettings):
 class ProgressiveSettings(StoredSettings):
     """Old interactions go into a running summary."""
 
-    needs: ClassVar[tuple[Needs, ...]] = (
-        Needs(("summary_timeout",), "summary_model", EXTRACTIVE, is_not=True),
-    )
-
     type: Literal["progressive_summarization"] = "progressive_summarization"
     compact_threshold: AtLeast1 = 8000
     """Tokens at which a context is compacted; the summary stays the same until it has grown to them again."""
@@ -371,8 +365,6 @@ class ProgressiveSettings(StoredSettings):
     """The model that writes the summary; "extractive" needs none."""
     block: AtLeast1 = 4
     """Fewest old interactions to summarise in one call of the model."""
-    summary_timeout: Seconds = 60.0
-    """Seconds after which a call of the model is given up."""
 
 
 class ServiceSettings(Settings):
@@ -433,7 +425,7 @@ class ServiceSettings(Settings):
     log_format: Literal["text", "json"] = "text"
     """Format of the log."""
     shutdown_timeout: Annotated[Float, Field(ge=0, le=600)] = 10.0
-    """Seconds that open requests and jobs have at shutdown; jobs that are left stay in the database."""
+    """Seconds that open requests and calls of the Observer have at shutdown; records that are left go on waiting."""
 
     @field_validator("redact")
     @classmethod
@@ -647,11 +639,6 @@ def _shipped_below(file: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def _tables(values: Mapping[str, Any]) -> Mapping[str, Any]:
     tables = values.get("memory_strategies")
     return tables if isinstance(tables, Mapping) else {}
-
-
-def named_strategies(path: str | Path | None) -> list[str]:
-    """The strategies that a configuration file names; all that are shipped if it names none, and without a file."""
-    return list(read_toml(path).get("memory_strategies") or SHIPPED)
 
 
 class Setting(NamedTuple):

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from tests.browser import Browser, eventually, why_not
 from tests.chats import call, result, rounds, system, user
 from tests.cli.conftest import COMMAND, environment
+from tests.contracts.stores import let_wait
 from tests.pictures import take_picture
 from tests.service.processes import FOLDING, serve
 from tests.service.proxied import post, proxied
@@ -28,7 +29,6 @@ from tests.service.test_strategy_that_cannot_work import SECRET, failing_memory
 
 from memory_bank.bank import schema
 from memory_bank.bank.database import Database
-from memory_bank.bank.jobs import JobQueue
 from memory_bank.bank.steps import StepFigures, StepToStore, add_steps, get_step, packed
 from memory_bank.bank.stores import FactStore
 from memory_bank.config import Config
@@ -657,25 +657,23 @@ def test_a_record_says_why_the_model_did_not_see_it(opened, shown, screen):
 
 
 @three
-def test_summaries_that_nothing_makes_do_not_wait(opened, shown, screen):
-    """Where no model is asked, the summaries that a step left are made at its session's next step."""
-    jobs = JobQueue(shown.proxied.service.database, "calendar-reviews")
+def test_summaries_that_wait_for_a_model_that_nobody_asks_say_so(opened, shown, screen):
     ids = [
         r["trace_id"] for r in shown.proxied.ask("/v1/sessions/calendar-reviews/records").json()["records"]
     ]
-    jobs.add(ids[:5])
+    let_wait(shown.proxied.service.database, ids[:5])
     try:
         queue = shown.proxied.ask("/v1/stats").json()["queue"]
         assert (queue["open"], queue["model"]) == (5, None)
         page = home(opened, shown, screen)
-        assert "5 made at their session\u2019s next step" in page.text(".home-page")
+        assert "5 waiting for a model that this service does not ask" in page.text(".home-page")
         assert "waiting" not in page.text("header")
         page.js("location.hash = '#/s/calendar-reviews'")
         told = page.wait("document.querySelector('#session .facts')?.innerText")
-        assert "summaries made at the next step" in told and "waiting" not in told
+        assert "summaries waiting for a model" in told
     finally:
         with shown.proxied.service.database.write() as c:
-            c.execute(sa.delete(schema.jobs))
+            c.execute(sa.update(schema.insights).values(due=None))
 
 
 @three

@@ -27,7 +27,7 @@ from memory_bank.models.observer import EXTRACTIVE, describe_call
 from memory_bank.plan import NO_PLAN, Context, Plan
 from memory_bank.ports import Embedder, Scope, TokenCounter
 from memory_bank.pricing import Charge, Ledger, PrefixCache
-from memory_bank.records import InteractionRecord, Spent
+from memory_bank.records import InteractionRecord
 from memory_bank.transcript.harness import SUMMARY_OPENINGS
 from memory_bank.transcript.jsontext import dump_value
 from memory_bank.transcript.messages import (
@@ -175,11 +175,11 @@ class MemoryBankState(Session):
         >>> with MemoryBankState.open("bank.db", session_id="task-1") as state:
         ...     context, tokens = apply_memory_bank_strategy(messages, None, load_config(), state)
         ...     state.add([InteractionRecord.create(2, "ask", {}, "What the user said by phone.")])
-        ...     state.fact_store.size(), state.insight_store.size(), state.pending, state.spent.calls
+        ...     state.fact_store.size(), state.insight_store.size(), state.pending
         ...     state.flush(timeout=5)
         ...     state.reset()
         1
-        (2, 2, 0, 0)
+        (2, 2, 0)
         0
     """
 
@@ -319,7 +319,7 @@ class MemoryBankState(Session):
             self._choose_counter(settings.token_encoding)
         with self._saving:
             stored = self.database.extent(self.session_id)
-        generation, count, jobs = stored.generation, stored.records, stored.jobs
+        generation, count = stored.generation, stored.records
         if count or settings.scope != "session":  # else there is nothing to search yet
             self._insights.bind(settings.embedding_model)
         is_new = generation != self.generation  # first use, or another process reset the session
@@ -331,8 +331,7 @@ class MemoryBankState(Session):
         if is_new:
             self._task = self.database.get_task(self.session_id)
             self.generation = generation
-        self._insights.begin(settings, llm_client, jobs)
-        self._insights.load(anew=is_new)
+        self._insights.begin(settings, llm_client, stored, anew=is_new)
         self.scope = settings.scope
         self.new_records = []
 
@@ -525,7 +524,7 @@ class MemoryBankState(Session):
             self.run_later("insights", work)
         else:
             work()
-        self._insights.start(bool(records))
+        self._insights.start()
 
     def add(self, records: Sequence[InteractionRecord], *, task: str = "") -> int:
         """Store records that do not come from the transcript, by the same path; return how many were new.
@@ -542,7 +541,7 @@ class MemoryBankState(Session):
             self._store_facts(new, max([self.step_count, *(r.step_id for r in new)]), task, drafts=True)
             if self.insight_store is not None:
                 self._insights.write(new, task)
-                self._insights.start(bool(new))
+                self._insights.start()
             return len(new)
 
     def _store_facts(self, records: Sequence[InteractionRecord], step: int, task: str, drafts: bool) -> None:
@@ -582,11 +581,6 @@ class MemoryBankState(Session):
         return None if self.scope == "session" else WiderScope(self.database, self.session_id, self.scope)
 
     @property
-    def spent(self) -> Spent:
-        """What the session's Observer has cost."""
-        return self._insights.spending.of_session()
-
-    @property
     def note(self) -> str:
         """What a model noted at the latest fold: what was decided, tried, and is left to do; "" for nothing."""
         return self.database.get_note(self.session_id)
@@ -622,7 +616,7 @@ class MemoryBankState(Session):
 
     @property
     def pending(self) -> int:
-        """The number of stored records that have no summary yet."""
+        """The number of stored records that have no summary yet, or wait for the one of the Observer's model."""
         return self._insights.pending
 
     def reset(self) -> None:
@@ -656,7 +650,7 @@ class MemoryBankState(Session):
             self.finish()
         if self.lock.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
             try:
-                if self.insight_store is not None and (self._prepared or self._insights.waiting):
+                if self.insight_store is not None and (self._prepared or self._insights.missing):
                     self._insights.flush(self._task)
             finally:
                 self.lock.release()
@@ -665,7 +659,7 @@ class MemoryBankState(Session):
         return self._insights.wait(until)
 
     def close(self) -> None:
-        """Close the session's own database. What is stored stays stored; what is queued stays queued."""
+        """Close the session's own database. Records that wait for the Observer's model go on waiting."""
         self._insights.stop()
         self.save()
         if self._noting is not None and not self.defer:  # in a service it may still be stored later
@@ -725,7 +719,7 @@ class MemoryBankState(Session):
 
     def _forget(self) -> None:
         super()._forget()
-        self._insights.waiting = {}
+        self._insights.missing = {}
         self.steps = {}
         self.new_records, self._deferred = [], {}
         self._task, self._by_call, self._last = "", None, None

@@ -495,7 +495,7 @@ class Sessions:
         return len(self._kept)
 
     def close(self) -> None:
-        """Close all sessions but not the database; queued jobs stay in it."""
+        """Close all sessions but not the database; records go on waiting in it."""
         with self._lock:
             self._previews.clear()
             kept, self._kept = self._kept, OrderedDict()

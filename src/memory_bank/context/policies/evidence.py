@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
@@ -22,7 +22,7 @@ from memory_bank.plan import Choice, Shown
 from memory_bank.pricing import common_length, growth_that_pays
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.jsontext import parse_output
-from memory_bank.transcript.messages import Interaction, content_text, in_full, read, with_hint
+from memory_bank.transcript.messages import Interaction, content_text, in_full, read, same_objects, with_hint
 from memory_bank.transcript.quoting import Mark, quote_lines
 from memory_bank.transcript.shortening import fit_text, shorten
 from memory_bank.transcript.transcript import View
@@ -159,7 +159,7 @@ def _make_fold(
         number=session.last_fold.number + 1,
         made_for=state.made_for,
         past=past,
-        about=_about(view, past),
+        about=_about(state, view, past),
         count=len(view.history),
         growth=growth,
         tokens=0,
@@ -184,29 +184,34 @@ def _kept_fold(made: Fold, view: View, session: MemoryBankState, state: _Evidenc
 
 def _stored_fold(state: _Evidence, view: View, last: LastFold) -> Fold | None:
     """The newest fold of the session that fits the list; ``last``: its newest of all."""
-    return state.folds.newest(last, state.made_for, len(view.history), partial(_about, view))
+    return state.folds.newest(last, state.made_for, len(view.history), partial(_about, state, view))
 
 
-def _about(view: View, count: int) -> str:
+def _about(state: _Evidence, view: View, count: int) -> str:
     """A digest of the first interactions: their records, and where their calls and results stand."""
+    first = view.history[:count]
+    if state.about and same_objects(first, state.about[0]):
+        return state.about[1]
     digest = blake2b(digest_size=16)
-    for e in view.history[:count]:
+    for e in first:
         apart = (True, False, False) if e.stays else ""
         digest.update(f"{e.trace_ids}{e.stop - e.start}{apart}".encode())
         if len(e.pairs) > 1:
             digest.update(str([(p.call_at, p.result_at) for p in e.pairs]).encode())
-    return digest.hexdigest()
+    state.about = first, digest.hexdigest()
+    return state.about[1]
 
 
 def _turns(excerpts: Excerpts, view: View, past: int) -> list[Turn] | None:
     """The turns in their places, of the first ``past`` interactions, as a fold keeps them."""
     if excerpts.in_place is None:
         return None
-    starts = [e.start for e in view.history[:past]]
+    history = view.history[:past]
+    starts = [e.start for e in history]
     turns: dict[int, list[tuple[int, Change, int]]] = {}
     for position, edit in excerpts.in_place.items():
         at = bisect_right(starts, position) - 1
-        if position < view.history[at].stop:
+        if position < history[at].stop:
             turns.setdefault(at, []).append((position - starts[at], edit.change, edit.tokens))
     return [*turns.items()]
 
@@ -220,24 +225,28 @@ def _choice(
     state: _Evidence,
 ) -> Choice:
     """A fold, and some interactions whole after it, with copies that these only refer to."""
-    body, edits = fold.body, dict(base.edits)
-    for at, messages in body.turns or ():
-        for place, change, tokens in messages:
-            position = view.history[at].start + place
-            edits[position] = Edit(change, edited_message(view.messages[position], change), tokens)
+    body, folded = fold.body, view.history[: fold.past]
+    if state.turns[0] is not body or not same_objects(state.turns[1], folded):
+        edits: dict[int, Edit] = {}
+        for at, messages in body.turns or ():
+            for place, change, tokens in messages:
+                position = folded[at].start + place
+                edits[position] = Edit(change, edited_message(view.messages[position], change), tokens)
+        state.turns = body, folded, edits
     shown, excerpts = state.excerpts
-    turns = [view.history[at] for at, _ in body.turns or ()]
+    turns = [folded[at] for at, _ in body.turns or ()]
+    copies = restored_copies(view, fold.past, session.counter.count_message)
     return replace(
         base,
         text=(with_hint(body.text, in_full(session.record_tool)) + body.note).lstrip("\n"),
         whole=whole,
-        edits={**edits, **restored_copies(view, fold.past, session.counter.count_message)},
+        edits={**base.edits, **state.turns[2], **copies},
         in_place=body.turns is not None,
         may_cost_more=body.gone,
         since=next((e.start for e in view.interactions[fold.past :]), view.tail_start),
         reasons=EvidenceReasons(excerpts, [e.start for e in whole])
         if excerpts is not None and shown == body
-        else Shown(whole, turns, view.history[: fold.past]),
+        else Shown(whole, turns, folded),
     )
 
 
@@ -263,6 +272,9 @@ class _Evidence:
         None,
         None,
     )  # of the fold that was made here last, for the page
+    # the first interactions of a list with their digest, and those of a fold with its edits: as at the next step
+    about: tuple[Sequence[Interaction], str] | None = None
+    turns: tuple[FoldContent | None, Sequence[Interaction], Mapping[int, Edit]] = (None, (), {})
     noted: int = 0  # the number of the latest record that the note is about; 0 where that is not known
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memory_bank.bank.session import MemoryBankState, Session
 from memory_bank.config import MaskingSettings
 from memory_bank.plan import Choice, Shown
@@ -49,7 +47,7 @@ def choose_masking(view: View, session: MemoryBankState, *, settings: MaskingSet
                 cache[trace_id, limit, tool] = masked
             shorter = cache[trace_id, limit, tool]
             if shorter is not None and shorter.tokens < view.tokens_between(position, position + 1):
-                edits[position] = replace(shorter, message=dict(shorter.message))
+                edits[position] = shorter
                 part.append(interaction)
     why = "" if edits else "no older output is longer than the limit"
     return Choice(edits=edits, keep_all=True, unchanged=why, reasons=Shown(view.history, part))

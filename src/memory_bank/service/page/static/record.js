@@ -76,7 +76,7 @@ export class RecordView {
       el("h3", { class: "group" }, "Summary", el("span", { class: "dim" }, r.insight ? `by ${r.insight.source === "extractive" ? "extraction" : r.insight.source.replace(/^llm:/, "")}` : "")),
       r.insight ? el("p", { class: "summary" }, told(r.insight.summary)) : el("p", { class: "empty" }, "There is none (yet)."),
       r.insight?.redo ? el("p", { class: "hint" }, "To be made again: ", told(r.insight.redo)) : "",
-      r.job ? el("p", { class: "hint" }, `It waits for a language model${r.job.attempts ? `, tried ${count(r.job.attempts)} times` : ""}. `, told(r.job.error ?? "")) : "",
+      r.insight && r.insight.attempts !== null ? el("p", { class: "hint" }, `It waits for a language model${r.insight.attempts ? `, tried ${count(r.insight.attempts)} times` : ""}.`) : "",
       el("h3", { class: "group" }, "Asked", r.input === null ? "" : copier("Copy", async () => r.input)), asked,
       el("h3", { class: "group" }, "Answered", el("span", { class: "dim" }, bytes(r.output_bytes)), r.answer === null ? "" : copier("Copy", async () => r.answer), keep),
       this.lines.element,
