@@ -29,6 +29,12 @@ from memory_bank.transcript.turns import ADDED
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
 _ALL: Any = object()
+
+
+class NotSentError(Exception):
+    """Nobody sends the context of a step any more: what it stored stays, and nothing is charged."""
+
+
 Tools = Sequence[object] | None
 OpenState = Callable[..., MemoryBankState]
 M = TypeVar("M")  # a message, in the form of the caller's API
@@ -126,10 +132,12 @@ def _apply(
     whole: frozenset[str] = frozenset(),
     form: Form | None = None,
     recorded_as: tuple[str, str | None] | None = None,
+    sends: Callable[[], bool] | None = None,
 ) -> Applied:
     """The context of a strategy; with ``on_storage_error="pass_through"`` the messages, where the database fails.
 
     ``recorded_as``: the strategy's key and the model under which the step is recorded; None: whoever calls does that.
+    ``sends``: whether the context is sent; asked before the step is charged.
     """
     began = time.perf_counter()
     with session.lock:
@@ -137,6 +145,8 @@ def _apply(
             context, sent = leave(
                 build_context(messages, session, policy, tools, whole), messages, session, form
             )
+            if sends is not None and not sends():
+                raise NotSentError
             before = session.ledger.sent
             charge_step(context, session)
             if recorded_as is not None and isinstance(session, MemoryBankState):
@@ -290,13 +300,14 @@ class MemoryProcessor:
         form: Form | None = None,
         *,
         beside: int = 0,
-        recorded: bool = True,
+        sends: Callable[[], bool] | None = None,
         **step: Unpack[StepOptions],
     ) -> Applied:
         """As ``apply_strategy``; with a ``form``, for chat messages that were read of it, and are sent in it.
 
-        ``beside``: tokens that are sent beside the messages with memory and without. ``recorded``: the step's figures
-        are recorded in the bank; False for a caller that knows more of them.
+        ``beside``: tokens that are sent beside the messages with memory and without. ``sends``, of a caller that
+        records the step itself, says whether the context is sent; it is asked before the step is charged. Raises
+        NotSentError where it is not.
         """
         check_shape(messages)
         session_id, model = step.get("session_id"), step.get("model")
@@ -317,7 +328,8 @@ class MemoryProcessor:
                 session.prefix_cache.take_price(price, model)
             session.ledger.added, session.ledger.beside = step.get("added", 0), beside
             tools, whole = step.get("tools"), step.get("whole", frozenset())
-            applied = _apply(chat, session, policy, tools, whole, form, (key, model) if recorded else None)
+            recorded_as = (key, model) if sends is None else None
+            applied = _apply(chat, session, policy, tools, whole, form, recorded_as, sends)
             plan = session.last_plan
             if plan.view.messages is chat:  # no other thread's step
                 parsed = plan.view.interactions

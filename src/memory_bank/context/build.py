@@ -50,11 +50,13 @@ def build_context(
     policy: Policy,
     tools: Sequence[object] | None = None,
     whole: frozenset[str] = frozenset(),
+    *,
+    stores: bool = True,
 ) -> Context:
     """Build the context of the next model call. ``messages`` are never changed.
 
     ``tools``: those of the call; the context names ``get_record`` only where it is among them. ``whole``: the
-    tools whose interactions stay whole.
+    tools whose interactions stay whole. ``stores``: what is new in the messages is stored.
 
     Raises MessagesError, ConfigError, EmbeddingError, StorageError. Nothing that was stored is lost then, and
     the same call can be made again.
@@ -63,7 +65,8 @@ def build_context(
         session.prepare(policy.bank, policy.llm_client)
         session.record_tool = record_tool(tools)
         view = session.read(messages)
-        session.store(view, insights_later=not policy.reads_insights)
+        if stores:
+            session.store(view, insights_later=not policy.reads_insights)
         if whole or any(session.retained):
             budget = policy.budget and policy.budget(sum(e.tokens for e in view.history))
             view = _with_pins(view, session, budget, whole)

@@ -77,18 +77,16 @@ def test_a_late_step_sends_the_last_context_and_what_is_new(tmp_path, api):
                 assert came.status == 200
                 assert came.header(b"x-memory-status") == b"rebuilt"
                 assert came.header(b"x-memory-reason").endswith(b": " + CONTINUED.encode())
-                sent = server.requests[-1].body[key]
-                before = server.requests[-2].body[key]
+                sent = unmarked(server.requests[-1].body[key])
+                before = unmarked(server.requests[-2].body[key])
                 new = bodies[number][key][len(bodies[number - 1][key]) :]
                 assert sent == [*before, *new]
                 assert len(json.dumps(sent)) < len(json.dumps(bodies[number][key])) / 2
             late.timeout = 60
-        until(lambda: not (late._stuck or late._share(None).is_paused))
+        until(lambda: not late.hanging)
         came = post(p.port, PATHS[api], bodies[4], NAMED)
         assert (came.header(b"x-memory-status"), came.header(b"x-memory-reason")) == (b"rebuilt", None)
-        assert unmarked(server.requests[-1].body[key])[: len(sent)] == unmarked(
-            sent
-        )  # the fold is that of before
+        assert unmarked(server.requests[-1].body[key])[: len(sent)] == sent  # the fold is that of before
         assert server.refused == []
         assert p.service.recorder.drain(60)
         steps = p.ask("/v1/sessions/s/steps").json()["steps"]
@@ -167,7 +165,7 @@ def test_a_late_result_begins_no_session_that_no_client_sent(tmp_path, named):
         assert any("still at work" in line for line in p.lines)
         rebuilder.timeout = 60
         go.set()
-        until(lambda: not rebuilder._stuck)
+        until(lambda: not rebuilder.hanging)
         for body in bodies[4:]:
             came = post(p.port, PATHS["chat"], body, *headers)
             assert came.header(b"x-memory-status") != b"failed"
