@@ -3,7 +3,9 @@
 # make test-long   what takes long: kills, fuzz, many seeds and examples, the browser in full
 # make test-all    both
 # make attack the tests of what an attacker can do, on loopback
+# make check ROOM=transcript   style, types, and the tests of one room: under a minute
 # make lint   style and types
+# make house  the size of the house, and what a request runs through: fails where a figure rises above .ci/house.json
 # make readme the README's commands as written, in an empty environment (asks the package index)
 # make docs   the documentation site, in site/
 # make resolutions   the lowest and the highest versions of the packages, tested (asks the index)
@@ -23,7 +25,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # One thread per process for numerical libraries: the tests use all cores already.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test test-long test-all test-base resolutions attack readme lint docs format screenshots prices wheel hashes \
+.PHONY: demo test test-long test-all test-base resolutions attack readme check lint house docs format screenshots prices wheel hashes \
 	integrations clients clean
 
 demo: $(VENV)/.base
@@ -77,10 +79,16 @@ resolutions:
 readme: $(VENV)/.full
 	$(VENV)/bin/python -m pytest -m installs
 
+check: $(VENV)/.full
+	@$(VENV)/bin/python .ci/check.py $(ROOM)
+
 lint: $(VENV)/.full
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+
+house: $(VENV)/.full
+	@$(VENV)/bin/python .ci/house.py $(HOUSE)
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet

@@ -21,8 +21,8 @@ from benchmarks.harness import command_line
 from benchmarks.training.train import retrain
 
 from memory_bank import __version__
-from memory_bank.cli.audit import APPROXIMATE, check_files, print_figures
-from memory_bank.cli.shared import Stopped, answer, one_line, output_file, print_json, progress, tell
+from memory_bank.cli.audit import APPROXIMATE, check_files
+from memory_bank.cli.shared import Stopped, answer, one_line, output_file, print_json, progress, table, tell
 from memory_bank.errors import ConfigError, MemoryBankError
 
 
@@ -56,7 +56,10 @@ def bench(args: Namespace) -> int:
         return 0
     for suite, own in by_suite(lines).items():
         print(one_line(suite, 100))
-        print_figures("strategy", [(line.label, line) for line in own], own[0].columns)
+        columns = own[0].columns
+        cells = [[one_line(line.label, 60), *(c.cell(line) for c in columns)] for line in own]
+        table(["strategy", *(c.title for c in columns)], cells, range(1, len(columns) + 1), whole=[0])
+        print()
     if any(r.get("counter") == "approximate" for line in lines for r in line.results):
         print(APPROXIMATE)
     print(f"written to {one_line(str(folder), 500)}: results.jsonl, table.md, report.html")

@@ -23,26 +23,14 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
-from memory_bank.audit.copies import (
-    Tally,
-    TextIndex,
-    as_copied,
-    characters_kept,
-    copied_stretches,
-)
+from measuring.copies import Tally, TextIndex, as_copied, characters_kept, copied_stretches
+from measuring.measure import COLUMNS as EVIDENCE_COLUMNS
+from measuring.measure import Figures, half_interval, intervals_of, measure_by, ratio_of_sums, sum_up
+from measuring.pages import PlottedShare
+from measuring.tables import Column
 from memory_bank.audit.costs import Costs
-from memory_bank.audit.measure import COLUMNS as EVIDENCE_COLUMNS
-from memory_bank.audit.measure import (
-    Figures,
-    half_interval,
-    intervals_of,
-    measure_by,
-    ratio_of_sums,
-    sum_up,
-)
-from memory_bank.audit.pages import PlottedShare
+from memory_bank.audit.figures import percent
 from memory_bank.audit.replay import PlayedTurn, play
-from memory_bank.audit.tables import Column, percent
 from memory_bank.audit.text import normalise, parsed_arguments, scalars
 from memory_bank.audit.traces import Trace, content_texts, is_turn
 from memory_bank.transcript import MessageKind, calls_of, kind_of, read
@@ -218,7 +206,7 @@ def prepare(trace: Trace, costs: Costs) -> Callable[[Any], list[ActingRow]]:
 
     def rows(strategy: Any) -> list[ActingRow]:
         found = []
-        for step in play(trace, strategy, ((i, ()) for i in positions)):
+        for step in play(trace, lambda messages: strategy(messages, ()), positions):
             if turn := turns.get(step.position):
                 near = anchor[turn.last_start] + tokens[turn.position] - tokens[turn.last_start]
                 found.append(row(turn, step, costs.total(step.context), tokens[turn.position], near))
@@ -318,7 +306,7 @@ COLUMNS: tuple[Column[Figures], ...] = (
 
 
 def measure_acting(traces: Sequence[Trace], strategies: Sequence[Any], **options: Any) -> list[Any]:
-    """A measurement of each strategy, in their order. See ``memory_bank.audit.measure.measure``."""
+    """A measurement of each strategy, in their order. See ``measuring.measure.measure``."""
     return measure_by(prepare, acting_figures, traces, strategies, **options)
 
 

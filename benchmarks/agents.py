@@ -43,9 +43,9 @@ from typing import Any
 from agents_model import FRAMES, SUMMARISE, TOOLS, Shop, Upstream, run_tool
 from clients import CLIENTS, Run, output_of_client, place_of, serving, version_of
 from harness import about, command_line
+from measuring.measure import PRICE_TABLES
+from measuring.tables import markdown_table
 from memory_bank import MemoryProcessor, load_config
-from memory_bank.audit.costs import PRICE_TABLES
-from memory_bank.audit.tables import markdown_table
 from memory_bank.pricing import cost
 from memory_bank.testing import ScriptedServer
 from memory_bank.transcript import open_counter

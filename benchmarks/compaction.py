@@ -22,23 +22,24 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import astuple
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness import about, command_line
+from measuring.copies import Tally, TextIndex, characters_kept, copied_stretches
+from measuring.measure import intervals_of, ratio, ratio_of_sums
+from measuring.tables import markdown_table
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
-from memory_bank.audit import logs as audit
 from memory_bank.audit.costs import Costs, ScriptedCache, named_counter
+from memory_bank.audit.figures import percent
+from memory_bank.audit.logs import ANSWER, ASSIST, FULL, OWN, Compaction, KeptByOne, compactions_of, kept_by
 from memory_bank.audit.sessions import Client, log_files
-from memory_bank.audit.tables import markdown_table, percent
 from memory_bank.audit.traces import Trace, TraceFiles, read_traces
 from memory_bank.bank.session import NOTE_TOKENS
 from memory_bank.config import Price, ServiceSettings
-from memory_bank.pricing import cost
-from memory_bank.records import Spent
+from memory_bank.pricing import Usage, cost
 from memory_bank.testing import ScriptedModel
 from memory_bank.transcript import ENCODING, MessageKind, content_text, kind_of, read
 from memory_bank.transcript.shortening import fit_text
@@ -78,20 +79,74 @@ def sessions_in(paths: list[Path], every: int, summary: int, client: Client, cos
         yield run if run.client else compacted(run, every, summary, client, costs)
 
 
+class Row(NamedTuple):
+    """What each way to compact kept of the values and of the copied text of a compaction."""
+
+    session: str
+    number: int
+    kept: dict[str, KeptByOne]
+    copied: dict[str, Tally]
+
+
+def measure(compaction: Compaction, costs: Costs, assist: int, answer: int | None) -> Row:
+    """Measure every way on a compaction."""
+    values, stretches = compaction.needed_values(), copied_text(compaction)
+    kept, copied = {}, {}
+    for name, way in compaction.ways(costs, LOCAL, assist, answer).items():
+        messages = way()
+        kept[name] = kept_by(lambda messages=messages: messages, values, costs)  # type: ignore[misc]
+        index = TextIndex()
+        for message in messages:
+            index.add_message(message)
+        copied[name] = characters_kept(stretches, index)
+    return Row(compaction.session.id, compaction.number, kept, copied)
+
+
+def copied_text(compaction: Compaction) -> list[str]:
+    """The stretches that the next calls copy from before the compaction; each once."""
+    source, near = TextIndex(), TextIndex()
+    asked = (MessageKind.SYSTEM, MessageKind.USER)
+    for position, message in enumerate(compaction.history):
+        is_near = kind_of(message) in asked or position >= compaction.tail
+        (near if is_near else source).add_message(message)
+    found: dict[str, None] = {}
+    for message in compaction.after:
+        if kind_of(message) is MessageKind.USER:
+            near.add_message(message)
+        found |= dict.fromkeys(copied_stretches(message, source, near))
+    return list(found)
+
+
+def parts_of(way: str) -> dict[str, Callable[[Sequence[Row]], tuple[float, float]]]:
+    """For each share of a way: what it kept of the compactions of a session, and of how much."""
+
+    def values(rows: Sequence[Row]) -> tuple[float, float]:
+        return sum(r.kept[way].present for r in rows), sum(r.kept[way].needed for r in rows)
+
+    def bound(rows: Sequence[Row]) -> tuple[float, float]:
+        return sum(r.kept[way].bound for r in rows), sum(r.kept[way].needed for r in rows)
+
+    def copied(rows: Sequence[Row]) -> tuple[float, float]:
+        return sum(r.copied[way].has for r in rows), sum(r.copied[way].of for r in rows)
+
+    return {"values": values, "bound": bound, "copied": copied}
+
+
 def print_notes(runs: Iterator[Trace], costs: Costs) -> None:
     """A row a table: the notes of all folds, and the requests of the agent."""
     note = "decided " * 400  # cut to the allowed length
     observer, agent = Price(prompt=0.4, completion=1.6), Price(prompt=2.0, completion=8.0, cached=0.5)
     settings = MemoryBankSettings(
         selection="evidence", embedding_model="lexical", observer_model="gpt-4.1-mini", observer_mode="off",
-        fold_note="observer", observer_prices={"gpt-4.1-mini": observer},
+        fold_note="observer",
     )  # fmt: skip
-    spent, paid, sessions, steps = Spent(), 0.0, 0, 0
+    notes, asked, answered, paid, sessions, steps = 0, 0, 0, 0.0, 0, 0
 
     def reply(messages: list[Any], _model: str) -> dict[str, Any]:
         written = costs.counter.count_text(fit_text(note, NOTE_TOKENS, costs.counter.count_text))
-        usage = {"prompt_tokens": costs.total(messages), "completion_tokens": written}
-        return {"choices": [{"message": {"role": "assistant", "content": note}}], "usage": usage}
+        nonlocal notes, asked, answered
+        notes, asked, answered = notes + 1, asked + costs.total(messages), answered + written
+        return {"choices": [{"message": {"role": "assistant", "content": note}}]}
 
     for run in runs:
         cache = ScriptedCache(costs.counter)
@@ -103,15 +158,14 @@ def print_notes(runs: Iterator[Trace], costs: Costs) -> None:
                 state.flush(60)
                 paid += cost(cache.add(costs.parts(context)), agent)
                 steps += 1
-            spent = Spent(*map(sum, zip(astuple(spent), astuple(state.spent), strict=True)))
         sessions += 1
+    spent = cost(Usage(asked, output=answered), observer)
     lines = [
-        ["notes", f"{spent.calls:,}", f"{spent.prompt_tokens / max(1, spent.calls):,.0f}",
-         f"{spent.completion_tokens / max(1, spent.calls):,.0f}", f"{spent.cost:.3f}"],
+        ["notes", f"{notes:,}", f"{asked / max(1, notes):,.0f}", f"{answered / max(1, notes):,.0f}", f"{spent:.3f}"],
         ["the agent's requests", f"{steps:,}", "", "", f"{paid:.3f}"],
     ]  # fmt: skip
     print(markdown_table([f"{sessions} runs", "calls", "tokens read", "written", "dollars"], lines))
-    share = f"{spent.cost / max(1, spent.calls):.4f} dollars a note, {percent(spent.cost / paid)}% of the requests"
+    share = f"{spent / max(1, notes):.4f} dollars a note, {percent(spent / paid)}% of the requests"
     print(f"\n{share}")
 
 
@@ -144,26 +198,29 @@ def main() -> None:
         print_notes(islice(runs, options.notes), costs)
         return
     for session in sessions_in(options.paths, options.every, options.summary, client, costs):
-        found = audit.measure_compactions(session, (), costs, seen, LOCAL, options.assist, options.answer)
-        rows += [found] if found else []
+        measured = [measure(c, costs, options.assist, options.answer) for c in compactions_of(session, seen)]
+        rows += [measured] if measured else []
     each = [row for own in rows for row in own]
     if not each:
         sys.exit("there is no compaction with calls before and after it")
-    history = sum(row.kept[audit.FULL].tokens for row in each) / len(each)
-    values = sum(row.kept[audit.FULL].values.of for row in each)
+    history = sum(row.kept[FULL].tokens for row in each) / len(each)
+    values = sum(row.kept[FULL].needed for row in each)
     print(
         f"{len(rows)} sessions, {len(each)} compactions of {history:,.0f} tokens on average, {values:,} values\n"
     )
     lines = []
-    for name in (audit.OWN, audit.ASSIST, audit.ANSWER, audit.FULL):
-        figures = audit.figures_of(name, rows)
-        low, high = figures.intervals.get("bound", (float("nan"),) * 2)
-        shares = [percent(x) for x in (figures.values, figures.bound, figures.characters)]
-        lines.append([name, *shares, f"{percent(low)}–{percent(high)}", f"{figures.tokens:,.0f}"])
+    for name in (OWN, ASSIST, ANSWER, FULL):
+        parts = parts_of(name)
+        low, high = intervals_of(rows, parts).get("bound", (float("nan"),) * 2)
+        shares = [percent(ratio_of_sums(map(part, rows))) for part in parts.values()]
+        tokens = ratio(sum(row.kept[name].tokens for row in each), len(each))
+        lines.append([name, *shares, f"{percent(low)}–{percent(high)}", f"{tokens:,.0f}"])
     print(markdown_table(["", "values %", "bound %", "copied %", "bound, 95%", "tokens"], lines))
     print(f"\n{time.perf_counter() - began:,.0f} s")
     if options.json:
-        kept = [row.as_dict() for row in each]
+        kept = [{"session": row.session, "number": row.number,
+                 "kept": {name: k._asdict() for name, k in row.kept.items()},
+                 "copied": {name: c._asdict() for name, c in row.copied.items()}} for row in each]  # fmt: skip
         options.json.write_text(
             json.dumps(about(options=vars(options) | {"paths": None, "json": None}, each=kept))
         )

@@ -26,9 +26,10 @@ from itertools import accumulate
 from pathlib import Path
 
 from harness import DATA, command_line, print_head, print_row, verdict
+from measuring.measure import measure, ratio
+from measuring.strategies import Strategy, parse_strategy
 from memory_bank import Config, load_config
-from memory_bank.audit.measure import StepRow, measure, ratio
-from memory_bank.audit.replay import Strategy, parse_strategy
+from memory_bank.audit.measure import StepRow
 from memory_bank.audit.traces import TraceFiles
 from memory_bank.pricing import Price, Usage, cost
 

@@ -24,8 +24,8 @@ ERb, ERb_old, ratio or hist_ratio differs by more than one point.
 
 from __future__ import annotations
 
-from memory_bank.audit.measure import COLUMNS, Figures, measure
-from memory_bank.audit.pages import OLD_BOUND
+from measuring.measure import COLUMNS, Figures, measure
+from measuring.pages import OLD_BOUND
 from meters import Meter, run
 
 

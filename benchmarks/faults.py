@@ -5,7 +5,7 @@
     python benchmarks/faults.py --part soak [--seconds 600] [--processes 4] [--sessions 16]
 
 In the end of every part each acknowledged record is compared with what the tool said, to the letter; none may be
-there twice or out of order; a worker whose clock is ahead of the dead ones' leases ends all jobs: none may be left,
+there twice or out of order; a worker whose clock is ahead of the dead ones' observes all records: none may be left,
 every record must have its insight; and ``memory-bank bank verify`` must find nothing. Prints a Markdown table; exit
 code 1 when anything is wrong.
 
@@ -126,13 +126,12 @@ OBSERVING = {"slow": "background", "threads": "background"}
 
 STEPS, THREADS = 14, 4
 MODES = ("background", "inline", "slow", "threads", "extractive")
+_OBSERVER = ("observer.taken", "observer.asked", "observer.stored")
 MODES_OF = {"insights.stored": ("inline", "slow")} | dict.fromkeys(
-    ("jobs.leased", "jobs.observed", "jobs.finished"), ("background", "slow", "threads")
+    _OBSERVER, ("background", "slow", "threads")
 )
 """The modes that pass a point, where not every mode does."""
-MOST_PASSES = dict.fromkeys(("jobs.leased", "jobs.observed", "jobs.finished"), 4) | dict.fromkeys(
-    faults.POINTS[:3], 40
-)
+MOST_PASSES = dict.fromkeys(_OBSERVER, 4) | dict.fromkeys(faults.POINTS[:3], 40)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -387,7 +386,10 @@ def kill_workers(run: Run, services: list[Service], kills: int, rng: random.Rand
 
 def kill_services(run: Run, services: list[Service], kills: int, rng: random.Random) -> None:
     """Kill one service after the other, and start it again."""
-    points = [RANDOM, *(p for p in faults.POINTS if run.strategy == "observed" or not p.startswith("jobs."))]
+    points = [
+        RANDOM,
+        *(p for p in faults.POINTS if run.strategy == "observed" or not p.startswith("observer.")),
+    ]
     for n in range(kills):
         service, point = services[n % len(services)], points[n % len(points)]
         if point == RANDOM:
@@ -469,7 +471,7 @@ def agents(where: str, name: str, args: argparse.Namespace, told: int) -> None:
 
 
 def worker(where: str, _told: int) -> None:
-    """A process that works at the jobs of all sessions until it is killed."""
+    """A process that observes the records of all sessions until it is killed."""
     observer = Observer.create(workload.scripted(0.005), workload.settings_for("background"))
     Worker(Database(where), observer, LexicalEmbedder()).run(threading.Event())
 

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from derivable import MODEL, Run, parse_price, priced, run_of
 from harness import DATA, command_line, print_head, print_row, verdict
+from measuring.measure import measure
+from measuring.strategies import parse_strategy
 from memory_bank import load_config
-from memory_bank.audit.measure import measure
-from memory_bank.audit.replay import parse_strategy
 from memory_bank.audit.traces import Trace, TraceFiles, is_turn
 from memory_bank.transcript import calls_of
 from meters import data_name, find

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from harness import DATA, about, command_line, print_head, print_row
+from measuring.pages import PageSection, PlottedShare, figures_page
+from measuring.strategies import Strategy, parse_strategy, with_budgets
+from measuring.tables import Column, markdown_table
 from memory_bank.audit.costs import named_counter
-from memory_bank.audit.pages import PageSection, PlottedShare, figures_page
-from memory_bank.audit.replay import Strategy, parse_strategy, with_budgets
-from memory_bank.audit.tables import Column, markdown_table
 from memory_bank.audit.traces import Trace, TraceFiles, message_texts
 from memory_bank.config import Config, load_config, named_strategies
 from memory_bank.errors import MemoryBankError
@@ -57,7 +57,7 @@ class Meter:
     """A way to measure strategies, and how its figures are shown and compared.
 
     ``evaluate`` runs the reference meter's module on a strategy, a file and a limit; ``compared`` names its figures,
-    shares of 0 to 1, with ours. ``measure`` has the signature of ``memory_bank.audit.measure.measure``.
+    shares of 0 to 1, with ours. ``measure`` has the signature of ``measuring.measure.measure``.
     """
 
     command: str
@@ -160,9 +160,9 @@ def _run(meter: Meter, args: argparse.Namespace) -> int:
     if args.json:
         document = made | {"results": {d: {s: f.as_dict() for s, f in r.items()} for d, r in results.items()}}
         args.json.write_text(json.dumps(document, indent=1))
-    sections = [PageSection(name, list(rows.items()), shares=meter.shares) for name, rows in results.items()]
+    sections = [PageSection(name, list(rows.items()), meter.shares) for name, rows in results.items()]
     if args.html:
-        page = figures_page(meter.title, "", sections, columns=meter.columns)
+        page = figures_page(meter.title, sections, meter.columns)
         args.html.write_text(page, encoding="utf-8")
     if args.svg:
         args.svg.write_text(plot_file(sections[0]), encoding="utf-8")
@@ -174,8 +174,7 @@ def _run(meter: Meter, args: argparse.Namespace) -> int:
 def plot_file(section: PageSection) -> str:
     """The section's first frontier plot as an SVG file, for light and dark, with short names as labels."""
     rows = [(short_name(name), f) for name, f in section.rows]
-    plot = PageSection("", rows, shares=section.shares).plots()[0]
-    return render("plot.svg", plot=plot, style=render("colours.css"))
+    return PageSection("", rows, section.shares).plots(style=render("colours.css"))[0]
 
 
 def short_name(strategy: str) -> str:

@@ -144,7 +144,7 @@ def observer_part(places: dict[str, str], past: int = 1000, blocks: int = 3) -> 
                     growing.step()
                     time.sleep(0.05)
                 if growing.state.flush(120):
-                    raise RuntimeError("the Observer did not end its jobs")
+                    raise RuntimeError("the Observer did not come to an end")
         base = modes["extraction"].figures()[1]
         for name, growing in modes.items():
             median, p95 = growing.figures()

@@ -29,7 +29,7 @@ import sqlalchemy as sa
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.maintenance import verify
-from memory_bank.bank.schema import insights, jobs, records
+from memory_bank.bank.schema import insights, records, waits
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.bank.worker import Worker
 from memory_bank.config import MemoryBankSettings
@@ -178,8 +178,8 @@ class Found:
     lost: int = 0  # acknowledged, and not there or not as it was
     twice: int = 0
     disordered: int = 0  # a session whose records do not lie in the order of its steps
-    stuck: int = 0  # jobs that no worker ends
-    orphaned: int = 0  # jobs for records that are not there
+    stuck: int = 0  # insights that wait for ever
+    orphaned: int = 0  # insights of records that are not there
     unsummarised: int = 0  # records without an insight, or insights without a record
     unsound: int = 0  # what `memory-bank bank verify` finds
 
@@ -226,20 +226,18 @@ def check_bank(database: Database) -> Found:
     """What holds for a bank as a whole once its workers are done, ``memory-bank bank verify`` included."""
     defects = [defect.kind for defect in verify(database)]
 
-    def count(table: Any, without: Any = None) -> int:
-        query = sa.select(sa.func.count()).select_from(table)
-        if without is not None:
-            same = (table.c.session_id == without.c.session_id, table.c.trace_id == without.c.trace_id)
-            query = query.where(~sa.exists().where(*same))
-        with database.read() as c:
-            return c.execute(query).scalar() or 0
+    def count(table: Any, *where: Any) -> int:
+        return database.value(sa.select(sa.func.count()).select_from(table).where(*where)) or 0
 
-    bare = count(records, without=insights) + count(insights, without=records)
-    return Found(orphaned=defects.count("job"), unsound=len(defects), stuck=count(jobs), unsummarised=bare)
+    same = (records.c.session_id == insights.c.session_id, records.c.trace_id == insights.c.trace_id)
+    bare, orphaned = (
+        count(table, ~sa.exists().where(*same).correlate(table)) for table in (records, insights)
+    )
+    return Found(unsound=len(defects), stuck=count(insights, waits), unsummarised=bare, orphaned=orphaned)
 
 
 def check_all(database: Database, acknowledged: Mapping[str, int]) -> Found:
-    """What is wrong with a bank and the sessions of its agents, once all jobs are done."""
+    """What is wrong with a bank and the sessions of its agents, once all its records are observed."""
     found = Found()
     for session, steps in sorted(acknowledged.items()):
         found.add(check_session(database, session, steps))
@@ -249,9 +247,10 @@ def check_all(database: Database, acknowledged: Mapping[str, int]) -> Found:
 
 
 def work_off(database: Database, embedder: Any) -> None:
-    """End all jobs, by a worker whose clock is ahead, so that the leases of the dead have ended."""
+    """Observe all records, by a worker whose clock is ahead, so that the time of dead ones is over."""
     observer = Observer.create(scripted(), settings_for("background"))
     worker = Worker(database, observer, embedder, clock=lambda: time.time() + 3600)
+    worker.draft(every=True)
     worker.run(threading.Event(), once=True)
 
 

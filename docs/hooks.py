@@ -52,7 +52,7 @@ GROUPS = {
 }
 
 MEMBERS = {  # the documented part of classes that have more for the library itself
-    "MemoryBankState": ("open", "pending", "spent", "reset", "flush", "close"),
+    "MemoryBankState": ("open", "pending", "reset", "flush", "close"),
     "Config": ("strategy",),
     "MemoryBankSettings": (),  # on the page of settings
 }

@@ -291,7 +291,7 @@ ALWAYS = {
 OTHERS = {
     "fold_note": "observer", "fold": "thrifty", "layout": "block", "evidence_model": "f", "retrieval_query": "task", "fixed_query": "q",
     "observer_mode": "background", "observer_prompt": "f", "observer_calls_per_day": 1,
-    "observer_prices": {"m": {"prompt": 1, "completion": 1}}, "cache_retention": 9.0, "observer_timeout": 9.0,
+    "cache_retention": 9.0, "observer_timeout": 9.0,
     "summary_timeout": 9.0, "compaction_tokens": 300, "observer_max_chars": 300,
 }  # fmt: skip
 """Values that are not the defaults; 7 for all others."""

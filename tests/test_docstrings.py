@@ -1,10 +1,14 @@
-"""Every public name has an example in its docstring, and all examples of the library are run."""
+"""Every public name has an example in its docstring, all examples run, and names in docstrings and decisions exist."""
 
+import ast
+import builtins
 import doctest
 import importlib
 import importlib.util
 import inspect
 import pkgutil
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,8 +21,8 @@ from tests.chats import call, result, system, user
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 MEMBERS = {  # the public part of classes that have more for the library itself
     "Memory": ("tools", "plan", "context", "call", "search", "record", "records", "reset", "close"),
-    "MemoryBankState": ("open", "fact_store", "insight_store", "add", "pending", "spent", "reset", "flush", "close"),
-    "FactStore": ("store", "store_many", "get", "get_many", "steps", "marks", "mark", "forget", "page", "clear", "size"),
+    "MemoryBankState": ("open", "fact_store", "insight_store", "add", "pending", "reset", "flush", "close"),
+    "FactStore": ("store", "store_many", "get", "get_many", "steps", "forget", "page", "clear", "size"),
     "InsightStore": (
         "add", "add_many", "search", "rank", "get_summary", "get_insight", "get_insights", "trace_ids", "clear",
         "is_empty", "size",
@@ -94,3 +98,58 @@ def test_an_example_runs(test, tmp_path, monkeypatch):
         printed: list[str] = []
         failed, _ = doctest.DocTestRunner(optionflags=OPTIONS).run(test, out=printed.append)
     assert not failed, "".join(printed)
+
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+PAGES = [ROOT / "ARCHITECTURE.md", ROOT / "docs/concepts.md", *sorted((ROOT / "docs/decisions").glob("*.md"))]
+FOREIGN = {  # names of other packages, and ids in examples
+    "AsyncAnthropic", "AsyncOpenAI", "CORSMiddleware", "DataFrame", "DefaultAsyncHttpxClient", "GZipMiddleware",
+    "MemoryBankMiddleware", "MemoryBankPlugin", "Multiprocess", "TrustedHostMiddleware", "_beta_builtin_memory_tool",
+    "all_messages", "bm25s", "call_0001", "call_DdmO9pD3xa9XTPNJ32zg2hcA", "call_model_input_filter",
+    "core", "create_agent", "encode_single_device", "extra_headers", "get_full_steps", "lib", "memory_20250818",
+    "memory_bank__get_record", "pandas", "plugins", "to_input_list", "Origin", "App",
+    "RunConfig", "evbench", "middleware", "TIKTOKEN_CACHE_DIR",
+}  # fmt: skip
+
+
+def docstrings(tree: ast.AST) -> list[ast.Constant]:
+    """The strings that stand by themselves: docstrings, and what describes the name above."""
+    values = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]
+    return [v for v in values if isinstance(v, ast.Constant) and isinstance(v.value, str)]
+
+
+def names_in(text: str, quote: str) -> Iterator[str]:
+    """The words of the names, paths and calls that a text has between such quotes."""
+    for name in re.findall(rf"{quote}([^`\n]+){quote}", text):
+        if re.fullmatch(r"[\w./]+(\(.*\))?", name) and not (ROOT / name).exists():
+            yield from re.findall(r"\b[A-Za-z_]\w{2,}", name.partition("(")[0])
+
+
+def names_of_the_code() -> set[str]:
+    """Every name, and every word of a string that is no docstring, of the package and its data."""
+    words = {word for path in SOURCES for word in path.with_suffix("").parts} | set(dir(builtins))
+    for path in SOURCES:
+        tree = ast.parse(path.read_text())
+        prose = {id(constant) for constant in docstrings(tree)}
+        for node in ast.walk(tree):
+            of_node = [
+                getattr(node, field, None) for field in ("id", "attr", "arg", "name", "asname", "module")
+            ]
+            if isinstance(node, ast.Constant) and id(node) not in prose:
+                value = node.value
+                of_node.append(value.decode("latin-1") if isinstance(value, bytes) else value)
+            words |= {word for text in of_node if isinstance(text, str) for word in re.findall(r"\w+", text)}
+    data = [p for kind in ("toml", "json", "js") for p in (ROOT / "src").rglob(f"*.{kind}")]
+    for path in (*data, *(ROOT / name for name in ("config.toml", "Makefile", "pyproject.toml"))):
+        words |= set(re.findall(r"\w+", path.read_text()))
+    return words
+
+
+def test_names_in_docstrings_and_decisions_exist():
+    code = names_of_the_code() | FOREIGN
+    prose = [(path, "``", d.value) for path in SOURCES for d in docstrings(ast.parse(path.read_text()))]
+    prose += [(path, "`", re.sub(r"^```.*?^```", "", path.read_text(), flags=re.S | re.M)) for path in PAGES]
+    unknown = {(p.relative_to(ROOT), name) for p, quote, text in prose for name in names_in(text, quote)}
+    missing = sorted(f"{path}: {name}" for path, name in unknown if name not in code)
+    assert missing == []

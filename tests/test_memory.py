@@ -295,7 +295,7 @@ def test_every_value_has_a_short_repr(tmp_path):
         values = [
             memory, state, memory.plan, *memory.plan.decisions, memory.plan.choice, memory.plan.view,
             *memory.plan.view.interactions, record, *memory.search("order"), *state.fact_store.page(),
-            state.insight_store.get_insight(record.trace_id), state.fact_store, state.insight_store, state.spent,
+            state.insight_store.get_insight(record.trace_id), state.fact_store, state.insight_store,
             load_config(), *load_config().memory_strategies.values(), MemoryBankSettings(), MemoryProcessor(),
             history, *history.steps, *(o for s in history.steps for o in getattr(s, "observations", ())),
         ]  # fmt: skip

@@ -16,12 +16,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from benchmarks.measuring.strategies import Build, Strategy, configured, parse_strategy
 from pydantic import Field, field_validator
 
 from memory_bank import load_config
 from memory_bank.audit.costs import Costs, ScriptedCache
 from memory_bank.audit.needs import Need, environment_constants
-from memory_bank.audit.replay import Build, Strategy, configured, parse_strategy
 from memory_bank.audit.traces import Trace, TraceFiles
 from memory_bank.config import Amount, AtLeast0, AtLeast1, Name, Seconds, Settings, Share, read_toml
 from memory_bank.errors import ConfigError

@@ -12,10 +12,11 @@ from typing import Any
 
 from benchmarks.experiments.plan import ExperimentPlan
 from benchmarks.experiments.run import rows_in
+from benchmarks.measuring.measure import COLUMNS, Figures, figures_of, old_bound, ratio
+from benchmarks.measuring.pages import OLD_BOUND, PlotPoint, drawn, plot_of
+from benchmarks.measuring.tables import Column, markdown_table, milliseconds, whole
 
-from memory_bank.audit.measure import COLUMNS, Figures, figures_of, old_bound, ratio
-from memory_bank.audit.pages import OLD_BOUND, PlotPoint, plot_of
-from memory_bank.audit.tables import Column, markdown_table, milliseconds, money, percent, whole
+from memory_bank.audit.figures import money, percent
 from memory_bank.pages import render
 
 
@@ -166,7 +167,7 @@ def render_report(
         suites=[
             {
                 "name": suite,
-                "plot": _plot(own),
+                "plot": drawn(_plot(own)),
                 "columns": own[0].columns,
                 "lines": [_line_part(numbers[id(line)], line) for line in own],
             }

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.experiments.plan import Experiment, ExperimentPlan, Unit, bill, gated
+from benchmarks.measuring.strategies import given_needs
+from benchmarks.measuring.tasks import ProgressReport, run_tasks
 
 from memory_bank.audit.costs import Costs, named_counter
 from memory_bank.audit.measure import NeedResult, StepRow, measure_trace
 from memory_bank.audit.needs import NeedyTurn, needs_of
-from memory_bank.audit.processes import ProgressReport, run_tasks
 from memory_bank.audit.traces import Trace
 from memory_bank.errors import ConfigError
 
@@ -61,7 +62,7 @@ def do_unit(unit: Unit) -> dict[str, Any]:
         ]
     _, costs, turns = _latest[0]
     with gated(unit, costs) as (build, contexts):
-        rows = measure_trace(unit.case, turns, build, costs)
+        rows = measure_trace(unit.case, turns, given_needs(build, turns), costs)
     paid, cached = bill(unit, contexts, costs)
     result = {"rows": rows, "cached": cached, "counter": costs.counter.name, "bill": paid}
     return {"unit": unit.id, **unit.place, **result}

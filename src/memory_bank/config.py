@@ -199,10 +199,9 @@ class Price(Settings):
 
 
 class ToolSettings(Settings):
-    """What is known of a tool: whether its calls change something, and whether contexts always or never show them."""
+    """What is known of a tool: whether its calls change something."""
 
     effect: Literal["read", "write"] | None = None
-    retain: Literal["always", "never"] | None = None
 
 
 class NoStrategySettings(Settings):
@@ -233,7 +232,7 @@ _OF_EVIDENCE = (
 )  # fmt: skip
 _OF_OBSERVER = (
     "observer_mode", "observer_prompt", "observer_min_chars", "observer_max_chars", "observer_concurrency",
-    "observer_timeout", "observer_attempts", "observer_calls_per_day", "observer_prices", "fold_note",
+    "observer_timeout", "observer_attempts", "observer_calls_per_day", "fold_note",
 )  # fmt: skip
 
 
@@ -275,7 +274,7 @@ class MemoryBankSettings(Settings):
     shorten_last: AtLeast0 = 0
     """Evidence: outputs of the last interaction with more characters are shortened by their structure; 0: never."""
     tools: dict[str, ToolSettings] = {}
-    """By tool: whether its calls change something (effect); whether contexts always or never show them (retain)."""
+    """Evidence, by tool: whether its calls change something (effect)."""
     evidence_model: str | None = None
     """Evidence: another model file, as `python -m benchmarks train` writes it."""
     top_k: AtLeast0 = 3
@@ -312,8 +311,6 @@ class MemoryBankSettings(Settings):
     """In the background: attempts before the extractive summary is kept."""
     observer_calls_per_day: AtLeast0 | None = None
     """Most calls of the Observer's model on a day (UTC), of the whole bank; beyond it summaries are extractive."""
-    observer_prices: dict[str, Price] = {}
-    """Price of a million tokens by model, such as { "gpt-4.1-mini" = { prompt = 0.4, completion = 1.6 } }."""
     token_encoding: Name = "o200k_base"
     """The tiktoken encoding that counts; "approximate" needs no vocabulary."""
 
@@ -434,7 +431,7 @@ class ServiceSettings(Settings):
     log_format: Literal["text", "json"] = "text"
     """Format of the log."""
     shutdown_timeout: Annotated[Float, Field(ge=0, le=600)] = 10.0
-    """Seconds that open requests and jobs have at shutdown; jobs that are left stay in the database."""
+    """Seconds that open requests and calls of the Observer have at shutdown; records that are left go on waiting."""
 
     @field_validator("redact")
     @classmethod

@@ -144,12 +144,10 @@ class Memory(Closing):
         Example:
             >>> answer = client.chat.completions.create(model="gpt-4.1-mini", messages=memory.context(messages))
         """
-        return self._processor.apply_strategy(
-            messages,
-            llm_client=self._llm_client,
-            model=self._model,
-            tools=self._tools if tools is None else tools,
-        )[0]
+        tools = self._tools if tools is None else tools
+        return self._processor.rebuild(
+            messages, llm_client=self._llm_client, model=self._model, tools=tools
+        ).sent
 
     acontext = _in_thread(context)
     """As ``context``, for asyncio."""

@@ -233,10 +233,6 @@ class Plan:
             return Fate.KEPT, None, f"the messages went through unchanged: {self.why_unchanged}"
         if interaction.stays:
             return Fate.KEPT, None, f"its pairs are broken ({interaction.fault}): passed through as it came"
-        if interaction.start in self.view.pinned:
-            return Fate.KEPT, None, "it is pinned, or its tool is always retained"
-        if interaction.start in self.view.hidden:
-            return Fate.LEFT_OUT, None, "it is excluded or forgotten, or its tool is never retained"
         return self.choice.reasons.decide(interaction)
 
     def figures(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -34,7 +35,7 @@ MISSES = 3
 
 A provider that caches may miss the first repetition of a prefix, and some later ones."""
 RETRY_AFTER = 50
-"""Answers after which a cache is assumed again; twice as many after each further time that there is none."""
+"""Answers after which a cache is assumed again."""
 LEAST_GROWTH, MOST_GROWTH = 2_000, 32_000
 """Bounds of ``growth_that_pays`` in tokens, where there is a prefix cache."""
 _USUAL_PRICE = Price(prompt=1.0, completion=5.0, cached=0.1)
@@ -328,9 +329,8 @@ class PrefixCache:
     """What a provider charges for a prefix that it has seen, and what it was sent last. Thread-safe.
 
     ``ratios`` are 0.1 and 1 until ``take_price`` is called, and 1 and 1 while the provider reports that nothing is
-    cached; ``told`` is what it reported, which a bank keeps with the session.
-    As no prefix stands in a session that folds at every step, a
-    cache is assumed again after RETRY_AFTER answers, or at the first answer with cached tokens.
+    cached; ``told`` is what it reported, which a bank keeps with the session. As no prefix stands in a session that
+    folds at every step, a cache is assumed again after RETRY_AFTER answers, or at the first with cached tokens.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -340,11 +340,7 @@ class PrefixCache:
         self._ratios = _USUAL
         self._last: SentContext | None = None
         self._counted = self._grown = (0, 0)  # tokens as memory and as the provider count them
-        self._forget()
-
-    def _forget(self, pause: int = RETRY_AFTER) -> None:
-        """Assume a cache. Once answers have shown that there is none, ``pause`` others pass until the next time."""
-        self._misses, self._pause, self._paused = 0, pause, 0
+        self._misses = 0
 
     @property
     def ratios(self) -> Ratios:
@@ -367,8 +363,7 @@ class PrefixCache:
         with self._lock:
             self._ratios = ratios
             if model != self._model:
-                self._model = model
-                self._forget()
+                self._model, self._misses = model, 0
 
     def send(
         self, messages: Sequence[object], model: str, count: Callable[[object], int], retention: float
@@ -405,13 +400,9 @@ class PrefixCache:
         Prefixes shorter than LEAST_STANDING say nothing; report 0 for one that was not sent recently.
         """
         with self._lock:
-            if cached:
-                self._forget()
-            elif self._misses >= MISSES:
-                self._paused += 1
-                if self._paused >= self._pause:
-                    self._forget(2 * self._pause)
-            elif cached is not None and standing >= LEAST_STANDING:
+            if cached or self._misses >= MISSES + RETRY_AFTER - 1:
+                self._misses = 0
+            elif self._misses >= MISSES or (cached is not None and standing >= LEAST_STANDING):
                 self._misses += 1
 
     def ratio(self, sent: SentContext, tokens: int, reported: int, *, whole: bool) -> float:
@@ -433,20 +424,22 @@ class PrefixCache:
     def told(self) -> str | None:
         """What was reported of the model's cache, as JSON; None where that is as at the beginning."""
         with self._lock:
-            counts = self._misses, self._pause, self._paused
-            return None if counts == (0, RETRY_AFTER, 0) else json.dumps([self._model[:NAMED], *counts])
+            return json.dumps([self._model[:NAMED], self._misses]) if self._misses else None
 
     def tell(self, told: str | None) -> None:
         """Take what another process was told; nothing of another model."""
-        model, *counts = json.loads(told) if told else (self._model[:NAMED], 0, RETRY_AFTER, 0)
+        model, misses, *_ = json.loads(told) if told else (self._model[:NAMED], 0)
         with self._lock:
             if model == self._model[:NAMED]:
-                self._misses, self._pause, self._paused = counts
+                self._misses = misses
 
 
 def common_length(before: Sequence[object], now: Sequence[object]) -> int:
-    """Return the number of messages with which both lists begin."""
-    for position, (old, new) in enumerate(zip(before, now, strict=False)):
-        if old is not new and old != new:
-            return position
-    return min(len(before), len(now))
+    """Return the number of messages with which both lists begin; those that cannot be compared differ."""
+    shorter, position = min(len(before), len(now)), 0
+    with suppress(Exception):  # too deep, or foreign objects that refuse to be compared
+        if before[:shorter] == now[:shorter]:
+            return shorter
+        while before[position] is now[position] or before[position] == now[position]:
+            position += 1
+    return position

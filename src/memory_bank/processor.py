@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
+from typing import Any, NamedTuple, TypeVar
 
+from memory_bank.bank.database import Database
 from memory_bank.bank.session import MemoryBankState, Session
 from memory_bank.bank.steps import StepFigures, StepToStore, add_steps
 from memory_bank.config import Config, MemoryBankSettings, as_settings, load_config
@@ -22,7 +23,7 @@ from memory_bank.plan import NO_PLAN, Context, Form
 from memory_bank.ports import LLMClient
 from memory_bank.pricing import common_length, known_price
 from memory_bank.transcript.anthropic import from_anthropic, is_anthropic, thinking_in
-from memory_bank.transcript.messages import Interaction, check_messages, check_shape, read, same_objects
+from memory_bank.transcript.messages import check_messages, check_shape, read, same_objects
 from memory_bank.transcript.pairing import repeated_calls
 from memory_bank.transcript.turns import ADDED
 
@@ -40,22 +41,13 @@ OpenState = Callable[..., MemoryBankState]
 M = TypeVar("M")  # a message, in the form of the caller's API
 
 
-class StepOptions(TypedDict, total=False):
-    """What else is known of a step, as ``MemoryProcessor.apply_strategy`` takes it."""
-
-    session_id: str | None
-    model: str | None
-    tools: Tools
-    whole: frozenset[str]
-    added: int
-
-
 class Applied(NamedTuple):
-    """What is sent, its tokens, and the same as chat messages: a Context where a strategy made one."""
+    """What is sent, its tokens, the same as chat messages (a Context where a strategy made one), and what came."""
 
     sent: list[Any]
     tokens: int
     context: list[Any]
+    messages: Sequence[Any]
 
 
 def apply_memory_bank_strategy(
@@ -107,21 +99,8 @@ def apply_memory_bank_strategy(
             )
     else:
         chosen = as_settings(settings)
-    check_shape(messages)
-    chat, form = _form_of(messages)
     policy = policy_of(chosen, llm_client)
-    return _apply(chat, state, policy, tools, form=form, recorded_as=(chosen.type, None))[:2]
-
-
-def _form_of(messages: Any) -> tuple[Any, Form | None]:
-    """The chat messages of a list, and its form where it is of Anthropic's Messages API."""
-    if not is_anthropic(messages):
-        return messages, None
-    thinking = thinking_in(messages)
-    source = from_anthropic(messages, thinking=thinking)
-    return [*source.messages], Form(
-        source, lambda written: from_anthropic(written).messages, thinking=thinking
-    )
+    return _apply(messages, state, policy, tools, recorded_as=(chosen.type, None))[:2]
 
 
 def _apply(
@@ -129,30 +108,49 @@ def _apply(
     session: Session,
     policy: Policy,
     tools: Tools,
-    whole: frozenset[str] = frozenset(),
     form: Form | None = None,
     recorded_as: tuple[str, str | None] | None = None,
     sends: Callable[[], bool] | None = None,
 ) -> Applied:
     """The context of a strategy; with ``on_storage_error="pass_through"`` the messages, where the database fails.
 
+    ``form``: that in which the context leaves; None: as the messages came, also those of Anthropic's Messages API.
     ``recorded_as``: the strategy's key and the model under which the step is recorded; None: whoever calls does that.
     ``sends``: whether the context is sent; asked before the step is charged.
     """
     began = time.perf_counter()
+    check_shape(messages)
+    if form is None and is_anthropic(messages):
+        thinking = thinking_in(messages)
+        source = from_anthropic(messages, thinking=thinking)
+        messages = [*source.messages]
+        form = Form(source, lambda written: from_anthropic(written).messages, thinking=thinking)
     with session.lock:
         try:
-            context, sent = leave(
-                build_context(messages, session, policy, tools, whole), messages, session, form
-            )
+            context, sent = leave(build_context(messages, session, policy, tools), messages, session, form)
             if sends is not None and not sends():
                 raise NotSentError
             before = session.ledger.sent
             charge_step(context, session)
-            if recorded_as is not None and isinstance(session, MemoryBankState):
-                digests = before, session.ledger.sent
-                record = partial(_record_step, session, context, messages, *digests, *recorded_as, began)
-                session.run_later("step", record)
+            if recorded_as and isinstance(session, MemoryBankState) and not session.database.in_memory:
+                changed_at, changed = change_since(before, session.ledger.sent, context)
+                strategy, model = recorded_as
+                figures = StepFigures(
+                    session_id=session.session_id,
+                    created=time.time(),
+                    full_tokens=context.plan.full_tokens,
+                    tokens=context.plan.tokens,
+                    messages=len(messages),
+                    records=len(session.steps),
+                    status="unchanged" if same_objects(context, messages) else "rebuilt",
+                    strategy=strategy,
+                    milliseconds=1000 * (time.perf_counter() - began),
+                    changed_at=changed_at,
+                    changed=changed,
+                    model=model,
+                    untold="the program sends its requests itself",
+                )
+                session.run_later("step", partial(_record_step, session.database, figures))
         except StorageError as e:
             if not isinstance(session, MemoryBankState) or not policy.bank:
                 raise
@@ -163,45 +161,13 @@ def _apply(
             log.warning("the messages go through unchanged: %s", e)
             passed = list(check_messages(messages))
             tokens = sum(map(session.counter.count_message, passed))
-            return Applied(passed if form is None else list(form.source.source), tokens, passed)
-    return Applied(context if form is None else list(sent), context.plan.tokens, context)
+            return Applied(passed if form is None else list(form.source.source), tokens, passed, messages)
+    return Applied(context if form is None else list(sent), context.plan.tokens, context, messages)
 
 
-def _record_step(
-    session: MemoryBankState,
-    context: Context,
-    messages: Sequence[object],
-    before: Sequence[bytes],
-    sent: Sequence[bytes],
-    strategy: str,
-    model: str | None,
-    began: float,
-) -> None:
-    """Record a step's figures in a bank that others can read; nothing happens where the database fails.
-
-    ``before``, ``sent``: the digests of the messages of the context before, and of this one.
-    """
-    if session.database.in_memory:
-        return
-    changed_at, changed = change_since(before, sent, context)
-    plan = context.plan
-    figures = StepFigures(
-        session_id=session.session_id,
-        created=time.time(),
-        full_tokens=plan.full_tokens,
-        tokens=plan.tokens,
-        messages=len(messages),
-        records=len(session.steps),
-        status="unchanged" if same_objects(context, messages) else "rebuilt",
-        strategy=strategy,
-        milliseconds=1000 * (time.perf_counter() - began),
-        changed_at=changed_at,
-        changed=changed,
-        model=model,
-        untold="the program sends its requests itself",
-    )
+def _record_step(database: Database, figures: StepFigures) -> None:
     try:
-        add_steps(session.database, [StepToStore(figures)])
+        add_steps(database, [StepToStore(figures)])
     except StorageError as e:
         log.debug("a step could not be recorded: %s", e)
 
@@ -272,7 +238,6 @@ class MemoryProcessor:
         session_id: str | None = None,
         model: str | None = None,
         tools: Tools = None,
-        whole: frozenset[str] = frozenset(),
         added: int = 0,
     ) -> tuple[list[M], int]:
         """``(messages, token_count)`` of the strategy under ``memory_key``, by default the configured one.
@@ -280,15 +245,14 @@ class MemoryProcessor:
         ``input_token_count``: the caller's count of the messages; "no_strategy" returns it instead of counting.
         ``model``: that the context is for. Its price in the configuration, or else in the list that ships, or else
         its name, tells what its provider charges for a cached prefix, and so how often the history is folded.
-        ``tools``: those of the model call; the context names ``get_record`` only where it is among them. ``whole``:
-        names of tools whose calls and results stay whole. ``added``: tokens that memory adds to the request beside
-        the messages, such as its tools.
+        ``tools``: those of the model call; the context names ``get_record`` only where it is among them. ``added``:
+        tokens that memory adds to the request beside the messages, such as its tools.
         Raises UnknownStrategyError, MessagesError, what the strategy raises, and with ``loop_detection`` "raise"
         LoopDetectedError, after the strategy has stored what is new.
         """
         return self.rebuild(
             messages, memory_key, input_token_count, llm_client,
-            session_id=session_id, model=model, tools=tools, whole=whole, added=added,
+            session_id=session_id, model=model, tools=tools, added=added,
         )[:2]  # fmt: skip
 
     def rebuild(
@@ -299,9 +263,12 @@ class MemoryProcessor:
         llm_client: LLMClient | None = None,
         form: Form | None = None,
         *,
+        session_id: str | None = None,
+        model: str | None = None,
+        tools: Tools = None,
+        added: int = 0,
         beside: int = 0,
         sends: Callable[[], bool] | None = None,
-        **step: Unpack[StepOptions],
     ) -> Applied:
         """As ``apply_strategy``; with a ``form``, for chat messages that were read of it, and are sent in it.
 
@@ -309,39 +276,27 @@ class MemoryProcessor:
         records the step itself, says whether the context is sent; it is asked before the step is charged. Raises
         NotSentError where it is not.
         """
-        check_shape(messages)
-        session_id, model = step.get("session_id"), step.get("model")
-        chat: Any = messages
-        if form is None:
-            chat, form = _form_of(messages)
         key = memory_key or self.config.default_strategy
         settings = self.config.strategy(key)
-        parsed = None
+        policy = policy_of(settings, llm_client)
+        session = self._session(key, session_id, stored=policy.bank is not None)
+        if model:
+            price, _ = known_price(self.config.prices, model) or (None, "")
+            session.prefix_cache.take_price(price, model)
+        session.ledger.added, session.ledger.beside = added, beside
+        recorded_as = (key, model) if sends is None else None
+        applied = _apply(messages, session, policy, tools, form, recorded_as, sends)
         if settings.type == "no_strategy" and input_token_count is not None:
-            passed, session = list(chat), self.state(key, session_id)
-            applied = Applied(passed if form is None else list(form.source.source), input_token_count, passed)
-        else:
-            policy = policy_of(settings, llm_client)
-            session = self._session(key, session_id, stored=policy.bank is not None)
-            if model:
-                price, _ = known_price(self.config.prices, model) or (None, "")
-                session.prefix_cache.take_price(price, model)
-            session.ledger.added, session.ledger.beside = step.get("added", 0), beside
-            tools, whole = step.get("tools"), step.get("whole", frozenset())
-            recorded_as = (key, model) if sends is None else None
-            applied = _apply(chat, session, policy, tools, whole, form, recorded_as, sends)
-            plan = session.last_plan
-            if plan.view.messages is chat:  # no other thread's step
-                parsed = plan.view.interactions
-        if self.config.loop_detection == "warn" and session is not None:
-            session.run_later("loops", partial(self._check_loops, chat, parsed))
+            applied = applied._replace(tokens=input_token_count)
+        if self.config.loop_detection == "warn":
+            session.run_later("loops", partial(self._check_loops, applied.messages))
         elif self.config.loop_detection != "off":
-            self._check_loops(chat, parsed)
+            self._check_loops(applied.messages)
         return applied
 
-    def _check_loops(self, messages: Sequence[Any], parsed: Sequence[Interaction] | None) -> None:
+    def _check_loops(self, messages: Sequence[Any]) -> None:
         threshold = self.config.loop_threshold
-        calls = repeated_calls(messages, threshold, parsed)
+        calls = repeated_calls(messages, threshold)
         if not calls:
             return
         tools = ", ".join(dict.fromkeys(c["tool_name"] for c in calls))

@@ -7,7 +7,7 @@ import reprlib
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 NAMESPACE_END = "␟"
@@ -105,25 +105,6 @@ class Hit(NamedTuple):
     session_id: str | None = None
     why: str = ""
     newer: tuple[str | None, str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """Model calls, tokens as the model reported them, and their cost by the configured prices."""
-
-    calls: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cost: float = 0.0
-
-    @property
-    def tokens(self) -> int:
-        """Both kinds of tokens."""
-        return self.prompt_tokens + self.completion_tokens
-
-    def less(self, other: Spent) -> Spent:
-        """This amount less another one."""
-        return Spent(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 def content_key(*parts: str | bytes) -> bytes:

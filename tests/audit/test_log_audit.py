@@ -6,7 +6,6 @@ import re
 import pytest
 import typer
 from tests.audit.logged import (
-    COPIED,
     NEEDED,
     SOURCE,
     SUMMARY,
@@ -18,7 +17,6 @@ from tests.audit.logged import (
 from tests.chats import rounds, user
 from typer.testing import CliRunner
 
-from memory_bank.audit.copies import Tally
 from memory_bank.audit.costs import Costs, named_counter
 from memory_bank.audit.logs import (
     ANSWER,
@@ -26,17 +24,15 @@ from memory_bank.audit.logs import (
     FULL,
     OWN,
     audit_logs,
+    compactions_of,
     count_rereads,
     file_read,
-    measure_compactions,
+    kept_by,
 )
-from memory_bank.audit.replay import parse_strategy
 from memory_bank.audit.sessions import read_claude_code
 from memory_bank.audit.traces import TraceFiles
 from memory_bank.cli.audit import audit as verb
 from memory_bank.config import Config
-
-TOYS = "tests.audit.toys:"
 
 
 @pytest.fixture
@@ -50,49 +46,53 @@ def costs():
     return Costs(named_counter("approximate"))
 
 
-def measured(config, costs, lines, *strategies):
+def measured(costs, lines, bank=None, assist=0):
+    """For each compaction of a session: what each way keeps."""
     [session] = read_claude_code(lines, "x")
-    return measure_compactions(session, [parse_strategy(s, config) for s in strategies], costs, set())
+    return [
+        {name: kept_by(way, c.needed_values(), costs) for name, way in c.ways(costs, bank, assist).items()}
+        for c in compactions_of(session, set())
+    ]
 
 
-def test_a_compaction_by_hand(config, costs):
-    [row] = measured(config, costs, claude_code_lines(), "full", f"{TOYS}keep_last", f"{TOYS}raises", "bank")
-    own, full, last = row.kept[OWN], row.kept["full"], row.kept[f"{TOYS}keep_last"]
+def test_a_compaction_by_hand(costs):
+    [kept] = measured(costs, claude_code_lines())
     # The next calls take the account and copy its line, which also holds "169.75" and "entry_13".
-    assert full.values.has == full.values.of >= 1
-    assert full.characters == Tally(len(COPIED), len(COPIED))
-    assert own.values == Tally(1, full.values.of)
-    assert own.characters == Tally(0, len(COPIED))
-    assert own.tokens == costs.of({"role": "user", "content": SUMMARY})
-    assert (last.values.has, last.tokens) == (0, 0)  # the last interaction is nobody's memory
-    assert (row.kept[f"{TOYS}raises"].failed, row.kept[f"{TOYS}raises"].values.has) == (True, 0)
-    assert not row.kept["bank"].failed
+    assert kept[FULL].bound == kept[FULL].present == kept[FULL].needed >= 1
+    assert kept[OWN].present == 1
+    assert kept[OWN].tokens == costs.of({"role": "user", "content": SUMMARY})
+    assert not kept[ANSWER].failed
+
+    def raises():
+        raise RuntimeError
+
+    assert kept_by(raises, [], costs).failed
 
 
-def test_what_a_user_or_the_last_interaction_shows_is_no_need(config, costs):
+def test_what_a_user_or_the_last_interaction_shows_is_no_need(costs):
     shown = ClaudeCode().user(f"Check {NEEDED}.")
     shown.lines += claude_code_lines()[2:]
-    [row] = measured(config, costs, shown.lines)
+    [row] = measured(costs, shown.lines)
     assert NEEDED in str(shown.lines[1])
-    [first] = measured(config, costs, claude_code_lines())
-    assert row.kept[OWN].values.of == first.kept[OWN].values.of - 1
+    [first] = measured(costs, claude_code_lines())
+    assert row[OWN].needed == first[OWN].needed - 1
     late = ClaudeCode().user("Go").call("a", "Bash", "x", command="ls")
     late.call("b", "Bash", f"see {NEEDED}", command="ls -l")
     late.compact("…").call("c", "Bash", "ok", command=f"ledger {NEEDED}")
-    assert measured(config, costs, late.lines)[0].kept[OWN].values.of == 0
+    assert measured(costs, late.lines)[0][OWN].needed == 0
 
 
-def test_a_compaction_without_calls_around_it_is_not_measured(config, costs):
+def test_a_compaction_without_calls_around_it_is_not_measured(costs):
     first, last = ClaudeCode().user("Go").compact("…"), ClaudeCode().user("Go")
     first.call("a", "Bash", "x", command="ls")
     last.call("a", "Bash", "x", command="ls").compact("…")
-    assert [measured(config, costs, log.lines) for log in (first, last)] == [[], []]
+    assert [measured(costs, log.lines) for log in (first, last)] == [[], []]
 
 
-def test_a_resumed_session_counts_its_compactions_once(tmp_path, config):
+def test_a_resumed_session_counts_its_compactions_once(tmp_path):
     files = [write_lines(tmp_path / f"{n}.jsonl", claude_code_lines()) for n in range(2)]
     read = TraceFiles(files, print)
-    report = audit_logs(read, list(read), [], counter="approximate")
+    report = audit_logs(read, list(read), counter="approximate")
     assert (report.compactions, len(report.each)) == (2, 1)
 
 
@@ -158,15 +158,15 @@ def test_the_verb_says_it_in_plain_words_and_prints_no_contents(cli, tmp_path):
 
 def test_the_verb_as_json(cli, tmp_path):
     file = write_lines(tmp_path / "claude.jsonl", claude_code_lines(" ".join([SUMMARY] * 20)))
-    done = cli(file, "--json", "--strategy", "full", "--strategy", "memory_bank")
+    done = cli(file, "--json")
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
-    assert [f["name"] for f in report["figures"]] == [OWN, ASSIST, ANSWER, "full", "memory_bank"]
-    own, _, _, full, bank = report["figures"]
-    assert full["values"] == full["characters"] == 1
+    assert [f["name"] for f in report["figures"]] == [OWN, ASSIST, ANSWER]
+    own, assist, answer = report["figures"]
     assert own["values"] < 1
-    assert 0 < bank["tokens"] <= 1.5 * own["tokens"]
-    assert bank["failures"] == 0
+    assert own["values"] <= assist["values"]
+    assert 0 < answer["tokens"] <= 1.5 * own["tokens"]
+    assert answer["failures"] == 0
     assert [report["rereads"][k] for k in ("reads", "again", "after_compaction")] == [2, 1, 1]
     assert report["sentences"][0] == "1 session (1 of Claude Code), 5 calls, 1 compaction."
 
@@ -179,13 +179,6 @@ def test_a_log_without_compactions_is_answered_in_dollars(cli, tmp_path):
     assert done.exit_code == 0, done.output
     assert re.match(r"Without memory the input costs \$[\d.]+,\swith\s\S+\s\$[\d.]+\s\(\d+%\)", done.stdout)
     assert re.search(r"^26 to 50 +1 +\$", done.stdout, re.M)
-
-
-def test_options_for_recorded_runs_are_refused(cli, tmp_path):
-    file = write_lines(tmp_path / "claude.jsonl", claude_code_lines())
-    done = cli(file, "--budget", 100)
-    assert done.exit_code != 0
-    assert "leave them out" in str(done.exception)
 
 
 # what the bank would have kept
@@ -207,23 +200,21 @@ def long_lines(summary=SUMMARY):
 
 
 def test_assist_and_answer_keep_more_than_the_summary_at_their_stated_lengths(config, costs):
-    [session] = read_claude_code(long_lines(" ".join([SUMMARY] * 30)), "x")
-    rows = measure_compactions(session, [], costs, set(), config.strategy("bank"), 400)
-    assert [(row.session, row.number, row.read_again) for row in rows] == [("s-1", 1, 1), ("s-1", 2, 1)]
-    for row in rows:
-        own, assist, answer, full = (row.kept[name] for name in (OWN, ASSIST, ANSWER, FULL))
-        assert own.bound.has < assist.bound.has <= full.bound.has == full.bound.of
-        assert own.bound.has < answer.bound.has
+    rows = measured(costs, long_lines(" ".join([SUMMARY] * 30)), config.strategy("bank"), 400)
+    assert len(rows) == 2
+    for kept in rows:
+        own, assist, answer, full = (kept[name] for name in (OWN, ASSIST, ANSWER, FULL))
+        assert own.bound < assist.bound <= full.bound == full.needed
+        assert own.bound < answer.bound
         assert own.tokens < assist.tokens <= own.tokens + 400 + 10
         assert 0.5 * own.tokens < answer.tokens <= own.tokens
-        assert not any(kept.failed for kept in row.kept.values())
+        assert not any(k.failed for k in kept.values())
 
 
 def test_a_summary_too_short_for_an_answer_and_no_room_beside_it(config, costs):
-    [session] = read_claude_code(claude_code_lines(), "x")
-    [row] = measure_compactions(session, [], costs, set(), config.strategy("bank"), 0)
-    assert row.kept[ANSWER].values.has == 0
-    assert row.kept[ASSIST].values == row.kept[OWN].values
+    [kept] = measured(costs, claude_code_lines(), config.strategy("bank"))
+    assert kept[ANSWER].present == 0
+    assert kept[ASSIST].present == kept[OWN].present
 
 
 def test_the_verb_shows_each_compaction(cli, tmp_path):
@@ -246,6 +237,7 @@ def test_the_verb_shows_each_compaction(cli, tmp_path):
         (1, True),
         (2, True),
     ]
+    assert [(row["session"], row["read_again"]) for row in report["each"]] == [("s-1", 1), ("s-1", 1)]
     recorded = tmp_path / "run.jsonl"
     recorded.write_text(json.dumps({"id": "r", "messages": [user("hi"), *rounds(2)]}) + "\n")
     refused = cli(recorded, "--each")

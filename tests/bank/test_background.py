@@ -1,7 +1,6 @@
 """Observing in the background, end to end: steps return at once, summaries come later, budgets hold."""
 
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from tests.contracts.stores import to_redo, together
 
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.bank.worker import Worker
-from memory_bank.config import Price
 from memory_bank.models.lexical import LexicalEmbedder
 from memory_bank.models.observer import Observer
 from memory_bank.testing import ScriptedModel
@@ -83,8 +81,7 @@ def test_what_was_pending_when_a_process_ended_is_observed_by_another(bank_url, 
     with MemoryBankState.open(bank_url, "s", "lexical") as second:
         assert second.pending == 3
         observer = Observer.create(ScriptedModel(lambda _m, _n: "later"), SETTINGS)
-        worker = Worker(second.database, observer, LexicalEmbedder(), clock=lambda: time.time() + 3600)
-        worker.run(threading.Event(), once=True)  # after the leases of the first have ended
+        Worker(second.database, observer, LexicalEmbedder()).run(threading.Event(), once=True)
         assert second.flush(60) == 0
         assert sources(second) == ["llm:m"] * 3
 
@@ -126,7 +123,6 @@ def test_a_budget_that_is_used_up_leaves_extraction_and_says_so(state, mode):
         update={
             "observer_mode": mode,
             "observer_calls_per_day": 2,
-            "observer_prices": {"m": Price(prompt=10.0, completion=100.0)},
         }
     )
     apply_memory_bank_strategy(messages(5), model, settings, state)
@@ -135,8 +131,6 @@ def test_a_budget_that_is_used_up_leaves_extraction_and_says_so(state, mode):
     assert sources(state) == ["extractive"] * 3 + ["llm:m"] * 2
     reasons = {i.redo for i in to_redo(state.insight_store)}
     assert reasons == {"the Observer's limit is reached (2 calls a day)"}
-    assert (state.spent.calls, state.spent.prompt_tokens, state.spent.completion_tokens) == (2, 200, 40)
-    assert state.spent.cost == pytest.approx(2 * (100 * 10 + 20 * 100) / 1e6)
 
 
 def test_a_budget_of_the_day_holds_for_eight_sessions_at_once(bank_url):
@@ -151,7 +145,6 @@ def test_a_budget_of_the_day_holds_for_eight_sessions_at_once(bank_url):
 
     together(*[lambda s=s: run(s) for s in states])
     assert len(model.calls) == 9
-    assert sum(s.spent.calls for s in states) == 9
     assert sum(sources(s).count("llm:m") for s in states) == 9
     for state in states:
         state.close()

@@ -16,10 +16,12 @@ from tests.postgres import python
 from memory_bank.bank import sqlite as module
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder
+from memory_bank.bank.listing import list_sessions
 from memory_bank.bank.schema import MIGRATIONS, VERSION, folds, schema_version, sessions, steps
 from memory_bank.bank.sqlite import schema_script
-from memory_bank.bank.stores import FactStore
+from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.errors import ConfigError, DatabaseOpenError, DatabaseVersionError, StorageError
+from memory_bank.records import Insight
 
 
 def pragma(database, name):
@@ -114,19 +116,33 @@ def test_the_database_of_another_application(tmp_path, with_alembic):
     assert schema(other) == before
 
 
+OLDER = (  # tables that banks of schema 7 had: the Observer's jobs, and what its calls cost
+    "CREATE TABLE jobs (session_id varchar(255), trace_id varchar(64), attempts integer)",
+    "INSERT INTO jobs VALUES ('s', 'trace-00001', 2)",
+    "CREATE TABLE spending (session_id varchar(255), day varchar(10), model varchar(255), calls integer)",
+    "INSERT INTO spending VALUES ('s', '2026-03-01', 'a', 3), ('s', '2026-03-01', 'b', 4)",
+)
+
+
 @pytest.mark.parametrize("version", list(MIGRATIONS))
 def test_a_bank_of_an_older_version_is_brought_to_this_one(bank_url, version):
     """Two processes open it at once; what it holds stays."""
     database = Database(bank_url)
     database.open_session("s")
-    FactStore(database, "s").store(a_record(1))
+    FactStore(database, "s").store_many([a_record(1), a_record(2)])
+    InsightStore("lexical", database, "s").add_many(
+        [Insight(a_record(n).trace_id, "It is late.") for n in (1, 2)]
+    )
     with database.write() as c:
+        for statement in OLDER:
+            c.exec_driver_sql(statement)
         if version <= "3":
             c.exec_driver_sql("CREATE TABLE models (namespace varchar(64) PRIMARY KEY)")
-        for column in (step for v in MIGRATIONS if v >= version for step in MIGRATIONS[v]):
-            if isinstance(column, str):
-                continue
-            if isinstance(column, sa.Table):
+        added = [
+            step for v in MIGRATIONS if v >= version for step in MIGRATIONS[v] if not isinstance(step, str)
+        ]
+        for column in reversed(added):
+            if isinstance(column, (sa.Table, sa.Index)):
                 column.drop(c)
                 continue
             c.exec_driver_sql(f"ALTER TABLE {column.table} DROP COLUMN {column.name}")
@@ -135,13 +151,14 @@ def test_a_bank_of_an_older_version_is_brought_to_this_one(bank_url, version):
     with ThreadPoolExecutor(2) as pool:
         opened = list(pool.map(Database, [bank_url] * 2))
     for database in opened:
-        assert FactStore(database, "s").size() == 1
+        assert FactStore(database, "s").size() == 2
+        assert [(s.waiting, s.calls, s.insights) for s in list_sessions(database)] == [(1, 7, 2)]
         database.set_session("s", title="Named")
         assert database.value(sa.select(sessions.c.title)) == "Named"
         assert database.value(sa.select(schema_version.c.version_num)) == VERSION
         assert database.rows(sa.select(steps)) == database.rows(sa.select(folds)) == []
         with database.read() as c:
-            assert "models" not in database.tables(c)
+            assert database.tables(c).isdisjoint({"models", "jobs", "spending"})
         database.close()
 
 
@@ -219,7 +236,7 @@ def test_session_ids_that_no_database_takes(session_id):
 OPEN = """
 import sys
 from memory_bank.bank.database import Database
-from memory_bank.bank.stores import FactStore
+from memory_bank.bank.stores import FactStore, InsightStore
 from tests.contracts.stores import a_record
 print("ready", flush=True)
 import os, time
@@ -262,7 +279,7 @@ def test_a_kill_while_the_tables_are_created_leaves_nothing(tmp_path):
 STORE = """
 import itertools, sys
 from memory_bank.bank.database import Database
-from memory_bank.bank.stores import FactStore
+from memory_bank.bank.stores import FactStore, InsightStore
 from tests.contracts.stores import a_record
 store = FactStore(Database(sys.argv[1]))
 for n in itertools.count(int(sys.argv[2])):

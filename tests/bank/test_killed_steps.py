@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 from tests.bank.conftest import local
@@ -12,7 +13,6 @@ from tests.chats import rounds, user
 
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.bank.database import Database
-from memory_bank.bank.jobs import JobQueue
 from memory_bank.bank.maintenance import verify
 from memory_bank.bank.worker import Worker
 from memory_bank.models.lexical import LexicalEmbedder
@@ -86,19 +86,18 @@ def test_a_session_that_is_open_makes_what_another_process_left(bank_url, way):
 
 @pytest.mark.parametrize("way", SETTINGS)
 def test_a_worker_makes_what_a_dead_process_left(bank_url, way):
-    dies(bank_url, way, 2, "facts.stored:1")
+    with opened(bank_url, way) as mine:
+        apply(mine, way, 1)
+    dies(bank_url, way, 3, "facts.stored:1")
     database = Database(bank_url)
-    queue = JobQueue(database)
-    assert queue.open_count() == 2
-    if way != "background":  # the step might still be at it
-        assert queue.take("worker", 9, 60.0) == []
-        assert (queue.wait() or 0) > 30
     observer = Observer.create(model(), MemoryBankSettings(observer_model="m", embedding_model="lexical"))
-    worker = Worker(database, observer, LexicalEmbedder(), clock=lambda: 4_000_000_000.0)
-    assert worker.step() == 2
+    worker = Worker(database, observer, LexicalEmbedder())
+    assert worker.draft() == 2
+    worker.run(threading.Event(), once=True)
+    assert worker.open_count() == 0
     with opened(bank_url, "later") as state:
-        apply(state, "later", 2)
-        assert (*sizes(state), state.pending) == (2, 2, 0)
+        apply(state, "later", 3)
+        assert (*sizes(state), state.pending) == (3, 3, 0)
     database.close()
 
 

@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.chats import TEXT
 from tests.contracts.insights import NumbersEmbedder
-from tests.contracts.stores import a_record
+from tests.contracts.stores import a_record, let_wait
 
 from memory_bank.bank import listing as module
 from memory_bank.bank.database import Database
-from memory_bank.bank.jobs import JobQueue
 from memory_bank.bank.listing import (
     PIECE,
     Tokens,
@@ -28,10 +27,10 @@ from memory_bank.bank.listing import (
     session_details,
     whole,
 )
-from memory_bank.bank.schema import sessions, spending, steps
+from memory_bank.bank.schema import calls, sessions, steps
 from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.errors import StorageError
-from memory_bank.records import Insight, InteractionRecord, Spent
+from memory_bank.records import Insight, InteractionRecord
 
 
 class Plain:
@@ -112,14 +111,18 @@ def test_a_line_has_the_figures_of_its_session(database):
     InsightStore(Plain(), database, "full").add_many(
         [Insight(r.trace_id, "s", redo="again" if r.step_id == 1 else None) for r in records[:4]]
     )
-    queue = JobQueue(database, "full")
-    queue.add([r.trace_id for r in records[:2]])
-    job = queue.take("me", 1, 60)[0]
-    queue.give_back("me", job, "no answer", 5.0)
+    let_wait(database, [records[1].trace_id])
+    let_wait(database, [records[0].trace_id], 1, "no answer")
     (full, empty), _ = list_page(database, None, 10)
-    assert (full.records, full.steps, full.insights, full.jobs, full.failing) == (5, 5, 4, 2, 1)
+    assert (full.records, full.steps, full.insights, full.waiting, full.failing) == (5, 5, 4, 2, 1)
     assert full.last_written == records[-1].timestamp
-    assert (empty.records, empty.steps, empty.insights, empty.jobs, empty.last_written) == (0, 0, 0, 0, None)
+    assert (empty.records, empty.steps, empty.insights, empty.waiting, empty.last_written) == (
+        0,
+        0,
+        0,
+        0,
+        None,
+    )
 
 
 def note(database, session_id, number, full, sent):
@@ -131,10 +134,9 @@ def note(database, session_id, number, full, sent):
         c.execute(sa.insert(steps), row)
 
 
-def spend(database, session_id, cost):
-    row = {"session_id": session_id, "day": "2026-01-01", "model": "m", "calls": 1, "prompt_tokens": 10}
+def ask(database, session_id):
     with database.write() as c:
-        c.execute(sa.insert(spending), {**row, "completion_tokens": 2, "cost": cost})
+        c.execute(sa.insert(calls), {"session_id": session_id, "day": "2026-01-01", "calls": 1})
 
 
 def test_figures_of_a_session_and_the_sums_of_a_namespace(database):
@@ -142,7 +144,7 @@ def test_figures_of_a_session_and_the_sums_of_a_namespace(database):
     opened(database, "mine")
     for session in ("n/a", "n/b", "mine"):
         FactStore(database, session).store_many([InteractionRecord.create(1, "t", {}, n) for n in range(3)])
-        spend(database, session, 0.5)
+        ask(database, session)
         note(database, session, 1, 2**40, 100)
     note(database, "n/a", 2, 50, 50)
     database.set_session("n/a", task="the whole \ud800 task" + "x" * 10_000)
@@ -150,16 +152,16 @@ def test_figures_of_a_session_and_the_sums_of_a_namespace(database):
     assert found.task.startswith("the whole \ud800 task")
     assert len(found.task) > 10_000
     assert (found.unobserved, found.to_redo, found.attempts) == (3, 0, 0)
-    assert found.spent == Spent(1, 10, 2, 0.5)
+    assert found.calls == 1
     assert found.tokens == Tokens(2, 2**40 + 50, 150)
     totals = namespace_totals(database, "n")
-    assert (totals.sessions, totals.records, totals.insights, totals.jobs) == (2, 6, 0, 0)
-    assert totals.spent == Spent(2, 20, 4, 1.0)
+    assert (totals.sessions, totals.records, totals.insights, totals.waiting) == (2, 6, 0, 0)
+    assert totals.calls == 2
     assert totals.tokens == Tokens(3, 2**41 + 50, 250)
     database.set_session("n/b", deleted=time.time())
     totals = namespace_totals(database, "n")
     assert (totals.sessions, totals.records, totals.tokens.steps) == (1, 3, 2)
-    assert totals.spent == Spent(2, 20, 4, 1.0)  # money does not come back
+    assert totals.calls == 2  # those of deleted sessions count
     assert namespace_totals(database, "nobody").records == 0
 
 
@@ -239,14 +241,15 @@ def store(database, *outputs, session="s"):
 
 def test_an_outline_says_how_much_there_is_and_what_became_of_it(database):
     records = store(database, "é" * 10, {"a": [1, 2]}, "plain")
-    InsightStore(Plain(), database, "s").add_many([Insight(records[0].trace_id, "short", redo="again")])
-    JobQueue(database, "s").add([records[1].trace_id])
+    ids = [r.trace_id for r in records]
+    made = [Insight(ids[0], "short", redo="again"), Insight(ids[1], "short")]
+    InsightStore(Plain(), database, "s").add_many(made, waiting=[ids[1]])
     first, second, third = outlines(database, "s", [r.trace_id for r in records])
     assert (first.output_bytes, first.output_head, first.output_verbatim) == (20, ("é" * 10).encode(), True)
     assert (first.summary, first.source, first.redo, first.attempts) == ("short", "extractive", "again", None)
     assert (second.output_verbatim, second.output_head, second.attempts) == (False, b'{"a": [1, 2]}', 0)
     assert second.input_head == b'{"n": 2}'
-    assert (third.summary, third.error) == (None, None)
+    assert (third.summary, third.attempts) == (None, None)
 
 
 def test_outlines_come_in_the_order_asked_for_of_one_session_only(database):

@@ -3,21 +3,17 @@
 import logging
 import re
 import threading
-import time
 
 import pytest
-import sqlalchemy as sa
 from tests.bank.conftest import Clock
 from tests.chats import call, result, system, user
 from tests.cli.conftest import cli  # noqa: F401  a fixture
 from tests.contracts.stores import a_record, together
+from tests.replies import cut, half, raw
 
-from memory_bank.bank.database import Database
-from memory_bank.bank.jobs import JobQueue
-from memory_bank.bank.schema import jobs
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.bank.stores import FactStore, InsightStore, clear_insights
-from memory_bank.bank.worker import Worker
+from memory_bank.bank.worker import LONGEST_WAIT, Worker, observe_again, waiting_since
 from memory_bank.config import MemoryBankSettings
 from memory_bank.errors import EmbeddingError, StorageError
 from memory_bank.models.chat import OpenAIChat
@@ -25,14 +21,20 @@ from memory_bank.models.lexical import LexicalEmbedder
 from memory_bank.models.observer import Observer
 from memory_bank.processor import apply_memory_bank_strategy
 from memory_bank.testing import ScriptedModel, ScriptedServer, fail, say
-from memory_bank.testing.replies import cut, half, raw
 
 
 def stored(database, n=1, session="default"):
     """So many records to be observed; the insights of their session."""
     records = [a_record(i) for i in range(n)]
-    FactStore(database, session).store_many(records, [r.trace_id for r in records])
-    return InsightStore(LexicalEmbedder(), database, session)
+    FactStore(database, session).store_many(records)
+    insights = InsightStore(LexicalEmbedder(), database, session)
+    insights.add_many(list(map(Observer().extract, records)), waiting=[r.trace_id for r in records])
+    return insights
+
+
+def left(database):
+    """How many records wait for the model."""
+    return waiting_since(database)[0]
 
 
 def observer_of(chat, **settings):
@@ -50,7 +52,7 @@ def work(database, chat, *, session=None, **more):
     return worker
 
 
-def test_every_job_ends_with_the_models_summary(database):
+def test_every_record_ends_with_the_models_summary(database):
     insights = stored(database, 10)
     other = stored(database, 3, "other")
     worker = work(database, ScriptedModel(lambda _m, _n: "by the model"))
@@ -59,7 +61,7 @@ def test_every_job_ends_with_the_models_summary(database):
     assert other.size() == 3
     insight = insights.get_insight("trace-00004")
     assert (insight.summary, insight.source, insight.redo) == ("by the model", "llm:m", None)
-    assert JobQueue(database).open_count() == 0
+    assert left(database) == 0
 
 
 FAULTS = {
@@ -84,7 +86,7 @@ def test_a_fault_is_tried_again_and_the_last_one_leaves_extraction_with_the_reas
     insight = insights.get_insight("trace-00000")
     assert insight.source == "extractive" and reason in (insight.redo or "")
     assert insight.summary
-    assert JobQueue(database).open_count() == 0
+    assert left(database) == 0
     assert "extractive summaries stay" in caplog.text
 
 
@@ -135,27 +137,27 @@ def test_retries_wait_longer_each_time(database):
     worker = Worker(database, observer, LexicalEmbedder(), clock=clock, first_retry=2.0, attempts=5)
     waits = []
     while worker.step():
-        waits.append(worker.queue.wait())
+        waits.append(worker.wait())
         clock.now += waits[-1] or 0.0
     assert waits == [pytest.approx(w, abs=0.01) for w in (2, 4, 8, 16)] + [None]
 
 
-def test_two_workers_never_end_the_same_job_twice(database):
+def test_workers_at_once_never_ask_for_the_same_record_twice(database):
     stored(database, 40)
     asked = ScriptedModel(lambda _m, _n: "by the model")
     workers = []
     together(*[lambda: workers.append(work(database, asked)) for _ in range(4)])
     assert len(asked.calls) == 40
     assert sum(w.progress.observed for w in workers) == 40
-    assert JobQueue(database).open_count() == 0
+    assert left(database) == 0
 
 
-def test_who_lost_its_lease_ends_nothing(database):
+def test_a_worker_that_is_too_late_costs_one_call_and_changes_nothing(database):
     insights = stored(database)
     clock = Clock()
 
     def late(_messages, _model):
-        clock.now += 1_000  # the lease ends meanwhile, and another worker takes the job
+        clock.now += 1_000  # another worker takes the record meanwhile
         other = Worker(database, observer_of(ScriptedModel(["first"])), LexicalEmbedder(), clock=clock)
         assert other.step() == 1
         return "second"
@@ -176,7 +178,7 @@ def test_a_session_that_is_reset_while_it_is_observed_gets_nothing(database):
 
     work(database, ScriptedModel(reset))
     assert insights.size() == 0
-    assert JobQueue(database).open_count() == 0
+    assert left(database) == 0
 
 
 def test_what_is_stored_again_after_a_reset_is_observed_anew(database):
@@ -185,13 +187,14 @@ def test_what_is_stored_again_after_a_reset_is_observed_anew(database):
 
     def reset(_messages, _model):
         facts.clear()
-        facts.store_many([a_record(0)], ["trace-00000"])
+        insights.clear()
+        stored(database)
         return "of the first"
 
     model = ScriptedModel([reset, "of the second"])
     work(database, model)
-    assert insights.get_summary("trace-00000") == "of the second"
-    assert len(model.calls) == 2
+    assert insights.get_summary("trace-00000") == "of the first"  # a trace_id has one content
+    assert left(database) == 0
 
 
 class Refusing(LexicalEmbedder):
@@ -208,49 +211,95 @@ class Refusing(LexicalEmbedder):
         return super().encode(texts)
 
 
-def test_an_embedder_that_fails_gives_the_jobs_back_and_the_summary_is_not_paid_for_twice(
+def test_an_embedder_that_fails_lets_the_record_wait_and_the_summary_is_not_paid_for_twice(
     database,
 ):
     insights = stored(database)
     worker = Worker(database, observer_of(ScriptedModel(["a"])), Refusing())
     with pytest.raises((EmbeddingError, StorageError)):
         worker.step()
-    assert JobQueue(database).wait() == 0
+    assert worker.wait() == 0
     assert worker.step() == 1
     assert insights.get_summary("trace-00000") == "a"
 
 
-class UntilRenewed:
-    """A model that answers when the leases of all jobs have been renewed, and counts its calls."""
+def test_what_a_dead_worker_took_is_taken_when_its_time_is_over_and_the_attempt_counts(database):
+    insights = stored(database, 3)
+    clock = Clock()
 
-    def __init__(self, database):
-        self.calls = 0
-        self.database = database
+    class Killed(BaseException):
+        pass
 
-    def leases(self):
-        with self.database.read() as c:
-            return dict(c.execute(sa.select(jobs.c.seq, jobs.c.expires)).all())
+    class Dead(Worker):
+        def abandon(self):
+            """A killed process cannot."""
 
-    def generate_plain(self, *, input_messages, model):
-        self.calls += 1
-        before = self.leases()
-        while any(expires <= before[seq] for seq, expires in self.leases().items()):
-            time.sleep(0.02)
-        return "a summary"
+    def die(_messages, _model):
+        raise Killed
+
+    dead = Dead(database, observer_of(ScriptedModel(die), concurrency=1), LexicalEmbedder(), clock=clock)
+    with pytest.raises(Killed):
+        dead.step()
+    model = ScriptedModel(lambda _m, _n: "by the model")
+    other = Worker(database, observer_of(model), LexicalEmbedder(), clock=clock, attempts=1)
+    assert other.step() == 2
+    assert other.step() == 0
+    clock.now += LONGEST_WAIT
+    assert other.step() == 1
+    assert len(model.calls) == 3
+    assert insights.get_insight("trace-00000").source == "llm:m"
 
 
-def test_jobs_of_other_sessions_are_not_taken_meanwhile(bank_url):
-    for session in ("a", "b", "c"):
-        FactStore(Database(bank_url), session).store_many([a_record(1)], ["trace-00001"])
-    model = UntilRenewed(Database(bank_url))
-    worker = Worker(Database(bank_url), observer_of(model, timeout=3), LexicalEmbedder(), lease=0.5)
-    thread = threading.Thread(target=worker.step)
-    other, taken = JobQueue(Database(bank_url)), []
-    thread.start()
-    while not model.calls:
-        time.sleep(0.01)
-    while thread.is_alive():
-        taken += other.take("another", 8, 60)
-        time.sleep(0.1)
-    assert taken == []
-    assert (model.calls, worker.progress.observed, other.open_count()) == (3, 3, 0)
+def test_what_is_let_go_is_free_at_once_and_the_attempt_does_not_count(database):
+    stored(database)
+    worker = Worker(database, observer_of(ScriptedModel([KeyboardInterrupt])), LexicalEmbedder())
+    with pytest.raises(KeyboardInterrupt):
+        worker.step()
+    assert worker.wait() == 0
+    assert [o.attempts for o in FactStore(database).page()] == [0]
+
+
+@pytest.mark.parametrize("back", [6, 1800, 86_400, 3_000_000_000])
+def test_a_clock_that_jumps_back_leaves_nothing_stuck(database, back):
+    stored(database, 2)
+    clock = Clock()
+    failing = observer_of(ScriptedModel([RuntimeError("no")]), concurrency=1)
+    assert (
+        Worker(database, failing, LexicalEmbedder(), clock=clock).step() == 1
+    )  # due in what is then the future
+    clock.now -= back
+    worker = Worker(database, observer_of(ScriptedModel(["a", "b"])), LexicalEmbedder(), clock=clock)
+    done = worker.step()
+    assert done >= 1  # the one never tried
+    wait = worker.wait()
+    assert wait is None or wait <= LONGEST_WAIT
+    clock.now += LONGEST_WAIT
+    assert done + worker.step() == 2
+
+
+def test_a_record_that_was_deleted_meanwhile_does_not_wait_for_ever(database):
+    stored(database, 2)
+    FactStore(database).clear()
+    work(database, ScriptedModel([]))
+    assert left(database) == 0
+
+
+def test_what_is_marked_to_be_made_again_waits_when_it_is_asked_for(database):
+    insights = stored(database, 2)
+    work(database, ScriptedModel([""] * 2), attempts=1)
+    assert left(database) == 0
+    assert (observe_again(database, "other"), observe_again(database), left(database)) == (0, 2, 2)
+    work(database, ScriptedModel(["better"] * 2))
+    assert [i.redo for i in insights.get_insights(insights.trace_ids()).values()] == [None, None]
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_records_without_an_insight_get_one_where_their_session_has_insights(database, every):
+    insights = stored(database, 2)
+    FactStore(database).store_many([a_record(i) for i in (2, 3)])
+    FactStore(database, "never").store_many([a_record(9)])  # by a strategy that makes none
+    worker = Worker(database, observer_of(ScriptedModel(lambda _m, _n: "by the model")), LexicalEmbedder())
+    assert worker.draft(every=every) == 2 + every
+    assert (insights.size(), left(database)) == (4, 4 + every)
+    worker.run(threading.Event(), once=True)
+    assert {i.summary for i in insights.get_insights(insights.trace_ids()).values()} == {"by the model"}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.audit.conftest import config, counter, traces  # noqa: F401  fixtures
 from tests.cli.conftest import Result
 
 

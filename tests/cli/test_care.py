@@ -14,13 +14,13 @@ from tests.contracts.stores import a_record
 
 from memory_bank import LexicalEmbedder, MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.bank.database import Database
-from memory_bank.bank.jobs import JobQueue, Spending
 from memory_bank.bank.listing import list_sessions
 from memory_bank.bank.maintenance import Counts, Purged, purge, verify
 from memory_bank.bank.stores import FactStore, InsightStore
+from memory_bank.bank.worker import book_call
 from memory_bank.cli.bank import seconds_of
 from memory_bank.errors import ConfigError
-from memory_bank.records import Insight, Spent
+from memory_bank.records import Insight
 
 DAY = 86_400.0
 SETTINGS = MemoryBankSettings(
@@ -39,10 +39,11 @@ def database(bank_url: str) -> Any:
         made += [a_record(old + n, timestamp=now - n) for n in range(new)]
         facts.store_many(made)
         ids = [r.trace_id for r in made]
-        InsightStore(NumbersEmbedder(), database, session).add_many([Insight(t, "1 0", "llm:m") for t in ids])
-        JobQueue(database, session).add(ids)
+        InsightStore(NumbersEmbedder(), database, session).add_many(
+            [Insight(t, "1 0", "llm:m") for t in ids], waiting=ids
+        )
         database.set_session(session, task=f"the task of {session}")
-        Spending(database, session).settle("m", Spent(), Spent(1, 10, 5, 0.5))
+        book_call(database, session, None)
     yield database
     database.close()
 
@@ -55,14 +56,14 @@ def test_what_is_old_goes_and_nothing_else(database: Database) -> None:
     went = list(purge(database, before=before))
     assert went == would
     size = sum(len('{"n": 0}') + len('{"rows": [0, "0"]}') + len("1 0") for _ in range(3))
-    assert went == [Purged("mixed", 3, 3, 3, size, False), Purged("old", 6, 6, 6, 2 * size, True)]
+    assert went == [Purged("mixed", 3, 3, size, False), Purged("old", 6, 6, 2 * size, True)]
     left = {s.session_id: s for s in list_sessions(database)}
-    assert {k: (s.records, s.insights, s.jobs, s.task) for k, s in left.items()} == {
+    assert {k: (s.records, s.insights, s.waiting, s.task) for k, s in left.items()} == {
         "old": (0, 0, 0, ""),
         "mixed": (3, 3, 3, "the task of mixed"),
         "new": (2, 2, 2, "the task of new"),
     }
-    assert left["old"].spent == Spent(1, 10, 5, 0.5)  # limits go on holding
+    assert left["old"].calls == 1  # the limit goes on holding
     assert [database.generation(s) for s in ("old", "mixed", "new")] == [1, 1, 0]
     assert list(FactStore(database, "mixed").steps()) == ["trace-00003", "trace-00004", "trace-00005"]
     assert list(purge(database, before=before)) == []
@@ -107,7 +108,7 @@ def test_the_verb(cli: Any, database: Database, bank_url: str) -> None:
     assert cli.bank(bank_url, "purge", "--older-than", "soon").code == 2
     assert cli.bank(bank_url, "purge", "--session", "nope").code == 1
     told = cli.bank(bank_url, "purge", "--older-than", "30d", "--dry-run")
-    assert "would remove 9 records, 9 insights and 9 jobs" in told.out
+    assert "would remove 9 records and 9 insights" in told.out
     would = cli.bank(bank_url, "purge", "--older-than", "30d", "--dry-run", "--json").json()
     did = cli.bank(bank_url, "purge", "--older-than", "30d", "--json").json()
     assert did == {**would, "dry_run": False}
@@ -136,7 +137,7 @@ def wrong(database: Database, **more: Any) -> list[tuple[str, str | None, str | 
 def test_a_bank_that_is_whole(database: Database) -> None:
     counts = Counts()
     assert list(verify(database, counts)) == []
-    assert counts == Counts(records=14, insights=14, jobs=14, sessions=3)
+    assert counts == Counts(records=14, insights=14, sessions=3)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +172,6 @@ def test_what_is_wrong_is_named_and_mended(database: Database) -> None:
     for statement in (
         "DELETE FROM records WHERE session_id = 'new' AND trace_id = 'trace-00000'",
         f"UPDATE insights SET embedding = {dimension} WHERE session_id = 'mixed' AND trace_id = 'trace-00001'",
-        "DELETE FROM jobs WHERE session_id = 'mixed'",
         "DELETE FROM sessions WHERE session_id = 'old'",
     ):
         with database.write() as c:
@@ -180,7 +180,6 @@ def test_what_is_wrong_is_named_and_mended(database: Database) -> None:
         ("session", "old", None),
         ("embedding", "mixed", "trace-00001"),
         ("insight", "new", "trace-00000"),
-        ("job", "new", "trace-00000"),
     ]
     assert wrong(database) == expected
     assert wrong(database) == expected  # nothing was changed
@@ -191,7 +190,6 @@ def test_what_is_wrong_is_named_and_mended(database: Database) -> None:
     assert list(verify(database, counts)) == []
     assert (counts.records, counts.insights, counts.unobserved) == (13, 12, 1)
     assert database.generation("mixed") == 1
-    assert JobQueue(database, "mixed").open_count() == 1  # a model's summary is made again by a model
     assert len(InsightStore(NumbersEmbedder(), database, "mixed").search("1 0", 9)) == 5
 
 
@@ -223,7 +221,6 @@ def test_embeddings_that_are_no_numbers_and_a_forgotten_embedder(tmp_path: Path)
             "UPDATE insights SET embedding = x'0000c07f0000c07f' WHERE trace_id = 'trace-00001'"
         )
     assert wrong(database, repair=True) == [("embedding", "s", "trace-00001")]
-    assert JobQueue(database, "s").open_count() == 0  # extraction needs no queue
     with database.write() as c:
         c.exec_driver_sql("DELETE FROM bank")
     assert wrong(database, repair=True) == [("embedder", None, None)]

@@ -52,7 +52,7 @@ def test_a_client_works_with_it(file, mode):
             tools = await client.list_tools()
             assert [t.name for t in tools.tools] == [
                 *(s["function"]["name"] for s in TOOL_SCHEMAS),
-                "mark_record",
+                "forget_record",
             ]
             results: list[str] = []
 

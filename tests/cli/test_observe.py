@@ -14,11 +14,13 @@ import pytest
 from tests.chats import call, result, rounds, user
 from tests.cli.conftest import COMMAND, environment
 from tests.contracts.insights import NumbersEmbedder
+from tests.contracts.stores import let_wait
 
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.bank.database import Database
-from memory_bank.bank.jobs import JobQueue
-from memory_bank.bank.stores import InsightStore
+from memory_bank.bank.stores import FactStore, InsightStore
+from memory_bank.bank.worker import waiting_since
+from memory_bank.records import Insight
 from memory_bank.testing import ScriptedServer, fail, say
 from memory_bank.tools import handle_tool_call
 
@@ -43,7 +45,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Any:
         yield server
 
 
-def test_once_until_no_job_is_left(cli: Any, bank_url: str, server: Any) -> None:
+def test_once_until_no_record_waits(cli: Any, bank_url: str, server: Any) -> None:
     fill(bank_url, "one")
     fill(bank_url, "two", 3)
     done = cli.bank(
@@ -55,7 +57,7 @@ def test_once_until_no_job_is_left(cli: Any, bank_url: str, server: Any) -> None
     assert len(server.requests) == 9
     assert "task of two" in json.dumps(server.requests[0].body)
     listed = cli.bank(bank_url, "sessions", "--json").json()["sessions"]
-    assert {s["session_id"]: (s["jobs"], s["unobserved"], s["spent"]["calls"]) for s in listed} == {
+    assert {s["session_id"]: (s["waiting"], s["unobserved"], s["calls"]) for s in listed} == {
         "one": (0, 0, 6),
         "two": (0, 0, 3),
     }
@@ -64,9 +66,11 @@ def test_once_until_no_job_is_left(cli: Any, bank_url: str, server: Any) -> None
 
 def test_what_waits_in_the_queue_needs_a_model(cli: Any, bank_url: str) -> None:
     fill(bank_url)
-    JobQueue(Database(bank_url), "s").add([f"t{n}" for n in range(3)])
+    InsightStore("lexical", Database(bank_url), "s").add_many(
+        [Insight(f"t{n}", "short") for n in range(3)], waiting=["t0", "t1", "t2"]
+    )
     done = cli.bank(bank_url, "observe")
-    assert (done.code, "made 6 insights (extractive); 3 jobs are left" in done.out) == (0, True)
+    assert (done.code, "made 6 insights (extractive); 3 records wait for a model" in done.out) == (0, True)
     assert "--observer-model" in done.out
     extractive = cli.bank(bank_url, "observe", "--once", "--observer-model", "extractive", "--json").json()
     assert extractive["pending"] == 0
@@ -77,7 +81,6 @@ def test_limits_of_a_strategy_hold(cli: Any, bank_url: str, server: Any, tmp_pat
     config.write_text(
         '[memory_strategies.mine]\ntype = "memory_bank"\nobserver_model = "m"\nembedding_model = "lexical"\n'
         "observer_concurrency = 1\nobserver_calls_per_day = 2\n"
-        'observer_prices = { "m" = { prompt = 1000000, completion = 0 } }\n'
         '[memory_strategies.none]\ntype = "no_strategy"\n'
     )
     fill(bank_url)
@@ -87,8 +90,7 @@ def test_limits_of_a_strategy_hold(cli: Any, bank_url: str, server: Any, tmp_pat
     assert (done.json()["observed"], done.json()["extracted"], done.json()["still_marked"]) == (2, 4, 4)
     assert len(server.requests) == 2
     (session,) = cli.bank(bank_url, "sessions", "--json").json()["sessions"]
-    assert session["spent"]["calls"] == 2
-    assert session["spent"]["cost"] > 0
+    assert session["calls"] == 2
     assert session["to_redo"] == 4
     refused = cli.bank(bank_url, "observe", "--config", config, "--strategy", "none")
     assert (refused.code, "has no Observer" in refused.sentence()) == (2, True)
@@ -124,23 +126,23 @@ def test_it_works_until_it_is_stopped(bank_url: str, server: Any, number: int, c
     running = worker(bank_url, server)
     try:
         database = Database(bank_url)
-        until(lambda: len(server.requests) >= 6 and not JobQueue(database).open_count())
-        fill(bank_url, "later", 2)
-        JobQueue(database, "later").add(list(MemoryBankState.open(bank_url, "later").fact_store.steps()))
-        until(lambda: len(server.requests) >= 8 and not JobQueue(database).open_count())
+        until(lambda: len(server.requests) >= 6 and not waiting_since(database)[0])
+        fill(bank_url, "later", 2, SETTINGS)
+        let_wait(database, list(MemoryBankState.open(bank_url, "later").fact_store.steps()))
+        until(lambda: len(server.requests) >= 8 and not waiting_since(database)[0])
         running.send_signal(number)
         out, err = running.communicate(timeout=120)
     finally:
         running.kill()
     finishing, *stopped = err.splitlines()
-    assert finishing.startswith("memory-bank: finishing the current jobs")
+    assert finishing.startswith("memory-bank: finishing the current calls")
     assert (running.returncode, stopped) == (code, ["memory-bank: stopped."] if code else [])
     done = json.loads(out)
     assert (done["queued"], done["made"], done["pending"]) == (6, 8, 0)
 
 
 @pytest.mark.long
-def test_jobs_at_hand_are_ended(bank_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_at_hand_are_finished(bank_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
 
     def slow(body: Any) -> Any:
@@ -153,7 +155,7 @@ def test_jobs_at_hand_are_ended(bank_url: str, monkeypatch: pytest.MonkeyPatch) 
         until(lambda: len(server.requests) >= 8)
         running.send_signal(signal.SIGINT)
         assert running.stderr
-        assert any("finishing the current jobs" in line for line in running.stderr)  # before any job ends
+        assert any("finishing the current calls" in line for line in running.stderr)  # before any call ends
         go_on.set()
         out, _ = running.communicate(timeout=120)
     done = json.loads(out)
@@ -173,13 +175,11 @@ def test_two_workers_share_the_work(bank_url: str, server: Any) -> None:
 def test_sessions_show_the_queue(cli: Any, bank_url: str) -> None:
     fill(bank_url, settings=SETTINGS)
     database = Database(bank_url)
-    queue = JobQueue(database, "s")
-    queue.add(["a", "b", "c"])
-    for _ in range(2):
-        (job, *_) = queue.take("me", 1, 60)
-        queue.give_back("me", job, "the model failed", -10)
+    ids = list(FactStore(database, "s").steps())
+    let_wait(database, ids[:2])
+    let_wait(database, ids[2:3], 2, "the model failed")
     (session,) = cli.bank(bank_url, "sessions", "--json").json()["sessions"]
-    assert (session["jobs"], session["failing"], session["attempts"]) in ((3, 1, 2), (3, 2, 1))
+    assert (session["waiting"], session["failing"], session["attempts"]) == (3, 1, 2)
 
 
 def test_answers_of_our_own_tools_are_not_to_be_observed(cli: Any, bank_url: str, server: Any) -> None:

@@ -96,10 +96,9 @@ def test_a_file_of_nothing_but_broken_lines_is_a_failure_in_one_sentence(cli, tm
 
 
 def test_tables_fit_80_columns_also_in_a_pipe(two, bank):
-    audit = shell(f"$MB audit {ROOT}/examples/log-hunt.jsonl --explain | cat").stdout
+    audit = shell(f"$MB audit {ROOT}/examples/log-hunt.jsonl | cat").stdout
     listed = shell(f"$MB bank sessions --db {bank} | cat; $MB bank search --db {bank} alpha-1 | cat").stdout
-    assert "memory_bank?history_budget=1000  " in audit
-    for text in (audit.partition("mean tokens of a context")[0], listed):
+    for text in (audit, listed):
         assert max(map(len, text.splitlines())) <= 80, text
 
 

@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 from tests.audit.logged import ClaudeCode
 from tests.chats import JSON, TEXT, rounds, user
 from tests.cli.conftest import COMMAND, environment
-from tests.contracts.stores import a_record, together
+from tests.contracts.stores import a_record, let_wait, together
 from tests.examples import examples
 
 from memory_bank import InteractionRecord, LexicalEmbedder, MemoryBankState
 from memory_bank.audit import traces
 from memory_bank.bank.database import Database
-from memory_bank.bank.jobs import JobQueue, Spending
 from memory_bank.bank.listing import list_sessions, newest_searchable
 from memory_bank.bank.schema import records
 from memory_bank.bank.stores import FactStore, InsightStore
@@ -34,7 +33,7 @@ from memory_bank.bank.transfer import (
     export_lines,
     import_lines,
 )
-from memory_bank.records import NAMESPACE_END, Insight, Spent
+from memory_bank.records import NAMESPACE_END, Insight
 from memory_bank.testing import ScriptedServer
 
 HALVES = "\ud83d\ude00"[:1] + "\ude00"  # two lone surrogates that JSON would make one letter
@@ -67,12 +66,7 @@ def a_full_bank(database: Database) -> None:
         [Insight(f"trace-{n:05}", f"summary {n} {HALVES}", "llm:m", "why \ud800") for n in (3, 1)]
     )
     insights.add("by hand", "an insight without a record")
-    queue = JobQueue(database, "one")
-    queue.add(["trace-00002", "trace-00001"])
-    (job, *_) = queue.take("somebody", 1, 60)
-    queue.give_back("somebody", job, f"failed {HALVES}", 10)
-    account = Spending(database, "one")
-    account.reserve("m", Spent(1, 100, 50, 0.1), None)
+    let_wait(database, ["trace-00001"], 1, f"failed {HALVES}")
     database.set_session("one", task=f"the task {HALVES}")
     FactStore(database, "two").store(a_record(1, raw_output="another"))
     with database.write() as c:
@@ -87,9 +81,9 @@ def test_there_and_back_byte_for_byte(tmp_path: Path, postgres_url: str) -> None
     for source, target in ((first, second), (second, third)):
         taken = take(target, lines_of(source))
         assert [t.session_id for t in taken] == ["nothing in it", "one", "two"]
-        assert taken[1] == ImportedSession("one", 5, 0, 3, 2)
+        assert taken[1] == ImportedSession("one", 5, 0, 3)
         assert lines_of(target) == lines
-        assert take(target, lines)[1] == ImportedSession("one", 0, 5, 0, 0)  # once more: nothing twice
+        assert take(target, lines)[1] == ImportedSession("one", 0, 5, 0)  # once more: nothing twice
         assert lines_of(target) == lines
     for ours, theirs in zip(list_sessions(first), list_sessions(third), strict=True):
         assert ours == theirs

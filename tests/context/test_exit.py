@@ -31,7 +31,7 @@ def walk(steps: list[Chat], wire: str, key: str = "folding") -> MemoryProcessor:
             read = from_items if wire == "responses" else from_anthropic
             source = read(came)
             form, messages = Form(source, lambda written, read=read: read(written).messages), source.messages
-        sent, tokens, _ = processor.rebuild(messages, key, form=form)
+        sent, tokens, *_ = processor.rebuild(messages, key, form=form)
         assert came == before
         check_exit(sent, came)
         plan = processor.state(key).last_plan

@@ -12,7 +12,7 @@ from memory_bank.context import gate
 from memory_bank.context.gate import broken_rule, leave
 from memory_bank.plan import NO_PLAN, Context, Form
 from memory_bank.transcript.anthropic import CACHE_MARK, AnthropicWire, Thinking, from_anthropic
-from memory_bank.transcript.chat import CHAT
+from memory_bank.transcript.chat import CHAT, edited_message
 from memory_bank.transcript.responses import WIRE as ITEMS
 from memory_bank.transcript.responses import from_items
 
@@ -195,6 +195,26 @@ def test_a_context_that_cannot_be_told_in_a_form_does_not_leave(source: Any, ent
     context, sent = leave(context, source.messages, session, Form(source, lambda written: written))
     assert sent is source.source
     assert context.plan.rule == rule
+
+
+def test_what_goes_on_from_a_context_is_held_against_the_rules() -> None:
+    """A result that comes later leaves with the call that it answers, or the original goes."""
+    session = MemoryBankState("lexical")
+    came = [
+        items.user(),
+        *(items.call(c) for c in "ab"),
+        items.output("b"),
+        items.call("c"),
+        items.output("c"),
+    ]
+    for late, rule in (([], ""), (["d"], ""), (["a"], gate.PAIRS)):
+        came += [*([] if rule else map(items.call, late)), *map(items.output, late)]
+        source = from_items(came)
+        entries = [(p, {0: None} if p == 1 else {}) for p in range(len(source.messages))]
+        context = context_of(session, source.messages, entries)
+        context[1] = edited_message(context[1], {0: None})
+        context, sent = leave(context, source.messages, session, Form(source, lambda written: written))
+        assert (context.plan.rule, sent is came) == (rule, bool(rule))
 
 
 NOTHING: dict[str, dict[str, Any]] = {

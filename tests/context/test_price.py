@@ -164,17 +164,6 @@ def test_a_ledger_has_what_an_account_beside_it_has():
         assert ledger.full == pytest.approx(1e6 * full, rel=0.01)
 
 
-def test_nothing_is_folded_that_stays_whole_anyway():
-    """Turns of tools of the provider stand in every context: a fold would write them anew for nothing."""
-    run = made_run(6, tokens=1_500, length=40)
-    processor = MemoryProcessor(config_at("0.1/1.25"))
-    for messages in run:
-        context, _ = processor.apply_strategy(
-            messages, "b", model="m", whole=frozenset({"look", "move", "count"})
-        )
-        assert context == messages
-
-
 def test_a_fold_that_would_remove_nothing_is_not_made_and_not_tried_at_every_step():
     run = made_run(6, tokens=60, length=30)
     processor = MemoryProcessor(config_at("0.1/1", history_budget=1_900, refresh_after=100))

@@ -174,7 +174,7 @@ def test_the_first_writer_of_a_fold_wins(bank_url):
     bank.close()
 
 
-@pytest.mark.parametrize("how", ["forget", "exclude", "purge", "reset"])
+@pytest.mark.parametrize("how", ["forget", "purge", "reset"])
 def test_what_is_deleted_leaves_no_fold(tmp_path, how):
     file = tmp_path / "bank.db"
     process, other = (Process(f"sqlite:///{file}", RULES["often"]) for _ in range(2))
@@ -192,20 +192,17 @@ def test_what_is_deleted_leaves_no_fold(tmp_path, how):
     )
     if how == "forget":
         assert state.fact_store.forget(trace_id)
-    elif how == "exclude":
-        assert state.fact_store.mark(trace_id, "excluded")
     elif how == "purge":
         assert [*purge(bank, session_id="s")]
     else:
         process.processor.reset_state("s")
     assert bank.column(sa.select(folds.c.body)) == []
     assert bank.rows(sa.select(sessions.c.sent, sessions.c.came)) == [{"sent": None, "came": None}]
-    if how != "exclude":
-        stored = b"".join(f.read_bytes() for f in tmp_path.iterdir())
-        assert not any(body in stored for body in bodies)
+    stored = b"".join(f.read_bytes() for f in tmp_path.iterdir())
+    assert not any(body in stored for body in bodies)
     made = [p.ask(lists[-2]) for p in (other, process)]  # the one that had the fold in memory, too
     assert made[0] == made[1]
-    if how in ("forget", "exclude"):
+    if how == "forget":
         assert made[0] != stale
     bank.close()
 

@@ -3,6 +3,9 @@
 import dataclasses
 import threading
 
+import sqlalchemy as sa
+
+from memory_bank.bank.schema import insights
 from memory_bank.records import InteractionRecord
 
 
@@ -18,6 +21,13 @@ def a_record(n, **changes):
         f"call_{n}",
     )
     return dataclasses.replace(record, **changes)
+
+
+def let_wait(database, trace_ids, attempts=0, redo=None):
+    """Let the insights of these records wait for the Observer's model."""
+    with database.write() as c:
+        waits = sa.update(insights).where(insights.c.trace_id.in_(trace_ids))
+        c.execute(waits.values(due=0.0, attempts=attempts, redo=redo))
 
 
 def together(*jobs):

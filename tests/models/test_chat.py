@@ -12,6 +12,7 @@ from unittest.mock import AsyncMock, MagicMock, Mock
 
 import pytest
 from tests.contracts.chat import ChatModelContract
+from tests.replies import cut, half, raw
 
 from memory_bank.errors import ConfigError, EmbedderLoadError, MissingExtraError, ModelError
 from memory_bank.models.chat import OpenAIChat, as_chat_model, reply_text, usage_of
@@ -20,7 +21,6 @@ from memory_bank.models.usage import NO_USAGE
 from memory_bank.ports import ChatModel
 from memory_bank.pricing import Usage
 from memory_bank.testing import Reply, ScriptedModel, ScriptedServer, fail, say
-from memory_bank.testing.replies import cut, half, raw
 
 openai = pytest.importorskip("openai", reason="needs openai")
 

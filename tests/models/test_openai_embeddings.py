@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.contracts.embedder import EmbedderContract
+from tests.replies import raw
 
 from memory_bank.errors import EmbedderLoadError, EmbeddingError
 from memory_bank.models.embedding import MAX_BATCH_BYTES, MAX_INPUT_BYTES, OpenAIEmbedder
 from memory_bank.testing import Reply, ScriptedServer, fail
-from memory_bank.testing.replies import raw
 
 openai = pytest.importorskip("openai", reason="needs openai")
 

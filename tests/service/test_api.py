@@ -463,7 +463,7 @@ def test_the_sums_of_all_sessions(http):
     ingested(http, "b", tool_outputs=[OUTPUT])
     made = Stats.model_validate(http.get("/v1/stats").json())
     assert (made.sessions, made.records, made.insights) == (2, 31, 31)
-    assert (made.queue.open, made.spend.calls, made.tokens.steps) == (0, 0, 0)
+    assert (made.queue.open, made.queue.calls, made.tokens.steps) == (0, 0, 0)
 
 
 # --- names and routes

@@ -11,20 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.chats import JSON, TEXT
+from tests.contracts.stores import let_wait
 from tests.examples import examples
 from tests.service import serving
 from tests.service.test_api import api, configured, ingested, told
 
 from memory_bank.bank import listing
-from memory_bank.bank.jobs import JobQueue
 from memory_bank.bank.stores import FactStore
 from memory_bank.errors import StorageError
 from memory_bank.records import InteractionRecord
-from memory_bank.service.api import record_parts, records
-from memory_bank.service.api.record_parts import part_of, part_of_long
+from memory_bank.service.api import records
 from memory_bank.service.api.records import Record, RecordPage, RecordPart
 from memory_bank.service.api.requests import streamed
-from memory_bank.tools.selection import RefusedCall
 
 ORDERS = '{"items": [{"sku": "A-1", "price": 19.90}, {"sku": "B-2", "price": 5.00}], "total": 24.90}'
 
@@ -81,15 +79,15 @@ def test_a_record_is_whole(http):
     assert record.output_text == ORDERS
     assert record.raw_output == json.loads(ORDERS)
     assert (record.raw_input, record.input_text) == ({"n": 0}, None)
-    assert (record.number, record.session, record.call_id, record.job) == (1, "s", None, None)
+    assert (record.number, record.session, record.call_id) == (1, "s", None)
     assert record.insight.source == "extractive"
     assert record.output_bytes == len(ORDERS)
 
 
 def test_a_record_that_waits_says_so(http):
     (trace_id,) = brought(http, "x")
-    JobQueue(http.app.state.service.database, "s").add([trace_id])
-    assert got(http, trace_id).json()["job"] == {"attempts": 0, "error": None}
+    let_wait(http.app.state.service.database, [trace_id], 2)
+    assert got(http, trace_id).json()["insight"]["attempts"] == 2
 
 
 def test_records_are_named_by_id_beginning_and_number(http):
@@ -243,28 +241,6 @@ def test_selections_that_contradict_are_refused(http, query):
     told(http.get(f"/v1/sessions/s/records/1?{query}"), 422, "invalid_request")
 
 
-@given(
-    st.sampled_from([ORDERS, "a\nb\nc", "[1, 2]", "", "\ud800", json.dumps(["x" * 3_000] * 3)]),
-    st.none() | st.sampled_from(["items", "[*]", "[0]", "$", "", "]"]),
-    st.none() | st.sampled_from(["1", "-2", "1-9", "7-", "zz"]),
-    st.none() | st.sampled_from(["a", "x+", "(", "."]),
-    st.integers(1, 3_000),
-)
-@examples(12)
-def test_the_process_beside_gives_what_is_given_here(text, path, lines, pattern, room):
-    asked = {"path": path, "lines": lines, "pattern": pattern, "max_chars": room}
-
-    def outcome(work):
-        try:
-            return json.loads(json.dumps(work()))
-        except RefusedCall as e:
-            return str(e)
-
-    data = text.encode("utf-8", "surrogatepass")
-    chunks = [data[i : i + 5] for i in range(0, len(data), 5)]
-    assert outcome(lambda: part_of_long(chunks, asked)) == outcome(lambda: part_of(text, asked))
-
-
 # --- on every database
 
 
@@ -361,12 +337,6 @@ def test_texts_in_pieces_cut_no_character(http, letters, size):
         shown = json.loads(got(http, record.trace_id).content)
     assert shown["output_text"] == text
     assert shown["raw_output"] is None or not text
-
-
-def test_a_part_that_takes_too_long_is_given_up(monkeypatch):
-    monkeypatch.setattr(record_parts, "_SECONDS", 0.05)
-    with pytest.raises(ValueError, match="too long to select"):
-        part_of_long(iter([b"x" * 10]), {"path": None, "lines": "1", "pattern": None, "max_chars": 9})
 
 
 def test_what_fails_at_once_is_told_before_an_answer_begins():

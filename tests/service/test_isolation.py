@@ -134,10 +134,6 @@ CASES = {
     "GET /v1/sessions/{name}/records": [
         Ask(RECORDS, status=404), Ask(RECORDS + "?after=3&limit=2", status=404), Ask("/v1/sessions/own/records?after=1", status=200),
     ],
-    "PUT /v1/sessions/{name}/records/{trace_id}/mark": [
-        Ask(f"{place}/mark", "PUT", {"mark": "excluded"}, status=404)
-        for place in (f"{RECORDS}/{{trace_id}}", f"{RECORDS}/1", "/v1/sessions/own/records/{trace_id}")
-    ],
     "DELETE /v1/sessions/{name}/records/{trace_id}": [
         Ask(place, "DELETE", status=404)
         for place in (f"{RECORDS}/{{trace_id}}", f"{RECORDS}/1", "/v1/sessions/own/records/{trace_id}")
@@ -210,7 +206,7 @@ TOOLS = {
         for t in ("{trace_id}", "{trace_id:.8}", "#1") for s in ("{session}", "{namespace}␟{session}", "{namespace}/{session}")
     ] + [{"trace_id": t, "session": s} for t in ("{trace_id}", "{trace_id:.8}", "#99") for s in ("own", "wide")],
     "list_records": [{"session": "{session}"}, {"session": "{namespace}␟{session}"}, {}],
-    "mark_record": [{"trace_id": "{trace_id}", "mark": m, "session": s} for m in ("excluded", "forgotten") for s in ("{session}", "own")],
+    "forget_record": [{"trace_id": "{trace_id}", "session": s} for s in ("{session}", "own")],
 }  # fmt: skip
 RESOURCES = {
     "memory://sessions": ["memory://sessions"],

@@ -146,9 +146,9 @@ def test_what_it_offers(session):
 
     tools, templates, info, instructions = session(steps)
     ours = {s["function"]["name"]: s["function"] for s in TOOL_SCHEMAS}
-    *reading, marking = tools.tools
-    assert marking.name == "mark_record"
-    assert marking.annotations.destructive_hint is True
+    *reading, forgetting = tools.tools
+    assert forgetting.name == "forget_record"
+    assert forgetting.annotations.destructive_hint is True
     assert [t.name for t in reading] == list(ours)
     for tool in reading:
         assert tool.annotations.read_only_hint is True

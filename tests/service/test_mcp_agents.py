@@ -56,7 +56,7 @@ def test_an_agent_gets_back_what_it_asks_for(tmp_path, way, structured):
         assert model.refused == []
         messages = model.requests[-1].body["messages"]
     offered = [t["function"]["name"] for t in model.requests[0].body["tools"]]
-    assert offered == ["search_memory", "get_record", "list_records", "mark_record"]
+    assert offered == ["search_memory", "get_record", "list_records", "forget_record"]
     results = [m for m in messages if m["role"] == "tool"]
     assert "the parcel PX-17 is late" in json.dumps(results[1])
     assert "this session has #1 to #30" in json.dumps(results[2])

@@ -48,7 +48,7 @@ def test_one_process() -> None:
     assert found["memory_bank_tokens_total{kind=full}"] == 0
     assert found["memory_bank_sessions_held"] == 3
     assert found["memory_bank_step_seconds_count"] == 1
-    assert (found["memory_bank_queue_jobs"], found["memory_bank_queue_oldest_seconds"]) == (5, 1.5)
+    assert (found["memory_bank_queue_records"], found["memory_bank_queue_oldest_seconds"]) == (5, 1.5)
     assert found["memory_bank_database_up"] == 1
     assert not any("_created" in name for name in found)
 
@@ -56,7 +56,7 @@ def test_one_process() -> None:
 def test_a_database_that_is_away() -> None:
     found = values(Metrics().scrape(None).decode())
     assert found["memory_bank_database_up"] == 0
-    assert "memory_bank_queue_jobs" not in found
+    assert "memory_bank_queue_records" not in found
 
 
 def test_two_applications_in_one_process_count_apart() -> None:
@@ -85,7 +85,7 @@ def test_workers_add_up_and_one_that_died_holds_nothing(tmp_path: Path) -> None:
     assert found["memory_bank_requests_total{method=GET,route=/x,status=200}"] == 7
     assert found["memory_bank_request_seconds_count{route=/x}"] == 2
     assert found["memory_bank_sessions_held"] == 7
-    assert found["memory_bank_queue_jobs"] == 4
+    assert found["memory_bank_queue_records"] == 4
     forget_worker(int(first), str(tmp_path))
     _, text = worker(1, "scrape")
     found = values(text)

@@ -14,9 +14,9 @@ from tests.chats import rounds, system, user
 from tests.service.processes import until
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.jobs import JobQueue, oldest_job
 from memory_bank.bank.listing import namespace_totals
-from memory_bank.bank.stores import InsightStore
+from memory_bank.bank.stores import FactStore, InsightStore
+from memory_bank.bank.worker import waiting_since
 from memory_bank.errors import ConfigError
 from memory_bank.models.chat import OpenAIChat
 from memory_bank.models.lexical import LexicalEmbedder
@@ -62,7 +62,7 @@ def observing_for(database: Database, config: Any) -> ServiceObserver:
     return ServiceObserver(database, config, chat_of(config, config.service.upstream))
 
 
-def test_jobs_of_sessions_that_nobody_touches_any_more(
+def test_records_of_sessions_that_nobody_touches_any_more(
     configured: Any, database: Database, model: ScriptedServer
 ) -> None:
     config = config_for(configured, model)
@@ -70,11 +70,11 @@ def test_jobs_of_sessions_that_nobody_touches_any_more(
     for name in "abc":
         before.rebuild("ns", name, chat())
     before.close()
-    assert oldest_job(database)[0] == 18
+    assert waiting_since(database)[0] == 18
     assert model.requests == []
     observing = observing_for(database, config)
     observing.start()
-    until(lambda: oldest_job(database) == (0, 0.0))
+    until(lambda: waiting_since(database) == (0, 0.0))
     observing.close(5)
     assert not observing.works
     assert len(model.requests) == 18
@@ -95,7 +95,7 @@ def test_one_thread_for_all_sessions_of_a_service(
         assert names.count("memory-bank-observer") == 1
         told = client.get("/health").json()["parts"]["observer"]
         assert (told["ok"], told["name"]) == (True, "llm:m")
-        until(lambda: not oldest_job(service.database)[0])
+        until(lambda: not waiting_since(service.database)[0])
     assert "memory-bank-observer" not in [t.name for t in threading.enumerate()]
     assert len(model.requests) == 24
 
@@ -118,16 +118,16 @@ def test_limits_hold_over_several_workers(configured: Any, bank_url: str, model:
     workers = [observing_for(d, config) for d in databases]
     for worker in workers:
         worker.start()
-    until(lambda: not oldest_job(databases[0])[0])
+    until(lambda: not waiting_since(databases[0])[0])
     for worker in workers:
         worker.close(5)
     assert len(model.requests) == 5
-    assert namespace_totals(databases[0], None).spent.calls == 5
+    assert namespace_totals(databases[0], None).calls == 5
     for database in databases:
         database.close()
 
 
-def test_a_model_that_hangs_keeps_up_no_request_and_its_jobs_are_free_soon(
+def test_a_model_that_hangs_keeps_up_no_request_and_its_records_are_free_soon(
     configured: Any, database: Database
 ) -> None:
     with ScriptedServer(lambda body: Reply("late", delay=600)) as model:
@@ -143,13 +143,12 @@ def test_a_model_that_hangs_keeps_up_no_request_and_its_jobs_are_free_soon(
         assert time.monotonic() - began < 120
         observing.close(0.2)
         assert time.monotonic() - began < 240
-        free = JobQueue(database).take("another", 50, 60)
-        assert len(free) == 7
-        assert {j.attempts for j in free} == {1}  # what was let go does not count
+        listed = FactStore(database, stored_id(None, "a")).page()
+        assert [o.attempts for o in listed] == [0] * 7  # what was let go does not count
         sessions.close()
 
 
-def test_jobs_at_hand_are_ended_where_there_is_time(configured: Any, database: Database) -> None:
+def test_calls_at_hand_are_finished_where_there_is_time(configured: Any, database: Database) -> None:
     with ScriptedServer(lambda body: Reply("in time", delay=0.7)) as model:
         config = config_for(configured, model)
         observing = observing_for(database, config)
@@ -158,7 +157,7 @@ def test_jobs_at_hand_are_ended_where_there_is_time(configured: Any, database: D
         observing.start()
         until(lambda: model.requests)
         observing.close(20)
-        assert oldest_job(database)[0] == 12 - len(model.requests) == 4
+        assert waiting_since(database)[0] == 12 - len(model.requests) == 4
         sessions.close()
 
 
@@ -216,7 +215,7 @@ def test_a_service_notes_at_a_fold_and_keeps_secrets_from_the_model(
     for end in range(4, len(history) + 1, 2):
         shown = sessions.rebuild("ns", "a", history[:end])
         until(lambda: not [t for t in threading.enumerate() if t.name == "memory-bank-note"])
-    assert 2 <= len(model.requests) == namespace_totals(database, "ns").spent.calls
+    assert 2 <= len(model.requests) == namespace_totals(database, "ns").calls
     assert secret not in str([r.body for r in model.requests])
     assert shown.status == "rebuilt"
     for context in (shown.context, sessions.preview("ns", "a", history)):

@@ -73,7 +73,7 @@ def test_all_is_well(configured: Any, upstream: Any) -> None:
     assert told["parts"]["database"]["name"].startswith("sqlite:///")
     assert told["parts"]["embedder"]["name"] == "lexical-v1"
     assert told["parts"]["observer"] | {"ms": 0} == {
-        "ok": True, "ms": 0, "name": "extractive", "jobs": 0, "oldest_seconds": 0.0,
+        "ok": True, "ms": 0, "name": "extractive", "waiting": 0, "oldest_seconds": 0.0,
     }  # fmt: skip
 
 
@@ -144,7 +144,7 @@ def test_the_database_goes_and_comes_back(
             assert (live.status_code, live.json()["status"]) == (200, "ok")
             scraped = client.get("/metrics").text
             assert "memory_bank_database_up 0.0" in scraped
-            assert "memory_bank_queue_jobs" not in scraped
+            assert "memory_bank_queue_records" not in scraped
         finally:
             postgres.start()
         until(lambda: client.get("/health").status_code == 200)

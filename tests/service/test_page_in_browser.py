@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from tests.browser import Browser, eventually, why_not
 from tests.chats import call, result, rounds, system, user
 from tests.cli.conftest import COMMAND, environment
+from tests.contracts.stores import let_wait
 from tests.pictures import take_picture
 from tests.service.processes import FOLDING, serve
 from tests.service.proxied import post, proxied
@@ -28,7 +29,6 @@ from tests.service.test_strategy_that_cannot_work import SECRET, failing_memory
 
 from memory_bank.bank import schema
 from memory_bank.bank.database import Database
-from memory_bank.bank.jobs import JobQueue
 from memory_bank.bank.steps import StepFigures, StepToStore, add_steps, get_step, packed
 from memory_bank.bank.stores import FactStore
 from memory_bank.config import Config
@@ -328,37 +328,17 @@ def test_a_record_is_there_to_the_letter_summarised_searched_and_copied(opened, 
 
 
 @pytest.mark.short
-def test_pin_exclude_and_forget_are_pressed_and_the_next_context_obeys(opened, service):
-    chat = [user("Look."), *rounds(6, size=300)]
-    sent(service, "marks", chat)
+def test_forget_is_pressed_twice_and_deletes_the_content(opened, service):
+    sent(service, "marks", [user("Look."), *rounds(6, size=300)])
     [record] = [r for r in service.ask("/v1/sessions/marks/records").json()["records"] if r["number"] == 2]
     path = f"/v1/sessions/marks/records/{record['trace_id']}"
-
-    def context():
-        return json.dumps(
-            service.ask("/v1/sessions/marks/context", "POST", {"messages": chat}).json()["messages"]
-        )
-
-    def pressed(label, mark):
-        number = page.texts(f"{BAR} button").index(label)
-        page.click(f"{BAR} button", number)
-        eventually(lambda: service.ask(path).json()["mark"] == mark)
-        return context()
-
-    assert "ORD-1001" in context()
     page = opened(
-        f"#/s/marks/records/{record['trace_id']}",
-        ready=f"document.querySelectorAll('{BAR} button').length === 3",
+        f"#/s/marks/records/{record['trace_id']}", ready=f"document.querySelector('{BAR} button') !== null"
     )
-    assert "ORD-1001" not in pressed("Exclude", "excluded")
-    page.wait(f"document.querySelectorAll('{BAR} button')[1].getAttribute('aria-pressed') === 'true'")
-    pinned = pressed("Pin", "pinned")
-    assert "ORD-1001" in pinned
-    page.wait(f"document.querySelectorAll('{BAR} button')[0].getAttribute('aria-pressed') === 'true'")
-    page.click(f"{BAR} button", 2)
-    page.wait(f"document.querySelectorAll('{BAR} button')[2].innerText === 'Delete for good?'")
-    assert service.ask(path).json()["mark"] == "pinned"  # the first press only asks
-    assert "ORD-1001" not in pressed("Delete for good?", "forgotten")
+    page.click(f"{BAR} button")
+    page.wait(f"document.querySelector('{BAR} button').innerText === 'Delete for good?'")
+    assert service.ask(path).json()["mark"] is None  # the first press only asks
+    page.click(f"{BAR} button")
     assert "forgotten" in page.wait("document.querySelector('#detail .note')?.innerText")
     assert service.ask(path).json()["output_text"] == "[forgotten]"
 
@@ -677,25 +657,23 @@ def test_a_record_says_why_the_model_did_not_see_it(opened, shown, screen):
 
 
 @three
-def test_summaries_that_nothing_makes_do_not_wait(opened, shown, screen):
-    """Where no model is asked, the summaries that a step left are made at its session's next step."""
-    jobs = JobQueue(shown.proxied.service.database, "calendar-reviews")
+def test_summaries_that_wait_for_a_model_that_nobody_asks_say_so(opened, shown, screen):
     ids = [
         r["trace_id"] for r in shown.proxied.ask("/v1/sessions/calendar-reviews/records").json()["records"]
     ]
-    jobs.add(ids[:5])
+    let_wait(shown.proxied.service.database, ids[:5])
     try:
         queue = shown.proxied.ask("/v1/stats").json()["queue"]
         assert (queue["open"], queue["model"]) == (5, None)
         page = home(opened, shown, screen)
-        assert "5 made at their session\u2019s next step" in page.text(".home-page")
+        assert "5 waiting for a model that this service does not ask" in page.text(".home-page")
         assert "waiting" not in page.text("header")
         page.js("location.hash = '#/s/calendar-reviews'")
         told = page.wait("document.querySelector('#session .facts')?.innerText")
-        assert "summaries made at the next step" in told and "waiting" not in told
+        assert "summaries waiting for a model" in told
     finally:
         with shown.proxied.service.database.write() as c:
-            c.execute(sa.delete(schema.jobs))
+            c.execute(sa.update(schema.insights).values(due=None))
 
 
 @three

@@ -6,15 +6,11 @@ import unicodedata
 
 import pytest
 from tests.chats import FOLDING, call, parted, result, system, user
-from tests.service.proxied import configured, post, scripted
+from tests.service.proxied import post, scripted
 from tests.service.requests import PATHS, body_of
-from tests.service.test_authority import seal_of
 
 from memory_bank import MemoryBankState, MemoryProcessor
-from memory_bank.bank.database import Database
 from memory_bank.config import Config
-from memory_bank.service.security.access import stored_id
-from memory_bank.service.sessions import Sessions
 from memory_bank.testing import ScriptedModel, say
 from memory_bank.tools import answer_tool_call
 from memory_bank.tools.handlers import FILES_SCHEMA
@@ -140,29 +136,6 @@ def test_every_line_of_a_frame_begins_with_a_mark(name):
     for text in contexts(TIGHT[name], chat(FILLER), ScriptedModel(lambda *_: FILLER)):
         own = [line for line in text.split("\n") if not quoted.match(line) and quote_lines(line) == line]
         assert [line for line in own if not line.startswith('{"n"')] == [], name
-
-
-@pytest.mark.parametrize("retain", [None, "always"])
-def test_pinned_records_are_quoted(tmp_path, retain):
-    tools = {"fetch_page": {"retain": retain}} if retain else {}
-    settings = FOLDING | {"tools": tools}
-    messages = chat(name=f"fetch_page{'' if retain else chr(10) + FORGED[0]}")
-    config = configured({"it": settings}, strategy="it")
-    database = Database(tmp_path / "bank.db")
-    sessions = Sessions(database, config)
-    sessions.rebuild("ns", "run", messages)
-    with sessions.reading("ns", "run") as state:
-        pages = list(state.steps)[::3]
-    for trace_id in pages if not retain else ():
-        assert sessions.mark("ns", "run", trace_id, "pinned")
-    later = [*messages[:2], *messages[-4:]]
-    texts = written(sessions.rebuild("ns", "run", later).context, messages)
-    assert any(Mark.PINNED in text for text in texts)
-    assert all(check(text) for text in texts if Mark.PINNED in text)
-    seal = seal_of(stored_id("ns", "run"))
-    assert all(text.count(f"{Mark.CLOSING} seal={seal}>") == 1 for text in texts if Mark.PINNED in text)
-    sessions.close()
-    database.close()
 
 
 def asked_of_tools():

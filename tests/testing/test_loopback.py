@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.replies import raw
 
 from memory_bank.testing import Reply, ScriptedServer
-from memory_bank.testing.replies import raw
 
 openai = pytest.importorskip("openai", reason="needs openai")
 OpenAI = openai.OpenAI

@@ -11,10 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from tests.replies import cut, half, raw
 
-from memory_bank.errors import ModelError
-from memory_bank.testing import Reply, ScriptedServer, call, calls, fail, pairing_errors, run_agent, say
-from memory_bank.testing.replies import cut, half, raw
+from memory_bank.testing import Reply, ScriptedServer, call, calls, fail, pairing_errors, say
 
 openai = pytest.importorskip("openai", reason="needs openai")
 OpenAI = openai.OpenAI
@@ -291,40 +290,3 @@ def test_closing_is_fast_and_clean_with_hung_and_idle_connections() -> None:
     server.close()
     with pytest.raises(RuntimeError, match="not running"):
         _ = server.base_url
-
-
-TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-
-
-def test_the_reference_agent_runs_its_tools_and_shows_what_prepare_says() -> None:
-    script = [
-        calls(("add", {"a": 1, "b": 2}), ("add", {"a": "x"})),
-        calls(("gone", {}), ("add", "{bad")),
-        say("3"),
-    ]
-    given = [{"role": "user", "content": "add"}]
-    with ScriptedServer(script) as server, client_of(server) as client:
-        final = run_agent(
-            client, "m", given, TOOLS, {"add": lambda a, b: {"sum": a + b}},
-            prepare=lambda messages: [{"role": "system", "content": "brief"}, *messages],
-        )  # fmt: skip
-    assert given == [{"role": "user", "content": "add"}]
-    assert "".join(m["role"][0] for m in final) == "uattatta"
-    assert json.loads(final[2]["content"]) == {"sum": 3}
-    errors = [json.loads(final[i]["content"])["error"].split(":")[0] for i in (3, 5, 6)]
-    assert errors == ["TypeError", "KeyError", "JSONDecodeError"]
-    assert final[-1]["content"] == "3"
-    assert server.refused == []
-    assert server.requests[-1].body["messages"] == [{"role": "system", "content": "brief"}, *final[:-1]]
-    assert server.requests[0].body["tools"] == TOOLS
-    assert pairing_errors(final) == []
-
-
-def test_the_reference_agent_stops() -> None:
-    with ScriptedServer(lambda body: call("f")) as server, client_of(server) as client:
-        final = run_agent(client, "m", [USER], [], {"f": lambda: "text"}, max_steps=3)
-    assert [m.get("content") for m in final if m["role"] == "tool"] == ["text"] * 3
-    assert "tools" not in server.requests[0].body
-    no_choice = raw('{"choices": []}')
-    with ScriptedServer([no_choice]) as server, pytest.raises(ModelError, match="no choice"):
-        run_agent(client_of(server), "m", [USER], [], {})

@@ -9,9 +9,9 @@ from memory_bank.tools.matching import find, identifiers_in, is_identifier, norm
 
 IDENTIFIERS = (
     "A-1042", "4f3a9c1e-aaaa-4bbb-8ccc-1234567890ab", "a@b.io", "https://x.io/a", "/a/b.txt", "C:\\data\\x.txt", "1234567",
-    "order_items", "#W2378156", "fDZjV8EAAAAJ", "getOrder",
+    "order_items", "#W2378156", "fDZjV8EAAAAJ", "getOrder", "2024-05-01T10:00:00Z", "A1:D25",
 )  # fmt: skip
-OTHERS = ("123", "5000", "1,234.50", "2024-05-01T10:00:00Z", "10:30", "#1a1a2e", "A1:D25", "Novato", "refund")
+OTHERS = ("123", "5000", "1,234.50", "10:30", "25%", "Novato", "refund")
 
 
 def test_what_is_an_identifier():
@@ -24,7 +24,7 @@ def test_what_is_an_identifier():
         ("where is A-1042, of ann@x.io?", ["A-1042", "ann@x.io"]),
         ('{\\"id\\": \\"ORD-7\\"}', ["ORD-7"]),
         ("session:ab-12&cd-34", ["session:ab-12&cd-34", "ab-12", "cd-34"]),
-        ("see src/a.py:12 at 2024-05-01T10:00", ["src/a.py:12"]),
+        ("see src/a.py:12 at 10:00", ["src/a.py:12"]),
         ("two words, 12 parcels", []),
     ],
 )

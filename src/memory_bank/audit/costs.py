@@ -6,19 +6,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from memory_bank.audit.copies import shared_length
-from memory_bank.pricing import CACHE_MINIMUM, Price, Usage, cached_tokens
+from memory_bank.pricing import CACHE_MINIMUM, Usage, cached_tokens
 from memory_bank.transcript import TokenCounter, compact, open_counter, read
 
 named_counter = lru_cache(maxsize=4)(open_counter)
 """The counter of a tiktoken encoding, or the one named ``approximate``; opened once."""
-
-PRICE_TABLES = {
-    "0.1/1.25": Price(prompt=1, completion=5, cached=0.1, cache_write=1.25),
-    "0.1/1": Price(prompt=1, completion=5, cached=0.1),
-    "0.25/1": Price(prompt=1, completion=5, cached=0.25),
-}
-"""Prices of 2026 relative to a token of input, by what one costs that is read from the cache / written to it."""
 
 Part = tuple[str, int]
 """A part of a request, such as a message: its text and its tokens."""
@@ -58,6 +50,18 @@ class Costs:
     def total(self, messages: Sequence[object]) -> int:
         """Tokens of several messages."""
         return sum(map(self.of, messages))
+
+
+def shared_length(a: str, b: str) -> int:
+    """How many leading characters two texts share, by bisection (slices compare faster than characters)."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 class ScriptedCache:

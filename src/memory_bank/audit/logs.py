@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
-from memory_bank.audit.copies import Tally, TextIndex, characters_kept, copied_stretches
 from memory_bank.audit.costs import Costs, named_counter
-from memory_bank.audit.measure import Figures, intervals_of, json_value, ratio, ratio_of_sums
+from memory_bank.audit.figures import count_of, percent
 from memory_bank.audit.needs import Need, needs_of, recall
-from memory_bank.audit.processes import ProgressReport, quiet
-from memory_bank.audit.replay import Strategy, copied, with_budgets
-from memory_bank.audit.tables import Column, count_of, percent, whole
+from memory_bank.audit.replay import copied, quiet
 from memory_bank.audit.text import parsed_arguments, texts_of
 from memory_bank.audit.traces import Trace, TraceFiles
 from memory_bank.config import ServiceSettings
@@ -27,7 +23,7 @@ from memory_bank.context import what_is_known
 from memory_bank.transcript import ENCODING, MessageKind, calls_of, content_text, kind_of, read
 
 NEXT_CALLS = 30
-"""Calls after a compaction whose values and copied text are looked for."""
+"""Calls after a compaction whose values are looked for."""
 
 OWN, ASSIST, ANSWER, FULL = "own compaction", "assist", "answer", "history before"
 """The agent's own summary, the same and what the bank adds to it, the bank's text alone, and what all are made of."""
@@ -35,11 +31,11 @@ _ANSWERED = (MessageKind.CALL, MessageKind.RESULT)
 
 
 class KeptByOne(NamedTuple):
-    """What one way to compact kept: values present, values next to their words, characters of copied text, tokens."""
+    """What one way to compact kept of the values needed: those present, those next to their words; its tokens."""
 
-    values: Tally
-    bound: Tally
-    characters: Tally
+    needed: int
+    present: int
+    bound: int
     tokens: int
     failed: bool = False
 
@@ -55,10 +51,6 @@ class CompactionRow(NamedTuple):
     kept: Mapping[str, KeptByOne]
     read_again: int
 
-    def as_dict(self) -> dict[str, Any]:
-        """JSON values."""
-        return self._asdict() | {"kept": {name: kept._asdict() for name, kept in self.kept.items()}}
-
 
 class Rereads(NamedTuple):
     """Reads of files, those of what had been read before, those of what a compaction had removed, their tokens."""
@@ -69,13 +61,22 @@ class Rereads(NamedTuple):
     tokens_again: int = 0
 
 
+class WayFigures(NamedTuple):
+    """What one way to compact kept over all compactions: shares, its mean tokens, and how often it raised."""
+
+    name: str
+    values: float | None
+    bound: float | None
+    tokens: float
+    failures: int
+
+
 @dataclass(frozen=True, slots=True)
 class LogAudit:
-    """The result of an audit of logs; the first figures are those of the clients' own compactions, assist, answer.
+    """The result of an audit of logs; ``figures`` are those of the clients' own compactions, assist, answer.
 
-    Figures are what one way to compact kept over all compactions (shares, mean tokens), and its ``failures``, the
-    compactions at which it raised. ``compactions`` counts those in the logs, ``each`` has those that are followed by
-    calls and have a summary that can be read. ``values`` and ``characters`` are what the next calls took.
+    ``compactions`` counts those in the logs, ``each`` has those that are followed by calls and have a summary that
+    can be read. ``values`` is how many the next calls took.
     """
 
     sessions: dict[str, int]
@@ -83,9 +84,8 @@ class LogAudit:
     compactions: int
     each: tuple[CompactionRow, ...]
     values: int
-    characters: int
     full_tokens: float
-    figures: tuple[Figures, ...]
+    figures: tuple[WayFigures, ...]
     rereads: Rereads
     skipped_lines: int
     unknown_files: tuple[str, ...]
@@ -93,11 +93,14 @@ class LogAudit:
     token_counter: str
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values; NaN is None."""
-        values = {f.name: json_value(getattr(self, f.name)) for f in fields(self)}
-        values["each"] = [row.as_dict() for row in self.each]
-        figures = [f.as_dict() for f in self.figures]
-        return values | {"figures": figures, "rereads": self.rereads._asdict(), "sentences": self.sentences()}
+        """JSON values."""
+        kept = [{name: k._asdict() for name, k in row.kept.items()} for row in self.each]
+        return asdict(self) | {
+            "each": [row._asdict() | {"kept": k} for row, k in zip(self.each, kept, strict=True)],
+            "figures": [f._asdict() for f in self.figures],
+            "rereads": self.rereads._asdict(),
+            "sentences": self.sentences(),
+        }
 
     def sentences(self) -> list[str]:
         """The result in plain words."""
@@ -106,20 +109,16 @@ class LogAudit:
         found = f"{count} ({sessions})" if sessions else "No session"
         said = [f"{found}, {count_of(self.calls, 'call')}, {count_of(self.compactions, 'compaction')}."]
         for f in self.figures:
-            values, bound, copied_text = (
-                "none" if math.isnan(x) else f"{percent(x)}%" for x in (f.values, f.bound, f.characters)
-            )
+            values, bound = ("none" if x is None else f"{percent(x)}%" for x in (f.values, f.bound))
             if f.name == OWN:
                 said.append(
                     f"After {count_of(len(self.each), 'compaction')} the next {NEXT_CALLS} calls took "
-                    f"{self.values:,} values and {self.characters:,} characters of copied text from the history "
-                    f"before it ({self.full_tokens:,.0f} tokens on average)."
+                    f"{self.values:,} values from the history before it ({self.full_tokens:,.0f} tokens on average)."
                 )
-            kept = _KEPT.get(f.name, f"{f.name} would have kept")
             failed = f" (it failed at {count_of(f.failures, 'compaction')})" if f.failures else ""
             said.append(
-                f"{kept} {values} of the values ({bound} next to what they belong to) and {copied_text} of the "
-                f"copied text in {f.tokens:,.0f} tokens{failed}."
+                f"{_KEPT[f.name]} {values} of the values ({bound} next to what they belong to) in "
+                f"{f.tokens:,.0f} tokens{failed}."
             )
         if self.compactions and not self.each:
             said.append("No compaction has both a readable summary and calls after it, so none is compared.")
@@ -144,15 +143,6 @@ _KEPT = {
     ANSWER: "The bank alone, in as many tokens as the summary (answer), would have kept",
 }
 
-LOG_COLUMNS: tuple[Column[Figures], ...] = (
-    Column("values", lambda f: f.values, percent,
-           f"values that the next {NEXT_CALLS} calls took from before the compaction and that were kept, %"),
-    Column("bound", lambda f: f.bound, percent, "those kept next to what they belong to, %"),
-    Column("copied", lambda f: f.characters, percent,
-           "characters that these calls copied from before the compaction and that were kept verbatim, %"),
-    Column("tokens", lambda f: f.tokens, whole, "mean tokens of the summary, or of what stands in its place"),
-)  # fmt: skip
-
 
 def each_table(rows: Sequence[CompactionRow]) -> tuple[list[str], list[list[str]]]:
     """A table of compactions: titles, and rows with the tokens of the history, values needed, what each way kept."""
@@ -163,8 +153,8 @@ def each_table(rows: Sequence[CompactionRow]) -> tuple[list[str], list[list[str]
     for row in rows:
         full, figures = row.kept[FULL], []
         for kept in (row.kept[way] for way in ways):
-            figures += [percent(kept.bound.has / kept.bound.of) if kept.bound.of else "–", f"{kept.tokens:,}"]
-        first = [f"{row.session[:8]} {row.number}", f"{full.tokens:,}", f"{full.values.of:,}"]
+            figures += [percent(kept.bound / kept.needed) if kept.needed else "–", f"{kept.tokens:,}"]
+        first = [f"{row.session[:8]} {row.number}", f"{full.tokens:,}", f"{full.needed:,}"]
         cells.append([*first, *figures, f"{row.read_again:,}"])
     return titles, cells
 
@@ -172,44 +162,40 @@ def each_table(rows: Sequence[CompactionRow]) -> tuple[list[str], list[list[str]
 def audit_logs(
     files: TraceFiles,
     runs: Sequence[Trace],
-    strategies: Sequence[Strategy] = (),
     *,
     bank: MemoryBankSettings | None = None,
     assist: int = ServiceSettings().compaction_tokens,
     counter: str = ENCODING,
-    progress: ProgressReport | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> LogAudit:
     """Measure the compactions and the reads in the runs that were read of log files.
 
-    ``bank``: the settings of the bank that adds ``assist`` tokens to a summary, or answers in its place. It and
-    strategies that use a ``history_budget`` get the tokens of each summary. Nothing of the contents is in the result.
+    ``bank``: the settings of the bank that adds ``assist`` tokens to a summary, or answers in its place with the
+    tokens of each summary. Nothing of the contents is in the result.
     """
     costs = Costs(named_counter(counter))
-    rows: list[list[CompactionRow]] = []  # of each session
+    rows: list[CompactionRow] = []
     reads: list[Rereads] = []
-    clients: Counter[str] = Counter()
     seen: set[str] = set()
-    calls = compactions = 0
     with quiet():
         for n, session in enumerate(runs, 1):
-            clients[session.client or "message list"] += 1
-            calls += sum(len(calls_of(m)) for m in session.messages if m.get("role") == "assistant")
-            compactions += len(session.compactions)
-            rows.append(measure_compactions(session, strategies, costs, seen, bank, assist))
+            for compaction in compactions_of(session, seen):
+                ways = compaction.ways(costs, bank, assist)
+                values = compaction.needed_values()
+                kept = {name: kept_by(way, values, costs) for name, way in ways.items()}
+                again = count_rereads(session, costs, compaction.number).after_compaction
+                rows.append(CompactionRow(session.id, compaction.number, kept, again))
             reads.append(count_rereads(session, costs))
             if progress is not None:
-                progress(n, n)
-    measured = [row for own in rows for row in own]
-    ways = measured[0].kept if measured else ()
+                progress(n, len(runs))
     return LogAudit(
-        sessions=dict(clients),
-        calls=calls,
-        compactions=compactions,
-        each=tuple(measured),
-        values=sum(row.kept[OWN].values.of for row in measured),
-        characters=sum(row.kept[OWN].characters.of for row in measured),
-        full_tokens=ratio(sum(row.kept[FULL].tokens for row in measured), len(measured)),
-        figures=tuple(figures_of(name, rows) for name in ways if name != FULL),
+        sessions=dict(Counter(session.client or "message list" for session in runs)),
+        calls=files.calls,
+        compactions=sum(len(session.compactions) for session in runs),
+        each=tuple(rows),
+        values=sum(row.kept[OWN].needed for row in rows),
+        full_tokens=sum(row.kept[FULL].tokens for row in rows) / max(1, len(rows)),
+        figures=tuple(figures_of(name, rows) for name in (OWN, ASSIST, ANSWER) if rows),
         rereads=Rereads(*map(sum, zip(*reads, strict=True))),
         skipped_lines=len(files.skipped),
         unknown_files=tuple(files.unknown),
@@ -218,39 +204,78 @@ def audit_logs(
     )
 
 
-def figures_of(name: str, sessions: Sequence[Sequence[CompactionRow]]) -> Figures:
-    """What one way kept over all compactions, given by session."""
-
-    def part(share: str, rows: Sequence[CompactionRow]) -> tuple[float, float]:
-        tallies = [getattr(row.kept[name], share) for row in rows]
-        return sum(t.has for t in tallies), sum(t.of for t in tallies)
-
-    parts = {share: partial(part, share) for share in ("values", "bound", "characters")}
-    kept = [row.kept[name] for rows in sessions for row in rows]
-    tokens, failures = ratio(sum(k.tokens for k in kept), len(kept)), sum(k.failed for k in kept)
-    shares = {share: ratio_of_sums(map(own, sessions)) for share, own in parts.items()}
-    return Figures(
-        {"name": name, "tokens": tokens, "failures": failures, **shares}, intervals_of(sessions, parts)
+def figures_of(name: str, rows: Sequence[CompactionRow]) -> WayFigures:
+    """What one way kept over all compactions; shares are None where no value was needed."""
+    kept = [row.kept[name] for row in rows]
+    needed = sum(k.needed for k in kept)
+    shares = (sum(k.present for k in kept), sum(k.bound for k in kept))
+    values, bound = (share / needed if needed else None for share in shares)
+    return WayFigures(
+        name, values, bound, sum(k.tokens for k in kept) / len(kept), sum(k.failed for k in kept)
     )
 
 
-def measure_compactions(
-    session: Trace,
-    strategies: Sequence[Strategy],
-    costs: Costs,
-    seen: set[str],
-    bank: MemoryBankSettings | None = None,
-    assist: int = ServiceSettings().compaction_tokens,
-    answer: int | None = None,
-) -> list[CompactionRow]:
-    """The compactions of a session that are followed by calls; those whose summary is in ``seen`` are left out.
+def kept_by(way: Callable[[], Sequence[object]], values: Sequence[Need], costs: Costs) -> KeptByOne:
+    """What the messages of a way hold of the values; one that raises holds nothing."""
+    try:
+        messages, failed = way(), False
+    except Exception:  # counted: a failure says nothing about the others
+        messages, failed = [], True
+    texts = texts_of(messages)
+    recalled = [recall(need, texts) for need in values]
+    present, bound = (sum(r[part] for r in recalled) for part in (0, 1))
+    return KeptByOne(len(values), present, bound, costs.total(messages), failed)
 
-    A compaction sees the history since the one before, with that one's summary as a user message. The values are
-    those of the next 30 calls that only an output of this history showed; the text is what these calls copy from it.
-    What user messages or the last interaction show is left out. Strategies get a budget of the summary's tokens, and
-    so does ANSWER unless ``answer`` says how many; ASSIST has ``assist`` tokens beside the summary.
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """The ``number``-th compaction of a session: the history that it replaced by a summary, and the next 30 calls.
+
+    The history is what came since the compaction before, with that one's summary as a user message; ``tail`` is where
+    its last interaction begins.
     """
-    rows: list[CompactionRow] = []
+
+    session: Trace
+    number: int
+    history: list[Any]
+    summary: str
+    after: list[dict[str, Any]]
+    tail: int
+
+    def ways(
+        self, costs: Costs, bank: MemoryBankSettings | None, assist: int, answer: int | None = None
+    ) -> dict[str, Callable[[], list[Any]]]:
+        """What makes the messages of each way to compact: ANSWER has as many tokens as the summary, or ``answer``."""
+        own = {"role": "user", "content": self.summary}
+        room = costs.of(own) - costs.of({"role": "user", "content": ""})
+        known = partial(_bank_says, self.history, bank, costs, self.session.client == "Claude Code")
+        return {
+            OWN: lambda: [own],
+            FULL: lambda: self.history,
+            ASSIST: partial(known, assist, own),
+            ANSWER: partial(known, room if answer is None else answer),
+        }
+
+    def needed_values(self) -> list[Need]:
+        """The values of the next calls that outputs before the compaction showed; each once.
+
+        What user messages or the last interaction show is left out.
+        """
+        outputs = texts_of(m for m in self.history[: self.tail] if kind_of(m) is MessageKind.RESULT)
+        recent = texts_of(self.history[self.tail :])
+        found: dict[str, Need] = {}
+        for turn in needs_of(Trace("", [*self.history, *self.after])):
+            if turn.position >= len(self.history) and turn.kind == "call":
+                for need in (n for n in turn.needs if n.born == "tool"):
+                    if any(t.holds(need.forms) for t in outputs) and not any(
+                        t.holds(need.forms) for t in recent
+                    ):
+                        found.setdefault(need.value, need)
+        return list(found.values())
+
+
+def compactions_of(session: Trace, seen: set[str]) -> Iterator[Compaction]:
+    """The compactions of a session that are followed by calls; those whose summary is in ``seen`` are left out."""
     start, before = 0, None
     stops = [position for position, _ in session.compactions[1:]] + [len(session.messages)]
     for number, ((position, summary), stop) in enumerate(zip(session.compactions, stops, strict=False), 1):
@@ -260,40 +285,10 @@ def measure_compactions(
         start, before = position, summary
         after = _next_calls(session.messages[position:stop])
         pairs = list(pairwise(map(kind_of, history)))
-        if summary is None or summary in seen or not after or _ANSWERED not in pairs:
-            continue
-        seen.add(summary)
-        own = {"role": "user", "content": summary}
-        tail = len(pairs) - 1 - pairs[::-1].index(_ANSWERED)  # the last interaction
-        values, stretches = _needed_values(history, after, tail), _copied_text(history, after, tail)
-
-        def kept_by(
-            messages: Sequence[object], values: Any = values, stretches: Any = stretches
-        ) -> KeptByOne:
-            texts, index = texts_of(messages), TextIndex()
-            for message in messages:
-                index.add_message(message)
-            recalled = [recall(need, texts) for need in values]
-            present, bound = (Tally(sum(r[part] for r in recalled), len(values)) for part in (0, 1))
-            return KeptByOne(present, bound, characters_kept(stretches, index), costs.total(messages))
-
-        always = [*filter(_is_asked, history), *history[tail:]]
-        room = costs.of(own) - costs.of({"role": "user", "content": ""})
-        trace = Trace(session.id, history)
-        known = partial(_bank_says, history, bank, costs, session.client == "Claude Code")
-        ways: dict[str, Callable[[], Sequence[object]]]
-        ways = {OWN: partial(list, [own]), FULL: partial(list, history), ASSIST: partial(known, assist, own)}
-        ways[ANSWER] = partial(known, room if answer is None else answer)
-        ways |= {s.name: partial(_memory_of, s, trace, always, costs.of(own)) for s in strategies}
-        kept: dict[str, KeptByOne] = {}
-        for name, way in ways.items():
-            try:
-                kept[name] = kept_by(way())
-            except Exception:  # counted: a failure says nothing about the others
-                kept[name] = kept_by([])._replace(failed=True)
-        again = count_rereads(session, costs, number).after_compaction
-        rows.append(CompactionRow(session.id, number, kept, again))
-    return rows
+        if summary is not None and summary not in seen and after and _ANSWERED in pairs:
+            seen.add(summary)
+            tail = len(pairs) - 1 - pairs[::-1].index(_ANSWERED)
+            yield Compaction(session, number, history, summary, after, tail)
 
 
 def _next_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -305,10 +300,6 @@ def _next_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             if count >= NEXT_CALLS:
                 return messages[: position + 1]
     return messages if count else []
-
-
-def _is_asked(message: object) -> bool:
-    return kind_of(message) in (MessageKind.SYSTEM, MessageKind.USER)
 
 
 def _bank_says(
@@ -331,40 +322,6 @@ def _bank_says(
         summary = own["content"] if own else ""
         text = what_is_known(state, most, lacking=summary, users_words=users_words and not own)
     return [*([own] if own else ()), {"role": "user", "content": text}]
-
-
-def _memory_of(strategy: Strategy, history: Trace, always: Sequence[object], budget: int) -> list[Any]:
-    """What a strategy shows beyond what ``always`` stands in a context; ``budget`` is its ``history_budget``."""
-    [limited] = with_budgets(strategy, [max(1, budget)], folds=True)
-    with limited.start(history) as build:
-        context = build(copied(history.messages), ())
-    return [m for m in context if m not in always]
-
-
-def _needed_values(history: Sequence[object], after: Sequence[object], tail: int) -> list[Need]:
-    """The values of the next calls that outputs before the compaction showed; each once."""
-    outputs = texts_of(m for m in history[:tail] if kind_of(m) is MessageKind.RESULT)
-    recent = texts_of(history[tail:])
-    found: dict[str, Need] = {}
-    for turn in needs_of(Trace("", [*history, *after])):
-        if turn.position >= len(history) and turn.kind == "call":
-            for need in (n for n in turn.needs if n.born == "tool"):
-                if any(t.holds(need.forms) for t in outputs) and not any(t.holds(need.forms) for t in recent):
-                    found.setdefault(need.value, need)
-    return list(found.values())
-
-
-def _copied_text(history: Sequence[object], after: Sequence[object], tail: int) -> list[str]:
-    """The stretches that the next calls copy from before the compaction; each once."""
-    source, near = TextIndex(), TextIndex()
-    for position, message in enumerate(history):
-        (near if _is_asked(message) or position >= tail else source).add_message(message)
-    found: dict[str, None] = {}
-    for message in after:
-        if kind_of(message) is MessageKind.USER:
-            near.add_message(message)
-        found |= dict.fromkeys(copied_stretches(message, source, near))
-    return list(found)
 
 
 def count_rereads(session: Trace, costs: Costs, compaction: int | None = None) -> Rereads:

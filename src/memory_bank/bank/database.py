@@ -29,13 +29,14 @@ from memory_bank.bank.schema import (
     bank,
     count_of,
     folds,
-    jobs,
+    insights,
     metadata,
     of_namespace,
     of_session,
     records,
     schema_version,
     sessions,
+    waits,
 )
 from memory_bank.errors import ConfigError, DatabaseOpenError, DatabaseVersionError, StorageError
 from memory_bank.faults import fault_point
@@ -55,12 +56,13 @@ ANY: Any = object()
 _s = sessions.c
 GENERATION = sa.select(_s.generation).where(of_session(sessions))
 _COUNT = count_of(records).where(of_session(records))
-_JOBS = count_of(jobs).where(of_session(jobs))
+_INSIGHTS = count_of(insights).where(of_session(insights))
+_WAITING = count_of(insights).where(waits, of_session(insights))
 _FOLD, _FOLDED = (
     sa.select(sa.func.max(c)).where(of_session(folds)) for c in (folds.c.number, folds.c.created)
 )
 LEDGER = (_s.asked, _s.paid, _s.would_pay, _s.sent, _s.came, _s.in_vain, _s.cache)
-_COUNTS = (q.scalar_subquery() for q in (_COUNT, _JOBS, _FOLD, _FOLDED))
+_COUNTS = (q.scalar_subquery() for q in (_COUNT, _INSIGHTS, _WAITING, _FOLD, _FOLDED))
 _EXTENT = sa.select(sa.func.coalesce(_s.generation, 0), *_COUNTS, *LEDGER).select_from(
     sa.select(sa.literal(1)).subquery().outerjoin(sessions, of_session(sessions))
 )
@@ -232,7 +234,7 @@ class Database:
                 for step in (
                     step for v, steps in MIGRATIONS.items() if int(v) >= int(version) for step in steps
                 ):
-                    if isinstance(step, sa.Table):
+                    if isinstance(step, (sa.Table, sa.Index)):
                         step.create(connection)
                         continue
                     if not isinstance(step, str):
@@ -531,9 +533,10 @@ class Database:
         """What is stored of a session, in numbers, and its ledger."""
         with self.read() as c:
             row = c.execute(_EXTENT, {"session": session_id}).one()
-            generation, count, queued, fold, folded, asked, *ledger = row
+            generation, count, made, waiting, fold, folded, asked, *ledger = row
             idle = 0.0 if asked is None else max(0.0, self.now(c) - asked)
-        return Extent(generation, count, queued, LastFold(fold or 0, folded or 0.0), idle, *ledger)
+        last_fold = LastFold(fold or 0, folded or 0.0)
+        return Extent(generation, count, made, waiting, last_fold, idle, *ledger)
 
 
 class LastFold(NamedTuple):
@@ -544,14 +547,16 @@ class LastFold(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """What is stored of a session: its generation, the numbers of its records and jobs, its newest fold, its ledger.
+    """What is stored of a session: generation, numbers of records and insights, newest fold, ledger.
 
-    ``idle``: seconds since its latest context; all else as in the table.
+    ``waiting``: insights that wait for the Observer's model. ``idle``: seconds since its latest context; all else as
+    in the table.
     """
 
     generation: int
     records: int
-    jobs: int
+    insights: int
+    waiting: int
     fold: LastFold
     idle: float
     paid: float | None

@@ -12,14 +12,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.jobs import add_jobs
 from memory_bank.bank.rows import rederived
 from memory_bank.bank.schema import (
     SET_SESSION,
     content_deleted,
     in_parts,
     insights,
-    jobs,
     like_prefix,
     lineage,
     of_session,
@@ -173,7 +171,7 @@ class Lineage:
                 return False
             if fork is not None:
                 if fork.upto:
-                    _copy_beginning(c, self.database, fork, session_id)
+                    _copy_beginning(c, fork, session_id)
                 # a fork at one of these digests is a fork of the older session
                 inherited = sa.select(_l.digest, sa.literal(session_id), _l.number, sa.literal(0))
                 inherited = inherited.where(_l.session_id == fork.session_id, _l.number <= fork.number)
@@ -218,8 +216,8 @@ class Lineage:
             c.execute(sa.delete(lineage).where(of_session(lineage), _l.number.between(1, last - KEPT)), mine)
 
 
-def _copy_beginning(c: Connection, database: Database, fork: ForkPoint, other: str) -> None:
-    """Within a write that holds the bank (``lock_bank``), copy records, insights and jobs in order to a session."""
+def _copy_beginning(c: Connection, fork: ForkPoint, other: str) -> None:
+    """Within a write that holds the bank (``lock_bank``), copy records and insights in order to a session."""
     session = {"session": fork.session_id}
 
     def rows_of(table: sa.Table, *which: sa.ColumnElement[bool]) -> Iterator[RowMapping]:
@@ -242,15 +240,12 @@ def _copy_beginning(c: Connection, database: Database, fork: ForkPoint, other: s
         )
         while batch := list(islice(copies, _AT_ONCE)):
             c.execute(sa.insert(table), batch)
-    if waiting := [ids[row["trace_id"]] for row in rows_of(jobs) if row["trace_id"] in ids]:
-        add_jobs(c, database, other, waiting)
 
 
 def _leave(c: Connection, fork: ForkPoint) -> None:
     session = {"session": fork.session_id}
     taken = sa.select(_r.trace_id).where(of_session(records), _r.seq <= fork.takes)
     for table, which in (
-        (jobs, jobs.c.trace_id.in_(taken)),
         (insights, insights.c.trace_id.in_(taken)),
         (records, _r.seq <= fork.takes),
         (lineage, _l.number.between(1, fork.number)),

@@ -16,30 +16,28 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.jobs import SPENT_SUMS, is_own_answer, spent_of
 from memory_bank.bank.rows import from_row, insight_of, is_session_id, is_trace_id
 from memory_bank.bank.schema import (
     HAS_CONTENT,
     IDS,
     INSIGHT_OF_RECORD,
-    JOB_OF_RECORD,
     byte_length,
+    calls,
     count_of,
     first_bytes,
     in_parts,
     insights,
-    jobs,
     like_prefix,
     of_namespace,
     of_session,
     records,
     rows_by_id,
     sessions,
-    spending,
     steps,
     sum_of,
+    waits,
 )
-from memory_bank.records import Brief, Insight, InteractionRecord, Spent
+from memory_bank.records import Brief, Insight, InteractionRecord
 from memory_bank.transcript.messages import MARKS, is_memory_tool
 
 PREFIX = 6
@@ -49,7 +47,7 @@ PIECE = 2**20
 _HEAD = 2_000  # bytes of arguments and output in an outline
 _AT_ONCE = 500  # sessions
 
-_s, _r, _i, _j, _t = sessions.c, records.c, insights.c, jobs.c, steps.c
+_s, _r, _i, _t = sessions.c, records.c, insights.c, steps.c
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +63,11 @@ class Tokens:
 class SessionInfo:
     """A session. ``task`` is what the user asked for (in pages its beginning); times are Unix seconds.
 
-    ``steps`` is the step_id of the latest record, ``jobs`` counts the records that wait for a model, ``failing``
-    those that have failed before. Pages leave out what takes longer to count: ``unobserved`` records without an
-    insight (answers of our own tools need none) and all that follows; ``attempts`` are of the job that fails most,
-    ``model`` and ``last_step`` (Unix seconds) of the latest step.
+    ``steps`` is the step_id of the latest record, ``waiting`` counts the records that wait for the Observer's model,
+    ``failing`` those of them for which it has failed before. Pages leave out what takes longer to count:
+    ``unobserved`` records without an insight (answers of our own tools need none) and all that follows; ``attempts``
+    are of the record for which it fails most, ``calls`` all of the Observer's model, ``model`` and ``last_step``
+    (Unix seconds) of the latest step.
     """
 
     session_id: str
@@ -81,32 +80,34 @@ class SessionInfo:
     records: int = 0
     steps: int = 0
     insights: int = 0
-    jobs: int = 0
+    waiting: int = 0
     failing: int = 0
     unobserved: int = 0
     to_redo: int = 0
     attempts: int = 0
     model: str | None = None
     last_step: float | None = None
-    spent: Spent = field(default_factory=Spent)
+    calls: int = 0
     tokens: Tokens = field(default_factory=Tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceTotals:
-    """The sums of a namespace. ``spent`` includes deleted sessions."""
+    """The sums of a namespace. ``calls`` includes deleted sessions."""
 
     sessions: int
     records: int
     insights: int
-    jobs: int
+    waiting: int
     failing: int
-    spent: Spent
+    calls: int
     tokens: Tokens
 
 
-def _of_each(table: sa.Table, value: sa.ColumnElement[Any], newest: bool = False) -> sa.ScalarSelect[Any]:
-    mine = sa.select(value).where(table.c.session_id == _s.session_id).correlate(sessions)
+def _of_each(
+    table: sa.Table, value: sa.ColumnElement[Any], *where: sa.ColumnElement[bool], newest: bool = False
+) -> sa.ScalarSelect[Any]:
+    mine = sa.select(value).where(table.c.session_id == _s.session_id, *where).correlate(sessions)
     if newest:
         mine = mine.order_by((table.c.number if table is steps else table.c.seq).desc()).limit(1)
     return mine.scalar_subquery()
@@ -118,17 +119,18 @@ _INFO = sa.select(
     sa.func.coalesce(_of_each(records, _r.step_id, newest=True), 0).label("steps"),
     _of_each(records, sa.func.count()).label("records"),
     _of_each(insights, sa.func.count()).label("insights"),
-    _of_each(jobs, sa.func.count()).label("jobs"),
-    _of_each(jobs, sa.func.count(_j.error)).label("failing"),
+    _of_each(insights, sa.func.count(), waits).label("waiting"),
+    _of_each(insights, sa.func.count(_i.redo), waits).label("failing"),
 )  # fmt: skip
 _TOKENS = (sa.func.count(), sum_of(_t.full_tokens), sum_of(_t.tokens))
-_failed = sa.case((_j.error.is_not(None), _j.attempts), else_=0)
 _DETAILS = _INFO.add_columns(
     _of_each(insights, sa.func.count(_i.redo)).label("to_redo"),
-    sa.func.coalesce(_of_each(jobs, sa.func.max(_failed)), 0).label("attempts"),
+    sa.func.coalesce(_of_each(insights, sa.func.max(_i.attempts), waits, _i.redo.is_not(None)), 0).label(
+        "attempts"
+    ),
     _of_each(steps, _t.model, newest=True).label("model"),
     _of_each(steps, _t.created, newest=True).label("last_step"),
-    *(_of_each(spending, value) for value in SPENT_SUMS),
+    _of_each(calls, sum_of(calls.c.calls)).label("calls"),
     *(_of_each(steps, value) for value in _TOKENS),
 )
 
@@ -241,10 +243,10 @@ def namespace_totals(database: Database, namespace: str | None) -> NamespaceTota
 
         n = sa.func.count()
         there, facts, summaries = (sums(t, present, n)[0] for t in (sessions, records, insights))
-        waiting, failing = sums(jobs, present, n, sa.func.count(_j.error))
-        spent, tokens = sums(spending, ever, *SPENT_SUMS), sums(steps, present, *_TOKENS)
-    counts = there, facts, summaries, waiting, failing
-    return NamespaceTotals(*counts, spent_of(spent), Tokens(*map(int, tokens)))
+        waiting, failing = sums(insights, present.where(waits), n, sa.func.count(_i.redo))
+        asked, tokens = sums(calls, ever, sum_of(calls.c.calls))[0], sums(steps, present, *_TOKENS)
+    counts = there, facts, summaries, waiting, failing, int(asked)
+    return NamespaceTotals(*counts, Tokens(*map(int, tokens)))
 
 
 def _details(c: Connection, query: sa.Select[*tuple[Any, ...]]) -> list[SessionInfo]:
@@ -252,8 +254,8 @@ def _details(c: Connection, query: sa.Select[*tuple[Any, ...]]) -> list[SessionI
     for part in in_parts(c.execute(query).all(), _AT_ONCE):
         unobserved = _unobserved(c, [row.session_id for row in part])
         for row in part:
-            named = dict(zip(row._fields, row[:-7], strict=False)) | {"task": row.task or ""}
-            named |= {"spent": spent_of(row[-7:-3]), "tokens": Tokens(*map(int, row[-3:]))}
+            named = dict(zip(row._fields, row[:-3], strict=False)) | {"task": row.task or ""}
+            named |= {"calls": int(row.calls), "tokens": Tokens(*map(int, row[-3:]))}
             found.append(SessionInfo(**named, unobserved=unobserved[row.session_id]))
     return found
 
@@ -273,16 +275,40 @@ def _unobserved(c: Connection, session_ids: Sequence[str]) -> Counter[str]:
     return found
 
 
+_BARE = (
+    sa.select(_r.trace_id, _r.timestamp, _r.tool_name, _r.output_verbatim,
+              first_bytes(_r.output, max(map(len, MARKS))).label("head"))
+    .outerjoin(insights, INSIGHT_OF_RECORD)
+    .where(of_session(records), HAS_CONTENT, _i.seq.is_(None))
+    .order_by(_r.seq)
+)  # fmt: skip
+
+
+def without_insight(database: Database, session_id: str) -> dict[str, float]:
+    """The records of a session that need an insight and have none, oldest first: trace_id to timestamp."""
+    with database.read() as c:
+        rows = c.execute(_BARE, {"session": session_id})
+        return {
+            r.trace_id: r.timestamp for r in rows if not is_own_answer(r.tool_name, r.output_verbatim, r.head)
+        }
+
+
+def is_own_answer(tool_name: str, verbatim: bool, head: bytes | None) -> bool:
+    """Whether a record is an answer of our own tools, by the beginning of its output."""
+    return is_memory_tool(tool_name, bytes(head or b"").decode("utf-8", "replace") if verbatim else None)
+
+
 Text = Literal["input", "output"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Outline(Brief):
-    """A stored record with the beginnings of its texts only, and what its insight and its job say of it.
+    """A stored record with the beginnings of its texts only, and what its insight says of it.
 
     ``number`` is its place in its session (1 is the oldest). ``input_head`` and ``output_head`` are the first
     bytes of the stored texts, ``input_bytes`` and ``output_bytes`` their lengths; a verbatim text is the one
-    received, any other is JSON of the value. ``mark``: see ``FactStore.marks``.
+    received, any other is JSON of the value. ``attempts``: how often the Observer's model was asked for the
+    summary that it waits for; None where it waits for none. ``mark``: "forgotten" or None.
     """
 
     session_id: str
@@ -303,7 +329,6 @@ class Outline(Brief):
     source: str | None
     redo: str | None
     attempts: int | None
-    error: str | None
     mark: str | None = None
 
     @property
@@ -327,16 +352,17 @@ _outline = sa.select(
     _r.input_verbatim, _r.output_verbatim,
     byte_length(_r.input).label("input_bytes"), byte_length(_r.output).label("output_bytes"),
     _head(_r.input).label("input_head"), _head(_r.output).label("output_head"),
-    _i.summary, _i.source, _i.redo, _j.attempts, _j.error, _r.mark,
+    _i.summary, _i.source, _i.redo, sa.case((waits, _i.attempts)).label("attempts"), _r.mark,
 )  # fmt: skip
 _with_insight = records.outerjoin(insights, INSIGHT_OF_RECORD)
-_sources = _with_insight.outerjoin(jobs, JOB_OF_RECORD)
 _row_number = sa.func.row_number().over(order_by=_r.seq).label("number")
 _numbered = sa.select(_r.seq, _row_number).where(of_session(records)).subquery()
 _older = records.alias()
 _until = count_of(_older).where(_older.c.session_id == _r.session_id, _older.c.seq <= _r.seq)
 _number = _until.correlate(records).scalar_subquery().label("number")
-_BY_IDS = _outline.add_columns(_number).select_from(_sources).where(of_session(records), _r.trace_id.in_(IDS))
+_BY_IDS = (
+    _outline.add_columns(_number).select_from(_with_insight).where(of_session(records), _r.trace_id.in_(IDS))
+)
 
 
 def list_outlines(
@@ -348,7 +374,7 @@ def list_outlines(
     if tool is not None:
         listed = listed.join(records, _r.seq == _numbered.c.seq).where(_r.tool_name == tool)
     page = listed.subquery()
-    query = _outline.add_columns(page.c.number).select_from(_sources.join(page, page.c.seq == _r.seq))
+    query = _outline.add_columns(page.c.number).select_from(_with_insight.join(page, page.c.seq == _r.seq))
     rows = database.rows(query.order_by(page.c.number), session=session_id)
     return [_outline_of(database, row) for row in rows]
 

@@ -19,38 +19,34 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder
 from memory_bank.bank.files import ROOT
 from memory_bank.bank.folds import FoldContent
-from memory_bank.bank.jobs import add_jobs
 from memory_bank.bank.keys import DEFAULT
 from memory_bank.bank.rows import derivation, from_row, is_derived, is_session_id, what_is_wrong
 from memory_bank.bank.schema import (
     INSIGHT_OF_RECORD,
-    JOB_OF_RECORD,
     NEXT_GENERATION,
     NO_LEDGER,
     SET_SESSION,
     ExactText,
     as_bytes,
     byte_length,
+    calls,
     content_deleted,
     count_of,
     files,
     folds,
     insights,
-    jobs,
     lineage,
     of_session,
     records,
     sessions,
-    spending,
     steps,
     sum_of,
 )
 from memory_bank.errors import StorageError
 from memory_bank.faults import fault_point
-from memory_bank.models.observer import EXTRACTIVE
 
 _BATCH = 256
-_r, _i, _j, _s = records.c, insights.c, jobs.c, sessions.c
+_r, _i, _s = records.c, insights.c, sessions.c
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +56,6 @@ class Purged:
     session_id: str
     records: int
     insights: int
-    jobs: int
     bytes: int
     emptied: bool
 
@@ -75,9 +70,9 @@ def purge(
 ) -> Iterator[Purged]:
     """Delete a session's content, a namespace's, what was stored before a time (Unix seconds), or the intersection.
 
-    One transaction a session: what is yielded is deleted. An emptied session keeps its row, its agent and what its
-    Observer spent, so that other processes notice and limits hold; its task is deleted. ``dry_run`` only counts.
-    Raises StorageError.
+    One transaction a session: what is yielded is deleted. An emptied session keeps its row, its agent and the
+    number of its Observer's calls, so that other processes notice and the limit holds; its task is deleted.
+    ``dry_run`` only counts. Raises StorageError.
     """
     if session_id is not None:
         names = [session_id]
@@ -120,11 +115,10 @@ def purge_files(
 def _purge(c: Connection, name: str, before: float | None, dry_run: bool) -> Purged | None:
     """Count the rows of a session, None for none, and delete them unless it is a ``dry_run``."""
     session = {"session": name}
-    doomed = {table: of_session(table) for table in (insights, jobs, records, steps)}
+    doomed = {table: of_session(table) for table in (insights, records, steps)}
     if before is not None:
         old = sa.select(_r.trace_id).where(of_session(records), _r.timestamp < before)
         doomed[insights] &= _i.trace_id.in_(old)
-        doomed[jobs] &= _j.trace_id.in_(old)
         doomed[records] &= _r.timestamp < before
         doomed[steps] &= steps.c.created < before
 
@@ -138,9 +132,8 @@ def _purge(c: Connection, name: str, before: float | None, dry_run: bool) -> Pur
 
     facts, raw = size(records, _r.input, _r.output)
     summaries, short = size(insights, _i.summary)
-    waiting, _ = size(jobs)
     emptied = before is None or present(records, insights) == [facts, summaries]
-    if not (facts or summaries or waiting):
+    if not (facts or summaries):
         task = c.execute(sa.select(_s.task).where(of_session(sessions)), session).scalar()
         if before is not None or not (task or any(present(steps, lineage))):
             return None
@@ -154,7 +147,7 @@ def _purge(c: Connection, name: str, before: float | None, dry_run: bool) -> Pur
                 SET_SESSION.values(task=None, project=None, head=None, head_calls=None, **NO_LEDGER), session
             )
         content_deleted(c, session)
-    return Purged(name, facts, summaries, waiting, raw + short, emptied)
+    return Purged(name, facts, summaries, raw + short, emptied)
 
 
 Report = Callable[[str, int, int], None]
@@ -181,7 +174,6 @@ class Counts:
     checked_ids: int = 0
     unobserved: int = 0
     insights: int = 0
-    jobs: int = 0
     sessions: int = 0
     files: int = 0
 
@@ -191,14 +183,15 @@ def verify(
 ) -> Iterator[Defect]:
     """Check every row of a bank, a batch at a time, and yield the defects; ``counts`` is filled meanwhile.
 
-    ``repair`` creates missing sessions, deletes insights and jobs without a record, damaged folds, and unusable
-    insights, whose records it queues. Records are never changed. Raises StorageError only if a repair fails.
+    ``repair`` creates missing sessions, deletes insights without a record, damaged folds, and unusable insights,
+    which are made anew when their session goes on. Records are never changed. Raises StorageError only if a repair
+    fails.
     """
     counts = Counts() if counts is None else counts
     check = _Verification(database, counts, repair, report or (lambda *_: None))
     for part in (
-        check.file, check.sessions, check.embedder, check.records, check.insights, check.jobs, check.spending,
-        check.folds, check.files,
+        check.file, check.sessions, check.embedder, check.records, check.insights, check.folds,
+         check.files,
     ):  # fmt: skip
         try:
             yield from part()
@@ -230,7 +223,7 @@ class _Verification:
         self.counts.sessions = self.database.value(count_of(sessions)) or 0
         without = (
             sa.select(t.c.session_id).where(~sa.exists().where(_s.session_id == t.c.session_id))
-            for t in (records, insights, jobs, spending)
+            for t in (records, insights, calls)
         )
         with self.database.read() as c:
             missing = sorted(c.execute(sa.union(*without)).scalars())
@@ -267,16 +260,14 @@ class _Verification:
                 yield Defect("record", what, _name(row["session_id"]), _name(row["trace_id"]))
 
     def insights(self) -> Iterator[Defect]:
-        """Every insight has a record and a usable embedding. Broken ones are deleted and their records queued."""
+        """Every insight has a record and a usable embedding. Broken ones are deleted."""
         broken = self._broken_insights()
         while part := list(islice(broken, _BATCH)):
             if self.repair:
                 with self.database.write() as c:
                     self.database.lock_session(c, None)
                     for row, _ in part:  # a row that another process has replaced has another number
-                        deleted = c.execute(sa.delete(insights).where(_i.seq == row["seq"])).rowcount
-                        if deleted and row["record"] is not None and row["source"] != EXTRACTIVE:
-                            add_jobs(c, self.database, row["session_id"], [row["trace_id"]])
+                        c.execute(sa.delete(insights).where(_i.seq == row["seq"]))
                     for name in {row["session_id"] for row, _ in part}:
                         c.execute(NEXT_GENERATION, {"session": name})
             yield from (defect for _, defect in part)
@@ -295,26 +286,6 @@ class _Verification:
             if what:
                 where = _name(row["session_id"]), _name(row["trace_id"])
                 yield row, Defect(kind, what, *where, mended=self.repair)
-
-    def jobs(self) -> Iterator[Defect]:
-        """Every job has a record."""
-        query = sa.select(_j.seq, _j.session_id, _j.trace_id, _r.seq.label("record"))
-        for row in self._pages(jobs, query.outerjoin(records, JOB_OF_RECORD)):
-            self.counts.jobs += 1
-            if row["record"] is None:
-                if self.repair:
-                    with self.database.write() as c:
-                        orphaned = ~sa.exists(_r.seq).where(JOB_OF_RECORD)
-                        c.execute(sa.delete(jobs).where(_j.seq == row["seq"], orphaned))
-                yield Defect("job", "its record is missing", row["session_id"], row["trace_id"], self.repair)
-
-    def spending(self) -> Iterator[Defect]:
-        """No sum is negative."""
-        p = spending.c
-        negative = (p.calls < 0) | (p.prompt_tokens < 0) | (p.completion_tokens < 0) | (p.cost < -1e-6)
-        for row in self.database.rows(sa.select(p.session_id, p.day).where(negative)):
-            what = f"the sum of what it spent on {row['day']} is negative"
-            yield Defect("spending", what, row["session_id"])
 
     def folds(self) -> Iterator[Defect]:
         """Every fold can be read; a later step makes another in the place of one that is deleted."""

@@ -21,8 +21,6 @@ EQUALS = 1_024
 """The most equal calls of one session that ``derivation`` tries."""
 FORGOTTEN = "forgotten"
 """The mark of a record whose content was deleted."""
-MARKS = ("pinned", "excluded", FORGOTTEN)
-"""What a person may decide about a record."""
 _MAX_ID = 64
 _MAX_SOURCE = 255
 _MAX_STEP = 2**31 - 1

@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection, Dialect, RowMapping
 from sqlalchemy.types import LargeBinary, TypeDecorator, TypeEngine, UserDefinedType
 
 T = TypeVar("T")
-VERSION = "7"
+VERSION = "8"
 
 
 class ExactText(TypeDecorator[str]):
@@ -126,7 +126,7 @@ records = _of_records(
     sa.Column("output", ExactText, nullable=False),
     sa.Column("output_verbatim", sa.Boolean, nullable=False),
     sa.Column("timestamp", sa.Float, nullable=False),
-    sa.Column("mark", sa.String(16)),  # by a person: "pinned", "excluded", "forgotten" (without its content)
+    sa.Column("mark", sa.String(16)),  # "forgotten": a person had its content deleted; else NULL
 )
 
 insights = _of_records(
@@ -136,31 +136,20 @@ insights = _of_records(
     sa.Column("source", sa.String(255), nullable=False),
     sa.Column("redo", ExactText),  # why the summary has to be made again
     sa.Column("terms", sa.LargeBinary, nullable=False),  # of summary and record; see ``terms.terms_of``
+    sa.Column("due", sa.Float(53)),  # when the Observer's model is to be asked for a better one; NULL: never
+    sa.Column("attempts", sa.Integer),  # how often it was asked
 )
+waits = insights.c.due.is_not(None)
+"""The condition that an insight waits for the Observer's model."""
+_WAITING = sa.Index("ix_insights_due", insights.c.due, sqlite_where=waits, postgresql_where=waits)
 
-jobs = _of_records(  # records that wait for a summary by a language model; deleted when it is stored
-    "jobs",
-    sa.Column("created", sa.Float(53), nullable=False),  # all times are Unix seconds
-    sa.Column("due", sa.Float(53), nullable=False),  # not taken before this time
-    sa.Column("attempts", sa.Integer, nullable=False),
-    sa.Column("owner", sa.String(64)),  # holder of the lease, from `leased` until `expires`
-    sa.Column("leased", sa.Float(53)),
-    sa.Column("expires", sa.Float(53)),
-    sa.Column("error", ExactText),  # why the last attempt failed
-    sa.Index("ix_jobs_due", "due"),
-)
-
-spending = sa.Table(  # cost of the Observer's model by session, day (UTC) and model
-    "spending",
+calls = sa.Table(  # of the Observer's model, by session and day (UTC)
+    "calls",
     metadata,
     sa.Column("session_id", sa.String(255), primary_key=True),
     sa.Column("day", sa.String(10), primary_key=True),
-    sa.Column("model", sa.String(255), primary_key=True),
     sa.Column("calls", sa.Integer, nullable=False),
-    sa.Column("prompt_tokens", sa.BigInteger, nullable=False),
-    sa.Column("completion_tokens", sa.BigInteger, nullable=False),
-    sa.Column("cost", sa.Float(53), nullable=False),  # in the currency of the configured prices
-    sa.Index("ix_spending_day", "day"),
+    sa.Index("ix_calls_day", "day"),
 )
 
 api_keys = sa.Table(  # keys of a service; the rows of revoked keys stay
@@ -248,7 +237,7 @@ files = sa.Table(  # what an agent keeps below /memories, by a memory tool
     sa.Column("changed", sa.Float(53), nullable=False),
 )
 
-MIGRATIONS: dict[str, list[sa.Column[Any] | sa.Table | str]] = {
+MIGRATIONS: dict[str, list[sa.Column[Any] | sa.Table | sa.Index | str]] = {
     "2": [sessions.c.title, *(steps.c[n] for n in ("answer", "seconds", "http_status", "error", "reason"))],
     "3": ["DROP TABLE IF EXISTS models"],
     "4": [steps.c[n] for n in ("written_hour_tokens", "full_written_hour_tokens", "billed", "untold")],
@@ -256,6 +245,19 @@ MIGRATIONS: dict[str, list[sa.Column[Any] | sa.Table | str]] = {
     "6": [
         *(sessions.c[n] for n in ("asked", "paid", "would_pay", "sent", "came", "in_vain", "cache")),
         folds,
+    ],
+    "7": [
+        "UPDATE records SET mark = NULL WHERE mark <> 'forgotten'",
+        insights.c.due,
+        insights.c.attempts,
+        _WAITING,
+        "UPDATE insights SET due = 0, attempts = 0 WHERE EXISTS (SELECT 1 FROM jobs WHERE"
+        " jobs.trace_id = insights.trace_id AND jobs.session_id = insights.session_id)",
+        calls,
+        "INSERT INTO calls (session_id, day, calls)"
+        " SELECT session_id, day, sum(calls) FROM spending GROUP BY session_id, day",
+        "DROP TABLE jobs",
+        "DROP TABLE spending",
     ],
 }
 """What brings a bank of a version to the next: columns and tables that it lacks, and statements. Append only."""
@@ -271,7 +273,6 @@ INSIGHT_OF_RECORD = (insights.c.trace_id == records.c.trace_id) & (
 )
 HAS_CONTENT = records.c.mark.is_distinct_from("forgotten")
 """The condition that a record was not forgotten."""
-JOB_OF_RECORD = (jobs.c.trace_id == records.c.trace_id) & (jobs.c.session_id == records.c.session_id)
 SET_SESSION = sa.update(sessions).where(sessions.c.session_id == SESSION)
 NEXT_GENERATION = SET_SESSION.values(generation=sessions.c.generation + 1)
 _NO_CONTENT = NEXT_GENERATION.values(note=None, summaries=None, sent=None, came=None)

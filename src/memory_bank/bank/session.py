@@ -27,7 +27,7 @@ from memory_bank.models.observer import EXTRACTIVE, describe_call
 from memory_bank.plan import NO_PLAN, Context, Plan
 from memory_bank.ports import Embedder, Scope, TokenCounter
 from memory_bank.pricing import Charge, Ledger, PrefixCache
-from memory_bank.records import InteractionRecord, Spent
+from memory_bank.records import InteractionRecord
 from memory_bank.transcript.harness import SUMMARY_OPENINGS
 from memory_bank.transcript.jsontext import dump_value
 from memory_bank.transcript.messages import (
@@ -49,7 +49,7 @@ log = logging.getLogger("memory_bank.MemoryBankStrategy")
 DEFAULT = "default"
 """The session of a caller that names none."""
 _OF_SESSION = frozenset({
-    "session_id", "generation", "last_plan", "steps", "step_count", "marks", "retained", "transcript",
+    "session_id", "generation", "last_plan", "steps", "step_count", "transcript",
     "_insights", "_caches", "_task", "_by_call", "_last",
 })  # fmt: skip
 """The attributes of a MemoryBankState that are about one session."""
@@ -76,8 +76,6 @@ class Session(Closing):
         self.over_budget_logged = False
         self.rules_logged: set[str] = set()  # of the exit, that a context would have broken
         self.record_tool = ""
-        # trace_ids that are pinned, and that no context shows, by marks and by ``tools.NAME.retain``
-        self.retained: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
         self._caches: dict[str, Any] = {}
 
     @property
@@ -171,23 +169,21 @@ class MemoryBankState(Session):
         last_fold: the session's newest fold, of any process, at the beginning of the step.
         idle: seconds between the session's context before and the beginning of the step.
         steps: trace_id to step of every stored record, in the order of storing.
-        marks: trace_id to mark of every record that a person pinned, excluded or forgot.
         storage_errors: how many steps went on without memory because the database failed.
 
     Example:
         >>> with MemoryBankState.open("bank.db", session_id="task-1") as state:
         ...     context, tokens = apply_memory_bank_strategy(messages, None, load_config(), state)
         ...     state.add([InteractionRecord.create(2, "ask", {}, "What the user said by phone.")])
-        ...     state.fact_store.size(), state.insight_store.size(), state.pending, state.spent.calls
+        ...     state.fact_store.size(), state.insight_store.size(), state.pending
         ...     state.flush(timeout=5)
         ...     state.reset()
         1
-        (2, 2, 0, 0)
+        (2, 2, 0)
         0
     """
 
     steps: dict[str, int]
-    marks: dict[str, str]
     new_records: list[InteractionRecord]  # that the present step has stored
     _deferred: dict[str, Callable[[], object]]
     _by_call: dict[str, list[str]] | None  # trace_ids by call id, once asked for
@@ -221,7 +217,6 @@ class MemoryBankState(Session):
         self.settings = MemoryBankSettings()
         self.defer = defer
         self.storage_errors = 0
-        self.order_changes = 0  # how often other processes changed the order of stored records
         self.last_fold, self.idle = LastFold(), 0.0
         self._told: str | None = None  # what of the prefix cache is stored
         self._saving = threading.Lock()
@@ -324,7 +319,7 @@ class MemoryBankState(Session):
             self._choose_counter(settings.token_encoding)
         with self._saving:
             stored = self.database.extent(self.session_id)
-        generation, count, jobs = stored.generation, stored.records, stored.jobs
+        generation, count = stored.generation, stored.records
         if count or settings.scope != "session":  # else there is nothing to search yet
             self._insights.bind(settings.embedding_model)
         is_new = generation != self.generation  # first use, or another process reset the session
@@ -334,20 +329,17 @@ class MemoryBankState(Session):
             self.reload_steps()
         self._load(stored)
         if is_new:
-            self.marks = self.fact_store.marks()
             self._task = self.database.get_task(self.session_id)
             self.generation = generation
-        self._insights.begin(settings, llm_client, jobs)
-        self._insights.load(anew=is_new)
+        self._insights.begin(settings, llm_client, stored, anew=is_new)
         self.scope = settings.scope
         self.new_records = []
 
     def reload_steps(self) -> None:
         """Read the order of the stored records again, with those of other processes."""
         self._by_call = None
-        steps = self.fact_store.steps()
-        self.order_changes += any(a != b for a, b in zip(self.steps, steps, strict=False))
-        self.steps, self.step_count = steps, max(steps.values(), default=0)
+        self.steps = self.fact_store.steps()
+        self.step_count = max(self.steps.values(), default=0)
 
     def _load(self, stored: Extent) -> None:
         """Take what is stored of the session's folds and of what it paid."""
@@ -532,13 +524,7 @@ class MemoryBankState(Session):
             self.run_later("insights", work)
         else:
             work()
-        self._insights.start(bool(records))
-        tools = {name: of.retain for name, of in self.settings.tools.items() if of.retain is not None}
-        by_tool = self.fact_store.of_tools(list(tools)) if tools else {}
-        kinds = {t: "pinned" if tools[name] == "always" else "excluded" for t, name in by_tool.items()}
-        kinds |= self.marks  # a person's decision counts more
-        pinned = frozenset(t for t, kind in kinds.items() if kind == "pinned")
-        self.retained = pinned, frozenset(kinds) - pinned
+        self._insights.start()
 
     def add(self, records: Sequence[InteractionRecord], *, task: str = "") -> int:
         """Store records that do not come from the transcript, by the same path; return how many were new.
@@ -555,7 +541,7 @@ class MemoryBankState(Session):
             self._store_facts(new, max([self.step_count, *(r.step_id for r in new)]), task, drafts=True)
             if self.insight_store is not None:
                 self._insights.write(new, task)
-                self._insights.start(bool(new))
+                self._insights.start()
             return len(new)
 
     def _store_facts(self, records: Sequence[InteractionRecord], step: int, task: str, drafts: bool) -> None:
@@ -595,11 +581,6 @@ class MemoryBankState(Session):
         return None if self.scope == "session" else WiderScope(self.database, self.session_id, self.scope)
 
     @property
-    def spent(self) -> Spent:
-        """What the session's Observer has cost."""
-        return self._insights.spending.of_session()
-
-    @property
     def note(self) -> str:
         """What a model noted at the latest fold: what was decided, tried, and is left to do; "" for nothing."""
         return self.database.get_note(self.session_id)
@@ -635,7 +616,7 @@ class MemoryBankState(Session):
 
     @property
     def pending(self) -> int:
-        """The number of stored records that have no summary yet."""
+        """The number of stored records that have no summary yet, or wait for the one of the Observer's model."""
         return self._insights.pending
 
     def reset(self) -> None:
@@ -669,7 +650,7 @@ class MemoryBankState(Session):
             self.finish()
         if self.lock.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
             try:
-                if self.insight_store is not None and (self._prepared or self._insights.waiting):
+                if self.insight_store is not None and (self._prepared or self._insights.missing):
                     self._insights.flush(self._task)
             finally:
                 self.lock.release()
@@ -678,7 +659,7 @@ class MemoryBankState(Session):
         return self._insights.wait(until)
 
     def close(self) -> None:
-        """Close the session's own database. What is stored stays stored; what is queued stays queued."""
+        """Close the session's own database. Records that wait for the Observer's model go on waiting."""
         self._insights.stop()
         self.save()
         if self._noting is not None and not self.defer:  # in a service it may still be stored later
@@ -738,7 +719,7 @@ class MemoryBankState(Session):
 
     def _forget(self) -> None:
         super()._forget()
-        self._insights.waiting = {}
-        self.steps, self.marks = {}, {}
+        self._insights.missing = {}
+        self.steps = {}
         self.new_records, self._deferred = [], {}
         self._task, self._by_call, self._last = "", None, None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
@@ -15,7 +15,6 @@ from sqlalchemy.engine import Connection
 
 from memory_bank.bank.database import Database, as_database
 from memory_bank.bank.embedder import bind, check_embedder
-from memory_bank.bank.jobs import Job, add_jobs, finish_job, finish_step_jobs
 from memory_bank.bank.listing import Outline, count_records, list_outlines, stored_rows
 from memory_bank.bank.rows import (
     FORGOTTEN,
@@ -38,12 +37,12 @@ from memory_bank.bank.schema import (
     count_of,
     in_parts,
     insights,
-    jobs,
     like_prefix,
     of_session,
     records,
     rows_by_id,
     steps,
+    waits,
 )
 from memory_bank.bank.search import InsightSearch, open_search, within
 from memory_bank.bank.terms import terms_of
@@ -64,6 +63,11 @@ _BY_IDS = sa.select(*_r).where(of_session(records), _r.trace_id.in_(IDS))
 _INSIGHTS = sa.select(_i.trace_id, _i.summary, _i.source, _i.redo).where(
     of_session(insights), _i.trace_id.in_(IDS)
 )
+_WANTED = (
+    sa.select(_r.trace_id)
+    .outerjoin(insights, INSIGHT_OF_RECORD)
+    .where(of_session(records), _r.trace_id.in_(IDS), HAS_CONTENT, _i.seq.is_(None) | waits)
+)
 _OTHER_THINGS = (  # what no agent's records are about: a query is as similar to them as to anything
     "The weather in the mountains changes within hours.", "A recipe for bread with olives.",
     "The orchestra played a symphony.", "How tall is the tallest tree?", "Rules of a card game for four players.",
@@ -83,10 +87,10 @@ class FactStore:
         >>> facts.store(record)  # or facts.store_many([record])
         >>> facts.get(record.trace_id) == record == facts.get_many([record.trace_id])[0]
         True
-        >>> facts.mark(record.trace_id, "pinned"), list(facts.marks().values()), list(facts.steps().values())
-        (True, ['pinned'], [1])
-        >>> facts.forget(record.trace_id), facts.page(limit=10)[0].tool_name, facts.size()
-        (True, 'get_order', 1)
+        >>> list(facts.steps().values()), facts.page(limit=10)[0].tool_name, facts.size()
+        ([1], 'get_order', 1)
+        >>> facts.forget(record.trace_id), facts.page()[0].mark
+        (True, 'forgotten')
         >>> facts.clear()
     """
 
@@ -100,30 +104,20 @@ class FactStore:
         """Store a record unless an equal one is stored. Raises RecordConflictError, RecordError, StorageError."""
         self.store_many([record])
 
-    def store_many(
-        self, batch: Sequence[InteractionRecord], to_observe: Collection[str] = (), **held: Collection[str]
-    ) -> None:
-        """Store records in one transaction: all or none. Raises as ``store``.
-
-        ``to_observe``: trace_ids of records for which jobs are added in the same transaction; ``held``: those whose
-        jobs are leased, by owner.
-        """
+    def store_many(self, batch: Sequence[InteractionRecord]) -> None:
+        """Store records in one transaction: all or none. Raises as ``store``."""
         rows = to_rows(batch, self.session_id)
         if rows:
-            self.database.submit(lambda c: self.insert(c, rows, to_observe, **held), self.session_id)
+            self.database.submit(lambda c: self.insert(c, rows), self.session_id)
             fault_point("facts.stored")
 
-    def insert(
-        self, c: Connection, rows: dict[str, Any], to_observe: Collection[str], **held: Collection[str]
-    ) -> None:
+    def insert(self, c: Connection, rows: dict[str, Any]) -> None:
         """Within a write, insert the rows of ``to_rows`` that do not exist. Raises RecordConflictError."""
         self.database.lock_session(c, self.session_id)
         if self.database.insert_new(c, records, list(rows.values())) != len(rows):  # some exist already
             for old in rows_by_id(c, _BY_IDS, self.session_id, list(rows)).values():
                 if old["mark"] != FORGOTTEN:
                     check_same(rows[old["trace_id"]], old)
-        for owner, trace_ids in ((None, to_observe), *held.items()):
-            add_jobs(c, self.database, self.session_id, trace_ids, owner)
         fault_point("facts.executed")
 
     def get(self, trace_id: str) -> InteractionRecord | None:
@@ -139,14 +133,6 @@ class FactStore:
         """The step_id of every record by trace_id, oldest first."""
         return self._pairs(_r.step_id)
 
-    def of_tools(self, names: Sequence[str]) -> dict[str, str]:
-        """The records of some tools, oldest first: trace_id to the tool's name."""
-        return self._pairs(_r.tool_name, _r.tool_name.in_(names))
-
-    def marks(self) -> dict[str, str]:
-        """The marks that persons have given to records, by trace_id: "pinned", "excluded", "forgotten"."""
-        return self._pairs(_r.mark, _r.mark.is_not(None))
-
     def by_call(self) -> dict[str, list[str]]:
         """The trace_ids of the session's records by the id of their call, oldest first."""
         found: dict[str, list[str]] = {}
@@ -160,51 +146,38 @@ class FactStore:
         with self.database.read() as c:
             return dict(c.execute(query, self._mine).all())
 
-    def mark(self, trace_id: str, mark: Literal["pinned", "excluded"] | None) -> bool:
-        """Pin a record, exclude it from contexts, or take its mark away; False: it is not there, or forgotten."""
-        with self.database.write() as c:
-            self.database.lock_session(c, self.session_id)
-            found = self._change(c, trace_id, HAS_CONTENT, mark=mark)
-            if found:
-                if mark == "excluded":  # what was made of it may quote it
-                    content_deleted(c, self._mine)
-                else:
-                    c.execute(NEXT_GENERATION, self._mine)
-        return found
-
     def forget(self, trace_id: str) -> bool:
         """Delete the content of a record for good: arguments, output, summary, and recorded contexts with it.
 
         Its row stays without them, so that the numbers of other records stay, and the record is not stored again
         from messages that still have it. False: there is no such record.
         """
-        emptied = {"input": "{}", "input_verbatim": False, "output": "[forgotten]", "output_verbatim": True}
+        emptied = {
+            "mark": FORGOTTEN, "call_id": None, "input": "{}", "input_verbatim": False,
+            "output": "[forgotten]", "output_verbatim": True,
+        }  # fmt: skip
+        empty = sa.update(records).where(of_session(records), _r.trace_id == trace_id).values(emptied)
         with self.database.erase() as c:
             self.database.lock_session(c, self.session_id)
-            found = self._change(c, trace_id, sa.true(), mark=FORGOTTEN, call_id=None, **emptied)
+            found = c.execute(empty, self._mine).rowcount == 1
             if found:
-                for table in (insights, jobs):
-                    its = of_session(table), table.c.trace_id == trace_id
-                    c.execute(sa.delete(table).where(*its), self._mine)
+                c.execute(
+                    sa.delete(insights).where(of_session(insights), _i.trace_id == trace_id), self._mine
+                )
                 contents = {"manifest": None, "answer": None, "error": None}
                 c.execute(sa.update(steps).where(of_session(steps)).values(contents), self._mine)
                 content_deleted(c, self._mine)
         return found
-
-    def _change(self, c: Connection, trace_id: str, if_: sa.ColumnElement[bool], **values: object) -> bool:
-        change = sa.update(records).where(of_session(records), _r.trace_id == trace_id, if_).values(values)
-        return c.execute(change, self._mine).rowcount == 1
 
     def page(self, after: int = 0, limit: int = 50, tool: str | None = None) -> list[Outline]:
         """The records with a number above ``after``, oldest first; of one tool, if given."""
         return list_outlines(self.database, self.session_id, limit, after, tool)
 
     def clear(self) -> None:
-        """Delete every record of the session and its jobs."""
+        """Delete every record of the session."""
         with self.database.erase() as c:
             self.database.lock_session(c, self.session_id)
-            for table in (records, jobs):  # nobody can finish them now
-                c.execute(sa.delete(table).where(of_session(table)), self._mine)
+            c.execute(sa.delete(records).where(of_session(records)), self._mine)
             c.execute(SET_SESSION.values(NO_LEDGER), self._mine)
             content_deleted(c, self._mine)
 
@@ -274,27 +247,28 @@ class InsightStore:
         batch: Sequence[Insight],
         *,
         records: Iterable[InteractionRecord] = (),
-        of_step: bool = False,
+        waiting: Collection[str] = (),
+        only_wanted: bool = False,
     ) -> None:
         """Embed and store several insights, in one batch and one transaction. Raises as ``add``.
 
-        ``records`` are those of the insights; the others are read. ``of_step``: the step's jobs for them are ended;
-        nothing is stored for a record without a job, which was deleted or has been summarised meanwhile.
+        ``records`` are those of the insights; the others are read. ``waiting``: trace_ids of those for which the
+        Observer's model is to be asked. ``only_wanted``: nothing is stored for a record that was deleted meanwhile,
+        or that has another insight, unless that one waits.
         """
-        rows = self.embed(batch, records)
+        rows = self.embed(batch, records, waiting)
         if rows:
-            ids = [r["trace_id"] for r in rows]
-            self._store(rows, lambda c: finish_step_jobs(c, self.session_id, ids) if of_step else ids)
+            with self._lock:
+                self.database.submit(lambda c: self.insert(c, rows, only_wanted), self.session_id)
             fault_point("insights.stored")
 
-    def _store(self, rows: list[dict[str, Any]], wanted: Callable[[Connection], Collection[str]]) -> None:
-        with self._lock:
-            self.database.submit(lambda c: self.insert(c, rows, wanted), self.session_id)
-
     def embed(
-        self, batch: Sequence[Insight], records: Iterable[InteractionRecord] = ()
+        self,
+        batch: Sequence[Insight],
+        records: Iterable[InteractionRecord] = (),
+        waiting: Collection[str] = (),
     ) -> list[dict[str, Any]]:
-        """Insights and their ``records`` as the rows that ``insert`` takes. Raises RecordError, EmbeddingError."""
+        """The rows that ``insert`` takes, see ``add_many``. Raises RecordError, EmbeddingError."""
         latest = latest_insights(batch)
         if not latest:
             return []
@@ -309,6 +283,8 @@ class InsightStore:
                 "session_id": self.session_id,
                 "embedding": vector.astype("<f4").tobytes(),
                 "terms": terms_of(insight.summary, known.get(insight.trace_id)),
+                "due": 0.0 if insight.trace_id in waiting else None,
+                "attempts": 0 if insight.trace_id in waiting else None,
                 **asdict(insight),
             }
             for insight, vector in zip(latest, vectors, strict=True)
@@ -318,22 +294,17 @@ class InsightStore:
         found = stored_rows(self.database, _BY_IDS, self.session_id, trace_ids)
         return {trace_id: from_row(row) for trace_id, row in found.items()}
 
-    def insert(
-        self,
-        c: Connection,
-        rows: list[dict[str, Any]],
-        wanted: Callable[[Connection], Collection[str]] | None = None,
-    ) -> None:
+    def insert(self, c: Connection, rows: list[dict[str, Any]], only_wanted: bool = False) -> None:
         """Within a write that holds no session yet, insert the insights and replace existing ones.
 
-        Only those whose trace_ids ``wanted`` returns, which may end their jobs. Raises EmbedderMismatchError.
+        ``only_wanted``: see ``add_many``. Raises EmbedderMismatchError.
         """
         if rows:
             bind(c, self.database, self.embedder_name, len(rows[0]["embedding"]) // 4)
         self.database.lock_session(c, self.session_id)
-        if wanted is not None:
-            ids = wanted(c)
-            rows = [r for r in rows if r["trace_id"] in ids]
+        if only_wanted:
+            wanted = rows_by_id(c, _WANTED, self.session_id, [r["trace_id"] for r in rows])
+            rows = [r for r in rows if r["trace_id"] in wanted]
         if not rows:
             return
         if self.database.insert_new(c, insights, rows) != len(rows):  # some exist already
@@ -341,11 +312,6 @@ class InsightStore:
                 c.execute(sa.delete(insights).where(of_session(insights), _i.trace_id.in_(part)), self._mine)
             c.execute(sa.insert(insights), rows)
         fault_point("insights.executed")
-
-    def finish(self, owner: str, ended: Sequence[tuple[Job, Insight | None]]) -> None:
-        """Delete jobs and store their insights, in one transaction; not those that ``owner`` no longer holds."""
-        prepared = self.embed([i for _, i in ended if i is not None])
-        self._store(prepared, lambda c: {job.trace_id for job, _ in ended if finish_job(c, owner, job)})
 
     def search(self, query: str, top_k: int = 3) -> list[str]:
         """The trace_ids of the ``top_k`` insights that fit best, best first; among equals the newer first."""

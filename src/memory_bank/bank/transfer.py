@@ -26,13 +26,13 @@ from memory_bank.bank.embedder import bank_embedder, bind, embed_all, embedder_o
 from memory_bank.bank.files import ROOT, MemoryFiles, place_of
 from memory_bank.bank.rows import (
     FORGOTTEN,
-    MARKS,
     Row,
     check_same,
     from_row,
     is_name,
     is_session_id,
     is_time,
+    is_trace_id,
     what_is_wrong,
 )
 from memory_bank.bank.schema import (
@@ -45,12 +45,10 @@ from memory_bank.bank.schema import (
     files,
     in_parts,
     insights,
-    jobs,
     of_session,
     records,
     rows_by_id,
     sessions,
-    spending,
 )
 from memory_bank.bank.terms import terms_of
 from memory_bank.errors import ConfigError, EmbedderMismatchError, FileError, RecordError
@@ -63,8 +61,10 @@ FORMAT = 1
 EXACT = "$utf8"
 _BATCH = 256
 _TWO_HALVES = re.compile("[\ud800-\udbff][\udc00-\udfff]")  # a JSON parser would join them
-_TABLES = {"record": records, "insight": insights, "job": jobs, "spending": spending}
-_LEFT_OUT = ("seq", "session_id", "owner", "leased", "expires", "terms")  # an imported job is free
+_TABLES = {"record": records, "insight": insights}
+_LEFT_OUT = ("seq", "session_id", "terms")
+_OLDER = ("job", "spending")
+"""Kinds of lines in exports of older banks: an insight with a job waits, what calls cost is left out."""
 _COLUMNS = {kind: [c for c in table.c if c.name not in _LEFT_OUT] for kind, table in _TABLES.items()}
 
 Line = dict[str, Any]
@@ -82,8 +82,7 @@ def export_lines(database: Database, session_id: str | None = None) -> Iterator[
             session = {"session": name}
             yield {"session_id": name, "session": _header(c, session)}
             for kind, table in _TABLES.items():
-                order = [table.c.seq] if "seq" in table.c else [*table.primary_key]
-                rows = sa.select(*_COLUMNS[kind]).where(of_session(table)).order_by(*order)
+                rows = sa.select(*_COLUMNS[kind]).where(of_session(table)).order_by(table.c.seq)
                 for row in c.execute(rows, session, execution_options={"yield_per": _BATCH}):
                     yield {"session_id": name, kind: _written(_COLUMNS[kind], row)}
         every = sa.select(files).order_by(*files.primary_key)
@@ -130,7 +129,6 @@ class ImportedSession:
     records: int
     known: int
     insights: int
-    jobs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +172,8 @@ class _ReadSession:
     session_id: str
     line: int
     header: _Header
-    rows: dict[str, dict[object, Line]] = field(default_factory=lambda: {kind: {} for kind in _TABLES})
+    rows: dict[str, dict[str, Line]] = field(default_factory=lambda: {kind: {} for kind in _TABLES})
+    waiting: set[object] = field(default_factory=set)  # trace_ids with a job
 
     @classmethod
     def begin(cls, name: str, number: int, value: Any) -> _ReadSession:
@@ -194,20 +193,25 @@ class _ReadSession:
         return ""
 
     def add(self, line: Line) -> None:
-        kind = next((k for k in _TABLES if k in line), None)
+        kind = next((k for k in (*_TABLES, *_OLDER) if k in line), None)
         if kind is None or not isinstance(line[kind], dict):
             raise RecordError("it is not a row of a session")
+        if kind in _OLDER:
+            if is_trace_id(line[kind].get("trace_id")):
+                self.waiting.add(line[kind]["trace_id"])
+            return
         row = _read_row(_COLUMNS[kind], line[kind])
         embedder, vector = self.header.embedder, row.get("embedding", b"")
         usable = embedder is not None and len(vector) == 4 * embedder.dimension
         if kind == "insight" and not (usable and np.isfinite(np.frombuffer(vector, "<f4")).all()):
             raise RecordError("its embedding does not have the dimension of its embedder")
-        if row.get("mark") not in (None, *MARKS):
+        if row.get("mark") in ("pinned", "excluded"):  # of an export before schema 8
+            row["mark"] = None
+        if row.get("mark") not in (None, FORGOTTEN):
             raise RecordError("its mark is not known")
-        key = row.get("trace_id"), row.get("day"), row.get("model")
-        if key in self.rows[kind]:
-            raise RecordError(f"the {kind} {row.get('trace_id', row.get('day'))} occurs twice")
-        self.rows[kind][key] = {"session_id": self.session_id, **row}
+        if row["trace_id"] in self.rows[kind]:
+            raise RecordError(f"the {kind} {row['trace_id']} occurs twice")
+        self.rows[kind][row["trace_id"]] = {"session_id": self.session_id, **row}
 
 
 def _read_row(columns: Iterable[sa.Column[Any]], given: Line) -> dict[str, Any]:
@@ -349,26 +353,23 @@ def _write_session(database: Database, session: _ReadSession, model: Embedder | 
         contents |= {row["trace_id"]: row for row in rows["record"]}
         for row in summaries:
             content = contents.get(row["trace_id"])
+            row["due"] = 0.0 if row["trace_id"] in session.waiting else row["due"]
             row["terms"] = terms_of(row["summary"], None if content is None else from_row(content))
         for row in rows["record"]:
             old = stored.get(row["trace_id"])
             if old is not None and old["mark"] != FORGOTTEN:
                 check_same(row, old)
         inserted = []
-        for table, given, old_rows in (
-            (records, rows["record"], stored), (insights, summaries, there), (jobs, rows["job"], stored)
-        ):  # fmt: skip
+        for table, given, old_rows in ((records, rows["record"], stored), (insights, summaries, there)):
             fresh = [row for row in given if row["trace_id"] not in old_rows]
             inserted.append(len(fresh))
             for part in in_parts(fresh, _BATCH):
                 c.execute(sa.insert(table), part)
-        if rows["spending"]:
-            database.insert_new(c, spending, rows["spending"])
-        if not is_new and (any(inserted[:2]) or any(before[k] != v for k, v in values.items())):
+        if not is_new and (any(inserted) or any(before[k] != v for k, v in values.items())):
             c.execute(NEXT_GENERATION, mine)
         fault_point("import.executed")
-    facts, made, waiting = inserted
-    return ImportedSession(name, facts, len(stored), made, waiting)
+    facts, made = inserted
+    return ImportedSession(name, facts, len(stored), made)
 
 
 def _bind(c: Connection, database: Database, embedder: tuple[str, int], session_id: str) -> None:

@@ -1,24 +1,39 @@
-"""Makes and stores the summaries of records: within the step, or by a worker in a thread or process of its own."""
+"""Makes and stores the summaries of records: within the step, or by a worker in a thread or process of its own.
+
+The worker's queue is the table of insights. The insight of a record for which a model is to be asked is made by
+extraction first, and is ``due``: at once, after a failed attempt later, and not any more when the model's summary
+takes its place or all attempts have failed. A record without an insight gets one when its session goes on, or when a
+worker starts.
+"""
 
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from typing import Any
 
+import sqlalchemy as sa
 from cachetools import LRUCache
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, Row
 
-from memory_bank.bank.database import Database
-from memory_bank.bank.jobs import STEP, Job, JobQueue, Spending, without_insight
+from memory_bank.bank.database import Database, Extent
+from memory_bank.bank.listing import without_insight
 from memory_bank.bank.rows import to_rows
+from memory_bank.bank.schema import (
+    HAS_CONTENT,
+    INSIGHT_OF_RECORD,
+    calls,
+    count_of,
+    in_parts,
+    insights,
+    records,
+    sum_of,
+    waits,
+)
 from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.config import MemoryBankSettings
 from memory_bank.errors import EmbeddingError, MemoryBankError, StorageError
@@ -33,11 +48,54 @@ session_log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
 LONGEST_SLEEP = 5.0
 """Seconds between two checks of an empty queue."""
+LONGEST_WAIT = 3600.0
+"""Seconds; an insight that is due later is due now: the clock has jumped back."""
+CLAIM = 60.0
+"""Seconds beyond the longest call for which a worker has an insight to itself."""
+STEP = 120.0
+"""Seconds for which a record without an insight is left to the step that stored it, where a model would be asked."""
+
+_r, _i = records.c, insights.c
+Waiting = Row[*tuple[Any, ...]]
+"""The ``seq``, ``session_id``, ``trace_id`` and ``attempts`` of an insight that waits."""
+
+
+def book_call(
+    database: Database, session_id: str, most: int | None, clock: Callable[[], float] = time.time
+) -> str | None:
+    """Count a call of the Observer's model before it is made; or return why the limit of a day forbids it."""
+    mine = {"session_id": session_id, "day": time.strftime("%Y-%m-%d", time.gmtime(clock()))}
+    with database.write() as c:
+        if most is not None:
+            database.lock_bank(c, exclusive=True)
+            today = sa.select(sum_of(calls.c.calls)).where(calls.c.day == mine["day"])
+            if c.execute(today).scalar_one() >= most:
+                return f"the Observer's limit is reached ({most:,} calls a day)"
+        database.insert_new(c, calls, [{**mine, "calls": 0}])
+        c.execute(sa.update(calls).filter_by(**mine).values(calls=calls.c.calls + 1))
+    return None
+
+
+def observe_again(database: Database, session_id: str | None = None) -> int:
+    """Let all insights that are marked to be made again wait for the Observer's model; returns how many."""
+    again = sa.update(insights).where(_i.redo.is_not(None), ~waits).values(due=0.0, attempts=0)
+    with database.write() as c:
+        return c.execute(again if session_id is None else again.where(_i.session_id == session_id)).rowcount
+
+
+def waiting_since(database: Database) -> tuple[int, float]:
+    """The number of insights that wait for the Observer's model, and the age of the oldest's record in seconds."""
+    both = sa.select(sa.func.count(), sa.func.min(_r.timestamp)).join_from(
+        insights, records, INSIGHT_OF_RECORD
+    )
+    with database.read() as c:
+        count, oldest = c.execute(both.where(waits)).one()
+        return int(count), max(0.0, database.now(c) - oldest) if count else 0.0
 
 
 @dataclass(slots=True)
 class WorkerCounts:
-    """How many jobs ended with the model's summary, with an extractive one, and to be tried again."""
+    """How many insights ended with the model's summary, with an extractive one, and to be tried again."""
 
     observed: int = 0
     extracted: int = 0
@@ -45,11 +103,13 @@ class WorkerCounts:
 
 
 class Worker:
-    """Leases jobs, has their records summarised, and finishes each job in one transaction. Not thread-safe.
+    """Has the records whose insights wait summarised by the Observer's model. Not thread-safe.
 
-    With ``session_id`` None the jobs of all sessions. ``lease``: seconds in addition to the longest call; leases are
-    renewed. ``first_retry``: seconds before the second attempt; they double with each further one, up to 300. After
-    the last attempt the extractive summary stays, marked with the reason.
+    With ``session_id`` None those of all sessions. It claims them by moving the time at which they are due: another
+    worker takes them only when this one has been silent for longer than its call may last, and then a record costs
+    one call more. ``first_retry``: seconds before the second attempt; they double with each further one, up to 300.
+    After the last attempt the extractive summary stays, marked with the reason. Times are Unix seconds by the clock
+    of the database server if there is one, or by ``clock``.
     """
 
     def __init__(
@@ -60,48 +120,110 @@ class Worker:
         session_id: str | None = None,
         *,
         attempts: int = 5,
-        lease: float = 60.0,
         first_retry: float = 2.0,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.database = database
         self.observer = observer
-        self.embedder = embedder
-        self.queue = JobQueue(database, session_id, clock=clock)
         self.attempts = attempts
-        self.lease = lease + observer.settings.observer_timeout
         self.first_retry = first_retry
-        self.owner = f"{socket.gethostname()[:20]}:{os.getpid()}:{uuid.uuid4().hex[:16]}"
         self.progress = WorkerCounts()
-        self._held: list[Job] = []
+        self._session_id = session_id
+        self._clock = clock
+        self._mine = waits if session_id is None else waits & (_i.session_id == session_id)
+        self._taken: list[Waiting] = []
+        self._claimed = 0.0
         self._stores = lru_cache(64)(lambda s: (FactStore(database, s), InsightStore(embedder, database, s)))
-        self._paid: LRUCache[int, Insight] = LRUCache(1_000)  # by job: insights that could not be stored
+        self._paid: LRUCache[int, Insight] = LRUCache(1_000)  # summaries that could not be stored, by ``seq``
+
+    def open_count(self) -> int:
+        """The number of insights that wait, those that are worked on included."""
+        return self.database.value(count_of(insights).where(self._mine)) or 0
+
+    def wait(self) -> float | None:
+        """Seconds until the next insight is due, 0 if one is, None without any."""
+        with self.database.read() as c:
+            first, last = c.execute(
+                sa.select(sa.func.min(_i.due), sa.func.max(_i.due)).where(self._mine)
+            ).one()
+            if first is None:
+                return None
+            now = self._now(c)
+            return 0.0 if last > now + LONGEST_WAIT + 1 else max(0.0, first - now)
+
+    def draft(self, *, every: bool = False) -> int:
+        """Make insights by extraction for records that have none, and wait for the model where it is to be asked.
+
+        Those of sessions that have insights; ``every``: also of sessions for which none was ever wanted. Returns how
+        many. Raises StorageError, EmbeddingError.
+        """
+        bare = (
+            sa.select(_r.session_id)
+            .outerjoin(insights, INSIGHT_OF_RECORD)
+            .where(HAS_CONTENT, _i.seq.is_(None))
+        )
+        if self._session_id is not None:
+            bare = bare.where(_r.session_id == self._session_id)
+        if not every:
+            other = insights.alias()
+            bare = bare.where(sa.exists().where(other.c.session_id == _r.session_id))
+        made = 0
+        for session_id in self.database.column(bare.distinct()):
+            facts, store = self._stores(session_id)
+            for part in in_parts(list(without_insight(self.database, session_id)), 256):
+                found = facts.get_many(part)
+                drafts, sent = list(map(self.observer.extract, found)), filter(self.observer.sends, found)
+                store.add_many(drafts, records=found, waiting={r.trace_id for r in sent}, only_wanted=True)
+                made += len(found)
+        return made
 
     def step(self) -> int:
-        """Take and finish as many jobs as are observed at once; their number. Raises StorageError, EmbeddingError."""
-        taken = self.queue.take(self.owner, max(1, self.observer.settings.observer_concurrency), self.lease)
-        if not taken:
+        """Work on as many insights as are observed at once; their number. Raises StorageError, EmbeddingError."""
+        if self.wait() != 0:  # no write for an empty queue
             return 0
-        self._held = taken
-        fault_point("jobs.leased")
+        self._taken = taken = self._take(max(1, self.observer.settings.observer_concurrency))
+        fault_point("observer.taken")
         try:
-            for session_id in dict.fromkeys(j.session_id for j in taken):
-                self._work([j for j in taken if j.session_id == session_id], session_id)
+            for session_id in dict.fromkeys(w.session_id for w in taken):
+                self._work([w for w in taken if w.session_id == session_id], session_id)
         except BaseException:
             self.abandon()
             raise
         finally:
-            self._held = []
+            self._taken = []
         return len(taken)
 
+    def _take(self, limit: int) -> list[Waiting]:
+        with self.database.write() as c:
+            now = self._now(c)
+            tried = sa.func.coalesce(_i.attempts, 0) + 1
+            due = (_i.due <= now) | (_i.due > now + LONGEST_WAIT + 1)
+            found = sa.select(_i.seq, _i.session_id, _i.trace_id, tried.label("attempts"))
+            found = found.where(self._mine, due).order_by(_i.due, _i.seq).limit(limit)
+            taken = list(c.execute(found.with_for_update(skip_locked=True)))
+            self._claimed = now + min(LONGEST_WAIT, self.observer.settings.observer_timeout + CLAIM)
+            claim = sa.update(insights).where(_i.seq.in_([w.seq for w in taken]))
+            c.execute(claim.values(due=self._claimed, attempts=tried))
+        return taken
+
     def abandon(self) -> None:
-        """Release the current jobs, from any thread; results that ``step`` still gets for them are dropped."""
-        held = self._held
+        """Let others take what this worker has claimed, from any thread."""
         try:
-            if held:
-                self.queue.release(self.owner, held)
+            self._change(self._taken, due=0.0, attempts=_i.attempts - 1)
         except MemoryBankError:
-            log.warning("%d jobs are free again when their lease ends", len(held))
+            log.warning("%d records are observed again when their time is over", len(self._taken))
+
+    def _change(self, taken: Sequence[Waiting], delay: float | None = None, **values: object) -> None:
+        """Change insights that are claimed still; with a ``delay`` they are due after so many seconds."""
+        mine = _i.seq.in_([w.seq for w in taken]), _i.due == self._claimed
+        if taken:
+            with self.database.write() as c:
+                if delay is not None:
+                    values["due"] = self._now(c) + delay
+                c.execute(sa.update(insights).where(*mine).values(values))
+
+    def _now(self, c: Connection) -> float:
+        return self.database.now(c) if self._clock is None else self._clock()
 
     def run(
         self,
@@ -112,9 +234,9 @@ class Worker:
         idle: float | None = None,
         on_step: Callable[[], None] | None = None,
     ) -> None:
-        """Work until ``stop`` is set, or with ``once`` until no job is left; ``wake`` ends a wait early.
+        """Work until ``stop`` is set, or with ``once`` until no insight waits; ``wake`` ends a pause early.
 
-        ``idle``: seconds without any job after which it returns. ``on_step`` is called after each round of jobs. A
+        ``idle``: seconds without any work after which it returns. ``on_step`` is called after each round. A
         database or an embedder that fails is tried again later; with ``once`` it raises StorageError, EmbeddingError.
         """
         failures = 0
@@ -126,7 +248,7 @@ class Worker:
                     if on_step is not None:
                         on_step()
                     continue
-                pause = self.queue.wait()
+                pause = self.wait()
             except (StorageError, EmbeddingError) as e:
                 if once:
                     raise
@@ -142,71 +264,47 @@ class Worker:
             if wake is not None:
                 wake.clear()
 
-    def _work(self, jobs: list[Job], session_id: str) -> None:
-        facts, insights = self._stores(session_id)
-        records = {r.trace_id: r for r in facts.get_many([j.trace_id for j in jobs])}
+    def _work(self, taken: list[Waiting], session_id: str) -> None:
+        facts, store = self._stores(session_id)
+        found = {r.trace_id: r for r in facts.get_many([w.trace_id for w in taken])}
         task = self.database.get_task(session_id)
-        observer = replace(self.observer, account=Spending(self.database, session_id))
-
-        def answer(record: InteractionRecord) -> Insight | Trouble:
-            return observer.ask(record, task) if observer.sends(record) else observer.extract(record)
-
-        found: dict[int, Insight | Trouble] = {j.seq: self._paid[j.seq] for j in jobs if j.seq in self._paid}
-        asked = [j for j in jobs if j.trace_id in records and j.seq not in found]
-        with self._renewal(self._held):  # also those of the sessions that follow
-            answers = observer.each([records[j.trace_id] for j in asked], answer)
-        fault_point("jobs.observed")
-        found.update(zip((j.seq for j in asked), answers, strict=True))
-        self._paid.update((seq, made) for seq, made in found.items() if isinstance(made, Insight))
-        ended: list[tuple[Job, Insight | None]] = []
-        for job in jobs:
-            result = found.get(job.seq)
-            if isinstance(result, Trouble):
-                if result.again and job.attempts < self.attempts:
-                    self.queue.give_back(self.owner, job, result.reason, self._delay(job.attempts))
-                    self.progress.retried += 1
-                    continue
-                observer.warn(result.reason, records[job.trace_id], "extractive summaries stay")
-                result = observer.extract(records[job.trace_id], result.reason)
-            ended.append((job, result))  # None: the record was deleted
-        insights.finish(self.owner, ended)
-        for job in jobs:
-            self._paid.pop(job.seq, None)
-        fault_point("jobs.finished")
-        by_model = [insight.source == observer.name for _, insight in ended if insight is not None]
-        self.progress.observed += sum(by_model)
-        self.progress.extracted += len(by_model) - sum(by_model)
+        observer = replace(self.observer, book=partial(book_call, self.database, session_id))
+        asked = [
+            w
+            for w in taken
+            if w.trace_id in found and w.seq not in self._paid and observer.sends(found[w.trace_id])
+        ]
+        answers = observer.each([found[w.trace_id] for w in asked], lambda r: observer.ask(r, task))
+        fault_point("observer.asked")
+        made = {
+            w.seq: answer for w, answer in zip(asked, answers, strict=True) if isinstance(answer, Insight)
+        }
+        self._paid.update(made)
+        store.add_many([self._paid[w.seq] for w in taken if w.seq in self._paid], only_wanted=True)
+        self.progress.observed += sum(self._paid.pop(w.seq, None) is not None for w in taken)
+        for w, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, Trouble) and answer.again and w.attempts < self.attempts:
+                self._change([w], self._delay(w.attempts), redo=answer.reason)
+                self.progress.retried += 1
+            elif isinstance(answer, Trouble):
+                observer.warn(answer.reason, found[w.trace_id], "extractive summaries stay")
+                self._change([w], due=None, redo=answer.reason)
+                self.progress.extracted += 1
+        short = [w for w in taken if w.trace_id in found and not observer.sends(found[w.trace_id])]
+        self._change(short, due=None, redo=None)
+        self.progress.extracted += len(short)
+        self._change([w for w in taken if w.trace_id not in found], due=None)
+        fault_point("observer.stored")
 
     def _delay(self, attempts: int) -> float:
         return min(300.0, self.first_retry * 2.0 ** min(attempts - 1, 20))
-
-    @contextmanager
-    def _renewal(self, held: list[Job]) -> Iterator[None]:
-        """Renew leases in a thread while records are observed, so that they outlive a long call."""
-        over = threading.Event()
-
-        def renew() -> None:
-            while not over.wait(self.lease / 3):
-                try:
-                    self.queue.renew(self.owner, held, self.lease)
-                except MemoryBankError as e:
-                    log.warning("a lease could not be renewed: %s", e)
-
-        thread = threading.Thread(target=renew, name="memory-bank-leases", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
 
 
 class BackgroundObserver:
     """A worker in a thread of this process.
 
-    ``idle``: seconds without a job after which the thread ends, as it does at an unexpected error; ``wake`` starts
-    another. None: it works until ``close``, which releases its jobs, and starts again after a failure, also of
-    ``open_worker``.
+    ``idle``: seconds without work after which the thread ends, as it does at an unexpected error; ``wake`` starts
+    another. None: it works until ``close``, and starts again after a failure, also of ``open_worker``.
     """
 
     def __init__(self, open_worker: Callable[[], Worker], idle: float | None = None) -> None:
@@ -220,11 +318,11 @@ class BackgroundObserver:
 
     @property
     def works(self) -> bool:
-        """Whether the thread is running and will look for jobs."""
+        """Whether the thread is running and will look for work."""
         return self._thread is not None and self._thread.is_alive() and not self._stop.is_set()
 
     def wake(self) -> None:
-        """Look for jobs now, in a new thread if none is running."""
+        """Look for work now, in a new thread if none is running."""
         with self._lock:
             self._wake.set()
             if not self.works and not self._stop.is_set():
@@ -232,17 +330,17 @@ class BackgroundObserver:
                 self._thread.start()
 
     def end(self) -> None:
-        """Start no further job. Returns at once."""
+        """Take no further insights. Returns at once."""
         self._stop.set()
         self._wake.set()
 
     def close(self, timeout: float = 1.0) -> None:
-        """Start no further job, and wait ``timeout`` seconds for the current ones."""
+        """Take no further insights, and wait ``timeout`` seconds for the current ones."""
         self.end()
         if (thread := self._thread) is not None:
             thread.join(timeout)
             if self._idle is None and thread.is_alive() and self._worker is not None:
-                log.info("unfinished jobs are released")
+                log.info("the records that are being observed are left to another")
                 self._worker.abandon()
 
     def _run(self) -> None:
@@ -255,7 +353,7 @@ class BackgroundObserver:
                 log.warning("the Observer cannot start yet: %s", e)
             except Exception:
                 if self._idle is not None:
-                    log.exception("the background observer stops; its jobs stay in the queue")
+                    log.exception("the background observer stops; the records go on waiting")
                     return
                 log.exception("the Observer failed and starts again")
             else:
@@ -272,7 +370,7 @@ class InsightWriter:
     """Makes the insights of a session's records and stores them: with the facts, after them, in the background, or
     when it is flushed. Not thread-safe: the session holds a lock.
 
-    ``store`` is None until there is something to embed and an embedding model is known. ``waiting``: records without
+    ``store`` is None until there is something to embed and an embedding model is known. ``missing``: records without
     an insight, with a draft if there is one; where the embedder fails, drafts wait for the next step. ``on_jobs`` is
     called when records wait to be observed, instead of starting a thread that observes them.
     """
@@ -280,111 +378,123 @@ class InsightWriter:
     def __init__(self, facts: FactStore, on_jobs: Callable[[], None] | None = None) -> None:
         self.facts = facts
         self.store: InsightStore | None = None
-        self.waiting: dict[str, Insight | None] = {}
+        self.missing: dict[str, Insight | None] = {}
         self.settings = MemoryBankSettings()
         self.observer = Observer()
-        self.spending = Spending(facts.database, facts.session_id)
+        self._sent: set[str] = set()  # of the missing, those for which the model is to be asked
+        self._bare: int | None = None  # how many stored records need no insight, where that is known
+        self._waiting = 0
         self._background: BackgroundObserver | None = None
         self._observed_with: object = None
         self._on_jobs = on_jobs
-        self._jobs = JobQueue(facts.database, facts.session_id)
-        self._owner = STEP + uuid.uuid4().hex
-        self._has_jobs = False
         self._logged: dict[str, object] = {}  # reasons of failures that were logged as a warning
 
-    def begin(self, settings: MemoryBankSettings, llm_client: object, jobs: int) -> None:
-        """Take the settings of a step, and how many jobs the session has. Raises ConfigError."""
+    def begin(self, settings: MemoryBankSettings, llm_client: object, stored: Extent, *, anew: bool) -> None:
+        """Take the settings of a step, and find the records that a step of any process has left without an insight.
+
+        ``anew``: nothing is known of the session yet. Raises ConfigError, StorageError.
+        """
         self.settings = settings
+        book = partial(book_call, self.facts.database, self.facts.session_id)
         is_durable = not self.facts.database.in_memory
-        self.observer = Observer.create(llm_client, settings, self.spending, self._logged, is_durable)
-        self._has_jobs = jobs > 0
+        self.observer = Observer.create(llm_client, settings, book, self._logged, is_durable)
+        self._waiting = stored.waiting
+        if anew:
+            self.missing, self._bare = {}, None
+        bare = stored.records - stored.insights
+        if bare != self._bare and settings.observer_mode != "off":
+            is_asked = settings.observer_mode == "inline" and self.observer.name != EXTRACTIVE
+            self._bare = bare - self._find(STEP if is_asked and not anew else 0.0)
+
+    def _find(self, age: float = 0.0) -> int:
+        """Find the records without an insight, and return how many; those younger than ``age`` are left to a step."""
+        found = without_insight(self.facts.database, self.facts.session_id)
+        old = (t for t, stored in found.items() if not age or stored <= time.time() - age)
+        self.missing = dict.fromkeys(old) | self.missing
+        return len(found)
 
     def bind(self, model: Embedder | str) -> None:
         """Make the store, unless there is one. A model that is named is loaded now."""
         if self.store is None:
             self.store = InsightStore(model, self.facts.database, self.facts.session_id)
 
-    def load(self, *, anew: bool, every: bool = False) -> None:
-        """Find out which records a step has left without an insight, in this process or another.
-
-        ``anew``: all of them; else those with a job, and, where a model would be asked twice, none that another step
-        may still be at work on, unless ``every`` is asked for.
-        """
-        if anew:
-            self.waiting = dict.fromkeys(without_insight(self.facts.database, self.facts.session_id))
-        elif self._has_jobs or every:
-            ended = not every and self.observer.name != EXTRACTIVE
-            self.waiting = dict.fromkeys(self._jobs.of_steps(ended=ended)) | self.waiting
-
     @property
     def pending(self) -> int:
-        """The number of stored records that have no summary yet."""
-        return len(self._jobs.ids().union(() if self.settings.observer_mode == "off" else self.waiting))
+        """The number of stored records that have no summary yet, or wait for the one of the model."""
+        if self.settings.observer_mode == "off":
+            return self._open_count()
+        return self._open_count() + len(without_insight(self.facts.database, self.facts.session_id))
+
+    def _open_count(self) -> int:
+        mine = count_of(insights).where(waits, _i.session_id == self.facts.session_id)
+        return self.facts.database.value(mine) or 0
 
     def store_facts(self, records: Sequence[InteractionRecord], *, drafts: bool = True) -> None:
-        """Commit records with the jobs of those whose summaries are not committed with them.
+        """Commit records.
 
         ``drafts``: make extractive summaries where no model makes them within the step. With an embedder that
-        answers at once they are committed in the same transaction; any other is asked after the commit. Until
-        then the step holds a job for each, which another process finds if this one dies.
+        answers at once they are committed in the same transaction; any other is asked after the commit.
         """
         mode, store = self.settings.observer_mode, self.store
         observed = [r for r in records if not is_memory_tool(r.tool_name, r.output_text)]
-        queued = [r.trace_id for r in observed if mode == "background" and self.observer.sends(r)]
         made: list[Insight] = []
         if drafts and (mode == "background" or (mode == "inline" and self.observer.name == EXTRACTIVE)):
-            made = [self.observer.extract(r) for r in observed]
+            made = list(map(self._draft, observed))
         if made and store is not None and getattr(type(store.embedding_model), "instant", False):
-            embedded, rows = store.embed(made, records), to_rows(records, self.facts.session_id)
+            embedded, rows = store.embed(made, records, self._sent), to_rows(records, self.facts.session_id)
 
             def write(c: Connection) -> None:
                 store.insert(c, embedded)
-                self.facts.insert(c, rows, queued)
+                self.facts.insert(c, rows)
 
             self.facts.database.submit(write, self.facts.session_id)
             fault_point("facts.stored")
         else:
-            makes = observed if mode != "off" and store is not None else []
-            own = [r.trace_id for r in makes if r.trace_id not in queued]
-            self.facts.store_many(records, queued, **{self._owner: own})
+            self.facts.store_many(records)
             by_id = {d.trace_id: d for d in made}
-            self.waiting.update((r.trace_id, by_id.get(r.trace_id)) for r in makes)
+            if mode != "off" and store is not None:
+                self.missing.update((r.trace_id, by_id.get(r.trace_id)) for r in observed)
+        if self._bare is not None:
+            self._bare += len(records) - len(observed)
+
+    def _draft(self, record: InteractionRecord) -> Insight:
+        """A summary by extraction, which waits for the model's in the background."""
+        if self.settings.observer_mode == "background" and self.observer.sends(record):
+            self._sent.add(record.trace_id)
+        return self.observer.extract(record)
 
     def write(self, records: Sequence[InteractionRecord], task: str) -> None:
         """Store insights of new records, and of records that an interrupted step stored without one."""
-        if not self.waiting or self.settings.observer_mode == "off":
-            return
-        new = {r.trace_id: r for r in records}
-        wanted = [t for t, draft in self.waiting.items() if draft is None]
-        found = self.facts.get_many([t for t in wanted if t not in new])
-        found += [new[t] for t in wanted if t in new]
-        found = [r for r in found if not is_memory_tool(r.tool_name, r.output_text)]
-        inline = self.settings.observer_mode == "inline"
-        if not inline:
-            queued = [r.trace_id for r in found if self.observer.sends(r)]
-            self._jobs.add(queued)
-            self._has_jobs = self._has_jobs or bool(queued)
-        self._jobs.add([r.trace_id for r in found if r.trace_id not in new], self._owner)
-        drafts = self.observer.observe_all(found, task) if inline else list(map(self.observer.extract, found))
-        self.waiting.update((d.trace_id, d) for d in drafts)
-        drafts = [draft for draft in self.waiting.values() if draft is not None]
-        if drafts and self.store is not None:
-            self.store.add_many(drafts, records=found, of_step=True)
-        self.waiting.clear()
+        if self.missing and self.settings.observer_mode != "off":
+            new = {r.trace_id: r for r in records}
+            wanted = [t for t, draft in self.missing.items() if draft is None]
+            found = self.facts.get_many([t for t in wanted if t not in new])
+            found += [new[t] for t in wanted if t in new]
+            if self.settings.observer_mode == "inline":
+                drafts = self.observer.observe_all(found, task)
+            else:
+                drafts = list(map(self._draft, found))
+            self.missing.update((d.trace_id, d) for d in drafts)
+            drafts = [draft for draft in self.missing.values() if draft is not None]
+            if drafts and self.store is not None:
+                self.store.add_many(drafts, records=found, waiting=self._sent, only_wanted=True)
+            self.missing.clear()
+        self._waiting += len(self._sent)
+        self._sent.clear()
 
-    def start(self, news: bool) -> None:
-        """Make the background Observer work at the queue, unless there is nothing in it."""
+    def start(self) -> None:
+        """Make the background Observer work, if any insight waits for it."""
         if self.settings.observer_mode != "background" or self.observer.name == EXTRACTIVE:
             return
-        if not (news or self._has_jobs) or self.store is None:
+        if not self._waiting or self.store is None:
             return
-        self._has_jobs = False
+        self._waiting = 0
         if self._on_jobs is not None:
             self._on_jobs()
             return
         if self._background is None or self._observed_with != (self.observer.chat, self.settings):
             if self._background is not None:
-                self._background.end()  # it finishes its current jobs
+                self._background.end()  # it finishes its current calls
             self._observed_with = self.observer.chat, self.settings
             args = self.facts.database, self.observer, self.store.embedding_model, self.facts.session_id
             open_worker = partial(Worker, *args, attempts=self.settings.observer_attempts)
@@ -392,20 +502,21 @@ class InsightWriter:
         self._background.wake()
 
     def flush(self, task: str) -> None:
-        """Store the drafts whose embedder failed and the insights that a dead process left, and wake the Observer."""
-        self.load(anew=False, every=True)
+        """Store the insights that failed, or that a dead process left, and wake the background Observer."""
+        self._find()
         try:
             self.write((), task)
         except EmbeddingError as e:
-            session_log.warning("%d insights still wait: %s", len(self.waiting), e)
-        self.start(bool(self._jobs.open_count()))
+            session_log.warning("%d insights still wait: %s", len(self.missing), e)
+        self._waiting = self._open_count()
+        self.start()
 
     def wait(self, until: float | None) -> int:
         """Wait for the background Observer until a time of ``time.monotonic``; the number of records without."""
         if self._background is not None and self._background.works:
             self._background.wake()
         pause = 0.01
-        while self._jobs.open_count() and self._background is not None and self._background.works:
+        while self._open_count() and self._background is not None and self._background.works:
             if until is not None and time.monotonic() >= until:
                 break
             time.sleep(pause if until is None else max(0.0, min(pause, until - time.monotonic())))
@@ -413,7 +524,7 @@ class InsightWriter:
         return self.pending
 
     def stop(self, timeout: float = 1.0) -> None:
-        """Let the background Observer start no further job, and wait so many seconds for its current ones."""
+        """Let the background Observer take no further insights, and wait so many seconds for its current calls."""
         if self._background is not None:
             self._background.close(timeout)
             self._background = None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
@@ -25,10 +24,11 @@ from memory_bank.cli.shared import (
     tell,
 )  # fmt: skip
 from memory_bank.errors import ConfigError, TraceFileError
+from memory_bank.transcript import open_counter
 
 if TYPE_CHECKING:
     from memory_bank.audit.runs import Bill
-    from memory_bank.audit.tables import Column, SubjectT
+    from memory_bank.audit.traces import TraceFiles
 
 APPROXIMATE = "token counts are approximate: the vocabulary of tiktoken is not available"
 
@@ -93,7 +93,7 @@ def replay(
         ("ratio", f"{s['ratio']:.1%}"),
         ("broken pairs", str(broken)),
         ("", APPROXIMATE if counter == "approximate" else ""),
-        *_unread(len(files.skipped), files.unreadable),
+        *_unread(files),
         ("continued sessions", f"{memory.continued:,}: {note}" if memory.continued else ""),
     ]
     answer(s, "\n".join(f"{title:<20} {text}" for title, text in lines if text), as_json)
@@ -101,10 +101,14 @@ def replay(
         raise typer.Exit(1)
 
 
-def _unread(skipped: int, files: Sequence[object], unknown: Sequence[object] = ()) -> list[tuple[str, str]]:
-    """What could not be read: pairs of a title and a count, without those of 0."""
-    counts = {"skipped lines": skipped, "files of another format": len(unknown)}
-    return [(title, f"{n:,}") for title, n in (counts | {"unreadable files": len(files)}).items() if n]
+def _unread(files: TraceFiles, *, named: bool = False) -> list[tuple[str, str]]:
+    """What could not be read: pairs of a title and a count, without those of 0; ``named``: also unknown formats."""
+    counts = {
+        "skipped lines": files.skipped,
+        "files of another format": files.unknown if named else (),
+        "unreadable files": files.unreadable,
+    }
+    return [(title, f"{len(each):,}") for title, each in counts.items() if each]
 
 
 def check_files(traces: list[Path]) -> None:
@@ -159,18 +163,9 @@ def audit(
     traces: list[Path] = typer.Argument(
         ..., help="Files of recorded runs or of agents' logs, or their folders."
     ),
-    strategy: list[str] = typer.Option(
-        [],
-        help="Key, KEY?setting=value, or module:function; default: those that --config names, or memory_bank.",
-    ),
+    strategy: str | None = typer.Option(None, help="Key in the configuration; default: its default."),
     config: Path | None = CONFIG,
-    budget: list[int] = typer.Option([], min=0, help="Tokens of history to try, where a strategy has them."),
-    jobs: int = typer.Option(1, min=1, help="How many processes measure."),
-    html: Path | None = typer.Option(None, help="Write a page with the frontier plot."),
     model: str = typer.Option("claude-sonnet-5-5", help="The model at whose list price the input is billed."),
-    explain: bool = typer.Option(
-        False, "--explain", help="Also compare all strategies, and say what each figure means."
-    ),
     each: bool = typer.Option(False, "--each", help="Of agents' logs: a table of all compactions."),
     as_json: bool = JSON,
 ) -> None:
@@ -178,83 +173,58 @@ def audit(
 
     Read are JSON lines or documents of chat or Anthropic messages, and the logs of Claude Code (~/.claude/projects),
     Codex (~/.codex/sessions), Cline, SWE-agent, OpenHands and Gemini CLI. Where the agent compacted its history: what
-    its summary kept of what the next 30 calls took, what the bank would have kept beside it (assist) or in its place
-    (answer), and how often files were read again; --strategy adds contexts of as many tokens. No model is called:
-    summaries are made by extraction, nothing leaves this machine, and no contents are printed.
+    its summary kept of the values that the next 30 calls took, what the bank would have kept beside it (assist) or in
+    its place (answer), and how often files were read again. No model is called: summaries are made by extraction,
+    nothing leaves this machine, and no contents are printed.
     """
-    from memory_bank.audit.measure import SHORT, measure
-    from memory_bank.audit.replay import parse_strategy
-    from memory_bank.audit.runs import BUDGETS, bills_of, plan_audit
-    from memory_bank.audit.runs import audit as run
+    from memory_bank import MemoryBankSettings, load_config
+    from memory_bank.audit.logs import audit_logs, each_table
+    from memory_bank.audit.runs import audit_runs, bills_of, measure_runs
     from memory_bank.audit.sessions import log_files
     from memory_bank.audit.traces import TraceFiles
-    from memory_bank.config import load_config, named_strategies
     from memory_bank.pricing import known_price
 
     settings = load_config(config)
+    key = strategy or settings.default_strategy
     files = TraceFiles(log_files(traces), tell)
     runs = list(files)
     files.check_calls()
     price, _ = known_price(settings.prices, model) or (None, "")
     if price is None:
         raise ConfigError(f"{one_line(model, 60)} has no list price: name another --model, such as gpt-4.1.")
-    if any(run.compactions for run in runs):
-        from memory_bank.audit.logs import LOG_COLUMNS, audit_logs, each_table
-        from memory_bank.config import MemoryBankSettings
-
-        if budget or html:
-            raise ConfigError("--budget and --html are for recorded runs: leave them out for agents' logs.")
-        strategies = [parse_strategy(name, settings) for name in strategy]
+    compacted = any(run.compactions for run in runs)
+    if each and not compacted:
+        raise ConfigError("--each is for logs with compactions: leave it out for these runs.")
+    with progress("measured", "runs") as bar:
+        rows = measure_runs(runs, settings, key, model, bar)
+    bills = bills_of(runs, rows, price)
+    measured = audit_runs(key, rows)
+    if compacted:
         own = settings.strategy(settings.default_strategy)
         bank = own if isinstance(own, MemoryBankSettings) else None
         with progress("read", "sessions") as bar:
-            room = settings.service.compaction_tokens
-            logs = audit_logs(files, runs, strategies, bank=bank, assist=room, progress=bar)
-        with progress("measured", "sessions") as bar:
-            default = replace(parse_strategy(settings.default_strategy, settings), model=model)
-            [measured] = measure(runs, [default], jobs=jobs, progress=bar)
-        bills = bills_of(runs, measured, price)
-        if as_json:
-            print_json(logs.as_dict() | {"model": model, "bills": [b._asdict() for b in bills]})
-            return
-        _print_bills(bills, settings.default_strategy, model)
+            logs = audit_logs(files, runs, bank=bank, assist=settings.service.compaction_tokens, progress=bar)
+        value, sentences, counter = logs.as_dict(), logs.sentences(), logs.token_counter
+    else:
+        sentences = measured.sentences(bills[0] if bills else None)
+        counter = open_counter().name
+        unused = {"skipped_lines": files.skipped, "unreadable_files": files.unreadable}
+        value = measured._asdict() | {"sentences": sentences, "token_counter": counter} | unused
+    if as_json:
+        print_json(value | {"model": model, "bills": [b._asdict() for b in bills]})
+    else:
+        _print_bills(bills, key, model)
         if each and logs.each:
             titles, cells = each_table(logs.each)
-            table(titles, [[one_line(c, 60) for c in row] for row in cells], range(1, len(titles)))
+            table(titles, cells, range(1, len(titles)))
             print("% of the values that the next calls took, kept next to what they belong to\n")
-        unread = _unread(logs.skipped_lines, logs.unreadable_files, logs.unknown_files)
-        rows = [(f.name, f) for f in logs.figures]
-        _print_audit("", rows, LOG_COLUMNS, logs.token_counter, unread, logs.sentences(), explain)
-        if logs.unreadable_files:
-            raise typer.Exit(1)
-        return
-    if each:
-        raise ConfigError("--each is for logs with compactions: leave it out for these runs.")
-    everything = explain or config is not None
-    names = strategy or ([] if everything else [settings.default_strategy])
-    plan = plan_audit(
-        settings, names, budget, named_strategies(config), BUDGETS if everything or strategy else ()
-    )
-    plan = replace(plan, strategies=tuple(replace(s, model=model) for s in plan.strategies))
-    with output_file(html, *map(Path, files.paths)) as target, progress("measured", "traces") as bar:
-        report = run(files, runs, plan, jobs=jobs, progress=bar)
-        if target is not None:
-            target.write(report.as_html())
-    memories = [m for m in report.measurements if m.strategy.name != "no memory"]
-    shown = next(
-        (m for m in memories if m.strategy.name == report.advised), memories[0] if memories else None
-    )
-    bills = [] if shown is None else bills_of(runs, shown, price)
-    if as_json:
-        print_json(report.as_dict() | {"model": model, "bills": [b._asdict() for b in bills]})
-    else:
-        figures = [(m.strategy.name, m.figures) for m in report.measurements]
-        unread = _unread(len(report.skipped_lines), report.unreadable_files)
-        if shown is not None:
-            _print_bills(bills, shown.strategy.name, model)
-        sentences = [*report.notes, report.sentence]
-        _print_audit("strategy", figures, SHORT, report.token_counter, unread, sentences, explain)
-    if report.unreadable_files or not memories or not any(m.figures.steps for m in memories):
+        if counter == "approximate":
+            print(APPROXIMATE)
+        for what, count in _unread(files, named=compacted):
+            print(f"{what}: {count}")
+        for sentence in sentences:
+            print(fill(one_line(sentence, 2_000), 80))
+    if files.unreadable or not measured.steps:
         raise typer.Exit(1)
 
 
@@ -263,11 +233,11 @@ def _print_bills(bills: Sequence[Bill], strategy: str, model: str) -> None:
     if not bills:
         return
     all_ = bills[0]
-    said = (
+    verdict = (
         f"Without memory the input costs ${all_.without:,.4g}, with {strategy} ${all_.with_memory:,.4g} "
         f"({all_.with_memory / all_.without:.0%}), at the list price of {one_line(model, 60)}."
     )
-    print(f"{fill(said, 80)}\n")
+    print(f"{fill(verdict, 80)}\n")
     rows = [
         [b.tool_calls, b.runs, f"${b.without:,.4g}", f"${b.with_memory:,.4g}",
          f"{b.with_memory / b.without:.0%}", f"{b.dearest:.0%}"]
@@ -276,37 +246,6 @@ def _print_bills(bills: Sequence[Bill], strategy: str, model: str) -> None:
     table(
         ["tool calls", "runs", "without", "with memory", "share", "dearest run"], rows, range(1, 6), whole=[0]
     )
-    print()
-
-
-def _print_audit(
-    title: str, rows: Sequence[tuple[str, SubjectT]], columns: Sequence[Column[SubjectT]], counter: str,
-    unread: list[tuple[str, str]], sentences: Iterable[str], explain: bool,
-) -> None:  # fmt: skip
-    """What was not read, and the result in words; ``explain``: figures by name and what their columns mean before."""
-    if rows and explain:
-        failures = [
-            c for c in columns if c.title in ("errors", "broken") and not any(c.value(f) for _, f in rows)
-        ]
-        columns = [c for c in columns if c not in failures]
-        print_figures(title, rows, columns)
-        for column in columns:
-            print(fill(column.meaning, 80, initial_indent=f"{column.title:<12}", subsequent_indent=" " * 12))
-        print()
-    if counter == "approximate":
-        print(APPROXIMATE)
-    for what, count in unread:
-        print(f"{what}: {count}")
-    for sentence in sentences:
-        print(fill(one_line(sentence, 2_000), 80))
-
-
-def print_figures(
-    title: str, rows: Sequence[tuple[str, SubjectT]], columns: Sequence[Column[SubjectT]]
-) -> None:
-    """Print a table with a row of figures for each name."""
-    cells = [[one_line(name, 60), *(c.cell(figures) for c in columns)] for name, figures in rows]
-    table([title, *(c.title for c in columns)], cells, range(1, len(columns) + 1), whole=[0])
     print()
 
 

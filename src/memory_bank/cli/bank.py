@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 def sessions(db: str | None = DB, as_json: bool = JSON) -> None:
     """List the sessions of a bank, the last used ones first: requests, tokens, what memory saved, the model.
 
-    With --json also the state of the Observer's queue in each session, and what its model has cost.
+    With --json also which records of each session wait for the Observer's model, and how often it was called.
     """
     from memory_bank.bank.embedder import bank_embedder
     from memory_bank.bank.listing import list_sessions
@@ -63,12 +63,11 @@ def sessions(db: str | None = DB, as_json: bool = JSON) -> None:
     found.sort(key=lambda each: -(each[0] or 0.0))
     if as_json:
         keys = (
-            "session_id", "records", "steps", "insights", "unobserved", "to_redo", "last_written", "task", "jobs",
-            "failing", "attempts", "model", "title",
+            "session_id", "records", "steps", "insights", "unobserved", "to_redo", "last_written", "task", "waiting",
+            "failing", "attempts", "calls", "model", "title",
         )  # fmt: skip
         each = [
-            {**{key: getattr(s, key) for key in keys}, "last_used": used, "spent": asdict(s.spent),
-             "tokens": asdict(s.tokens)}
+            {**{key: getattr(s, key) for key in keys}, "last_used": used, "tokens": asdict(s.tokens)}
             for used, s in found
         ]  # fmt: skip
         print_json({"embedder": (bank_embedder(database) or [None])[0], "sessions": each})
@@ -94,7 +93,7 @@ def saved(
     as_json: bool = JSON,
 ) -> None:
     """Say how many dollars and tokens memory has saved: in all requests of a bank, or in those of today."""
-    from memory_bank.audit.tables import count_of
+    from memory_bank.audit.figures import count_of
     from memory_bank.bank.listing import list_sessions
     from memory_bank.bank.steps import usage_sums
     from memory_bank.config import load_config
@@ -270,10 +269,11 @@ def purge(
     dry_run: bool = typer.Option(False, "--dry-run", help="Show what would be deleted; change nothing."),
     as_json: bool = JSON,
 ) -> None:
-    """Delete old records, or everything in a session: records, insights, jobs; and the files of agents.
+    """Delete old records, or everything in a session: records and insights; and the files of agents.
 
-    One transaction a session. The names of emptied sessions and what their Observer spent are kept. Files below
-    /memories belong to no session: they are deleted by project, by namespace, and where not changed for so long.
+    One transaction a session. The names of emptied sessions and the number of their Observer's calls are kept.
+    Files below /memories belong to no session: they are deleted by project, by namespace, and where not changed for
+    so long.
     """
     from memory_bank.bank.maintenance import purge as run
     from memory_bank.bank.maintenance import purge_files
@@ -297,15 +297,15 @@ def purge(
         database.close()  # removes deleted data from SQLite's write-ahead log, too
         complete = True
     finally:  # after Ctrl-C or at a locked database earlier sessions are deleted all the same
-        total = _sums(gone, "records", "insights", "jobs", "bytes", "emptied")
+        total = _sums(gone, "records", "insights", "bytes", "emptied")
         if gone and not as_json:
             table(["session", *total], [[p.session_id, *(getattr(p, name) for name in total)] for p in gone])
         if complete or gone or not as_json:
             answer(
                 {"dry_run": dry_run, "complete": complete, "sessions_emptied": total.pop("emptied"), **total,
                  "files": files[0], "file_bytes": files[1], "sessions": [asdict(p) for p in gone]},
-                f"{'would remove' if dry_run else 'removed'} {total['records']:,} records, "
-                f"{total['insights']:,} insights and {total['jobs']:,} jobs ({total['bytes']:,} bytes) "
+                f"{'would remove' if dry_run else 'removed'} {total['records']:,} records "
+                f"and {total['insights']:,} insights ({total['bytes']:,} bytes) "
                 f"of {len(gone):,} sessions{f' and {files[0]:,} files ({files[1]:,})' if files[0] else ''}"
                 f"{'' if complete else ', then it was stopped'}.",
                 as_json,
@@ -323,7 +323,7 @@ def verify(
     ),
     as_json: bool = JSON,
 ) -> None:
-    """Check a bank: facts readable and matching their ids, insights with their facts, no orphaned jobs.
+    """Check a bank: facts readable and matching their ids, insights with their facts.
 
     Exit code 1 when a problem is left.
     """
@@ -353,7 +353,7 @@ def verify(
     answer(
         {**asdict(counts), "problems": dict(kinds), "left": left, "found": found},
         f"{counts.records:,} records ({counts.checked_ids:,} ids are their content's hash), "
-        f"{counts.insights:,} insights, {counts.jobs:,} jobs, {counts.sessions:,} sessions, {counts.files:,} files; "
+        f"{counts.insights:,} insights, {counts.sessions:,} sessions, {counts.files:,} files; "
         f"{counts.unobserved:,} records have no insight.\n"
         + (f"{kinds.total() - left:,} problems mended, {left:,} are left." if kinds else "no problems."),
         as_json,
@@ -458,7 +458,7 @@ def import_(
         complete = True
     finally:
         if complete or imported or kept:
-            total = _sums(imported, "records", "known", "insights", "jobs")
+            total = _sums(imported, "records", "known", "insights")
             answer(
                 {"complete": complete, **total, "files": kept, "sessions": list(map(asdict, imported)),
                  "refused": refused},
@@ -500,7 +500,7 @@ def _import_runs(
                 known = len(state.steps)
                 state.store(state.read(run.messages))
                 new = len(state.steps) - known
-                yield ImportedSession(run.id, new, known, new, 0)
+                yield ImportedSession(run.id, new, known, new)
         except ConfigError as e:
             yield RefusedSession(run.id, number, str(e).rstrip("."))
     runs.check_calls()

@@ -17,7 +17,7 @@ from memory_bank.shipped import shipped_trace
 if TYPE_CHECKING:
     from memory_bank.audit.measure import StepRow
     from memory_bank.audit.needs import NeedyTurn
-    from memory_bank.audit.replay import Strategy
+    from memory_bank.audit.replay import Build
     from memory_bank.audit.traces import Trace
 
 _WIDTH, _HEIGHT = 80, 12
@@ -32,7 +32,7 @@ def demo(
     Needs no model, key or network.
     """
     from memory_bank.audit.needs import needs_of
-    from memory_bank.audit.replay import Strategy
+    from memory_bank.audit.replay import building
     from memory_bank.audit.traces import Trace, is_turn, read_traces
     from memory_bank.config import SHIPPED, Config, KeepLastSettings, MemoryBankSettings
     from memory_bank.pricing import Usage, cost, list_prices
@@ -43,16 +43,14 @@ def demo(
         raise ConfigError(f"'{one_line(model, 60)}' has no list price: name another model, such as gpt-4.1.")
     # the environment is not read and tokens are estimated: the demo shows the same on every machine
     as_shipped = MemoryBankSettings(**SHIPPED["memory_bank"], token_encoding="approximate")
-    settings: Any = {"memory_bank": as_shipped, "keep last 5": KeepLastSettings(n=5)}
+    settings: Any = {"keep last 5": KeepLastSettings(n=5), "memory_bank": as_shipped}
     config = Config.model_construct(memory_strategies=settings, prices={model: price})
     trace = next(t for t in read_traces(shipped_trace("invoice-check.jsonl")) if isinstance(t, Trace))
     turns = needs_of(trace)
-    replayed = {
-        name: _replay(trace, turns, Strategy(name, "configured", name, config, model=model))
-        if name in settings
-        else _replay(trace, turns, Strategy(name, "full"))
-        for name in _MARKS
-    }
+    replayed = {"no memory": _replay(trace, turns, lambda messages: messages)}
+    for name in settings:
+        with building(trace, config, name, model) as build:
+            replayed[name] = _replay(trace, turns, build)
     paid = {
         n: list(accumulate(cost(Usage(*r.used), price) for r in rows)) for n, (rows, _) in replayed.items()
     }
@@ -96,21 +94,18 @@ def demo(
     print("Your own runs:  memory-bank audit FILE")
 
 
-def _replay(
-    trace: Trace, turns: Sequence[NeedyTurn], strategy: Strategy
-) -> tuple[list[StepRow], list[list[Any]]]:
+def _replay(trace: Trace, turns: Sequence[NeedyTurn], build: Build) -> tuple[list[StepRow], list[list[Any]]]:
     """The rows of a strategy, and its contexts."""
     from memory_bank.audit.costs import Costs, named_counter
     from memory_bank.audit.measure import measure_trace
 
     contexts: list[list[Any]] = []
-    with strategy.start(trace) as build:
 
-        def keep(messages: list[Any], needs: Sequence[Any]) -> list[Any]:
-            contexts.append(build(messages, needs))
-            return contexts[-1]
+    def keep(messages: list[Any]) -> list[Any]:
+        contexts.append(build(messages))
+        return contexts[-1]
 
-        return measure_trace(trace, turns, keep, Costs(named_counter("approximate"))), contexts
+    return measure_trace(trace, turns, keep, Costs(named_counter("approximate"))), contexts
 
 
 def _curves(paid: Mapping[str, Sequence[float]], folds: Sequence[int]) -> Iterator[str]:

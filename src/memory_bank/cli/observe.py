@@ -1,4 +1,4 @@
-"""The verb ``bank observe``: a worker process that makes the summaries that are queued or missing."""
+"""The verb ``bank observe``: a worker process that makes the summaries that are missing or wait for a model."""
 
 from __future__ import annotations
 
@@ -28,33 +28,31 @@ from memory_bank.errors import ConfigError
 if TYPE_CHECKING:
     from memory_bank.bank.database import Database
     from memory_bank.config import MemoryBankSettings
-    from memory_bank.ports import Embedder
-
-_AT_ONCE = 256
 
 
 def observe(
     db: str | None = DB,
     session: str | None = ONE_SESSION,
-    once: bool = typer.Option(False, "--once", help="Exit when no job is left; default: work until stopped."),
+    once: bool = typer.Option(
+        False, "--once", help="Exit when no record waits; default: work until stopped."
+    ),
     observer_model: str | None = typer.Option(
         None, help="Model at OPENAI_BASE_URL, with OPENAI_API_KEY, or extractive; default: only missing ones."
     ),
     embedding_model: str | None = EMBEDDER,
     strategy: str | None = typer.Option(
-        None, help="Key in the configuration whose model, limits, prices, prompt and timeouts apply."
+        None, help="Key in the configuration whose model, limit, prompt and timeouts apply."
     ),
     config: Path | None = CONFIG,
     as_json: bool = JSON,
 ) -> None:
-    """Make the insights that are queued, missing or marked to be made again; several may work at once.
+    """Make the insights that are missing, wait for a model or are marked to be made again; several may work at once.
 
-    Ctrl-C and SIGTERM finish the current jobs first. Without a named model, missing insights are made by
+    Ctrl-C and SIGTERM finish the current calls first. Without a named model, missing insights are made by
     extraction, the others wait, and the command exits.
     """
     from memory_bank.bank.embedder import bank_embedder, check_embedder
-    from memory_bank.bank.jobs import queue_unmade
-    from memory_bank.bank.worker import Worker
+    from memory_bank.bank.worker import Worker, observe_again
     from memory_bank.config import EXTRACTIVE
     from memory_bank.models.chat import OpenAIChat
     from memory_bank.models.observer import Observer
@@ -65,7 +63,7 @@ def observe(
         embedding_model = settings.embedding_model
     embedder = bank_embedder_of(database, embedding_model)
     if observer_model is None and settings.observer_model == EXTRACTIVE:
-        made = _extract_missing(database, embedder, session)
+        made = Worker(database, Observer(), embedder, session).draft(every=True)
         _report(database, session, as_json, {"queued": 0, "made": made, "observer": EXTRACTIVE})
         return
     observer = Observer.create(None if settings.observer_model == EXTRACTIVE else OpenAIChat(), settings)
@@ -77,11 +75,11 @@ def observe(
     stopped_by: list[int] = []
     try:
         with _stopping(stop) as stopped_by, progress("made", "insights") as bar:
-            queued = queue_unmade(database, session)
+            queued = observe_again(database, session) + worker.draft(every=True)
 
             def show() -> None:
                 made = done.observed + done.extracted
-                bar(made, made + worker.queue.open_count())
+                bar(made, made + worker.open_count())
 
             worker.run(stop, once=once, on_step=show)
     finally:
@@ -122,7 +120,7 @@ def _stopping(stop: threading.Event) -> Iterator[list[int]]:
             raise KeyboardInterrupt
         came.append(number)
         stop.set()
-        tell("finishing the current jobs; press Ctrl-C again to stop at once.")
+        tell("finishing the current calls; press Ctrl-C again to stop at once.")
 
     before = {s: signal.signal(s, on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -132,34 +130,14 @@ def _stopping(stop: threading.Event) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _extract_missing(database: Database, embedder: Embedder, session: str | None) -> int:
-    """Make the missing insights by extraction; returns how many."""
-    from memory_bank.bank.jobs import STEP, JobQueue, without_insight
-    from memory_bank.bank.listing import list_sessions
-    from memory_bank.bank.stores import FactStore, InsightStore
-    from memory_bank.models.observer import Observer
-
-    made = 0
-    for name in [session] if session else [s.session_id for s in list_sessions(database)]:
-        facts, insights = FactStore(database, name), InsightStore(embedder, database, name)
-        wanted = without_insight(database, name)
-        for start in range(0, len(wanted), _AT_ONCE):
-            part = wanted[start : start + _AT_ONCE]
-            JobQueue(database, name).add(part, STEP + "observe")
-            insights.add_many(Observer().observe_all(facts.get_many(part), ""), of_step=True)
-        made += len(wanted)
-    return made
-
-
 def _report(database: Database, session: str | None, as_json: bool, done: dict[str, Any]) -> int:
     """Print what was made and what is left; returns how many insights are marked to be made again."""
-    from memory_bank.bank.jobs import JobQueue
     from memory_bank.bank.listing import list_sessions
 
-    marked = sum(s.to_redo for s in list_sessions(database) if session in (None, s.session_id))
-    pending = JobQueue(database, session).open_count()
+    listed = [s for s in list_sessions(database) if session in (None, s.session_id)]
+    marked, pending = sum(s.to_redo for s in listed), sum(s.waiting for s in listed)
     text = (
-        f"made {done['made']:,} insights ({done['observer']}); {pending:,} jobs are left, "
+        f"made {done['made']:,} insights ({done['observer']}); {pending:,} records wait for a model, "
         f"{marked:,} insights are still to be made again."
     )
     if (marked or pending) and "observed" not in done:

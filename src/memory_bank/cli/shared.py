@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import typer
 
-from memory_bank.audit.tables import money
+from memory_bank.audit.figures import money
 from memory_bank.errors import ConfigError, EmbedderMismatchError, StorageError
 
 if TYPE_CHECKING:

@@ -8,22 +8,19 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from memory_bank.bank.retrieval import raw_data
-from memory_bank.bank.session import MemoryBankState, Session
+from memory_bank.bank.session import Session
 from memory_bank.config import MemoryBankSettings
 from memory_bank.context.render import host_of, memory_message, render
 from memory_bank.faults import fault_point
-from memory_bank.plan import NO_PLAN, Choice, Context, Plan, Shown
+from memory_bank.plan import NO_PLAN, Choice, Context, Plan
 from memory_bank.ports import TokenCounter
 from memory_bank.pricing import Ledger, common_length
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.messages import record_tool
-from memory_bank.transcript.quoting import Mark, one_line, quote_lines
 from memory_bank.transcript.transcript import View, digest_of, is_same
 from memory_bank.transcript.turns import ADDED
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
-_PINNED_CHARS = 2_000  # shown of a pinned record whose messages are no longer in the list
 
 
 @dataclass(frozen=True)
@@ -32,8 +29,7 @@ class Policy:
 
     ``choose`` gets the view of the messages and the session in which they are stored. ``bank``: the settings
     by which a MemoryBankState stores records; None for a policy that needs no memory. ``reads_insights``: a
-    choice needs the insights of the present step, so that they are stored before it. ``budget`` returns the tokens
-    that pinned records may take of an older history of so many tokens; None: they are not limited.
+    choice needs the insights of the present step, so that they are stored before it.
     """
 
     name: str
@@ -41,7 +37,6 @@ class Policy:
     bank: MemoryBankSettings | None = None
     llm_client: object = None
     reads_insights: bool = True
-    budget: Callable[[int], int] | None = None
 
 
 def build_context(
@@ -49,14 +44,13 @@ def build_context(
     session: Session,
     policy: Policy,
     tools: Sequence[object] | None = None,
-    whole: frozenset[str] = frozenset(),
     *,
     stores: bool = True,
 ) -> Context:
     """Build the context of the next model call. ``messages`` are never changed.
 
-    ``tools``: those of the call; the context names ``get_record`` only where it is among them. ``whole``: the
-    tools whose interactions stay whole. ``stores``: what is new in the messages is stored.
+    ``tools``: those of the call; the context names ``get_record`` only where it is among them. ``stores``: what is
+    new in the messages is stored.
 
     Raises MessagesError, ConfigError, EmbeddingError, StorageError. Nothing that was stored is lost then, and
     the same call can be made again.
@@ -67,83 +61,10 @@ def build_context(
         view = session.read(messages)
         if stores:
             session.store(view, insights_later=not policy.reads_insights)
-        if whole or any(session.retained):
-            budget = policy.budget and policy.budget(sum(e.tokens for e in view.history))
-            view = _with_pins(view, session, budget, whole)
-            choice = _apply_pins(policy.choose(view, session), view, session, budget)
-        else:
-            choice = policy.choose(view, session)
-        context = render(make_plan(view, choice, session, policy))
+        context = render(make_plan(view, policy.choose(view, session), session, policy))
         _record_plan(context.plan, session)
         fault_point("step.done")
         return context
-
-
-def _with_pins(view: View, session: Session, budget: int | None, whole: frozenset[str]) -> View:
-    """The view in which past interactions with pinned records are never dropped, those with excluded ones hidden."""
-    pinned_ids, excluded_ids = session.retained
-    hidden = {e.start for e in view.history if not e.stays and excluded_ids.intersection(e.record_ids)}
-    held = {e.start for e in view.interactions if any(p.tool_name in whole for p in e.pairs)} - hidden
-    pinned: set[int] = set()
-    kept = set(view.kept)
-    for entry in reversed(view.history):
-        if entry.start not in held:
-            if entry.stays or entry.start in hidden or not pinned_ids.intersection(entry.record_ids):
-                continue
-            if budget is not None:
-                if entry.tokens > budget:
-                    continue
-                budget -= entry.tokens
-        pinned.add(entry.start)
-        kept.update(range(entry.start, entry.stop))
-    pins, hides, holds = map(frozenset[int], (pinned | held, hidden, held))
-    return replace(view, kept=sorted(kept), pinned=pins, hidden=hides, held=holds)
-
-
-def _apply_pins(choice: Choice, view: View, session: Session, budget: int | None) -> Choice:
-    """The choice without what is hidden, and with pinned records whose messages are no longer in the list."""
-    pinned_ids, excluded_ids = session.retained
-    apart = {
-        p for e in view.interactions if e.start in view.pinned | view.hidden for p in range(e.start, e.stop)
-    }
-    if apart.intersection(choice.edits):
-        choice = replace(choice, edits={p: e for p, e in choice.edits.items() if p not in apart})
-    here = {t for e in view.interactions for t in e.record_ids}
-    pinned = _pinned_text(pinned_ids - here - excluded_ids, view, session, budget)
-    if not (pinned or view.hidden):
-        return choice
-    text = "" if choice.unchanged else choice.text
-    keeps_all = choice.keep_all or bool(choice.unchanged)
-    leaves_out = keeps_all and bool(view.hidden)
-    return replace(
-        choice,
-        text=f"{text.rstrip()}\n\n{pinned}".lstrip() if pinned else text,
-        whole=view.past if leaves_out else choice.whole,
-        in_place=leaves_out or choice.in_place,
-        keep_all=keeps_all and not leaves_out,
-        unchanged="",
-        may_cost_more=True,
-        reasons=Shown(whole=view.past) if keeps_all and not choice.keep_all else choice.reasons,
-    )
-
-
-def _pinned_text(gone: frozenset[str], view: View, session: Session, budget: int | None) -> str:
-    """Pinned records that no message shows, shortened, the newest that fit into what the others leave."""
-    if not gone or not isinstance(session, MemoryBankState):
-        return ""
-    room = None if budget is None else budget - view.pinned_tokens
-    numbers = {t: n for n, t in enumerate(session.steps, 1) if t in gone}
-    lines: list[str] = []
-    for record in reversed(session.fact_store.get_many(list(numbers))):
-        shown = quote_lines(raw_data(record, _PINNED_CHARS).text)
-        line = f"#{numbers[record.trace_id]} {one_line(record.tool_name)[:80]}: {shown}"
-        if room is not None:
-            tokens = session.counter.count_text(line) + 1
-            if tokens > room:
-                continue
-            room -= tokens
-        lines.append(line)
-    return "\n".join([Mark.PINNED, *reversed(lines)]) if lines else ""
 
 
 def make_plan(view: View, choice: Choice, session: Session, policy: Policy) -> Plan:

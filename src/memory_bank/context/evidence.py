@@ -315,11 +315,10 @@ class _Chooser:
         most: int,
     ) -> None:
         self._view, self._session, self._memory, self._settings = view, session, memory, settings
-        apart, steps = view.pinned | view.hidden, session.steps
+        steps = session.steps
+        self._kept = {t for e in view.history if e.stays for t in e.record_ids}  # what every context shows
         count = newest_within([e.tokens for e in view.history], int(budget * share), most)
-        latest = [
-            e for e in view.history[len(view.history) - count :] if not e.stays and e.start not in apart
-        ]
+        latest = [e for e in view.history[len(view.history) - count :] if not e.stays]
         hidden = self._latest_hidden(latest)
         self.whole = [e for e in latest if all(steps.get(t, hidden + 1) > hidden for t in e.record_ids)]
         self._visible = [*self.whole, *([view.tail] if view.tail else [])]
@@ -335,8 +334,6 @@ class _Chooser:
         self._list_room = min(self.room, thread_room(budget, len(memory.numbers)))
         # for changes and for calls that brought back ids
         self._list_more = min(self.room - self._list_room, int(budget * 0.25))
-        kept = (e for e in view.history if (e.stays or e.start in view.pinned) and e.start not in view.hidden)
-        self._kept = {t for e in kept for t in e.record_ids}  # what every context shows
         # by trace_id: the turn in which a call can stand, and the place of its pair there
         self._at: dict[str, tuple[Interaction, int]] = {}
         self._made: dict[object, tuple[Interaction, dict[int, Edit]]] = {}
@@ -346,9 +343,7 @@ class _Chooser:
         view, steps = self._view, self._session.steps
         tail = view.tail.record_ids if view.tail else ()
         before = min((steps[t] for t in tail if t in steps), default=self._session.step_count + 1)
-        apart = view.pinned | view.hidden
-        others = (e for e in view.history if e.stays or e.start in apart)
-        shown = self._session.retained[1].union(t for e in (*whole, *others) for t in e.record_ids)
+        shown = self._kept.union(t for e in whole for t in e.record_ids)
         return next((s for t, s in reversed(steps.items()) if s < before and t not in shown), 0)
 
     def excerpts(

@@ -12,6 +12,7 @@ from typing import Any
 from memory_bank.bank.session import Session
 from memory_bank.errors import HistoryError, MessagesError
 from memory_bank.plan import Choice, Context, Form
+from memory_bank.pricing import common_length
 from memory_bank.transcript.anthropic import MOST_CACHE_MARKS, Thinking, answered_turn, cache_marks
 from memory_bank.transcript.chat import CHAT
 from memory_bank.transcript.messages import MessageKind, content_text, is_text_part, read, same_objects
@@ -49,14 +50,33 @@ def leave(
         if form is not None:
             written = form.source.write(context.entries, context.since)
             sent = form.finish(written, form.source.place_of(context.since))
-        rule = broken_rule(sent, came, wire, Thinking.KEEP if form is None else form.thinking)
+        passed = session.cache("passed", lambda: [(), ()])
+        rule = ""
+        if not _goes_on(sent, came, wire, *passed):
+            rule = broken_rule(sent, came, wire, Thinking.KEEP if form is None else form.thinking)
     except HistoryError as e:
         sent, rule = came, str(e).partition(":")[0]
     if rule:
         return _kept_back(context, messages, session, rule), came
+    passed[:] = [*sent], [*came]
     if form is not None and not same_objects(sent, came):
         session.recount(context, form.read(sent))
     return context, sent
+
+
+def _goes_on(
+    sent: Sequence[Any],
+    came: Sequence[Any],
+    wire: Wire[Any],
+    was_sent: Sequence[Any],
+    had_come: Sequence[Any],
+) -> bool:
+    """Whether both lists go on with the same messages as those before, which broke no rule, and so break none."""
+    shared = common_length(was_sent, sent)
+    first = shared - 1  # the last message that is known stands before the new ones in both
+    at = len(came) - len(sent) + first
+    is_same_end = shared > 0 <= at and same_objects(sent[first:], came[at:])
+    return is_same_end and common_length(had_come, came) > at and not _faults(sent[shared:], wire).alone
 
 
 def _kept_back(context: Context, messages: Sequence[Any], session: Session, rule: str) -> Context:

@@ -11,7 +11,7 @@ from memory_bank.plan import Choice, Context, Plan
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.messages import MessageKind, kind_of, read
 from memory_bank.transcript.quoting import fence
-from memory_bank.transcript.transcript import View
+from memory_bank.transcript.transcript import View, copy_of
 from memory_bank.transcript.turns import ADDED, Change, Edit, Entry
 
 
@@ -70,13 +70,13 @@ def host_of(view: View, choice: Choice) -> int | None:
 def written(
     entries: Iterable[Entry], messages: Sequence[Any], edits: Mapping[int, Edit] = MappingProxyType({})
 ) -> list[Any]:
-    """The chat messages of a context; where ``edits`` give a message, it is not read again."""
+    """The chat messages of a context; a copy of those that ``edits`` give, which later steps use again."""
     out: list[Any] = []
     for position, change in entries:
         if position is None:
             out.append(change)
         elif change and position in edits:
-            out.append(edits[position].message)
+            out.append(copy_of(edits[position].message))
         else:
             out.append(edited_message(messages[position], change))
     return out

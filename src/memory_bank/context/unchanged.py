@@ -57,7 +57,7 @@ def restored_copies(view: View, folded: int, count: Callable[[Any], int]) -> dic
     edits: dict[int, Edit] = {}
     copies: dict[_Key, _Copy] = {}
     for place, turn in enumerate(view.interactions):
-        for pair in () if turn.fault or turn.start in view.hidden else turn.pairs:
+        for pair in () if turn.fault else turn.pairs:
             if pair.result is None or pair.call is None:
                 continue
             call, output = (f"{pair.tool_name} {pair.call.text}", "call"), content_text(pair.result.content)

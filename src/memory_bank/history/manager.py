@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import re
 import tempfile
 import threading
 import unicodedata
@@ -556,11 +555,6 @@ class AdaptiveMemoryManager(MemoryManager):
         return prunings.count_tokens(steps, self.counter, self.wire) <= self.max_tokens
 
 
-_THEME_LINE = re.compile(r"- (.+): (\d+) steps, (\d+) to (\d+)(?:; trace_id .*)?\Z")
-_STEP_LINE = re.compile(r"\[(.*?)\] (\d+)\. ")
-_TRACE_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-
-
 class HierarchicalMemory(MemoryManager):
     """A MemoryManager in three tiers, after system prompt and tasks: themes, lines, recent steps.
 
@@ -601,48 +595,61 @@ class HierarchicalMemory(MemoryManager):
 
     def _to_tiers(self, steps: Sequence[Step]) -> list[Step]:
         first = prunings.first_recent(steps, self.recent) if self.action_count > self.recent else 0
-        lines: list[str] = []
-        themes: dict[str, tuple[int, int, int, list[str]]] = {}  # count, first and last step, trace_ids
-        ids: list[str] = []
+        lines: list[Json] = []
+        themes: dict[str, Json] = {}
+        ids: list[str] = []  # of the steps that themes hold
         new: list[int] = []
         for i, step in enumerate(steps[:first]):
-            kind, rows = (step.kind, step.text.splitlines()) if isinstance(step, ScratchpadStep) else ("", [])
-            if kind == "themes":
-                found = [m for m in map(_THEME_LINE.match, rows) if m]
-                themes = {m[1]: (int(m[2]), int(m[3]), int(m[4]), _TRACE_ID.findall(m.string)) for m in found}
-                ids += trace_ids_of(step)
-            elif kind == "summary" and all(map(_STEP_LINE.match, rows)):
-                lines += rows
+            if isinstance(step, ScratchpadStep) and step.rows is not None:
+                if step.kind == "themes":
+                    themes, ids = {row["theme"]: row for row in step.rows}, list(step.trace_ids)
+                else:
+                    lines += step.rows
             elif not is_protected(step):
                 new.append(i)
         if not new:
             return list(steps)
         stored = prunings.store_lost(self.state, steps, dict.fromkeys(new))
         lines += [self._line(steps[i], [each.record.trace_id for each in stored[i]]) for i in new]
-        for head in map(_STEP_LINE.match, lines[: -self.summarized]):
-            assert head is not None
-            number, line_ids = int(head[2]), _TRACE_ID.findall(head.string)
-            count, start, end, known = themes.get(head[1], (0, number, number, []))
-            themes[head[1]] = count + 1, min(start, number), max(end, number), [*known, *line_ids][-4:]
-            ids += line_ids
-        last, text = steps[new[-1]], "\n".join(lines[-self.summarized :])
-        notes = [prunings.note_after(last, text, "summary", _TRACE_ID.findall(text))]
+        for line in lines[: -self.summarized]:
+            name, number = line["theme"], line["step"]
+            theme = themes.get(name, {"count": 0, "first": number, "last": number, "trace_ids": []})
+            themes[name] = {
+                "theme": name,
+                "count": theme["count"] + 1,
+                "first": min(theme["first"], number),
+                "last": max(theme["last"], number),
+                "trace_ids": [*theme["trace_ids"], *line["trace_ids"]][-4:],
+            }
+            ids += line["trace_ids"]
+        last, lines = steps[new[-1]], lines[-self.summarized :]
+        text, line_ids = (
+            "\n".join(line["text"] for line in lines),
+            [t for line in lines for t in line["trace_ids"]],
+        )
+        notes = [prunings.note_after(last, text, "summary", line_ids, lines)]
         if themes:
-            rows = []
-            for name, (count, start, end, known) in themes.items():
-                named = f"; trace_id {', '.join(known)}" if known else ""
-                rows.append(f"- {name}: {count} steps, {start} to {end}{named}")
-            notes.insert(0, prunings.note_after(last, "\n".join(rows), "themes", ids))
+            rows = list(themes.values())
+            notes.insert(0, prunings.note_after(last, "\n".join(map(_theme_line, rows)), "themes", ids, rows))
         return [*filter(is_protected, steps[:first]), *notes, *steps[first:]]
 
-    def _line(self, step: Step, new_ids: Sequence[str]) -> str:
+    def _line(self, step: Step, new_ids: Sequence[str]) -> Json:
+        """The line of a step, with its theme, its number and its trace_ids."""
         text = prunings.model_summary([step], self._complete, 400)
         text = prunings.line_of(step) if text is None else one_line(text, 400)
         text = text.removeprefix(f"{step.step_number}. ")
-        missing = [t for t in (*trace_ids_of(step), *new_ids) if t not in text]
+        ids = [*trace_ids_of(step), *new_ids]
+        named_ids = new_ids if isinstance(step, ScratchpadStep) and new_ids else ids  # a note may have many
+        missing = [t for t in named_ids if t not in text]
         named = f" (trace_id {', '.join(missing)})" if missing else ""
         theme = one_line(self.theme_of(step).replace("]", ")"), 60) or "other"
-        return f"[{theme}] {step.step_number}. {' '.join(text.split())}{named}"
+        line = f"[{theme}] {step.step_number}. {' '.join(text.split())}{named}"
+        return {"theme": theme, "step": step.step_number, "text": line, "trace_ids": ids}
+
+
+def _theme_line(theme: Json) -> str:
+    named = f"; trace_id {', '.join(theme['trace_ids'])}" if theme["trace_ids"] else ""
+    return f"- {theme['theme']}: {theme['count']} steps, {theme['first']} to {theme['last']}{named}"
 
 
 def _tool_names(step: Step) -> str:

@@ -270,10 +270,12 @@ def summarize_old_steps(
     return prune
 
 
-def note_after(last: Step, text: str, kind: Any, trace_ids: Iterable[str]) -> ScratchpadStep:
+def note_after(
+    last: Step, text: str, kind: Any, trace_ids: Iterable[str], rows: Sequence[Json] | None = None
+) -> ScratchpadStep:
     """A note in the place of steps of which ``last`` is the last."""
     ids = tuple(dict.fromkeys(trace_ids))
-    return ScratchpadStep(text, kind, ids, step_number=last.step_number, timestamp=last.timestamp)
+    return ScratchpadStep(text, kind, ids, rows, step_number=last.step_number, timestamp=last.timestamp)
 
 
 def open_summarizer(given: object, model: str) -> Complete | None:

@@ -519,7 +519,8 @@ class ActionStep(Step):
 class ScratchpadStep(Step):
     """Notes that are not part of the conversation, and what prunings leave in the place of older steps.
 
-    ``kind`` is "note", "summary", "themes" or "bank"; ``trace_ids`` name the records that hold everything.
+    ``kind`` is "note", "summary", "themes" or "bank"; ``trace_ids`` name the records that hold everything. ``rows``
+    are the lines of a HierarchicalMemory's tier as values, from which it goes on.
     """
 
     type = "scratchpad"
@@ -527,6 +528,7 @@ class ScratchpadStep(Step):
     text: Text
     kind: Literal["note", "summary", "themes", "bank"] = "note"
     trace_ids: Annotated[tuple[Text, ...], LISTED] = ()
+    rows: Frozen = None
 
 
 @value

@@ -15,7 +15,6 @@ from memory_bank.bank.files import MemoryFiles
 from memory_bank.errors import MemoryBankError, MissingExtraError
 from memory_bank.integrations.bridge import Bridge, BridgeOptions, ModelCall
 from memory_bank.ports import ToolFunction
-from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.anthropic import Thinking, from_anthropic, thinking_rule
 from memory_bank.transcript.messages import content_text, same_objects
 from memory_bank.transcript.turns import Conversation
@@ -74,7 +73,7 @@ class MemoryBankTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
     def tools(self, session_id: str | None = None, *, asynchronous: bool = False) -> list[Any]:
         """The memory tools for ``tool_runner``; ``asynchronous``: for that of AsyncAnthropic."""
         session_id = session_id or self._session_id
-        return [self._tool(schema["function"], session_id, asynchronous) for schema in TOOL_SCHEMAS]
+        return [self._tool(tool, session_id, asynchronous) for tool in self.bridge.offer()]
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request, rebuilt where it is one of the Messages API."""

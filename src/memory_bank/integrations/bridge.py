@@ -25,6 +25,7 @@ from memory_bank.bank.session import MemoryBankState, Session
 from memory_bank.config import Config
 from memory_bank.errors import ConfigError, LoopDetectedError, MemoryBankError
 from memory_bank.plan import Form
+from memory_bank.ports import ToolFunction
 from memory_bank.processor import MemoryProcessor, Tools
 from memory_bank.tools import TOOL_SCHEMAS, handle_tool_call, memory_tools
 from memory_bank.transcript.anthropic import Thinking, without_thinking
@@ -108,8 +109,14 @@ class Bridge(Generic[N]):
         self._sessions: OrderedDict[str, _HeldSession] = OrderedDict()
         self._lock = threading.Lock()
         self._current: ContextVar[str | None] = ContextVar("memory_bank_session", default=None)
-        self.offered: Sequence[object] = ()
-        """The memory tools that the agent has, for calls of which the tools are not known."""
+        self._offered: Sequence[
+            object
+        ] = ()  # the memory tools that the agent has, where a call names no tools
+
+    def offer(self) -> list[ToolFunction]:
+        """The memory tools' names, descriptions and parameters, for an adapter that gives them to its agent."""
+        self._offered = TOOL_SCHEMAS
+        return [schema["function"] for schema in TOOL_SCHEMAS]
 
     def rebuild(
         self, natives: Sequence[N], session_id: str | None = None, **call: Unpack[ModelCall]
@@ -154,7 +161,7 @@ class Bridge(Generic[N]):
 
             return tool
 
-        self.offered = TOOL_SCHEMAS
+        self.offer()
         return {name: bind(name, template) for name, template in memory_tools(None).items()}
 
     def state(self, session_id: str | None = None, natives: Sequence[N] | None = None) -> Session | None:
@@ -193,7 +200,7 @@ class Bridge(Generic[N]):
             chat = self._read(natives, system)
             if session_id is None and not any(m["role"] == "tool" for m in chat.messages):
                 return list(natives), None
-            offered = self.offered if tools is None else tools
+            offered = self._offered if tools is None else tools
             wire: Any = chat.wire
             with self._used(session_id, chat.messages) as name:
                 form = Form(
@@ -202,10 +209,10 @@ class Bridge(Generic[N]):
                     lambda written, since: without_thinking(written, thinking, natives, wire, since),
                     thinking,
                 )
-                sent, _, _ = self.processor.rebuild(
+                applied = self.processor.rebuild(
                     chat.messages, self.strategy, None, self._llm_client, form, session_id=name, tools=offered
                 )
-                return sent, name
+                return applied.sent, name
         except (ConfigError, LoopDetectedError):  # for the caller to change
             raise
         except MemoryBankError as e:

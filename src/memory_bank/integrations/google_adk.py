@@ -9,7 +9,6 @@ from typing import Any, Unpack
 from memory_bank.errors import MissingExtraError
 from memory_bank.integrations.bridge import Bridge, BridgeOptions
 from memory_bank.ports import ToolFunction
-from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.jsontext import compact, parse_arguments, plain
 from memory_bank.transcript.messages import MessageKind
 from memory_bank.transcript.turns import WHOLE, Change, ChatMessage, Conversation, Part, PartWire
@@ -140,8 +139,7 @@ class MemoryBankPlugin(BasePlugin):
     ) -> None:
         super().__init__(name)
         self.bridge: Bridge[Any] = Bridge(read_contents, **options)
-        self._tools = [_MemoryTool(self, s["function"]) for s in TOOL_SCHEMAS] if offer_tools else []
-        self.bridge.offered = TOOL_SCHEMAS if offer_tools else ()
+        self._tools = [_MemoryTool(self, tool) for tool in self.bridge.offer()] if offer_tools else []
 
     async def before_model_callback(self, *, callback_context: Any, llm_request: Any) -> None:
         """Rebuild the contents of a request."""

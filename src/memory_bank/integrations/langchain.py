@@ -8,7 +8,6 @@ from typing import Any, Unpack
 from memory_bank.errors import MessagesError, MissingExtraError
 from memory_bank.integrations.bridge import Bridge, BridgeOptions, ModelCall
 from memory_bank.ports import ToolFunction
-from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.anthropic import thinking_rule
 from memory_bank.transcript.chat import content_like
 from memory_bank.transcript.jsontext import compact, parse_arguments
@@ -117,10 +116,7 @@ class MemoryBankMiddleware(AgentMiddleware):
     def __init__(self, *, offer_tools: bool = True, **options: Unpack[BridgeOptions]) -> None:
         super().__init__()
         self.bridge: Bridge[lc.BaseMessage] = Bridge(WIRE.read_all, **options)
-        self.tools: Sequence[BaseTool] = (
-            [self._tool(s["function"]) for s in TOOL_SCHEMAS] if offer_tools else []
-        )
-        self.bridge.offered = TOOL_SCHEMAS if offer_tools else ()
+        self.tools: Sequence[BaseTool] = [*map(self._tool, self.bridge.offer())] if offer_tools else []
 
     def wrap_model_call(self, request: ModelRequest, handler: Callable[[ModelRequest], Any]) -> Any:
         """Call the model with a rebuilt context."""

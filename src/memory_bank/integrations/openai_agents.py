@@ -8,7 +8,6 @@ from typing import Any, Unpack
 from memory_bank.errors import ConfigError, MissingExtraError
 from memory_bank.integrations.bridge import Bridge, BridgeOptions
 from memory_bank.ports import ToolFunction
-from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.responses import CALL_OF, Item, call_id_of, from_items, item_type
 from memory_bank.transcript.turns import Conversation
 
@@ -55,7 +54,7 @@ class MemoryBankFilter:
         self, session_of: Callable[[Any], str | None] = session_of_context, **options: Unpack[BridgeOptions]
     ) -> None:
         self.bridge: Bridge[Item] = Bridge(read_items, **options)
-        self.tools: list[Tool] = [self._tool(schema["function"]) for schema in TOOL_SCHEMAS]
+        self.tools: list[Tool] = [*map(self._tool, self.bridge.offer())]
         self._session_of = session_of
 
     async def __call__(self, data: CallModelData[Any]) -> ModelInputData:

@@ -8,7 +8,6 @@ from typing import Any, Unpack
 from memory_bank.errors import MessagesError, MissingExtraError
 from memory_bank.integrations.bridge import Bridge, BridgeOptions
 from memory_bank.ports import ToolFunction
-from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.anthropic import Thinking, thinking_rule
 from memory_bank.transcript.messages import MessageKind, content_with
 from memory_bank.transcript.turns import Change, ChatMessage, Part, PartWire
@@ -112,8 +111,7 @@ class MemoryBank(AbstractCapability[Any]):
     def __init__(self, *, offer_tools: bool = True, **options: Unpack[BridgeOptions]) -> None:
         super().__init__()
         self.bridge: Bridge[pai.ModelMessage] = Bridge(WIRE.read_all, **options)
-        self._offer_tools = offer_tools
-        self.bridge.offered = TOOL_SCHEMAS if offer_tools else ()
+        self._tools = [*map(self._tool, self.bridge.offer())] if offer_tools else []
 
     async def before_model_request(
         self, ctx: RunContext[Any], request_context: ModelRequestContext
@@ -130,9 +128,7 @@ class MemoryBank(AbstractCapability[Any]):
 
     def get_toolset(self) -> FunctionToolset[Any] | None:
         """The memory tools, as the agent gets them."""
-        if not self._offer_tools:
-            return None
-        return FunctionToolset(tools=[self._tool(schema["function"]) for schema in TOOL_SCHEMAS])
+        return FunctionToolset(tools=self._tools) if self._tools else None
 
     def _tool(self, schema: ToolFunction) -> Tool[Any]:
         async def call(ctx: RunContext[Any], **arguments: Any) -> str:

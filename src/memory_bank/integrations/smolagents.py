@@ -15,7 +15,6 @@ from memory_bank import history as typed
 from memory_bank.errors import MessagesError, MissingExtraError
 from memory_bank.integrations.bridge import Bridge, BridgeOptions
 from memory_bank.ports import ToolFunction
-from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.jsontext import parse_arguments
 from memory_bank.transcript.messages import MessageKind, content_text, content_with
 from memory_bank.transcript.textcalls import joined_calls, parted_calls
@@ -136,9 +135,7 @@ def add_memory(
 
     agent.write_memory_to_messages = write_memory_to_messages
     if offer_tools:
-        bridge.offered = TOOL_SCHEMAS
-        functions = [schema["function"] for schema in TOOL_SCHEMAS]
-        agent.tools |= {function["name"]: _MemoryTool(answer, function) for function in functions}
+        agent.tools |= {tool["name"]: _MemoryTool(answer, tool) for tool in bridge.offer()}
     return bridge
 
 

@@ -6,20 +6,17 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from memory_bank.config import MemoryBankSettings, Price
-from memory_bank.errors import MemoryBankError
-from memory_bank.models.chat import as_chat_model, ask, failure_of, reply_text, usage_of
+from memory_bank.config import MemoryBankSettings
+from memory_bank.models.chat import as_chat_model, ask, failure_of, reply_text
 from memory_bank.models.extraction import extract_summary
 from memory_bank.ports import ChatModel, LLMClient
-from memory_bank.pricing import Usage, costs, price_of
 from memory_bank.prompts import fill_prompt, load_prompt
-from memory_bank.records import Insight, InteractionRecord, Spent
+from memory_bank.records import Insight, InteractionRecord
 from memory_bank.transcript.messages import readable_output
 from memory_bank.transcript.quoting import one_line, quote_lines
 from memory_bank.transcript.shortening import shorten
-from memory_bank.transcript.tokens import approximate_counter
 
 log = logging.getLogger("memory_bank.Observer")
 
@@ -27,7 +24,6 @@ EXTRACTIVE = "extractive"
 _ARGUMENT_CHARS = 2_000
 _TASK_CHARS = 4_000
 _SUMMARY_CHARS = 4_000  # an answer far beyond 200 words is cut here
-_SUMMARY_TOKENS = 500  # what an answer is expected to take at most, before it is there
 _BLOCK_CHARS = 60_000  # of all calls in one request for a running summary; of one call, and of its arguments:
 _CALL_CHARS, _CALL_ARGUMENT_CHARS = 4_000, 800
 _NOTE_CHARS = 24_000  # of all calls in one request for a note
@@ -35,16 +31,6 @@ _NOTE_CHARS = 24_000  # of all calls in one request for a note
 T = TypeVar("T")
 Complete = Callable[[list[dict[str, str]]], str]
 """Gives the text that a model answers to some messages; may raise anything."""
-
-
-class Account(Protocol):
-    """Books each call of the model before it is made, so that the limit is not exceeded."""
-
-    def reserve(self, model: str, expected: Spent, calls_per_day: int | None) -> str | None:
-        """Book a call and return None, or return the reason why the limit forbids it, without booking it."""
-
-    def settle(self, model: str, expected: Spent, actual: Spent) -> None:
-        """Replace the expected cost of a booked call by the actual one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +45,14 @@ class Trouble:
 class Observer:
     """Summarises records as its settings say; by extraction without a chat model, or with the model "extractive".
 
-    ``account`` is asked before every call whether the limit allows it. ``logged``: the reasons of failures that
-    were logged as a warning. ``is_durable``: `memory-bank bank observe` can make its summaries again.
+    ``book`` counts a call before it is made, or returns why a limit of calls a day forbids it. ``logged``: the
+    reasons of failures that were logged as a warning. ``is_durable``: `memory-bank bank observe` can make its
+    summaries again.
     """
 
     chat: ChatModel | None = None
     settings: MemoryBankSettings = field(default_factory=MemoryBankSettings)
-    account: Account | None = None
+    book: Callable[[int | None], str | None] | None = None
     logged: dict[str, object] = field(default_factory=dict, compare=False)
     is_durable: bool = False
 
@@ -74,18 +61,13 @@ class Observer:
         cls,
         llm_client: object,
         settings: MemoryBankSettings,
-        account: Account | None = None,
+        book: Callable[[int | None], str | None] | None = None,
         logged: dict[str, object] | None = None,
         is_durable: bool = False,
     ) -> Observer:
         """The Observer of some settings. Raises ConfigError for a wrong client."""
         chat = None if settings.observer_model == EXTRACTIVE else as_chat_model(llm_client)
-        return cls(chat, settings, account, {} if logged is None else logged, is_durable)
-
-    @property
-    def price(self) -> Price | None:
-        """The price of the model; None where there is none in the settings."""
-        return price_of(self.settings.observer_prices, self.settings.observer_model)
+        return cls(chat, settings, book, {} if logged is None else logged, is_durable)
 
     @property
     def name(self) -> str:
@@ -127,24 +109,15 @@ class Observer:
     def _answer(self, messages: list[dict[str, str]]) -> str | Trouble:
         """The model's answer, or the reason why there is none; books the call."""
         assert self.chat is not None, "only an Observer with a model is asked"
-        model, timeout = self.settings.observer_model, self.settings.observer_timeout
-        size = sum(map(approximate_counter().count_message, messages))
-        expected = self._priced(Usage(size, output=_SUMMARY_TOKENS))
-        if self.account is not None:
-            refused = self.account.reserve(model, expected, self.settings.observer_calls_per_day)
-            if refused:
-                return Trouble(refused, again=False)
+        if self.book is not None and (refused := self.book(self.settings.observer_calls_per_day)):
+            return Trouble(refused, again=False)
+        timeout = self.settings.observer_timeout
         try:
-            answer = ask(self.chat, messages, model, timeout)
-            summary = reply_text(answer).strip()
-        except TimeoutError:  # its cost is unknown: it stays booked as expected
+            summary = reply_text(ask(self.chat, messages, self.settings.observer_model, timeout)).strip()
+        except TimeoutError:
             return Trouble(f"the model did not answer within {timeout:g} s", again=True)
         except Exception as e:  # a model may raise anything; the record is stored already
-            self._settle(expected, Spent(calls=1))
             return Trouble(failure_of(e), again=True)
-        told = usage_of(answer)
-        used = told.tokens or Usage(expected.prompt_tokens, output=approximate_counter().count_text(summary))
-        self._settle(expected, self._priced(used, told.billed))
         return summary or Trouble("the model's reply was empty", again=True)
 
     def observe(self, record: InteractionRecord, user_query: str) -> Insight:
@@ -175,17 +148,6 @@ class Observer:
             return [do(r) for r in records]
         with ThreadPoolExecutor(workers, thread_name_prefix="memory-bank-observer") as pool:
             return list(pool.map(do, records))
-
-    def _priced(self, used: Usage, billed: float | None = None) -> Spent:
-        paid = costs(used, used, self.price, billed)
-        return Spent(1, used.input, used.output, 0.0 if paid is None else paid[0])
-
-    def _settle(self, expected: Spent, actual: Spent) -> None:
-        try:
-            if self.account is not None:
-                self.account.settle(self.settings.observer_model, expected, actual)
-        except MemoryBankError as e:  # the summary is kept, booked at its expected cost
-            log.warning("a call stays booked at its expected cost: %s", e)
 
     def messages(self, record: InteractionRecord, user_query: str) -> list[dict[str, str]]:
         """The request for a summary. Raises PromptError."""

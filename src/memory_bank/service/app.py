@@ -133,13 +133,13 @@ class Service:
                 log.error("an observer of the proxy failed: %s", type(e).__name__)
 
     def end(self, seconds: float) -> None:
-        """Begin a shutdown: no new jobs are started, and ``close`` may take ``seconds``."""
+        """Begin a shutdown: no further records are observed, and ``close`` may take ``seconds``."""
         self._until = time.monotonic() + seconds
         self.ending.set()
         self.observing.end()
 
     def close(self) -> None:
-        """Finish current jobs and steps, close sessions and the database; queued jobs stay in it."""
+        """Finish current calls and steps, close sessions and the database; records go on waiting in it."""
         until = self._until or time.monotonic() + self.settings.shutdown_timeout
         self.observing.close(max(0.0, until - time.monotonic()))
         self.recorder.close(max(1.0, until - time.monotonic()))

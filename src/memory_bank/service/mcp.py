@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from memory_bank import __version__
-from memory_bank.bank.rows import MARKS, is_trace_id
+from memory_bank.bank.rows import is_trace_id
 from memory_bank.errors import InvalidRequestError, MemoryBankError, MissingExtraError, NotFoundError
 from memory_bank.service.security.access import LOCAL, Caller, caller_of
 from memory_bank.service.sessions import Sessions
@@ -38,8 +38,8 @@ try:
 except ImportError:
     raise MissingExtraError("the MCP server", "mcp") from None
 
-MARK_RECORD = "mark_record"
-"""The tool by which a person decides about a record."""
+FORGET_RECORD = "forget_record"
+"""The tool by which a person has the content of a record deleted."""
 RECORD = "memory://sessions/{session}/records/{trace_id}"
 SESSIONS = "memory://sessions"
 RESOURCE_CHARS = 1_000_000
@@ -152,7 +152,7 @@ class _McpHandlers:
                 name = self._session(caller, given.pop("session", None), header)
                 if params.name == SEARCH_MEMORY:
                     given.pop("scope", None)
-                asked = self._mark if params.name == MARK_RECORD else partial(self._read, params.name)
+                asked = self._forget if params.name == FORGET_RECORD else partial(self._read, params.name)
                 answer = asked(caller, name, given)
         except MemoryBankError as e:
             answer = ToolAnswer(self.sentence(e, caller), refused=True)
@@ -189,15 +189,14 @@ class _McpHandlers:
             with self.sessions.traced(SEARCH_MEMORY, state.session_id):
                 return answer_tool_call(state, SEARCH_MEMORY, given, scope=scope)
 
-    def _mark(self, caller: Caller, session: str, given: Mapping[str, Any]) -> ToolAnswer:
-        """Note a person's decision about a record."""
-        trace_id, mark = given.get("trace_id"), given.get("mark")
-        if set(given) != {"trace_id", "mark"} or not is_trace_id(trace_id) or mark not in (*MARKS, "none"):
-            marks = ", ".join(MARKS)
-            raise InvalidRequestError(f"{MARK_RECORD} takes a whole trace_id, and mark: {marks} or none.")
-        if not self.sessions.mark(caller.namespace, session, str(trace_id), None if mark == "none" else mark):
-            raise InvalidRequestError("There is no such record, or it is forgotten: give a whole trace_id.")
-        return ToolAnswer(f"The record {trace_id} has the mark: {mark}.")
+    def _forget(self, caller: Caller, session: str, given: Mapping[str, Any]) -> ToolAnswer:
+        """Delete the content of a record."""
+        trace_id = given.get("trace_id")
+        if set(given) != {"trace_id"} or not is_trace_id(trace_id):
+            raise InvalidRequestError(f"{FORGET_RECORD} takes a whole trace_id.")
+        if not self.sessions.forget(caller.namespace, session, str(trace_id)):
+            raise InvalidRequestError("There is no such record: give a whole trace_id.")
+        return ToolAnswer(f"The record {trace_id} is forgotten: its content was deleted.")
 
     def list_resources(self, caller: Caller, header: str | None, params: Any) -> _Answer:
         """The list of sessions, and the records of the requested session, if there is one."""
@@ -331,14 +330,6 @@ _TITLES = {
     GET_RECORD: "Get an earlier tool output",
     LIST_RECORDS: "List earlier tool calls",
 }
-_MARKING = {
-    "trace_id": {"type": "string", "description": "The whole trace_id of the record."},
-    "mark": {
-        "type": "string",
-        "enum": [*MARKS, "none"],
-        "description": "pinned: every context shows it; excluded: none does; forgotten: deleted for good; none.",
-    },
-}
 _TOOLS = [
     *(
         _tool(
@@ -350,10 +341,10 @@ _TOOLS = [
         for f in (schema["function"] for schema in TOOL_SCHEMAS)
     ),
     _tool(  # clients ask before a destructive tool is called
-        "Pin, exclude or forget a record",
-        MARK_RECORD,
-        "Only when the user asks for it: pin a record, exclude it from contexts, or delete it for good.",
-        _MARKING,
+        "Forget a record",
+        FORGET_RECORD,
+        "Only when the user asks for it: delete what a record holds for good.",
+        {"trace_id": {"type": "string", "description": "The whole trace_id of the record."}},
         destructive=True,
     ),
 ]

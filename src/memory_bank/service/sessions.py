@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from copy import copy as copied
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import sqlalchemy as sa
 from cachetools import LRUCache
@@ -172,7 +172,6 @@ class Sessions:
         model: str = "",
         tools: Sequence[object] | None = None,
         beside: str | None = None,
-        whole: frozenset[str] = frozenset(),
         added: str = "",
         sender: str = "",
         sends: Callable[[], bool] = lambda: True,
@@ -184,11 +183,11 @@ class Sessions:
         ``model``: that the request is for; its price decides how often the history is folded. ``tools``: those that
         the model gets; the context names ``get_record`` only where it is among them. ``beside``: what the proxy sends
         besides the messages, such as the client's tools; it counts for the context and for the full history.
-        ``whole``: tools whose calls and results stay whole. ``added``: what memory itself adds besides the messages,
-        such as its tools. ``sender``: the program that sent the request, as lists group by it.
-        ``sends``: whether the context is sent, asked once it is built; else no step is recorded or charged.
+        ``added``: what memory itself adds besides the messages, such as its tools. ``sender``: the program that sent
+        the request, as lists group by it. ``sends``: whether the context is sent, asked once it is built; else no
+        step is recorded or charged.
 
-        Raises what MemoryProcessor.apply_strategy and ``to_request`` of the history raise, ConfigError for an
+        Raises what MemoryProcessor.apply_strategy and reading the messages raise, ConfigError for an
         invalid name, and NotSentError.
         """
         began = time.perf_counter()
@@ -208,7 +207,7 @@ class Sessions:
                 earlier = self._processor.state(key, session_id)
                 count = partial(count_once, (earlier.counter if earlier else open_counter()).count_text)
                 form = None if history is None else history.form
-                leaving, tokens, shown = self._processor.rebuild(
+                leaving, tokens, shown, _ = self._processor.rebuild(
                     seen,
                     key,
                     None,
@@ -217,7 +216,6 @@ class Sessions:
                     session_id=session_id,
                     model=model,
                     tools=tools,
-                    whole=whole,
                     added=count(added),
                     beside=count(beside) if beside else 0,
                     sends=sends,
@@ -315,7 +313,6 @@ class Sessions:
         strategy: str | None = None,
         model: str = "",
         tools: Sequence[object] | None = None,
-        whole: frozenset[str] = frozenset(),
         form: Form | None = None,
     ) -> list[object]:
         """What ``rebuild`` would write or raise: nothing is stored, no model is asked."""
@@ -341,7 +338,7 @@ class Sessions:
             made.memory.prefix_cache = copied(used.prefix_cache)
         if store is not None:
             copy_folds(self.database, made.memory.database, session_id)
-        leaving, _, _ = made.processor.rebuild(
+        applied = made.processor.rebuild(
             seen,
             key,
             None,
@@ -350,13 +347,12 @@ class Sessions:
             session_id=session_id,
             model=model,
             tools=tools,
-            whole=whole,
             sends=lambda: True,
         )
         made.messages = seen
         with self._lock:
             self._previews[session_id, key] = made
-        return leaving if form is not None else _with_own_text(leaving, seen, messages)
+        return applied.sent if form is not None else _with_own_text(applied.sent, seen, messages)
 
     def standing(
         self,
@@ -480,23 +476,13 @@ class Sessions:
         lexical = MemoryBankSettings(observer_model="extractive", embedding_model="lexical")
         return settings if isinstance(settings, MemoryBankSettings) else lexical
 
-    def mark(
-        self,
-        namespace: str | None,
-        name: str,
-        trace_id: str,
-        mark: Literal["pinned", "excluded", "forgotten"] | None,
-    ) -> bool:
-        """Note a person's decision about a record; "forgotten" deletes its content. See FactStore.
-
-        False: there is no such record, or it is forgotten. Raises NotFoundError for an unknown session.
-        """
+    def forget(self, namespace: str | None, name: str, trace_id: str) -> bool:
+        """Delete the content of a record; see FactStore. Raises NotFoundError for an unknown session."""
         session_id = self.known(namespace, name)
-        store = FactStore(self.database, session_id)
-        with self.traced("delete_memory", session_id) if mark == "forgotten" else nullcontext():
-            done = store.forget(trace_id) if mark == "forgotten" else store.mark(trace_id, mark)
+        with self.traced("delete_memory", session_id):
+            done = FactStore(self.database, session_id).forget(trace_id)
         if done:
-            log.info("a person marked the record %s: %s", trace_id, mark or "no mark")
+            log.info("a person had the record %s forgotten", trace_id)
         return done
 
     def exists(self, namespace: str | None, name: str) -> bool:
@@ -540,7 +526,7 @@ class Sessions:
         return len(self._kept)
 
     def close(self) -> None:
-        """Close all sessions but not the database; queued jobs stay in it."""
+        """Close all sessions but not the database; records go on waiting in it."""
         with self._lock:
             self._previews.clear()
             kept, self._kept = self._kept, OrderedDict()

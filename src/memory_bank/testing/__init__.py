@@ -2,12 +2,11 @@
 
 - ``ScriptedModel``: a chat model that answers from a list.
 - ``ScriptedServer``: an OpenAI-compatible HTTP server on loopback (chats and responses) that refuses broken
-  pairs; faults such as half, cut and raw are in ``memory_bank.testing.replies``.
+  pairs; a ``Reply`` may be a fault.
 - ``pairing_errors``, ``item_errors``: the checks of providers on messages and on input items.
-- ``run_agent``: a reference agent loop.
 """
 
-from memory_bank.testing.model import Request, ScriptedModel, run_agent
+from memory_bank.testing.model import Request, ScriptedModel
 from memory_bank.testing.replies import Reply, call, calls, fail, say
 from memory_bank.testing.server import LoggedRequest, ScriptedServer
 from memory_bank.transcript.pairing import pairing_errors
@@ -15,5 +14,5 @@ from memory_bank.transcript.responses import item_errors
 
 __all__ = [
     "LoggedRequest", "Reply", "Request", "ScriptedModel", "ScriptedServer", "call", "calls", "fail", "item_errors",
-    "pairing_errors", "run_agent", "say",
+    "pairing_errors", "say",
 ]  # fmt: skip

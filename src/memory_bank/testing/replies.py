@@ -69,21 +69,6 @@ def fail(
     return Reply(content=message, status=status, headers=headers, param=param, code=code)
 
 
-def raw(body: str | bytes | Sequence[str | bytes], status: int = 200, **headers: str) -> Reply:
-    """A body that is sent unchanged: ``raw("")``, ``raw('{"choices": []}')``."""
-    return Reply(raw=body, status=status, headers={k.replace("_", "-"): v for k, v in headers.items()})
-
-
-def half() -> Reply:
-    """A complete HTTP answer with truncated JSON."""
-    return raw('{"id": "chatcmpl-half", "object": "chat.completion", "choices": [{"index": 0, "mess')
-
-
-def cut(after: int = 0) -> Reply:
-    """A fault: the connection is closed after ``after`` bytes of the body; 0: nothing is sent."""
-    return Reply(content="this answer is not sent to its end " * 20, cut=after)
-
-
 def as_json(body: object) -> Reply:
     """A JSON body."""
     return Reply(raw=json.dumps(body))

@@ -7,49 +7,27 @@ from collections.abc import Iterator
 
 from memory_bank.transcript.jsontext import compact, inner_json, leaves
 
-_EMAIL = re.compile(r"[\w.+%-]+@[\w-]+(?:\.[\w-]+)+\Z")
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{1,20}://\S+\Z")
-_PATH = re.compile(r"(?:~|\.{1,2}|[A-Za-z]:)?[/\\][^\s]|[\w.@~-]+/[\w.@~*-]")
-_DAY = r"(?:19|20)\d\d[-_/.]?(?:0[1-9]|1[0-2])[-_/.]?(?:0[1-9]|[12]\d|3[01])"
-_CLOCK = r"(?:[01]?\d|2[0-3])[:h]?[0-5]\d(?:[:.]?[0-5]\d(?:[.,]\d{1,9})?)?(?:[ap]m)?"
-_ZONE = r"(?:z|utc|[+-]\d\d:?\d\d)?"
-_DATE = re.compile(
-    rf"(?:{_DAY}(?:[t_-]{_CLOCK}{_ZONE})?|(?:19|20)\d\d-(?:0[1-9]|1[0-2])|\d{{1,2}}[/.]\d{{1,2}}[/.]\d{{2,4}}"
-    r"|\d{1,2}[:]\d\d(?::\d\d)?(?:[ap]m)?|p(?=t?\d)(?:\d+[ymwd])*(?:t(?:\d+[hms])+)?)\Z",
-    re.I,
-)
-_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*+(?:\.\d++|(?<=\d))|\.\d++)(?:e[-+]?\d++)?%?\Z", re.I)
 _STRUCTURE = re.compile(r"[\d_@/\\#]|[a-z][A-Z]|\w[-.:]\w")
+_FIGURE = re.compile(r"[-+\d.,:%]+\Z")  # a number, a time of day
 _CHUNK = re.compile(r"[^\s\"'`<>()\[\]{},;|=*]{3,300}")
 _ESCAPED = re.compile(r"(?<!\\)\\+[nrtbf\"'/]")
-_COLOUR = re.compile(r"#(?:[0-9a-f]{3}|[0-9a-f]{6})\Z", re.I)
-_CELLS = re.compile(r"(?:[^\s!]{1,40}!)?\$?[A-Z]{1,2}\$?\d{0,5}:\$?[A-Z]{1,2}\$?\d{0,5}\Z|[A-Z]\d{1,3}\Z")
 _EDGES = ".,:;!?&-+$%\\"
 
 
 def is_identifier(token: str) -> bool:
-    """Whether a text without blanks is an id, a path, an address or a name of a program; no word, date or figure."""
-    if not _STRUCTURE.search(token) or _DATE.match(token):
-        return False
-    if _NUMBER.match(token):  # a number of an order has five digits or more
+    """Whether a text without blanks is an id, a path, an address or a name of a program; no word and no figure."""
+    if _FIGURE.match(token):  # a number of an order has five digits or more
         return len(token) > 4 and token.isdigit() and token.strip("0") != ""
-    if _URL.match(token) or _EMAIL.match(token) or _PATH.match(token):
-        return True
-    return not (_CELLS.match(token) or _COLOUR.match(token)) and any(map(str.isalnum, token))
+    return _STRUCTURE.search(token) is not None and any(map(str.isalnum, token))
 
 
 def identifiers_in(text: str) -> Iterator[str]:
     """The identifiers in a text in their order, and the parts of those with ``:`` or ``&``."""
     for chunk in _CHUNK.findall(_ESCAPED.sub(" ", text)):
         token = chunk.strip(_EDGES)
-        if len(token) < 3:
-            continue
-        if is_identifier(token):
-            yield token
-        if (":" in token or "&" in token) and not (
-            _DATE.match(token) or _PATH.match(token) or "://" in token
-        ):
-            yield from (part for part in re.split(r"[:&]+", token) if len(part) >= 3 and is_identifier(part))
+        joined = (":" in token or "&" in token) and "/" not in token
+        parts = re.split(r"[:&]+", token) if joined else []
+        yield from (part for part in (token, *parts) if len(part) >= 3 and is_identifier(part))
 
 
 _ESCAPE = re.compile(r"(?<!\\)\\+(?:u([0-9a-fA-F]{4})|([nrtbf])|([\"'/]))")

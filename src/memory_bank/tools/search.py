@@ -8,8 +8,7 @@ from functools import partial
 from itertools import islice, takewhile
 from typing import Any
 
-from memory_bank.bank.jobs import without_insight
-from memory_bank.bank.listing import Outline, outlines
+from memory_bank.bank.listing import Outline, outlines, without_insight
 from memory_bank.bank.stores import WiderScope
 from memory_bank.bank.terms import TermIndex, terms_of, terms_of_query
 from memory_bank.errors import EmbeddingError
@@ -98,7 +97,7 @@ def search_session(
 
 def _without_insight(state: Any, query: str) -> list[Hit]:
     """The session's records that have no insight yet, or will have none, as far as they have words of the query."""
-    bare = without_insight(state.database, state.session_id)[-_MAX_EXAMINED:]
+    bare = list(without_insight(state.database, state.session_id))[-_MAX_EXAMINED:]
     if not bare:
         return []
     index = TermIndex()

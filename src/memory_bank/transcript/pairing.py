@@ -117,24 +117,19 @@ def _quoted(text: str) -> str:
 # Loops
 
 
-def repeated_calls(
-    messages: Sequence[object], threshold: int, interactions: Sequence[Interaction] | None = None
-) -> list[dict[str, Any]]:
+def repeated_calls(messages: Sequence[object], threshold: int) -> list[dict[str, Any]]:
     """The calls at the end of a conversation that are all the same, with the same answer; [] below threshold.
 
     A call is the same when tool, arguments (as JSON values) and output are; parallel calls are the same when
-    the whole turn is. A text of the user ends a run, and so does a last message that is no tool result.
-    ``interactions`` are those of the messages where they are parsed already (``View.interactions``). Each
+    the whole turn is. A text of the user ends a run, and so does a last message that is no tool result. Each
     call is ``{"call_id", "tool_name", "arguments", "output"}``, oldest first; at most 200 interactions are
     searched.
     """
     if not messages or kind_of(messages[-1]) is not MessageKind.RESULT:
         return []
-    if interactions is None:
-        last_two = latest_interactions(messages, 2)
-        if threshold > 1 and not _run(messages, last_two, 2):
-            return []  # the last two differ, as nearly always
-        interactions = latest_interactions(messages, _LOOKED_AT)
+    if threshold > 1 and not _run(messages, latest_interactions(messages, 2), 2):
+        return []  # the last two differ, as nearly always
+    interactions = latest_interactions(messages, _LOOKED_AT)
     names = ("call_id", "tool_name", "arguments", "output")
     pairs = ((p.call, p.result) for p in _run(messages, interactions, threshold))
     found = ((c.call_id, c.name, c.raw_input, r.text) for c, r in pairs if c is not None and r is not None)

@@ -37,7 +37,6 @@ class Mark(StrEnum):
     USERS = "The user's messages, in order:"
     EARLIER_SUMMARY = "An earlier summary of "
     EXCERPTS = "Excerpts"
-    PINNED = "Pinned records of earlier calls:"
     EARLIER = "Earlier tool calls"
     SUMMARY_OF = "Summary of the calls "
     CLASSIC = "## Retrieved Context from Previous Steps"

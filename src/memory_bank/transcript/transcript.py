@@ -42,10 +42,7 @@ class View(Brief):
     and tokens. ``kept`` are the positions of the messages before the tail that are never dropped: system and
     user messages, assistant text, and interactions that have a message among their own. ``new`` are the interactions
     whose records are not known to be stored: those since ``Transcript.acknowledge()``, and always the tail,
-    which may still grow. ``digests``: of each message. ``pinned`` and
-    ``hidden`` are the starts of past interactions that are kept, and never shown, because a person or the
-    configuration says so; the messages of pinned ones are in ``kept``. ``held`` are those of the pinned that the
-    request wants whole, whatever they take.
+    which may still grow. ``digests``: of each message.
     """
 
     messages: Sequence[Any]
@@ -56,9 +53,6 @@ class View(Brief):
     tokens_before: Sequence[int]  # tokens of the first i messages, i = 0 … n
     new: Sequence[Interaction] = ()
     digests: Sequence[bytes] = ()
-    pinned: frozenset[int] = frozenset()
-    hidden: frozenset[int] = frozenset()
-    held: frozenset[int] = frozenset()
 
     @property
     def history(self) -> Sequence[Interaction]:
@@ -67,21 +61,14 @@ class View(Brief):
 
     @property
     def past(self) -> Sequence[Interaction]:
-        """The interactions before the tail that may be left out: not those that stay, nor those with a mark."""
-        apart = self.pinned | self.hidden
-        return [i for i in self.history if not i.stays and i.start not in apart]
+        """The interactions before the tail that may be left out: not those that stay."""
+        return [i for i in self.history if not i.stays]
 
     @property
     def kept_tokens(self) -> int:
         """Tokens of what every context has: anchor, interactions that stay, tail."""
         tail = self.tokens_between(self.tail_start, len(self.messages))
         return tail + sum(self.tokens_between(p, p + 1) for p in self.kept)
-
-    @property
-    def pinned_tokens(self) -> int:
-        """Tokens of the pinned interactions that a budget limits, a part of ``kept_tokens``."""
-        limited = self.pinned - self.held
-        return sum(e.tokens for e in self.history if e.start in limited) if limited else 0
 
     @property
     def tail(self) -> Interaction | None:

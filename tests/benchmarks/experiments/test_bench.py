@@ -20,11 +20,11 @@ from benchmarks.experiments.plan import (
 )
 from benchmarks.experiments.report import markdown, report_lines
 from benchmarks.experiments.run import Results, run_experiment
+from benchmarks.measuring.measure import measure
+from benchmarks.measuring.strategies import parse_strategy
 from tests.benchmarks.experiments.conftest import REPLAY, results_of
 from tests.cli.conftest import environment
 
-from memory_bank.audit.measure import measure
-from memory_bank.audit.replay import parse_strategy
 from memory_bank.config import load_config
 from memory_bank.errors import ConfigError
 

@@ -10,10 +10,11 @@ import openai
 import pytest
 from tests import chats
 from tests.examples import first_short
+from tests.replies import run_agent
 from tests.service.proxied import scripted
 from tests.service.tasks import HANDLERS, STEPS, SYSTEM, TASK, TOOLS, check_budget, script
 
-from memory_bank.testing import run_agent, say
+from memory_bank.testing import say
 from memory_bank.transcript.responses import from_items
 
 ITEM_TOOLS = [{"type": "function", **tool["function"]} for tool in TOOLS]

@@ -99,18 +99,6 @@ def ask(p, messages, *edits, path="/v1/messages", headers=(BETAS, SESSION), **me
     return came, with_it[0]["context_management"] if with_it else None
 
 
-def whole_results(messages, source):
-    """The ids whose result stands in the messages as it came."""
-    came = {
-        b["tool_use_id"]: b["content"]
-        for m in source
-        for b in m["content"]
-        if m["role"] == "user" and "tool_use_id" in b
-    }
-    sent = {b["tool_use_id"]: b["content"] for m in messages for b in m["content"] if "tool_use_id" in b}
-    return {i for i, content in sent.items() if content == came[i]}
-
-
 def task(calls=16, other=(3, 9)):
     """A task of long results; calls of some numbers are of another tool."""
     rng = random.Random(calls)
@@ -155,12 +143,11 @@ def test_one_refusal_is_enough(tmp_path, stream, strategy):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_upstream_that_knows_it_gets_it(tmp_path, stream):
-    """Its report passes; what the client excludes stays whole in a rebuilt context, too."""
+    """Its report passes, and the client gets it."""
     messages = task()
     with before(True, tmp_path, context_management="pass") as (api, p):
         came, told = ask(p, messages, clear_tools(exclude_tools=["note"]), stream=stream)
         assert came.header(b"x-memory-status") == b"rebuilt"
-        assert {"toolu_3", "toolu_9"} <= whole_results(api.bodies[0]["messages"], messages)
         assert told == {"applied_edits": [Api.own_edit]}
         assert all(b["context_management"]["edits"] for b in api.bodies)
         assert {got.header(b"anthropic-beta") for got in api.got} == {BETAS.partition(b": ")[2]}

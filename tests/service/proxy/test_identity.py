@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from tests.chats import rounds, say, system, user
+from tests.contracts.stores import let_wait
 from tests.service.proxy.conversing import Messages, World, masked, random_id, turn
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.jobs import JobQueue
 from memory_bank.bank.lineage import KEPT
+from memory_bank.bank.listing import list_sessions
 from memory_bank.bank.maintenance import verify
 from memory_bank.bank.schema import lineage, metadata, sessions
 from memory_bank.bank.stores import FactStore, InsightStore
@@ -437,12 +438,12 @@ def test_a_fork_has_the_past_that_the_messages_no_longer_hold(world: World) -> N
     assert len(set(world.outputs(again))) == len(world.outputs(again))
 
 
-def test_a_fork_has_the_insights_and_the_jobs_of_its_past(world: World) -> None:
+def test_a_fork_has_the_insights_of_its_past_and_what_waits(world: World) -> None:
     chat = [*START, *steps(3)]
     name = known(world.ask(chat)).name
     world.ask([*chat, *steps(1, start=3)])
     waiting = list(FactStore(world.database, name).steps())
-    JobQueue(world.database, name).add([waiting[1], waiting[3]])
+    let_wait(world.database, [waiting[1], waiting[3]])
     later = known(world.find([*chat, *steps(2, start=3)]))
     assert later.name == name
     fork = known(world.find([*chat, *steps(1, start=3), *steps(1, start=4, label="b")]))
@@ -451,8 +452,7 @@ def test_a_fork_has_the_insights_and_the_jobs_of_its_past(world: World) -> None:
     own = list(FactStore(world.database, fork.name).steps())
     assert len(own) == 3
     assert [made.get_summary(t) for t in own] == [theirs.get_summary(t) for t in waiting[:3]]
-    assert JobQueue(world.database, fork.name).open_count() == 1
-    assert JobQueue(world.database, name).open_count() == 2
+    assert {s.session_id: s.waiting for s in list_sessions(world.database)} == {name: 2, fork.name: 1}
 
 
 def test_equal_calls_of_the_past_are_told_apart_in_a_fork(world: World) -> None:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import openai
 import pytest
 from tests.examples import first_short
+from tests.replies import cut, raw, run_agent
 from tests.service.processes import until
 from tests.service.proxied import RawUpstream, chunked, configured, head_of, post, proxied, scripted, whole
 from tests.service.requests import body_of
@@ -35,8 +36,7 @@ from memory_bank.service.proxy.send import send
 from memory_bank.service.proxy.summaries import Seals
 from memory_bank.service.proxy.upstream import UpstreamAnswer
 from memory_bank.service.sessions import Sessions
-from memory_bank.testing import Reply, call, calls, fail, run_agent, say
-from memory_bank.testing.replies import cut, raw
+from memory_bank.testing import Reply, call, calls, fail, say
 from memory_bank.transcript.responses import item_errors
 
 SESSION = {"x-memory-session": "task"}

@@ -1,4 +1,4 @@
-"""Turns that every context keeps: with a provider's own tool, or pinned. Nothing of them is said a second time."""
+"""Turns that every context keeps: with a provider's own tool. Nothing of them is said a second time."""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@ from tests.service.proxy.test_events import cut
 from memory_bank.models.usage import add_usage
 from memory_bank.service.proxy.answers import MEMORY_TOOLS, MOST_BYTES, EventSplitter, read_event
 from memory_bank.service.proxy.dialects import ChatDialect, ResponsesDialect, valid_arguments
-from memory_bank.testing import ScriptedServer
-from memory_bank.testing.replies import Reply
+from memory_bank.testing import Reply, ScriptedServer
 from memory_bank.tools import ToolAnswer
 
 DIALECTS = {"chat": ChatDialect(), "items": ResponsesDialect()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
@@ -22,7 +22,7 @@ from memory_bank.plan import Choice, Shown
 from memory_bank.pricing import common_length, growth_that_pays
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.jsontext import parse_output
-from memory_bank.transcript.messages import Interaction, content_text, in_full, read, with_hint
+from memory_bank.transcript.messages import Interaction, content_text, in_full, read, same_objects, with_hint
 from memory_bank.transcript.quoting import Mark, quote_lines
 from memory_bank.transcript.shortening import fit_text, shorten
 from memory_bank.transcript.transcript import View
@@ -65,7 +65,6 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     if is_priced(settings):
         price = price_fold(view, session, settings, older=older, saved=view.full_tokens - unfolded)
     budget = price.size if price else fold_budget(settings.history_budget, older)
-    budget = max(0, budget - view.pinned_tokens)
     if settings.refresh_after == "auto":
         latest = past[-20:]  # whose mean length predicts that of the next ones
         mean = sum(e.tokens for e in latest) / max(1, len(latest))
@@ -171,7 +170,7 @@ def _make_fold(
         number=session.last_fold.number + 1,
         made_for=state.made_for,
         past=past,
-        about=_about(view, past),
+        about=_about(state, view, past),
         count=len(view.history),
         growth=growth,
         tokens=0,
@@ -196,29 +195,34 @@ def _kept_fold(made: Fold, view: View, session: MemoryBankState, state: _Evidenc
 
 def _stored_fold(state: _Evidence, view: View, last: LastFold) -> Fold | None:
     """The newest fold of the session that fits the list; ``last``: its newest of all."""
-    return state.folds.newest(last, state.made_for, len(view.history), partial(_about, view))
+    return state.folds.newest(last, state.made_for, len(view.history), partial(_about, state, view))
 
 
-def _about(view: View, count: int) -> str:
-    """A digest of the first interactions: their records and marks, and where their calls and results stand."""
+def _about(state: _Evidence, view: View, count: int) -> str:
+    """A digest of the first interactions: their records, and where their calls and results stand."""
+    first = view.history[:count]
+    if state.about and same_objects(first, state.about[0]):
+        return state.about[1]
     digest = blake2b(digest_size=16)
-    for e in view.history[:count]:
-        apart = e.stays, e.start in view.pinned, e.start in view.hidden
-        digest.update(f"{e.trace_ids}{e.stop - e.start}{apart if any(apart) else ''}".encode())
+    for e in first:
+        apart = (True, False, False) if e.stays else ""
+        digest.update(f"{e.trace_ids}{e.stop - e.start}{apart}".encode())
         if len(e.pairs) > 1:
             digest.update(str([(p.call_at, p.result_at) for p in e.pairs]).encode())
-    return digest.hexdigest()
+    state.about = first, digest.hexdigest()
+    return state.about[1]
 
 
 def _turns(excerpts: Excerpts, view: View, past: int) -> list[Turn] | None:
     """The turns in their places, of the first ``past`` interactions, as a fold keeps them."""
     if excerpts.in_place is None:
         return None
-    starts = [e.start for e in view.history[:past]]
+    history = view.history[:past]
+    starts = [e.start for e in history]
     turns: dict[int, list[tuple[int, Change, int]]] = {}
     for position, edit in excerpts.in_place.items():
         at = bisect_right(starts, position) - 1
-        if position < view.history[at].stop:
+        if position < history[at].stop:
             turns.setdefault(at, []).append((position - starts[at], edit.change, edit.tokens))
     return [*turns.items()]
 
@@ -232,24 +236,28 @@ def _choice(
     state: _Evidence,
 ) -> Choice:
     """A fold, and some interactions whole after it, with copies that these only refer to."""
-    body, edits = fold.body, dict(base.edits)
-    for at, messages in body.turns or ():
-        for place, change, tokens in messages:
-            position = view.history[at].start + place
-            edits[position] = Edit(change, edited_message(view.messages[position], change), tokens)
+    body, folded = fold.body, view.history[: fold.past]
+    if state.turns[0] is not body or not same_objects(state.turns[1], folded):
+        edits: dict[int, Edit] = {}
+        for at, messages in body.turns or ():
+            for place, change, tokens in messages:
+                position = folded[at].start + place
+                edits[position] = Edit(change, edited_message(view.messages[position], change), tokens)
+        state.turns = body, folded, edits
     shown, excerpts = state.excerpts
-    turns = [view.history[at] for at, _ in body.turns or ()]
+    turns = [folded[at] for at, _ in body.turns or ()]
+    copies = restored_copies(view, fold.past, session.counter.count_message)
     return replace(
         base,
         text=(with_hint(body.text, in_full(session.record_tool)) + body.note).lstrip("\n"),
         whole=whole,
-        edits={**edits, **restored_copies(view, fold.past, session.counter.count_message)},
+        edits={**base.edits, **state.turns[2], **copies},
         in_place=body.turns is not None,
         may_cost_more=body.gone,
         since=next((e.start for e in view.interactions[fold.past :]), view.tail_start),
         reasons=EvidenceReasons(excerpts, [e.start for e in whole])
         if excerpts is not None and shown == body
-        else Shown(whole, turns, view.history[: fold.past]),
+        else Shown(whole, turns, folded),
     )
 
 
@@ -259,8 +267,7 @@ def _record_ids(view: View) -> set[str]:
 
 def _foldable(view: View, start: int) -> list[Interaction]:
     """The interactions of the history from one on, by number, that a fold may replace."""
-    apart = view.pinned | view.hidden
-    return [e for e in view.history[start:] if not e.stays and e.start not in apart]
+    return [e for e in view.history[start:] if not e.stays]
 
 
 @dataclass(slots=True)
@@ -276,6 +283,9 @@ class _Evidence:
         None,
         None,
     )  # of the fold that was made here last, for the page
+    # the first interactions of a list with their digest, and those of a fold with its edits: as at the next step
+    about: tuple[Sequence[Interaction], str] | None = None
+    turns: tuple[FoldContent | None, Sequence[Interaction], Mapping[int, Edit]] = (None, (), {})
     noted: int = 0  # the number of the latest record that the note is about; 0 where that is not known
 
 
@@ -303,10 +313,11 @@ def _evidence(session: MemoryBankState, settings: MemoryBankSettings) -> _Eviden
 def _memory(state: _Evidence, session: MemoryBankState, settings: MemoryBankSettings) -> EvidenceMemory:
     """The session's evidence; made anew where the settings or the order of its records changed."""
     numbers = () if state.memory is None else state.memory.numbers
-    if any(a != b for a, b in zip(numbers, session.steps, strict=False)):  # another process stored between
-        session.order_changes += 1
-    made_with = (settings.evidence_model, settings.tools, session.order_changes, session.counter.name)
-    if state.memory is None or state.made_with != made_with:
+    reordered = any(
+        a != b for a, b in zip(numbers, session.steps, strict=False)
+    )  # another process stored between
+    made_with = (settings.evidence_model, settings.tools, session.counter.name)
+    if state.memory is None or state.made_with != made_with or reordered:
         model = evidence_model(settings.evidence_model)
         state.memory = EvidenceMemory(session.counter, model, settings.tools)
         state.made_with = made_with
@@ -345,20 +356,15 @@ def fed_evidence(view: View, session: MemoryBankState, settings: MemoryBankSetti
             continue
         while kept and kept[-1] < starts.get(trace_id, 0):
             anchor.append(content_text(read(view.messages[kept.pop()], "content")))
-        if trace_id in session.retained[1]:  # nothing of it is to be chosen
-            memory.add(
-                replace(record, raw_input={}, input_text=None, raw_output="", output_text=""), anchor=anchor
-            )
-        else:
-            memory.add(record, notes.get(trace_id, ""), anchor)
+        memory.add(record, notes.get(trace_id, ""), anchor)
     return memory
 
 
 def _note_later(state: _Evidence, view: View, session: MemoryBankState) -> None:
-    """Have a note written about the calls before the tail that the one before is not about, without excluded ones."""
+    """Have a note written about the calls before the tail that the one before is not about."""
     assert state.memory is not None
     words = {next(filter(None, e.trace_ids), ""): e.note for e in view.history}
-    apart = session.retained[1].union(view.tail.record_ids if view.tail else ())
+    apart = view.tail.record_ids if view.tail else ()
     numbers = state.memory.numbers
     calls = [(n, t, words.get(t, "")) for t, n in numbers.items() if n > state.noted and t not in apart]
     if calls:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memory_bank.bank.session import MemoryBankState, Session
 from memory_bank.config import MaskingSettings
 from memory_bank.plan import Choice, Shown
@@ -25,7 +23,7 @@ def choose_last(view: View, session: Session, *, n: int) -> Choice:
     """Keep what is never dropped and the last ``n`` interactions."""
     if len(view.history) < n:
         return Choice(unchanged="there are no older interactions")
-    whole = [e for e in view.history[len(view.history) - n + 1 :] if not (e.stays or e.start in view.pinned)]
+    whole = [e for e in view.history[len(view.history) - n + 1 :] if not e.stays]
     return Choice(whole=whole, reasons=Shown(whole))
 
 
@@ -40,8 +38,6 @@ def choose_masking(view: View, session: MemoryBankState, *, settings: MaskingSet
     edits: dict[int, Edit] = {}
     part: list[Interaction] = []
     for interaction in view.interactions[: max(0, len(view.interactions) - settings.keep_last)]:
-        if interaction.start in view.pinned | view.hidden:
-            continue
         for pair, trace_id in zip(interaction.pairs, interaction.trace_ids, strict=True):
             if trace_id is None or pair.result_at is None:
                 continue
@@ -51,7 +47,7 @@ def choose_masking(view: View, session: MemoryBankState, *, settings: MaskingSet
                 cache[trace_id, limit, tool] = masked
             shorter = cache[trace_id, limit, tool]
             if shorter is not None and shorter.tokens < view.tokens_between(position, position + 1):
-                edits[position] = replace(shorter, message=dict(shorter.message))
+                edits[position] = shorter
                 part.append(interaction)
     why = "" if edits else "no older output is longer than the limit"
     return Choice(edits=edits, keep_all=True, unchanged=why, reasons=Shown(view.history, part))

@@ -34,9 +34,7 @@ def choose_top_k(view: View, session: MemoryBankState, *, settings: MemoryBankSe
     store = session.insight_store
     query = query_of_view(view, settings.retrieval_query, settings.fixed_query)
     base = replace(base, query=query, may_cost_more=True)
-    # neither a second time, nor what is excluded
-    shown = [e.record_ids for e in view.interactions if e is view.tail or e.start in view.pinned]
-    without = frozenset[str](session.retained[1]).union(*shown)
+    without = frozenset(view.tail.record_ids if view.tail else ())  # they are there
     rank_all = partial(store.rank, query, without)
     if len(session.steps) <= len(without) and store.is_empty():
         return replace(base, unchanged=_NOTHING_YET, reasons=TopKReasons([], rank_all))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from fastapi.responses import Response, StreamingResponse
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from memory_bank.bank import listing
 from memory_bank.bank.search import superseding
@@ -23,13 +23,11 @@ from memory_bank.service.api.openapi import (
     Time,
     errors,
 )
-from memory_bank.service.api.record_parts import LONG_OUTPUT, part_of, part_of_long
 from memory_bank.service.api.requests import (
     JSON,
     AfterNumber,
     Api,
     ApiContext,
-    JsonBody,
     Limit,
     RecordId,
     SessionName,
@@ -41,7 +39,7 @@ from memory_bank.service.api.requests import (
 )
 from memory_bank.service.threads import in_thread
 from memory_bank.tools.handlers import LONGEST_ARGUMENTS
-from memory_bank.tools.selection import RefusedCall
+from memory_bank.tools.selection import RefusedCall, at_path, lay_out, select_lines, written
 from memory_bank.transcript.jsontext import parse_arguments, parse_output
 from memory_bank.transcript.shortening import cut_at_edge
 
@@ -50,6 +48,8 @@ router = APIRouter(prefix="/v1", tags=["records"])
 _ARGUMENT_CHARS = 300  # of arguments in a list
 _MAX_PARSED = 2 * 2**20  # bytes of a text whose parsed value is included
 _IDS_SHOWN = 5
+_LONG_OUTPUT = 2**20  # bytes of an output from which few parts are selected at once
+_MAX_VALUES = 10_000  # values that are listed with their paths
 
 
 class RecordFigures(ResponseModel):
@@ -60,7 +60,7 @@ class RecordFigures(ResponseModel):
     step_id: int
     tool_name: str
     timestamp: Time
-    mark: str | None = Field(description="pinned, excluded or forgotten, by a person")
+    mark: str | None = Field(description="forgotten: a person had its content deleted; else null")
     output_bytes: Count = Field(description="length of the output in UTF-8")
 
 
@@ -85,13 +85,9 @@ class RecordInsight(ResponseModel):
     summary: str
     source: str
     redo: str | None = Field(description="why it will be made again; null if it is final")
-
-
-class RecordJob(ResponseModel):
-    """The job of the Observer's model that will summarise the record."""
-
-    attempts: Count
-    error: str | None = Field(description="why the last attempt failed")
+    attempts: Count | None = Field(
+        description="how often the Observer's model was asked for the one it waits for; null: it waits for none"
+    )
 
 
 class RecordHead(RecordFigures):
@@ -100,7 +96,6 @@ class RecordHead(RecordFigures):
     session: str
     call_id: str | None
     insight: RecordInsight | None
-    job: RecordJob | None
     newer: str | None = Field(
         description="trace_id of the latest record of the same call, which returned something else"
     )
@@ -168,15 +163,6 @@ class RecordQuery(RequestModel):
     max_chars: Annotated[int, Field(ge=1, le=10_000_000, description="maximum length of the part")] = 100_000
 
 
-class MarkRequest(RequestModel):
-    """Body of ``mark_record``."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"mark": "pinned"}]})
-    mark: Literal["pinned", "excluded"] | None = Field(
-        description="pinned: every context shows it, within the budget; excluded: none does; null: neither"
-    )
-
-
 @route(router, "GET", "/sessions/{name}/records", "List a session's records, oldest first", 404, 422)
 def list_records(api: Api, name: SessionName, query: Annotated[RecordsQuery, Query()]) -> RecordPage:
     """The call, its summary and the size of its output; a page at a time."""
@@ -232,7 +218,7 @@ async def get_record(
         raise InvalidRequestError("max_chars limits a part: give it with path, lines or pattern.")
     outline = await in_thread("api", named_record, api, name, trace_id)
     if partly:
-        return await json_response(_part, api, outline, query, long=outline.output_bytes > LONG_OUTPUT)
+        return await json_response(_part, api, outline, query, long=outline.output_bytes > _LONG_OUTPUT)
     if not query.raw:
         return StreamingResponse(await streamed(_record_json(api, outline)), media_type=JSON)
     file = re.sub(r"[^\w.-]+", "_", outline.trace_id).encode("ascii", "replace").decode()
@@ -264,33 +250,13 @@ def named_record(api: ApiContext, name: str, wanted: str) -> listing.Outline:
     )
 
 
-@route(
-    router, "PUT", "/sessions/{name}/records/{trace_id}/mark", "Pin a record, or exclude it from contexts",
-    *(404, 413, 415, 422), body=MarkRequest,
-)  # fmt: skip
-def mark_record(api: Api, name: SessionName, trace_id: RecordId, body: JsonBody) -> None:
-    """A pinned record is in every context, within the budget; an excluded one in none, and is still returned here.
-
-    The session's next step uses it.
-    """
-    _mark(api, name, trace_id, MarkRequest.parse(body.value).mark)
-
-
 @route(router, "DELETE", "/sessions/{name}/records/{trace_id}", "Forget a record", 404)
 def forget_record(api: Api, name: SessionName, trace_id: RecordId) -> None:
     """Delete its arguments, output and summary for good, and the recorded contexts of its session.
 
     Its number stays, and it is not stored again from a conversation that still has it.
     """
-    _mark(api, name, trace_id, "forgotten")
-
-
-def _mark(
-    api: ApiContext, name: str, wanted: str, mark: Literal["pinned", "excluded", "forgotten"] | None
-) -> None:
-    outline = named_record(api, name, wanted)
-    if not api.sessions.mark(api.namespace, name, outline.trace_id, mark):
-        raise NotFoundError("this record is forgotten: there is nothing left to mark.")
+    api.sessions.forget(api.namespace, name, named_record(api, name, trace_id).trace_id)
 
 
 def _record_json(api: ApiContext, o: listing.Outline) -> Iterator[bytes]:
@@ -298,7 +264,6 @@ def _record_json(api: ApiContext, o: listing.Outline) -> Iterator[bytes]:
         o,
         session=api.public(o.session_id),
         insight=None if o.summary is None else RecordInsight.of(o),
-        job=None if o.attempts is None else RecordJob.of(o),
         newer=superseding(api.database, o.session_id, o.trace_id),
     )
     yield json_bytes(head)[:-1]
@@ -339,12 +304,38 @@ def _text_pieces(api: ApiContext, outline: listing.Outline, text: listing.Text) 
 
 
 def _part(api: ApiContext, outline: listing.Outline, query: RecordQuery) -> RecordPart:
-    wanted = query.model_dump(exclude={"raw"})
     try:
-        if outline.output_bytes > LONG_OUTPUT:
-            part = part_of_long(listing.pieces(api.database, outline, "output"), wanted)
-        else:
-            part = part_of(listing.whole(api.database, outline, "output"), wanted)
+        return RecordPart.of(
+            trace_id=outline.trace_id, **part_of(listing.whole(api.database, outline, "output"), query)
+        )
     except RefusedCall as e:
         raise InvalidRequestError(str(e)) from None
-    return RecordPart.of(trace_id=outline.trace_id, **part)
+
+
+def part_of(text: str, query: RecordQuery) -> dict[str, Any]:
+    """The part of an output that the query's path, lines, pattern and max_chars select. Raises RefusedCall."""
+    chosen, room = at_path(text, query.path, written), query.max_chars
+    found, values, rest = chosen.found, None, None
+    rows: list[dict[str, Any]] = []
+    by_line = query.lines is not None or query.pattern is not None
+    if by_line:
+        layout = lay_out(chosen.text, chosen.value)
+        selection = select_lines(layout, query.lines, query.pattern)
+        count, complete, used = layout.count, True, 0
+        for n, line, matches in selection:
+            used += len(line) + 1
+            if used > room and rows:
+                complete, rest = False, f"{n}-{selection.last}"
+                break
+            shown = cut_at_edge(line, room)
+            complete = complete and len(shown) == len(line)
+            rows.append({"number": n, "text": shown, "matches": matches})
+        shown = "\n".join(row["text"] for row in rows)
+    else:
+        count, shown = 1 if found is None else len(found), cut_at_edge(chosen.text, room)
+        complete = len(shown) == len(chosen.text) and (found is None or len(found) <= _MAX_VALUES)
+        values = [{"path": f.path, "value": f.value} for f in found] if found and complete else None
+    return {
+        "text": shown, "values": values, "lines": rows if by_line else None, "count": count, "complete": complete,
+        "next": rest,
+    }  # fmt: skip

@@ -31,7 +31,6 @@ from memory_bank.bank.steps import StepFigures, StepRange, UsageSums
 from memory_bank.bank.transfer import export_lines
 from memory_bank.errors import InvalidRequestError, NotFoundError
 from memory_bank.pricing import Price, Usage, costs, known_price
-from memory_bank.records import Spent
 from memory_bank.service.api.openapi import Count, NextNumber, RequestModel, ResponseModel, Time, errors
 from memory_bank.service.api.requests import (
     AfterNumber,
@@ -58,10 +57,11 @@ class Queue(ResponseModel):
 
     open: Count
     model: str | None = Field(
-        description="that this service asks for them; null: none, they wait for their session's next step"
+        description="that this service asks for them; null: none, they wait for another service or `bank observe`"
     )
     failing: Count = Field(description="of these, those whose last attempt failed")
-    attempts: Count | None = Field(default=None, description="attempts of the job that failed most")
+    attempts: Count | None = Field(default=None, description="attempts of the record that failed most")
+    calls: Count = Field(description="of the Observer's model so far, also for sessions deleted since")
 
 
 BILL = "the provider's bill"
@@ -147,7 +147,7 @@ class SessionFigures(ResponseModel):
 class SessionRow(StepTotals, SessionFigures):
     """A session in a list."""
 
-    jobs: Count = Field(description="records that wait for the Observer's model")
+    waiting: Count = Field(description="records that wait for the Observer's model")
     failing: Count
     last_used: Time = Field(description="when its latest step began, or its latest record was written")
     models: list[str] = Field(description="that its steps were for, the most used first")
@@ -168,7 +168,6 @@ class SessionDetail(SessionFigures):
     unobserved: Count = Field(description="records without a summary that should have one")
     to_redo: Count = Field(description="summaries that will be made again")
     queue: Queue
-    spend: Spent
     tokens: TokenSums
     control: bool = Field(description="left without memory as a control (`holdout`)")
     cost: CallCosts
@@ -181,7 +180,6 @@ class Stats(ResponseModel):
     records: Count
     insights: Count
     queue: Queue
-    spend: Spent = Field(description="deleted sessions included")
     tokens: TokenSums
     cost: CallCosts
     groups: dict[Literal["memory", "control"], Group] | None = Field(
@@ -351,7 +349,7 @@ def _names(api: ApiContext, info: Any) -> dict[str, str | None]:
 
 @route(router, "GET", "/sessions/{name}", "Get one session", 404)
 def get_session(api: Api, request: Request, name: SessionName) -> SessionDetail:
-    """Its counts, the Observer's queue and cost, and the tokens of its contexts."""
+    """Its counts, the Observer's queue, and the tokens of its contexts."""
     found = session_details(api.database, api.namespace, api.known(name))
     if found is None:
         raise NotFoundError("the session has just been deleted.")
@@ -430,8 +428,9 @@ def get_stats(api: Api, request: Request) -> Stats:
 def _queue(request: Request, found: SessionInfo | NamespaceTotals) -> Queue:
     observing = request.app.state.service.observing.settings
     return Queue(
-        open=found.jobs,
+        open=found.waiting,
         failing=found.failing,
+        calls=found.calls,
         model=None if observing is None else observing.observer_model,
     )
 
@@ -476,7 +475,7 @@ def get_groups(api: Api, query: Annotated[GroupsQuery, Query()]) -> NamedGroups:
 def _sums(api: ApiContext, found: SessionInfo | NamespaceTotals, used: list[UsageSums]) -> dict[str, Any]:
     """The members that the answers on one session and on all sessions share."""
     tokens = TokenSums.of(found.tokens, compared=_compared(found.tokens.sent, found.tokens.full))
-    return {"spend": found.spent, "tokens": tokens, "cost": _costs(api, used)}
+    return {"tokens": tokens, "cost": _costs(api, used)}
 
 
 def _compared(sent: float, full: float) -> str:

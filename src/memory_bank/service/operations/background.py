@@ -55,7 +55,7 @@ def observed_by(config: Config) -> MemoryBankSettings | None:
 
 
 class ServiceObserver(BackgroundObserver):
-    """Observes queued records of all sessions in a thread, within limits, also beside other processes."""
+    """Observes the waiting records of all sessions in a thread, within limits, also beside other processes."""
 
     def __init__(self, database: Database, config: Config, chat: ChatModel | None) -> None:
         self.database = database
@@ -70,17 +70,19 @@ class ServiceObserver(BackgroundObserver):
         return EXTRACTIVE if self.settings is None else f"llm:{self.settings.observer_model}"
 
     def start(self) -> None:
-        """Start the thread, if a model observes; it also processes jobs queued earlier."""
+        """Start the thread, if a model observes; it also makes the summaries that wait from earlier."""
         if self.settings is not None:
             self._started = True
             self.wake()
 
     def wake(self) -> None:
-        """Tell the worker that a job was queued; has no effect before ``start``."""
+        """Tell the worker that a record waits; has no effect before ``start``."""
         if self._started:
             super().wake()
 
     def _new_worker(self) -> Worker:
         settings = cast("MemoryBankSettings", self.settings)  # there are some where the thread was started
         observer, embedder = Observer.create(self._chat, settings), load_embedder(settings.embedding_model)
-        return Worker(self.database, observer, embedder, attempts=settings.observer_attempts)
+        worker = Worker(self.database, observer, embedder, attempts=settings.observer_attempts)
+        worker.draft()
+        return worker

@@ -16,7 +16,7 @@ from anyio import to_thread
 from memory_bank import __version__
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import check_embedder
-from memory_bank.bank.jobs import oldest_job
+from memory_bank.bank.worker import waiting_since
 from memory_bank.errors import MemoryBankError, MissingExtraError, NotAuthorizedError, StorageError
 from memory_bank.models.embedding import load_embedder
 from memory_bank.service.operations.background import ServiceObserver
@@ -112,7 +112,7 @@ class Operations:
         """The metrics of all workers in Prometheus' text format."""
         waiting: tuple[int, float] | None = None
         with anyio.move_on_after(PATIENCE), suppress(StorageError):
-            waiting = await self._in_thread(partial(oldest_job, self._database))
+            waiting = await self._in_thread(partial(waiting_since, self._database))
         self._metrics.sessions.set(self._sessions.held)
         return await to_thread.run_sync(self._metrics.scrape, waiting, limiter=self._limiter)
 
@@ -133,9 +133,10 @@ class Operations:
         return {"name": model.name}
 
     def _check_observer(self) -> dict[str, Any]:
-        jobs, oldest = oldest_job(self._database)
+        waiting, oldest = waiting_since(self._database)
         well = self._observing.settings is None or self._observing.works
-        return {"ok": well, "name": self._observing.name, "jobs": jobs, "oldest_seconds": round(oldest, 1)}
+        figures = {"waiting": waiting, "oldest_seconds": round(oldest, 1)}
+        return {"ok": well, "name": self._observing.name, **figures}
 
 
 @router.get("/health", summary="Health of the service")

@@ -81,7 +81,7 @@ class Metrics:
     def scrape(self, waiting: tuple[int, float] | None) -> bytes:
         """All metrics in Prometheus' text format.
 
-        ``waiting``: the jobs that wait for the Observer in the whole database, and the age of the oldest in seconds;
+        ``waiting``: the records that wait for the Observer in the whole bank, and the age of the oldest in seconds;
         None where the database is unavailable.
         """
         counted, state = self._registry, CollectorRegistry()
@@ -101,8 +101,8 @@ class _State(NamedTuple):
         up = float(self.waiting is not None)
         yield GaugeMetricFamily("memory_bank_database_up", "Whether the database answers.", up)
         if self.waiting is not None:
-            jobs, oldest = self.waiting
-            yield GaugeMetricFamily("memory_bank_queue_jobs", "Records that wait for the Observer.", jobs)
+            count, oldest = self.waiting
+            yield GaugeMetricFamily("memory_bank_queue_records", "Records that wait for the Observer.", count)
             yield GaugeMetricFamily("memory_bank_queue_oldest_seconds", "Age of the oldest of them.", oldest)
 
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import re
 
-from memory_bank.service.proxy.answers import as_object, objects_of
-from memory_bank.service.proxy.body import JsonObject
 from memory_bank.service.proxy.upstream import Headers
 
 CONTEXT_MANAGEMENT = "context_management"
-CLEAR_TOOLS = "clear_tool_uses_20250919"
 
 UNKNOWN = re.compile(
     rb"context[_-]management(?!\W{1,9}(?:edits|\d(?!\W{1,5}type)))"
@@ -20,18 +17,6 @@ edit."""
 
 # of anthropic-beta, those that belong to the member
 _BETAS = (b"context-management-2025-06-27", b"compact-2026-01-12")
-
-
-def edit_of(request: JsonObject, kind: str) -> JsonObject | None:
-    """The edit of a type in ``context_management`` of a request of the Messages API; None without one."""
-    edits = objects_of(as_object(request.get(CONTEXT_MANAGEMENT)).get("edits"))
-    return next((e for e in edits if e.get("type") == kind), None)
-
-
-def excluded_tools(request: JsonObject) -> frozenset[str]:
-    """The tools whose results a client wants to stay whole (``exclude_tools``)."""
-    names = (edit_of(request, CLEAR_TOOLS) or {}).get("exclude_tools")
-    return frozenset(n for n in names if isinstance(n, str)) if isinstance(names, list) else frozenset()
 
 
 def without_beta(headers: Headers) -> Headers:

@@ -27,7 +27,6 @@ from memory_bank.errors import MemoryBankError
 from memory_bank.processor import NotSentError
 from memory_bank.service.failures import code_of
 from memory_bank.service.proxy.answers import as_object, objects_of
-from memory_bank.service.proxy.clearing import excluded_tools
 from memory_bank.service.proxy.dialects import NotRebuiltError, Provider, RequestHistory, own_tools
 from memory_bank.service.proxy.exchange import Exchange
 from memory_bank.service.proxy.identity import Identity, SessionMatch, client_session
@@ -399,7 +398,6 @@ class Rebuilder:
                 "strategy": exchange.client_headers.get("x-memory-strategy") or None,
                 "model": exchange.model or "",
                 "tools": offered or own_tools(value),
-                "whole": excluded_tools(value),
             }
             if api.counts_only:
                 leaving = self.sessions.preview(*given, **how, form=history.form)

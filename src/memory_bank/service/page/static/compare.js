@@ -67,7 +67,7 @@ export class Compare {
       row("Tokens sent", (f) => `${short(f.curve.tokens)} ${beside(f.curve.tokens, f.curve.full_tokens)} ${short(f.curve.full_tokens)}: ${less(f.curve.tokens, f.curve.full_tokens)}`),
       row("Paid", cost("sent")),
       row("Without memory", cost("full")),
-      row("Summaries", (f) => dollars(f.info.spend.cost)),
+      row("Summaries by a model", (f) => plural(f.info.queue.calls, "call")),
       row("Records", (f) => count(f.info.records)),
     ];
     const tools = [...new Set(this.found.flatMap((f) => [...f.tools.keys()]))].sort();

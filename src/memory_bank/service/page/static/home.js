@@ -87,11 +87,11 @@ export class Home {
     if (begun !== this.begun) this.drawClients(begun);
     this.begun = begun;
     const reasons = Object.entries(s.without_memory).map(([why, n]) => `${why.replaceAll("_", " ")} ${count(n)}`);
-    const waiting = s.queue.open ? `${count(s.queue.open)} ${s.queue.model ? "waiting" : "made at their session\u2019s next step"}` : "none waiting";
+    const waiting = s.queue.open ? `${count(s.queue.open)} waiting${s.queue.model ? "" : " for a model that this service does not ask"}` : "none waiting";
     const sums = { tokens: s.tokens, sent_cost: s.cost.sent, full_cost: s.cost.full, errors: s.errors, without_memory: s.steps_without_memory };
-    drawn(this.all, [sums, s.queue, s.spend, reasons], () => [
+    drawn(this.all, [sums, s.queue, reasons], () => [
       tiles(sums, {}, reasons.length ? `since the start: ${reasons.join(", ")}` : ""),
-      tile("Summaries", dollars(s.spend.cost), `${plural(s.spend.calls, "call")} of a model, ${waiting}${s.queue.failing ? `, ${count(s.queue.failing)} failing` : ""}`),
+      tile("Summaries", plural(s.queue.calls, "call"), `of a model, ${waiting}${s.queue.failing ? `, ${count(s.queue.failing)} failing` : ""}`),
     ]);
     this.drawModels(s.cost);
   }

@@ -64,7 +64,7 @@ export class RecordView {
     const path = at(this.name, "records", r.trace_id);
     this.life = el("div", { class: "life" });
     const living = this.live(path);
-    head.append(this.marks(path, r.mark, body));
+    head.append(this.forgetting(path, r.mark, body));
     const keep = el("button", { type: "button", class: "small", onclick: () => save(path, { raw: 1 }, `${r.trace_id}.txt`) }, "Save");
     const text = r.answer === null ? null : ofMcp(r.answer); // of an MCP server, without its envelope
     const laid = r.answer === null ? null : (laidOut(text ?? r.answer) ?? text);
@@ -76,7 +76,7 @@ export class RecordView {
       el("h3", { class: "group" }, "Summary", el("span", { class: "dim" }, r.insight ? `by ${r.insight.source === "extractive" ? "extraction" : r.insight.source.replace(/^llm:/, "")}` : "")),
       r.insight ? el("p", { class: "summary" }, told(r.insight.summary)) : el("p", { class: "empty" }, "There is none (yet)."),
       r.insight?.redo ? el("p", { class: "hint" }, "To be made again: ", told(r.insight.redo)) : "",
-      r.job ? el("p", { class: "hint" }, `It waits for a language model${r.job.attempts ? `, tried ${count(r.job.attempts)} times` : ""}. `, told(r.job.error ?? "")) : "",
+      r.insight && r.insight.attempts !== null ? el("p", { class: "hint" }, `It waits for a language model${r.insight.attempts ? `, tried ${count(r.insight.attempts)} times` : ""}.`) : "",
       el("h3", { class: "group" }, "Asked", r.input === null ? "" : copier("Copy", async () => r.input)), asked,
       el("h3", { class: "group" }, "Answered", el("span", { class: "dim" }, bytes(r.output_bytes)), r.answer === null ? "" : copier("Copy", async () => r.answer), keep),
       this.lines.element,
@@ -108,39 +108,26 @@ export class RecordView {
     return [`: ${why}`, others.length ? ["; other pieces were likelier to be needed: ", others] : ""];
   }
 
-  /** What a person decides about a record: shown always, never, or deleted. */
-  marks(path, mark, body) {
-    const bar = el("p", { class: "figures", role: "group", "aria-label": "What becomes of this record" });
+  /** The button by which a person has the record's content deleted, or the note that it was. */
+  forgetting(path, mark, body) {
     if (mark === "forgotten") return el("p", { class: "note" }, "This record is forgotten: its content was deleted.");
-    const act = (work) => async () => {
-      try {
-        await work();
-      } catch (error) {
-        if (!(error instanceof Failure)) throw error;
-        put(body, el("p", { class: "note", role: "status" }, error.message));
-      }
-    };
-    const toggle = (name, label, title) =>
-      el("button", {
-        type: "button", class: "small", title, "aria-pressed": String(mark === name),
-        onclick: act(async () => {
-          const next = mark === name ? null : name;
-          await change("PUT", `${path}/mark`, { mark: next });
-          bar.replaceWith(this.marks(path, next, body));
-        }),
-      }, label);
     const forget = el("button", { type: "button", class: "small", title: "Delete its content for good" }, "Forget");
-    forget.addEventListener("click", act(async () => {
+    const bar = el("p", { class: "figures", role: "group", "aria-label": "What becomes of this record" }, forget);
+    forget.addEventListener("click", async () => {
       if (forget.dataset.sure !== "1") {
         forget.dataset.sure = "1";
         put(forget, "Delete for good?");
         return;
       }
-      await change("DELETE", path);
-      put(body);
-      bar.replaceWith(this.marks(path, "forgotten", body));
-    }));
-    put(bar, toggle("pinned", "Pin", "Shown in every context, within the budget"), " ", toggle("excluded", "Exclude", "Shown in no context"), " ", forget);
+      try {
+        await change("DELETE", path);
+        put(body);
+        bar.replaceWith(this.forgetting(path, "forgotten", body));
+      } catch (error) {
+        if (!(error instanceof Failure)) throw error;
+        put(body, el("p", { class: "note", role: "status" }, error.message));
+      }
+    });
     return bar;
   }
 

@@ -162,8 +162,8 @@ export class SessionView {
       ["summaries to be made again", i.to_redo ? count(i.to_redo) : null],
       ["model calls", costs(i.cost)],
       ["memory", i.control ? "none: this session is in the control group" : null],
-      [i.queue.model ? "summaries waiting" : "summaries made at the next step", i.queue.open ? count(i.queue.open) + (i.queue.failing ? `, ${count(i.queue.failing)} failing` : "") : null],
-      ["summaries cost", i.spend.calls ? `${dollars(i.spend.cost)} in ${plural(i.spend.calls, "call")}` : null],
+      ["summaries waiting for a model", i.queue.open ? count(i.queue.open) + (i.queue.failing ? `, ${count(i.queue.failing)} failing` : "") : null],
+      ["summaries by a model", i.queue.calls ? plural(i.queue.calls, "call") : null],
     ].filter(([, value]) => value);
     put(this.title, told(i.title ?? this.name, i.title ? "name titled" : "name"));
     this.tell();

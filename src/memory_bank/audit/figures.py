@@ -1,0 +1,17 @@
+"""How figures are written: shares, dollars, counts."""
+
+
+def percent(share: float) -> str:
+    """A share in percent with one digit: 0.4088 is 40.9; only 1 is 100.0."""
+    shown = f"{100 * share:.1f}"
+    return "99.9" if shown == "100.0" and share < 1 else shown
+
+
+def money(amount: float) -> str:
+    """A cost with four significant digits."""
+    return f"{amount:,.2f}" if amount >= 100 else f"{amount:.4g}"
+
+
+def count_of(number: int, noun: str) -> str:
+    """``1 trace``, ``2 traces``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
