@@ -9,7 +9,8 @@ model's summary stands what the agent itself said, the newest of its words, in `
 is the mean length of the 21 summaries with which runs of claude_code_dev begin.
 
 Printed are shares of the values that the next 30 calls took from the history before the compaction (``bound``: next
-to what they belong to), the characters that these calls copied from it, and tokens. Clients differ: Codex keeps the
+to what they belong to), the characters that these calls copied from it, tokens, and how often
+files were read again. Clients differ: Codex keeps the
 user's messages itself, Claude Code does not, so that an answer to it repeats them (``--users-words``).
 
 ``--notes 20``: instead, what the notes of ``fold_note`` cost in the first 20 recorded runs, by a model whose notes
@@ -30,6 +31,7 @@ from typing import Any, NamedTuple
 from harness import about, command_line
 from measuring.copies import Tally, TextIndex, characters_kept, copied_stretches
 from measuring.measure import intervals_of, ratio, ratio_of_sums
+from measuring.rereads import Rereads, count_rereads
 from measuring.tables import markdown_table
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.audit.costs import Costs, ScriptedCache, named_counter
@@ -193,11 +195,13 @@ def main() -> None:
     options = parser.parse_args()
     client: Client = "Claude Code" if options.users_words else "message list"
     costs, seen, rows, began = Costs(named_counter(ENCODING)), set[str](), [], time.perf_counter()
+    reads: list[Rereads] = []
     if options.notes:
         runs = (run for path in options.paths for run in read_traces(path) if isinstance(run, Trace))
         print_notes(islice(runs, options.notes), costs)
         return
     for session in sessions_in(options.paths, options.every, options.summary, client, costs):
+        reads.append(count_rereads(session, costs))
         measured = [measure(c, costs, options.assist, options.answer) for c in compactions_of(session, seen)]
         rows += [measured] if measured else []
     each = [row for own in rows for row in own]
@@ -216,7 +220,9 @@ def main() -> None:
         tokens = ratio(sum(row.kept[name].tokens for row in each), len(each))
         lines.append([name, *shares, f"{percent(low)}–{percent(high)}", f"{tokens:,.0f}"])
     print(markdown_table(["", "values %", "bound %", "copied %", "bound, 95%", "tokens"], lines))
-    print(f"\n{time.perf_counter() - began:,.0f} s")
+    r = Rereads(*map(sum, zip(*reads, strict=True)))
+    print(f"\n{r.reads:,} reads of files, {r.again:,} of what had been read, {r.tokens_again:,} tokens;")
+    print(f"{r.after_compaction:,} of what a compaction had removed\n{time.perf_counter() - began:,.0f} s")
     if options.json:
         kept = [{"session": row.session, "number": row.number,
                  "kept": {name: k._asdict() for name, k in row.kept.items()},

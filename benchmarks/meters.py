@@ -21,7 +21,7 @@ from measuring.strategies import Strategy, parse_strategy, with_budgets
 from measuring.tables import Column, markdown_table
 from memory_bank.audit.costs import named_counter
 from memory_bank.audit.traces import Trace, TraceFiles, message_texts
-from memory_bank.config import Config, load_config, named_strategies
+from memory_bank.config import SHIPPED, Config, load_config, read_toml
 from memory_bank.errors import MemoryBankError
 from memory_bank.pages import render
 
@@ -114,7 +114,7 @@ def _run(meter: Meter, args: argparse.Namespace) -> int:
     if args.compare_reference:
         sys.path.insert(0, str(args.compare_reference.resolve()))
     config = load_config(args.config)
-    named = named_strategies(args.config)
+    named = read_toml(args.config).get("memory_strategies") or SHIPPED
     names = args.strategy or ["full", *(k for k in named if _is_local(config.strategy(k)))]
     for name in (*names, *args.baseline):
         if SET not in name:

@@ -354,10 +354,6 @@ class MaskingSettings(StoredSettings):
 class ProgressiveSettings(StoredSettings):
     """Old interactions go into a running summary."""
 
-    needs: ClassVar[tuple[Needs, ...]] = (
-        Needs(("summary_timeout",), "summary_model", EXTRACTIVE, is_not=True),
-    )
-
     type: Literal["progressive_summarization"] = "progressive_summarization"
     compact_threshold: AtLeast1 = 8000
     """Tokens at which a context is compacted; the summary stays the same until it has grown to them again."""
@@ -369,8 +365,6 @@ class ProgressiveSettings(StoredSettings):
     """The model that writes the summary; "extractive" needs none."""
     block: AtLeast1 = 4
     """Fewest old interactions to summarise in one call of the model."""
-    summary_timeout: Seconds = 60.0
-    """Seconds after which a call of the model is given up."""
 
 
 class ServiceSettings(Settings):
@@ -645,11 +639,6 @@ def _shipped_below(file: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def _tables(values: Mapping[str, Any]) -> Mapping[str, Any]:
     tables = values.get("memory_strategies")
     return tables if isinstance(tables, Mapping) else {}
-
-
-def named_strategies(path: str | Path | None) -> list[str]:
-    """The strategies that a configuration file names; all that are shipped if it names none, and without a file."""
-    return list(read_toml(path).get("memory_strategies") or SHIPPED)
 
 
 class Setting(NamedTuple):

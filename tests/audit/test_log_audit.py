@@ -1,4 +1,4 @@
-"""The audit of logs: what compactions kept, what a strategy would have kept, what was read again."""
+"""The audit of logs: what compactions kept, what the bank would have kept."""
 
 import json
 import re
@@ -25,8 +25,6 @@ from memory_bank.audit.logs import (
     OWN,
     audit_logs,
     compactions_of,
-    count_rereads,
-    file_read,
     kept_by,
 )
 from memory_bank.audit.sessions import read_claude_code
@@ -96,34 +94,6 @@ def test_a_resumed_session_counts_its_compactions_once(tmp_path):
     assert (report.compactions, len(report.each)) == (2, 1)
 
 
-READS = [
-    ("Read", {"file_path": "a.py", "limit": 3}, "a.py"), ("read_file", {"path": "a.py"}, "a.py"),
-    ("ReadFile", {"path": "a.py"}, "a.py"), ("view", {"path": "a.py"}, "a.py"), ("spread", {"path": "a.py"}, ""),
-    ("Write", {"file_path": "a.py"}, ""), ("Bash", {"command": "cat a.py"}, "a.py"),
-    ("Bash", {"command": "cd x && head -n 20 a.py"}, "a.py"),
-    ("Bash", {"command": "sed -n '10,20p' a.py | grep x"}, "a.py"), ("Bash", {"command": "sed -i s/a/b/ a.py"}, ""),
-    ("Bash", {"command": "cat a.py > b.py"}, ""), ("Bash", {"command": "cat a.py b.py"}, ""),
-    ("Bash", {"command": "cat 'a"}, ""), ("shell", {"command": ["bash", "-lc", "nl a.py"]}, "a.py"),
-    ("shell", {"command": ["cat", "a b.py"]}, "a b.py"), ("exec_command", {"cmd": "cat a.py"}, "a.py"),
-    ("Read", "a.py", ""),
-]  # fmt: skip
-
-
-def test_which_calls_read_a_file():
-    assert [file_read(name, arguments) for name, arguments, _ in READS] == [path for *_, path in READS]
-
-
-def test_a_file_is_read_again_when_half_of_its_lines_were_read_before(costs):
-    one, two = ("\n".join(f"{i}\tline {i} of {part}" for i in range(10)) for part in ("one", "two"))
-    log = ClaudeCode().user("Go").call("a", "Read", one, file_path="x").call("b", "Read", two, file_path="x")
-    log.call("c", "Read", one, file_path="y").call("d", "Read", f"{one}\n{two}", file_path="x")
-    log.compact("…").call("e", "Read", one, file_path="x").call("f", "Read", one, file_path="x")
-    [session] = read_claude_code(log.lines, "x")
-    found = count_rereads(session, costs)
-    assert (found.reads, found.again, found.after_compaction) == (6, 3, 1)
-    assert found.tokens_again > 0
-
-
 # the verb
 
 
@@ -151,7 +121,6 @@ def test_the_verb_says_it_in_plain_words_and_prints_no_contents(cli, tmp_path):
     assert "2 sessions (1 of Claude Code, 1 of Codex), 11 calls, 2 compactions." in lines
     assert any(line.startswith("The agent's own compaction kept ") for line in lines)
     assert any(line.startswith("The bank alone, in as many tokens") for line in lines)
-    assert "Of 4 file reads 2 (50.0%) read again what had been read before," in " ".join(lines)
     for secret in (NEEDED, "quarter", "Ledger", "posting"):
         assert secret not in done.output
 
@@ -167,7 +136,6 @@ def test_the_verb_as_json(cli, tmp_path):
     assert own["values"] <= assist["values"]
     assert 0 < answer["tokens"] <= 1.5 * own["tokens"]
     assert answer["failures"] == 0
-    assert [report["rereads"][k] for k in ("reads", "again", "after_compaction")] == [2, 1, 1]
     assert report["sentences"][0] == "1 session (1 of Claude Code), 5 calls, 1 compaction."
 
 
@@ -237,7 +205,6 @@ def test_the_verb_shows_each_compaction(cli, tmp_path):
         (1, True),
         (2, True),
     ]
-    assert [(row["session"], row["read_again"]) for row in report["each"]] == [("s-1", 1), ("s-1", 1)]
     recorded = tmp_path / "run.jsonl"
     recorded.write_text(json.dumps({"id": "r", "messages": [user("hi"), *rounds(2)]}) + "\n")
     refused = cli(recorded, "--each")

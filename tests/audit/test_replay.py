@@ -40,11 +40,6 @@ def test_a_step_before_every_assistant_turn(config):
     assert plain[0].counter
 
 
-def test_every_step_has_the_state_of_its_memory(config):
-    assert [s.state.fact_store.size() for s in replay_trace(trace(3), config, "memory_bank")] == [0, 1, 2, 3]
-    assert {s.state for s in replay_trace(trace(3), config, "none")} == {None}
-
-
 def test_without_a_database_nothing_outlives_a_trace(config):
     memory = TraceMemory()
     for n in range(3):

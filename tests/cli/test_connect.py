@@ -33,6 +33,12 @@ def run(tmp_path, monkeypatch, capsys):
     return run
 
 
+def test_without_a_client_they_are_listed(run):
+    told = run()
+    for named in ("claude-code", "codex", "opencode", "OPENAI_BASE_URL"):
+        assert named in told
+
+
 @pytest.mark.parametrize(
     ("client", "said"),
     [

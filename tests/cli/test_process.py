@@ -1,6 +1,7 @@
 """The command as a process: how it is started, stopped and cut off."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -100,6 +101,20 @@ def test_tables_fit_80_columns_also_in_a_pipe(two, bank):
     listed = shell(f"$MB bank sessions --db {bank} | cat; $MB bank search --db {bank} alpha-1 | cat").stdout
     for text in (audit, listed):
         assert max(map(len, text.splitlines())) <= 80, text
+
+
+def test_a_long_sentence_is_folded_by_words_at_a_terminal_alone(tmp_path):
+    folder = tmp_path / "/".join(["folder"] * 12)
+    verb = [*COMMAND, "bank", "sessions", "--db", str(folder / "bank.db")]
+    plain = subprocess.run(verb, env=environment(), capture_output=True, text=True)
+    assert plain.stderr.count("\n") == 1
+    pty = pytest.importorskip("pty")
+    ours, terminal = pty.openpty()
+    subprocess.run(verb, env=environment(COLUMNS="80"), stderr=terminal, stdout=subprocess.DEVNULL)
+    shown = os.read(ours, 65_536).decode().replace("\r\n", "\n")
+    assert shown.count("\n") > 1
+    assert " ".join(shown.split()) == " ".join(plain.stderr.split())
+    assert all(len(each) <= 80 or " " not in each for each in shown.splitlines())
 
 
 def test_no_verb_shows_the_help(cli):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
 from hypothesis import given
@@ -19,14 +19,14 @@ def chosen(
     index: EvidenceIndex,
     worth: dict[str, float],
     budget: int = 4_000,
-    opening: Callable[[int], int] | None = None,
+    prices: Sequence[int] | None = None,
 ) -> Selection:
     """What is chosen of all records where some values, by their form, are worth something."""
     t = index.tables
     by_value = np.zeros(t.values.size)
     for form, gain in worth.items():
         by_value[t.ids[form]] = gain
-    return index.choose(by_value, t.records.size, budget, opening or (lambda _: 20))
+    return index.choose(by_value, t.records.size, budget, prices or [20] * t.records.size)
 
 
 def quotes(index: EvidenceIndex, selection: Selection) -> str:
@@ -122,7 +122,7 @@ def test_what_the_list_of_calls_shows_is_worth_nothing():
 
     def gain(listed: str) -> dict[int, float]:
         selection = index.select(
-            anchor=anchor, tail_interaction=9, budget=4_000, opening=lambda _: 20, listed=listed
+            anchor=anchor, tail_interaction=9, budget=4_000, prices=[20] * 9, listed=listed
         )
         return {int(index.tables.segments["record"][s]): g for s, g in selection.gains.items()}
 

@@ -1,9 +1,7 @@
-"""The audit of agents' logs: what their compactions kept, what the bank would have kept, what was read again."""
+"""The audit of agents' logs: what their compactions kept, and what the bank would have kept."""
 
 from __future__ import annotations
 
-import re
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,11 +14,11 @@ from memory_bank.audit.costs import Costs, named_counter
 from memory_bank.audit.figures import count_of, percent
 from memory_bank.audit.needs import Need, needs_of, recall
 from memory_bank.audit.replay import copied, quiet
-from memory_bank.audit.text import parsed_arguments, texts_of
+from memory_bank.audit.text import texts_of
 from memory_bank.audit.traces import Trace, TraceFiles
 from memory_bank.config import ServiceSettings
 from memory_bank.context import what_is_known
-from memory_bank.transcript import ENCODING, MessageKind, calls_of, content_text, kind_of, read
+from memory_bank.transcript import ENCODING, MessageKind, calls_of, kind_of
 
 NEXT_CALLS = 30
 """Calls after a compaction whose values are looked for."""
@@ -41,24 +39,11 @@ class KeptByOne(NamedTuple):
 
 
 class CompactionRow(NamedTuple):
-    """One compaction, the ``number``-th of its session: what each way by its name kept, FULL included.
-
-    ``read_again``: reads of files, up to the next compaction, of what one had removed.
-    """
+    """One compaction, the ``number``-th of its session: what each way by its name kept, FULL included."""
 
     session: str
     number: int
     kept: Mapping[str, KeptByOne]
-    read_again: int
-
-
-class Rereads(NamedTuple):
-    """Reads of files, those of what had been read before, those of what a compaction had removed, their tokens."""
-
-    reads: int = 0
-    again: int = 0
-    after_compaction: int = 0
-    tokens_again: int = 0
 
 
 class WayFigures(NamedTuple):
@@ -86,7 +71,6 @@ class LogAudit:
     values: int
     full_tokens: float
     figures: tuple[WayFigures, ...]
-    rereads: Rereads
     skipped_lines: int
     unknown_files: tuple[str, ...]
     unreadable_files: tuple[str, ...]
@@ -98,7 +82,6 @@ class LogAudit:
         return asdict(self) | {
             "each": [row._asdict() | {"kept": k} for row, k in zip(self.each, kept, strict=True)],
             "figures": [f._asdict() for f in self.figures],
-            "rereads": self.rereads._asdict(),
             "sentences": self.sentences(),
         }
 
@@ -127,13 +110,6 @@ class LogAudit:
                 "No compaction is recorded, so there is nothing to compare a memory with. What memory saves at work "
                 "is printed by `memory-bank run -- claude`, or codex."
             )
-        r = self.rereads
-        if r.reads:
-            said.append(
-                f"Of {count_of(r.reads, 'file read')} {r.again:,} ({percent(r.again / r.reads)}%) read again what "
-                f"had been read before, {r.after_compaction:,} of them what a compaction had removed; together "
-                f"{r.tokens_again:,} tokens."
-            )
         return said
 
 
@@ -148,14 +124,14 @@ def each_table(rows: Sequence[CompactionRow]) -> tuple[list[str], list[list[str]
     """A table of compactions: titles, and rows with the tokens of the history, values needed, what each way kept."""
     ways = [name for name in rows[0].kept if name != FULL]
     columns = (title for way in ways for title in (f"{way} %", "tokens"))
-    titles = ["compaction", "history", "values", *columns, "read again"]
+    titles = ["compaction", "history", "values", *columns]
     cells = []
     for row in rows:
         full, figures = row.kept[FULL], []
         for kept in (row.kept[way] for way in ways):
             figures += [percent(kept.bound / kept.needed) if kept.needed else "–", f"{kept.tokens:,}"]
         first = [f"{row.session[:8]} {row.number}", f"{full.tokens:,}", f"{full.needed:,}"]
-        cells.append([*first, *figures, f"{row.read_again:,}"])
+        cells.append([*first, *figures])
     return titles, cells
 
 
@@ -168,14 +144,13 @@ def audit_logs(
     counter: str = ENCODING,
     progress: Callable[[int, int], None] | None = None,
 ) -> LogAudit:
-    """Measure the compactions and the reads in the runs that were read of log files.
+    """Measure the compactions in the runs that were read of log files.
 
     ``bank``: the settings of the bank that adds ``assist`` tokens to a summary, or answers in its place with the
     tokens of each summary. Nothing of the contents is in the result.
     """
     costs = Costs(named_counter(counter))
     rows: list[CompactionRow] = []
-    reads: list[Rereads] = []
     seen: set[str] = set()
     with quiet():
         for n, session in enumerate(runs, 1):
@@ -183,9 +158,7 @@ def audit_logs(
                 ways = compaction.ways(costs, bank, assist)
                 values = compaction.needed_values()
                 kept = {name: kept_by(way, values, costs) for name, way in ways.items()}
-                again = count_rereads(session, costs, compaction.number).after_compaction
-                rows.append(CompactionRow(session.id, compaction.number, kept, again))
-            reads.append(count_rereads(session, costs))
+                rows.append(CompactionRow(session.id, compaction.number, kept))
             if progress is not None:
                 progress(n, len(runs))
     return LogAudit(
@@ -196,7 +169,6 @@ def audit_logs(
         values=sum(row.kept[OWN].needed for row in rows),
         full_tokens=sum(row.kept[FULL].tokens for row in rows) / max(1, len(rows)),
         figures=tuple(figures_of(name, rows) for name in (OWN, ASSIST, ANSWER) if rows),
-        rereads=Rereads(*map(sum, zip(*reads, strict=True))),
         skipped_lines=len(files.skipped),
         unknown_files=tuple(files.unknown),
         unreadable_files=tuple(files.unreadable),
@@ -322,64 +294,3 @@ def _bank_says(
         summary = own["content"] if own else ""
         text = what_is_known(state, most, lacking=summary, users_words=users_words and not own)
     return [*([own] if own else ()), {"role": "user", "content": text}]
-
-
-def count_rereads(session: Trace, costs: Costs, compaction: int | None = None) -> Rereads:
-    """The reads of a session; of one ``compaction``: those between it and the next.
-
-    A read is a call that reads one file (by a tool's name, or by cat, head, sed -n …). A file is read again when at
-    least half of the lines had been read from it before.
-    """
-    lines_of: dict[str, dict[str, int]] = {}  # file → line → compactions made when it was last read
-    asked: dict[str, str] = {}  # call → file
-    reads = again = removed = tokens = 0
-    for position, message in enumerate(session.messages):
-        kind = kind_of(message)
-        if kind is MessageKind.CALL:
-            for call in calls_of(message):
-                if path := file_read(call.name, parsed_arguments(call.arguments)):
-                    asked[call.call_id or ""] = path
-        elif kind is MessageKind.RESULT and (path := asked.pop(str(read(message, "tool_call_id") or ""), "")):
-            done = sum(p <= position for p, _ in session.compactions)
-            raw = content_text(read(message, "content")).splitlines()
-            lines = list(filter(None, (re.sub(r"^\s*\d+\s?[\t→:|]", "", line).strip() for line in raw)))
-            known = lines_of.setdefault(path, {})
-            old = [known[line] for line in lines if line in known]
-            counts = compaction in (None, done)
-            reads += counts
-            if lines and counts and len(old) >= 0.5 * len(lines):
-                again += 1
-                removed += max(old) < done
-                tokens += costs.of(message)
-            known.update(dict.fromkeys(lines, done))
-    return Rereads(reads, again, removed, tokens)
-
-
-def file_read(name: str, arguments: object) -> str:
-    """The file that a call reads, or ""."""
-    if not isinstance(arguments, Mapping):
-        return ""
-    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)
-    if re.search(r"(?:^|[-_.:/ ])(?:read|view|open|cat|get)(?:$|[-_.:/ ])", words, re.I):
-        paths = ("file_path", "path", "filename", "file", "notebook_path", "target_file", "uri")
-        return next((v for k in paths if isinstance(v := arguments.get(k), str) and v), "")
-    if not re.search(r"bash|shell|exec|terminal|command", name, re.I):
-        return ""
-    command = arguments.get("command", arguments.get("cmd"))
-    if isinstance(command, list):
-        wrapped = len(command) == 3 and str(command[1]).startswith("-")
-        command = command[-1] if wrapped else shlex.join(map(str, command))
-    if not isinstance(command, str):
-        return ""
-    command = re.sub(r"^\s*cd [^;&|]+&&", "", command)
-    if re.search(r"[;&<>$`\n]", command):
-        return ""
-    try:
-        parts = shlex.split(command.split("|")[0])
-    except ValueError:
-        return ""
-    pagers = ("cat", "head", "tail", "nl", "less", "more", "bat", "sed")
-    if not parts or parts[0] not in pagers or (parts[0] == "sed" and "-n" not in parts):
-        return ""
-    files = [p for p in parts[1:] if not p.startswith("-") and not re.fullmatch(r"[\d,$]+p?", p)]
-    return files[0] if len(files) == 1 else ""

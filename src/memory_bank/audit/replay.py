@@ -123,8 +123,8 @@ def copied(messages: Sequence[Any]) -> list[Any]:
 class ReplayStep:
     """One model call of a replayed trace: its number from 1, the context, and the tokens of both versions.
 
-    ``plan`` is what the strategy decided and ``state`` its state after the step, which is closed with the replay;
-    both are None for a strategy without a bank. ``counter`` is the name of what counted the tokens.
+    ``plan`` is what the strategy decided, None for one without a bank. ``counter`` is the name of what counted the
+    tokens.
     """
 
     trace_id: str
@@ -134,7 +134,6 @@ class ReplayStep:
     tokens: int
     broken_pairs: int
     plan: Any
-    state: MemoryBankState | None
     counter: str
 
 
@@ -156,9 +155,7 @@ def replay_trace(
             full += costs.total(trace.messages[seen : turn.position])
             seen = turn.position
             state = processor.state(strategy)
-            state = state if isinstance(state, MemoryBankState) else None
-            plan = None if state is None or not state.last_plan.strategy else state.last_plan
+            plan = state.last_plan if isinstance(state, MemoryBankState) else None
+            plan = plan if plan and plan.strategy else None
             whole, counter = (full, costs.counter.name) if plan is None else (plan.full_tokens, plan.counter)
-            yield ReplayStep(
-                trace.id, number, turn.context, whole, tokens, turn.broken_pairs, plan, state, counter
-            )
+            yield ReplayStep(trace.id, number, turn.context, whole, tokens, turn.broken_pairs, plan, counter)

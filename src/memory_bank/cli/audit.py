@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
@@ -57,7 +56,6 @@ def replay(
     played = steps = full = shown = broken = 0
     counter = embedder = observer = ""
     with (
-        _interrupts_between_steps() as look,
         output_file(out, *traces, *([Path(db)] if db else [])) as target,
         progress("replayed", "traces") as bar,
     ):
@@ -65,7 +63,6 @@ def replay(
         for trace in files:
             played += 1
             for step in module.replay_trace(trace, settings, key, memory=memory):
-                look()
                 steps += 1
                 full, shown, broken = full + step.full_tokens, shown + step.tokens, broken + step.broken_pairs
                 counter = step.counter
@@ -134,31 +131,6 @@ def _database(db: str | None) -> str | None:
     return db
 
 
-@contextlib.contextmanager
-def _interrupts_between_steps() -> Iterator[Callable[[], None]]:
-    """Delay Ctrl-C until the yielded function is called: raised in a database driver, it could break its work."""
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield lambda: None
-        return
-    interrupted = False
-
-    def look() -> None:
-        if interrupted:
-            raise KeyboardInterrupt
-
-    def note(_number: int, _frame: object) -> None:
-        nonlocal interrupted
-        look()
-        interrupted = True
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield look
-        look()
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def audit(
     traces: list[Path] = typer.Argument(
         ..., help="Files of recorded runs or of agents' logs, or their folders."
@@ -174,7 +146,7 @@ def audit(
     Read are JSON lines or documents of chat or Anthropic messages, and the logs of Claude Code (~/.claude/projects),
     Codex (~/.codex/sessions), Cline, SWE-agent, OpenHands and Gemini CLI. Where the agent compacted its history: what
     its summary kept of the values that the next 30 calls took, what the bank would have kept beside it (assist) or in
-    its place (answer), and how often files were read again. No model is called: summaries are made by extraction,
+    its place (answer). No model is called: summaries are made by extraction,
     nothing leaves this machine, and no contents are printed.
     """
     from memory_bank import MemoryBankSettings, load_config

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from memory_bank.cli.shared import CONFIG, JSON, one_line, print_json, service_settings, tell
+from memory_bank.cli.shared import CONFIG, JSON, one_line, print_json, service_settings, table, tell
 from memory_bank.errors import ConfigError
 from memory_bank.service.server.database import default_database
 from memory_bank.shipped import shipped_file
@@ -112,7 +112,9 @@ CLIENTS = {
 
 
 def connect(
-    client: str = typer.Argument(..., help=f"One of {', '.join(CLIENTS)}."),
+    client: str | None = typer.Argument(
+        None, help=f"One of {', '.join(CLIENTS)}; without one they are listed."
+    ),
     url: str | None = typer.Option(
         None, help="Address of the service, without /v1; default: where `serve` listens."
     ),
@@ -124,6 +126,12 @@ def connect(
 
     Settings that the client's configuration already contains are never changed.
     """
+    if client is None:
+        rows = [
+            [name, str(c.path()) if c.file else c.variable.partition("=")[0]] for name, c in CLIENTS.items()
+        ]
+        table(["client", "its setting"], rows, whole=[0])
+        return
     client = "claude-code" if client == "claude" else client  # its command
     known = CLIENTS.get(client)
     if known is None:
@@ -291,9 +299,9 @@ def config(
         print_json([{"setting": s.place, "value": s.value, "source": s.source or "default"} for s in shown])
         return
     shown.sort(key=lambda s: len(s.place))  # tables come last
-    for table, members in groupby(shown, lambda s: s.place[:-1]):
-        if table:
-            print(f"\n[{'.'.join(map(_key, table))}]")
+    for place, members in groupby(shown, lambda s: s.place[:-1]):
+        if place:
+            print(f"\n[{'.'.join(map(_key, place))}]")
         for s in members:
             source = f"Set by {one_line(s.source, 500)}." if s.source else ""
             if about := " ".join(filter(None, (s.meaning, source))):

@@ -7,11 +7,13 @@ import json
 import os
 import re
 import shlex
+import shutil
 import sys
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, TextIO
 
 import typer
@@ -119,10 +121,14 @@ def bank_embedder_of(database: Database, wanted: str | None) -> NamedEmbedder:
 
 
 def tell(sentence: str) -> None:
-    """Write one sentence to standard error; nothing happens where that is closed."""
+    """Write one sentence to standard error, folded at a terminal; nothing happens where that is closed."""
     if sys.stderr is not None:
+        text = f"memory-bank: {one_line(sentence, 2_000)}"
+        if sys.stderr.isatty():
+            width = shutil.get_terminal_size().columns
+            text = fill(text, width, break_long_words=False, break_on_hyphens=False)
         with contextlib.suppress(OSError):
-            print(f"memory-bank: {one_line(sentence, 2_000)}", file=sys.stderr, flush=True)
+            print(text, file=sys.stderr, flush=True)
 
 
 def spent(unit: str, sent: float, full: float, what: str) -> str:

@@ -217,7 +217,7 @@ class EvidenceMemory:
         self.numbers: dict[str, int] = {}
         self.places: dict[str, int] = {}  # of each record in the index
         self.notes: dict[int, str] = {}  # by the place of a note, the record with whose call it was said
-        self.opening: dict[str, int] = {}  # tokens of each call in its place, with nothing of its output
+        self.prices: dict[str, int] = {}  # of each call in its place without output
         # of the latest step, by what they show
         self.turns: dict[object, tuple[Interaction, dict[int, Edit]]] = {}
         self._latest = 0  # the index takes interactions in order; a late result joins the latest
@@ -361,7 +361,7 @@ class _Chooser:
         hint = in_full(self._session.record_tool)
         return self._memory.thread.tell(self._first_step, room, shown, self._list_more, first, hint)
 
-    def _select(self, room: int, opening: Callable[[int], int] | None, listed: str) -> Selection:
+    def _select(self, room: int, listed: str, prices: Sequence[int] | None = None) -> Selection:
         if room <= 0:
             return NOTHING
         memory = self._memory
@@ -369,12 +369,12 @@ class _Chooser:
         without += [place for place, t in memory.notes.items() if t in self._kept]
         return memory.index.select(
             anchor=self._anchor, tail_interaction=self._first_step,
-            budget=room, opening=opening, listed=listed, without=without,
+            budget=room, prices=prices, listed=listed, without=without,
         )  # fmt: skip
 
     def in_text(self) -> Excerpts:
         listed = self.listed(self._list_room)
-        selection = self._select(self.room - listed.tokens - 1, None, listed.text)
+        selection = self._select(self.room - listed.tokens - 1, listed.text)
         return self.excerpts(listed.text + selection.text, selection, listed.named)
 
     def in_place(self) -> Excerpts:
@@ -386,7 +386,7 @@ class _Chooser:
         room = self.room - listed.tokens
         besides = self._newest_of_tools(turns, int(room * 0.2))
         room -= sum(besides.values())
-        selection = self._select(room, self._opening, listed.text)
+        selection = self._select(room, listed.text, self._prices())
         while True:
             in_place, elsewhere, numbers = self._placed(selection, besides)
             listed = self.listed(self._list_room, numbers, first)
@@ -421,15 +421,18 @@ class _Chooser:
                         found[trace_id] = tokens
         return found
 
-    def _opening(self, record: int) -> int:
-        """The tokens of showing anything of a record of the index, less what the list of calls saves."""
-        memory = self._memory
-        trace_id = memory.owner(record)
-        if trace_id not in self._at:
-            return self._session.counter.count_text(memory.index.header(record)) + 3
-        if trace_id not in memory.opening:
-            memory.opening[trace_id] = max(1, self._tokens_alone(trace_id) - LISTED_TOKENS)
-        return memory.opening[trace_id]
+    def _prices(self) -> list[int]:
+        """By record of the index the tokens of showing anything of it, less what the list of calls saves."""
+        memory, prices = self._memory, list[int]()
+        for record in range(memory.index.tables.records_before(self._first_step)):
+            trace_id = memory.owner(record)
+            if trace_id not in self._at:
+                prices.append(self._session.counter.count_text(memory.index.header(record)) + 3)
+                continue
+            if trace_id not in memory.prices:
+                memory.prices[trace_id] = max(1, self._tokens_alone(trace_id) - LISTED_TOKENS)
+            prices.append(memory.prices[trace_id])
+        return prices
 
     def _tokens_alone(self, trace_id: str) -> int:
         """The tokens of a turn that shows one call, and of its output only the outcome."""

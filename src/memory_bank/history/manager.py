@@ -245,13 +245,20 @@ class MemoryManager:
         self.refresh()
         with self.lock:
             done, messages = self._rendered.get(summary_mode, (0, []))
-            for step in self._steps[done:]:
-                for message in step.to_messages(summary_mode, wire=self.wire):
-                    if self._joins and _is_user(message) and messages and _is_user(messages[-1]):
-                        message = _joined(messages.pop(), message)
-                    messages.append(freeze(message))
+            self._render(self._steps[done:], messages, self._joins, summary_mode)
             self._rendered[summary_mode] = (len(self._steps), messages)
             return list(messages)
+
+    def _render(
+        self, steps: Iterable[Step], messages: list[Json], joins: bool, summary_mode: bool = False
+    ) -> list[Json]:
+        """The messages with those of further steps; ``joins``: users' messages in a row are one."""
+        for step in steps:
+            for message in step.to_messages(summary_mode, wire=self.wire):
+                if joins and _is_user(message) and messages and _is_user(messages[-1]):
+                    message = _joined(messages.pop(), message)
+                messages.append(freeze(message))
+        return messages
 
     @property
     def action_count(self) -> int:
@@ -303,13 +310,11 @@ class MemoryManager:
         """
         if list(map(id, kept)) == list(map(id, self._steps)):
             return ""
-        came, rule, joins = self.to_messages(), "", self._joins
-        for self._joins in (joins, True):
-            written = MemoryManager(wire=self.wire)
-            written._joins, written._steps = self._joins, kept
-            if (rule := broken_rule(written.to_messages(), came)) != ROLES:
-                break
-        if rule:
+        came, joins = self.to_messages(), self._joins
+        rule = broken_rule(self._render(kept, [], joins), came)
+        if rule == ROLES:
+            joins, rule = True, broken_rule(self._render(kept, [], True), came)
+        if not rule:
             self._joins = joins
         return rule
 

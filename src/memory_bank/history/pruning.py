@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memory_bank.errors import ConfigError, EmbeddingError, HistoryError, TokenBudgetError
 from memory_bank.history.steps import (
@@ -61,11 +61,7 @@ def chain(*prunings: Pruning) -> Pruning:
     return chained
 
 
-@overload
-def no_pruning() -> Pruning: ...
-@overload
-def no_pruning(steps: Sequence[Step]) -> list[Step]: ...
-def no_pruning(steps: Sequence[Step] | None = None) -> list[Step] | Pruning:
+def no_pruning(steps: Sequence[Step] | None = None) -> Any:
     """All steps, unchanged. Without steps it returns itself, so that ``no_pruning()`` is a pruning too."""
     return no_pruning if steps is None else list(steps)
 

@@ -145,7 +145,7 @@ class EvidenceIndex:
         anchor: Sequence[str],
         tail_interaction: int,
         budget: int,
-        opening: Callable[[int], int] | None = None,
+        prices: Sequence[int] | None = None,
         listed: str = "",
         without: Collection[int] = (),
     ) -> Selection:
@@ -153,8 +153,8 @@ class EvidenceIndex:
 
         `anchor`: texts that the context shows anyway; so are the interactions from `tail_interaction` on.
         `listed`: the list of past calls, whose values need no second place.
-        `opening`: the tokens of showing anything of a record, where the caller shows the chosen segments in
-        its own way; without it the selection has a text. `without`: records that the context shows whole.
+        `prices`: by record the tokens of showing anything of it, where the caller shows the chosen segments in
+        its own way; without them the selection has a text. `without`: records that the context shows whole.
         """
         t = self.tables
         older = t.records_before(tail_interaction)
@@ -189,11 +189,11 @@ class EvidenceIndex:
         worth[t.values["kind"] == 0] *= WORD_WORTH
         if listed:
             worth[t.standing_in(fold(listed))] *= LISTED_WORTH
-        chosen = self.choose(worth, older, budget, opening)
+        chosen = self.choose(worth, older, budget, prices)
         if not len(left := np.flatnonzero(left > 0)) or not (rest := self._rest(chosen, left, budget // 3)):
             return chosen
         tokens = self.count(_rest_line(tuple(chain.from_iterable(rest.values()))))
-        chosen = self.choose(worth, older, budget - tokens, opening)
+        chosen = self.choose(worth, older, budget - tokens, prices)
         return replace(chosen, rest=self._rest(chosen, left, budget // 3))
 
     def _rest(self, selection: Selection, left: Array, room: int) -> dict[int, tuple[str, ...]]:
@@ -213,9 +213,7 @@ class EvidenceIndex:
                 room -= self.count(_rest_line(rest))
         return found
 
-    def choose(
-        self, worth: Array, older: int, budget: int, opening: Callable[[int], int] | None = None
-    ) -> Selection:
+    def choose(self, worth: Array, older: int, budget: int, prices: Sequence[int] | None = None) -> Selection:
         """Return what is chosen from the first `older` records; `worth` is by value, the rest as in `select`."""
         t = self.tables
         last = t.first_segment[older] if older < t.records.size else t.segments.size
@@ -230,7 +228,7 @@ class EvidenceIndex:
         short = self._short_forms(top, worth)
         shown_by = {r: self._in_call[r] for r in records}
         head, headers = "", {}
-        if opening is None:
+        if prices is None:
             length = sum(budget >= limit for limit in LINE_LENGTHS)
             if budget >= MIN_HEADING:
                 head = EXCERPT_HEAD if budget >= MIN_LONG_HEADING else SHORT_HEAD
@@ -239,12 +237,12 @@ class EvidenceIndex:
                 shown_by = {}
             else:
                 shown_by = {r: self._values_in(r, headers[r][0]) for r in records}
-        prices = {r: headers[r][1] + END_GAP if opening is None else opening(r) for r in records}
+        opening = {r: headers[r][1] + END_GAP if prices is None else prices[r] for r in records}
         room = budget - (self.count(head) if head else 0)
-        gains, edge = self._pack(top, worth, prices, room, shown_by, short)
+        gains, edge = self._pack(top, worth, opening, room, shown_by, short)
         selection = self._of(Selection(edge=tuple(edge), short=frozenset(short)), gains)
         # the tokens of a text may be more than those of its parts: the last ones are left out then
-        while opening is None:
+        while prices is None:
             shown = selection.shown.items()
             excerpts = [f"{headers[r][0]}\n{self.quote(r, places, selection)}\n" for r, places in shown]
             text = "".join([head, *excerpts]) if excerpts else ""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from memory_bank.testing.replies import JsonObject, Reply, as_json, fail
+from memory_bank.testing.replies import JsonObject, Reply, fail
 from memory_bank.transcript import events
 from memory_bank.transcript.anthropic import MOST_CACHE_MARKS, THINKING, cache_marks, message_errors
 from memory_bank.transcript.messages import call_entry
@@ -18,7 +17,6 @@ from memory_bank.transcript.responses import ROLES, item_errors, item_type
 
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
-CONVERSATIONS = "/v1/conversations"
 MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
 
@@ -94,63 +92,27 @@ _PARTS = {
 
 
 class ScriptedResponses(Api):
-    """Answers of the Responses API; they are kept, and continued by id or in conversations."""
+    """Answers of the Responses API. Responses are not kept: what a request continues by id is not checked."""
 
     def __init__(self, number: Callable[[str], str]) -> None:
         super().__init__(number)
-        self._lock = threading.Lock()
-        self._made: dict[str, JsonObject] = {}  # responses by id
-        self._after: dict[str, list[JsonObject]] = {}  # all items up to the end of a response
-        self._conversations: dict[str, list[JsonObject]] = {}
-        self._items: dict[str, JsonObject] = {}
         self._needs: dict[str, str] = {}  # the reasoning item that must precede an item
 
-    def answer(self, method: str, path: str) -> Reply | None:
-        """The answer to a request for stored responses or conversations; None for any other path."""
-        if (method, path) == ("POST", CONVERSATIONS):
-            made = self.number("conv_")
-            self._conversations[made] = []
-            return as_json({"id": made, "object": "conversation", "created_at": 0, "metadata": {}})
-        head, _, response_id = path.rpartition("/")
-        if head != RESPONSES or method not in ("GET", "DELETE"):
-            return None
-        if response_id not in self._made:
-            return fail(404, f"Response with id '{response_id}' not found.", param="response_id")
-        if method == "GET":
-            return as_json(self._made[response_id])
-        del self._made[response_id], self._after[response_id]
-        return as_json({"id": response_id, "object": "response", "deleted": True})
-
     def refusal(self, body: JsonObject, path: str) -> Reply | None:  # noqa: ARG002
-        previous, conversation = body.get("previous_response_id"), _conversation(body)
         given = body.get("input")
-        for name, value, wanted, types in (
-            ("previous_response_id", previous, "a string", str),
-            ("conversation", conversation, "a string", str),
-            ("input", given, "a string or an array", (str, list)),
-        ):
-            if value is not None and not isinstance(value, types):
-                got = f"Invalid type for '{name}': expected {wanted}, but got {type(value).__name__}."
-                return fail(400, got, param=name, code="invalid_type")
-        if previous is not None and conversation is not None:
-            both = "'previous_response_id' or 'conversation'"
-            return fail(400, f"Mutually exclusive parameters. Ensure you are only providing one of: {both}.")
-        if previous is not None and previous not in self._after:
-            what, code = f"Previous response with id '{previous}' not found.", "previous_response_not_found"
-            return fail(400, what, param="previous_response_id", code=code)
-        if conversation is not None and conversation not in self._conversations:
-            return fail(404, f"Conversation with id '{conversation}' not found.", param="conversation")
-        if given is None and not (previous or conversation or body.get("prompt")):
+        if given is not None and not isinstance(given, (str, list)):
+            got = f"Invalid type for 'input': expected a string or an array, but got {type(given).__name__}."
+            return fail(400, got, param="input", code="invalid_type")
+        if given is None and not (_goes_on(body) or body.get("prompt")):
             what = "Missing required parameter: 'input'."
             return fail(400, what, param="input", code="missing_required_parameter")
-        for item in _items(given):
-            if item_type(item) == "item_reference" and str(item.get("id")) not in self._items:
-                return fail(404, f"Item with id '{item.get('id')}' not found.", param="input")
         return None
 
     def errors(self, body: JsonObject) -> list[str]:
-        wrong = [e for i, item in enumerate(_items(body.get("input"))) if (e := _wrong_message(i, item))]
-        items = self._said(body)
+        items = _items(body.get("input"))
+        wrong = [e for i, item in enumerate(items) if (e := _wrong_message(i, item))]
+        if _goes_on(body) or any(item_type(item) == "item_reference" for item in items):
+            return wrong
         seen, lacking = set(), []  # items that were made with reasoning and are sent back without it
         for item in items:
             if isinstance(item, dict) and isinstance(own := item.get("id"), str):
@@ -168,15 +130,8 @@ class ScriptedResponses(Api):
             return [json.dumps(response).encode()]
         return events.response_events(response)
 
-    def _said(self, body: JsonObject) -> list[JsonObject]:
-        """All items of a request: the stored ones, then its own with references resolved."""
-        before = self._after.get(body.get("previous_response_id") or "", [])
-        before = before or self._conversations.get(_conversation(body) or "", [])
-        own = _items(body.get("input"))
-        return before + [self._items.get(i["id"], i) if item_type(i) == "item_reference" else i for i in own]
-
     def _response(self, reply: Reply, body: JsonObject, size: int) -> JsonObject:
-        """The response that a reply makes, kept unless the request says otherwise."""
+        """The response that a reply makes."""
         output = self._output(reply, body)
         said = sum(len(str(i.get("arguments") or i.get("input") or "")) for i in output)
         thought = len(reply.reasoning or "") // 4
@@ -185,15 +140,8 @@ class ScriptedResponses(Api):
         response = events.response_of(self.number("resp_"), body, output, into, out)
         response["usage"]["input_tokens_details"] = {"cached_tokens": cached, "cache_write_tokens": written}
         response["usage"]["output_tokens_details"] = {"reasoning_tokens": thought}
-        if response["store"]:
-            with self._lock:
-                items = [*self._said(body), *output]
-                self._made[response["id"]], self._after[response["id"]] = response, items
-                if (conversation := _conversation(body)) is not None:
-                    self._conversations[conversation] = items
-                self._items.update((item["id"], item) for item in output)
-                if output and output[0]["type"] == "reasoning":
-                    self._needs.update((item["id"], output[0]["id"]) for item in output[1:])
+        if response["store"] and output and output[0]["type"] == "reasoning":
+            self._needs.update((item["id"], output[0]["id"]) for item in output[1:])
         return response
 
     def _output(self, reply: Reply, body: JsonObject) -> list[JsonObject]:
@@ -236,9 +184,9 @@ def _tools(body: JsonObject) -> Iterator[JsonObject]:
                 holders.append(tool)
 
 
-def _conversation(body: JsonObject) -> Any:
-    given = body.get("conversation")
-    return given.get("id") if isinstance(given, dict) else given
+def _goes_on(body: JsonObject) -> bool:
+    """Whether a request continues what a server holds."""
+    return bool(body.get("previous_response_id") or body.get("conversation"))
 
 
 def _wrong_message(i: int, item: Any) -> str | None:

@@ -55,8 +55,8 @@ class ScriptedServer(Closing):
     """``with ScriptedServer([call("search", query="x"), say("done")]) as server: … server.base_url``.
 
     Serves POST /v1/chat/completions, /v1/responses and /v1/messages (also with ``stream: true``), POST
-    /v1/messages/count_tokens, /v1/embeddings (floats and base64) and GET /v1/models. Responses can be fetched,
-    deleted and continued, also in conversations. ``requests`` lists all requests in order of arrival.
+    /v1/messages/count_tokens, /v1/embeddings (floats and base64) and GET /v1/models.
+    ``requests`` lists all requests in order of arrival.
 
     - ``script``: an iterable of replies, or a function from the request's body to a reply; it answers chats
       and responses. A reply is a ``Reply``, a str, a dict (the JSON body) or a function of the request's
@@ -87,9 +87,9 @@ class ScriptedServer(Closing):
         self._taken = 0
         self._lock = threading.Lock()
         self._numbers: Counter[str] = Counter()
-        self._responses, messages = ScriptedResponses(self._number), ScriptedMessages(self._number)
+        messages, responses = ScriptedMessages(self._number), ScriptedResponses(self._number)
         self._apis: dict[str, ScriptedChat | ScriptedResponses | ScriptedMessages] = {
-            CHAT: ScriptedChat(self._number), RESPONSES: self._responses, MESSAGES: messages, COUNT: messages,
+            CHAT: ScriptedChat(self._number), RESPONSES: responses, MESSAGES: messages, COUNT: messages,
         }  # fmt: skip
         self._listener: _Listener | None = None
         self._hangups = 0
@@ -147,8 +147,6 @@ class ScriptedServer(Closing):
             if (method, path) == ("GET", "/v1/models"):
                 data = [{"id": m, "object": "model", "created": 0, "owned_by": "me"} for m in self.models]
                 return as_json({"object": "list", "data": data})
-            if (reply := self._responses.answer(method, path)) is not None:
-                return reply
             api = self._apis.get(path)
             if method != "POST" or (api is None and path != EMBEDDINGS):
                 return fail(404, f"Unknown request URL: {method} {path}")

@@ -168,8 +168,7 @@ def answer_tool_call(
     elif isinstance(state, MemoryFiles) and known != MEMORY_FILES:
         text = NOTHING_STORED
     else:
-        more = {} if scope is None else {"scope": scope}
-        return _answer(known, state, given, max(0, max_chars), **more)
+        return _answer(known, state, given, max(0, max_chars), scope)
     return ToolAnswer(text, refused=True)
 
 
@@ -199,7 +198,9 @@ def memory_tools(state: Session | None, *, max_chars: int = MAX_CHARS) -> dict[s
     return {SEARCH_MEMORY: search_memory, GET_RECORD: get_record, LIST_RECORDS: list_records}
 
 
-def _answer(tool: str, state: Any, given: Mapping[str, Any], room: int, **more: Scope) -> ToolAnswer:
+def _answer(
+    tool: str, state: Any, given: Mapping[str, Any], room: int, scope: Scope | None = None
+) -> ToolAnswer:
     try:
         for name, longest in LONGEST_ARGUMENTS.items():
             value = given.get(name)
@@ -212,7 +213,7 @@ def _answer(tool: str, state: Any, given: Mapping[str, Any], room: int, **more: 
             if name not in known:
                 takes = ", ".join(known)
                 raise RefusedCall(f"{tool} has no parameter {compact(name[:80])}: it takes {takes}.")
-        return handler(state, given, room, **more)
+        return _search(state, given, room, scope) if tool == SEARCH_MEMORY else handler(state, given, room)
     except RefusedCall as e:
         text = f"{e.sentence}\n{fence(quote_lines(e.quoted))}" if e.quoted else e.sentence
         return ToolAnswer(text, refused=not isinstance(e, NothingFound))

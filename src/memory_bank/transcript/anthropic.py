@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import groupby, pairwise, takewhile
 from typing import Any
@@ -15,18 +15,16 @@ from memory_bank.transcript.turns import (
     Change,
     ChatMessage,
     Conversation,
+    Derive,
     Part,
     PartPlace,
     PartWire,
-    Placed,
+    derive_anew,
     readable,
 )
 
 AnthropicMessage = dict[str, Any]
 Block = dict[str, Any]
-Make = Callable[[Any], list[Placed]]
-Derive = Callable[[Any, Make], list[Placed]]
-"""Applies a function to a message, or returns what it returned for the same object before."""
 
 THINKING = frozenset({"thinking", "redacted_thinking"})
 CACHE_MARK = "cache_control"
@@ -125,11 +123,6 @@ def _unmarked(block: Any) -> Any:
 
 
 # Messages to a chat, and back
-
-
-def derive_anew(message: Any, make: Make) -> list[Placed]:
-    """Call ``make``: the Derive that keeps nothing."""
-    return make(message)
 
 
 def from_anthropic(

@@ -23,10 +23,12 @@ from memory_bank.transcript.turns import (
     Change,
     ChatMessage,
     Conversation,
+    Derive,
     Part,
     PartPlace,
     Placed,
     Wire,
+    derive_anew,
     readable,
 )
 
@@ -295,7 +297,9 @@ class ItemWire(Wire[Item]):
 WIRE = ItemWire()
 
 
-def from_items(items: object, instructions: object = None) -> Conversation[Item]:
+def from_items(
+    items: object, instructions: object = None, derive: Derive = derive_anew
+) -> Conversation[Item]:
     """Group the items of a request's ``input`` (a text, or a list of items) into units, as chat messages.
 
     An assistant turn becomes one message: its reasoning, its text directly before its calls, and all calls up
@@ -304,7 +308,8 @@ def from_items(items: object, instructions: object = None) -> Conversation[Item]
     ``program`` are one turn with it. Items that only the provider can read (compaction, unknown types, a
     reference that leads to nothing) become a message of the role ``item``, which no strategy leaves out, and a
     turn that follows an unknown item is bound to it. A reference belongs to the turn after it, as reasoning does.
-    ``instructions`` become a system message that stands for no item. Equal items give equal messages.
+    ``instructions`` become a system message that stands for no item. Equal items give equal messages,
+    and with a ``derive`` that keeps them the same objects.
 
     Raises HistoryError when ``items`` is neither text nor list; nothing in the list makes it raise.
     """
@@ -312,7 +317,7 @@ def from_items(items: object, instructions: object = None) -> Conversation[Item]
         items = [{"role": "user", "content": items}]
     if not isinstance(items, (list, tuple)):
         raise HistoryError(f"input must be a text or a list of items, not {type(items).__name__}.")
-    reader = _Reader(Conversation(items, WIRE))
+    reader = _Reader(Conversation(items, WIRE, derive=derive))
     if isinstance(instructions, str) and instructions:
         reader.put(({"role": "system", "content": instructions}, []))
     for position, item in enumerate(items):

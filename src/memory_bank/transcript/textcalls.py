@@ -26,7 +26,15 @@ from typing import Any
 from memory_bank.transcript.chat import ChatWire
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import MessageKind, call_entry, content_text, is_text_part, kind_of, read
-from memory_bank.transcript.turns import WHOLE, Change, ChatMessage, Conversation, PartPlace
+from memory_bank.transcript.turns import (
+    WHOLE,
+    Change,
+    ChatMessage,
+    Conversation,
+    Derive,
+    PartPlace,
+    derive_anew,
+)
 
 CALLING = "Calling tools:\n"
 
@@ -62,20 +70,20 @@ class TextForm:
     frame: str = "{}"
 
 
-def read_text_calls(messages: Sequence[Any]) -> Conversation[Any] | None:
+def read_text_calls(messages: Sequence[Any], derive: Derive = derive_anew) -> Conversation[Any] | None:
     """The conversation with its written calls as calls; None where it has none of the forms."""
     kinds = [kind_of(message) for message in messages]
     if MessageKind.SAY not in kinds or MessageKind.CALL in kinds or MessageKind.RESULT in kinds:
         return None
-    found = (_read_form(messages, kinds, form) for form in FORMS)
+    found = (_read_form(messages, kinds, form, derive) for form in FORMS)
     return next((chat for chat in found if chat is not None), None)
 
 
 def _read_form(
-    messages: Sequence[Any], kinds: Sequence[MessageKind], form: TextForm
+    messages: Sequence[Any], kinds: Sequence[MessageKind], form: TextForm, derive: Derive
 ) -> Conversation[Any] | None:
     """The conversation with the answered calls of a form; None where it does not hold the form."""
-    chat: Conversation[Any] = Conversation(messages, TextWire(form))
+    chat: Conversation[Any] = Conversation(messages, TextWire(form), derive=derive)
     ids: dict[str, None] = {}
     is_answer = False
     for i, message in enumerate(messages):

@@ -6,13 +6,14 @@ Each API and each framework has a Wire, which reads its messages and writes chan
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from memory_bank.transcript.jsontext import compact, plain
 from memory_bank.transcript.messages import MessageKind, call_entry
+from memory_bank.transcript.transcript import copy_of, is_same
 
 N = TypeVar("N")
 ChatMessage = dict[str, Any]
@@ -66,6 +67,34 @@ class Part(NamedTuple):
 
 
 Placed = tuple[ChatMessage, list[PartPlace]]  # a chat message and the parts of the source that it stands for
+Make = Callable[[Any], list[Placed]]
+Derive = Callable[[Any, Make], list[Placed]]
+"""Applies a function to a message, or returns what it returned for the same object before."""
+
+
+def derive_anew(message: Any, make: Make) -> list[Placed]:
+    """Call ``make``: the Derive that keeps nothing."""
+    return make(message)
+
+
+class Derived:
+    """The Derive of a program's own list, whose messages may change: what is made of one that did is made anew."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[
+            int, tuple[object, list[Placed]]
+        ] = {}  # of each message a copy, and what is made of it
+
+    def __call__(self, message: Any, make: Make) -> list[Placed]:
+        known = self._by_id.get(id(message))
+        if known is None or not is_same(known[0], message):
+            known = self._by_id[id(message)] = copy_of(message), make(message)
+        return known[1]
+
+    def keep(self, messages: Iterable[object]) -> None:
+        """Forget what was made of all other messages."""
+        known = self._by_id
+        self._by_id = {id(m): known[id(m)] for m in messages if id(m) in known}
 
 
 class Wire(Generic[N]):
@@ -199,6 +228,8 @@ class Conversation(Generic[N]):
 
     ``places``: the parts of the source that a chat message stands for; none for a system prompt that is sent apart.
     ``units``: for each chat message the number of its turn; what is sent of a turn keeps the order of the source.
+    ``derive`` keeps an added message with the last message of the source that it is made of: an equal one is the same
+    object at the next step.
     """
 
     source: Sequence[N]
@@ -206,9 +237,14 @@ class Conversation(Generic[N]):
     messages: list[ChatMessage] = field(default_factory=list)
     places: list[Sequence[PartPlace]] = field(default_factory=list, repr=False)
     units: list[int] = field(default_factory=list, repr=False)
+    derive: Derive = field(default=derive_anew, repr=False)
 
     def add(self, message: ChatMessage, places: Sequence[PartPlace], unit: int) -> None:
         """Add a chat message of a turn."""
+        last = self.source[max(place.message for place in places)] if places else message
+        if last is not message:
+            earlier = self.derive(last, lambda _: [(message, [*places])])[0][0]
+            message = earlier if is_same(earlier, message) else message
         self.messages.append(message)
         self.places.append(places)
         self.units.append(unit)

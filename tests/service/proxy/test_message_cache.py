@@ -6,9 +6,14 @@ import json
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests import items
+from tests.chats import say
 
 from memory_bank.service.proxy.body import MessageCache, parse_body, render_body
 from memory_bank.transcript.anthropic import from_anthropic
+from memory_bank.transcript.responses import from_items
+from memory_bank.transcript.textcalls import read_text_calls
+from memory_bank.transcript.turns import derive_anew
 
 
 def body_of(*messages, **more):
@@ -70,6 +75,25 @@ def test_what_is_made_of_a_message_is_made_once_and_known():
     assert seen.result("size", first[1], lambda _: "anew") == "anew"
     assert len(seen._by_id) <= 2 * len(seen._by_text)
     assert seen._chars <= 8_000 + MessageCache.ENTRY + 200
+
+
+def test_a_message_that_is_made_of_several_is_the_same_at_the_next_step():
+    """Items of the Responses API, and calls that an agent writes as text: only what is new is a new object."""
+    listed, texts = [items.user()], [said("go")]
+    for n in range(4):
+        listed += [*(items.call(f"{c}{n}") for c in "ab"), *(items.output(f"{c}{n}") for c in "ab")]
+        texts += [say(f"I look.\nAction: get\nAction Input: {{'n': {n}}}"), said(f"Observation: {n}")]
+    for source, step, read in (
+        (listed, 4, lambda given, derive: from_items(given, None, derive)),
+        (texts, 2, read_text_calls),
+    ):
+        seen, last = MessageCache(), []
+        for stop in range(1 + step, len(source) + 1, step):
+            body = seen.intern(body_of(*source[:stop]), "messages")
+            chat = read(body.value["messages"], body.derive).messages
+            assert chat == read(source[:stop], derive_anew).messages
+            assert all(a is b for a, b in zip(last, chat, strict=False))
+            last = chat
 
 
 messages = st.lists(

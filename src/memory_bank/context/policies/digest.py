@@ -22,6 +22,7 @@ from memory_bank.transcript.transcript import View
 
 _LINE_CHARS = 500  # of the summary of one call
 _LINES_SHARE = 0.7  # of a budget that does not hold a line for every call
+_SECONDS = 60.0  # after which a call of the model is given up
 _THEMES = ((True, 160), (True, 80), (False, 160), (False, 80), (False, 40), (False, 0))
 
 
@@ -199,7 +200,7 @@ def _summarised(
     session: MemoryBankState,
 ) -> tuple[list[Block], int]:
     """The blocks, the last ones merged by the model if there are enough of them; the number of model calls."""
-    complete = completion_of(llm_client, settings.summary_model, settings.summary_timeout)
+    complete = completion_of(llm_client, settings.summary_model, _SECONDS)
     done = _done(blocks)
     waiting = blocks[done:]
     if complete is None or sum(len(b.keys) for b in waiting if not b.tried) < settings.block:

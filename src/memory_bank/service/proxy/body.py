@@ -14,9 +14,8 @@ from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast
 
 from memory_bank.errors import BodyError, MissingExtraError
-from memory_bank.transcript.anthropic import Derive, Make, derive_anew
 from memory_bank.transcript.messages import same_objects
-from memory_bank.transcript.turns import Placed
+from memory_bank.transcript.turns import Derive, Make, Placed, derive_anew
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -144,12 +144,12 @@ class ChatDialect(Dialect):
     def history(self, body: Body) -> RequestHistory:
         """See Dialect. Calls that an agent writes as text count as calls."""
         messages = self.conversation(body.value)
-        chat = read_text_calls(messages)
+        chat = read_text_calls(messages, body.derive)
         if chat is None:
             return RequestHistory(messages)
 
         def read(written: Sequence[object]) -> Sequence[object]:
-            again = read_text_calls(written)
+            again = read_text_calls(written, body.derive)
             return written if again is None else again.messages
 
         return RequestHistory(chat.messages, Form(chat, read))
@@ -197,8 +197,8 @@ class ResponsesDialect(Dialect):
         if (held := stands_alone(body.value)) is not None:
             raise NotRebuiltError(held)
         instructions = body.value.get("instructions")
-        chat = from_items(self.conversation(body.value), instructions)
-        form = Form(chat, lambda written: from_items(written, instructions).messages)
+        chat = from_items(self.conversation(body.value), instructions, body.derive)
+        form = Form(chat, lambda written: from_items(written, instructions, body.derive).messages)
         return RequestHistory(chat.messages, form)
 
     def is_compaction(self, request: JsonObject) -> bool:
