@@ -42,11 +42,11 @@ from memory_bank.service.page.recorder import Answer, Recorder
 from memory_bank.service.proxy.body import MessageCache
 from memory_bank.service.proxy.dialects import DIALECTS, Provider
 from memory_bank.service.proxy.exchange import Exchange
-from memory_bank.service.proxy.flow import Proxy, handle
+from memory_bank.service.proxy.flow import handle
 from memory_bank.service.proxy.identity import Identity, canonical_bytes
 from memory_bank.service.proxy.rebuild import CONTINUED, Rebuilder
 from memory_bank.service.proxy.refusals import REFUSED, THINKING_LEFT_OUT
-from memory_bank.service.proxy.summaries import Seals
+from memory_bank.service.proxy.shared import Proxy, Seals
 from memory_bank.service.proxy.upstream import Upstream, is_url
 from memory_bank.service.security.access import Keyring, stored_id
 from memory_bank.service.security.gate import AllowedHosts, Gate

@@ -27,13 +27,12 @@ from memory_bank.service.proxy.answers import MEMORY_TOOLS, MOST_BYTES
 from memory_bank.service.proxy.body import MessageCache, parse_body
 from memory_bank.service.proxy.dialects import DIALECTS
 from memory_bank.service.proxy.exchange import ROUNDS, Exchange
-from memory_bank.service.proxy.flow import Proxy
 from memory_bank.service.proxy.identity import Identity
 from memory_bank.service.proxy.memory_calls import NOT_YET, answer_memory_calls
 from memory_bank.service.proxy.rebuild import Rebuilder
 from memory_bank.service.proxy.refusals import REFUSED_TOO
 from memory_bank.service.proxy.send import send
-from memory_bank.service.proxy.summaries import Seals
+from memory_bank.service.proxy.shared import Proxy, Seals
 from memory_bank.service.proxy.upstream import UpstreamAnswer
 from memory_bank.service.sessions import Sessions
 from memory_bank.testing import Reply, call, calls, fail, say

@@ -6,14 +6,12 @@ import asyncio
 import logging
 import string
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import reduce
 from urllib.parse import quote
 
 from anyio import CancelScope, to_thread
-from cachetools import LRUCache
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
@@ -21,18 +19,17 @@ from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
 from memory_bank.models.usage import ReportedUsage
 from memory_bank.service.failures import failure
 from memory_bank.service.proxy import clearing
-from memory_bank.service.proxy.body import Body, MessageCache, decompressed, parse_body, without_member
+from memory_bank.service.proxy.body import Body, decompressed, parse_body, without_member
 from memory_bank.service.proxy.clearing import CONTEXT_MANAGEMENT
-from memory_bank.service.proxy.dialects import DIALECTS, Provider
+from memory_bank.service.proxy.dialects import DIALECTS
 from memory_bank.service.proxy.exchange import Exchange
 from memory_bank.service.proxy.memory_calls import answer_memory_calls
-from memory_bank.service.proxy.rebuild import Rebuilder
-from memory_bank.service.proxy.refusals import MOST_SESSIONS, REFUSED, SessionRefusals
+from memory_bank.service.proxy.refusals import REFUSED
 from memory_bank.service.proxy.send import send
-from memory_bank.service.proxy.summaries import Seals, expand, finish_summary, own_summary
+from memory_bank.service.proxy.shared import Proxy
+from memory_bank.service.proxy.summaries import expand, finish_summary, own_summary
 from memory_bank.service.proxy.upstream import (
     Headers,
-    Upstream,
     UpstreamAnswer,
     credential_of,
     request_headers,
@@ -44,31 +41,6 @@ log = logging.getLogger("memory_bank.Service")
 
 KEPT_BYTES = 2**20
 """Bytes of an answer that are kept until it is recorded."""
-
-
-@dataclass(slots=True, eq=False)
-class Proxy:
-    """What all requests under ``/v1`` share that are not the service's own.
-
-    ``upstreams`` are the model APIs by provider. ``cache`` keeps parsed messages, ``seals`` makes what
-    compaction items hold, ``add_trace`` adds trace headers to
-    a request for upstream, ``record`` is called with every finished exchange.
-    """
-
-    upstreams: Mapping[Provider, Upstream]
-    rebuilder: Rebuilder
-    cache: MessageCache
-    seals: Seals
-    add_trace: Callable[[Headers], Headers]
-    record: Callable[[Exchange], None]
-    refusals: LRUCache[tuple[str | None, str | None, str], SessionRefusals] = field(
-        default_factory=lambda: LRUCache(MOST_SESSIONS)
-    )
-
-    def refusals_of(self, exchange: Exchange) -> SessionRefusals:
-        """How a model of upstream has taken the requests of a session; without one, of new conversations."""
-        key = exchange.namespace, exchange.session, exchange.model or ""
-        return self.refusals.setdefault(key, SessionRefusals())
 
 
 async def handle(proxy: Proxy, scope: Scope, receive: Receive, respond: Send) -> None:

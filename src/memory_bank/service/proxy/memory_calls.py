@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import anyio
 from anyio import to_thread
@@ -23,13 +23,11 @@ from memory_bank.service.proxy.answers import (
 from memory_bank.service.proxy.body import JsonObject, with_members
 from memory_bank.service.proxy.exchange import Exchange
 from memory_bank.service.proxy.send import send
+from memory_bank.service.proxy.shared import Proxy
 from memory_bank.service.proxy.upstream import UpstreamAnswer, after
 from memory_bank.service.threads import limiter
 from memory_bank.tools import MAX_CHARS, ToolAnswer, answer_tool_call
 from memory_bank.tools.handlers import NOTHING_STORED
-
-if TYPE_CHECKING:
-    from memory_bank.service.proxy.flow import Proxy
 
 log = logging.getLogger("memory_bank.Service")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from memory_bank.errors import BodyError, UpstreamError
 from memory_bank.service.proxy import clearing
@@ -23,12 +22,10 @@ from memory_bank.service.proxy.refusals import (
     SessionRefusals,
     failure_of,
 )
+from memory_bank.service.proxy.shared import Proxy
 from memory_bank.service.proxy.upstream import UpstreamAnswer, UsageReader
 from memory_bank.service.security.access import stored_id
 from memory_bank.service.threads import in_thread_if_large
-
-if TYPE_CHECKING:
-    from memory_bank.service.proxy.flow import Proxy
 
 log = logging.getLogger("memory_bank.Service")
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import hmac
 import json
 import logging
 import re
@@ -12,10 +9,9 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
-from memory_bank.bank.database import Database
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.context.compaction import what_is_known
 from memory_bank.errors import MemoryBankError, UpstreamError
@@ -31,13 +27,11 @@ from memory_bank.service.proxy.body import JsonObject, render_body
 from memory_bank.service.proxy.exchange import Exchange
 from memory_bank.service.proxy.memory_calls import read_memory
 from memory_bank.service.proxy.rebuild import COMPACTION
+from memory_bank.service.proxy.shared import BEGINNING, Proxy, Seals
 from memory_bank.service.proxy.upstream import UpstreamAnswer, after
 from memory_bank.service.security.access import public_name
 from memory_bank.transcript import events
 from memory_bank.transcript.responses import CALL_OF, OUTPUT_OF, item_type
-
-if TYPE_CHECKING:
-    from memory_bank.service.proxy.flow import Proxy
 
 log = logging.getLogger("memory_bank.Service")
 
@@ -50,45 +44,7 @@ LOST = (
     "place was not made here, or was deleted since. Ask for what you need of the earlier conversation."
 )
 ADDED = "\n\nWhat the memory of this session holds besides:\n"
-_BEGINNING = "mbc1."  # of the encrypted_content of ours: the version
-_NONCE, _TAG = 12, 16  # bytes
 _HAS_COMPACTION = re.compile(rb'"type"\s*:\s*"compaction"')
-
-
-class Seals:
-    """Makes and reads ``encrypted_content``: values that nobody else can read, change or make."""
-
-    def __init__(self, database: Database) -> None:
-        self.database = database
-
-    @cached_property
-    def _secret(self) -> bytes:
-        return self.database.secret()
-
-    def seal(self, *values: object) -> str:
-        """The values (JSON) as a text."""
-        nonce = secrets.token_bytes(_NONCE)
-        data = self._hidden(nonce, json.dumps(values, separators=(",", ":")).encode())
-        return _BEGINNING + base64.urlsafe_b64encode(nonce + self._tag(nonce + data) + data).decode()
-
-    def read(self, sealed: str) -> list[Any] | None:
-        """The values of a text; None for one that this bank has not made. Raises StorageError."""
-        try:
-            raw = base64.b64decode(sealed.removeprefix(_BEGINNING), b"-_", validate=True)
-        except ValueError:
-            return None
-        nonce, tag, data = raw[:_NONCE], raw[_NONCE : _NONCE + _TAG], raw[_NONCE + _TAG :]
-        if not hmac.compare_digest(tag, self._tag(nonce + data)):
-            return None
-        values: list[Any] = json.loads(self._hidden(nonce, data))
-        return values
-
-    def _tag(self, data: bytes) -> bytes:
-        return hmac.digest(self._secret, b"tag" + data, "sha256")[:_TAG]
-
-    def _hidden(self, nonce: bytes, data: bytes) -> bytes:
-        stream = hashlib.shake_256(b"stream" + self._secret + nonce).digest(len(data))
-        return bytes(a ^ b for a, b in zip(data, stream, strict=True))
 
 
 def expand(exchange: Exchange, seals: Seals) -> bytes | None:
@@ -100,7 +56,7 @@ def expand(exchange: Exchange, seals: Seals) -> bytes | None:
     """
     key, namespace = exchange.api.key, exchange.namespace
     elements = exchange.value.get(key)
-    if _BEGINNING.encode() not in exchange.body.data or not isinstance(elements, list):
+    if BEGINNING.encode() not in exchange.body.data or not isinstance(elements, list):
         return None
     found = (n for n in reversed(range(len(elements))) if _parts(elements[n], key)[0])
     if (at := next(found, -1)) < 0:
@@ -134,7 +90,7 @@ def _parts(element: object, key: str) -> tuple[list[Any], list[Any]]:
     """The compaction items of ours in an element of a conversation, and its other parts."""
     content = [element] if key == "input" else as_object(element).get("content")
     parts = content if isinstance(content, list) else []
-    own = [p for p in parts if str(as_object(p).get("encrypted_content")).startswith(_BEGINNING)]
+    own = [p for p in parts if str(as_object(p).get("encrypted_content")).startswith(BEGINNING)]
     return own, [p for p in parts if p not in own] if own else []
 
 
