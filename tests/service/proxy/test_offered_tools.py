@@ -273,11 +273,11 @@ def test_a_request_for_a_summary_whose_tools_are_refused_pauses_nothing(tmp_path
     for late in (False, True):
         refuses = False
         with scripted(script, tmp_path / str(late), SETTINGS) as (_, p):
-            for body in steps_of(way, 8):
+            count = 1 if late else 8  # before the first fold, a late one goes as it came
+            for body in steps_of(way, count):
                 assert post(p.port, PATHS[way], body, header).status == 200
-            refuses, last = True, body_of(way, 9)
+            refuses, last = True, body_of(way, count + 1)
             if late:
-                p.service.proxy.rebuilder._sent.clear()
                 with locked(tmp_path / str(late) / "bank.db"):
                     p.service.proxy.rebuilder.timeout = 0.2
                     came = post(p.port, PATHS[way], last, header)
