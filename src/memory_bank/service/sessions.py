@@ -399,7 +399,7 @@ class Sessions:
         with self._holding(session_id, namespace) as kept:
             if kept.reader is None:
                 made = MemoryBankState.open(
-                    self.database, session_id, namespace=namespace, on_jobs=self._queued, fixed=True
+                    self.database, session_id, namespace=namespace, on_waiting=self._queued, fixed=True
                 )
                 with self._lock:
                     kept.reader = kept.reader or made
@@ -516,7 +516,7 @@ class Sessions:
             session_id,
             agent_id=kept.agent_id,
             namespace=kept.namespace,
-            on_jobs=self._queued,
+            on_waiting=self._queued,
             defer=True,
             fixed=True,
         )
