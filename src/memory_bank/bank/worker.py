@@ -371,8 +371,8 @@ class InsightWriter:
     when it is flushed. Not thread-safe: the session holds a lock.
 
     ``store`` is None until there is something to embed and an embedding model is known. ``missing``: records without
-    an insight, with a draft if there is one; where the embedder fails, drafts wait for the next step. ``on_waiting`` is
-    called when records wait to be observed, instead of starting a thread that observes them.
+    an insight, with a draft if there is one; where the embedder fails, drafts wait for the next step.
+    ``on_waiting`` is called when records wait to be observed, instead of starting a thread that observes them.
     """
 
     def __init__(self, facts: FactStore, on_waiting: Callable[[], None] | None = None) -> None:
