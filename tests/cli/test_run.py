@@ -132,6 +132,7 @@ def test_a_running_service_is_used_and_goes_on(variables, tmp_path, port):
         serve.wait(20)
 
 
+@pytest.mark.long
 def test_two_at_once_and_a_port_of_another_program(variables, port):
     with socket.create_server(("127.0.0.1", port)) as other:
         other.settimeout(0.1)
@@ -268,6 +269,7 @@ def impostor(port):
         server.server_close()
 
 
+@pytest.mark.long
 def test_what_only_answers_as_a_service_gets_no_key_and_no_prompt(variables, port, tmp_path):
     with impostor(port) as got:
         for more in ([], ["--db", str(tmp_path / "own.db")]):
@@ -286,6 +288,7 @@ def test_what_only_answers_as_a_service_gets_no_key_and_no_prompt(variables, por
     }  # fmt: skip
 
 
+@pytest.mark.long
 def test_an_upstream_that_the_running_service_does_not_send_to(variables, port, tmp_path):
     with ScriptedServer(lambda body: say("other")) as other:
         serve = subprocess.Popen(
@@ -428,6 +431,7 @@ def test_codex_gets_a_provider_and_needs_no_key(monkeypatch, key):
     assert provider.get("requires_openai_auth", False) is not bool(key)
 
 
+@pytest.mark.long
 def test_no_file_of_a_client_is_changed(variables, tmp_path):
     home = tmp_path / "home"
     home.mkdir()

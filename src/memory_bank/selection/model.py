@@ -19,9 +19,8 @@ from memory_bank.selection.tables import NEVER, OWN, Array, EvidenceTables, Tabl
 from memory_bank.selection.values import KINDS, key_words, words_of
 
 Owner = Literal["kind", "key", "source", "shape", "like", "record", "segment"]
-OWNERS: tuple[Owner, ...] = get_args(
-    Owner
-)  # what values have in common, each a column of the values and a table
+OWNERS: tuple[Owner, ...] = get_args(Owner)
+"""What values have in common, each a column of the values and a table."""
 
 
 class CurrentStep:

@@ -18,14 +18,12 @@ from memory_bank.transcript.transcript import copy_of, is_same
 N = TypeVar("N")
 ChatMessage = dict[str, Any]
 
-WHOLE = (
-    -1
-)  # the number of a chat message's content among its parts, the others of which are its calls, from 0
+WHOLE = -1
+"""The number of a chat message's content among its parts, the others of which are its calls, from 0."""
 ADDED = -2
 """The number of a text that follows the content of a user message, among its parts."""
-KEPT_ROLE = (
-    "item"  # the role of a chat message for what no strategy may leave out and no model reads as a turn
-)
+KEPT_ROLE = "item"
+"""The role of a chat message for what no strategy may leave out and no model reads as a turn."""
 Change = Mapping[int, Any]
 """Other texts for some parts of a message, by number: a content, or the arguments of a call; None: left out."""
 Entry = tuple[int | None, Any]

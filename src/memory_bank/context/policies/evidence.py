@@ -129,6 +129,17 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     return replace(base, unchanged=why)
 
 
+def choose_standing(view: View, session: MemoryBankState, *, settings: MemoryBankSettings) -> Choice:
+    """The session's newest fold that fits, and what came since, however long that is; without one all messages."""
+    state = _evidence(session, settings)
+    base = Choice(role=settings.memory_role, edits=_shortened_tail(view, session, settings.shorten_last))
+    fold = _stored_fold(state, view, session.last_fold)
+    if fold is None:
+        return replace(base, unchanged=SHORT)
+    stands = _choice(fold, base, _foldable(view, fold.past), view, session, state)
+    return replace(stands, may_cost_more=True)
+
+
 def _make_fold(
     view: View,
     session: MemoryBankState,
@@ -302,9 +313,8 @@ def _evidence(session: MemoryBankState, settings: MemoryBankSettings) -> _Eviden
 def _memory(state: _Evidence, session: MemoryBankState, settings: MemoryBankSettings) -> EvidenceMemory:
     """The session's evidence; made anew where the settings or the order of its records changed."""
     numbers = () if state.memory is None else state.memory.numbers
-    reordered = any(
-        a != b for a, b in zip(numbers, session.steps, strict=False)
-    )  # another process stored between
+    # whether another process stored between
+    reordered = any(a != b for a, b in zip(numbers, session.steps, strict=False))
     made_with = (settings.evidence_model, settings.tools, session.counter.name)
     if state.memory is None or state.made_with != made_with or reordered:
         model = evidence_model(settings.evidence_model)

@@ -43,10 +43,6 @@ class NotRebuiltError(Exception):
     """A request for which memory has nothing to do, with the reason. The request passes unchanged."""
 
 
-class LateError(Exception):
-    """Nobody waits for the context of a request any more."""
-
-
 @dataclass(frozen=True, slots=True)
 class RequestHistory:
     """The conversation in a request as chat ``messages``.
