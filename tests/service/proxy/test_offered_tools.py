@@ -173,7 +173,7 @@ SETTINGS = {"folds": FOLDING | {"refresh_after": 1_000}}
 
 
 @pytest.mark.parametrize("way", PATHS)
-@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("named", first_short([False, True]))
 def test_the_tools_of_a_session_never_change(tmp_path, way, named):
     """From the first request on: with a fold or without, whatever the choice, in a pause, after a restart, too late."""
     headers = [b"x-memory-session: s"] if named else []

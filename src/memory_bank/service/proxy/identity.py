@@ -1,4 +1,4 @@
-"""Which session a request belongs to: the one that its messages continue, of those of the name that a client gives.
+"""Finds the session that a request continues, by its messages. A name that the client gives limits the choice.
 
 Every request stores the digest of its messages with its session. The session's ``head`` is the digest of the
 messages up to the end of the last interaction. A list of messages

@@ -336,7 +336,7 @@ class Rebuilder:
                 share.late = job
 
     def notice(self, namespace: str | None) -> str | None:
-        """That a client of a namespace has sent UNSEEN or more requests in a row without a tool call; else None."""
+        """A warning if a client has sent UNSEEN requests or more in a row without a tool call; else None."""
         most = max(self._share(namespace).without_calls.values(), default=0)
         return None if most < UNSEEN else _unseen(most)
 
