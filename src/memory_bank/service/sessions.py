@@ -36,7 +36,7 @@ from memory_bank.plan import NO_PLAN, Context, Form, Plan
 from memory_bank.ports import LLMClient, Scope, TokenCounter
 from memory_bank.pricing import Charge, SentContext, Usage
 from memory_bank.processor import MemoryProcessor, NotSentError, change_since
-from memory_bank.service.proxy.dialects import RequestHistory
+from memory_bank.service.proxy.api import RequestHistory
 from memory_bank.service.security.access import public_name, stored_id, writable_id
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.harness import project_of

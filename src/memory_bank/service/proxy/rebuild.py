@@ -26,8 +26,8 @@ from memory_bank.context.gate import has_too_many_marks
 from memory_bank.errors import MemoryBankError
 from memory_bank.processor import NotSentError
 from memory_bank.service.failures import code_of
-from memory_bank.service.proxy.answers import as_object, objects_of
-from memory_bank.service.proxy.dialects import NotRebuiltError, Provider, RequestHistory, own_tools
+from memory_bank.service.proxy.api import NotRebuiltError, Provider, RequestHistory, own_tools
+from memory_bank.service.proxy.body import as_object, objects_of
 from memory_bank.service.proxy.exchange import Exchange
 from memory_bank.service.proxy.identity import Identity, SessionMatch, client_session
 from memory_bank.service.security.access import public_name, stored_id
