@@ -39,8 +39,9 @@ from memory_bank.service.operations.metrics import Metrics
 from memory_bank.service.operations.telemetry import Telemetry
 from memory_bank.service.page import files
 from memory_bank.service.page.recorder import Answer, Recorder
+from memory_bank.service.proxy.api import Provider
+from memory_bank.service.proxy.apis import DIALECTS
 from memory_bank.service.proxy.body import MessageCache
-from memory_bank.service.proxy.dialects import DIALECTS, Provider
 from memory_bank.service.proxy.exchange import Exchange
 from memory_bank.service.proxy.flow import handle
 from memory_bank.service.proxy.identity import Identity, canonical_bytes

@@ -23,9 +23,10 @@ from tests.service.tasks import HANDLERS, TOOLS, get_order
 from memory_bank.bank.database import Database
 from memory_bank.config import ServiceSettings, load_config
 from memory_bank.errors import UpstreamError
-from memory_bank.service.proxy.answers import MEMORY_TOOLS, MOST_BYTES
+from memory_bank.service.proxy.api import MEMORY_TOOLS
+from memory_bank.service.proxy.apis import DIALECTS
 from memory_bank.service.proxy.body import MessageCache, parse_body
-from memory_bank.service.proxy.dialects import DIALECTS
+from memory_bank.service.proxy.events import MOST_BYTES
 from memory_bank.service.proxy.exchange import ROUNDS, Exchange
 from memory_bank.service.proxy.identity import Identity
 from memory_bank.service.proxy.memory_calls import NOT_YET, answer_memory_calls

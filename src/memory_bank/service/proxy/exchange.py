@@ -8,8 +8,8 @@ from typing import Literal
 
 from memory_bank.models.usage import NO_USAGE, ReportedUsage
 from memory_bank.ports import TokenCounter
+from memory_bank.service.proxy.api import Dialect, Provider
 from memory_bank.service.proxy.body import Body, JsonObject, render_body
-from memory_bank.service.proxy.dialects import Dialect, Provider
 from memory_bank.service.proxy.upstream import Headers, UsageReader
 from memory_bank.service.sessions import Rebuilt
 from memory_bank.transcript.tokens import open_counter

@@ -19,9 +19,9 @@ from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
 from memory_bank.models.usage import ReportedUsage
 from memory_bank.service.failures import failure
 from memory_bank.service.proxy import clearing
+from memory_bank.service.proxy.apis import DIALECTS
 from memory_bank.service.proxy.body import Body, decompressed, parse_body, without_member
 from memory_bank.service.proxy.clearing import CONTEXT_MANAGEMENT
-from memory_bank.service.proxy.dialects import DIALECTS
 from memory_bank.service.proxy.exchange import Exchange
 from memory_bank.service.proxy.memory_calls import answer_memory_calls
 from memory_bank.service.proxy.refusals import REFUSED

@@ -39,7 +39,7 @@ from memory_bank.bank.rows import is_session_id
 from memory_bank.errors import ConfigError, StorageError
 from memory_bank.processor import NotSentError
 from memory_bank.records import content_key
-from memory_bank.service.proxy.answers import objects_of
+from memory_bank.service.proxy.body import objects_of
 from memory_bank.service.security.access import LONGEST_NAME, public_name, stored_id, writable_id
 from memory_bank.service.security.secrets import known_form
 from memory_bank.transcript.harness import SUMMARY_OPENINGS

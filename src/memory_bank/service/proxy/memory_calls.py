@@ -12,15 +12,9 @@ from anyio import to_thread
 
 from memory_bank.errors import MemoryBankError, UpstreamError
 from memory_bank.models.usage import add_usage
-from memory_bank.service.proxy.answers import (
-    ModelToolCall,
-    ModelTurn,
-    TurnStream,
-    as_object,
-    parse_object,
-    read_events,
-)
-from memory_bank.service.proxy.body import JsonObject, with_members
+from memory_bank.service.proxy.api import ModelToolCall, ModelTurn, TurnStream
+from memory_bank.service.proxy.body import JsonObject, as_object, parse_object, with_members
+from memory_bank.service.proxy.events import read_events
 from memory_bank.service.proxy.exchange import Exchange
 from memory_bank.service.proxy.send import send
 from memory_bank.service.proxy.shared import Proxy

@@ -26,8 +26,8 @@ from memory_bank.context.gate import has_too_many_marks
 from memory_bank.errors import MemoryBankError
 from memory_bank.processor import NotSentError
 from memory_bank.service.failures import code_of
-from memory_bank.service.proxy.answers import as_object, objects_of
-from memory_bank.service.proxy.dialects import NotRebuiltError, Provider, RequestHistory, own_tools
+from memory_bank.service.proxy.api import NotRebuiltError, Provider, RequestHistory, own_tools
+from memory_bank.service.proxy.body import as_object, objects_of
 from memory_bank.service.proxy.exchange import Exchange
 from memory_bank.service.proxy.identity import Identity, SessionMatch, client_session
 from memory_bank.service.security.access import public_name, stored_id
@@ -336,7 +336,7 @@ class Rebuilder:
                 share.late = job
 
     def notice(self, namespace: str | None) -> str | None:
-        """That a client of a namespace has sent UNSEEN or more requests in a row without a tool call; else None."""
+        """A warning if a client has sent UNSEEN requests or more in a row without a tool call; else None."""
         most = max(self._share(namespace).without_calls.values(), default=0)
         return None if most < UNSEEN else _unseen(most)
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memory_bank.errors import UpstreamError
-from memory_bank.service.proxy.answers import EventKind, EventSplitter, as_object, parse_object
-from memory_bank.service.proxy.body import JsonObject
-from memory_bank.service.proxy.dialects import Dialect
+from memory_bank.service.proxy.api import Dialect, EventKind
+from memory_bank.service.proxy.body import JsonObject, as_object, parse_object
+from memory_bank.service.proxy.events import EventSplitter
 from memory_bank.service.proxy.upstream import UpstreamAnswer, after
 
 log = logging.getLogger("memory_bank.Service")

@@ -15,8 +15,8 @@ from typing import Any
 from cachetools import LRUCache
 
 from memory_bank.bank.database import Database
+from memory_bank.service.proxy.api import Provider
 from memory_bank.service.proxy.body import MessageCache
-from memory_bank.service.proxy.dialects import Provider
 from memory_bank.service.proxy.exchange import Exchange
 from memory_bank.service.proxy.rebuild import Rebuilder
 from memory_bank.service.proxy.refusals import MOST_SESSIONS, SessionRefusals

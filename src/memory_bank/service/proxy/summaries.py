@@ -15,15 +15,8 @@ from typing import Any
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.context.compaction import what_is_known
 from memory_bank.errors import MemoryBankError, UpstreamError
-from memory_bank.service.proxy.answers import (
-    MOST_BYTES,
-    Event,
-    as_object,
-    parse_object,
-    rewrite_event,
-    rewritten,
-)
-from memory_bank.service.proxy.body import JsonObject, render_body
+from memory_bank.service.proxy.body import JsonObject, as_object, parse_object, render_body
+from memory_bank.service.proxy.events import MOST_BYTES, Event, rewrite_event, rewritten
 from memory_bank.service.proxy.exchange import Exchange
 from memory_bank.service.proxy.memory_calls import read_memory
 from memory_bank.service.proxy.rebuild import COMPACTION
