@@ -125,12 +125,12 @@ def read_claude_code(lines: Iterable[Mapping[str, Any]], name: str) -> list[Trac
             _say(session.messages, "user", "\n".join(words))
         elif line.get("isApiErrorMessage") is not True:
             message_id = _text_at(message, "id")
-            known = by_id.get((branch, message_id)) if message_id else None
-            said = known or {"role": "assistant", "content": None}
-            _add_parts(said, content)
-            if known is None and (said["content"] or "tool_calls" in said):
-                session.messages.append(said)
-                by_id[branch, message_id] = said
+            earlier = by_id.get((branch, message_id)) if message_id else None
+            turn = earlier or {"role": "assistant", "content": None}
+            _add_parts(turn, content)
+            if earlier is None and (turn["content"] or "tool_calls" in turn):
+                session.messages.append(turn)
+                by_id[branch, message_id] = turn
     return [s for s in sessions.values() if s.messages]
 
 
@@ -143,8 +143,8 @@ def _add_parts(message: dict[str, Any], content: object) -> None:
         elif part.get("type") == "tool_use":
             _add_call(message, _text_at(part, "id"), _text_at(part, "name"), compact(part.get("input") or {}))
     if words := "\n".join(t for t in text if t.strip()):
-        said = message["content"] or ""  # a line may repeat what the one before had, and more
-        message["content"] = f"{said}\n{words}" if said and not words.startswith(said) else words
+        before = message["content"] or ""  # a line may repeat what the one before had, and more
+        message["content"] = f"{before}\n{words}" if before and not words.startswith(before) else words
 
 
 # Codex
@@ -185,9 +185,9 @@ def _codex_summary(item: Mapping[str, Any], messages: Sequence[Any]) -> str | No
     """What replaced the history, without the user's own messages, which are known; None when it is encrypted."""
     if message := _text_at(item, "message"):
         return message
-    known = {m["content"] for m in messages if m["role"] == "user"}
+    asked = {m["content"] for m in messages if m["role"] == "user"}
     texts = [_text_of(p.get("content")) for p in _objects(item.get("replacement_history"))]
-    return "\n".join(t for t in texts if t.strip() and t not in known) or None
+    return "\n".join(t for t in texts if t.strip() and t not in asked) or None
 
 
 # Lists of messages and events
@@ -197,8 +197,8 @@ def chat_of(value: object) -> list[Any] | None:
     """The chat messages that a JSON value is or holds, of any shape; None where it is no run."""
     if isinstance(value, Mapping):
         lists = (value.get(key) for key in ("messages", "history", "events", "trajectory"))
-        found = next((v for v in lists if isinstance(v, list)), None)
-        return None if found is None else _as_chat(found)
+        entries = next((v for v in lists if isinstance(v, list)), None)
+        return None if entries is None else _as_chat(entries)
     if not isinstance(value, list):
         return None
     chat = _as_chat(value)
@@ -215,15 +215,17 @@ def _as_chat(entries: list[Any]) -> list[Any]:
         return _of_openhands(entries)
     if any(m.get("type") == "gemini" or m.get("role") == "model" for m in entries):
         return _of_gemini(entries)
-    said: list[Any] = []
+    messages: list[Any] = []
     for message in entries:
-        said[-1:] = [message] if said and _repeats(said[-1], message) else [*said[-1:], message]
-    if is_anthropic(said):
-        return [*from_anthropic(said).messages]
-    ids = [m.get("tool_call_ids") for m in said]  # SWE-agent's
+        messages[-1:] = (
+            [message] if messages and _repeats(messages[-1], message) else [*messages[-1:], message]
+        )
+    if is_anthropic(messages):
+        return [*from_anthropic(messages).messages]
+    ids = [m.get("tool_call_ids") for m in messages]  # SWE-agent's
     return [
         {**m, "tool_call_id": i[0]} if isinstance(i, list) and i and "tool_call_id" not in m else m
-        for m, i in zip(said, ids, strict=True)
+        for m, i in zip(messages, ids, strict=True)
     ]
 
 
@@ -289,8 +291,8 @@ def _of_gemini(entries: Sequence[Mapping[str, Any]]) -> list[Any]:
             _call(chat, _text_at(call, "id"), _text_at(call, "name"), compact(call.get("args") or {}))
         for call in calls:
             answers = [r.get("functionResponse") for r in _objects(call.get("result"))]
-            given = [_output_of(a.get("response")) for a in answers if isinstance(a, Mapping)]
-            _return(chat, _text_at(call, "id"), "\n".join(given) or call.get("resultDisplay"))
+            outputs = [_output_of(a.get("response")) for a in answers if isinstance(a, Mapping)]
+            _return(chat, _text_at(call, "id"), "\n".join(outputs) or call.get("resultDisplay"))
     return chat
 
 

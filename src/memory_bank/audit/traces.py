@@ -172,9 +172,9 @@ def _runs_of(value: dict[str, Any] | list[Any], name: str) -> Iterator[Trace]:
             yield from _runs_of(each, f"{name}/{number}")
     elif (messages := chat_of(value)) is not None:
         about = value if isinstance(value, dict) else {}
-        given, tools, task = (about.get(key) for key in ("id", "tools", "task"))
+        run_id, tools, task = (about.get(key) for key in ("id", "tools", "task"))
         yield Trace(
-            id=name if given is None or given == "" else str(given),
+            id=name if run_id is None or run_id == "" else str(run_id),
             messages=messages,
             tools=tools if isinstance(tools, list) else None,
             task=task if isinstance(task, str) else "",
