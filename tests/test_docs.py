@@ -239,6 +239,7 @@ def test_the_command_of_the_readme(model, folder):
     assert re.search(r"model requests; [\d,]+ tokens sent, [\d,]+ without memory \(\d+% less\)", err)
 
 
+@pytest.mark.long
 def test_the_tutorial(folder):
     """Its files and commands, in one shell, from top to bottom; what its ``text`` blocks show is printed."""
     pytest.importorskip("fastapi", reason="needs the extra service")
@@ -278,6 +279,7 @@ def test_the_demo_and_the_pages_tell_the_same_numbers(capsys):
         assert sentence in " ".join((ROOT / page).read_text().split()), f"{page} should say: {sentence}"
 
 
+@pytest.mark.long
 def test_the_clients_of_the_page_are_known(model, folder):
     """``run`` gives each coding agent the address of the service, ``connect`` knows it, ``serve`` takes the options."""
     pytest.importorskip("fastapi", reason="needs the extra service")

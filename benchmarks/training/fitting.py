@@ -104,6 +104,16 @@ def balance(samples: Sequence[Samples], power: float = 0.5, trace_power: float =
     )
 
 
+def log_odds(model: Model, x: Array) -> Array:
+    """Return the log-odds that the next call needs a value; x (features, n), result (n,)."""
+    linear = np.full(x.shape[1], model.bias, dtype=np.float32)
+    for weight, row in zip(model.weights, x, strict=False):
+        linear += weight * row
+    if model.mix <= 0 or not len(model.feature):
+        return linear
+    return np.asarray((1 - model.mix) * linear + model.mix * model.boosted(x))
+
+
 def held_out_loss(model: Model, samples: Sequence[Samples]) -> float:
     """Return the mean over files of the cross entropy per needed value within its step; lower is better."""
     losses = []
@@ -112,7 +122,7 @@ def held_out_loss(model: Model, samples: Sequence[Samples]) -> float:
             data = balance([part], 1.0, 1.0)
         except ValueError:
             continue
-        score = model.log_odds(np.ascontiguousarray(data.x.T)).astype(np.float64)
+        score = log_odds(model, np.ascontiguousarray(data.x.T)).astype(np.float64)
         losses.append(soft(data, score)[1] / TOTAL)
     return sum(losses) / len(losses) if losses else float("inf")
 
@@ -265,7 +275,7 @@ def fit(samples: Sequence[Samples], recipe: Recipe = Recipe()) -> Model:
 
 def _calibrated(model: Model, data: TrainingSteps) -> Model:
     """The model with its scores as log-odds of the samples."""
-    score = model.log_odds(np.ascontiguousarray(data.x.T)).astype(np.float64)
+    score = log_odds(model, np.ascontiguousarray(data.x.T)).astype(np.float64)
     w = data.w * data.share[data.step] / np.sqrt(np.bincount(data.step, weights=data.y))[data.step]
     b = np.log((w * data.y).sum() / (w * ~data.y * np.exp(np.minimum(score, 20))).sum())
     z = np.stack([score, np.ones(len(score))], axis=1)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -16,14 +17,15 @@ from memory_bank.errors import TraceFileError
 from memory_bank.selection.index import EvidenceIndex
 from memory_bank.selection.model import (
     COPY_FEATURES,
+    FEATURE_NAMES,
     FEATURES,
+    FEATURES_VERSION,
     MODEL_FILE,
     CurrentStep,
     Model,
     describe,
     describe_segments,
     load_model,
-    save_model,
 )
 from memory_bank.selection.tables import Array
 from memory_bank.selection.values import KIND, find_uses, fold
@@ -50,6 +52,27 @@ MARGIN = 0.01
 _Step = tuple[Array, Array, Array]
 """Samples of one step: (x, y, w)."""
 _PLAIN_KINDS = (KIND["word"], KIND["capital"], KIND["name"])
+
+
+def save_model(model: Model, path: Path, notes: Mapping[str, object]) -> None:
+    """Write a model to a file as JSON, with the names of its features."""
+    data = {
+        "version": FEATURES_VERSION,
+        "features": FEATURE_NAMES,
+        "weights": [round(float(w), 5) for w in model.weights],
+        "bias": round(model.bias, 5),
+        "base": round(model.base, 5),
+        "mix": model.mix,
+        "feature": model.feature.tolist(),
+        "threshold": [[round(float(t), 5) for t in row] for row in model.threshold],
+        "leaf": [[round(float(t), 4) for t in row] for row in model.leaf],
+        "copied": {
+            "features": COPY_FEATURES if len(model.copied) else (),
+            "weights": [round(float(w), 5) for w in model.copied],
+        },
+        "notes": notes,
+    }
+    path.write_text(json.dumps(data, separators=(",", ":")), encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)

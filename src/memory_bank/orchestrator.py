@@ -19,7 +19,7 @@ from memory_bank.config import Config, Price
 from memory_bank.errors import ConfigError
 from memory_bank.models import chat
 from memory_bank.models.usage import NO_USAGE
-from memory_bank.plan import NO_PLAN
+from memory_bank.plan import Context
 from memory_bank.pricing import PrefixCache, SentContext, Usage, costs, price_of
 from memory_bank.processor import MemoryProcessor, OpenState
 from memory_bank.records import Brief
@@ -221,12 +221,12 @@ class LLMOrchestrator(Closing):
         name = self._model(model)
         key = memory_key or self._active["memory_key"] or self.processor.config.default_strategy
         session = self._active["session_id"] if session_id is None else session_id
-        context, tokens = self.processor.apply_strategy(
+        applied = self.processor.rebuild(
             messages, key, None, self._summaries, session_id=session, model=name, tools=options.get("tools")
         )
+        context, tokens, chat = applied.sent, applied.tokens, applied.context
+        full = chat.plan.full_tokens if isinstance(chat, Context) else tokens
         state = self.processor.state(key, session)
-        plan = None if state is None or state.last_plan is NO_PLAN else state.last_plan
-        full = sum(map(self._counter.count_message, messages)) if plan is None else plan.full_tokens
         copied, streamed = self._copied(context), bool(options.get("stream"))
         sent = Sent(0, "memory", name, copied, tokens, full, key, session, streamed=streamed)
         prefix = None

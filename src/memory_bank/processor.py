@@ -25,7 +25,7 @@ from memory_bank.pricing import common_length, known_price
 from memory_bank.transcript.anthropic import from_anthropic, is_anthropic, thinking_in
 from memory_bank.transcript.messages import check_messages, check_shape, read, same_objects
 from memory_bank.transcript.pairing import repeated_calls
-from memory_bank.transcript.turns import ADDED
+from memory_bank.transcript.turns import ADDED, Derived
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
@@ -113,10 +113,11 @@ def _apply(
     began = time.perf_counter()
     check_shape(messages)
     if form is None and is_anthropic(messages):
-        thinking = thinking_in(messages)
-        source = from_anthropic(messages, thinking=thinking)
+        thinking, derived = thinking_in(messages), session.cache("derived", Derived)
+        source = from_anthropic(messages, derive=derived, thinking=thinking)
+        derived.keep(messages)
         messages = [*source.messages]
-        form = Form(source, lambda written: from_anthropic(written).messages, thinking=thinking)
+        form = Form(source, lambda new: from_anthropic(new, derive=derived).messages, thinking=thinking)
     with session.lock:
         try:
             context, sent = leave(build_context(messages, session, policy, tools), messages, session, form)

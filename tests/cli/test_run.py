@@ -268,6 +268,7 @@ def impostor(port):
         server.server_close()
 
 
+@pytest.mark.long
 def test_what_only_answers_as_a_service_gets_no_key_and_no_prompt(variables, port, tmp_path):
     with impostor(port) as got:
         for more in ([], ["--db", str(tmp_path / "own.db")]):
@@ -286,6 +287,7 @@ def test_what_only_answers_as_a_service_gets_no_key_and_no_prompt(variables, por
     }  # fmt: skip
 
 
+@pytest.mark.long
 def test_an_upstream_that_the_running_service_does_not_send_to(variables, port, tmp_path):
     with ScriptedServer(lambda body: say("other")) as other:
         serve = subprocess.Popen(
@@ -428,6 +430,7 @@ def test_codex_gets_a_provider_and_needs_no_key(monkeypatch, key):
     assert provider.get("requires_openai_auth", False) is not bool(key)
 
 
+@pytest.mark.long
 def test_no_file_of_a_client_is_changed(variables, tmp_path):
     home = tmp_path / "home"
     home.mkdir()

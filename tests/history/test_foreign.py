@@ -15,6 +15,7 @@ from memory_bank.history import (
     MemoryManager,
     PlanningStep,
     TaskStep,
+    TokenUsage,
     ToolCall,
     typed_steps,
 )
@@ -122,6 +123,19 @@ def test_the_outputs_of_several_calls_are_one_and_none_is_missing():
 
 def test_runs_that_count_from_one_again_are_numbered_on():
     assert [s.step_number for s in typed_steps([LOG[0], LOG[2], LOG[2], LOG[0], LOG[2]])] == [0, 1, 2, 2, 3]
+
+
+@dataclass
+class Usage:
+    """As smolagents' TokenUsage."""
+
+    input_tokens: int
+    output_tokens: int
+
+
+def test_a_step_takes_the_token_usage_of_another_library():
+    usage = ActionStep(token_usage=Usage(30, 4)).token_usage
+    assert type(usage) is TokenUsage and usage.total == 34
 
 
 class Opaque:

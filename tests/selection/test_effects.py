@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from tests.chats import JSON, TEXT
 
-from memory_bank.selection.effects import changes_something, effects_of_tools, is_failure
+from memory_bank.selection.effects import changes_something, is_failure
 
 
 @pytest.mark.parametrize(
@@ -112,17 +112,6 @@ def test_reports_of_failure(output):
 )
 def test_other_outputs_are_none(output):
     assert not is_failure(output)
-
-
-def test_the_hints_of_an_mcp_tool_list_become_declarations():
-    tools = [
-        {"name": "look", "annotations": {"readOnlyHint": True}},
-        {"name": "wipe", "annotations": {"readOnlyHint": False, "destructiveHint": True}},
-        {"name": "plain", "annotations": {"title": "x"}},
-        {"name": "bare"},
-        {"annotations": {"readOnlyHint": True}},
-    ]
-    assert effects_of_tools(tools) == {"look": "read", "wipe": "write"}
 
 
 @given(TEXT, TEXT | JSON.map(json.dumps), TEXT | JSON.map(json.dumps))

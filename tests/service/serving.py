@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,19 +28,46 @@ def configured(
     return Config(**shipped | ({"prices": prices} if prices else {}), service=service)
 
 
+class _Server(uvicorn.Server):
+    """uvicorn's server, which ends at once: its own looks whether to end, and for open connections, every 0.1 s."""
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
+        self.ready.set()
+        await self._ended.wait()
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        while self.server_state.connections or self.server_state.tasks:
+            await asyncio.sleep(0.002)
+        await self.lifespan.shutdown()
+
+    def serve_in_thread(self) -> threading.Thread:
+        """The thread that serves until ``end``; it serves already."""
+        self.ready = threading.Event()
+        thread = threading.Thread(target=self.run, daemon=True)
+        thread.start()
+        while not self.ready.wait(0.5):
+            assert thread.is_alive(), "the server did not start"
+        return thread
+
+    def end(self) -> None:
+        self._loop.call_soon_threadsafe(self._ended.set)
+
+
 @contextmanager
 def running(app: Any, **options: Any) -> Iterator[int]:
     """Serve an application in a thread, on a free port, which is given; ``options`` are uvicorn's."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False, **options))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
+    server = _Server(uvicorn.Config(app, port=0, log_config=None, access_log=False, **options))
+    thread = server.serve_in_thread()
     try:
-        while not server.started:
-            assert thread.is_alive(), "the server did not start"
-            time.sleep(0.005)
         yield server.servers[0].sockets[0].getsockname()[1]
     finally:
-        server.should_exit = True
+        server.end()
         thread.join(30)
 
 

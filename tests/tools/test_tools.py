@@ -302,7 +302,7 @@ def test_lines_of_json_are_a_list_also_among_others():
         assert "name an item" in at(text, "sku")
 
 
-@pytest.mark.parametrize("part", ["[{\n", '{"a": ', "[1,", "[1] x\n", "[0[", "[1, 2] [x "])
+@pytest.mark.parametrize("part", first_short(["[{\n", '{"a": ', "[1,", "[1] x\n", "[0[", "[1, 2] [x "], 2))
 def test_what_looks_like_json_and_is_none_takes_linear_time(part):
     def look(count):
         with pytest.raises(RefusedCall):

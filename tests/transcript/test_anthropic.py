@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests import chats
+from tests import blocks, chats
 from tests.blocks import (
     MARK,
     OPAQUE,
@@ -39,7 +39,7 @@ from memory_bank.transcript.anthropic import (
     without_thinking,
 )
 from memory_bank.transcript.messages import Interaction, parse_messages
-from memory_bank.transcript.turns import WHOLE
+from memory_bank.transcript.turns import WHOLE, Derived
 
 MEMORY = {"role": "user", "content": "MEMORY"}
 
@@ -444,3 +444,15 @@ def test_marks_keep_to_the_rules_whatever_the_messages(messages, gone, marks):
 
 def _as_list(content):
     return content if isinstance(content, list) else []
+
+
+def test_what_was_made_of_a_message_is_made_anew_where_that_has_changed() -> None:
+    derived = Derived()
+    messages = [blocks.user("go"), *blocks.rounds(2)]
+    first = from_anthropic(messages, derive=derived).messages
+    messages[2]["content"][0]["content"] = "another result"
+    again = from_anthropic(messages, derive=derived).messages
+    assert again == from_anthropic(messages).messages
+    assert [a is b for a, b in zip(first, again, strict=True)] == [True, True, False, True, True]
+    derived.keep(messages[:1])
+    assert from_anthropic(messages, derive=derived).messages[1] is not again[1]

@@ -6,7 +6,7 @@ Records are never deleted automatically.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -20,7 +20,7 @@ from memory_bank.bank.embedder import bank_embedder
 from memory_bank.bank.files import ROOT
 from memory_bank.bank.folds import FoldContent
 from memory_bank.bank.keys import DEFAULT
-from memory_bank.bank.rows import derivation, from_row, is_derived, is_session_id, what_is_wrong
+from memory_bank.bank.rows import derivation, from_row, is_derived, is_session_id, read_row
 from memory_bank.bank.schema import (
     INSIGHT_OF_RECORD,
     NEXT_GENERATION,
@@ -42,7 +42,7 @@ from memory_bank.bank.schema import (
     steps,
     sum_of,
 )
-from memory_bank.errors import StorageError
+from memory_bank.errors import RecordError, StorageError
 from memory_bank.faults import fault_point
 
 _BATCH = 256
@@ -352,18 +352,17 @@ def _stored(table: sa.Table) -> list[sa.ColumnElement[Any]]:
     return [as_bytes(c).label(c.name) if isinstance(c.type, ExactText) else c for c in table.c]
 
 
-def _values(table: sa.Table, row: Any) -> tuple[dict[str, Any], str]:
-    """The values of a row that ``_stored`` read, and the first thing that is wrong with them, or ""."""
-    values: dict[str, Any] = {}
-    for column in table.c:
-        value = row[column.name]
-        try:
-            if isinstance(column.type, ExactText) and value is not None:
-                value = memoryview(value).tobytes().decode("utf-8", "surrogatepass")
-        except (TypeError, ValueError):
-            return values, f"its {column.name} is not readable"
-        values[column.name] = value
-    return values, what_is_wrong(table.c, values)
+def _values(table: sa.Table, row: Mapping[Any, Any]) -> tuple[dict[str, Any], str]:
+    """The values of a row that ``_stored`` read, and what is wrong with it, or ""."""
+
+    def decode(kind: Any, value: Any) -> Any:
+        is_text = isinstance(kind, ExactText) and value is not None
+        return memoryview(value).tobytes().decode("utf-8", "surrogatepass") if is_text else value
+
+    try:
+        return read_row(table.c, row, decode), ""
+    except RecordError as e:
+        return {}, str(e)
 
 
 def _name(value: object) -> str:

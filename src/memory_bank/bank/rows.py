@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import itemgetter
 from typing import Any
 
@@ -171,12 +171,21 @@ def _dump(value: Any, what: str) -> str:
     return text
 
 
-def what_is_wrong(columns: Iterable[sa.Column[Any]], row: Row) -> str:
-    """Why a row cannot be one of a table with these columns, or ""."""
+def read_row(
+    columns: Iterable[sa.Column[Any]], given: Mapping[str, Any], decode: Callable[[Any, Any], Any]
+) -> dict[str, Any]:
+    """The values of a row as they are stored, of a line of an export or of the bytes of a table.
+
+    ``decode`` returns a value of a column's type, or raises TypeError or ValueError. Raises RecordError.
+    """
+    row: dict[str, Any] = {}
     for column in columns:
-        value = row[column.name]
+        try:
+            value = row[column.name] = decode(column.type, given.get(column.name))
+        except (TypeError, ValueError):
+            raise RecordError(f"its {column.name} is not readable") from None
         if not (_fits(column.type, value) or (value is None and column.nullable)):
-            return f"its {column.name} is not valid"
+            raise RecordError(f"its {column.name} is not valid")
     for side in ("input", "output"):
         if side in row and not row[f"{side}_verbatim"]:
             try:
@@ -184,8 +193,8 @@ def what_is_wrong(columns: Iterable[sa.Column[Any]], row: Row) -> str:
             except RecursionError:  # nested deeper than the parser allows: kept as text
                 continue
             except ValueError:
-                return f"its {side} should be JSON and is not"
-    return ""
+                raise RecordError(f"its {side} should be JSON and is not") from None
+    return row
 
 
 def _fits(kind: Any, value: Any) -> bool:

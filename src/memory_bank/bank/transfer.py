@@ -14,11 +14,10 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 from sqlalchemy.engine import Connection, RowMapping
 
 from memory_bank.bank.database import Database
@@ -31,9 +30,8 @@ from memory_bank.bank.rows import (
     from_row,
     is_name,
     is_session_id,
-    is_time,
     is_trace_id,
-    what_is_wrong,
+    read_row,
 )
 from memory_bank.bank.schema import (
     IDS,
@@ -62,6 +60,7 @@ EXACT = "$utf8"
 _BATCH = 256
 _TWO_HALVES = re.compile("[\ud800-\udbff][\udc00-\udfff]")  # a JSON parser would join them
 _TABLES = {"record": records, "insight": insights}
+_OF_SESSION = [sessions.c[name] for name in ("created", "title", "task", "note", "agent_id", "namespace")]
 _LEFT_OUT = ("seq", "session_id", "terms")
 _OLDER = ("job", "spending")
 """Kinds of lines in exports of older banks: an insight with a job waits, what calls cost is left out."""
@@ -91,12 +90,12 @@ def export_lines(database: Database, session_id: str | None = None) -> Iterator[
 
 
 def _header(c: Connection, session: dict[str, Any]) -> Line:
-    columns = [sessions.c[name] for name in ("created", "title", "task", "note", "agent_id", "namespace")]
-    row = c.execute(sa.select(*columns).where(of_session(sessions)), session).first() or [None] * len(columns)
+    row = c.execute(sa.select(*_OF_SESSION).where(of_session(sessions)), session).first()
+    values = _written(_OF_SESSION, row or [None] * len(_OF_SESSION))
     counts = {k: c.execute(count_of(t).where(of_session(t)), session).scalar() for k, t in _TABLES.items()}
     embedder = embedder_of(c) if counts["insight"] else None
     named = dict(zip(("name", "dimension"), embedder, strict=True)) if embedder else None
-    return {"format": FORMAT, **_written(columns, row), "embedder": named, "rows": counts}
+    return {"format": FORMAT, **values, "embedder": named, "rows": counts}
 
 
 def _written(columns: Iterable[sa.Column[Any]], row: Iterable[Any]) -> Line:
@@ -140,55 +139,38 @@ class RefusedSession:
     reason: str
 
 
-def _checked(check: Callable[[Any], bool]) -> AfterValidator:
-    def checked(value: Any) -> Any:
-        if not check(value):
-            raise ValueError
-        return value
-
-    return AfterValidator(checked)
-
-
-class _Embedder(BaseModel):
-    name: str
-    dimension: int
-
-
-class _Header(BaseModel):
-    model_config = ConfigDict(strict=True)
-    format: int
-    created: Annotated[float, _checked(is_time)] | None = None
-    title: Annotated[str, BeforeValidator(decode_text)] | None = None
-    task: Annotated[str, BeforeValidator(decode_text)] | None = None
-    note: Annotated[str, BeforeValidator(decode_text)] | None = None
-    agent_id: Annotated[str, _checked(is_session_id)] | None = None
-    namespace: Annotated[str, _checked(lambda name: is_name(name, 64))] | None = None
-    embedder: _Embedder | None = None
-    rows: dict[str, int]
-
-
 @dataclass(slots=True)
 class _ReadSession:
     session_id: str
     line: int
-    header: _Header
+    header: Line  # the columns of its row
+    counts: Mapping[str, int]  # of its lines, by kind
+    embedder: tuple[str, int] | None
     rows: dict[str, dict[str, Line]] = field(default_factory=lambda: {kind: {} for kind in _TABLES})
     waiting: set[object] = field(default_factory=set)  # trace_ids with a job
 
     @classmethod
     def begin(cls, name: str, number: int, value: Any) -> _ReadSession:
-        try:
-            header = _Header.model_validate(value)
-        except ValidationError as e:
-            where = e.errors()[0]["loc"]
-            raise RecordError(f"its {where[0] if where else 'beginning'} is not valid") from None
-        if header.format > FORMAT:
-            raise RecordError(f"it was written by a newer memory_bank (format {header.format}): upgrade")
-        return cls(name, number, header)
+        given = {
+            "created": time.time(),
+            **{k: v for k, v in _object(value, "beginning").items() if v is not None},
+        }
+        format_: Any = given.get("format")
+        counts = _object(given.get("rows"), "rows")
+        named = _object(given.get("embedder", {}), "embedder")
+        embedder: Any = (named.get("name"), named.get("dimension")) if named else None
+        for what, figures in (("format", [format_]), ("rows", counts.values())):
+            if any(type(n) is not int for n in figures):
+                raise RecordError(f"its {what} is not valid")
+        if embedder and (not is_name(embedder[0], 255) or type(embedder[1]) is not int):
+            raise RecordError("its embedder is not valid")
+        if format_ > FORMAT:
+            raise RecordError(f"it was written by a newer memory_bank (format {format_}): upgrade")
+        return cls(name, number, read_row(_OF_SESSION, given, _decoded), counts, embedder)
 
     def missing(self) -> str:
         for kind, rows in self.rows.items():
-            if len(rows) != (announced := self.header.rows.get(kind, 0)):
+            if len(rows) != (announced := self.counts.get(kind, 0)):
                 return f"it has {len(rows):,} of {announced:,} {kind}s: the file is incomplete or was changed"
         return ""
 
@@ -200,9 +182,9 @@ class _ReadSession:
             if is_trace_id(line[kind].get("trace_id")):
                 self.waiting.add(line[kind]["trace_id"])
             return
-        row = _read_row(_COLUMNS[kind], line[kind])
-        embedder, vector = self.header.embedder, row.get("embedding", b"")
-        usable = embedder is not None and len(vector) == 4 * embedder.dimension
+        row = read_row(_COLUMNS[kind], line[kind], _decoded)
+        vector = row.get("embedding", b"")
+        usable = self.embedder is not None and len(vector) == 4 * self.embedder[1]
         if kind == "insight" and not (usable and np.isfinite(np.frombuffer(vector, "<f4")).all()):
             raise RecordError("its embedding does not have the dimension of its embedder")
         if row.get("mark") in ("pinned", "excluded"):  # of an export before schema 8
@@ -214,27 +196,21 @@ class _ReadSession:
         self.rows[kind][row["trace_id"]] = {"session_id": self.session_id, **row}
 
 
-def _read_row(columns: Iterable[sa.Column[Any]], given: Line) -> dict[str, Any]:
-    """The values of a row as they are stored. Raises RecordError."""
-    row: dict[str, Any] = {}
-    for column in columns:
-        value = given.get(column.name)
-        try:
-            if isinstance(column.type, ExactText):
-                value = decode_text(value)
-            elif isinstance(column.type, Embedding):
-                value = base64.b64decode(str(value), validate=True)
-        except (ValueError, TypeError):
-            raise RecordError(f"its {column.name} is not valid base64") from None
-        row[column.name] = value
-    if wrong := what_is_wrong(columns, row):
-        raise RecordError(wrong)
-    return row
+def _object(value: object, what: str) -> Line:
+    if not isinstance(value, dict):
+        raise RecordError(f"its {what} is not valid")
+    return value
+
+
+def _decoded(kind: Any, value: Any) -> Any:
+    if isinstance(kind, ExactText):
+        return decode_text(value)
+    return base64.b64decode(str(value), validate=True) if isinstance(kind, Embedding) else value
 
 
 def _write_file(database: Database, value: Any, number: int) -> bool | RefusedSession:
     try:
-        row = _read_row(files.c, value if isinstance(value, dict) else {})
+        row = read_row(files.c, _object(value, "value"), _decoded)
         if not row["path"].startswith(f"{ROOT}/") or place_of(row["path"]) != row["path"]:
             raise RecordError("its path is not valid")
         project = MemoryFiles(database, row["project"], namespace=row["namespace"])
@@ -326,7 +302,7 @@ def _write_session(database: Database, session: _ReadSession, model: Embedder | 
     with database.read() as c:
         there = known(c, insights, rows["insight"])
     summaries = [row for row in rows["insight"] if row["trace_id"] not in there]
-    embedder = header.embedder and (header.embedder.name, header.embedder.dimension)
+    embedder = session.embedder
     if summaries and model is not None and embedder and embedder_name(model) != embedder[0]:
         vectors, dimension = embed_all(model, [row["summary"] for row in summaries])
         for row, vector in zip(summaries, vectors, strict=True):
@@ -335,18 +311,14 @@ def _write_session(database: Database, session: _ReadSession, model: Embedder | 
     with database.write() as c:
         if summaries and embedder:
             _bind(c, database, embedder, name)
-        created = time.time() if header.created is None else header.created
-        owners = {"agent_id": header.agent_id, "namespace": header.namespace}
-        new = {"session_id": name, "created": created, "generation": 0, "note": header.note}
-        new |= {"task": header.task, "title": header.title, **owners}
-        is_new = database.insert_new(c, sessions, [new]) == 1
+        is_new = database.insert_new(c, sessions, [{**header, "session_id": name, "generation": 0}]) == 1
         database.lock_session(c, name)
         before = c.execute(sa.select(sessions).where(of_session(sessions)), mine).mappings().one()
-        for what, owner in owners.items():
-            if None not in (before[what], owner) and before[what] != owner:
+        for what in ("agent_id", "namespace"):
+            if None not in (before[what], header[what]) and before[what] != header[what]:
                 other = f"another {what.removesuffix('_id')}"
                 raise RecordError(f"the session belongs to {other} in this bank: import it into another bank")
-        values = {what: before[what] or new[what] for what in ("task", "title", *owners)}
+        values = {what: before[what] or header[what] for what in ("task", "title", "agent_id", "namespace")}
         c.execute(SET_SESSION.values(values), mine)
         stored, there = known(c, records, rows["record"]), known(c, insights, summaries)
         contents: dict[str, Row] = {**known(c, records, summaries)}

@@ -75,9 +75,8 @@ def _users_words(view: View, session: MemoryBankState, room: int) -> str:
     """The user's messages without what clients add, the task and the newest of them; "" where there is none."""
     texts = [persons_text(message_text(m)) for m in view.messages if _is_users(m)]
     said = [t for t in texts if t and not asks_for_summary(t)]
-    task = (
-        session.database.get_task(session.session_id) or view.task
-    )  # the list may hold a request for a summary alone
+    # the list may hold a request for a summary alone
+    task = session.database.get_task(session.session_id) or view.task
     said = [task, *(t for t in said if t != task)] if task else said
     if not said:
         return ""

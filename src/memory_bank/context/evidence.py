@@ -218,8 +218,6 @@ class EvidenceMemory:
         self.places: dict[str, int] = {}  # of each record in the index
         self.notes: dict[int, str] = {}  # by the place of a note, the record with whose call it was said
         self.prices: dict[str, int] = {}  # of each call in its place without output
-        # of the latest step, by what they show
-        self.turns: dict[object, tuple[Interaction, dict[int, Edit]]] = {}
         self._latest = 0  # the index takes interactions in order; a late result joins the latest
 
     def add(self, record: InteractionRecord, note: str = "", anchor: Sequence[str] = ()) -> None:
@@ -336,7 +334,7 @@ class _Chooser:
         self._list_more = min(self.room - self._list_room, int(budget * 0.25))
         # by trace_id: the turn in which a call can stand, and the place of its pair there
         self._at: dict[str, tuple[Interaction, int]] = {}
-        self._made: dict[object, tuple[Interaction, dict[int, Edit]]] = {}
+        self._made: dict[object, dict[int, Edit]] = {}
 
     def _latest_hidden(self, whole: Sequence[Interaction]) -> int:
         """The step of the newest record before the tail that the messages do not show; 0 for none."""
@@ -402,7 +400,6 @@ class _Chooser:
                 selection = self._memory.index.without_last(selection, over)
             else:
                 break
-        self._memory.turns = self._made
         return self.excerpts(text, selection, listed.named | numbers, in_place)
 
     def _newest_of_tools(self, turns: Sequence[Interaction], room: int) -> dict[str, int]:
@@ -437,7 +434,8 @@ class _Chooser:
     def _tokens_alone(self, trace_id: str) -> int:
         """The tokens of a turn that shows one call, and of its output only the outcome."""
         turn, place = self._at[trace_id]
-        edits = self._shorten(turn, {place: self._call(trace_id)}, "")
+        count = self._session.counter.count_message
+        edits = shorten_turn(turn, {place: self._call(trace_id)}, "", count)
         return sum(edit.tokens for edit in edits.values())
 
     def _call(self, trace_id: str) -> ShownCall:
@@ -477,13 +475,11 @@ class _Chooser:
         return in_place, EXCERPTS_HEAD + "".join(elsewhere) if elsewhere else "", numbers
 
     def _shorten(self, turn: Interaction, shown: Mapping[int, ShownCall], note: str) -> dict[int, Edit]:
-        """``shorten_turn``; what the step before made in the same way is taken again."""
+        """``shorten_turn``, once for a turn that shows the same."""
         key = turn.start, frozenset(shown.items()), note
-        known = self._made.get(key) or self._memory.turns.get(key)
-        if known is None or known[0] is not turn:
-            known = turn, shorten_turn(turn, shown, note, self._session.counter.count_message)
-        self._made[key] = known
-        return known[1]
+        if key not in self._made:
+            self._made[key] = shorten_turn(turn, shown, note, self._session.counter.count_message)
+        return self._made[key]
 
 
 class EvidenceReasons(Reasons):

@@ -348,12 +348,18 @@ def _call_fields(given: Any) -> object:
     return given
 
 
+def _usage_fields(given: Any) -> object:  # also of a token usage of another library
+    is_usage = hasattr(given, "input_tokens") and hasattr(given, "output_tokens")
+    return TokenUsage(given.input_tokens, given.output_tokens) if is_usage else given
+
+
 def _check_error(given: object) -> object:
     if given is None or isinstance(given, (str, BaseException)):
         return given
     raise HistoryError("ActionStep.error: give text, or an exception.")
 
 
+Usage = Annotated[TokenUsage | None, BeforeValidator(_usage_fields)]
 Messages = Annotated[tuple[Frozen, ...], LISTED]
 Calls = Annotated[tuple[Annotated[ToolCall, BeforeValidator(_call_fields)], ...], LISTED]
 _READABLE = BeforeValidator(lambda v: {"content": v} if isinstance(v, (str, list, tuple)) else v)
@@ -466,7 +472,7 @@ class PlanningStep(Step):
     texts = ("plan",)
     plan: Text
     timing: Timing | None = None
-    token_usage: TokenUsage | None = None
+    token_usage: Usage = None
     model_input_messages: Messages = ()
     model_output_message: Frozen = None
 
@@ -490,7 +496,7 @@ class ActionStep(Step):
     observations: Observations = ()
     error: Annotated[str | None, PlainValidator(_check_error)] = None
     timing: Timing | None = None
-    token_usage: TokenUsage | None = None
+    token_usage: Usage = None
     is_final: Flag = False
     model_input_messages: Messages = ()
     model_output_message: Frozen = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import islice
 from typing import Any, Literal, NamedTuple
 
@@ -123,24 +123,6 @@ def changes_something(
     if effect is None:
         effect = "write" if _may_change(tool, parse_arguments(arguments)) else "read"
     return effect == "write" and not is_failure(output)
-
-
-def effects_of_tools(tools: Iterable[Mapping[str, Any]]) -> dict[str, Effect]:
-    """The effects that an MCP tool list declares, by tool name, as the setting ``tools`` takes them.
-
-    ``readOnlyHint`` true is a read. ``readOnlyHint`` false and ``destructiveHint`` true are writes. Tools
-    that declare neither are left out: their calls are judged one by one.
-    """
-    found: dict[str, Effect] = {}
-    for tool in tools:
-        name, hints = tool.get("name"), tool.get("annotations")
-        if not isinstance(name, str) or not isinstance(hints, Mapping):
-            continue
-        if hints.get("readOnlyHint") is True:
-            found[name] = "read"
-        elif hints.get("readOnlyHint") is False or hints.get("destructiveHint") is True:
-            found[name] = "write"
-    return found
 
 
 def is_failure(output: str) -> bool:

@@ -34,10 +34,7 @@ OFFERS, OFFERS_SHARE = 150, 0.125  # segments that are packed: so many, and so m
 LINE_LENGTHS = (160, 1300, 1600, 3000)  # budgets from which a call's line takes its next longer form
 MIN_HEADING, MIN_LONG_HEADING = 200, 600  # budgets from which each is shown
 LIST_WORTH = 0.8  # at least, of the next value of a list whose values are used one by one; less of later ones
-LIST_USES, LIST_PAUSE = (
-    3,
-    12,
-)  # values of it that were used, at least, and interactions since the latest, at most
+LIST_USES, LIST_PAUSE = 3, 12  # used values of it, at least, and interactions since the latest, at most
 LIST_AHEAD = 64  # values that are left and have this worth: the nearest to the latest
 LONGEST_REST = 60  # characters of a value that is named without its row
 END_GAP = 2  # tokens of the gap mark at the end of an excerpt

@@ -6,7 +6,7 @@ The model is a logistic one, averaged in log space with small symmetric trees.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,9 +19,8 @@ from memory_bank.selection.tables import NEVER, OWN, Array, EvidenceTables, Tabl
 from memory_bank.selection.values import KINDS, key_words, words_of
 
 Owner = Literal["kind", "key", "source", "shape", "like", "record", "segment"]
-OWNERS: tuple[Owner, ...] = get_args(
-    Owner
-)  # what values have in common, each a column of the values and a table
+OWNERS: tuple[Owner, ...] = get_args(Owner)
+"""What values have in common, each a column of the values and a table."""
 
 
 class CurrentStep:
@@ -355,13 +354,6 @@ class Model:
     mix: float
     copied: Array = field(default_factory=lambda: np.zeros(0, np.float32))
 
-    def linear(self, x: Array) -> Array:
-        """Return the log-odds of the logistic part; x (features, n), result (n,)."""
-        total = np.full(x.shape[1], self.bias, dtype=np.float32)
-        for weight, row in zip(self.weights, x, strict=False):
-            total += weight * row
-        return total
-
     def boosted(self, x: Array) -> Array:
         """Return the log-odds of the trees; x (features, n), result (n,)."""
         trees, depth = self.feature.shape
@@ -380,33 +372,6 @@ class Model:
             return np.zeros(x.shape[1], np.float32)
         odds = self.copied[:-1] @ x + self.copied[-1]
         return np.asarray(1 / (1 + np.exp(-np.clip(odds, -30, 30))))
-
-    def log_odds(self, x: Array) -> Array:
-        """Return the log-odds that the next call needs a value; x (features, n), result (n,)."""
-        if self.mix <= 0 or not len(self.feature):
-            return self.linear(x)
-        return (1 - self.mix) * self.linear(x) + self.mix * self.boosted(x)
-
-
-def save_model(model: Model, path: Path, notes: Mapping[str, object]) -> None:
-    """Write a model to a file as JSON, with the names of its features."""
-    data = {
-        "version": FEATURES_VERSION,
-        "features": FEATURE_NAMES,
-        "weights": [round(float(w), 5) for w in model.weights],
-        "bias": round(model.bias, 5),
-        "base": round(model.base, 5),
-        "mix": model.mix,
-        "feature": model.feature.tolist(),
-        "threshold": [[round(float(t), 5) for t in row] for row in model.threshold],
-        "leaf": [[round(float(t), 4) for t in row] for row in model.leaf],
-        "copied": {
-            "features": COPY_FEATURES if len(model.copied) else (),
-            "weights": [round(float(w), 5) for w in model.copied],
-        },
-        "notes": notes,
-    }
-    path.write_text(json.dumps(data, separators=(",", ":")), encoding="utf-8")
 
 
 def load_model(path: Path = MODEL_FILE) -> Model:

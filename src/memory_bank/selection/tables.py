@@ -16,11 +16,7 @@ from memory_bank.selection.effects import FileAccess
 
 Array = NDArray[Any]
 _RUN = re.compile(r"[^\W_]+")  # what str.isalnum takes: a form stands in a text only with its whole runs
-OWN: dict[val.RecordKind, int] = {
-    "output": 0,
-    "note": 1,
-    "arguments": 2,
-}  # column `own` of the records by their kind
+OWN: dict[val.RecordKind, int] = {"output": 0, "note": 1, "arguments": 2}  # column `own` of the records
 NEVER = -1_000_000  # an interaction before all others: the event has not happened
 
 

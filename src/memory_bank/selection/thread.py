@@ -276,9 +276,7 @@ PLAN_HEAD = f"{Mark.PLAN}\n"
 DECISIONS_HEAD = f"{Mark.WORDS}\n"
 VALUE_CHARS = 32  # of a value in a line that several calls share
 LINE_CHARS = 84  # of the arguments in the line of one call
-MOST_NAMED = (
-    256  # most calls of each kind (changes, look-ups) that the list names; older ones are only counted
-)
+MOST_NAMED = 256  # calls of each kind (changes, look-ups) that the list names; older ones are only counted
 
 _PLAN_TOOL = re.compile(r"to_?-?dos?\b|to_?do_?(?:write|list)|(?:^|_|\b)plan(?:$|_|\b)|checklist", re.I)
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")

@@ -88,9 +88,7 @@ class Leaf(NamedTuple):
         return path
 
 
-_Trail = tuple[
-    "_Trail | None", str | int
-]  # the way to a node: that to its container, and its key or index there
+_Trail = tuple["_Trail | None", str | int]  # the way to a container, and the key or index of a node there
 
 
 def leaves(

@@ -13,19 +13,17 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from memory_bank.transcript.jsontext import compact, plain
 from memory_bank.transcript.messages import MessageKind, call_entry
-from memory_bank.transcript.transcript import is_same
+from memory_bank.transcript.transcript import copy_of, is_same
 
 N = TypeVar("N")
 ChatMessage = dict[str, Any]
 
-WHOLE = (
-    -1
-)  # the number of a chat message's content among its parts, the others of which are its calls, from 0
+WHOLE = -1
+"""The number of a chat message's content among its parts, the others of which are its calls, from 0."""
 ADDED = -2
 """The number of a text that follows the content of a user message, among its parts."""
-KEPT_ROLE = (
-    "item"  # the role of a chat message for what no strategy may leave out and no model reads as a turn
-)
+KEPT_ROLE = "item"
+"""The role of a chat message for what no strategy may leave out and no model reads as a turn."""
 Change = Mapping[int, Any]
 """Other texts for some parts of a message, by number: a content, or the arguments of a call; None: left out."""
 Entry = tuple[int | None, Any]
@@ -75,6 +73,26 @@ Derive = Callable[[Any, Make], list[Placed]]
 def derive_anew(message: Any, make: Make) -> list[Placed]:
     """Call ``make``: the Derive that keeps nothing."""
     return make(message)
+
+
+class Derived:
+    """The Derive of a program's own list, whose messages may change: what is made of one that did is made anew."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[
+            int, tuple[object, list[Placed]]
+        ] = {}  # of each message a copy, and what is made of it
+
+    def __call__(self, message: Any, make: Make) -> list[Placed]:
+        known = self._by_id.get(id(message))
+        if known is None or not is_same(known[0], message):
+            known = self._by_id[id(message)] = copy_of(message), make(message)
+        return known[1]
+
+    def keep(self, messages: Iterable[object]) -> None:
+        """Forget what was made of all other messages."""
+        known = self._by_id
+        self._by_id = {id(m): known[id(m)] for m in messages if id(m) in known}
 
 
 class Wire(Generic[N]):

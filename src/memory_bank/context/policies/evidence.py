@@ -302,9 +302,8 @@ def _evidence(session: MemoryBankState, settings: MemoryBankSettings) -> _Eviden
 def _memory(state: _Evidence, session: MemoryBankState, settings: MemoryBankSettings) -> EvidenceMemory:
     """The session's evidence; made anew where the settings or the order of its records changed."""
     numbers = () if state.memory is None else state.memory.numbers
-    reordered = any(
-        a != b for a, b in zip(numbers, session.steps, strict=False)
-    )  # another process stored between
+    # whether another process stored between
+    reordered = any(a != b for a, b in zip(numbers, session.steps, strict=False))
     made_with = (settings.evidence_model, settings.tools, session.counter.name)
     if state.memory is None or state.made_with != made_with or reordered:
         model = evidence_model(settings.evidence_model)
