@@ -40,11 +40,17 @@ class Policy:
 
 
 def build_context(
-    messages: Sequence[object], session: Session, policy: Policy, tools: Sequence[object] | None = None
+    messages: Sequence[object],
+    session: Session,
+    policy: Policy,
+    tools: Sequence[object] | None = None,
+    *,
+    stores: bool = True,
 ) -> Context:
     """Build the context of the next model call. ``messages`` are never changed.
 
-    ``tools``: those of the call; the context names ``get_record`` only where it is among them.
+    ``tools``: those of the call; the context names ``get_record`` only where it is among them. ``stores``: what is
+    new in the messages is stored.
 
     Raises MessagesError, ConfigError, EmbeddingError, StorageError. Nothing that was stored is lost then, and
     the same call can be made again.
@@ -53,7 +59,8 @@ def build_context(
         session.prepare(policy.bank, policy.llm_client)
         session.record_tool = record_tool(tools)
         view = session.read(messages)
-        session.store(view, insights_later=not policy.reads_insights)
+        if stores:
+            session.store(view, insights_later=not policy.reads_insights)
         context = render(make_plan(view, policy.choose(view, session), session, policy))
         _record_plan(context.plan, session)
         fault_point("step.done")

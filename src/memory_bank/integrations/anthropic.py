@@ -30,7 +30,7 @@ log = logging.getLogger("memory_bank.Integrations")
 
 SESSION_HEADER = "x-memory-session"
 _PATH = "/v1/messages"
-_HELD = (
+_KEPT_BY_PROVIDER = (
     "the provider holds the history (thread), so memory cannot replace it and the request is sent as it is: pass "
     "thread=False to tool_runner"
 )
@@ -128,7 +128,7 @@ class MemoryBankTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         if body.get("thread"):
             if not self._has_warned:
                 self._has_warned = True
-                log.warning("%s", _HELD)
+                log.warning("%s", _KEPT_BY_PROVIDER)
             return None
         messages = _RequestMessages(body["messages"])
         messages.thinking = thinking_rule(body.get("thinking"))

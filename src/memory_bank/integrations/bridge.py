@@ -39,7 +39,7 @@ NO_SESSION = "No tool output is stored in this session yet."
 
 
 @dataclass(slots=True, eq=False)
-class _HeldSession:
+class _OpenSession:
     """A session of a bridge; ``last``: its last list, if the caller has not named it; ``users``: calls in it."""
 
     name: str
@@ -79,7 +79,7 @@ class Bridge(Generic[N]):
         strategy: the key of a strategy; by default the configured one.
         database: a file name or URL for sessions that outlive the process; None keeps them in memory.
         llm_client: the model of summaries, for strategies that ask one.
-        max_sessions: how many sessions are held; the one that was used longest ago is closed for a new one.
+        max_sessions: how many sessions are open; the one that was used longest ago is closed for a new one.
             Its records stay in the database; in memory they are read from the messages when it goes on.
 
     Thread-safe. Raises ConfigError, UnknownStrategyError.
@@ -106,7 +106,7 @@ class Bridge(Generic[N]):
         )
         self.strategy = strategy or self.processor.config.default_strategy
         self.processor.config.strategy(self.strategy)
-        self._sessions: OrderedDict[str, _HeldSession] = OrderedDict()
+        self._sessions: OrderedDict[str, _OpenSession] = OrderedDict()
         self._lock = threading.Lock()
         self._current: ContextVar[str | None] = ContextVar("memory_bank_session", default=None)
         self._offered: Sequence[
@@ -173,8 +173,8 @@ class Bridge(Generic[N]):
                 log.warning("the session of a memory tool's call is not known: %s", e)
                 return None
             with self._lock:
-                held = self._continued(_spoken(messages))
-            session_id = None if held is None else held.name
+                session = self._continued(_spoken(messages))
+            session_id = None if session is None else session.name
         elif session_id is None:
             session_id = self._current.get()
         return None if session_id is None else self.processor.state(self.strategy, session_id)
@@ -230,18 +230,18 @@ class Bridge(Generic[N]):
         """The name of the session that a list belongs to; the session stays open within the block."""
         spoken = None if session_id is not None else _spoken(messages)
         with self._lock:
-            held = self._sessions.get(session_id or "") if spoken is None else self._continued(spoken)
-            if held is None:
-                held = _HeldSession(session_id or f"session-{uuid.uuid4().hex}")
-                self._sessions[held.name] = held
-            self._sessions.move_to_end(held.name)
-            held.users += 1
-            held.last = spoken
+            session = self._sessions.get(session_id or "") if spoken is None else self._continued(spoken)
+            if session is None:
+                session = _OpenSession(session_id or f"session-{uuid.uuid4().hex}")
+                self._sessions[session.name] = session
+            self._sessions.move_to_end(session.name)
+            session.users += 1
+            session.last = spoken
         try:
-            yield held.name
+            yield session.name
         finally:
             with self._lock:
-                held.users -= 1
+                session.users -= 1
                 unused = [h.name for h in self._sessions.values() if not h.users]
                 closed = unused[: max(0, len(self._sessions) - self._max_sessions)]
                 for name in closed:
@@ -249,10 +249,10 @@ class Bridge(Generic[N]):
             for name in closed:
                 self.processor.close(name)
 
-    def _continued(self, spoken: list[ChatMessage]) -> _HeldSession | None:
-        """The session without a name of its own whose last list is the longest beginning of this one."""
+    def _continued(self, spoken: list[ChatMessage]) -> _OpenSession | None:
+        """The unnamed session that this list continues: the one with the longest last list that it begins with."""
         begun = [h for h in self._sessions.values() if h.last is not None and h.last == spoken[: len(h.last)]]
-        return max(begun, key=lambda held: len(held.last or ()), default=None)
+        return max(begun, key=lambda session: len(session.last or ()), default=None)
 
 
 def _spoken(messages: Sequence[ChatMessage]) -> list[ChatMessage]:

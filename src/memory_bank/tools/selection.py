@@ -80,7 +80,7 @@ def parse_exact(text: str) -> Any:
     return None if is_deep(value) else value
 
 
-def _held(text: str) -> Iterator[Any]:
+def _json_values(text: str) -> Iterator[Any]:
     """The JSON values that a text is or holds, the outermost first: between other words, in a frame's member.
 
     Of several values between other words the list is one, too.
@@ -92,7 +92,7 @@ def _held(text: str) -> Iterator[Any]:
         yield value
         value = framed_member(value)
     if isinstance(value, str):
-        yield from _held(value)
+        yield from _json_values(value)
 
 
 def _json_between(text: str) -> Iterator[Any]:
@@ -151,7 +151,7 @@ def select(value: Any, path: str) -> list[PathValue]:
     found = [PathValue("", value)]
     many = False
     for step in parse_path(path):
-        opened = ((f, next(_held(f.value), None) if isinstance(f.value, str) else None) for f in found)
+        opened = ((f, next(_json_values(f.value), None) if isinstance(f.value, str) else None) for f in found)
         found = [f if inner is None else PathValue(f.path, inner) for f, inner in opened]
         next_: list[PathValue] = []
         for f in found:
@@ -255,7 +255,7 @@ def at_path(text: str, path: str | None, write: Callable[[Any], str]) -> PathSel
     if path is None or path.strip() in ("", "$"):
         return PathSelection(text, parse_exact(text))
     found, refused = None, None
-    for value in chain(_held(text), _beside(text, path), _read(text)):
+    for value in chain(_json_values(text), _only_value_at(text, path), _json_as_printed(text)):
         try:
             found = select(value, path)
             break
@@ -272,7 +272,7 @@ def at_path(text: str, path: str | None, write: Callable[[Any], str]) -> PathSel
     return PathSelection("\n".join(f"{f.path} = {write(f.value)}" for f in found), None, found)
 
 
-def _beside(text: str, path: str) -> list[Any]:
+def _only_value_at(text: str, path: str) -> list[Any]:
     """The one JSON value of several in a text that has something at a path; none where none has, or more do."""
     found = []
     for value in islice(_json_between(text), _MOST_TRIED):
@@ -282,7 +282,7 @@ def _beside(text: str, path: str) -> list[Any]:
     return found if len(found) == 1 else []
 
 
-def _read(text: str) -> Iterator[Any]:
+def _json_as_printed(text: str) -> Iterator[Any]:
     """What stands in a text that is JSON in another form: with line numbers, escaped, printed by Python."""
     content = content_of(text)
     value = parse_exact(content.text)
