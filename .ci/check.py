@@ -15,6 +15,11 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1] / "tests"
 FILES = {
+    "cli": (
+        "backup bank_verbs care configurations connect doctor explain files keys mcp observe process "
+        "replay_verb transfer wrong_use"
+    ),
+    "cli/run": "run",
     "service": "sessions shared mcp mcp_agents mcp_files prefix_cache marks",
     "service/api": "api api_records requests values lives",
     "service/operations": "operations metrics telemetry logs observing costs",
@@ -43,7 +48,8 @@ def rooms() -> list[str]:
 
 def tests_of(room: str) -> list[Path]:
     """The files and folders of a room's tests."""
-    above = TESTS / "service" if room.startswith("service") else TESTS
+    folder = room.partition("/")[0]
+    above = TESTS / folder if folder in ("cli", "service") else TESTS
     own = [_file(above, name) for name in FILES[room].split()] if room in FILES else [TESTS / room]
     return [TESTS / "test_layers.py", *own, *(_file(TESTS, n) for n in CONTRACTS.get(room, "").split())]
 

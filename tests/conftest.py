@@ -29,7 +29,8 @@ signal.signal(
 )  # a suite started in the background inherits that it is ignored
 
 LONG = (  # what starts many processes or loads a model: begun first, so that no core waits for it at the end
-    "service/test_page_in_browser", "service/proxy/test_clients", "service/test_shared", "service/proxy/test_fuzz",
+    "cli/test_run", "service/test_page_in_browser", "service/proxy/test_refusals", "integrations/test_prefix",
+    "service/proxy/test_clients", "service/test_shared", "service/proxy/test_fuzz",
     "cli/test_faults", "service/proxy/test_agents", "context/test_strategies", "service/proxy/test_messages",
     "service/test_running", "service/proxy/", "cli/test_observe", "test_docs", "integrations/test_together",
     "service/", "bank/test_scope", "models/test_flag", "test_soak", "cli/", "tools/", "audit/", "benchmarks/",

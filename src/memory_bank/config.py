@@ -415,7 +415,7 @@ class ServiceSettings(Settings):
     sessions_kept: AtLeast1 = 256
     """Most sessions that a worker keeps in memory; others are read from the database when they go on."""
     tokens_kept: AtLeast1 = 4_000_000
-    """Most tokens of history that a worker keeps in memory, about 200 bytes each, or 64 of a request."""
+    """Most tokens of history that a worker keeps in memory; a token takes about 200 bytes, of a request about 64."""
     steps_kept: AtLeast0 = 100
     """Latest steps of a session whose contents are kept for the page, of folds ten times as many; figures stay."""
     allowed_hosts: tuple[str, ...] = ()

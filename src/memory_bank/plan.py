@@ -296,7 +296,7 @@ _FIGURES = (
 class Context(list[Any]):
     """The messages for the next model call, with the plan that they were rendered from.
 
-    ``entries`` has for each the position of the message that it is made of and what is changed, or the new message.
+    ``entries`` has an entry for each message: the position of its source and the edit, or a new message.
     """
 
     def __init__(self, messages: Iterable[Any], plan: Plan, entries: Sequence[Entry]) -> None:

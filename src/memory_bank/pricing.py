@@ -162,7 +162,7 @@ def normal_name(model: str) -> str:
 
 
 def cached_tokens(shared: int, minimum: int = CACHE_MINIMUM) -> int:
-    """Of a request that begins as the one before with ``shared`` tokens, those that a prefix cache holds."""
+    """Tokens that the provider reads from its cache where ``shared`` tokens repeat the request before."""
     return shared if shared >= minimum else 0
 
 

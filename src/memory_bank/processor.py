@@ -30,6 +30,12 @@ from memory_bank.transcript.turns import ADDED, Derived
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
 _ALL: Any = object()
+
+
+class NotSentError(Exception):
+    """Nobody sends the context of a step any more: what it stored stays, and nothing is charged."""
+
+
 Tools = Sequence[object] | None
 OpenState = Callable[..., MemoryBankState]
 M = TypeVar("M")  # a message, in the form of the caller's API
@@ -104,11 +110,13 @@ def _apply(
     tools: Tools,
     form: Form | None = None,
     recorded_as: tuple[str, str | None] | None = None,
+    sends: Callable[[], bool] | None = None,
 ) -> Applied:
     """The context of a strategy; with ``on_storage_error="pass_through"`` the messages, where the database fails.
 
     ``form``: that in which the context leaves; None: as the messages came, also those of Anthropic's Messages API.
     ``recorded_as``: the strategy's key and the model under which the step is recorded; None: whoever calls does that.
+    ``sends``: whether the context is sent; asked before the step is charged.
     """
     began = time.perf_counter()
     check_shape(messages)
@@ -121,6 +129,8 @@ def _apply(
     with session.lock:
         try:
             context, sent = leave(build_context(messages, session, policy, tools), messages, session, form)
+            if sends is not None and not sends():
+                raise NotSentError
             before = session.ledger.sent
             charge_step(context, session)
             if recorded_as and isinstance(session, MemoryBankState) and not session.database.in_memory:
@@ -259,12 +269,13 @@ class MemoryProcessor:
         tools: Tools = None,
         added: int = 0,
         beside: int = 0,
-        recorded: bool = True,
+        sends: Callable[[], bool] | None = None,
     ) -> Applied:
         """As ``apply_strategy``; with a ``form``, for chat messages that were read of it, and are sent in it.
 
-        ``beside``: tokens that are sent beside the messages with memory and without. ``recorded``: the step's figures
-        are recorded in the bank; False for a caller that knows more of them.
+        ``beside``: tokens that are sent beside the messages with memory and without. ``sends``, of a caller that
+        records the step itself, says whether the context is sent; it is asked before the step is charged. Raises
+        NotSentError where it is not.
         """
         key = memory_key or self.config.default_strategy
         settings = self.config.strategy(key)
@@ -274,7 +285,8 @@ class MemoryProcessor:
             price, _ = known_price(self.config.prices, model) or (None, "")
             session.prefix_cache.take_price(price, model)
         session.ledger.added, session.ledger.beside = added, beside
-        applied = _apply(messages, session, policy, tools, form, (key, model) if recorded else None)
+        recorded_as = (key, model) if sends is None else None
+        applied = _apply(messages, session, policy, tools, form, recorded_as, sends)
         if settings.type == "no_strategy" and input_token_count is not None:
             applied = applied._replace(tokens=input_token_count)
         if self.config.loop_detection == "warn":

@@ -132,6 +132,7 @@ def test_a_running_service_is_used_and_goes_on(variables, tmp_path, port):
         serve.wait(20)
 
 
+@pytest.mark.long
 def test_two_at_once_and_a_port_of_another_program(variables, port):
     with socket.create_server(("127.0.0.1", port)) as other:
         other.settimeout(0.1)

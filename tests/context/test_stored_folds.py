@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from tests import blocks
 from tests.chats import call, result, say, system, user
 from tests.contracts.stores import together
+from tests.examples import first_short
 
 from memory_bank import MemoryBankState, MemoryProcessor
 from memory_bank.bank.database import Database
@@ -107,7 +108,7 @@ def alone(tmp_path, rules, lists):
 @pytest.mark.parametrize(
     ("rules", "api", "turns"), [("priced", chat, 60), ("often", messages, 26), ("listed", chat, 24)]
 )
-@pytest.mark.parametrize("how", ["interleaved", "restarted"])
+@pytest.mark.parametrize("how", first_short(["interleaved", "restarted"]))
 def test_three_processes_send_what_one_would(bank_url, tmp_path, rules, api, turns, how):
     lists, turn = steps_of(api(turns)), random.Random(f"{rules} {how}")
     expected = alone(tmp_path, rules, lists)

@@ -19,7 +19,7 @@ from tests.service import serving
 
 from memory_bank.config import Config
 from memory_bank.service.app import Service, create_app
-from memory_bank.service.proxy.routes import Exchange
+from memory_bank.service.proxy.exchange import Exchange
 from memory_bank.testing import ScriptedServer
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]

@@ -13,19 +13,22 @@ from memory_bank.processor import MemoryProcessor
 from memory_bank.service.proxy.body import MessageCache, parse_body
 
 
-def interned(cache, messages):
-    return cache.intern(parse_body(json.dumps({"messages": messages}).encode(), "messages"), "messages")
+def interned(cache, *messages):
+    """The first of some messages as a cache gives it."""
+    body = parse_body(json.dumps({"messages": messages}).encode(), "messages")
+    return cache.intern(body, "messages").value["messages"][0]
 
 
 def test_parsed_messages():
     cache = MessageCache(100_000)
-    interned(cache, [{"role": "tool", "tool_call_id": "c" * 60_000, "content": "x"}] * 2)
-    assert len(cache._by_text) == 1
-    interned(cache, [{"n": n} for n in range(10_000)])  # short ones take more memory than their text
-    assert len(cache._by_text) == len(cache._by_id) <= 100_000 // MessageCache.ENTRY
-    assert 0 <= cache._chars <= 100_000
-    interned(cache, [{"content": "x" * MessageCache.LONGEST}])
-    assert max(map(len, cache._by_text)) < 60_000
+    long = {"role": "tool", "tool_call_id": "c" * 60_000, "content": "x"}
+    first, alive = interned(cache, long), {"n": 0}
+    assert interned(cache, long) is first
+    kept = interned(cache, alive)
+    interned(cache, {"content": "x" * MessageCache.LONGEST})  # takes no place
+    assert interned(cache, alive) is kept and interned(cache, long) is first
+    interned(cache, *({"n": n} for n in range(1, 10_000)))  # short ones take more memory than their text
+    assert interned(cache, alive) is not kept and interned(cache, long) is not first
 
 
 def held_texts(least):

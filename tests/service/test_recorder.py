@@ -16,7 +16,7 @@ from memory_bank.config import Config, load_config
 from memory_bank.errors import StorageError
 from memory_bank.service.page import recorder as recording
 from memory_bank.service.page.recorder import DETAILED, LATEST, Recorder
-from memory_bank.service.proxy.dialects import ChatDialect
+from memory_bank.service.proxy.chat import ChatDialect
 from memory_bank.service.sessions import Sessions
 
 

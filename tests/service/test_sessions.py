@@ -147,7 +147,7 @@ def test_sessions_beyond_the_limit_are_closed_and_go_on_from_the_database(databa
     for name in ("a", "b", "c", "a"):
         made = sessions.rebuild(None, name, CHAT)
     assert made.records == 12
-    assert len(sessions._processor._states) == 2
+    assert sessions.held == 2
     for name in ("a", "b", "c"):
         with sessions.reading(None, name) as state:
             assert state.fact_store.size() == 12
@@ -158,7 +158,7 @@ def test_sessions_of_too_many_tokens_are_closed(database):
     sessions = Sessions(database, configured(tokens_kept=2 * full))
     for name in ("a", "b", "c", "d"):
         sessions.rebuild(None, name, CHAT)
-    assert len(sessions._processor._states) <= 3  # the last is counted when it is done
+    assert sessions.held <= 3  # the last is counted when it is done
     assert sessions.rebuild(None, "a", CHAT).records == 12
 
 

@@ -32,7 +32,7 @@ from memory_bank.errors import (
 
 if TYPE_CHECKING:
     from memory_bank.bank.database import Database
-    from memory_bank.service.proxy.dialects import Provider
+    from memory_bank.service.proxy.api import Provider
 
 _PROGRAMS = {"claude-code": "claude", "codex": "codex", "opencode": "opencode"}
 _ROOM = 2**30  # bytes of a disk below which it is told

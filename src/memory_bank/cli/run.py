@@ -32,7 +32,7 @@ from memory_bank.service.security.proof import CHALLENGE, PROOF, address_of, pro
 
 if TYPE_CHECKING:
     from memory_bank.config import ServiceSettings
-    from memory_bank.service.proxy.dialects import Provider
+    from memory_bank.service.proxy.api import Provider
 
 ADDRESSES = {"OPENAI_BASE_URL": "{url}/v1", "OPENAI_API_BASE": "{url}/v1", "ANTHROPIC_BASE_URL": "{url}"}
 """The variables from which programs take the address of the model's API."""

@@ -40,11 +40,17 @@ class Policy:
 
 
 def build_context(
-    messages: Sequence[object], session: Session, policy: Policy, tools: Sequence[object] | None = None
+    messages: Sequence[object],
+    session: Session,
+    policy: Policy,
+    tools: Sequence[object] | None = None,
+    *,
+    stores: bool = True,
 ) -> Context:
     """Build the context of the next model call. ``messages`` are never changed.
 
-    ``tools``: those of the call; the context names ``get_record`` only where it is among them.
+    ``tools``: those of the call; the context names ``get_record`` only where it is among them. ``stores``: what is
+    new in the messages is stored.
 
     Raises MessagesError, ConfigError, EmbeddingError, StorageError. Nothing that was stored is lost then, and
     the same call can be made again.
@@ -53,7 +59,8 @@ def build_context(
         session.prepare(policy.bank, policy.llm_client)
         session.record_tool = record_tool(tools)
         view = session.read(messages)
-        session.store(view, insights_later=not policy.reads_insights)
+        if stores:
+            session.store(view, insights_later=not policy.reads_insights)
         context = render(make_plan(view, policy.choose(view, session), session, policy))
         _record_plan(context.plan, session)
         fault_point("step.done")
@@ -137,10 +144,12 @@ def _edited_tokens(view: View, choice: Choice) -> int:
 
 def charge_step(context: Context, session: Session) -> None:
     """Add what a step costs to the session's ledger, whose context is sent."""
-    plan, ledger = context.plan, session.ledger
+    plan, ledger, edits = context.plan, session.ledger, context.plan.edits
     came = plan.view.digests[: len(plan.view.messages)]
     sent = [
-        came[position] if position is not None and not change else digest_of(message)
+        digest_of(message)
+        if position is None or (change and position not in edits)
+        else (edits[position].digest if change else came[position])
         for (position, change), message in zip(context.entries, context, strict=True)
     ]
     shared = sum(islice(_message_tokens(context, session.counter), common_length(ledger.sent, sent)))

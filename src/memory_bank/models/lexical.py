@@ -40,7 +40,7 @@ _ESCAPES = re.compile(r"\\[nrtbf\"/\\]")
 
 
 def _table(characters: str) -> bytes:
-    """Of each byte whether it is one of these characters, for ``bytes.translate``."""
+    """A table for ``bytes.translate``: which bytes are among these characters."""
     return bytes(chr(byte) in characters for byte in range(256))
 
 

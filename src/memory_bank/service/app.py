@@ -39,13 +39,15 @@ from memory_bank.service.operations.metrics import Metrics
 from memory_bank.service.operations.telemetry import Telemetry
 from memory_bank.service.page import files
 from memory_bank.service.page.recorder import Answer, Recorder
+from memory_bank.service.proxy.api import Provider
+from memory_bank.service.proxy.apis import DIALECTS
 from memory_bank.service.proxy.body import MessageCache
-from memory_bank.service.proxy.compaction import Seals
-from memory_bank.service.proxy.dialects import DIALECTS, Provider
+from memory_bank.service.proxy.exchange import Exchange
+from memory_bank.service.proxy.flow import handle
 from memory_bank.service.proxy.identity import Identity, canonical_bytes
 from memory_bank.service.proxy.rebuild import CONTINUED, Rebuilder
 from memory_bank.service.proxy.refusals import REFUSED, THINKING_LEFT_OUT
-from memory_bank.service.proxy.routes import Exchange, Proxy
+from memory_bank.service.proxy.shared import Proxy, Seals
 from memory_bank.service.proxy.upstream import Upstream, is_url
 from memory_bank.service.security.access import Keyring, stored_id
 from memory_bank.service.security.gate import AllowedHosts, Gate
@@ -352,7 +354,7 @@ class ProxyEndpoint:
     """The proxy as an endpoint; Starlette calls one that is not a function as an ASGI application."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await scope["app"].state.service.proxy(scope, receive, send)
+        await handle(scope["app"].state.service.proxy, scope, receive, send)
 
 
 class McpEndpoint:

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import copy as copied
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, TypeVar, cast
 
@@ -27,12 +27,16 @@ from memory_bank.bank.session import MemoryBankState, Session
 from memory_bank.bank.steps import CONTROL, StepFigures
 from memory_bank.bank.stores import FactStore
 from memory_bank.config import Config, MemoryBankSettings, NoStrategySettings, StoredSettings
+from memory_bank.context.build import build_context
+from memory_bank.context.gate import leave
+from memory_bank.context.policies import policy_of
+from memory_bank.context.policies.evidence import choose_standing
 from memory_bank.errors import ConfigError, EmbeddingError, NotFoundError, StorageError
 from memory_bank.plan import NO_PLAN, Context, Form, Plan
 from memory_bank.ports import LLMClient, Scope, TokenCounter
 from memory_bank.pricing import Charge, SentContext, Usage
-from memory_bank.processor import MemoryProcessor, change_since
-from memory_bank.service.proxy.dialects import LateError, RequestHistory
+from memory_bank.processor import MemoryProcessor, NotSentError, change_since
+from memory_bank.service.proxy.api import RequestHistory
 from memory_bank.service.security.access import public_name, stored_id, writable_id
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.harness import project_of
@@ -170,7 +174,7 @@ class Sessions:
         beside: str | None = None,
         added: str = "",
         sender: str = "",
-        wanted: Callable[[], bool] = lambda: True,
+        sends: Callable[[], bool] = lambda: True,
     ) -> Rebuilt:
         """Store what is new in the messages, and return the context of the next model call.
 
@@ -180,11 +184,11 @@ class Sessions:
         the model gets; the context names ``get_record`` only where it is among them. ``beside``: what the proxy sends
         besides the messages, such as the client's tools; it counts for the context and for the full history.
         ``added``: what memory itself adds besides the messages, such as its tools. ``sender``: the program that sent
-        the request, as lists group by it. ``wanted``: whether somebody still waits for the context; else no step is
-        recorded.
+        the request, as lists group by it. ``sends``: whether the context is sent, asked once it is built; else no
+        step is recorded or charged.
 
         Raises what MemoryProcessor.apply_strategy and reading the messages raise, ConfigError for an
-        invalid name, and LateError.
+        invalid name, and NotSentError.
         """
         began = time.perf_counter()
         session_id = writable_id(namespace, name)
@@ -214,10 +218,10 @@ class Sessions:
                     tools=tools,
                     added=count(added),
                     beside=count(beside) if beside else 0,
-                    recorded=False,
+                    sends=sends,
                 )
-                if not wanted():  # what was stored stays, and nothing is sent
-                    raise LateError
+                if not sends():  # messages that went through were not asked for
+                    raise NotSentError
                 shown = leaving if form is None else shown
                 state = self._processor.state(key, session_id)
                 plan = None if state is None or state.last_plan is NO_PLAN else state.last_plan
@@ -343,12 +347,39 @@ class Sessions:
             session_id=session_id,
             model=model,
             tools=tools,
-            recorded=False,
+            sends=lambda: True,
         )
         made.messages = seen
         with self._lock:
             self._previews[session_id, key] = made
         return applied.sent if form is not None else _with_own_text(applied.sent, seen, messages)
+
+    def standing(
+        self,
+        namespace: str | None,
+        name: str,
+        messages: list[object],
+        form: Form | None,
+        *,
+        strategy: str | None = None,
+        tools: Sequence[object] | None = None,
+    ) -> Sequence[object] | None:
+        """What the session's newest fold and the messages since make, for a step that cannot wait; None without.
+
+        Nothing is stored, and nothing of the session that this process has open is waited for.
+        """
+        session_id = stored_id(namespace, name)
+        settings = self.config.strategy(strategy or self.strategy)
+        if not isinstance(settings, MemoryBankSettings) or settings.selection != "evidence":
+            return None
+        if self.is_control(session_id):
+            return None
+        seen = self._hidden(messages)
+        policy = replace(policy_of(settings), choose=partial(choose_standing, settings=settings))
+        state = MemoryBankState.open(self.database, session_id, on_waiting=self._queued, fixed=True)
+        context, leaving = leave(build_context(seen, state, policy, tools, stores=False), seen, state, form)
+        written = leaving if form is not None else _with_own_text(context, seen, messages)
+        return None if same_objects(written, messages if form is None else form.source.source) else written
 
     def shortens(self, strategy: str | None) -> bool:
         """Whether a strategy, or the service's own, may leave something out of a context."""
@@ -399,7 +430,7 @@ class Sessions:
         with self._holding(session_id, namespace) as kept:
             if kept.reader is None:
                 made = MemoryBankState.open(
-                    self.database, session_id, namespace=namespace, on_jobs=self._queued, fixed=True
+                    self.database, session_id, namespace=namespace, on_waiting=self._queued, fixed=True
                 )
                 with self._lock:
                     kept.reader = kept.reader or made
@@ -516,7 +547,7 @@ class Sessions:
             session_id,
             agent_id=kept.agent_id,
             namespace=kept.namespace,
-            on_jobs=self._queued,
+            on_waiting=self._queued,
             defer=True,
             fixed=True,
         )

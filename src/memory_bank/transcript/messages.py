@@ -181,7 +181,7 @@ def in_full(tool: str) -> str:
 
 
 def with_hint(text: str, hint: str) -> str:
-    """The text of a context with another ``in_full`` in the place of the one in its first line, if it has one."""
+    """A context's text with another hint in its first line on how to fetch a record; unchanged without a hint."""
     heading, line, rest = text.partition("\n")
     return re.sub(r' \(\S+\("#n"\) returns one in full\)', lambda _: hint, heading) + line + rest
 

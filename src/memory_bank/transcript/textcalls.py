@@ -195,7 +195,7 @@ def joined_calls(calls: Sequence[tuple[str, Any]]) -> tuple[str, str]:
 
 
 def parted_calls(arguments: Any, before: Sequence[Any]) -> list[Any]:
-    """The arguments of each of some joined calls that were ``before``, of those that the one call has now.
+    """Split the edited arguments of joined calls into one text for each call; ``before`` are those before the edit.
 
     Raises KeyError, TypeError or ValueError where they do not have that form.
     """

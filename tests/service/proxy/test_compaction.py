@@ -13,7 +13,7 @@ from tests.service.requests import PATHS, body_of
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.keys import Keys
-from memory_bank.service.proxy.compaction import LOST
+from memory_bank.service.proxy.summaries import LOST
 from memory_bank.testing import Reply, fail, say
 from memory_bank.transcript.events import message_events, message_of
 

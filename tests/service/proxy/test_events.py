@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memory_bank.service.proxy.answers import MOST_BYTES, EventSplitter, read_event, rewrite_event
+from memory_bank.service.proxy.events import MOST_BYTES, EventSplitter, read_event, rewrite_event
 
 ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
 LINES = st.sampled_from(

@@ -23,14 +23,18 @@ from tests.service.tasks import HANDLERS, TOOLS, get_order
 from memory_bank.bank.database import Database
 from memory_bank.config import ServiceSettings, load_config
 from memory_bank.errors import UpstreamError
-from memory_bank.service.proxy.answers import MEMORY_TOOLS, MOST_BYTES
-from memory_bank.service.proxy.body import parse_body
-from memory_bank.service.proxy.dialects import DIALECTS
-from memory_bank.service.proxy.injection import NOT_YET, ROUNDS, Injection
-from memory_bank.service.proxy.rebuild import MemoryResult, ModelRequest
+from memory_bank.service.proxy.api import MEMORY_TOOLS
+from memory_bank.service.proxy.apis import DIALECTS
+from memory_bank.service.proxy.body import MessageCache, parse_body
+from memory_bank.service.proxy.events import MOST_BYTES
+from memory_bank.service.proxy.exchange import ROUNDS, Exchange
+from memory_bank.service.proxy.identity import Identity
+from memory_bank.service.proxy.memory_calls import NOT_YET, answer_memory_calls
+from memory_bank.service.proxy.rebuild import Rebuilder
 from memory_bank.service.proxy.refusals import REFUSED_TOO
+from memory_bank.service.proxy.send import send
+from memory_bank.service.proxy.shared import Proxy, Seals
 from memory_bank.service.proxy.upstream import UpstreamAnswer
-from memory_bank.service.security.access import LOCAL
 from memory_bank.service.sessions import Sessions
 from memory_bank.testing import Reply, call, calls, fail, say
 from memory_bank.transcript.responses import item_errors
@@ -642,7 +646,7 @@ def test_every_answer_is_let_go_of(tmp_path, ending):
     last = {
         "error": Kept(b"{}", plain, 429),
         "breaks": Kept(as_stream({"content": "b"}), sse, breaks=True),
-        "cannot send": UpstreamError("unreachable."),
+        "cannot send": UpstreamError("unreachable.", passing=True),
     }.get(ending) or Kept(as_stream({"content": "b" * 200}, {"content": "c"}), sse)
     script = [Kept(as_stream({"content": "a"} if ending != "at once" else {}, delta), sse), last]
     answers = [a for a in script if isinstance(a, Kept)]
@@ -650,17 +654,22 @@ def test_every_answer_is_let_go_of(tmp_path, ending):
     sessions = Sessions(database, load_config())
     sessions.rebuild(None, "task", MESSAGES)
     data = json.dumps({**PLAIN, "stream": True}).encode()
-    memory = MemoryResult("unchanged", session="task", tools=DIALECTS[0].offer_tools(PLAIN))
-    asked = ModelRequest(DIALECTS[0], LOCAL, parse_body(data, "messages", "tools"), {}, None, memory)
 
-    async def send(*_):
-        answer = script.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+    class Scripted:
+        async def send(self, *_, **_more):
+            answer = script.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    memory = Rebuilder(sessions, Identity(database), 5.0)
+    proxy = Proxy({"openai": Scripted()}, memory, MessageCache(), Seals(database), list, print)
+    exchange = Exchange("POST", dialect=DIALECTS[0], body=parse_body(data, "messages", "tools"))
+    exchange.memory, exchange.session = "unchanged", "task"
+    exchange.tools = DIALECTS[0].offer_tools(PLAIN)
 
     async def main():
-        answer = await Injection(sessions, 5.0, asked, send).answer()
+        answer = await answer_memory_calls(proxy, exchange, await send(proxy, exchange))
         read = b""
         try:
             async for piece in answer.body:

@@ -1,9 +1,10 @@
-"""A step whose memory comes too late: the last context goes with what is new; the late result belongs to nothing."""
+"""A step whose memory comes too late: the last fold goes with what is new; the late result belongs to nothing."""
 
 from __future__ import annotations
 
 import json
 import threading
+import time
 
 import pytest
 import sqlalchemy as sa
@@ -54,6 +55,80 @@ class Slow:
         return getattr(self.sessions, name)
 
 
+class AskedLate:
+    """Sessions whose steps wait before they ask whether their context is sent, or after that."""
+
+    def __init__(self, sessions, before=None, after=0.0):
+        self.sessions, self.before, self.after = sessions, before or threading.Event(), after
+        if before is None:
+            self.before.set()
+
+    def rebuild(self, *args, sends, **kwargs):
+        def asked():
+            self.before.wait(60)
+            is_sent = sends()
+            time.sleep(self.after)
+            return is_sent
+
+        return self.sessions.rebuild(*args, sends=asked, **kwargs)
+
+    def __getattr__(self, name):
+        return getattr(self.sessions, name)
+
+
+def steps_and_paid(p):
+    """The statuses of the session's steps, and what it has paid."""
+    assert p.service.recorder.drain(60)
+    steps = p.ask("/v1/sessions/s/steps").json()["steps"]
+    return [s["status"] for s in steps], p.service.database.extent("s").paid
+
+
+def test_a_step_that_was_given_up_stands_once_and_is_not_charged(tmp_path):
+    bodies = [body_of("chat", [get_order(n) for n in range(count)]) for count in (12, 13)]
+    with scripted([say("ok")] * 9, tmp_path, FOLDS, inject_tools=False) as (_, p):
+        limited(p, 60)
+        post(p.port, PATHS["chat"], bodies[0], NAMED)
+        _, paid = steps_and_paid(p)
+        rebuilder, go = p.service.proxy.rebuilder, threading.Event()
+        rebuilder.sessions, rebuilder.timeout = AskedLate(rebuilder.sessions, go), 0.3
+        came = post(p.port, PATHS["chat"], bodies[1], NAMED)
+        assert came.header(b"x-memory-reason").startswith(b"timeout")
+        go.set()
+        until(lambda: not rebuilder.hanging)
+        assert steps_and_paid(p) == (["rebuilt", "failed"], paid)
+        with p.service.sessions.reading(None, "s") as state:
+            assert state.fact_store.size() == 13  # what came is kept
+
+
+def test_a_step_that_has_begun_to_be_sent_is_waited_for(tmp_path):
+    body = body_of("chat", [get_order(n) for n in range(12)])
+    with scripted([say("ok")] * 9, tmp_path, FOLDS, inject_tools=False) as (_, p):
+        limited(p, 0.5)
+        rebuilder = p.service.proxy.rebuilder
+        rebuilder.sessions = AskedLate(rebuilder.sessions, after=1.0)
+        came = post(p.port, PATHS["chat"], body, NAMED)
+        assert (came.header(b"x-memory-status"), came.header(b"x-memory-reason")) == (b"rebuilt", None)
+        assert steps_and_paid(p)[0] == ["rebuilt"]
+
+
+@apis
+def test_a_late_step_of_another_process_begins_as_the_one_before(tmp_path, api):
+    key = key_of(api)
+    bodies = [body_of(api, [get_order(n) for n in range(count)]) for count in (12, 13)]
+    with (
+        scripted([say("ok")] * 9, tmp_path, FOLDS, inject_tools=False) as (server, first),
+        scripted([say("ok")] * 9, tmp_path, FOLDS, inject_tools=False) as (other, second),
+    ):
+        limited(first, 60)
+        limited(second, 2.0)
+        post(first.port, PATHS[api], bodies[0], NAMED)
+        with locked(tmp_path / "bank.db"):
+            came = post(second.port, PATHS[api], bodies[1], NAMED)
+        assert came.header(b"x-memory-reason").endswith(b": " + CONTINUED.encode())
+        before, sent = (unmarked(s.requests[0].body[key]) for s in (server, other))
+        assert sent == [*before, *bodies[1][key][len(bodies[0][key]) :]]
+
+
 def names(tmp_path):
     database = Database(tmp_path / "bank.db")
     try:
@@ -63,7 +138,7 @@ def names(tmp_path):
 
 
 @apis
-def test_a_late_step_sends_the_last_context_and_what_is_new(tmp_path, api):
+def test_a_late_step_sends_the_last_fold_and_what_is_new(tmp_path, api):
     key = key_of(api)
     bodies = [body_of(api, [get_order(n) for n in range(count)]) for count in range(12, 17)]
     with scripted([say("ok")] * 9, tmp_path, FOLDS, inject_tools=False) as (server, p):
@@ -77,18 +152,16 @@ def test_a_late_step_sends_the_last_context_and_what_is_new(tmp_path, api):
                 assert came.status == 200
                 assert came.header(b"x-memory-status") == b"rebuilt"
                 assert came.header(b"x-memory-reason").endswith(b": " + CONTINUED.encode())
-                sent = server.requests[-1].body[key]
-                before = server.requests[-2].body[key]
+                sent = unmarked(server.requests[-1].body[key])
+                before = unmarked(server.requests[-2].body[key])
                 new = bodies[number][key][len(bodies[number - 1][key]) :]
                 assert sent == [*before, *new]
                 assert len(json.dumps(sent)) < len(json.dumps(bodies[number][key])) / 2
             late.timeout = 60
-        until(lambda: not (late._stuck or late._share(None).is_paused))
+        until(lambda: not (late.hanging or late._share(None).is_paused))
         came = post(p.port, PATHS[api], bodies[4], NAMED)
         assert (came.header(b"x-memory-status"), came.header(b"x-memory-reason")) == (b"rebuilt", None)
-        assert unmarked(server.requests[-1].body[key])[: len(sent)] == unmarked(
-            sent
-        )  # the fold is that of before
+        assert unmarked(server.requests[-1].body[key])[: len(sent)] == sent  # the fold is that of before
         assert server.refused == []
         assert p.service.recorder.drain(60)
         steps = p.ask("/v1/sessions/s/steps").json()["steps"]
@@ -167,7 +240,7 @@ def test_a_late_result_begins_no_session_that_no_client_sent(tmp_path, named):
         assert any("still at work" in line for line in p.lines)
         rebuilder.timeout = 60
         go.set()
-        until(lambda: not rebuilder._stuck)
+        until(lambda: not rebuilder.hanging)
         for body in bodies[4:]:
             came = post(p.port, PATHS["chat"], body, *headers)
             assert came.header(b"x-memory-status") != b"failed"

@@ -13,7 +13,7 @@ from tests.service.proxied import RawUpstream, chunked, post, proxied, scripted,
 from tests.service.requests import body_of
 from tests.service.tasks import HANDLERS, STEPS, SYSTEM, TASK, TOOLS, script
 
-from memory_bank.service.proxy.answers import EventSplitter
+from memory_bank.service.proxy.events import EventSplitter
 from memory_bank.service.proxy.refusals import THINKING_LEFT_OUT
 from memory_bank.testing import Reply, ScriptedServer, call, fail, say
 from memory_bank.transcript.anthropic import cache_marks, from_anthropic, marks_beside, message_errors

@@ -18,11 +18,11 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.maintenance import purge, verify
 from memory_bank.bank.stores import InsightStore
 from memory_bank.errors import EmbeddingError
+from memory_bank.service.proxy.apis import DIALECTS
 from memory_bank.service.proxy.body import parse_body
-from memory_bank.service.proxy.dialects import DIALECTS
+from memory_bank.service.proxy.exchange import Exchange
 from memory_bank.service.proxy.identity import Identity
-from memory_bank.service.proxy.rebuild import THREADS, ModelRequest, Rebuilder
-from memory_bank.service.security.access import LOCAL, Caller
+from memory_bank.service.proxy.rebuild import THREADS, Rebuilder
 from memory_bank.service.sessions import Sessions
 
 CHAT = DIALECTS[0]
@@ -140,10 +140,13 @@ def test_a_loop_is_told_once_the_context_is_there(configured, caplog):
     sessions.close()
 
 
-def asked(memory, count, **headers):
+async def asked(memory, count, namespace=None, **headers):
+    """A request after so many calls, once memory is done with it."""
     body = parse_body(json.dumps({"messages": conversation(count)}).encode(), "messages", "tools")
-    request = ModelRequest(CHAT, LOCAL, body, {"x-memory-session": "s", **headers}, "key")
-    return memory.rebuild(request)
+    given = {"x-memory-session": "s", **headers}
+    exchange = Exchange("POST", namespace, CHAT, body=body, client_headers=given, upstream_key="key")
+    await memory.rebuild(exchange)
+    return exchange
 
 
 def test_what_was_put_off_is_done_soon(configured):
@@ -156,7 +159,7 @@ def test_what_was_put_off_is_done_soon(configured):
         await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
         return told
 
-    assert asyncio.run(run()).status == "unchanged"
+    assert asyncio.run(run()).memory == "unchanged"
     assert len(summaries(database)) == 3
     sessions.close()
 
@@ -205,9 +208,9 @@ def test_one_who_leaves_while_others_wait_for_a_thread(configured):
         return done, await asked(memory, 13)
 
     done, last = asyncio.run(run())
-    assert {d.status for d in done[1::2]} == {"rebuilt"}
+    assert {d.memory for d in done[1::2]} == {"rebuilt"}
     assert all(isinstance(d, asyncio.CancelledError) for d in done[::2])
-    assert last.status == "rebuilt"
+    assert last.memory == "rebuilt"
     sessions.close()
 
 
@@ -227,17 +230,12 @@ def test_slow_steps_of_a_key_pause_memory_for_that_key_alone(configured):
     sessions = Sessions(Database(""), configured())
     identity = _Hanging("slow")
     memory = Rebuilder(sessions, identity, 0.2)
-    body = parse_body(json.dumps({"messages": conversation(2)}).encode(), "messages", "tools")
-
-    async def ask(namespace):
-        request = ModelRequest(CHAT, Caller(namespace=namespace), body, {}, None)
-        return await memory.rebuild(request)
 
     async def main():
-        first = await asyncio.gather(*(ask("slow") for _ in range(THREADS)))
-        again = await ask("slow")
+        first = await asyncio.gather(*(asked(memory, 2, "slow") for _ in range(THREADS)))
+        again = await asked(memory, 2, "slow")
         memory.timeout = 60
-        return first, again, await ask("other")
+        return first, again, await asked(memory, 2, "other")
 
     first, again, other = asyncio.run(_within(main, identity.go))
     # half of them had their turn at once, the last of those that had waited for it are not let through
@@ -245,7 +243,7 @@ def test_slow_steps_of_a_key_pause_memory_for_that_key_alone(configured):
     assert again.reason == "paused"
     assert sum(memory.without("slow").values()) == THREADS + 1
     assert memory.without("other") == {}
-    assert (other.status, other.reason) == ("passed", "nothing to remember yet")
+    assert (other.memory, other.reason) == ("passed", "nothing to remember yet")
 
 
 class _Slow:
@@ -259,25 +257,24 @@ class _Slow:
         time.sleep(self.seconds)
 
 
-def test_waiting_for_others_is_no_timeout_and_sessions_that_have_begun_come_first(configured):
-    """Twice what the threads can do within the limit: no request of a session that has begun goes without."""
+def test_waiting_for_others_is_no_timeout_for_a_session_that_has_begun(configured):
+    """Twice what the threads can do within the limit: a request of a new session goes without, and no other."""
     sessions = Sessions(Database(""), configured())
     identity = _Slow(0.2)
     memory = Rebuilder(sessions, identity, 1.0)
 
     async def run():
-        first = [asked(memory, 3, **{"x-memory-session": f"a{n}"}) for n in range(THREADS)]
+        begun = [asked(memory, 3, **{"x-memory-session": f"b{n}"}) for n in range(11 * THREADS)]
         new = [asked(memory, 1, **{"x-memory-session": f"new{n}"}) for n in range(10)]
-        begun = [asked(memory, 3, **{"x-memory-session": f"b{n}"}) for n in range(10 * THREADS)]
-        done = await asyncio.gather(*first, *new, *begun)
-        return done[THREADS : THREADS + 10], done[THREADS + 10 :], await asked(memory, 1)
+        done = await asyncio.gather(*begun, *new)
+        return done[-10:], done[:-10], await asked(memory, 1)
 
     new, begun, later = asyncio.run(run())
-    assert {r.status for r in begun} == {"passed"}
+    assert {r.memory for r in begun} == {"passed"}
     assert {r.reason for r in new} == {"overloaded"}
     assert memory.without(None) == memory.check()["without_memory"] == {"overloaded": 10}
     assert not any(name.startswith("new") for name in identity.asked)
-    assert later.status == "passed"  # the next time it is taken
+    assert later.memory == "passed"  # the next time it is taken
     assert memory.trouble(None) is None
 
 

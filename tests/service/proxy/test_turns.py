@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from tests.service.proxy.test_events import cut
 
 from memory_bank.models.usage import add_usage
-from memory_bank.service.proxy.answers import MEMORY_TOOLS, MOST_BYTES, EventSplitter, read_event
-from memory_bank.service.proxy.dialects import ChatDialect, ResponsesDialect, valid_arguments
+from memory_bank.service.proxy.api import MEMORY_TOOLS, valid_arguments
+from memory_bank.service.proxy.chat import ChatDialect
+from memory_bank.service.proxy.events import MOST_BYTES, EventSplitter, read_event
+from memory_bank.service.proxy.responses import ResponsesDialect
 from memory_bank.testing import Reply, ScriptedServer
 from memory_bank.tools import ToolAnswer
 

@@ -129,6 +129,17 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     return replace(base, unchanged=why)
 
 
+def choose_standing(view: View, session: MemoryBankState, *, settings: MemoryBankSettings) -> Choice:
+    """The session's newest fold that fits, and what came since, however long that is; without one all messages."""
+    state = _evidence(session, settings)
+    base = Choice(role=settings.memory_role, edits=_shortened_tail(view, session, settings.shorten_last))
+    fold = _stored_fold(state, view, session.last_fold)
+    if fold is None:
+        return replace(base, unchanged=SHORT)
+    stands = _choice(fold, base, _foldable(view, fold.past), view, session, state)
+    return replace(stands, may_cost_more=True)
+
+
 def _make_fold(
     view: View,
     session: MemoryBankState,

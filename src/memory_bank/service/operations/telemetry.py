@@ -29,7 +29,7 @@ except ImportError:
     raise MissingExtraError("the service (opentelemetry-api)", "service") from None
 
 if TYPE_CHECKING:
-    from memory_bank.service.proxy.routes import Exchange
+    from memory_bank.service.proxy.exchange import Exchange
 
 Headers = Iterable[tuple[bytes, bytes]]
 

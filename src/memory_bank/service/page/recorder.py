@@ -18,8 +18,9 @@ from memory_bank.bank.session import MemoryBankState, Session
 from memory_bank.bank.steps import StepFigures, StepToStore, add_steps, packed
 from memory_bank.errors import StorageError
 from memory_bank.plan import Context, Decision, Fate, Plan
-from memory_bank.service.proxy.answers import EventSplitter, as_object, parse_object
-from memory_bank.service.proxy.dialects import Dialect
+from memory_bank.service.proxy.api import Dialect
+from memory_bank.service.proxy.body import as_object, parse_object
+from memory_bank.service.proxy.events import EventSplitter
 from memory_bank.service.sessions import Rebuilt
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import calls_of, content_text, read, result_of

@@ -234,6 +234,24 @@ def render_array(body: Body, member: str, new: Sequence[object]) -> str:
     return f"[{','.join(parts)}]"
 
 
+def as_object(value: object) -> JsonObject:
+    """The value if it is a JSON object, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def parse_object(data: bytes) -> JsonObject:
+    """The JSON object in an answer, an empty one where there is none."""
+    try:
+        return as_object(json.loads(data))
+    except (ValueError, RecursionError):
+        return {}
+
+
+def objects_of(value: object) -> list[JsonObject]:
+    """The JSON objects in a value, if it is a list."""
+    return [v for v in value if isinstance(v, dict)] if isinstance(value, list) else []
+
+
 @dataclass(slots=True, eq=False)
 class _CachedMessage:
     """A message and the results that were computed from it, by kind."""

@@ -1,4 +1,4 @@
-"""Which session a request belongs to: the one that its messages continue, of those of the name that a client gives.
+"""Finds the session that a request continues, by its messages. A name that the client gives limits the choice.
 
 Every request stores the digest of its messages with its session. The session's ``head`` is the digest of the
 messages up to the end of the last interaction. A list of messages
@@ -37,9 +37,9 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.lineage import ForkPoint, KnownDigest, Lineage, LineageEntry
 from memory_bank.bank.rows import is_session_id
 from memory_bank.errors import ConfigError, StorageError
+from memory_bank.processor import NotSentError
 from memory_bank.records import content_key
-from memory_bank.service.proxy.answers import objects_of
-from memory_bank.service.proxy.dialects import LateError
+from memory_bank.service.proxy.body import objects_of
 from memory_bank.service.security.access import LONGEST_NAME, public_name, stored_id, writable_id
 from memory_bank.service.security.secrets import known_form
 from memory_bank.transcript.harness import SUMMARY_OPENINGS
@@ -108,7 +108,7 @@ class Identity:
         ``records``: False only looks the session up and stores nothing. ``wanted``: whether somebody still waits for
         the request; later ones may have arrived otherwise, and it begins no fork beside them.
 
-        Raises ConfigError for an invalid name, StorageError, LateError.
+        Raises ConfigError for an invalid name, StorageError, NotSentError.
         """
         named = named_session(namespace, headers, body, messages, asks_summary)
         if named is None and compacted is not None:
@@ -224,7 +224,7 @@ class _Search:
         if not self.records:
             return SessionMatch("count_tokens", "new")  # a name that is never stored
         if not self.wanted() and (fork is not None or self.key not in (None, name)):
-            raise LateError
+            raise NotSentError
         if not lineage.begin(stored_id(self.namespace, name), self.namespace, entry, fork):
             return None
         if fork is not None:

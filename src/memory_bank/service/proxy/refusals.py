@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 from memory_bank.errors import UpstreamError
-from memory_bank.service.proxy.answers import EventKind, EventSplitter, as_object, parse_object
-from memory_bank.service.proxy.body import JsonObject
-from memory_bank.service.proxy.dialects import Dialect
+from memory_bank.service.proxy.api import Dialect, EventKind
+from memory_bank.service.proxy.body import JsonObject, as_object, parse_object
+from memory_bank.service.proxy.events import EventSplitter
 from memory_bank.service.proxy.upstream import UpstreamAnswer, after
+
+log = logging.getLogger("memory_bank.Service")
 
 TEMPORARY = frozenset({401, 402, 407, 408, 429, 529})
 """Statuses that say nothing of the request's contents: the client's own request would get them as well."""
@@ -111,6 +114,15 @@ class SessionRefusals:
             self.left -= 1
             return REFUSED
         return REFUSES_ALL if self.in_vain >= IN_VAIN else None
+
+    def accepts(self, memory: str, session: str | None, *, with_tools: bool, hides: bool) -> None:
+        """Note that upstream took a request that memory changed, ``with_tools`` of its own and maybe hidden turns."""
+        self.in_vain = 0
+        if memory == "rebuilt" and self.pause and not self.accepted:
+            log.info("upstream accepted a context: session %s has memory again", session)
+        self.tools = self.tools or with_tools
+        if not hides:
+            self.accepted.add(memory)
 
     def fails(self, failure: FailedAnswer | None) -> None:
         """Note that upstream refused a request as it came, too. One that is not down is asked with memory again."""

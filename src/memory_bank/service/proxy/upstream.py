@@ -22,8 +22,8 @@ from memory_bank.errors import (
     UpstreamError,
 )
 from memory_bank.models.usage import NO_USAGE, ReportedUsage, merge_usage, read_usage, usages_of
-from memory_bank.service.proxy.answers import MOST_BYTES, as_object
-from memory_bank.service.proxy.body import JsonObject
+from memory_bank.service.proxy.body import JsonObject, as_object
+from memory_bank.service.proxy.events import MOST_BYTES
 from memory_bank.service.security.access import own_key
 from memory_bank.service.security.gate import is_loopback
 

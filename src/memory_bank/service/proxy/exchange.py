@@ -1,0 +1,134 @@
+"""A request and its answer, from arrival to record: what every step of the proxy reads and changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from memory_bank.models.usage import NO_USAGE, ReportedUsage
+from memory_bank.ports import TokenCounter
+from memory_bank.service.proxy.api import Dialect, Provider
+from memory_bank.service.proxy.body import Body, JsonObject, render_body
+from memory_bank.service.proxy.upstream import Headers, UsageReader
+from memory_bank.service.sessions import Rebuilt
+from memory_bank.transcript.tokens import open_counter
+
+ROUNDS = 8
+"""Hidden turns of one request; after them the memory tools are no longer offered."""
+
+
+@dataclass(slots=True, eq=False)
+class Exchange:
+    """A request and its answer. What is recorded of it has no keys, and no contents but ``kept``.
+
+    ``dialect``: the API, None for what only passes; ``provider``, ``path`` and ``query`` say where it goes. ``body``
+    is the request's, without members if it cannot be edited; ``headers`` are those for upstream, ``client_headers``
+    those that came, and ``compacted`` is the session that a compaction item of ours in it names.
+
+    ``memory`` says what memory did (rebuilt, unchanged, passed, failed, answered; "" where it has nothing to do),
+    ``reason`` why, without contents. ``arrays``: the members that memory changed; ``tools``: the request's with the
+    memory tools, where these are added. ``hidden``: turns that called memory, with their results, which the client
+    does not see. ``step``: the step that the request is recorded as.
+
+    Tokens are those that memory counts: ``full_tokens`` of the request as it came, ``context_tokens`` of what memory
+    makes of it, ``tool_tokens`` and ``hidden_tokens`` of the rest, ``tokens`` of all that was sent upstream (None
+    where nothing was counted), ``answered_tokens`` of what upstream did not refuse. ``usage``: what was reported of
+    the answers to that, hidden turns included, as ``readers`` find it.
+
+    ``outcome``: upstream has ``broken_off`` its answer or is ``unreachable``, the service has ``refused`` the
+    request, or has ended or failed (``aborted``). ``trouble``: why there is no answer, or only a part of one.
+    ``seconds``: until the last byte of the answer's body. ``kept``: the beginning of the answer.
+    """
+
+    method: str
+    namespace: str | None = None
+    dialect: Dialect | None = field(default=None, repr=False)
+    provider: Provider = "openai"
+    path: bytes = field(default=b"", repr=False)
+    query: bytes = field(default=b"", repr=False)
+    headers: Headers = field(default_factory=list, repr=False)
+    client_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    upstream_key: str | None = field(default=None, repr=False)
+    body: Body = field(default_factory=lambda: Body(b""), repr=False)
+    received_bytes: int = 0
+    model: str | None = None
+    streamed: bool = False
+    compacted: str | None = None
+
+    memory: Literal["", "rebuilt", "unchanged", "passed", "failed", "answered"] = ""
+    reason: str | None = None
+    session: str | None = None
+    step: Rebuilt | None = field(default=None, repr=False)
+    arrays: Mapping[str, Sequence[object]] = field(default_factory=dict, repr=False)
+    tools: list[object] | None = field(default=None, repr=False)
+    hidden: list[object] = field(default_factory=list, repr=False)
+    rounds: int = 0
+    fetched: int = 0
+    context_tokens: int | None = None
+    full_tokens: int | None = None
+    tool_tokens: int = 0
+    hidden_tokens: int = 0
+
+    tokens: int | None = None
+    answered_tokens: int = 0
+    readers: list[UsageReader] = field(default_factory=list, repr=False)
+    usage: ReportedUsage = NO_USAGE
+    status: int | None = None
+    outcome: Literal["complete", "client_gone", "broken_off", "unreachable", "refused", "aborted"] = "aborted"
+    trouble: str | None = field(default=None, repr=False)
+    seconds: float = 0.0
+    kept: bytearray = field(default_factory=bytearray, repr=False)
+
+    @property
+    def route(self) -> str:
+        """The API's name in metrics and traces, "other" for what only passes."""
+        return "other" if self.dialect is None else self.dialect.route
+
+    @property
+    def api(self) -> Dialect:
+        """The API of a model request."""
+        assert self.dialect is not None
+        return self.dialect
+
+    @property
+    def value(self) -> JsonObject:
+        """The members of its body."""
+        return self.body.value
+
+    @property
+    def counter(self) -> TokenCounter:
+        """What counts its tokens."""
+        return open_counter() if self.step is None else self.step.counter
+
+    @property
+    def may_hide(self) -> bool:
+        """Whether memory tools are offered, and another turn that calls them may be hidden."""
+        return self.tools is not None and self.rounds < ROUNDS
+
+    @property
+    def added_tokens(self) -> int:
+        """The tokens that memory adds to its context: those of its tools and of the hidden turns."""
+        return self.hidden_tokens + (self.tool_tokens if self.may_hide else 0)
+
+    def render(self) -> bytes:
+        """The body for upstream, with what memory changed in it. Raises BodyError."""
+        arrays, key = dict(self.arrays), self.api.key
+        if self.may_hide and self.tools:
+            arrays["tools"] = self.tools
+        if self.hidden:
+            arrays[key] = [*arrays.get(key, self.value.get(key) or ()), *self.hidden]
+        return render_body(self.body, arrays)
+
+    def passes(self, reason: str | None) -> None:
+        """Note that memory has nothing to do, and why."""
+        self.memory, self.reason = "passed", reason
+
+    def goes_as_it_came(self, reason: str) -> None:
+        """Take back what memory changed of the request."""
+        is_built = self.memory in ("rebuilt", "unchanged")
+        if is_built or self.reason is None:
+            self.reason = reason
+        if is_built:
+            self.memory = "unchanged"
+        self.arrays, self.tools, self.context_tokens = {}, None, self.full_tokens

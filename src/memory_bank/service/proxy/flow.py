@@ -1,0 +1,219 @@
+"""The path of a proxied request, from arrival to record: ``handle``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import string
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from functools import reduce
+from urllib.parse import quote
+
+from anyio import CancelScope, to_thread
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
+
+from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
+from memory_bank.models.usage import ReportedUsage
+from memory_bank.service.failures import failure
+from memory_bank.service.proxy import clearing
+from memory_bank.service.proxy.apis import DIALECTS
+from memory_bank.service.proxy.body import Body, decompressed, parse_body, without_member
+from memory_bank.service.proxy.clearing import CONTEXT_MANAGEMENT
+from memory_bank.service.proxy.exchange import Exchange
+from memory_bank.service.proxy.memory_calls import answer_memory_calls
+from memory_bank.service.proxy.refusals import REFUSED
+from memory_bank.service.proxy.send import send
+from memory_bank.service.proxy.shared import Proxy
+from memory_bank.service.proxy.summaries import expand, finish_summary, own_summary
+from memory_bank.service.proxy.upstream import (
+    Headers,
+    UpstreamAnswer,
+    credential_of,
+    request_headers,
+)
+from memory_bank.service.security.access import caller_of
+from memory_bank.service.threads import in_thread_if_large
+
+log = logging.getLogger("memory_bank.Service")
+
+KEPT_BYTES = 2**20
+"""Bytes of an answer that are kept until it is recorded."""
+
+
+async def handle(proxy: Proxy, scope: Scope, receive: Receive, respond: Send) -> None:
+    """Answer a request, until its answer is complete or one side gives up, and record it.
+
+    The body of a model request gets the context from memory; everything else, and the answer, passes byte by
+    byte. A changed request that upstream refuses is sent once as it came. If that is accepted, the session goes
+    without memory for some requests (SessionRefusals); else nothing changes. See ``send``.
+    """
+    incoming = Request(scope, receive)
+    exchange = Exchange(scope["method"], caller_of(incoming).namespace)
+    began, gone, body_was_read = time.perf_counter(), CancelScope(), asyncio.Event()
+    watcher = asyncio.create_task(_watch_client(receive, body_was_read, gone))
+    try:
+        with gone:
+            stream = _stream(exchange, incoming, body_was_read)
+            _read_head(proxy, exchange, incoming)
+            if exchange.dialect is None:
+                answer = await _pass_on(proxy, exchange, stream)
+            else:
+                await _read_body(proxy, exchange, incoming, stream)
+                await _build(proxy, exchange)
+                answer = await own_summary(proxy, exchange) or await send(proxy, exchange)
+                answer = await answer_memory_calls(proxy, exchange, answer)
+                answer = await finish_summary(proxy, exchange, answer)
+                answer.headers += _told(exchange)
+            await _relay(exchange, answer, respond)
+        if gone.cancelled_caught:
+            exchange.outcome = "client_gone"
+    except ClientDisconnect:
+        exchange.outcome = "client_gone"
+    except MemoryBankError as e:
+        exchange.trouble = str(e)
+        if exchange.status is not None and isinstance(e, UpstreamError):
+            exchange.outcome = "broken_off"  # the server closes the client's connection too
+            log.warning("%s", e)
+            return
+        exchange.outcome = "unreachable" if isinstance(e, UpstreamError) else "refused"
+        exchange.status = failure(e)[0]
+        raise
+    finally:
+        watcher.cancel()
+        exchange.seconds = time.perf_counter() - began
+        if exchange.readers:
+            exchange.usage = reduce(ReportedUsage.plus, (reader.report() for reader in exchange.readers))
+        if exchange.model is not None:
+            exchange.model = proxy.rebuilder.sessions.redacted_text(exchange.model)
+        proxy.record(exchange)
+
+
+async def _watch_client(receive: Receive, body_was_read: asyncio.Event, gone: CancelScope) -> None:
+    """Cancel the work for a client that disconnects after its request was read."""
+    await body_was_read.wait()
+    with suppress(MemoryBankError):  # a limit of the body's size
+        while (await receive())["type"] != "http.disconnect":
+            pass
+    gone.cancel()
+
+
+async def _stream(
+    exchange: Exchange, incoming: Request, body_was_read: asyncio.Event
+) -> AsyncIterator[bytes]:
+    """The body of a request as it arrives. Raises ClientDisconnect."""
+    try:
+        async for chunk in incoming.stream():
+            if chunk:
+                exchange.received_bytes += len(chunk)
+                yield chunk
+    finally:
+        body_was_read.set()
+
+
+def _read_head(proxy: Proxy, exchange: Exchange, incoming: Request) -> None:
+    """Take the API and the headers of a request, and where it goes. Raises NotAuthorizedError."""
+    scope = incoming.scope
+    path = scope["path"].removeprefix("/v1")
+    if scope["method"] == "POST":
+        exchange.dialect = next((d for d in DIALECTS if d.path == path), None)
+    if exchange.dialect is not None:
+        exchange.provider = exchange.dialect.provider
+    elif path.startswith("/messages/") or "anthropic-version" in incoming.headers:
+        exchange.provider = "anthropic"
+    key_header = b"x-api-key" if exchange.provider == "anthropic" else b"authorization"
+    exchange.headers = request_headers(scope["headers"], proxy.upstreams[exchange.provider].key, key_header)
+    raw: bytes = scope.get("raw_path") or b""
+    raw = raw if raw.startswith(b"/v1/") else quote(scope["path"]).encode()
+    exchange.path, exchange.query = raw.removeprefix(b"/v1"), scope["query_string"]
+
+
+async def _pass_on(proxy: Proxy, exchange: Exchange, stream: AsyncIterator[bytes]) -> UpstreamAnswer:
+    """Upstream's answer to a request that asks for no turn of a model."""
+    has_body = any(name in (b"content-length", b"transfer-encoding") for name, _ in exchange.headers)
+    body = stream if has_body else b"".join([chunk async for chunk in stream])
+    upstream, headers = proxy.upstreams[exchange.provider], proxy.add_trace(exchange.headers)
+    return await upstream.send(exchange.method, exchange.path, headers, body, query=exchange.query)
+
+
+async def _read_body(
+    proxy: Proxy, exchange: Exchange, incoming: Request, stream: AsyncIterator[bytes]
+) -> None:
+    """Take the body of a model request. Where it cannot be edited, its reason says so."""
+    data = b"".join([chunk async for chunk in stream])
+    exchange.client_headers, exchange.upstream_key = incoming.headers, credential_of(exchange.headers)
+    dropped = {b"accept-encoding"}
+    if coding := incoming.headers.get("content-encoding"):
+        most = proxy.rebuilder.sessions.config.service.max_body_bytes
+        plain = await in_thread_if_large(data, decompressed, data, coding, most)
+        if plain is not None:
+            data = plain
+            dropped.add(b"content-encoding")
+    exchange.headers = [(n, v) for n, v in exchange.headers if n not in dropped]
+    exchange.headers.append((b"accept-encoding", b"identity"))
+    exchange.body = Body(data)
+    exchange.passes(None)
+    knows = exchange.route == "chat" or exchange.provider in proxy.rebuilder.passes
+    if not knows:
+        exchange.headers = clearing.without_beta(exchange.headers)
+
+    def parsed(data: bytes) -> Body:
+        """The body, without the member that upstream does not know."""
+        body = parse_body(data, exchange.api.key, "tools", "thinking", CONTEXT_MANAGEMENT)
+        return proxy.cache.intern(
+            body if knows else without_member(body, CONTEXT_MANAGEMENT), exchange.api.key
+        )
+
+    try:
+        exchange.body = await in_thread_if_large(data, parsed, data)
+        expanded = await to_thread.run_sync(expand, exchange, proxy.seals)
+        if expanded is not None:
+            exchange.body = await in_thread_if_large(data, parsed, expanded)
+    except BodyError as e:
+        exchange.passes(str(e))
+    model = exchange.value.get("model")
+    exchange.model = model if isinstance(model, str) else None
+    exchange.streamed = exchange.value.get("stream") is True
+
+
+async def _build(proxy: Proxy, exchange: Exchange) -> None:
+    """Put the context from memory into a request, unless upstream has refused the last ones of its session."""
+    if exchange.reason is not None:  # it cannot be edited
+        return
+    await proxy.rebuilder.rebuild(exchange)
+    refusals = proxy.refusals_of(exchange)
+    if exchange.step is not None and exchange.step.changed_at is not None:
+        refusals.accepted.discard("rebuilt")  # another form
+    if not exchange.api.counts_only and (reason := refusals.waits()) is not None:
+        tools = exchange.tools if reason == REFUSED and refusals.tools else None
+        exchange.goes_as_it_came(reason)
+        exchange.tools = tools
+
+
+def _told(exchange: Exchange) -> Headers:
+    """The headers that say what memory did."""
+    session, tokens = exchange.session, exchange.tokens
+    values = {
+        "status": exchange.memory,
+        "reason": exchange.reason,
+        "session": session and quote(session, safe=string.punctuation.replace("%", "")),
+        "tokens": None if tokens is None else f"{tokens}/{exchange.full_tokens}",
+    }
+    return [(f"x-memory-{n}".encode(), v.encode()) for n, v in values.items() if v]
+
+
+async def _relay(exchange: Exchange, answer: UpstreamAnswer, respond: Send) -> None:
+    """Send an answer to the client as it arrives."""
+    try:
+        exchange.status = answer.status
+        await respond({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
+        async for chunk in answer.body:
+            if exchange.dialect is not None:
+                exchange.kept += chunk[: KEPT_BYTES - len(exchange.kept)]
+            await respond({"type": "http.response.body", "body": chunk, "more_body": True})
+        await respond({"type": "http.response.body", "body": b"", "more_body": False})
+        exchange.outcome = "complete"
+    finally:
+        await answer.aclose()
