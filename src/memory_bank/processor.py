@@ -279,6 +279,7 @@ class MemoryProcessor:
         records the step itself, says whether the context is sent; it is asked before the step is charged. Raises
         NotSentError where it is not.
         """
+        check_shape(messages)
         key = memory_key or self.config.default_strategy
         settings = self.config.strategy(key)
         policy = policy_of(settings, llm_client)

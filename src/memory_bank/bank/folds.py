@@ -7,7 +7,7 @@ import logging
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import sqlalchemy as sa
@@ -109,9 +109,12 @@ class FoldReasons:
     def packed(self) -> bytes:
         """As it is stored: ASCII JSON, compressed."""
         calls = [[number, *of] for number, of in self.calls.items()]
-        pieces = [[astuple(p) for p in some] for some in (self.pieces, self.near_misses)]
+        pieces = [
+            [(p.trace_id, p.tool, p.text, p.score, p.reasons) for p in some]
+            for some in (self.pieces, self.near_misses)
+        ]
         values = [self.records, calls, sorted(self.listed), *pieces]
-        return zlib.compress(json.dumps(values, separators=(",", ":")).encode("ascii"), 6)
+        return zlib.compress(json.dumps(values, separators=(",", ":")).encode("ascii"), 3)
 
     @classmethod
     def unpacked(cls, stored: bytes) -> FoldReasons:
