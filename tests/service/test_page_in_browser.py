@@ -173,7 +173,7 @@ def test_a_session_shows_its_steps_its_curve_and_what_was_sent_last(opened, serv
     numbers = {c["trace_id"]: c["number"] for c in step["calls"]}
     assert len(quoted) > 3
     for head, trace_id in zip(heads[1:], quoted, strict=True):
-        assert f"#{numbers[trace_id]} " in head
+        assert f"#{numbers[trace_id]}" in head.split()
     kept = [c for c in step["calls"] if c["fate"] == "kept" and c["number"] > step["fold"]["records"]]
     assert f"{len(kept)} later call" in page.text(".panel.context .gap")
 
