@@ -79,14 +79,14 @@ class ScriptedCache:
         that differs), and all the rest is written.
         """
         total = shared = 0
-        place, known = self._parts, True
+        place, is_prefix = self._parts, True
         for text, tokens in parts:
             total += tokens
-            if known and text not in place:
-                known = False
+            if is_prefix and text not in place:
+                is_prefix = False
                 most = max((shared_length(text, other) for other in place), default=0)
                 shared += min(tokens, self._counter.count_text(text[:most])) if most else 0
-            elif known:
+            elif is_prefix:
                 shared += tokens
             place = place.setdefault(text, {})
         cached = cached_tokens(shared, self.minimum)

@@ -89,28 +89,25 @@ class LogAudit:
         """The result in plain words."""
         sessions = ", ".join(f"{n:,} of {client}" for client, n in self.sessions.items())
         count = count_of(sum(self.sessions.values()), "session")
-        found = f"{count} ({sessions})" if sessions else "No session"
-        said = [f"{found}, {count_of(self.calls, 'call')}, {count_of(self.compactions, 'compaction')}."]
+        sessions_read = f"{count} ({sessions})" if sessions else "No session"
+        lines = [
+            f"{sessions_read}, {count_of(self.calls, 'call')}, {count_of(self.compactions, 'compaction')}."
+        ]
         for f in self.figures:
             values, bound = ("none" if x is None else f"{percent(x)}%" for x in (f.values, f.bound))
             if f.name == OWN:
-                said.append(
+                lines.append(
                     f"After {count_of(len(self.each), 'compaction')} the next {NEXT_CALLS} calls took "
                     f"{self.values:,} values from the history before it ({self.full_tokens:,.0f} tokens on average)."
                 )
             failed = f" (it failed at {count_of(f.failures, 'compaction')})" if f.failures else ""
-            said.append(
+            lines.append(
                 f"{_KEPT[f.name]} {values} of the values ({bound} next to what they belong to) in "
                 f"{f.tokens:,.0f} tokens{failed}."
             )
         if self.compactions and not self.each:
-            said.append("No compaction has both a readable summary and calls after it, so none is compared.")
-        elif not self.compactions:
-            said.append(
-                "No compaction is recorded, so there is nothing to compare a memory with. What memory saves at work "
-                "is printed by `memory-bank run -- claude`, or codex."
-            )
-        return said
+            lines.append("No compaction has both a readable summary and calls after it, so none is compared.")
+        return lines
 
 
 _KEPT = {

@@ -49,8 +49,8 @@ class TraceMemory:
         session = "".join(c if c.isprintable() else "?" for c in trace.id)  # every database takes it
         if session != trace.id or len(session) > 247:  # names have at most 255 characters
             session = f"{session[:235]}~{_digest(trace.id, 4)}"
-        known = self._numbers.setdefault(session, {})
-        number = known.setdefault(_digest(compact(trace.messages), 8), len(known) + 1)
+        numbers = self._numbers.setdefault(session, {})
+        number = numbers.setdefault(_digest(compact(trace.messages), 8), len(numbers) + 1)
         name = session if number == 1 else f"{session[:247]}#{number}"
         state = MemoryBankState.open(self._url, session_id=name)
         self.continued += bool(state.fact_store.size())

@@ -28,34 +28,39 @@ _CODEX_ITEMS = frozenset(
 _CODEX_LINES = frozenset({"session_meta", "response_item", "compacted", "turn_context", "event_msg"})
 
 
-@dataclass(slots=True)
-class LoggedSession:
-    """A session: its id, its messages without the summaries of compactions, and the compactions in order.
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A recorded run: its id, its chat messages, and the tools it could call.
 
-    A compaction is the number of messages before it and the summary that replaced them; None where the log does not
-    have it.
+    Of an agent's log also the ``client``, and its compactions in order: the number of messages before each and the
+    summary that replaced them, which is not among the messages; None where the log does not have it.
     """
 
     id: str
+    messages: list[Any]
+    tools: list[Any] | None = None
+    task: str = ""
     client: Client | None = None
-    messages: list[dict[str, Any]] = field(default_factory=list)
     compactions: list[tuple[int, str | None]] = field(default_factory=list)
 
-    def add(self, role: str, text: str) -> None:
-        """Add a message of words; nothing happens when there are none."""
-        if text.strip():
-            self.messages.append({"role": role, "content": text})
 
-    def add_call(self, call_id: str, name: str, arguments: str) -> None:
-        """Add a tool call to the assistant message at the end, or to a new one."""
-        if not self.messages or self.messages[-1]["role"] != "assistant":
-            self.messages.append({"role": "assistant", "content": None})
-        _add_call(self.messages[-1], call_id, name, arguments)
+def _say(messages: list[Any], role: str, text: str) -> None:
+    """Add a message of words; nothing happens when there are none."""
+    if text.strip():
+        messages.append({"role": role, "content": text})
 
-    def add_result(self, call_id: str, output: object) -> None:
-        """Add the result of a call."""
-        text = _text_of(output) if isinstance(output, (str, list, Mapping, type(None))) else compact(output)
-        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+
+def _call(messages: list[Any], call_id: str, name: str, arguments: str) -> None:
+    """Add a tool call to the assistant message at the end, or to a new one."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": None})
+    _add_call(messages[-1], call_id, name, arguments)
+
+
+def _return(messages: list[Any], call_id: str, output: object) -> None:
+    """Add the result of a call."""
+    text = _text_of(output) if isinstance(output, (str, list, Mapping, type(None))) else compact(output)
+    messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
 
 
 def _add_call(message: dict[str, Any], call_id: str, name: str, arguments: str) -> None:
@@ -89,14 +94,14 @@ def _objects(values: object) -> list[Mapping[str, Any]]:
 # Claude Code
 
 
-def read_claude_code(lines: Iterable[Mapping[str, Any]], name: str) -> list[LoggedSession]:
+def read_claude_code(lines: Iterable[Mapping[str, Any]], name: str) -> list[Trace]:
     """The sessions in the lines of a file: the agent's own, and one for each subagent (``isSidechain``).
 
     An assistant message is written in several lines that share its id. After a compaction a user line with
     ``isCompactSummary`` has the summary. Messages are taken in the order of the file, so a session that was rewound
     has the calls of both branches.
     """
-    sessions: dict[str, LoggedSession] = {}
+    sessions: dict[str, Trace] = {}
     by_id: dict[tuple[str, str], dict[str, Any]] = {}  # assistant messages by session and id
     seen: set[str] = set()  # a resumed session may repeat lines
     for line in lines:
@@ -106,7 +111,7 @@ def read_claude_code(lines: Iterable[Mapping[str, Any]], name: str) -> list[Logg
         seen |= {uuid} if uuid else set()
         branch = _text_at(line, "agentId") or "subagent" if line.get("isSidechain") is True else ""
         session_id = f"{_text_at(line, 'sessionId') or name}{'/' if branch else ''}{branch}"
-        session = sessions.setdefault(branch, LoggedSession(session_id, "Claude Code"))
+        session = sessions.setdefault(branch, Trace(session_id, [], client="Claude Code"))
         content = message.get("content")
         if line.get("isCompactSummary") is True:
             session.compactions.append((len(session.messages), _text_of(content)))
@@ -114,18 +119,18 @@ def read_claude_code(lines: Iterable[Mapping[str, Any]], name: str) -> list[Logg
             words = [content] if isinstance(content, str) else []
             for part in _objects(content):
                 if part.get("type") == "tool_result":
-                    session.add_result(_text_at(part, "tool_use_id"), part.get("content"))
+                    _return(session.messages, _text_at(part, "tool_use_id"), part.get("content"))
                 else:
                     words.append(_text_of([part]))
-            session.add("user", "\n".join(words))
+            _say(session.messages, "user", "\n".join(words))
         elif line.get("isApiErrorMessage") is not True:
             message_id = _text_at(message, "id")
-            known = by_id.get((branch, message_id)) if message_id else None
-            said = known or {"role": "assistant", "content": None}
-            _add_parts(said, content)
-            if known is None and (said["content"] or "tool_calls" in said):
-                session.messages.append(said)
-                by_id[branch, message_id] = said
+            earlier = by_id.get((branch, message_id)) if message_id else None
+            turn = earlier or {"role": "assistant", "content": None}
+            _add_parts(turn, content)
+            if earlier is None and (turn["content"] or "tool_calls" in turn):
+                session.messages.append(turn)
+                by_id[branch, message_id] = turn
     return [s for s in sessions.values() if s.messages]
 
 
@@ -138,50 +143,51 @@ def _add_parts(message: dict[str, Any], content: object) -> None:
         elif part.get("type") == "tool_use":
             _add_call(message, _text_at(part, "id"), _text_at(part, "name"), compact(part.get("input") or {}))
     if words := "\n".join(t for t in text if t.strip()):
-        said = message["content"] or ""  # a line may repeat what the one before had, and more
-        message["content"] = f"{said}\n{words}" if said and not words.startswith(said) else words
+        before = message["content"] or ""  # a line may repeat what the one before had, and more
+        message["content"] = f"{before}\n{words}" if before and not words.startswith(before) else words
 
 
 # Codex
 
 
-def read_codex(lines: Iterable[Mapping[str, Any]], name: str) -> list[LoggedSession]:
+def read_codex(lines: Iterable[Mapping[str, Any]], name: str) -> list[Trace]:
     """The session in the lines of a file; none when nobody spoke in it.
 
     Items stand in ``{"type": "response_item", "payload": …}``, in old versions without it. A line ``compacted`` has
     the summary, or the history that replaced the former one, which may be encrypted.
     """
-    session = LoggedSession(name, "Codex")
+    session_id, messages = name, list[Any]()
+    compactions: list[tuple[int, str | None]] = []
     for line in lines:
         kind, payload = _text_at(line, "type"), line.get("payload")
         item = payload if isinstance(payload, Mapping) else line
         if kind == "session_meta":
-            session.id = _text_at(item, "id") or name
+            session_id = _text_at(item, "id") or name
         elif kind == "compacted":
-            session.compactions.append((len(session.messages), _codex_summary(item, session)))
+            compactions.append((len(messages), _codex_summary(item, messages)))
         if kind != "response_item" and kind not in _CODEX_ITEMS:
             continue
         kind, call_id = _text_at(item, "type"), _text_at(item, "call_id", "id")
         if kind == "message":
             role = _text_at(item, "role")
             role = role if role in ("user", "assistant", "system", "developer") else "user"
-            session.add(role, _text_of(item.get("content")))
+            _say(messages, role, _text_of(item.get("content")))
         elif kind in ("function_call", "custom_tool_call"):
-            session.add_call(call_id, _text_at(item, "name"), _text_at(item, "arguments", "input"))
+            _call(messages, call_id, _text_at(item, "name"), _text_at(item, "arguments", "input"))
         elif kind == "local_shell_call":
-            session.add_call(call_id, "local_shell", json.dumps(item.get("action"), default=str))
+            _call(messages, call_id, "local_shell", json.dumps(item.get("action"), default=str))
         elif kind.endswith("_call_output"):
-            session.add_result(call_id, item.get("output"))
-    return [session] if session.messages else []
+            _return(messages, call_id, item.get("output"))
+    return [Trace(session_id, messages, client="Codex", compactions=compactions)] if messages else []
 
 
-def _codex_summary(item: Mapping[str, Any], session: LoggedSession) -> str | None:
+def _codex_summary(item: Mapping[str, Any], messages: Sequence[Any]) -> str | None:
     """What replaced the history, without the user's own messages, which are known; None when it is encrypted."""
     if message := _text_at(item, "message"):
         return message
-    known = {m["content"] for m in session.messages if m["role"] == "user"}
+    asked = {m["content"] for m in messages if m["role"] == "user"}
     texts = [_text_of(p.get("content")) for p in _objects(item.get("replacement_history"))]
-    return "\n".join(t for t in texts if t.strip() and t not in known) or None
+    return "\n".join(t for t in texts if t.strip() and t not in asked) or None
 
 
 # Lists of messages and events
@@ -191,8 +197,8 @@ def chat_of(value: object) -> list[Any] | None:
     """The chat messages that a JSON value is or holds, of any shape; None where it is no run."""
     if isinstance(value, Mapping):
         lists = (value.get(key) for key in ("messages", "history", "events", "trajectory"))
-        found = next((v for v in lists if isinstance(v, list)), None)
-        return None if found is None else _as_chat(found)
+        entries = next((v for v in lists if isinstance(v, list)), None)
+        return None if entries is None else _as_chat(entries)
     if not isinstance(value, list):
         return None
     chat = _as_chat(value)
@@ -209,15 +215,17 @@ def _as_chat(entries: list[Any]) -> list[Any]:
         return _of_openhands(entries)
     if any(m.get("type") == "gemini" or m.get("role") == "model" for m in entries):
         return _of_gemini(entries)
-    said: list[Any] = []
+    messages: list[Any] = []
     for message in entries:
-        said[-1:] = [message] if said and _repeats(said[-1], message) else [*said[-1:], message]
-    if is_anthropic(said):
-        return [*from_anthropic(said).messages]
-    ids = [m.get("tool_call_ids") for m in said]  # SWE-agent's
+        messages[-1:] = (
+            [message] if messages and _repeats(messages[-1], message) else [*messages[-1:], message]
+        )
+    if is_anthropic(messages):
+        return [*from_anthropic(messages).messages]
+    ids = [m.get("tool_call_ids") for m in messages]  # SWE-agent's
     return [
         {**m, "tool_call_id": i[0]} if isinstance(i, list) and i and "tool_call_id" not in m else m
-        for m, i in zip(said, ids, strict=True)
+        for m, i in zip(messages, ids, strict=True)
     ]
 
 
@@ -230,31 +238,34 @@ def _repeats(before: Mapping[str, Any], message: Mapping[str, Any]) -> bool:
 
 def _of_openhands(events: Sequence[Mapping[str, Any]]) -> list[Any]:
     """OpenHands' events, also of its SDK: an action of the agent is a call, what it caused is the result."""
-    chat = LoggedSession("")
+    chat: list[Any] = []
     for event in events:
         action, seen, args = event.get("action"), event.get("observation"), event.get("args")
         named = event.get("tool_call_metadata")
         named = named if isinstance(named, Mapping) else event
         call_id = _text_at(named, "tool_call_id") or str(event.get("cause" if seen else "id"))
         if seen:
-            if any(c["id"] == call_id for m in chat.messages for c in m.get("tool_calls", ())):
-                chat.add_result(call_id, (seen if isinstance(seen, Mapping) else event).get("content"))
+            if any(c["id"] == call_id for m in chat for c in m.get("tool_calls", ())):
+                _return(chat, call_id, (seen if isinstance(seen, Mapping) else event).get("content"))
         elif isinstance(said := event.get("llm_message"), Mapping):
-            chat.add(_text_at(said, "role") or "user", _text_of(said.get("content")))
+            _say(chat, _text_at(said, "role") or "user", _text_of(said.get("content")))
         elif action in ("message", "system") and isinstance(args, Mapping):
             role = {"user": "user", "agent": "assistant"}.get(_text_at(event, "source"), "system")
-            chat.add("system" if action == "system" else role, _text_at(args, "content"))
+            _say(chat, "system" if action == "system" else role, _text_at(args, "content"))
         elif action and event.get("source") == "agent":
             values = action if isinstance(action, Mapping) else args
-            chat.add_call(
-                call_id, _text_at(named, "function_name", "tool_name") or str(action), compact(values or {})
+            _call(
+                chat,
+                call_id,
+                _text_at(named, "function_name", "tool_name") or str(action),
+                compact(values or {}),
             )
-    return chat.messages
+    return chat
 
 
 def _of_gemini(entries: Sequence[Mapping[str, Any]]) -> list[Any]:
     """Gemini CLI's chats, whose entries hold calls with their results, and contents of Gemini's API."""
-    chat = LoggedSession("")
+    chat: list[Any] = []
     newest = {_text_at(m, "id") or str(n): m for n, m in enumerate(entries)}  # an entry that grows has one id
     open_: dict[str, list[str]] = {}  # calls without an id, by name
     for number, entry in newest.items():
@@ -263,28 +274,26 @@ def _of_gemini(entries: Sequence[Mapping[str, Any]]) -> list[Any]:
             [content] if isinstance(content, str) else [_text_at(p, "text") for p in parts]
         ).strip()
         if entry.get("type") == "gemini" or entry.get("role") == "model":
-            chat.messages.append({"role": "assistant", "content": words or None})
+            chat.append({"role": "assistant", "content": words or None})
         elif entry.get("type", "user") == "user":
-            chat.add("user", words)
+            _say(chat, "user", words)
         for n, part in enumerate(parts):
             call, answer = part.get("functionCall"), part.get("functionResponse")
             if isinstance(call, Mapping):
                 call_id, name = _text_at(call, "id") or f"{number}.{n}", _text_at(call, "name")
                 open_.setdefault(name, []).append(call_id)
-                chat.add_call(call_id, name, compact(call.get("args") or {}))
+                _call(chat, call_id, name, compact(call.get("args") or {}))
             elif isinstance(answer, Mapping):
                 unanswered = open_.get(_text_at(answer, "name")) or [""]
-                chat.add_result(
-                    _text_at(answer, "id") or unanswered.pop(0), _output_of(answer.get("response"))
-                )
+                _return(chat, _text_at(answer, "id") or unanswered.pop(0), _output_of(answer.get("response")))
         calls = _objects(entry.get("toolCalls"))
         for call in calls:
-            chat.add_call(_text_at(call, "id"), _text_at(call, "name"), compact(call.get("args") or {}))
+            _call(chat, _text_at(call, "id"), _text_at(call, "name"), compact(call.get("args") or {}))
         for call in calls:
             answers = [r.get("functionResponse") for r in _objects(call.get("result"))]
-            given = [_output_of(a.get("response")) for a in answers if isinstance(a, Mapping)]
-            chat.add_result(_text_at(call, "id"), "\n".join(given) or call.get("resultDisplay"))
-    return chat.messages
+            outputs = [_output_of(a.get("response")) for a in answers if isinstance(a, Mapping)]
+            _return(chat, _text_at(call, "id"), "\n".join(outputs) or call.get("resultDisplay"))
+    return chat
 
 
 def _output_of(response: object) -> str:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from memory_bank.audit.sessions import Client, chat_of, client_of, read_claude_code, read_codex
+from memory_bank.audit.sessions import Trace as Trace
+from memory_bank.audit.sessions import chat_of, client_of, read_claude_code, read_codex
 from memory_bank.errors import TraceFileError
 from memory_bank.transcript import MessageKind, calls_of, content_text, is_text_part, kind_of, read
 
@@ -28,21 +29,6 @@ _OF_EVENTS = {
     "payload",
     "kind",
 }  # a line that is a message or an event has one
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """A recorded run: its id, its chat messages, and the tools it could call.
-
-    Of an agent's log also the ``client``, and its ``compactions`` as in LoggedSession.
-    """
-
-    id: str
-    messages: list[Any]
-    tools: list[Any] | None = None
-    task: str = ""
-    client: Client | None = None
-    compactions: list[tuple[int, str | None]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +116,7 @@ def _run_of_lines(lines: Sequence[tuple[int, dict[str, Any]]], path: Path) -> It
     values = [value for _, value in lines]
     name = path.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".json")
     if client := client_of(values):
-        for s in (read_claude_code if client == "Claude Code" else read_codex)(values, name):
-            yield Trace(s.id, s.messages, client=client, compactions=s.compactions)
+        yield from (read_claude_code if client == "Claude Code" else read_codex)(values, name)
     elif chat := chat_of(values):
         yield Trace(name, chat)
     else:
@@ -187,9 +172,9 @@ def _runs_of(value: dict[str, Any] | list[Any], name: str) -> Iterator[Trace]:
             yield from _runs_of(each, f"{name}/{number}")
     elif (messages := chat_of(value)) is not None:
         about = value if isinstance(value, dict) else {}
-        given, tools, task = (about.get(key) for key in ("id", "tools", "task"))
+        run_id, tools, task = (about.get(key) for key in ("id", "tools", "task"))
         yield Trace(
-            id=name if given is None or given == "" else str(given),
+            id=name if run_id is None or run_id == "" else str(run_id),
             messages=messages,
             tools=tools if isinstance(tools, list) else None,
             task=task if isinstance(task, str) else "",

@@ -81,7 +81,11 @@ class GroupWriter:
                     self._changed.notify_all()
         if not write.done:
             try:
-                self._commit(batch)
+                if len(batch) > 1:
+                    self._commit(batch)
+                else:
+                    with self._transaction() as c:
+                        write.result = operation(c)
             finally:
                 with self._changed:
                     self.free += 1
@@ -118,9 +122,6 @@ class GroupWriter:
     def _run(self, batch: list[_Write[Any]], *, savepoints: bool) -> None:
         """Run the writes in one transaction; one that fails undoes all, or only itself with savepoints."""
         with self._transaction() as c:
-            if len(batch) == 1:
-                batch[0].result = batch[0].operation(c)
-                return
             held = self._hold(c, {w.session_id for w in batch})
             for write in batch:
                 write.alone = write.session_id not in held

@@ -154,7 +154,7 @@ class MemoryBankState(Session):
         agent_id: the agent that owns the session, for searches of a ``scope`` wider than the session.
         namespace: the tenant that owns it, where several share a database.
         counter: counts tokens instead of the encoding that the settings name.
-        on_jobs: called when records wait to be observed, instead of starting a thread that observes them.
+        on_waiting: called when records wait to be observed, instead of starting a thread that observes them.
         defer: keep work that no context needs until ``finish`` is called.
         fixed: stay in the session whatever list of messages comes, for callers that find a list's session themselves.
 
@@ -197,7 +197,7 @@ class MemoryBankState(Session):
         agent_id: str | None = None,
         namespace: str | None = None,
         counter: TokenCounter | None = None,
-        on_jobs: Callable[[], None] | None = None,
+        on_waiting: Callable[[], None] | None = None,
         defer: bool = False,
         fixed: bool = False,
     ) -> None:
@@ -211,8 +211,8 @@ class MemoryBankState(Session):
         if agent_id is not None or namespace is not None:
             self.database.open_session(session_id, *self._owner)
         self.files: MemoryFiles | None = MemoryFiles(self.database, namespace=namespace)
-        self._on_jobs = on_jobs
-        self._insights = InsightWriter(FactStore(self.database, session_id), on_jobs)
+        self._on_waiting = on_waiting
+        self._insights = InsightWriter(FactStore(self.database, session_id), on_waiting)
         self.scope: Scope = "session"
         self.settings = MemoryBankSettings()
         self.defer = defer
@@ -502,7 +502,7 @@ class MemoryBankState(Session):
         else:
             self.database.open_session(session_id, *self._owner)
             self.session_id, self.generation, self.last_plan = session_id, None, NO_PLAN
-            self._insights = InsightWriter(FactStore(self.database, session_id), self._on_jobs)
+            self._insights = InsightWriter(FactStore(self.database, session_id), self._on_waiting)
             if store is not None:
                 self._insights.bind(store.embedding_model)
             self._caches = {}

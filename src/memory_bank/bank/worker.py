@@ -371,11 +371,11 @@ class InsightWriter:
     when it is flushed. Not thread-safe: the session holds a lock.
 
     ``store`` is None until there is something to embed and an embedding model is known. ``missing``: records without
-    an insight, with a draft if there is one; where the embedder fails, drafts wait for the next step. ``on_jobs`` is
-    called when records wait to be observed, instead of starting a thread that observes them.
+    an insight, with a draft if there is one; where the embedder fails, drafts wait for the next step.
+    ``on_waiting`` is called when records wait to be observed, instead of starting a thread that observes them.
     """
 
-    def __init__(self, facts: FactStore, on_jobs: Callable[[], None] | None = None) -> None:
+    def __init__(self, facts: FactStore, on_waiting: Callable[[], None] | None = None) -> None:
         self.facts = facts
         self.store: InsightStore | None = None
         self.missing: dict[str, Insight | None] = {}
@@ -386,7 +386,7 @@ class InsightWriter:
         self._waiting = 0
         self._background: BackgroundObserver | None = None
         self._observed_with: object = None
-        self._on_jobs = on_jobs
+        self._on_waiting = on_waiting
         self._logged: dict[str, object] = {}  # reasons of failures that were logged as a warning
 
     def begin(self, settings: MemoryBankSettings, llm_client: object, stored: Extent, *, anew: bool) -> None:
@@ -489,8 +489,8 @@ class InsightWriter:
         if not self._waiting or self.store is None:
             return
         self._waiting = 0
-        if self._on_jobs is not None:
-            self._on_jobs()
+        if self._on_waiting is not None:
+            self._on_waiting()
             return
         if self._background is None or self._observed_with != (self.observer.chat, self.settings):
             if self._background is not None:

@@ -58,9 +58,9 @@ def _groups() -> typer.Typer:
             rich_markup_mode=None, invoke_without_command=not group,
         )  # fmt: skip
         for name, verb in verbs.items():
-            own = {"allow_interspersed_args": False} if verb is run_command else None
+            settings = {"allow_interspersed_args": False} if verb is run_command else None
             about = " ".join((verb.__doc__ or "").partition("\n\n")[0].split())  # else it would be cut
-            groups[group].command(name, short_help=about, context_settings=own)(verb)
+            groups[group].command(name, short_help=about, context_settings=settings)(verb)
         if group:
             groups[""].add_typer(groups[group], name=group)
     return groups[""]
@@ -124,10 +124,10 @@ def _run() -> int:
         return code
     except _UsageError as e:
         verb = e.ctx.command_path if e.ctx else "memory-bank"
-        said = one_line(e.format_message(), 300).rstrip(".")
+        mistake = one_line(e.format_message(), 300).rstrip(".")
         named = [f"memory-bank {group} {v}" for group, (_, verbs) in _GROUPS.items() for v in verbs if group
-                 and said == f"No such command {v!r}"]  # fmt: skip
-        tell(f"{said}: " + (f"use `{named[0]}`." if named else f"`{verb} --help` shows the use."))
+                 and mistake == f"No such command {v!r}"]  # fmt: skip
+        tell(f"{mistake}: " + (f"use `{named[0]}`." if named else f"`{verb} --help` shows the use."))
         return 2
     except MemoryBankError as e:
         tell(str(e))

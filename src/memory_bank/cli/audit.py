@@ -172,8 +172,8 @@ def audit(
     bills = bills_of(runs, rows, price)
     measured = audit_runs(key, rows)
     if compacted:
-        own = settings.strategy(settings.default_strategy)
-        bank = own if isinstance(own, MemoryBankSettings) else None
+        default = settings.strategy(settings.default_strategy)
+        bank = default if isinstance(default, MemoryBankSettings) else None
         with progress("read", "sessions") as bar:
             logs = audit_logs(files, runs, bank=bank, assist=settings.service.compaction_tokens, progress=bar)
         value, sentences, counter = logs.as_dict(), logs.sentences(), logs.token_counter
@@ -245,14 +245,14 @@ def explain(
     if not calls:
         raise TraceFileError(f"the run {trace.id} has no model call: choose another run with --id.")
     with contextlib.closing(replay_trace(trace, settings, key)) as steps:  # the plan reads its open bank
-        found = next((s for s in steps if s.step == (step or calls)), None)
-        if found is None:
+        played = next((s for s in steps if s.step == (step or calls)), None)
+        if played is None:
             raise TraceFileError(
                 f"the run {trace.id} has {calls} model calls: choose --step from 1 to {calls}."
             )
-        if found.plan is None:
+        if played.plan is None:
             raise ConfigError(f"the strategy {key} keeps no plan in a replay: choose one that has a bank.")
-        plan = found.plan
+        plan = played.plan
         if html is not None:
             html.write_text(plan.as_html(), encoding="utf-8", errors="replace")
         if as_json:

@@ -59,8 +59,8 @@ def sessions(db: str | None = DB, as_json: bool = JSON) -> None:
     from memory_bank.bank.listing import list_sessions
 
     database = open_bank(db)
-    found = [(max(s.last_step or 0.0, s.last_written or 0.0) or None, s) for s in list_sessions(database)]
-    found.sort(key=lambda each: -(each[0] or 0.0))
+    listed = [(max(s.last_step or 0.0, s.last_written or 0.0) or None, s) for s in list_sessions(database)]
+    listed.sort(key=lambda each: -(each[0] or 0.0))
     if as_json:
         keys = (
             "session_id", "records", "steps", "insights", "unobserved", "to_redo", "last_written", "task", "waiting",
@@ -68,14 +68,14 @@ def sessions(db: str | None = DB, as_json: bool = JSON) -> None:
         )  # fmt: skip
         each = [
             {**{key: getattr(s, key) for key in keys}, "last_used": used, "tokens": asdict(s.tokens)}
-            for used, s in found
+            for used, s in listed
         ]  # fmt: skip
         print_json({"embedder": (bank_embedder(database) or [None])[0], "sessions": each})
         return
     rows = [
         [s.session_id, t.steps, t.sent, f"{1 - t.sent / t.full:.0%}" if t.full else "", when(used)[:16], s.model,
          one_line(s.title or s.task, 50)]
-        for used, s in found
+        for used, s in listed
         for t in (s.tokens,)
     ]  # fmt: skip
     table(
@@ -112,26 +112,26 @@ def saved(
         costs(s.sent, s.full, price, s.billed) if s.reported else None
         for s, price in zip(sums, priced, strict=True)
     ]
-    told = [pair for pair in paid if pair is not None]
+    dollars = [pair for pair in paid if pair is not None]
     unknown = sum(
         s.steps if pair is None else s.steps - s.reported for s, pair in zip(sums, paid, strict=True)
     )
     values: dict[str, Any] = {
         "requests": sum(s.steps for s in sums), "sessions": len({s.of for s in sums}),
         "tokens": sum(s.tokens for s in sums), "full_tokens": sum(s.full_tokens for s in sums),
-        "paid": sum(p for p, _ in told), "full_cost": sum(f for _, f in told), "unknown_cost": unknown,
+        "paid": sum(p for p, _ in dollars), "full_cost": sum(f for _, f in dollars), "unknown_cost": unknown,
     }  # fmt: skip
     when_ = "today" if today else "in all"
-    said = [
+    parts = [
         f"{when_}: {count_of(values['requests'], 'request')} in {count_of(values['sessions'], 'session')}"
     ]
-    if told:
-        said.append(spent("$", values["paid"], values["full_cost"], "paid"))
+    if dollars:
+        parts.append(spent("$", values["paid"], values["full_cost"], "paid"))
     if values["full_tokens"]:
-        said.append(spent("", values["tokens"], values["full_tokens"], "tokens sent"))
+        parts.append(spent("", values["tokens"], values["full_tokens"], "tokens sent"))
     if unknown:
-        said.append(f"the cost of {count_of(unknown, 'request')} is not known")
-    answer(values, "; ".join(said) + ".", as_json)
+        parts.append(f"the cost of {count_of(unknown, 'request')} is not known")
+    answer(values, "; ".join(parts) + ".", as_json)
 
 
 def show(
@@ -144,10 +144,10 @@ def show(
     from memory_bank.bank.listing import find_record
     from memory_bank.transcript.jsontext import RAW, compact, dump_value, is_deep
 
-    found = find_record(open_bank(db), trace_id)
-    if found is None:
+    stored = find_record(open_bank(db), trace_id)
+    if stored is None:
         raise StorageError(f"no record has the trace_id {one_line(trace_id, 60)}: check it.")
-    session_id, record, insight = found
+    session_id, record, insight = stored
     output = dump_value(record.raw_output) if record.output_text is None else record.output_text
     if raw:
         sys.stdout.flush()
@@ -197,7 +197,7 @@ def search(
     database = open_bank(db, session=session)
     searched = newest_of_namespaces(database) if session is None else [session]
     model = bank_embedder_of(database, embedding_model)
-    found: list[tuple[int, str, SearchMatch]] = []
+    matches: list[tuple[int, str, SearchMatch]] = []
     for each in searched:
         with MemoryBankState.open(database, each, model) as state:
             state.prepare(MemoryBankSettings(observer_model="extractive"))
@@ -205,24 +205,24 @@ def search(
             result = search_session(state, query.strip(), top_k, scope=scope, by_agent=False)
         if result.trouble is not None:
             tell(f"only words were compared: {result.trouble}")
-        found += [(rank, m.outline.session_id, m) for rank, m in enumerate(result.matches)]
-    found = sorted(found, key=lambda match: match[0])[:top_k]  # the best of each namespace first
+        matches += [(rank, m.outline.session_id, m) for rank, m in enumerate(result.matches)]
+    matches = sorted(matches, key=lambda match: match[0])[:top_k]  # the best of each namespace first
     if as_json:
         listed = [
             {"session_id": where, "trace_id": m.outline.trace_id,
              "score": round(m.score, 6), "step": m.outline.step_id,
              "tool": m.outline.tool_name, "why": m.why, "reason": m.reason, "newer": m.newer,
              "summary": m.outline.summary}
-            for _, where, m in found
+            for _, where, m in matches
         ]  # fmt: skip
         print_json({"session_id": session, "embedder": model.name, "hits": listed})
-    elif not found:
+    elif not matches:
         print(f"nothing matches {visible(query.strip(), 200)!r}: try other words, a name or an id.")
     else:
         rows = [
             [session_name(where), m.outline.step_id, one_line(m.outline.tool_name, 30), m.outline.trace_id,
              one_line(m.reason, 120), one_line(m.outline.summary or "", 100)]
-            for _, where, m in found
+            for _, where, m in matches
         ]  # fmt: skip
         table(["session", "step", "tool", "trace_id", "why", "summary"], rows, whole=(1, 3))
 
@@ -240,8 +240,8 @@ def re_embed(
     model = load_embedder(embedding_model)
     with progress("embedded", "summaries") as bar:
         count = run(database, model, bar)
-    said = f"embedded {count:,} summaries with {model.name}."
-    answer({"embedder": model.name, "insights": count}, said, as_json)
+    sentence = f"embedded {count:,} summaries with {model.name}."
+    answer({"embedder": model.name, "insights": count}, sentence, as_json)
 
 
 def seconds_of(duration: str) -> float:
@@ -286,27 +286,29 @@ def purge(
         raise ConfigError("--session goes with --older-than alone: files belong to no session.")
     before = None if older_than is None else time.time() - seconds_of(older_than)
     database = open_bank(db, session=session)
-    gone: list[Purged] = []
+    purged: list[Purged] = []
     files, complete = (0, 0), False
     what: dict[str, Any] = {"namespace": namespace, "before": before, "dry_run": dry_run}
     try:
         for each in run(database, session_id=session, **what) if project is None else ():
-            gone.append(each)
+            purged.append(each)
         if session is None:
             files = purge_files(database, project=project, **what)
         database.close()  # removes deleted data from SQLite's write-ahead log, too
         complete = True
     finally:  # after Ctrl-C or at a locked database earlier sessions are deleted all the same
-        total = _sums(gone, "records", "insights", "bytes", "emptied")
-        if gone and not as_json:
-            table(["session", *total], [[p.session_id, *(getattr(p, name) for name in total)] for p in gone])
-        if complete or gone or not as_json:
+        total = _sums(purged, "records", "insights", "bytes", "emptied")
+        if purged and not as_json:
+            table(
+                ["session", *total], [[p.session_id, *(getattr(p, name) for name in total)] for p in purged]
+            )
+        if complete or purged or not as_json:
             answer(
                 {"dry_run": dry_run, "complete": complete, "sessions_emptied": total.pop("emptied"), **total,
-                 "files": files[0], "file_bytes": files[1], "sessions": [asdict(p) for p in gone]},
+                 "files": files[0], "file_bytes": files[1], "sessions": [asdict(p) for p in purged]},
                 f"{'would remove' if dry_run else 'removed'} {total['records']:,} records "
                 f"and {total['insights']:,} insights ({total['bytes']:,} bytes) "
-                f"of {len(gone):,} sessions{f' and {files[0]:,} files ({files[1]:,})' if files[0] else ''}"
+                f"of {len(purged):,} sessions{f' and {files[0]:,} files ({files[1]:,})' if files[0] else ''}"
                 f"{'' if complete else ', then it was stopped'}.",
                 as_json,
             )  # fmt: skip
@@ -332,7 +334,7 @@ def verify(
 
     database = open_bank(db)
     counts = Counts()
-    found: list[dict[str, Any]] = []
+    problems: list[dict[str, Any]] = []
     kinds: Counter[str] = Counter()
     left = 0
     with progress("checked", "") as bar:
@@ -342,7 +344,7 @@ def verify(
             left += not problem.mended
             if kinds.total() > 1_000:
                 continue
-            found.append(asdict(problem))
+            problems.append(asdict(problem))
             if not as_json:
                 of = [problem.session_id and f"session {problem.session_id!r}", problem.trace_id]
                 where = ", ".join(one_line(str(part), 300) for part in of if part)
@@ -351,7 +353,7 @@ def verify(
     if kinds.total() > 1_000 and not as_json:
         print(f"… and {kinds.total() - 1_000:,} more.")
     answer(
-        {**asdict(counts), "problems": dict(kinds), "left": left, "found": found},
+        {**asdict(counts), "problems": dict(kinds), "left": left, "found": problems},
         f"{counts.records:,} records ({counts.checked_ids:,} ids are their content's hash), "
         f"{counts.insights:,} insights, {counts.sessions:,} sessions, {counts.files:,} files; "
         f"{counts.unobserved:,} records have no insight.\n"
@@ -381,9 +383,11 @@ def restore(file: Path = FILE, db: str | None = DB, as_json: bool = JSON) -> Non
     from memory_bank.bank.backup import restore as run
 
     bank = bank_file(db, f"pg_restore --clean --if-exists {shlex.quote(str(file))}")
-    kept = run(file, bank)
-    before = f"; the bank that was there is now {kept}" if kept else ""
-    answer({"file": str(bank), "kept": kept and str(kept)}, f"{bank} is now as in {file}{before}.", as_json)
+    former = run(file, bank)
+    before = f"; the bank that was there is now {former}" if former else ""
+    answer(
+        {"file": str(bank), "kept": former and str(former)}, f"{bank} is now as in {file}{before}.", as_json
+    )
 
 
 def export(

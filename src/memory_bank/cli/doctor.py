@@ -54,14 +54,14 @@ def doctor(db: str | None = DB, config: Path | None = CONFIG, as_json: bool = JS
     What is wrong is printed with the command that mends it; exit code 1 then. Nothing is changed, and no key read.
     """
     try:
-        found = [*_checks(db, config)]
+        findings = [*_checks(db, config)]
     except ConfigError as e:
         command = shlex.join(["memory-bank", "config", *([str(config)] if config else [])])
-        found = [Finding("configuration", "wrong", str(e), command)]
-    wrong = any(f.state == "wrong" for f in found)
+        findings = [Finding("configuration", "wrong", str(e), command)]
+    wrong = any(f.state == "wrong" for f in findings)
     if as_json:
-        print_json({"ok": not wrong, "checks": [f._asdict() for f in found]})
-    for f in () if as_json else found:
+        print_json({"ok": not wrong, "checks": [f._asdict() for f in findings]})
+    for f in () if as_json else findings:
         print(fill(visible(f.says), 80, initial_indent=f"{f.state:<6} {f.name}: ", subsequent_indent=" " * 7))
         if f.command:
             print(f"       run: {visible(f.command)}")
@@ -107,8 +107,8 @@ def _checks(db: str | None, config: Path | None) -> Iterator[Finding]:
             elif file is not None and shutil.disk_usage(file.absolute().parent).free < _FULL:
                 mends = f"memory-bank bank purge{given} --older-than 30d"
             yield Finding("database", "wrong", str(e), mends)
-    own = loaded.strategy(settings.strategy or loaded.default_strategy)
-    yield _embedder(getattr(own, "embedding_model", "lexical"), database, given)
+    strategy = loaded.strategy(settings.strategy or loaded.default_strategy)
+    yield _embedder(getattr(strategy, "embedding_model", "lexical"), database, given)
     if database is not None:
         database.close()
     url = f"http://127.0.0.1:{settings.port}"
@@ -129,9 +129,9 @@ def _database(database: Database, file: Path | None) -> Finding:
 
     says = f"{database.name}, schema {VERSION}"
     if file is not None:
-        known = file.stat()
-        says += f", {known.st_size / 2**20:,.1f} MiB, mode {stat.S_IMODE(known.st_mode):o}"
-        if os.name == "posix" and known.st_mode & 0o077:  # opening it could not change that
+        status = file.stat()
+        says += f", {status.st_size / 2**20:,.1f} MiB, mode {stat.S_IMODE(status.st_mode):o}"
+        if os.name == "posix" and status.st_mode & 0o077:  # opening it could not change that
             return Finding(
                 "database", "wrong", f"{says}: others may read it", f"chmod 600 {shlex.quote(str(file))}*"
             )

@@ -101,9 +101,9 @@ def _settings(strategy: str | None, config: Path | None, model: str | None) -> M
         raise ConfigError("--observer-model is empty: name a model, or extractive.")
     settings = MemoryBankSettings(observer_model=EXTRACTIVE)
     if strategy is not None or config is not None:
-        known = load_config(config)
-        key = strategy or known.default_strategy
-        named = known.strategy(key)
+        loaded = load_config(config)
+        key = strategy or loaded.default_strategy
+        named = loaded.strategy(key)
         if not isinstance(named, MemoryBankSettings):
             raise ConfigError(f"the strategy {key!r} has no Observer: name one of type memory_bank.")
         settings = named
@@ -113,18 +113,18 @@ def _settings(strategy: str | None, config: Path | None, model: str | None) -> M
 @contextmanager
 def _stopping(stop: threading.Event) -> Iterator[list[int]]:
     """Ctrl-C and SIGTERM set ``stop``; a second one stops at once. Yields the received signals."""
-    came: list[int] = []
+    received: list[int] = []
 
     def on_signal(number: int, _frame: object) -> None:
-        if came:
+        if received:
             raise KeyboardInterrupt
-        came.append(number)
+        received.append(number)
         stop.set()
         tell("finishing the current calls; press Ctrl-C again to stop at once.")
 
     before = {s: signal.signal(s, on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield came
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -67,11 +67,13 @@ def run(
             else f"there is no command {name!r}: check its name, or install it."
         )
         raise typer.Exit(126 if is_file else 127)
-    known = running_service(db, config)
-    with _started(db, config) if known is None else contextlib.nullcontext(known) as url:
+    running = running_service(db, config)
+    with _started(db, config) if running is None else contextlib.nullcontext(running) as url:
         before, began = _figures(url), time.time()
         later = (
-            f", later `memory-bank serve{f' --db {shlex.quote(db)}' if db else ''}`" if known is None else ""
+            f", later `memory-bank serve{f' --db {shlex.quote(db)}' if db else ''}`"
+            if running is None
+            else ""
         )
         tell(f"model requests go through {url}, whose page shows each step{later}.")
         settings = service_settings(db, config)
@@ -80,14 +82,14 @@ def run(
             tell(ATTRIBUTION)
         code = _run(*pointed(command, url, elsewhere))
         is_used = _report(
-            url, before, _figures(url), "" if known is None else " of all clients of the service"
+            url, before, _figures(url), "" if running is None else " of all clients of the service"
         )
-        served = url if known is not None else f"http://127.0.0.1:{settings.port}"  # by `serve`, later
+        served = url if running is not None else f"http://127.0.0.1:{settings.port}"  # by `serve`, later
         until = time.monotonic() + (2 if is_used else 0)  # steps are stored behind the answers
         while not (found := _pages(url, began)) and time.monotonic() < until:
             time.sleep(0.1)
         if pages := [page.replace(url, served, 1) for page in found]:
-            tell(f"its page{'' if known else ', while `memory-bank serve` runs'}: {' '.join(pages)}")
+            tell(f"its page{'' if running else ', while `memory-bank serve` runs'}: {' '.join(pages)}")
     raise SystemExit(code)
 
 
@@ -224,8 +226,10 @@ def _started(db: str | None, config: Path | None) -> Iterator[str]:
     command += ["--host", "127.0.0.1", "--port", "0", *(["--db", db] if db else [])]
     command += ["--config", str(config)] if config else []
     port = service_settings(db, config).port
-    own = {n for n in ADDRESSES if (url := local_address(os.environ.get(n, ""))) and _is_service(url, port)}
-    variables = {k: v for k, v in os.environ.items() if k not in own}  # the rest may be its upstream
+    services = {
+        n for n in ADDRESSES if (url := local_address(os.environ.get(n, ""))) and _is_service(url, port)
+    }
+    variables = {k: v for k, v in os.environ.items() if k not in services}  # the rest may be its upstream
     if older := variables.get("OPENAI_API_BASE"):  # the name of an older client
         variables["OPENAI_BASE_URL"] = variables.get("OPENAI_BASE_URL") or older
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
@@ -240,9 +244,9 @@ def _started(db: str | None, config: Path | None) -> Iterator[str]:
             if not url:
                 service.wait()
                 log.seek(0)
-                said = (log.read().strip().splitlines() or ["the service did not start"])[-1]
+                reason = (log.read().strip().splitlines() or ["the service did not start"])[-1]
                 error = ConfigError if service.returncode == 2 else ServiceError
-                raise error(said.removeprefix("memory-bank: "))
+                raise error(reason.removeprefix("memory-bank: "))
             yield url
         finally:
             service.stdin.close()
@@ -323,11 +327,11 @@ def _in_foreground() -> bool:
 
 def _figures(url: str) -> Counter[str] | None:
     """Return a service's counters by name and labels, or None if only operators may read them."""
-    told = ask(f"{url}/metrics")
-    if told is None:
+    answer = ask(f"{url}/metrics")
+    if answer is None:
         return None
     found: Counter[str] = Counter()
-    for name, labels, value in _SAMPLE.findall(told[0].decode()):
+    for name, labels, value in _SAMPLE.findall(answer[0].decode()):
         found[f"{name} {labels}"] += float(value)  # type: ignore[assignment]
     return found
 
@@ -348,8 +352,8 @@ def _report(url: str, before: Counter[str] | None, after: Counter[str] | None, w
             "or ANTHROPIC_BASE_URL? `memory-bank connect` says what clients need, `memory-bank doctor` checks them."
         )
         return False
-    said = [f"{statuses.total():,} model request{'' if statuses.total() == 1 else 's'}{whose}"]
-    said += [
+    parts = [f"{statuses.total():,} model request{'' if statuses.total() == 1 else 's'}{whose}"]
+    parts += [
         f"{n:,} of them answered with {status}" for status, n in sorted(statuses.items()) if status >= "400"
     ]
     tokens, counted, dollars = (
@@ -363,22 +367,22 @@ def _report(url: str, before: Counter[str] | None, after: Counter[str] | None, w
     if counted[1]:  # as the provider counts them
         tokens = counted
     if tokens[1]:
-        said.append(spent("", tokens[0], tokens[1], "tokens sent"))
+        parts.append(spent("", tokens[0], tokens[1], "tokens sent"))
     if dollars[1]:
-        said.append(spent("$", dollars[0], dollars[1], "paid"))
+        parts.append(spent("$", dollars[0], dollars[1], "paid"))
     start = 'untold_costs_total reason="'
     for key, n in grown.items():
         if n and key.startswith(start):
-            said.append(f"the cost of {n:,.0f} of them is not known: {key[len(start) : -1]}")
-    tell("; ".join(said) + ".")
+            parts.append(f"the cost of {n:,.0f} of them is not known: {key[len(start) : -1]}")
+    tell("; ".join(parts) + ".")
     return bool(tokens[1])
 
 
 def _pages(url: str, since: float) -> list[str]:
     """The addresses of the pages of the sessions that were used since a time, the newest first; at most three."""
-    told = ask(f"{url}/v1/sessions?sort=used&limit=3&since={since:.3f}")
+    answer = ask(f"{url}/v1/sessions?sort=used&limit=3&since={since:.3f}")
     try:
-        names = [s["name"] for s in json.loads(told[0] if told else b"{}").get("sessions", ())]
+        names = [s["name"] for s in json.loads(answer[0] if answer else b"{}").get("sessions", ())]
     except (ValueError, TypeError, KeyError, AttributeError):
         return []
     return [f"{url}/#/s/{quote(name, safe='')}" for name in names]

@@ -73,11 +73,11 @@ def serve(
             raise
         raise MissingExtraError(f"the service ({e.name.split('.')[0]})", "service") from None
 
-    given = {
+    options = {
         "host": host, "port": port, "database": db, "upstream": upstream, "upstream_anthropic": upstream_anthropic,
         "workers": workers, "inject_tools": inject_tools, "log_format": log_format,
     }  # fmt: skip
-    loaded = with_options(load_config(config), {k: v for k, v in given.items() if v is not None})
+    loaded = with_options(load_config(config), {k: v for k, v in options.items() if v is not None})
     code = run(loaded, verbose=logging.getLogger("memory_bank").level == logging.DEBUG)
     if code == STOPPED:
         raise SystemExit(code)
@@ -109,13 +109,13 @@ def mcp(
         if session is not None and not sessions.exists(None, session):
             named = one_line(session, 80)
             tell(f"{database.name} has no session {named!r} yet: `memory-bank bank sessions` lists them.")
-        came = anyio.run(_serve_stdio, create_server(sessions, session))
+        signalled = anyio.run(_serve_stdio, create_server(sessions, session))
         sessions.close()
     finally:
         database.close()
-    if came == signal.SIGINT:
+    if signalled == signal.SIGINT:
         tell("stopped.")
-    os._exit(130 if came == signal.SIGINT else 0)  # a thread may still wait for standard input
+    os._exit(130 if signalled == signal.SIGINT else 0)  # a thread may still wait for standard input
 
 
 def with_embedder_of(config: Config, database: Database) -> Config:
@@ -136,13 +136,13 @@ async def _serve_stdio(server: Server[Any]) -> int | None:
     import anyio
     from mcp.server.stdio import stdio_server
 
-    came: list[int] = []
+    signalled: list[int] = []
     async with anyio.create_task_group() as group:
 
         async def watch() -> None:
             with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
                 async for number in signals:
-                    came.append(number)
+                    signalled.append(number)
                     group.cancel_scope.cancel()
                     return
 
@@ -153,7 +153,7 @@ async def _serve_stdio(server: Server[Any]) -> int | None:
         except* (BrokenPipeError, anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass  # the client went away
         group.cancel_scope.cancel()
-    return came[0] if came else None
+    return signalled[0] if signalled else None
 
 
 async def _stdin_lines() -> AsyncIterator[str]:
@@ -199,14 +199,14 @@ def list_keys(db: str | None = DB, config: Path | None = CONFIG, as_json: bool =
     """List all keys, revoked ones too. The keys themselves are not stored."""
     from memory_bank.bank.keys import DEFAULT, Keys
 
-    found = Keys(open_bank(db, config)).all()
+    keys = Keys(open_bank(db, config)).all()
     if as_json:
-        print_json({"keys": [_as_json(k) for k in found]})
+        print_json({"keys": [_as_json(k) for k in keys]})
         return
     rows = [
         [k.key_id, one_line(k.name, 100), k.namespace or DEFAULT, k.operator, k.requests_per_minute, k.max_body_bytes,
          when(k.created), when(k.revoked) if k.revoked else ""]
-        for k in found
+        for k in keys
     ]  # fmt: skip
     head = ["key_id", "name", "namespace", "operator", "requests/min", "body bytes", "created", "revoked"]
     table(head, rows, right=(4, 5), whole=(0,))
@@ -222,9 +222,9 @@ def revoke_key(
     from memory_bank.bank.keys import Keys
 
     database = open_bank(db, config)
-    gone = Keys(database).revoke(key)
+    revoked = Keys(database).revoke(key)
     database.close()
-    answer(_as_json(gone), f"revoked {gone.key_id} ({one_line(gone.name, 100)}).", as_json)
+    answer(_as_json(revoked), f"revoked {revoked.key_id} ({one_line(revoked.name, 100)}).", as_json)
 
 
 def _as_json(key: ApiKey) -> dict[str, Any]:

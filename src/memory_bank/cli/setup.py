@@ -58,8 +58,8 @@ class Client(NamedTuple):
 
     def path(self) -> Path:
         variable, default, *rest = self.file
-        given = os.environ.get(variable)
-        return (Path(given) if given else Path.home() / default).joinpath(*rest)
+        folder = os.environ.get(variable)
+        return (Path(folder) if folder else Path.home() / default).joinpath(*rest)
 
 
 def is_elsewhere(upstream: str) -> bool:
@@ -133,27 +133,27 @@ def connect(
         table(["client", "its setting"], rows, whole=[0])
         return
     client = "claude-code" if client == "claude" else client  # its command
-    known = CLIENTS.get(client)
-    if known is None:
+    entry = CLIENTS.get(client)
+    if entry is None:
         raise ConfigError(f"no client is called {client!r}: choose one of {', '.join(CLIENTS)}.")
     if write and undo:
         raise ConfigError("give --write or --undo, not both.")
     settings = service_settings(None, config)
     usual = f"http://127.0.0.1:{settings.port}"
-    written = _written() if known.file else {}
-    path = known.path() if known.file else Path()
+    written = _written() if entry.file else {}
+    path = entry.path() if entry.file else Path()
     is_undone = undo and url is None and str(path) in written
     url = (usual if url is None else url).strip().rstrip("/").removesuffix("/v1")
     port = _port_of(url)
     if port is None:
         raise ConfigError(f"{url!r} is no address of the service: give one such as {usual}.")
-    if (write or undo) and not known.file:
+    if (write or undo) and not entry.file:
         raise ConfigError(
             f"{client} has no configuration file: set the variable that is printed without --write."
         )
     upstream = settings.upstream_anthropic or os.environ.get("ANTHROPIC_BASE_URL", "")
     elsewhere = client == "claude-code" and upstream.rstrip("/") != url and is_elsewhere(upstream)
-    values = claude_code(url, elsewhere) if client == "claude-code" else known.values(url)
+    values = claude_code(url, elsewhere) if client == "claude-code" else entry.values(url)
     if is_undone:
         values = written[str(path)]
     if write or undo:
@@ -167,15 +167,15 @@ def connect(
             written.pop(str(path), None)
             _note_written(written | ({} if undo else {str(path): values}))
             tell(f"{'removed from' if undo else 'written to'} {path}.")
-    elif not known.file:
-        print(f"export {known.variable.format(url=url)}")
-        tell(f"{known.place}.")
+    elif not entry.file:
+        print(f"export {entry.variable.format(url=url)}")
+        tell(f"{entry.place}.")
     else:
         shown = _toml_lines(values) if client == "codex" else json.dumps(values, indent=2)
-        print(f"export {known.variable.format(url=url)}" if known.variable else shown)
+        print(f"export {entry.variable.format(url=url)}" if entry.variable else shown)
         if elsewhere:
             print("export CLAUDE_CODE_ATTRIBUTION_HEADER=0")
-        place = known.place.format(file=known.path(), values=json.dumps(values))
+        place = entry.place.format(file=entry.path(), values=json.dumps(values))
         tell(f"{place} (--write changes the file).")
     if elsewhere and not undo:
         tell(ATTRIBUTION)
@@ -204,10 +204,10 @@ def _notes() -> Path:
 def _written() -> dict[str, Any]:
     """What ``--write`` has written, by file."""
     try:
-        found = json.loads(_notes().read_text(encoding="utf-8"))
+        notes = json.loads(_notes().read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return notes if isinstance(notes, dict) else {}
 
 
 def _note_written(values: dict[str, Any]) -> None:
@@ -306,6 +306,6 @@ def config(
             source = f"Set by {one_line(s.source, 500)}." if s.source else ""
             if about := " ".join(filter(None, (s.meaning, source))):
                 print(f"# {about}")
-            told = "" if s.value is None else f" {toml_value(s.value)}"
+            value = "" if s.value is None else f" {toml_value(s.value)}"
             is_comment = s.value is None or (s.is_idle and not s.source)
-            print(f"{'# ' if is_comment else ''}{_key(s.place[-1])} ={told}")
+            print(f"{'# ' if is_comment else ''}{_key(s.place[-1])} ={value}")

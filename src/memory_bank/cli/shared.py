@@ -108,11 +108,11 @@ def bank_embedder_of(database: Database, wanted: str | None) -> NamedEmbedder:
     from memory_bank.bank.embedder import bank_embedder
     from memory_bank.models.embedding import load_embedder
 
-    known = None if wanted else bank_embedder(database)
+    built_with = None if wanted else bank_embedder(database)
     model = load_embedder(wanted or embedder_name_of(database) or "lexical")
-    if known is not None and model.name != known[0]:
+    if built_with is not None and model.name != built_with[0]:
         raise EmbedderMismatchError(
-            f"the bank was built with {known[0]}: name that model or its folder with --embedding-model."
+            f"the bank was built with {built_with[0]}: name that model or its folder with --embedding-model."
         )
     return model
 

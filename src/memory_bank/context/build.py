@@ -144,10 +144,12 @@ def _edited_tokens(view: View, choice: Choice) -> int:
 
 def charge_step(context: Context, session: Session) -> None:
     """Add what a step costs to the session's ledger, whose context is sent."""
-    plan, ledger = context.plan, session.ledger
+    plan, ledger, edits = context.plan, session.ledger, context.plan.edits
     came = plan.view.digests[: len(plan.view.messages)]
     sent = [
-        came[position] if position is not None and not change else digest_of(message)
+        digest_of(message)
+        if position is None or (change and position not in edits)
+        else (edits[position].digest if change else came[position])
         for (position, change), message in zip(context.entries, context, strict=True)
     ]
     shared = sum(islice(_message_tokens(context, session.counter), common_length(ledger.sent, sent)))

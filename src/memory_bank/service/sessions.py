@@ -376,7 +376,7 @@ class Sessions:
             return None
         seen = self._hidden(messages)
         policy = replace(policy_of(settings), choose=partial(choose_standing, settings=settings))
-        state = MemoryBankState.open(self.database, session_id, on_jobs=self._queued, fixed=True)
+        state = MemoryBankState.open(self.database, session_id, on_waiting=self._queued, fixed=True)
         context, leaving = leave(build_context(seen, state, policy, tools, stores=False), seen, state, form)
         written = leaving if form is not None else _with_own_text(context, seen, messages)
         return None if same_objects(written, messages if form is None else form.source.source) else written
@@ -430,7 +430,7 @@ class Sessions:
         with self._holding(session_id, namespace) as kept:
             if kept.reader is None:
                 made = MemoryBankState.open(
-                    self.database, session_id, namespace=namespace, on_jobs=self._queued, fixed=True
+                    self.database, session_id, namespace=namespace, on_waiting=self._queued, fixed=True
                 )
                 with self._lock:
                     kept.reader = kept.reader or made
@@ -547,7 +547,7 @@ class Sessions:
             session_id,
             agent_id=kept.agent_id,
             namespace=kept.namespace,
-            on_jobs=self._queued,
+            on_waiting=self._queued,
             defer=True,
             fixed=True,
         )

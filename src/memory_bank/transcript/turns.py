@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from memory_bank.transcript.jsontext import compact, plain
 from memory_bank.transcript.messages import MessageKind, call_entry
-from memory_bank.transcript.transcript import copy_of, is_same
+from memory_bank.transcript.transcript import copy_of, digest_of, is_same
 
 N = TypeVar("N")
 ChatMessage = dict[str, Any]
@@ -31,13 +32,18 @@ Entry = tuple[int | None, Any]
 _SAME: Any = object()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Edit:
     """A message in another form: what is changed, the chat message with it, and its tokens."""
 
     change: Change
     message: Any
     tokens: int
+
+    @cached_property
+    def digest(self) -> bytes:
+        """The digest of the chat message."""
+        return digest_of(self.message)
 
 
 class PartPlace(NamedTuple):
