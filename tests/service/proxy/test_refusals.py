@@ -29,10 +29,10 @@ from memory_bank.service.proxy.exchange import (
     REFUSED,
     REFUSED_TOO,
     REFUSES_ALL,
-    TEMPORARY,
     THINKING_LEFT_OUT,
     TOOLS_REFUSED,
 )
+from memory_bank.service.proxy.send import TEMPORARY
 from memory_bank.testing import Reply, fail, say
 from memory_bank.transcript import events
 
