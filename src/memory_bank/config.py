@@ -417,7 +417,7 @@ class ServiceSettings(Settings):
     tokens_kept: AtLeast1 = 4_000_000
     """Most tokens of history that a worker keeps in memory; a token takes about 200 bytes, of a request about 64."""
     steps_kept: AtLeast0 = 100
-    """Latest steps of a session whose contents are kept for the page, of folds ten times as many; figures stay."""
+    """Latest steps of a session whose answers are kept for the page; figures and what contexts showed stay."""
     allowed_hosts: tuple[str, ...] = ()
     """Host names accepted besides the service's address and loopback."""
     allowed_origins: tuple[str, ...] = ()

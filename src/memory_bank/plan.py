@@ -84,17 +84,21 @@ class Piece(Brief):
 class Reasons:
     """Explains a choice. It is asked when a plan is read, not at each step."""
 
-    def pieces(self, *, explained: bool = True) -> list[Piece]:  # noqa: ARG002
-        """The pieces shown of past records, in their order in the context; ``explained``: with reasons."""
+    def pieces(self) -> Sequence[Piece]:
+        """The pieces shown of past records, in their order in the context."""
         return []
 
-    def near_misses(self) -> list[Piece]:
+    def near_misses(self) -> Sequence[Piece]:
         """The pieces that come next with a larger budget, best first."""
         return []
 
     def decide(self, interaction: Interaction) -> tuple[Fate, float | None, str]:
         """Fate, score and reason of a past interaction with whole pairs."""
         raise NotImplementedError
+
+    def fate(self, interaction: Interaction) -> Fate:
+        """The fate alone: it is asked at each step."""
+        return self.decide(interaction)[0]
 
     def beyond(self, here: Collection[str]) -> list[Decision]:  # noqa: ARG002
         """Decisions on shown records whose trace_id is not in ``here``."""
@@ -136,7 +140,8 @@ class Choice(Brief):
     among the messages that are never dropped. ``keep_all``: all messages are kept, in their order. ``unchanged``: why
     the messages need no change, or "". ``may_cost_more``: the context is used even where the full history
     costs no more, because it holds something that the messages lack. ``since``: the position of the first interaction
-    that the fold is not about; from there on all that is kept stands in its place. None: there is no fold.
+    that the fold is not about; from there on all that is kept stands in its place. None: there is no fold. ``fold``:
+    its number in the bank; 0 where it is not stored.
     ``budget``: tokens of the whole context. ``model_calls``: calls of a model that the choice made.
     """
 
@@ -149,6 +154,7 @@ class Choice(Brief):
     unchanged: str = ""
     may_cost_more: bool = False
     since: int | None = None
+    fold: int | None = None
     reasons: Reasons = field(default_factory=Shown)
     query: str = ""
     budget: int | None = None
@@ -161,8 +167,7 @@ class Plan:
 
     ``tokens`` and ``full_tokens`` count the context and all messages with ``counter``; ``kept_tokens`` is the
     part that every context has: anchor, interactions that stay, tail. ``unchanged``: the messages are
-    sent as they came, for the reason ``why_unchanged``. ``strategy`` is the type of the strategy. ``previous``
-    is the plan of the step before.
+    sent as they came, for the reason ``why_unchanged``. ``strategy`` is the type of the strategy.
 
     Example:
         >>> plan = state.last_plan  # a Plan
@@ -185,7 +190,6 @@ class Plan:
     memory: Mapping[str, str] | None = None
     host: int | None = None  # the position of the user's message that the memory joins
     rule: str = ""  # of the exit, that the context would have broken
-    previous: Plan | None = None
 
     def __repr__(self) -> str:
         """One line, whatever the conversation has."""
@@ -235,6 +239,29 @@ class Plan:
             return Fate.KEPT, None, f"its pairs are broken ({interaction.fault}): passed through as it came"
         return self.choice.reasons.decide(interaction)
 
+    @property
+    def fold(self) -> int | None:
+        """The number of the fold that the context shows; None without one, 0 where that is not stored."""
+        return None if self.unchanged else self.choice.fold
+
+    def fates(self) -> dict[Fate, list[str]]:
+        """The trace_ids of the records of which the context shows something, by fate.
+
+        Those that a fold is about are not among them: what it shows of them stands with the fold.
+        """
+        found: dict[Fate, list[str]] = {}
+        tail = self.view.tail
+        for interaction in self.view.interactions:
+            if interaction is tail or self.unchanged or interaction.stays:
+                fate = Fate.KEPT
+            elif self.choice.since is None:
+                fate = self.choice.reasons.fate(interaction)
+            else:
+                fate = Fate.KEPT if interaction.start >= self.choice.since else Fate.LEFT_OUT
+            if fate is not Fate.LEFT_OUT:
+                found.setdefault(fate, []).extend(interaction.record_ids)
+        return found
+
     def figures(self) -> dict[str, Any]:
         """The token counts and labels as JSON values, without the decisions."""
         return {name: getattr(self, name) for name in _FIGURES}
@@ -244,26 +271,12 @@ class Plan:
         return {**self.figures(), "decisions": [d.as_dict() for d in self.decisions]}
 
     def manifest(self) -> dict[str, Any]:
-        """``as_dict`` with the pieces that are shown, nearly shown, and gone since the step before."""
-        return {**self.as_dict(), **self.shown()}
-
-    def shown(self, *, explained: bool = True) -> dict[str, Any]:
-        """The pieces that are shown, nearly shown, and gone since the step before, as JSON values.
-
-        ``explained``: with their most probable values, and those nearly shown. Ask so before the session's next step:
-        afterwards these are those of that step.
-        """
-        pieces = [] if self.unchanged else self.choice.reasons.pieces(explained=explained)
-        near = [] if self.unchanged or not explained else self.choice.reasons.near_misses()
-        earlier: list[Piece] = []
-        if self.previous is not None and not self.previous.unchanged:
-            earlier = self.previous.choice.reasons.pieces(explained=False)
-        now = {(p.trace_id, p.text) for p in pieces}
-        before = {(p.trace_id, p.text) for p in earlier}
+        """``as_dict`` with the pieces that are shown and nearly shown."""
+        reasons = Reasons() if self.unchanged else self.choice.reasons
         return {
-            "pieces": [p.as_dict() | {"new": (p.trace_id, p.text) not in before} for p in pieces],
-            "near_misses": [p.as_dict() for p in near],
-            "gone": [p.as_dict() for p in earlier if (p.trace_id, p.text) not in now],
+            **self.as_dict(),
+            "pieces": [p.as_dict() for p in reasons.pieces()],
+            "near_misses": [p.as_dict() for p in reasons.near_misses()],
         }
 
     def as_html(self) -> str:

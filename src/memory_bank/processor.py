@@ -150,8 +150,10 @@ def _apply(
                     changed=changed,
                     model=model,
                     untold="the program sends its requests itself",
+                    fold=context.plan.fold,
                 )
-                session.run_later("step", partial(_record_step, session.database, figures))
+                step = StepToStore(figures, session.fates(context.plan), generation=session.generation)
+                session.run_later("step", partial(_record_step, session.database, step))
         except StorageError as e:
             if not isinstance(session, MemoryBankState) or not policy.bank:
                 raise
@@ -166,9 +168,9 @@ def _apply(
     return Applied(context if form is None else list(sent), context.plan.tokens, context, messages)
 
 
-def _record_step(database: Database, figures: StepFigures) -> None:
+def _record_step(database: Database, step: StepToStore) -> None:
     try:
-        add_steps(database, [StepToStore(figures)])
+        add_steps(database, [step])
     except StorageError as e:
         log.debug("a step could not be recorded: %s", e)
 
@@ -277,6 +279,7 @@ class MemoryProcessor:
         records the step itself, says whether the context is sent; it is asked before the step is charged. Raises
         NotSentError where it is not.
         """
+        check_shape(messages)
         key = memory_key or self.config.default_strategy
         settings = self.config.strategy(key)
         policy = policy_of(settings, llm_client)

@@ -1,4 +1,4 @@
-"""Steps: numbered in order by several writers, figures of all, manifests of the latest, a curve of any length."""
+"""Steps: numbered in order by several writers, figures of all, answers of the latest, a curve of any length."""
 
 import subprocess
 import sys
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.cli.conftest import environment
 
 from memory_bank.bank.database import Database
+from memory_bank.bank.folds import FoldReasons
 from memory_bank.bank.maintenance import purge
 from memory_bank.bank.schema import sessions
 from memory_bank.bank.steps import (
@@ -22,11 +23,15 @@ from memory_bank.bank.steps import (
     get_step,
     list_steps,
     packed,
+    steps_shown,
     token_curve,
     unpacked,
     usage_sums,
 )
+from memory_bank.bank.stores import FactStore
+from memory_bank.plan import Fate
 from memory_bank.pricing import Usage
+from memory_bank.records import InteractionRecord
 
 
 @pytest.fixture
@@ -48,7 +53,7 @@ def a_step(session="a", tokens=100, full=1000, created=5e9, **more):
     }
     if usage := more.pop("usage", None):
         more |= {"sent": usage, "full": usage}
-    stored = {k: more.pop(k) for k in ("manifest", "answer", "generation", "outcome") if k in more}
+    stored = {k: more.pop(k) for k in ("fates", "answer", "generation", "outcome") if k in more}
     return StepToStore(StepFigures(session, created, full, tokens, **{**values, **more}), **stored)
 
 
@@ -72,37 +77,60 @@ def test_a_list_goes_on_after_a_number(database):
     assert numbers(database, "a", after=7) == []
 
 
-def test_only_the_latest_keep_what_they_were_made_of(database):
+def answers(database, session, limit=500):
+    found = [s.number for s in list_steps(database, session, limit=limit)]
+    return [n for n in found if get_step(database, session, n)[1] is not None]
+
+
+def test_only_the_latest_keep_their_answers(database):
     for i in range(6):
-        add_steps(database, [a_step(manifest=packed({"i": i}))], 2)
-    assert [s.number for s in list_steps(database, "a") if s.detailed] == [5, 6]
-    step, manifest, _ = get_step(database, "a", 6)
-    assert step is not None and manifest == {"i": 5}
-    assert get_step(database, "a", 4)[1] is None
+        add_steps(database, [a_step(answer=packed({"i": i}))], 2)
+    assert answers(database, "a") == [5, 6]
+    assert get_step(database, "a", 6)[1] == {"i": 5}
     assert get_step(database, "a", 7) is None
-    add_steps(
-        database, [a_step(manifest=packed({"i": i})) for i in range(5)], 2
-    )  # more at once than are kept
-    assert [s.number for s in list_steps(database, "a") if s.detailed] == [10, 11]
+    add_steps(database, [a_step(answer=packed({"i": i})) for i in range(5)], 2)  # more at once than are kept
+    assert answers(database, "a") == [10, 11]
 
 
 def test_a_lower_limit_reaches_the_old_ones_in_time(database):
-    add_steps(database, [a_step(manifest=packed({}))] * 50, 100)
+    add_steps(database, [a_step(answer=packed({}))] * 50, 100)
     for _ in range(5):
-        add_steps(database, [a_step(manifest=packed({}))] * 50, 3)
-    assert sum(s.detailed for s in list_steps(database, "a", limit=500)) <= 3 + 50
-    add_steps(database, [a_step(manifest=packed({}))] * 50, 3)
-    assert [s.number for s in list_steps(database, "a", limit=500) if s.detailed] == [348, 349, 350]
+        add_steps(database, [a_step(answer=packed({}))] * 50, 3)
+    assert len(answers(database, "a")) <= 3 + 50
+    add_steps(database, [a_step(answer=packed({}))] * 50, 3)
+    assert answers(database, "a") == [348, 349, 350]
 
 
-def test_folds_keep_theirs_ten_times_as_long(database):
-    for i in range(1, 601):
-        changed = {"changed": "memory", "changed_at": 2} if i % 7 == 0 else {}
-        add_steps(database, [a_step(manifest=packed({}), **changed)], 9)
-    found = [s.number for s in list_steps(database, "a", limit=1_000) if s.detailed]
-    latest = [n for n in range(1, 601) if n > 591 or (n % 7 == 0 and n > 510)]
-    assert [n for n in found if n > 510] == latest
-    assert not [n for n in found if n <= 510 - 256]  # older ones go from time to time
+def test_what_a_context_showed_is_told_by_its_fates_and_by_its_fold(database):
+    fates = {"kept": [7, 8, 9], "shown in part": [2, 5]}
+    why = FoldReasons(6, {3: (Fate.PART, 0.5, "#3: 1 of 2 pieces")}, frozenset({4}), (), ())
+    add_steps(database, [a_step(records=9, fold=1, fates=fates), a_step(records=9, fates=fates), a_step()], 0)
+    folded, plain, untold = steps_shown(database, "a")
+    assert plain.fates == {"kept": [[7, 9]], "shown in part": [[2, 2], [5, 5]]}
+    assert [plain.of(n, None)[0] for n in (2, 3, 8)] == ["shown in part", "left out", "kept"]
+    assert [folded.of(n, why)[0] for n in (2, 3, 4, 6, 9)] == [
+        "shown in part", "shown in part", "listed", "left out", "kept",
+    ]  # fmt: skip
+    assert folded.of(3, why)[1:] == (0.5, "#3: 1 of 2 pieces")
+    assert folded.of(10, why)[2] == "its messages are no longer in the list that the client sends"
+    assert (
+        folded.of(3, None)[0] is untold.of(3, None)[0] is None
+    )  # the fold is no longer stored; nothing is known
+    assert [s.number for s in steps_shown(database, "a", since=9)] == [1, 2]
+    assert [s.number for s in steps_shown(database, "a", numbers=(2, 3))] == [2, 3]
+
+
+def test_a_context_that_was_not_sent_left_everything_as_it_came(database):
+    add_steps(database, [a_step(records=9, fold=1, fates={"kept": [9]}, status="refused")], 0)
+    assert steps_shown(database, "a")[0].of(3, None)[0] == "kept"
+
+
+def test_deleted_content_takes_along_what_contexts_showed_of_it(database):
+    FactStore(database, "a").store(InteractionRecord.create(1, "look", {}, "secret"))
+    [outline] = FactStore(database, "a").page()
+    add_steps(database, [a_step(fold=1, fates={"kept": [1]})], 0)
+    FactStore(database, "a").forget(outline.trace_id)
+    assert [(s.fold, s.fates) for s in steps_shown(database, "a")] == [(None, None)]
 
 
 def test_a_step_revives_a_deleted_session_unless_it_came_before(database):
@@ -120,15 +148,15 @@ def test_a_step_revives_a_deleted_session_unless_it_came_before(database):
     assert numbers(database, "a") == [1]
 
 
-def test_content_of_before_a_reset_does_not_come_after_it(database):
+def test_what_was_shown_before_a_reset_does_not_come_after_it(database):
     generation = database.generation("a")
     database.set_session("a", task="what is to be purged")
     list(purge(database, session_id="a"))
     assert database.generation("a") > generation
-    old = a_step(manifest=packed({"secret": 1}), generation=generation)
-    new = a_step(manifest=packed({"new": 1}), generation=database.generation("a"))
+    old = a_step(fold=1, fates={"kept": [1]}, generation=generation)
+    new = a_step(fold=1, fates={"kept": [1]}, generation=database.generation("a"))
     add_steps(database, [old, new], 9)
-    assert [s.detailed for s in list_steps(database, "a")] == [False, True]
+    assert [(s.fold, s.fates) for s in steps_shown(database, "a")] == [(None, None), (1, {"kept": [[1, 1]]})]
 
 
 def test_names_that_a_database_refuses_are_stored_in_part(database):
@@ -149,7 +177,7 @@ def test_an_outcome_without_usage_changes_the_figures_alone(database):
 
 
 def test_a_purge_takes_the_steps_along(database):
-    add_steps(database, [a_step(manifest=packed({}))] * 3 + [a_step("b")], 9)
+    add_steps(database, [a_step()] * 3 + [a_step("b")], 9)
     list(purge(database, session_id="a"))
     assert numbers(database, "a") == []
     assert numbers(database, "b") == [1]
@@ -161,7 +189,7 @@ def test_a_session_that_is_not_there_has_no_steps(database):
     assert numbers(database, "a") == [1]
 
 
-def test_a_manifest_keeps_lone_surrogates_and_nul():
+def test_an_answer_keeps_lone_surrogates_and_nul():
     wanted = {"text": "\ud800 \0 \u202e é", "deep": [{"n": 1.5}]}
     assert unpacked(packed(wanted)) == wanted
 
@@ -176,7 +204,7 @@ def test_processes_never_number_two_steps_alike(bank_url):
         "d = Database(sys.argv[1])\n"
         "for i in range(20):\n"
         "    figures = StepFigures('a', 5e9, 2, 1, 1, 1, 'rebuilt', 's', 1.0)\n"
-        "    add_steps(d, [StepToStore(figures, packed({}))], 5)\n"
+        "    add_steps(d, [StepToStore(figures, answer=packed({}))], 5)\n"
     )
     running = [
         subprocess.Popen([sys.executable, "-c", code, bank_url], env=environment(), stderr=subprocess.PIPE)
@@ -187,7 +215,7 @@ def test_processes_never_number_two_steps_alike(bank_url):
         assert process.returncode == 0, told.decode()
     found = list_steps(database, "a")
     assert [s.number for s in found] == list(range(1, 41))
-    assert [s.number for s in found if s.detailed] == list(range(36, 41))
+    assert answers(database, "a") == list(range(36, 41))
     database.close()
 
 
@@ -271,14 +299,12 @@ def test_usage_is_summed_by_session_and_by_day(database):
     assert {s.last for s in usage_sums(database, None, "session") if s.model == "m"} == {noon + 43_199}
 
 
-def test_the_answer_comes_with_the_outcome_and_goes_with_the_manifest(database):
+def test_the_answer_comes_with_the_outcome_and_goes_with_later_steps(database):
     for i in range(3):
-        add_steps(database, [a_step(created=5e9 + i, manifest=packed({"i": i}))], 2)
+        add_steps(database, [a_step(created=5e9 + i)], 2)
         said = {"parts": [{"text": f"{i}\ud800"}], "calls": []}
         ended = {"seconds": 2.5, "http_status": 200, "model": "m"}
         add_steps(database, [a_step(created=5e9 + i, answer=packed(said), outcome=True, **ended)], 2)
     kept = [get_step(database, "a", n) for n in (1, 2, 3)]
-    assert [(m and m["i"], a and a["parts"][0]["text"]) for _, m, a in kept] == [
-        (None, None), (1, "1\ud800"), (2, "2\ud800")
-    ]  # fmt: skip
+    assert [a and a["parts"][0]["text"] for _, a in kept] == [None, "1\ud800", "2\ud800"]
     assert (kept[0][0].seconds, kept[0][0].http_status) == (2.5, 200)

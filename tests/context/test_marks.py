@@ -6,12 +6,10 @@ import json
 from collections.abc import Iterator
 
 import pytest
-import sqlalchemy as sa
 from tests.chats import rounds
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.maintenance import verify
-from memory_bank.bank.schema import records, schema_version
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.bank.stores import FactStore
 from memory_bank.bank.transfer import export_lines, import_lines
@@ -90,19 +88,3 @@ def test_marks_are_exported_and_imported_and_those_of_older_exports_are_read(dat
     assert [r.mark for r in FactStore(other, "s").page()] == [None, None, "forgotten", None]
     assert not any("VALUE-0002" in text for text in texts)
     other.close()
-
-
-def test_marks_that_went_are_none_in_a_bank_of_schema_7(bank_url):
-    database = Database(bank_url)
-    with MemoryBankState.open(database, "s") as state:
-        context(state, conversation(4), settings_of("memory_bank"))
-        ids = list(state.steps)
-        assert state.fact_store.forget(ids[2])
-    with database.write() as c:
-        for trace_id, mark in zip(ids, ("pinned", "excluded"), strict=False):
-            c.execute(sa.update(records).where(records.c.trace_id == trace_id).values(mark=mark))
-        c.execute(sa.update(schema_version).values(version_num="7"))
-    database.close()
-    database = Database(bank_url)
-    assert [r.mark for r in FactStore(database, "s").page()] == [None, None, "forgotten", None]
-    database.close()

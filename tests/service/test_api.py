@@ -76,7 +76,7 @@ def test_a_context_is_built_with_its_plan(http):
     leaving = parted(made.messages)
     assert (leaving[:2], leaving[-2:]) == (CHAT[:2], CHAT[-2:])
     assert len(made.plan["decisions"]) == 29
-    assert {"pieces", "near_misses", "gone", "query"} <= set(made.plan)
+    assert {"pieces", "near_misses", "query"} <= set(made.plan)
     assert made.report["strategy"] == "memory_bank"
     assert built(http, plan=False).plan is None
 

@@ -56,7 +56,7 @@ def test_nothing_refers_to_the_long_call_ids_of_deleted_sessions(tmp_path, reque
             assert (came.status, came.header(b"x-memory-status")) == (200, b"unchanged")
             assert p.ask(f"/v1/sessions/s{n}", "DELETE").status == 204
         p.told(3)
-        assert p.service.recorder.drain(60)  # its contexts wait for their manifests
+        assert p.service.recorder.drain(60)
         p.exchanges.clear()
         del call_id, call, messages, asked
         until(lambda: held_texts(1_500_000).keys() <= known, 20)

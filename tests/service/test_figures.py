@@ -253,7 +253,7 @@ def test_a_request_that_memory_failed_for_is_a_step_of_its_session(tmp_path, rou
     assert (step["status"], step["reason"], step["error"]) == ("failed", "unknown_strategy", None)
     assert step["tokens"] == step["full_tokens"] > 1_000 and step["sent"] == step["full"]
     assert step["sent_cost"] == step["full_cost"] > 0
-    assert found["answer"]["parts"] == [{"text": "Two."}] and found["manifest"] is None
+    assert found["answer"]["parts"] == [{"text": "Two."}] and found["calls"] is None
     assert (row["without_memory"], stats["steps_without_memory"], [s["number"] for s in alone]) == (1, 1, [2])
     assert stats["without_memory"] == {"unknown_strategy": 1}
 
@@ -266,4 +266,4 @@ def test_forgetting_a_record_takes_the_answers(tmp_path):
         assert step_of(p)["answer"]
         assert p.ask("/v1/sessions/task/records/1", "DELETE").status == 204
         found = step_of(p)
-    assert (found["answer"], found["manifest"]) == (None, None)
+    assert (found["answer"], found["calls"]) == (None, None)

@@ -1,21 +1,21 @@
 """Steps are noted beside the requests: figures of all, nothing held up, nothing lost while a database is away."""
 
-import threading
 import time
 from dataclasses import replace
 
 import pytest
-from tests.chats import FOLDING, parted
+from tests.chats import FOLDING
 from tests.growth import cpu_seconds
 from tests.service.processes import until
 from tests.service.runs import orders
 
+from memory_bank.bank.folds import stored_folds
 from memory_bank.bank.sqlite import Sqlite
-from memory_bank.bank.steps import get_step, list_steps
+from memory_bank.bank.steps import get_step, list_steps, steps_shown
 from memory_bank.config import Config, load_config
 from memory_bank.errors import StorageError
 from memory_bank.service.page import recorder as recording
-from memory_bank.service.page.recorder import DETAILED, LATEST, Recorder
+from memory_bank.service.page.recorder import ANSWERS, Recorder
 from memory_bank.service.proxy.chat import ChatDialect
 from memory_bank.service.sessions import Sessions
 
@@ -59,108 +59,55 @@ def numbers(database, name="a"):
     return [s.number for s in list_steps(database, name, limit=5_000)]
 
 
-def test_a_step_is_noted_with_its_figures_and_what_it_was_made_of(database, sessions, recorder):
+def test_a_step_is_noted_with_its_figures_and_what_its_context_showed(database, sessions, recorder):
     began = time.time()
     made = sessions.rebuild(None, "a", orders(40))
     assert recorder.drain(30)
-    step, manifest, _ = get_step(database, "a", 1)
+    step, answer = get_step(database, "a", 1)
     assert (step.tokens, step.full_tokens, step.records) == (made.tokens, made.full_tokens, 40)
     assert (step.messages, step.status, step.strategy) == (82, "rebuilt", made.strategy)
     assert began <= step.created <= time.time()
     assert step.milliseconds == pytest.approx(made.milliseconds)
-    assert manifest["plan"]["pieces"]
+    [shown] = steps_shown(database, "a")
+    [(_, why)] = stored_folds(database, "a", [step.fold]).values()
+    assert (step.fold, answer, why.records) == (1, None, 40)
+    assert why.pieces and list(why.pieces) == list(made.plan.choice.reasons.pieces())
+    assert shown.fates["kept"][-1][-1] == 40
     sessions.rebuild(None, "b", orders(1))
     assert recorder.drain(30)
     assert list_steps(database, "b")[0].status == "unchanged"
 
 
-def test_an_agent_that_goes_on_at_once_is_not_held_up_and_its_contexts_are_kept(database, sessions, recorder):
-    made = [sessions.rebuild(None, "a", orders(n)) for n in range(1, 12)]
-    assert recorder.drain(30)
-    found = list_steps(database, "a")
-    assert [s.records for s in found] == list(range(1, 12))
-    assert all(s.detailed for s in found)
-    manifests = [get_step(database, "a", n)[1] for n in range(1, 12)]
-    assert [m["context_messages"] for m in manifests] == [len(parted(step.shown)) for step in made]
-    assert all(m["plan"]["decisions"] or n == 0 for n, m in enumerate(manifests))
-    assert not manifests[0]["explained"] and manifests[-1]["explained"]
-    pieces = manifests[-2]["plan"]["pieces"]
-    assert pieces and not any(p["values"] for p in pieces)  # these would be the reasons of a later step
-
-
-def test_a_session_at_work_is_not_waited_for(database, sessions, recorder):
-    made = sessions.rebuild(None, "a", orders(3))
-    held = threading.Event()
-
-    def work():
-        with made.state.lock:
-            held.set()
-            recorder.drain(30)
-
-    worker = threading.Thread(target=work)
-    worker.start()
-    assert held.wait(10)
-    worker.join(30)
-    assert numbers(database) == [1]
-    _, manifest, _ = get_step(database, "a", 1)
-    assert (manifest["plan"], manifest["explained"]) == (None, False)
-    assert manifest["context_messages"] == len(parted(made.shown))
-
-
-def test_under_overload_contents_are_dropped_and_figures_never(database, sessions, recorder):
-    made = sessions.rebuild(None, "a", orders(3))
-    recorder.drain(30)
-    with made.state.lock:
-        for _ in range(5 * DETAILED):
-            recorder.take(made)
-        held = recorder._detailed
-    assert held <= DETAILED
-    assert recorder.drain(60)
-    assert numbers(database) == list(range(1, 5 * DETAILED + 2))
-    assert recorder.lost == 0
-
-
-def test_under_overload_the_last_step_of_each_session_and_every_fold_keep_their_contents(
+def test_an_agent_that_goes_on_at_once_is_not_held_up_and_every_step_is_explained(
     database, sessions, recorder
 ):
-    made = {name: sessions.rebuild(None, name, orders(3)) for name in ("a", "b", "c")}
-    recorder.drain(30)
-    with database.write_lock, made["a"].state.lock:
-        for turn in range(2 * DETAILED):
-            for step in made.values():
-                folds = turn % 50 == 7
-                recorder.take(replace(step, changed="memory", changed_at=2) if folds else step)
-        assert recorder._detailed <= DETAILED + 24
-    assert recorder.drain(60)
-    for name in made:
-        found = list_steps(database, name, limit=5_000)
-        assert len(found) == 2 * DETAILED + 1
-        assert found[-1].detailed and all(s.detailed for s in found[-recorder.kept :] if s.changed)
-        assert not all(s.detailed for s in found[-recorder.kept :])
+    made = [sessions.rebuild(None, "a", orders(n)) for n in range(1, 12)]
+    assert recorder.drain(30)
+    assert [s.records for s in list_steps(database, "a")] == list(range(1, 12))
+    found = steps_shown(database, "a")
+    stored = stored_folds(database, "a", [s.fold for s in found])
+    for step, shown in zip(made, found, strict=True):
+        why = stored[shown.fold][1] if shown.fold else None
+        for decision in step.plan.decisions:
+            [number] = [list(step.state.steps).index(t) + 1 for t in decision.trace_ids]
+            assert shown.of(number, why)[0] == decision.fate
 
 
-def test_under_overload_what_a_provider_said_of_an_error_is_kept(database, sessions, recorder):
+def test_under_overload_answers_are_dropped_and_figures_and_errors_never(database, sessions, recorder):
     made = [sessions.rebuild(None, "a", orders(n)) for n in range(1, 9)]
     assert recorder.drain(60)
-    with database.write_lock, made[0].state.lock:
+    with database.write_lock:
         for n, step in enumerate(made):
             error, said = ("status 429", b'{"error": {"message": "Too fast"}}') if n == 3 else (None, b"{}")
             recorder.take_outcome(step, (said, ChatDialect()), error=error)
-            for _ in range(DETAILED // 2):
+            for _ in range(ANSWERS // 2):
                 recorder.take_outcome(made[-1], (b"{}", ChatDialect()), error=None)
+        for _ in range(5 * ANSWERS):
+            recorder.take(made[0])
     assert recorder.drain(60)
     assert [s.error for s in list_steps(database, "a") if s.error] == ["Too fast"]
-
-
-def test_very_many_folds_are_bounded_and_the_last_one_stays(database, sessions, recorder):
-    made = replace(sessions.rebuild(None, "a", orders(3)), changed="memory", changed_at=2)
-    recorder.drain(30)
-    with database.write_lock, made.state.lock:
-        for _ in range(3 * LATEST):
-            recorder.take(made)
-        assert recorder._detailed <= LATEST
-    assert recorder.drain(60)
-    assert list_steps(database, "a", limit=5_000)[-1].detailed
+    assert numbers(database) == list(range(1, 5 * ANSWERS + 9))
+    assert recorder.lost == 0
 
 
 def test_taking_a_step_costs_next_to_nothing_however_slow_the_rest(database, sessions, recorder):
@@ -263,25 +210,25 @@ def test_closing_does_not_wait_for_a_database_that_is_away(database, sessions):
     database.away = False
 
 
-def test_nothing_is_kept_of_contents_where_nothing_is_to_be(database):
+def test_nothing_is_kept_of_answers_where_nothing_is_to_be(database):
     recorder = Recorder(database, 0)
     sessions = Sessions(database, load_config(), rebuilt=recorder.take)
-    sessions.rebuild(None, "a", orders(3))
+    step = sessions.rebuild(None, "a", orders(3))
+    said = b'{"choices": [{"message": {"role": "assistant", "content": "Yes."}}]}'
+    recorder.take_outcome(step, (said, ChatDialect()))
     recorder.close(30)
-    assert [s.detailed for s in list_steps(database, "a")] == [False]
+    assert get_step(database, "a", 1)[1] is None
     sessions.close()
 
 
-def test_what_cannot_be_told_costs_no_figures_and_says_nothing_of_contents(
+def test_an_answer_that_cannot_be_read_costs_no_figures_and_says_nothing_of_contents(
     database, sessions, recorder, told
 ):
     made = sessions.rebuild(None, "a", orders(3))
     assert recorder.drain(30)
-    recorder.take(replace(made, shown=[object()] * 3 + ["a secret"], messages=7, plan=made.plan))
-    broken = replace(made, shown=None, messages=8)
-    recorder.take(broken)
+    recorder.take_outcome(made, (b'{"error": "a secret"}', 7), seconds=8.0)
     assert recorder.drain(30)
-    assert [s.messages for s in list_steps(database, "a")][-2:] == [7, 8]
+    assert [s.seconds for s in list_steps(database, "a")] == [8.0]
     said = "\n".join(r.getMessage() for r in told)
-    assert "could not be recorded (TypeError)" in said
+    assert "the answer of a step could not be recorded (AttributeError)" in said
     assert "secret" not in said

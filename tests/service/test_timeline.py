@@ -1,7 +1,9 @@
 """The routes of a session's steps: listed, as a curve, in full; of one's own sessions only."""
 
+import json
+
 import pytest
-from tests.chats import parted
+from tests.chats import call, result, user
 from tests.service.processes import FOLDING, serve, until
 from tests.service.runs import orders, recorded
 
@@ -28,9 +30,9 @@ def got(service, path):
 
 
 def noted(service, name, number):
-    """A step, once what it was made of is noted."""
+    """A step, once it is noted."""
     path = f"/v1/sessions/{name}/steps/{number}"
-    return until(lambda: (a := service.ask(path)).status == 200 and a.json()["manifest"] and a.json())
+    return until(lambda: (a := service.ask(path)).status == 200 and a.json())
 
 
 @pytest.fixture(scope="module")
@@ -71,24 +73,29 @@ def test_the_curve_has_all_steps_in_few_points(service, shop):
 def test_a_step_in_full_tells_what_was_sent_and_why(service, shop):
     detail = got(service, f"shop/steps/{shop}")
     assert StepDetail.model_validate(detail)
-    plan = detail["manifest"]["plan"]
-    assert detail["step"]["number"] == shop and detail["step"]["detailed"]
-    assert plan["pieces"] and plan["pieces"][0]["values"][0]["features"]
-    assert detail["changes"] is not None
-    assert all(c["before"] != c["now"] for c in detail["changes"])
-    sent = step(service, "again", recorded("shop-refunds")[-1])["messages"]
-    context = noted(service, "again", 1)["manifest"]["context"]
-    texts = ["".join(p.get("text", "") for p in m["parts"]) for m in context]
-    assert texts == [m["content"] or "" for m in parted(sent)]
+    fold, calls = detail["fold"], detail["calls"]
+    assert detail["step"]["number"] == shop and detail["step"]["fold"] == fold["number"] > 1
+    assert fold["pieces"] and fold["pieces"][0]["values"][0]["features"]
+    assert detail["changes"] and all(c["before"] != c["now"] for c in detail["changes"])
+    assert detail["new"] and detail["gone"]
+    assert [c["number"] for c in calls] == list(range(1, len(calls) + 1))
+    assert detail["fates"] == {f: [c["fate"] for c in calls].count(f) for f in {c["fate"] for c in calls}}
+    assert {p["trace_id"] for p in fold["pieces"]} <= {
+        c["trace_id"] for c in calls if c["fate"] in ("kept", "shown in part")
+    }
+    sent = json.dumps(step(service, "again", recorded("shop-refunds")[-1])["messages"])
+    shown = noted(service, "again", 1)["fold"]
+    assert json.dumps(shown["text"])[1:-1] in sent
+    assert all(json.dumps(p["text"])[1:-1] in sent for p in shown["pieces"] if "\n" not in p["text"])
 
 
 def test_what_became_different_is_told_between_two_steps(service):
     for n in (3, 40):
         step(service, "turn", orders(n), strategy="memory_bank")
         detail = noted(service, "turn", 1 if n == 3 else 2)
-    turned = {tuple(c["trace_ids"]): (c["before"], c["now"]) for c in detail["changes"]}
-    # of the first step's past, which went through whole: shown in part now, or less
-    assert 1 <= len(turned) <= 2
+    turned = {c["trace_id"]: (c["before"], c["now"]) for c in detail["changes"]}
+    # of the first step, whose calls went through whole: shown in part now, or less
+    assert 1 <= len(turned) <= 3
     assert {before for before, _ in turned.values()} == {"kept"}
     assert "kept" not in {now for _, now in turned.values()}
 
@@ -114,11 +121,8 @@ def test_what_is_asked_wrongly_is_told(service, shop, path):
 
 def test_names_and_texts_of_any_kind(service):
     name, hostile = "a%2Fb%20%3Cb%3E", "\ud800 <script> \u202e \0"
-    step(service, name, [{"role": "user", "content": hostile}, *orders(1)[2:]])
-    answer = service.ask(f"/v1/sessions/{name}/steps/1")
-    detail = until(lambda: service.ask(f"/v1/sessions/{name}/steps/1").json().get("manifest"))
-    assert detail["context"][0]["parts"] == [{"text": hostile}]
-    assert answer.headers["content-type"] == "application/json"
+    step(service, name, [user(hostile), call(("c", hostile, {"a": hostile})), result("c", hostile)])
+    assert noted(service, name, 1)["calls"][0]["tool"] == hostile
 
 
 def test_a_reset_takes_the_steps_and_they_begin_anew(service):

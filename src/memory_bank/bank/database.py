@@ -231,13 +231,17 @@ class Database:
                 metadata.create_all(connection, checkfirst=False)
                 connection.execute(sa.insert(schema_version), {"version_num": VERSION})
             elif version != VERSION:
+                created: set[object] = set()
                 for step in (
                     step for v, steps in MIGRATIONS.items() if int(v) >= int(version) for step in steps
                 ):
                     if isinstance(step, (sa.Table, sa.Index)):
                         step.create(connection)
+                        created.add(step)
                         continue
                     if not isinstance(step, str):
+                        if step.table in created:  # with all its columns
+                            continue
                         added = CreateColumn(step).compile(dialect=connection.dialect)
                         step = f"ALTER TABLE {step.table} ADD COLUMN {added}"
                     connection.exec_driver_sql(step)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -14,6 +15,7 @@ from sqlalchemy.engine import Connection
 
 from memory_bank.bank.database import GENERATION, LEDGER, Database, LastFold
 from memory_bank.bank.schema import SET_SESSION, folds, of_session, sessions
+from memory_bank.plan import Fate, Piece
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
@@ -22,11 +24,14 @@ KEPT = 64
 _AT_ONCE = 16
 _f = folds.c
 _HEADS = (
-    sa.select(*(c for c in _f if c.name not in ("session_id", "created", "body")))
+    sa.select(*(c for c in _f if c.name not in ("session_id", "created", "body", "why")))
     .where(of_session(folds), _f.made_for == sa.bindparam("settings"), _f.count <= sa.bindparam("most"))
     .order_by(_f.count.desc(), _f.number.desc())
 )
-_BODY = sa.select(_f.body).where(of_session(folds), _f.number == sa.bindparam("at"))
+_BODY = sa.select(_f.body, _f.why).where(of_session(folds), _f.number == sa.bindparam("at"))
+_EXPLAINED = sa.select(_f.number, _f.body, _f.why).where(
+    of_session(folds), _f.number.in_(sa.bindparam("numbers", expanding=True))
+)
 _OLD = sa.delete(folds).where(of_session(folds), _f.number <= sa.bindparam("upto"))
 
 Turn = tuple[int, Sequence[tuple[int, Mapping[int, Any], int]]]
@@ -77,12 +82,64 @@ class FoldContent:
 
 
 @dataclass(frozen=True, slots=True)
+class FoldReasons:
+    """What a fold shows of each of the session's first ``records`` records, and why.
+
+    ``calls``: by number the fate, worth and reason of those of which something was shown or nearly shown. Of the
+    others those in ``listed`` are named, the rest is only counted. ``pieces`` as they stand in the context,
+    ``near_misses`` best first.
+    """
+
+    records: int
+    calls: Mapping[int, tuple[Fate, float | None, str]]
+    listed: Collection[int]
+    pieces: Sequence[Piece]
+    near_misses: Sequence[Piece]
+
+    def of(self, number: int) -> tuple[Fate, float | None, str]:
+        """Fate, worth and reason of a record."""
+        if number > self.records:
+            return Fate.LEFT_OUT, None, "it came after this fold"
+        if number in self.calls:
+            return self.calls[number]
+        if number in self.listed:
+            return Fate.LISTED, None, f"#{number} named in the list of calls, nothing of its output"
+        return Fate.LEFT_OUT, None, f"#{number} counted in the list of calls"
+
+    def packed(self) -> bytes:
+        """As it is stored: ASCII JSON, compressed."""
+        calls = [[number, *of] for number, of in self.calls.items()]
+        pieces = [
+            [(p.trace_id, p.tool, p.text, p.score, p.reasons) for p in some]
+            for some in (self.pieces, self.near_misses)
+        ]
+        values = [self.records, calls, sorted(self.listed), *pieces]
+        return zlib.compress(json.dumps(values, separators=(",", ":")).encode("ascii"), 3)
+
+    @classmethod
+    def unpacked(cls, stored: bytes) -> FoldReasons:
+        """The reasons of their stored form. Raises ValueError where that is damaged."""
+        try:
+            records, calls, listed, *pieces = json.loads(zlib.decompress(stored))
+            by_number = {number: (Fate(fate), worth, reason) for number, fate, worth, reason in calls}
+            shown, near = ([_piece(*p) for p in some] for some in pieces)
+        except (zlib.error, TypeError, LookupError, RecursionError) as e:
+            raise ValueError(f"the reasons of a fold are damaged ({type(e).__name__})") from None
+        return cls(records, by_number, frozenset(listed), shown, near)
+
+
+def _piece(trace_id: str, tool: str, text: str, score: float, reasons: Sequence[Any]) -> Piece:
+    values = ((value, chance, tuple((f, n) for f, n in features)) for value, chance, features in reasons)
+    return Piece(trace_id, tool, text, score, tuple(values))
+
+
+@dataclass(frozen=True, slots=True)
 class Fold:
     """A fold and what it is about: the first ``past`` interactions, of which ``about`` is a digest.
 
     ``number`` counts the folds of the session. ``made_for``: a digest of the settings and of the counter's name.
     ``count``: past interactions then, those kept whole included. ``growth``: tokens of interactions that may follow
-    before the next fold. ``tokens``: of its memory message.
+    before the next fold. ``tokens``: of its memory message. ``why`` is None for a fold of an older bank.
     """
 
     number: int
@@ -93,6 +150,7 @@ class Fold:
     growth: int
     tokens: int
     body: FoldContent = field(repr=False)
+    why: FoldReasons | None = field(default=None, repr=False)
 
 
 class Folds:
@@ -122,11 +180,11 @@ class Folds:
         if head is None:
             return None
         if head.number not in self._read:
-            body = self.database.value(_BODY, session=self.session_id, at=head.number)
-            if body is None:  # deleted meanwhile
+            stored = self.database.rows(_BODY, session=self.session_id, at=head.number)
+            if not stored:  # deleted meanwhile
                 return None
             try:
-                fold = Fold(**head, body=FoldContent.unpacked(body))
+                fold = Fold(**head, **content_of(stored[0]))
             except ValueError as e:  # the step goes on as without it, and the next fold stands in its place
                 log.warning("session %s: fold %d cannot be read (%s)", self.session_id, head.number, e)
                 return None
@@ -140,6 +198,7 @@ class Folds:
         """Store a fold; False where its number is taken, or content was deleted since ``generation``."""
         row = {f.name: getattr(fold, f.name) for f in fields(Fold)}
         row |= {"session_id": self.session_id, "body": fold.body.packed()}
+        row["why"] = None if fold.why is None else fold.why.packed()
         session = {"session": self.session_id}
 
         def insert(c: Connection) -> bool:
@@ -157,6 +216,25 @@ class Folds:
     def last(self) -> LastFold:
         """The session's newest fold."""
         return self.database.extent(self.session_id).fold
+
+
+def content_of(row: Mapping[Any, Any]) -> dict[str, Any]:
+    """``body`` and ``why`` of a stored fold. Raises ValueError where they are damaged."""
+    why = None if row["why"] is None else FoldReasons.unpacked(row["why"])
+    return {"body": FoldContent.unpacked(row["body"]), "why": why}
+
+
+def stored_folds(
+    database: Database, session_id: str, numbers: Collection[int | None]
+) -> dict[int, tuple[FoldContent, FoldReasons]]:
+    """The folds with these numbers that are stored with their reasons, and can be read."""
+    found = {}
+    for row in database.rows(_EXPLAINED, session=session_id, numbers=[n for n in set(numbers) if n]):
+        with suppress(ValueError):
+            content = content_of(row)
+            if content["why"] is not None:
+                found[row["number"]] = content["body"], content["why"]
+    return found
 
 
 def copy_folds(source: Database, target: Database, session_id: str) -> None:

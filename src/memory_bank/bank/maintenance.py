@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection, RowMapping
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder
 from memory_bank.bank.files import ROOT
-from memory_bank.bank.folds import FoldContent
+from memory_bank.bank.folds import content_of
 from memory_bank.bank.keys import DEFAULT
 from memory_bank.bank.rows import derivation, from_row, is_derived, is_session_id, read_row
 from memory_bank.bank.schema import (
@@ -291,10 +291,10 @@ class _Verification:
         """Every fold can be read; a later step makes another in the place of one that is deleted."""
         f, broken = folds.c, list[tuple[str, int]]()
         with self.database.snapshot() as c:
-            found = sa.select(f.session_id, f.number, f.body)
-            for name, number, body in c.execute(found, execution_options={"yield_per": _BATCH}):
+            found = sa.select(f.session_id, f.number, f.body, f.why)
+            for name, number, *content in c.execute(found, execution_options={"yield_per": _BATCH}):
                 try:
-                    FoldContent.unpacked(body)
+                    content_of(dict(zip(("body", "why"), content, strict=True)))
                 except ValueError:
                     broken.append((name, number))
         for name, number in broken:

@@ -190,9 +190,10 @@ folds = sa.Table(  # what stands in the place of a session's older history; rows
     sa.Column("growth", sa.BigInteger, nullable=False),  # tokens that may follow before the next fold
     sa.Column("tokens", sa.BigInteger, nullable=False),  # of its memory message
     sa.Column("body", sa.LargeBinary, nullable=False),  # zlib, JSON: what is shown
+    sa.Column("why", sa.LargeBinary),  # zlib, JSON: for the page
 )
 
-steps = sa.Table(  # cost and composition of a session's contexts; old manifests are deleted
+steps = sa.Table(  # cost and composition of a session's contexts; old answers are deleted
     "steps",
     metadata,
     sa.Column("session_id", sa.String(255), primary_key=True),
@@ -205,8 +206,9 @@ steps = sa.Table(  # cost and composition of a session's contexts; old manifests
     sa.Column("status", sa.String(32), nullable=False),
     sa.Column("strategy", sa.String(255), nullable=False),
     sa.Column("milliseconds", sa.Float(53), nullable=False),
-    sa.Column("manifest", sa.LargeBinary),  # zlib, JSON
-    sa.Column("answer", sa.LargeBinary),  # of the model, as the manifest
+    sa.Column("fold", sa.Integer),  # the number of the fold that its context shows
+    sa.Column("fates", ExactText),  # JSON: by fate, numbers of records; the others are as the fold has them
+    sa.Column("answer", sa.LargeBinary),  # of the model: zlib, JSON
     sa.Column("seconds", sa.Float(53)),  # until the end of the answer
     sa.Column("http_status", sa.Integer),  # of the answer
     sa.Column("error", ExactText),  # what the provider or the connection to it said
@@ -248,6 +250,8 @@ MIGRATIONS: dict[str, list[sa.Column[Any] | sa.Table | sa.Index | str]] = {
     ],
     "7": [
         "UPDATE records SET mark = NULL WHERE mark <> 'forgotten'",
+        "UPDATE steps SET manifest = NULL",
+        *(steps.c.fold, steps.c.fates, folds.c.why),
         insights.c.due,
         insights.c.attempts,
         _WAITING,
@@ -277,6 +281,7 @@ SET_SESSION = sa.update(sessions).where(sessions.c.session_id == SESSION)
 NEXT_GENERATION = SET_SESSION.values(generation=sessions.c.generation + 1)
 _NO_CONTENT = NEXT_GENERATION.values(note=None, summaries=None, sent=None, came=None)
 _NO_FOLDS = sa.delete(folds).where(folds.c.session_id == SESSION)
+_UNTOLD = sa.update(steps).where(steps.c.session_id == SESSION).values(fold=None, fates=None)
 
 NO_LEDGER: dict[str, None] = dict.fromkeys(("asked", "paid", "would_pay", "in_vain"))
 """What a session without records has paid."""
@@ -284,8 +289,8 @@ NO_LEDGER: dict[str, None] = dict.fromkeys(("asked", "paid", "would_pay", "in_va
 
 def content_deleted(c: Connection, session: Mapping[str, str]) -> None:
     """Within a write, raise a session's generation, and delete what was made of its content: folds, notes."""
-    c.execute(_NO_CONTENT, session)
-    c.execute(_NO_FOLDS, session)
+    for statement in (_NO_CONTENT, _NO_FOLDS, _UNTOLD):
+        c.execute(statement, session)
 
 
 def of_session(table: sa.Table) -> sa.ColumnElement[bool]:

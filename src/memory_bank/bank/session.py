@@ -6,7 +6,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice, takewhile
@@ -334,6 +334,20 @@ class MemoryBankState(Session):
         self._insights.begin(settings, llm_client, stored, anew=is_new)
         self.scope = settings.scope
         self.new_records = []
+
+    @property
+    def numbers(self) -> Mapping[str, int]:
+        """The number of every stored record, as ``get_record("#12")`` takes it."""
+        numbers: dict[str, int] = self.cache("numbers")
+        if len(numbers) != len(self.steps):
+            numbers.clear()
+            numbers.update((t, n) for n, t in enumerate(self.steps, 1))
+        return numbers
+
+    def fates(self, plan: Plan) -> dict[str, list[int]]:
+        """The numbers of the records of which a plan's context shows something, by fate; see ``Plan.fates``."""
+        numbers = self.numbers
+        return {str(f): [numbers[t] for t in ids if t in numbers] for f, ids in plan.fates().items()}
 
     def reload_steps(self) -> None:
         """Read the order of the stored records again, with those of other processes."""

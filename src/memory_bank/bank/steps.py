@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -15,18 +15,29 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.schema import of_namespace, of_session, sessions, steps, sum_of
+from memory_bank.bank.folds import FoldReasons
+from memory_bank.bank.schema import of_namespace, of_session, records, sessions, steps, sum_of
+from memory_bank.plan import Fate
 from memory_bank.pricing import Usage
 
 CONTROL = "control"
 """The status of steps of a session that is left without memory to compare with."""
+AS_IT_CAME = ("unchanged", CONTROL, "failed", "refused")
+"""The statuses of steps whose messages were sent as they came."""
 WITHOUT = ("failed", "refused")
 """The statuses of steps that went without memory: it failed, its context broke a rule of the gate, or it is paused
 because upstream refused an earlier context."""
-FOLDS = 10
-"""How many times as many of the latest steps keep their contents where the context changed before its end."""
 _SWEEP = 256
-"""Steps between two deletions of all old manifests; in between, only those that the newest replace go."""
+"""Steps between two deletions of all old answers; in between, only those that the newest replace go."""
+
+_AS_SENT = "the messages were sent as they came"
+_GONE = "its messages are no longer in the list that the client sends"
+_REASONS = {
+    Fate.KEPT: "one of the latest calls, or kept whole",
+    Fate.PART: "its output is shortened",
+    Fate.LISTED: "summarised in the memory message",
+    Fate.LEFT_OUT: "older than what the strategy keeps",
+}
 
 _t = steps.c
 _USED = (
@@ -39,16 +50,12 @@ _without = _t.status.in_(sa.literal_column(f"'{status}'") for status in WITHOUT)
 _ENDED = ("seconds", "http_status", "error", "reason")
 _BILL = ("billed", "untold")
 _OUTCOME = ("tokens", "full_tokens", "status", "model", *_ENDED, *_BILL, *(c.name for c in _USED))
-_CONTENTS = ("manifest", "answer")
-_LISTED = (*(c for c in _t if c.name not in _CONTENTS), _t.manifest.is_not(None).label("detailed"))
+_LISTED = tuple(c for c in _t if c.name not in ("fates", "answer"))
 _ADD_OUTCOME = sa.update(steps).where(of_session(steps), _t.created == sa.bindparam("made"))
 _SESSION = sa.select(sessions.c.generation, sessions.c.deleted).where(of_session(sessions))
 _LAST = sa.select(sa.func.max(_t.number)).where(of_session(steps))
-_goes = sa.or_(_t.changed.is_(None), _t.number <= sa.bindparam("folds"))
-_old = _t.number > sa.bindparam("above"), _t.number <= sa.bindparam("to"), _goes
-_has_contents = sa.or_(*(_t[k].is_not(None) for k in _CONTENTS))
-_no_contents = dict.fromkeys(_CONTENTS, sa.null())
-_DROP_CONTENTS = sa.update(steps).where(of_session(steps), *_old, _has_contents).values(_no_contents)
+_old = _t.number > sa.bindparam("above"), _t.number <= sa.bindparam("to"), _t.answer.is_not(None)
+_DROP_ANSWERS = sa.update(steps).where(of_session(steps), *_old).values(answer=sa.null())
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +70,8 @@ class StepFigures:
     ``changed`` what that message is: "memory", or its role; None where the context begins as the one before.
     ``sent``: the usage that the provider reported, ``full``: that of the full history (estimated); None without
     one, and then ``untold`` says why. ``billed``: the cost that the provider named, in dollars. ``seconds`` until the
-    end of the answer, its ``http_status``, and the ``error`` that it or the connection brought. ``detailed``: the
-    step's manifest is stored.
+    end of the answer, its ``http_status``, and the ``error`` that it or the connection brought. ``fold``: the number
+    of the fold that the context shows; None without one, 0 where that is not stored.
     """
 
     session_id: str
@@ -87,19 +94,20 @@ class StepFigures:
     http_status: int | None = None
     error: str | None = None
     reason: str | None = None
+    fold: int | None = None
     number: int = 0
-    detailed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StepToStore:
-    """Figures to store. ``manifest`` as ``packed`` makes it; ``generation`` is the session's when the step was made.
+    """Figures to store. ``fates``: by fate, the numbers of the records that the context shows, but for those of the
+    fold. ``answer`` as ``packed`` makes it; ``generation`` is the session's when the step was made.
 
     ``outcome``: what the step stored at this time came to replaces its tokens, status, model, usage and ``answer``.
     """
 
     figures: StepFigures
-    manifest: bytes | None = None
+    fates: Mapping[str, Sequence[int]] | None = None
     answer: bytes | None = None
     generation: int | None = None
     outcome: bool = False
@@ -143,13 +151,13 @@ class UsageSums:
     full_tokens: int
 
 
-def packed(manifest: Mapping[str, object]) -> bytes:
-    """A manifest as it is stored: ASCII JSON, which keeps lone surrogates, compressed."""
-    return zlib.compress(json.dumps(manifest, separators=(",", ":")).encode("ascii"), 3)
+def packed(answer: Mapping[str, object]) -> bytes:
+    """An answer as it is stored: ASCII JSON, which keeps lone surrogates, compressed."""
+    return zlib.compress(json.dumps(answer, separators=(",", ":")).encode("ascii"), 3)
 
 
 def unpacked(stored: bytes) -> dict[str, Any]:
-    """The manifest of its stored form."""
+    """The answer of its stored form."""
     values: dict[str, Any] = json.loads(zlib.decompress(stored))
     return values
 
@@ -157,9 +165,9 @@ def unpacked(stored: bytes) -> dict[str, Any]:
 def add_steps(database: Database, new: Sequence[StepToStore], kept: int | None = None) -> None:
     """Store new steps, numbered after the last one of their session, and the outcomes of stored steps, all or none.
 
-    Only the latest ``kept`` steps of a session keep their manifests, and of FOLDS times as many those at which the
-    context changed before its end, as at a fold; None: all do. A step newer than the deletion of its session revives
-    the session, an older one is dropped; a manifest is dropped if the session was emptied since.
+    Only the latest ``kept`` steps of a session keep their answers; None: all do. A step newer than the deletion of
+    its session revives the session, an older one is dropped; so is what its context showed, if content was deleted
+    since.
     """
     with database.write() as c:
         for session_id in sorted({s.figures.session_id for s in new}):  # one order: no deadlock
@@ -184,17 +192,29 @@ def _add(
     last = before + len(new)
     rows = []
     for number, step in enumerate(new, before + 1):
-        latest = last if kept is None else kept if step.figures.changed is None else FOLDS * kept
-        whole = number > last - latest and step.generation in (None, known.generation)
-        kept_contents = {k: getattr(step, k) if whole else None for k in _CONTENTS}
-        rows.append({**_row(step.figures), "number": number, **kept_contents})
+        row = {**_row(step.figures), "number": number}
+        row["answer"] = step.answer if kept is None or number > last - kept else None
+        if step.generation not in (None, known.generation):
+            row["fold"] = None
+        elif step.fates is not None:
+            row["fates"] = json.dumps({fate: _runs(numbers) for fate, numbers in step.fates.items()})
+        rows.append(row)
     c.execute(sa.insert(steps), rows)
     if kept is not None:
         above = 0 if before // _SWEEP != last // _SWEEP else before - kept
-        c.execute(
-            _DROP_CONTENTS, {**session, "above": above, "to": last - kept, "folds": last - FOLDS * kept}
-        )
+        c.execute(_DROP_ANSWERS, {**session, "above": above, "to": last - kept})
     database.revive(c, session_id)
+
+
+def _runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """First and last of the numbers that follow one another."""
+    found: list[tuple[int, int]] = []
+    for n in sorted(numbers):
+        if found and n <= found[-1][1] + 1:
+            found[-1] = found[-1][0], n
+        else:
+            found.append((n, n))
+    return found
 
 
 def _row(step: StepFigures) -> dict[str, Any]:
@@ -279,35 +299,57 @@ def ends_of(database: Database, session_id: str) -> tuple[int, int] | None:
 
 def get_step(
     database: Database, session_id: str, number: int
-) -> tuple[StepFigures, dict[str, Any] | None, dict[str, Any] | None] | None:
-    """A step, its manifest and the model's answer, where these are stored; None for an unknown step."""
-    one = sa.select(*_LISTED, *(_t[k] for k in _CONTENTS)).where(of_session(steps), _t.number == number)
+) -> tuple[StepFigures, dict[str, Any] | None] | None:
+    """A step, and the model's answer where that is stored; None for an unknown step."""
+    one = sa.select(*_LISTED, _t.answer).where(of_session(steps), _t.number == number)
     for row in database.rows(one, session=session_id):
-        manifest, answer = (None if row[k] is None else unpacked(row[k]) for k in _CONTENTS)
-        return _figures(row), manifest, answer
+        return _figures(row), None if row["answer"] is None else unpacked(row["answer"])
     return None
 
 
 class StepShown(NamedTuple):
-    """What is known of the context of a step."""
+    """What is known of the context of a step; ``fates``: first and last numbers of records, as in StepToStore."""
 
     number: int
     status: str
     changed: str | None
     records: int
-    manifest: Mapping[str, Any] | None = None
+    fold: int | None = None
+    fates: Mapping[str, Sequence[Sequence[int]]] | None = None
+
+    def of(self, number: int, why: FoldReasons | None) -> tuple[Fate | None, float | None, str]:
+        """Fate, worth and reason of a record; None for a fate that is not known. ``why``: of the step's fold."""
+        if self.fates is None:
+            return None, None, ""
+        if self.status in WITHOUT:  # the context was made, and not sent
+            return Fate.KEPT, None, _AS_SENT
+        for fate, runs in self.fates.items():
+            if any(first <= number <= last for first, last in runs):
+                return Fate(fate), None, _AS_SENT if self.status in AS_IT_CAME else _REASONS[Fate(fate)]
+        if self.fold is not None and (why is None or number <= why.records):
+            return (None, None, "") if why is None else why.of(number)
+        gone = self.fold is not None or self.status in AS_IT_CAME
+        return Fate.LEFT_OUT, None, _GONE if gone else _REASONS[Fate.LEFT_OUT]
 
 
-def steps_since(database: Database, session_id: str, records: int) -> Iterator[StepShown]:
-    """The steps since a session had so many records, oldest first, each with its manifest where that is stored."""
-    columns = _t.number, _t.status, _t.changed, _t.records, _t.manifest
-    found = sa.select(*columns).where(of_session(steps), _t.records >= records).order_by(_t.number)
+def steps_shown(
+    database: Database, session_id: str, *, since: int = 0, numbers: tuple[int, int] = (0, 2**31 - 1)
+) -> list[StepShown]:
+    """The steps with these first and last ``numbers``, ``since`` a session had so many records, oldest first."""
+    columns = _t.number, _t.status, _t.changed, _t.records, _t.fold, _t.fates
+    wanted = _t.records >= since, _t.number.between(*numbers)
+    found = sa.select(*columns).where(of_session(steps), *wanted).order_by(_t.number)
     with database.read() as c:
         rows = c.execute(found, {"session": session_id}).all()
-    return (
-        StepShown(number, status, changed, n, None if manifest is None else unpacked(manifest))
-        for number, status, changed, n, manifest in rows
-    )
+    return [StepShown(*row[:-1], None if row.fates is None else json.loads(row.fates)) for row in rows]
+
+
+def calls_until(database: Database, session_id: str, count: int) -> list[tuple[str, str]]:
+    """The trace_ids and tools of a session's first ``count`` records."""
+    columns = records.c.trace_id, records.c.tool_name
+    first = sa.select(*columns).where(of_session(records)).order_by(records.c.seq).limit(count)
+    with database.read() as c:
+        return [(trace_id, tool) for trace_id, tool in c.execute(first, {"session": session_id})]
 
 
 def token_curve(

@@ -147,7 +147,7 @@ class FactStore:
             return dict(c.execute(query, self._mine).all())
 
     def forget(self, trace_id: str) -> bool:
-        """Delete the content of a record for good: arguments, output, summary, and recorded contexts with it.
+        """Delete the content of a record for good: arguments, output, summary; folds and answers of its session, too.
 
         Its row stays without them, so that the numbers of other records stay, and the record is not stored again
         from messages that still have it. False: there is no such record.
@@ -164,7 +164,7 @@ class FactStore:
                 c.execute(
                     sa.delete(insights).where(of_session(insights), _i.trace_id == trace_id), self._mine
                 )
-                contents = {"manifest": None, "answer": None, "error": None}
+                contents = {"answer": None, "error": None}
                 c.execute(sa.update(steps).where(of_session(steps)).values(contents), self._mine)
                 content_deleted(c, self._mine)
         return found

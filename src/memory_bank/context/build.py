@@ -12,7 +12,7 @@ from memory_bank.bank.session import Session
 from memory_bank.config import MemoryBankSettings
 from memory_bank.context.render import host_of, memory_message, render
 from memory_bank.faults import fault_point
-from memory_bank.plan import NO_PLAN, Choice, Context, Plan
+from memory_bank.plan import Choice, Context, Plan
 from memory_bank.ports import TokenCounter
 from memory_bank.pricing import Ledger, common_length
 from memory_bank.transcript.chat import edited_message
@@ -100,7 +100,6 @@ def make_plan(view: View, choice: Choice, session: Session, policy: Policy) -> P
         observer=session.observer_name,
         memory=memory,
         host=host,
-        previous=None if session.last_plan is NO_PLAN else replace(session.last_plan, previous=None),
     )
 
 

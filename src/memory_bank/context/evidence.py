@@ -16,6 +16,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+from memory_bank.bank.folds import FoldReasons
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings, ToolSettings
 from memory_bank.context.render import memory_message
@@ -24,7 +25,7 @@ from memory_bank.plan import Decision, Fate, Piece, Reasons
 from memory_bank.ports import TokenCounter
 from memory_bank.records import InteractionRecord
 from memory_bank.selection.cutting import CutText
-from memory_bank.selection.index import EvidenceIndex, Reason, Selection
+from memory_bank.selection.index import EvidenceIndex, Selection
 from memory_bank.selection.model import MODEL_FILE, Model, load_model
 from memory_bank.selection.thread import (
     ARGUMENT_START,
@@ -482,40 +483,26 @@ class _Chooser:
         return self._made[key]
 
 
-class EvidenceReasons(Reasons):
-    """Reasons of a selection by evidence; ``kept``: positions of interactions kept whole."""
+class Explained(Reasons):
+    """The reasons of a fold in a plan; ``steps``: of all records; ``kept``: positions of interactions kept whole."""
 
-    def __init__(self, excerpts: Excerpts, kept: Collection[int]) -> None:
-        self._excerpts, self._kept = excerpts, frozenset(kept)
-        self._memory, self._selection = excerpts.memory, excerpts.selection
-        self._tables = excerpts.memory.index.tables
+    def __init__(self, why: FoldReasons, steps: Mapping[str, int], kept: Collection[int]) -> None:
+        self._why, self._steps, self._kept = why, steps, frozenset(kept)
 
     @cached_property
-    def _why(self) -> Mapping[int, tuple[Reason, ...]]:
-        """Why each segment that is shown, or nearly shown, was worth it."""
-        segments = [*sorted(self._selection.gains), *dict(self._selection.edge)]
-        at = self._excerpts.anchor, self._excerpts.first_step
-        reasons = self._memory.index.explain(segments, anchor=at[0], tail_interaction=at[1])
-        return dict(zip(segments, reasons, strict=True))
+    def _numbers(self) -> dict[str, int]:
+        return {trace_id: number for number, trace_id in enumerate(self._steps, 1)}
 
-    def pieces(self, *, explained: bool = True) -> list[Piece]:
-        why = self._why if explained else {}
-        return [self._piece(s, worth, why.get(s, ())) for s, worth in sorted(self._selection.gains.items())]
+    def pieces(self) -> Sequence[Piece]:
+        return self._why.pieces
 
-    def near_misses(self) -> list[Piece]:
-        edge = sorted(self._selection.edge, key=lambda e: -e[1])
-        return [self._piece(segment, worth, self._why.get(segment, ())) for segment, worth in edge]
-
-    def _piece(self, segment: int, worth: float, why: tuple[Reason, ...]) -> Piece:
-        record, place = self._tables.place_of(segment)
-        source = self._tables.parsed[record]
-        tool, text = source.tool or "(the agent's words)", source.cut.segments[place].text
-        return Piece(self._memory.owner(record), tool, text, worth, why)
+    def near_misses(self) -> Sequence[Piece]:
+        return self._why.near_misses
 
     def decide(self, interaction: Interaction) -> tuple[Fate, float | None, str]:
         if interaction.start in self._kept:
             return Fate.KEPT, None, "one of the latest interactions, kept whole"
-        found = [self._of(t) for t in interaction.trace_ids if t]
+        found = [self._why.of(self._numbers[t]) for t in interaction.trace_ids if t in self._numbers]
         if not found:
             return Fate.LEFT_OUT, None, "it has no record yet"
         fates, scores, reasons = zip(*found, strict=True)
@@ -525,46 +512,54 @@ class EvidenceReasons(Reasons):
             fate = Fate.PART
         return fate, sum(worth) if worth else None, "; ".join(reasons)
 
-    def _of(self, trace_id: str) -> tuple[Fate, float | None, str]:
-        number = self._memory.numbers.get(trace_id)
-        if number is None:
-            return Fate.LEFT_OUT, None, "it came after this plan"
-        record = self._memory.places.get(trace_id, -1)
-        if places := self._selection.shown.get(record, ()):
-            cut = self._tables.parsed[record].cut
-            gains = self._gains(record)
-            best = cut.segments[places[gains.index(max(gains))]].text[:80]
-            whole = len(places) == len(cut.segments) and not cut.skipped
-            reason = f"#{number}: {len(places)} of {len(cut.segments)} pieces, the best {best!r}"
-            return (Fate.KEPT if whole else Fate.PART), sum(gains), reason
-        edge = [gain for s, gain in self._selection.edge if self._tables.place_of(s)[0] == record]
-        near = f"; nearly shown: worth {max(edge):.3f}, beyond the budget" if edge else ""
-        if words := self._words.get(trace_id):
-            shown = f"{len(words)} pieces of its arguments or of the agent's words"
-            return Fate.PART, sum(words), f"#{number}: {shown}, nothing of its output{near}"
-        if number in self._excerpts.named:
-            return Fate.LISTED, None, f"#{number} named in the list of calls, nothing of its output{near}"
-        return Fate.LEFT_OUT, None, f"#{number} counted in the list of calls{near}"
-
-    def _gains(self, record: int) -> list[float]:
-        first = self._tables.first_segment[record]
-        return [self._selection.gains.get(first + p, 0.0) for p in self._selection.shown[record]]
-
-    @cached_property
-    def _words(self) -> dict[str, list[float]]:
-        """By call: the worth of each shown piece of its arguments and of the agent's words beside it."""
-        found: dict[str, list[float]] = {}
-        for record in self._selection.shown:
-            if self._tables.parsed[record].kind != "output":
-                found.setdefault(self._memory.owner(record), []).extend(self._gains(record))
-        return found
-
     def beyond(self, here: Collection[str]) -> list[Decision]:
+        tools = {p.trace_id: p.tool for p in self._why.pieces if p.trace_id not in here}
         made = []
-        for record in sorted(self._selection.shown):
-            source = self._tables.parsed[record]
-            if source.kind == "output" and source.trace_id not in here:
-                fate, score, reason = self._of(source.trace_id)
-                reason = f"{reason}; its messages are no longer in the list"
-                made.append(Decision(None, (source.trace_id,), (source.tool,), fate, score, reason, 0))
+        for trace_id in sorted(tools.keys() & self._numbers.keys(), key=self._numbers.__getitem__):
+            fate, score, reason = self._why.of(self._numbers[trace_id])
+            reason = f"{reason}; its messages are no longer in the list"
+            made.append(Decision(None, (trace_id,), (tools[trace_id],), fate, score, reason, 0))
         return made
+
+
+def explained(excerpts: Excerpts) -> FoldReasons:
+    """Why the excerpts show of every record what they do."""
+    memory, selection = excerpts.memory, excerpts.selection
+    tables, numbers = memory.index.tables, memory.numbers
+    shown, near = sorted(selection.gains.items()), sorted(selection.edge, key=lambda e: -e[1])
+    segments = [segment for segment, _ in (*shown, *near)]
+    why = memory.index.explain(segments, anchor=excerpts.anchor, tail_interaction=excerpts.first_step)
+    pieces = []
+    for (segment, gain), values in zip((*shown, *near), why, strict=True):
+        record, place = tables.place_of(segment)
+        source = tables.parsed[record]
+        tool, text = source.tool or "(the agent's words)", source.cut.segments[place].text
+        pieces.append(Piece(memory.owner(record), tool, text, float(gain), values))
+    beyond: dict[int, float] = {}  # by number, the best of an output that was nearly shown
+    for segment, gain in near:
+        record = tables.place_of(segment)[0]
+        if tables.parsed[record].kind == "output":
+            beyond.setdefault(numbers[memory.owner(record)], gain)
+    words: dict[int, list[float]] = {}  # the worth of each shown piece of arguments and of the agent's words
+    calls: dict[int, tuple[Fate, float | None, str]] = {}
+    for record, places in selection.shown.items():
+        number, cut = numbers[memory.owner(record)], tables.parsed[record].cut
+        gains = [float(selection.gains.get(tables.first_segment[record] + p, 0.0)) for p in places]
+        if tables.parsed[record].kind != "output":
+            words.setdefault(number, []).extend(gains)
+            continue
+        best = cut.segments[places[gains.index(max(gains))]].text[:80]
+        whole = len(places) == len(cut.segments) and not cut.skipped
+        reason = f"#{number}: {len(places)} of {len(cut.segments)} pieces, the best {best!r}"
+        calls[number] = (Fate.KEPT if whole else Fate.PART), sum(gains), reason
+    listed = frozenset(excerpts.named)
+    bare = FoldReasons(len(numbers), {}, listed, (), ())
+    for number in {*words, *beyond} - calls.keys():
+        fate, worth, reason = bare.of(number)
+        if number in words:
+            some = f"{len(words[number])} pieces of its arguments or of the agent's words"
+            fate, worth, reason = Fate.PART, sum(words[number]), f"#{number}: {some}, nothing of its output"
+        if number in beyond:
+            reason += f"; nearly shown: worth {beyond[number]:.3f}, beyond the budget"
+        calls[number] = fate, worth, reason
+    return FoldReasons(len(numbers), calls, listed, pieces[: len(shown)], pieces[len(shown) :])

@@ -182,7 +182,7 @@ class Service:
         refused = exchange.reason in (REFUSED, THINKING_LEFT_OUT)
         status = "refused" if refused else "failed" if step.broke else exchange.memory
         ended |= {"status": CONTROL if step.control else status}
-        ended |= {"reason": exchange.reason if status in WITHOUT else None, **paid, "full": full}
+        ended |= {"reason": exchange.reason if status in WITHOUT else step.reason, **paid, "full": full}
         self.recorder.take_outcome(step, answer, tokens=tokens, full_tokens=full_tokens, **ended)
         self._count_tokens(full_tokens, tokens)
         if sent is not None and full is not None:

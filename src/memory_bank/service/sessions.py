@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import copy as copied
 from dataclasses import dataclass, field, replace
@@ -65,7 +65,7 @@ class Rebuilt(StepFigures):
     the request before had too, ``beside_tokens``: of the client's tools. ``proxied``: the proxy sends the request,
     and reports how many tokens it sent in all.
     ``changes_again``: neither this context nor the one before begins as its predecessor. ``sent_context``: the
-    context for ``answered``, ``charge`` what the step costs as far as is known.
+    context for ``answered``, ``charge`` what the step costs as far as is known. ``fates``: see StepToStore.
     """
 
     context: list[object] = field(repr=False)
@@ -80,6 +80,7 @@ class Rebuilt(StepFigures):
     state: Session | None = field(default=None, repr=False)
     sent_context: SentContext | None = field(default=None, repr=False)
     charge: Charge | None = field(default=None, repr=False)
+    fates: Mapping[str, Sequence[int]] | None = field(default=None, repr=False)
 
     @property
     def counter(self) -> TokenCounter:
@@ -239,11 +240,12 @@ class Sessions:
                 changed_at, changed = change_since(kept.sent, context, context)
                 changes_again = kept.changed and changed_at is not None
                 kept.sent, kept.changed = context, changed_at is not None
-                sent, charge, records = None, None, 0
+                sent, charge, records, fates = None, None, 0, None
                 if isinstance(state, MemoryBankState):
                     retention, records = state.settings.cache_retention, len(state.steps)
                     sent = state.prefix_cache.send(context, model, state.counter.count_message, retention)
                     charge = state.ledger.last
+                    fates = None if plan is None else state.fates(plan)
         counter = state.counter if state is not None else open_counter()
         more = count_once(counter.count_text, beside) if beside else 0
         known = more + plan.view.tokens_between(0, plan.view.tail_start) if plan and plan.view.tail else 0
@@ -271,6 +273,9 @@ class Sessions:
             state=state,
             sent_context=sent,
             charge=charge,
+            fold=plan.fold if plan else None,
+            reason=plan.why_unchanged if plan and plan.unchanged else None,
+            fates=fates,
         )
         kept.tokens = max(step.full_tokens, size // 64)  # a large request of few tokens counts by its bytes
         if self._on_rebuilt is not None:

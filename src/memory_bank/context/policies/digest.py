@@ -47,7 +47,7 @@ def items_of(interactions: Iterable[Interaction], session: MemoryBankState) -> l
     """The calls of some interactions with their summaries, as the bank has them or by extraction."""
     interactions = list(interactions)
     known: dict[str, str] = session.cache("summaries on one line")
-    numbers = numbers_of(session)
+    numbers = session.numbers
     if missing := [t for e in interactions for t in e.trace_ids if t and t not in known]:
         found = session.insight_store.get_insights(missing)
         bare = session.fact_store.get_many([t for t in missing if t not in found])
@@ -62,15 +62,6 @@ def items_of(interactions: Iterable[Interaction], session: MemoryBankState) -> l
                 items.append(Item(number, trace_id, pair.tool_name, known.get(trace_id, ""), note))
                 note = ""
     return items
-
-
-def numbers_of(session: MemoryBankState) -> dict[str, int]:
-    """The number of every record of the session, as ``get_record("#12")`` takes it."""
-    cached: dict[str, int] = session.cache("numbers")
-    if len(cached) != len(session.steps):
-        cached.clear()
-        cached.update((t, i) for i, t in enumerate(session.steps, 1))
-    return cached
 
 
 def ranges(numbers: Sequence[int]) -> str:

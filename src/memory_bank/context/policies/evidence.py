@@ -11,11 +11,18 @@ from hashlib import blake2b
 from itertools import islice
 
 from memory_bank.bank.database import LastFold
-from memory_bank.bank.folds import Fold, FoldContent, Folds, Turn
+from memory_bank.bank.folds import Fold, FoldContent, FoldReasons, Folds, Turn
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings
 from memory_bank.context.build import choice_tokens, memory_tokens
-from memory_bank.context.evidence import EvidenceMemory, EvidenceReasons, Excerpts, choose, evidence_model
+from memory_bank.context.evidence import (
+    EvidenceMemory,
+    Excerpts,
+    Explained,
+    choose,
+    evidence_model,
+    explained,
+)
 from memory_bank.context.fold_rule import fold_budget, is_priced, price_fold
 from memory_bank.context.unchanged import restored_copies
 from memory_bank.plan import Choice, Shown
@@ -72,6 +79,8 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     else:
         growth = min(int(settings.refresh_after), MOST_STORED)
     fold = _stored_fold(state, view, session.last_fold)
+    if fold and not fold.growth:  # of a step whose next one folds anew
+        fold = None
     stands, tokens, why = None, unfolded, SHORT if view.history else "there was no history yet"
     if stay := len(view.history) - len(past):
         why = f"{why}; {stay:,} past turns stay whole"
@@ -115,12 +124,12 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
         made = replace(made, tokens=memory_tokens(choice, session))
         if gone or made.tokens + choice_tokens(view, choice) < tokens:
             ledger.in_vain = None
-            kept = _kept_fold(made, view, session, state) if growth else made
+            kept = _kept_fold(made, view, session, state)
             if settings.fold_note == "observer":
                 _note_later(state, view, session)
-            if kept is not made:
+            if kept.body is not made.body:
                 return _choice(kept, base, _foldable(view, kept.past), view, session, state)
-            return choice
+            return replace(choice, fold=kept.number)
         why, ledger.in_vain = "the full history costs no more", older if growth else None
     elif is_near:
         session.run_later("evidence", partial(fed_evidence, view, session, settings))
@@ -166,7 +175,7 @@ def _make_fold(
     except (TypeError, ValueError, RecursionError) as e:  # odd arguments of a call
         log.warning("session %s: turns cannot stand in a fold (%s)", session.session_id, type(e).__name__)
         body = replace(body, turns=None)
-    made = Fold(
+    return Fold(
         number=session.last_fold.number + 1,
         made_for=state.made_for,
         past=past,
@@ -175,17 +184,25 @@ def _make_fold(
         growth=growth,
         tokens=0,
         body=body,
+        why=_why(excerpts, session),
     )
-    state.excerpts = made.body, excerpts
-    return made
+
+
+def _why(excerpts: Excerpts, session: MemoryBankState) -> FoldReasons | None:
+    """Why the fold shows what it does; None where that cannot be told, which is logged."""
+    try:
+        return explained(excerpts)
+    except Exception as e:
+        log.warning("session %s: a fold is not explained (%s)", session.session_id, type(e).__name__)
+        return None
 
 
 def _kept_fold(made: Fold, view: View, session: MemoryBankState, state: _Evidence) -> Fold:
-    """The fold, stored; or the one that another process has stored of the same step."""
+    """The fold, stored; or the one that another process has stored of the same step; number 0: it is not stored."""
     while not state.folds.add(made, session.generation):
         last = state.folds.last()
         if last.number < made.number:  # content was deleted meanwhile: the next step folds anew
-            return made
+            return replace(made, number=0)
         other = _stored_fold(state, view, last)
         if other is not None and other.count == made.count:
             return other
@@ -244,7 +261,6 @@ def _choice(
                 position = folded[at].start + place
                 edits[position] = Edit(change, edited_message(view.messages[position], change), tokens)
         state.turns = body, folded, edits
-    shown, excerpts = state.excerpts
     turns = [folded[at] for at, _ in body.turns or ()]
     copies = restored_copies(view, fold.past, session.counter.count_message)
     return replace(
@@ -255,9 +271,10 @@ def _choice(
         in_place=body.turns is not None,
         may_cost_more=body.gone,
         since=next((e.start for e in view.interactions[fold.past :]), view.tail_start),
-        reasons=EvidenceReasons(excerpts, [e.start for e in whole])
-        if excerpts is not None and shown == body
-        else Shown(whole, turns, folded),
+        fold=fold.number,
+        reasons=Shown(whole, turns, folded)
+        if fold.why is None
+        else Explained(fold.why, session.steps, [e.start for e in whole]),
     )
 
 
@@ -279,10 +296,6 @@ class _Evidence:
     made_with: tuple[object, ...] = ()
     settings: tuple[object, str] | None = None  # and the name of the counter
     made_for: str = ""  # a digest of both
-    excerpts: tuple[FoldContent | None, Excerpts | None] = (
-        None,
-        None,
-    )  # of the fold that was made here last, for the page
     # the first interactions of a list with their digest, and those of a fold with its edits: as at the next step
     about: tuple[Sequence[Interaction], str] | None = None
     turns: tuple[FoldContent | None, Sequence[Interaction], Mapping[int, Edit]] = (None, (), {})

@@ -66,13 +66,20 @@ class TopKReasons(Reasons):
     def _ranks(self) -> dict[str, tuple[int, float]]:
         return {h.trace_id: (i, h.score) for i, h in enumerate(self._ranking, 1)}
 
-    def pieces(self, *, explained: bool = True) -> list[Piece]:  # noqa: ARG002
+    def pieces(self) -> list[Piece]:
         return [Piece(r.trace_id, "", f"{r.summary}\n{r.raw.text}", r.score) for r in self.retrieved]
 
     def near_misses(self) -> list[Piece]:
         shown = {r.trace_id for r in self.retrieved}
         rest = (h for h in self._ranking if h.trace_id not in shown)
         return [Piece(h.trace_id, "", "", h.score) for h in islice(rest, 5)]
+
+    def fate(self, interaction: Interaction) -> Fate:
+        whole = {r.trace_id: not r.raw.cut for r in self.retrieved}
+        shown = [whole.get(t) for t in interaction.trace_ids if t]
+        return (
+            Fate.LEFT_OUT if not any(s is not None for s in shown) else Fate.KEPT if all(shown) else Fate.PART
+        )
 
     def decide(self, interaction: Interaction) -> tuple[Fate, float | None, str]:
         ids = [t for t in interaction.trace_ids if t]

@@ -215,10 +215,7 @@ def build_context(api: Api, name: SessionName, body: JsonBody) -> BuiltContext:
     query = ContextRequest.parse(body.value)
     given = {member: getattr(query, member) for member in ("agent_id", "strategy", "tools")}
     step = api.sessions.rebuild(api.namespace, name, _checked(query.messages), size=len(body.data), **given)
-    plan = None
-    if step.plan is not None and step.state is not None and query.plan:
-        with step.state.lock:  # the manifest reads the session's evidence
-            plan = step.plan.manifest()
+    plan = step.plan.manifest() if step.plan is not None and query.plan else None
     api.sessions.finish(step)  # so that a search finds what this request has stored
     try:  # messages of the request go out in the bytes in which they came
         messages: Any = RawJson(render_array(body, "messages", step.context))

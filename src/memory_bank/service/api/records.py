@@ -252,7 +252,7 @@ def named_record(api: ApiContext, name: str, wanted: str) -> listing.Outline:
 
 @route(router, "DELETE", "/sessions/{name}/records/{trace_id}", "Forget a record", 404)
 def forget_record(api: Api, name: SessionName, trace_id: RecordId) -> None:
-    """Delete its arguments, output and summary for good, and the recorded contexts of its session.
+    """Delete its arguments, output and summary for good, and the folds and answers of its session.
 
     Its number stays, and it is not stored again from a conversation that still has it.
     """

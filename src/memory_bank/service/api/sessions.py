@@ -18,6 +18,7 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import Field
 
 from memory_bank.bank import steps
+from memory_bank.bank.folds import stored_folds
 from memory_bank.bank.listing import (
     NamespaceTotals,
     SessionInfo,
@@ -50,6 +51,7 @@ router = APIRouter(prefix="/v1", tags=["sessions"])
 steps_router = APIRouter(prefix="/v1/sessions/{name}", tags=["steps"])
 
 _TASK_CHARS = 300  # of a task in a list
+_CALLS_SHOWN = 2_000  # of a step, the newest
 
 
 class Queue(ResponseModel):
@@ -548,7 +550,7 @@ def _group(api: ApiContext, sums: list[UsageSums], sessions: int) -> Group:
 
 
 class StepItem(ResponseModel):
-    """One step. ``detailed``: its manifest is still stored."""
+    """One step."""
 
     number: Count = Field(description="1 is the session's first step")
     created: Time
@@ -559,10 +561,10 @@ class StepItem(ResponseModel):
     status: str = Field(
         description="rebuilt, unchanged, passed, answered, failed, refused (by upstream) or control"
     )
-    reason: str | None = Field(description="why memory failed or was paused")
+    reason: str | None = Field(description="why memory failed, was paused, or changed nothing")
     strategy: str
     milliseconds: float = Field(description="time that building the context took")
-    detailed: bool
+    fold: int | None = Field(description="number of the fold that its context shows")
     changed_at: int | None = Field(description="position of the first message that is not the last step's")
     changed: str | None = Field(description='what that message is: "memory", its role, or "end"')
     model: str | None = Field(description="that the request names")
@@ -599,22 +601,66 @@ class Curve(ResponseModel):
     full_tokens: int = Field(description="of the full histories of all steps together")
 
 
-class StepDetail(ResponseModel):
-    """A step and its manifest, which is null if only the figures are stored.
+class CallShown(ResponseModel):
+    """What the context of a step shows of an earlier call."""
 
-    ``manifest.context`` has the messages as sent, with secrets redacted and long texts cut (``left_out`` says
-    how much). The ``part`` of a message is anchor, memory, past, tail or other; a part of a memory text that
-    shows a piece or names a call has its ``fate`` and ``trace_id``. ``manifest.plan`` has the decision on
-    every past interaction (the newest of each fate; ``fates`` counts all), the pieces shown, those nearly
-    shown, and those no longer shown. ``changes`` are past interactions whose fate differs from the step
-    before, null if that step has no manifest. ``answer`` is the model's: ``parts`` of its text, ``calls`` with the
-    ``name`` and ``arguments`` of each; null if it is not stored.
+    number: Count
+    trace_id: str
+    tool: str
+    fate: str = Field(description="kept, shown in part, listed or left out")
+    worth: float | None = Field(
+        description="of its pieces; null: nothing of it was shown, or nothing is scored"
+    )
+    reason: str
+
+
+class PieceShown(ResponseModel):
+    """A piece of a record in a fold: its text, its worth, and its likeliest values, each with its probability."""
+
+    trace_id: str
+    tool: str
+    text: str
+    score: float
+    values: list[dict[str, Any]]
+
+
+class FoldShown(ResponseModel):
+    """The fold that stands in a context for the older calls."""
+
+    number: Count
+    records: Count = Field(description="that it is about: the first so many")
+    text: str = Field(description="of the memory message")
+    pieces: list[PieceShown] = Field(description="of past outputs, arguments and words, as they stand there")
+    near_misses: list[PieceShown] = Field(description="what a larger budget would show next")
+
+
+class CallChange(ResponseModel):
+    """A call of which a step shows something else than the step before."""
+
+    number: Count
+    trace_id: str
+    tool: str
+    before: str
+    now: str
+
+
+class StepDetail(ResponseModel):
+    """A step, what its context shows of the calls until then, and the model's answer.
+
+    ``fold``: null where there is none, or where it is no longer stored. ``fates`` counts the calls by fate, ``calls``
+    are the newest of them; null: not known. ``changes``, and ``new`` and ``gone`` pieces, are those since the step
+    before; null where that is not known. ``answer``: ``parts`` of its text, ``calls`` with ``name`` and
+    ``arguments``; null if it is not stored.
     """
 
     step: StepItem
-    manifest: dict[str, Any] | None
+    fold: FoldShown | None
+    fates: dict[str, Count] | None
+    calls: list[CallShown] | None
+    changes: list[CallChange] | None
+    new: list[PieceShown] | None
+    gone: list[PieceShown] | None
     answer: dict[str, Any] | None
-    changes: list[dict[str, Any]] | None
 
 
 class StepsQuery(RequestModel):
@@ -697,26 +743,46 @@ def get_curve(api: Api, name: SessionName, query: Annotated[CurveQuery, Query()]
     return Curve.of(points=points, **totals)
 
 
-@route(steps_router, "GET", "/steps/{number}", "Get one step with its context", 404, 422)
+@route(steps_router, "GET", "/steps/{number}", "Get one step with what its context shows", 404, 422)
 def get_step(api: Api, name: SessionName, number: StepNumber) -> StepDetail:
-    """The context as sent, the decision on every past call and its reason, changes since the last step."""
+    """Its fold, the fate of every call until then and the reason, changes since the last step."""
     session_id = api.known(name)
     found = steps.get_step(api.database, session_id, number)
     if found is None:
         raise NotFoundError("this session has no such step: GET …/steps lists its steps.")
-    figures, manifest, answer = found
-    before = steps.get_step(api.database, session_id, number - 1) if manifest else None
-    changes = _changes(manifest, before[1] if before else None)
-    return StepDetail.of(step=_step(api, figures), manifest=manifest, answer=answer, changes=changes)
-
-
-def _changes(now: dict[str, Any] | None, before: dict[str, Any] | None) -> list[dict[str, Any]] | None:
-    """The past interactions whose fate differs from the step before; None if a manifest is missing."""
-    if not (now and now["plan"] and before and before["plan"]):
-        return None
-    was = {tuple(d["trace_ids"]): d["fate"] for d in before["plan"]["decisions"] if d["trace_ids"]}
-    return [
-        {key: d[key] for key in ("step", "trace_ids", "tools")} | {"before": fate, "now": d["fate"]}
-        for d in now["plan"]["decisions"]
-        if (fate := was.get(tuple(d["trace_ids"]))) is not None and fate != d["fate"]
-    ]
+    *before, now = steps.steps_shown(api.database, session_id, numbers=(number - 1, number))
+    folds = stored_folds(api.database, session_id, [s.fold for s in (now, *before)])
+    body, why = (None, None) if now.status in steps.AS_IT_CAME else folds.get(now.fold or 0, (None, None))
+    pieces = [] if why is None else [PieceShown.of(**p.as_dict()) for p in why.pieces]
+    fold = None
+    if body is not None and why is not None:
+        near = [PieceShown.of(**p.as_dict()) for p in why.near_misses]
+        text = (body.text + body.note).strip()
+        fold = FoldShown(
+            number=now.fold or 0, records=why.records, text=text, pieces=pieces, near_misses=near
+        )
+    told: dict[str, Any] = dict.fromkeys(("fates", "calls", "changes", "new", "gone"))
+    if now.fates is not None:
+        made = [
+            CallShown(number=n, trace_id=trace_id, tool=tool, fate=str(fate), worth=worth, reason=reason)
+            for n, (trace_id, tool) in enumerate(steps.calls_until(api.database, session_id, now.records), 1)
+            for fate, worth, reason in [now.of(n, why)]
+            if fate is not None
+        ]
+        told["fates"], told["calls"] = Counter(c.fate for c in made), made[-_CALLS_SHOWN:]
+        if before and before[0].fates is not None:
+            [last] = before
+            earlier_why = folds[last.fold][1] if last.fold in folds else None
+            told["changes"] = [
+                CallChange(
+                    **c.model_dump(include={"number", "trace_id", "tool"}), before=str(was), now=c.fate
+                )
+                for c in made[: last.records]
+                if (was := last.of(c.number, earlier_why)[0]) is not None and was != c.fate
+            ]
+            earlier = (
+                [] if earlier_why is None else [PieceShown.of(**p.as_dict()) for p in earlier_why.pieces]
+            )
+            told["new"] = [p for p in pieces if p not in earlier]
+            told["gone"] = [p for p in earlier if p not in pieces]
+    return StepDetail(step=_step(api, found[0]), fold=fold, answer=found[1], **told)

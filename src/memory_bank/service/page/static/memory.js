@@ -1,4 +1,4 @@
-// The texts of a context that quote records, line by line as sent: what each line shows, its worth, and why.
+// What a fold shows of records, line by line: what each line shows, its worth, and why.
 
 import { el, told, visible } from "./dom.js";
 import { count, fateClass, fateSign } from "./format.js";
@@ -6,48 +6,21 @@ import { link } from "./route.js";
 
 const AT_ONCE = 300; // lines that are elements before "show more"
 
-/**
- * Lines of parts: pieces and what names a call on their own, the text between broken at its ends. `joined`: it goes on
- * with the line before it, as two quotes from one line do.
- */
-function linesOf(parts) {
-  const lines = [];
-  let lead = "";
-  let joined = false;
-  for (const part of parts) {
-    if (part.left_out) {
-      lines.push({ text: `\u2026 ${count(part.left_out)} characters not kept here \u2026`, gap: true });
-      continue;
-    }
-    if (part.trace_id === undefined) {
-      const pieces = part.text.split("\n");
-      for (const text of pieces.slice(0, -1)) {
-        if (lead || text) lines.push({ text: lead + text, joined });
-        lead = "";
-        joined = false;
-      }
-      lead += pieces.at(-1);
-      continue;
-    }
-    lines.push({ ...part, lead, joined });
-    lead = "";
-    joined = true;
-  }
-  if (lead) lines.push({ text: lead, joined });
-  return lines;
+/** The lines of a fold's text; a line that names a call has the call's fate and id. */
+export function textLines(text, calls) {
+  const known = new Map(calls.map((c) => [c.number, c]));
+  return text.split("\n").map((line) => ({ ...known.get(Number(/^#(\d+)(?= |$)/.exec(line)?.[1])), text: line }));
 }
 
-export function memoryText(parts, plan, name) {
-  const lines = linesOf(parts);
-  const pieces = plan?.pieces ?? [];
-  const most = Math.max(...pieces.map((p) => p.score), 0.0001);
+/** Lines as they stand in a context: plain text, calls that are named, and pieces of records with their worth. */
+export function memoryText(lines, most, name) {
   const box = el("div", { class: "memory-text" });
   let shown = 0;
   const more = el("button", { type: "button", class: "small" });
   const add = () => {
     const next = lines.slice(shown, shown + AT_ONCE);
     shown += next.length;
-    box.append(...next.map((line) => row(line, pieces, most, name, plan)));
+    box.append(...next.map((line) => row(line, most, name)));
     more.textContent = `Show ${count(Math.min(AT_ONCE, lines.length - shown))} of ${count(lines.length - shown)} more lines`;
     more.hidden = shown >= lines.length;
     if (box.parentElement) rove(box.closest(".panel"));
@@ -57,29 +30,26 @@ export function memoryText(parts, plan, name) {
   return [box, more];
 }
 
-function row(line, pieces, most, name, plan) {
-  const joined = line.joined ? "joined" : "";
-  if (line.trace_id === undefined) return el("div", { class: `line ${joined}` }, el("span", { class: "gutter" }), el("span", { class: line.gap ? "text gap" : "text dim" }, visible(line.text)));
-  const piece = pieces[line.piece];
-  const text = el("span", { class: "text" }, line.lead ? el("span", { class: "dim" }, visible(line.lead)) : "", visible(line.text));
-  if (!piece) {
+function row(line, most, name) {
+  if (line.trace_id === undefined) return el("div", { class: "line" }, el("span", { class: "gutter" }), el("span", { class: "text dim" }, visible(line.text)));
+  const text = el("span", { class: "text" }, visible(line.text));
+  if (line.score === undefined) {
     const open = el("a", { class: "gutter", href: link(name, "records", line.trace_id), "aria-label": `Record ${line.number}, ${line.fate}` }, fateSign(line.fate));
-    return el("div", { class: `line call-line ${fateClass(line.fate)} ${joined}` }, open, text);
+    return el("div", { class: `line call-line ${fateClass(line.fate)}` }, open, text);
   }
-  const fresh = piece.new && plan && !plan.first;
   const bar = el("span", { class: "worth" });
-  bar.style.width = `${Math.max(6, (100 * piece.score) / most)}%`;
+  bar.style.width = `${Math.max(6, (100 * line.score) / most)}%`;
   const why = el(
     "button",
-    { type: "button", class: "gutter", "aria-expanded": "false", "aria-label": `${line.fate}, worth ${piece.score.toFixed(2)}${fresh ? ", new since the step before" : ""}: why?` },
-    bar, el("span", { class: "value" }, piece.score.toFixed(2)),
+    { type: "button", class: "gutter", "aria-expanded": "false", "aria-label": `${line.fate}, worth ${line.score.toFixed(2)}${line.fresh ? ", new since the step before" : ""}: why?` },
+    bar, el("span", { class: "value" }, line.score.toFixed(2)),
   );
-  const element = el("div", { class: `line piece ${fateClass(line.fate)} ${fresh ? "new" : ""} ${joined}` }, why, text);
+  const element = el("div", { class: `line piece ${fateClass(line.fate)} ${line.fresh ? "new" : ""}` }, why, text);
   const toggle = () => {
     const open = element.nextElementSibling;
     const shown = open?.classList.contains("why");
     if (shown) open.remove();
-    else element.after(reasons(piece, line, name, fresh));
+    else element.after(reasons(line, name));
     why.setAttribute("aria-expanded", String(!shown));
   };
   why.addEventListener("click", toggle);
@@ -87,19 +57,19 @@ function row(line, pieces, most, name, plan) {
   return element;
 }
 
-function reasons(piece, line, name, fresh) {
-  const find = piece.values?.[0]?.value?.toWellFormed();
-  const record = line.trace_id ? el("a", { href: link(name, "records", line.trace_id, { find }) }, piece.number ? `Record #${count(piece.number)}` : "Its record", " ", told(piece.tool, "name")) : told(piece.tool);
+function reasons(piece, name) {
+  const find = piece.values[0]?.value?.toWellFormed();
+  const record = el("a", { href: link(name, "records", piece.trace_id, { find }) }, piece.number ? `Record #${count(piece.number)}` : "Its record", " ", told(piece.tool, "name"));
   return el(
     "div", { class: "why" },
-    el("p", {}, el("b", {}, line.fate), `, worth ${piece.score.toFixed(3)}`, fresh ? ", new since the step before" : "", " \u00b7 ", record),
+    el("p", {}, el("b", {}, piece.fate), `, worth ${piece.score.toFixed(3)}`, piece.fresh ? ", new since the step before" : "", " \u00b7 ", record),
     explanation(piece),
   );
 }
 
 /** Why a piece was worth showing: its likeliest values, their chances, what speaks for and against each. */
 export function explanation(piece) {
-  if (!piece.values?.length) return "";
+  if (!piece.values.length) return "";
   const chances = piece.values.map((v) => {
     const bar = el("span", { class: "chance" });
     bar.style.width = `${100 * v.probability}%`;

@@ -104,7 +104,7 @@ export class RecordView {
     const [worth, least] = [s.worth, s.least].map((n) => (n === null ? null : n.toPrecision(2)));
     const few = worth === null ? `it was worth less than ${least}, the least that was shown` : `it was worth ${worth} where ${least} was the least that was shown`;
     const why = s.fate === "shown in part" ? `its best piece was worth ${worth}, the least that was shown ${least}` : s.worth > s.least ? `it was worth ${worth}, and its length had no room` : few;
-    const others = s.likelier.map((p, i) => [i ? ", " : "", el("a", { href: p.trace_id ? link(this.name, "records", p.trace_id, { find: p.value.toWellFormed() }) : null }, told(p.value, "name"), p.number ? ` (#${count(p.number)})` : "")]);
+    const others = s.likelier.map((p, i) => [i ? ", " : "", el("a", { href: p.trace_id ? link(this.name, "records", p.trace_id, { find: p.value.toWellFormed() }) : null }, told(p.value, "name"))]);
     return [`: ${why}`, others.length ? ["; other pieces were likelier to be needed: ", others] : ""];
   }
 

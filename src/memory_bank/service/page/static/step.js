@@ -1,24 +1,16 @@
-// A step: its context as sent, what became of every past call and why, what changed since the step before.
+// A step: its fold, what became of every past call and why, what changed since the step before.
 
 import { Failure, at, get } from "./api.js";
 import { el, plainText, put, told, visible } from "./dom.js";
 import { FATES, count, dollars, fateClass, fateSign, less, milliseconds, moment, ofMcp, plural, took, without } from "./format.js";
 import { laidOut } from "./lines.js";
-import { explanation, memoryText, move, rove } from "./memory.js";
+import { explanation, memoryText, move, rove, textLines } from "./memory.js";
 import { go, link } from "./route.js";
 import { Rows } from "./rows.js";
 import { Tabs } from "./tabs.js";
 
-const SHOWN = 1600; // characters of a message before "show all"
+const SHOWN = 1600; // characters of an answer before "show all"
 const CACHED = 30;
-const PARTS = {
-  anchor: { system: "always kept", developer: "always kept", user: "always kept", assistant: "said to the user" },
-  memory: "what is remembered",
-  tail: "latest call",
-  past: "kept whole",
-  other: "put in place",
-};
-
 const cache = new Map();
 
 /** A step; kept unless it is the `last`, whose figures are final only once its answer has ended. */
@@ -27,7 +19,7 @@ async function fetched(name, number, last, signal) {
   const known = cache.get(key);
   if (known) return known;
   const step = await get(at(name, "steps", number), {}, signal);
-  if (step.manifest && number < last) cache.set(key, step);
+  if (number < last) cache.set(key, step);
   if (cache.size > CACHED) cache.delete(cache.keys().next().value);
   return step;
 }
@@ -40,7 +32,7 @@ export class StepView {
     Object.assign(this, { box, name, last });
     this.number = null;
     this.tabs = new Tabs("step-tab", [
-      ["context", "Context", () => link(name, "steps", this.number)],
+      ["context", "Shown", () => link(name, "steps", this.number)],
       ["answer", "Answer", () => link(name, "steps", this.number, "answer")],
       ["past", "Past calls", () => link(name, "steps", this.number, "past")],
       ["changes", "Changes", () => link(name, "steps", this.number, "changes")],
@@ -149,7 +141,6 @@ export class StepView {
   /** The figures above the tabs: a table of what was sent and of the full history, and a line of the rest. */
   head() {
     const s = this.step.step;
-    const plan = this.step.manifest?.plan ?? null;
     const row = (name, sent, full, kind = count) => el("tr", {}, el("th", { scope: "row" }, name), [kind(sent), kind(full), sent === full ? "the same" : less(sent, full)].map((c) => el("td", {}, c)));
     const known = s.sent && s.untold === null;
     const rows = [
@@ -161,7 +152,7 @@ export class StepView {
     put(this.figures, el("table", { class: "sums" }, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows)));
     const facts = [
       s.model ? el("b", {}, told(s.model)) : "", s.seconds === null ? "" : `answered in ${took(s.seconds)}`, el("time", { datetime: new Date(1000 * s.created).toISOString() }, moment(s.created)),
-      plan?.memory_tokens ? `${count(plan.memory_tokens)} tokens of memory` : "", s.messages ? plural(s.messages, "message") : "", s.records ? plural(s.records, "record") : "", s.milliseconds ? `memory took ${milliseconds(s.milliseconds)}` : "",
+      s.fold ? `fold ${count(s.fold)}` : "", s.messages ? plural(s.messages, "message") : "", s.records ? plural(s.records, "record") : "", s.milliseconds ? `memory took ${milliseconds(s.milliseconds)}` : "",
     ].filter(Boolean);
     put(this.billed, facts.flatMap((fact, i) => (i ? [" \u00b7 ", fact] : [fact])), this.notes(s));
     const bare = without(s);
@@ -170,25 +161,25 @@ export class StepView {
   }
 
   draw() {
-    const { manifest } = this.step;
-    const plan = manifest?.plan ?? null;
+    const { fold, calls, fates, changes, answer } = this.step;
     this.head();
-    this.strip(plan);
-    put(this.note, this.why(manifest, plan));
+    this.strip(fates);
+    put(this.note, this.why());
     this.note.hidden = !this.note.textContent;
-    this.tabs.count("context", manifest?.context_messages);
-    this.tabs.count("past", plan ? Object.values(plan.fates).reduce((n, f) => n + f.interactions, 0) : 0);
-    this.tabs.count("changes", plan ? this.fresh(plan).length + plan.gone.length + (this.step.changes?.length ?? 0) : 0);
-    this.tabs.count("near", plan?.near_misses.length);
-    this.said(this.step.answer);
-    put(this.tabs.panels.context, (manifest?.context ?? []).map((m) => this.message(m, plan)));
+    this.numbers = new Map((calls ?? []).map((c) => [c.trace_id, c]));
+    this.tabs.count("context", fold?.pieces.length);
+    this.tabs.count("past", Object.values(fates ?? {}).reduce((n, of) => n + of, 0));
+    this.tabs.count("changes", [this.step.new, this.step.gone, changes].reduce((n, list) => n + (list?.length ?? 0), 0));
+    this.tabs.count("near", fold?.near_misses.length);
+    this.said(answer);
+    put(this.tabs.panels.context, fold ? this.folded(fold, calls ?? []) : el("p", { class: "empty" }, calls === null ? "Not known." : "There is no fold: what is shown of past calls is whole."));
     rove(this.tabs.panels.context);
     this.past();
-    this.changed(plan);
+    this.changed();
     put(
       this.tabs.panels.near,
-      plan?.near_misses.length
-        ? [el("p", { class: "hint" }, "What would have come next with a larger budget."), plan.near_misses.map((p) => this.piece(p, ""))]
+      fold?.near_misses.length
+        ? [el("p", { class: "hint" }, "What would have come next with a larger budget."), fold.near_misses.map((p) => this.piece(p, ""))]
         : el("p", { class: "empty" }, "Nothing."),
     );
   }
@@ -211,20 +202,17 @@ export class StepView {
     return parts.length ? [el("br"), plainText(parts.join(" "))] : "";
   }
 
-  why(manifest, plan) {
-    if (!manifest) return without(this.step.step) ? "" : "Only the figures of this step are kept: contexts are kept of the latest steps, while not too many wait to be recorded.";
-    if (plan?.unchanged) return `The messages went through as they came: ${plan.why_unchanged}.`;
-    if (plan && manifest.explained === false) return "The next step followed at once, so the probabilities behind each choice are not recorded.";
-    if (plan) return "";
-    if (manifest.explained === false) return "The session was busy: the context is here, what became of past calls was not recorded.";
-    return "This strategy makes no plan of past calls: the context is here, there are no scores and reasons.";
+  why() {
+    const s = this.step.step;
+    if (without(s)) return "";
+    if (s.status === "unchanged") return `The messages went through as they came${s.reason ? `: ${s.reason}` : ""}.`;
+    if (this.step.calls === null) return "Only the figures of this step are kept.";
+    return s.fold !== null && !this.step.fold ? "What this step's fold showed is no longer stored." : "";
   }
 
-  fresh = (plan) => (plan.first || plan.unchanged ? [] : plan.pieces.filter((p) => p.new));
-
-  /** What became of the past, as shares of its tokens. */
-  strip(plan) {
-    const known = FATES.filter((f) => plan?.fates[f]?.interactions);
+  /** What became of the past calls, in shares. */
+  strip(fates) {
+    const known = FATES.filter((f) => fates?.[f]);
     if (!known.length) {
       put(this.fates);
       return;
@@ -232,54 +220,51 @@ export class StepView {
     const bar = el("div", { class: "strip", "aria-hidden": "true" });
     const legend = el("ul", { class: "legend", "aria-label": "What became of past calls" });
     for (const fate of known) {
-      const of = plan.fates[fate];
       const share = el("span", { class: fateClass(fate) });
-      share.style.flexGrow = Math.max(1, of.tokens);
+      share.style.flexGrow = fates[fate];
       bar.append(share);
       const where = link(this.name, "steps", this.number, "past", { fate });
-      const told = `${count(of.interactions)} ${fate}`;
-      legend.append(el("li", {}, el("a", { href: where, class: fateClass(fate), title: `${count(of.tokens)} tokens in the full history` }, sign(fate), told)));
+      legend.append(el("li", {}, el("a", { href: where, class: fateClass(fate) }, sign(fate), `${count(fates[fate])} ${fate}`)));
     }
     put(this.fates, bar, legend);
   }
 
-  // -- the context
+  // -- the fold
 
-  message(m, plan) {
-    if (m.left_out !== undefined && !m.role) return el("p", { class: "gap" }, `${plural(m.left_out, "message")} not kept here`);
-    const kind = PARTS[m.part] ?? "";
-    const label = typeof kind === "string" ? kind : (kind[m.role] ?? "always kept");
-    const fate = m.fate ?? "kept"; // a message of a shortened turn has one of its own
-    const head = el(
-      "h3", {},
-      m.part === "memory" ? "" : sign(fate), el("b", {}, told(m.role)), m.tool ? [" ", this.record(m.trace_id, m.tool)] : "",
-      el("span", { class: "dim" }, ` ${m.fate ?? label}${m.part === "past" && m.step ? `, call ${m.step}` : ""}`),
-      m.new ? el("span", { class: "chip new" }, "new") : "",
-    );
-    const text = (parts) => (m.part === "memory" || parts.some((p) => p.trace_id !== undefined) ? memoryText(parts, plan, this.name) : long(parts));
-    const calls = m.calls.map((c) => el("div", { class: "call" }, el("b", {}, this.record(c.trace_id, c.name)), text(c.arguments)));
-    return el("article", { class: `message ${m.part} ${m.part === "memory" ? "" : fateClass(fate)}` }, head, text(m.parts), calls);
+  /** The text of a fold, and of each call in it the pieces, with their worth; then what stands whole. */
+  folded(fold, calls) {
+    const most = Math.max(...fold.pieces.map((p) => p.score), 0.0001);
+    const fresh = new Set((this.step.new ?? []).map((p) => JSON.stringify(p)));
+    const groups = new Map();
+    for (const p of fold.pieces) groups.set(p.trace_id, [...(groups.get(p.trace_id) ?? []), p]);
+    const quotes = [...groups].map(([id, pieces]) => {
+      const call = this.numbers.get(id);
+      const fate = call?.fate ?? "shown in part";
+      const lines = pieces.map((p) => ({ ...p, fate, number: call?.number, fresh: fresh.has(JSON.stringify(p)) }));
+      const head = el("h3", {}, sign(fate), call ? el("b", {}, `#${count(call.number)} `) : "", el("a", { class: "record", href: link(this.name, "records", id) }, told(call?.tool ?? pieces[0].tool, "name")), el("span", { class: "dim" }, ` ${fate}`));
+      return el("article", { class: `message past ${fateClass(fate)}` }, head, memoryText(lines, most, this.name));
+    });
+    const later = calls.filter((c) => c.number > fold.records && c.fate === "kept").length;
+    const text = fold.text ? el("article", { class: "message memory" }, el("h3", {}, el("b", {}, `fold ${count(fold.number)}`), el("span", { class: "dim" }, ` of the first ${plural(fold.records, "record")}`)), memoryText(textLines(fold.text, calls), most, this.name)) : "";
+    return [text, quotes, el("p", { class: "gap" }, `${plural(later, "later call")} as they came, beside the messages of system, user and agent`)];
   }
-
-  /** The name of a tool; of a call in a shortened turn, a link to its record, which has the whole. */
-  record = (id, tool) => (id ? el("a", { class: "record", href: link(this.name, "records", id) }, told(tool, "name")) : told(tool, "name"));
 
   // -- past calls
 
   past() {
-    const plan = this.step?.manifest?.plan ?? null;
+    const { calls, fates } = this.step ?? {};
     const panel = this.tabs.panels.past;
-    if (!plan?.decisions.length) {
-      put(panel, el("p", { class: "empty" }, plan ? "There was no past call." : "Not known."));
+    if (!calls?.length) {
+      put(panel, el("p", { class: "empty" }, calls ? "There was no past call." : "Not known."));
       return;
     }
-    this.decisions = plan.decisions.filter((d) => !this.filter || d.fate === this.filter).reverse();
-    const choices = ["", ...FATES.filter((f) => plan.fates[f].interactions)].map((fate) => {
-      const n = fate ? plan.fates[fate].interactions : Object.values(plan.fates).reduce((sum, f) => sum + f.interactions, 0);
+    this.decisions = calls.filter((d) => !this.filter || d.fate === this.filter).reverse();
+    const all = Object.values(fates).reduce((sum, n) => sum + n, 0);
+    const choices = ["", ...FATES.filter((f) => fates[f])].map((fate) => {
       const where = link(this.name, "steps", this.number, "past", { fate });
-      return el("a", { class: `chip ${fate ? fateClass(fate) : ""}`, href: where, "aria-current": fate === this.filter ? "true" : null }, fate ? sign(fate) : "", `${fate || "all"} ${count(n)}`);
+      return el("a", { class: `chip ${fate ? fateClass(fate) : ""}`, href: where, "aria-current": fate === this.filter ? "true" : null }, fate ? sign(fate) : "", `${fate || "all"} ${count(fate ? fates[fate] : all)}`);
     });
-    const omitted = plan.decisions_omitted ? el("p", { class: "hint" }, `${plural(plan.decisions_omitted, "older call")} counted above, but not listed here; `, el("a", { href: link(this.name, "records") }, "all records"), " are.") : "";
+    const omitted = all > calls.length ? el("p", { class: "hint" }, `${plural(all - calls.length, "older call")} counted above, but not listed here; `, el("a", { href: link(this.name, "records") }, "all records"), " are.") : "";
     put(panel, el("div", { class: "bar chips" }, choices), omitted, el("div", { class: "scroll" }, this.pastRows.element), this.reason);
     this.tell(null);
     this.pastRows.renew();
@@ -289,21 +274,17 @@ export class StepView {
   /** The whole of a decision, which its row has no room for. */
   tell(d) {
     if (!d) put(this.reason, el("span", { class: "dim" }, "The whole reason of a call stands here once it is chosen."));
-    else put(this.reason, el("span", { class: fateClass(d.fate) }, sign(d.fate)), el("b", {}, d.fate), d.score === null ? "" : `, worth ${d.score.toFixed(3)}`, ": ", told(d.reason));
+    else put(this.reason, el("span", { class: fateClass(d.fate) }, sign(d.fate)), el("b", {}, d.fate), d.worth === null ? "" : `, worth ${d.worth.toFixed(3)}`, ": ", told(d.reason));
   }
 
   decision(d) {
-    const links = d.trace_ids.map((id, i) =>
-      el("a", { href: link(this.name, "records", id) }, d.numbers[i] ? el("b", {}, `#${count(d.numbers[i])} `) : "", told(d.tools[i] ?? "", "name")),
-    );
     return el(
       "div", { class: `decision ${fateClass(d.fate)}` },
       el(
         "span", { class: "first" },
         el("span", { class: "fate" }, sign(d.fate), d.fate),
-        el("span", { class: "calls" }, links.length ? links : told(d.tools.join(", "))),
-        el("span", { class: "number" }, d.score === null ? "" : d.score.toFixed(2)),
-        el("span", { class: "number dim" }, `${count(d.tokens)} tok`),
+        el("span", { class: "calls" }, el("a", { href: link(this.name, "records", d.trace_id) }, el("b", {}, `#${count(d.number)} `), told(d.tool, "name"))),
+        el("span", { class: "number" }, d.worth === null ? "" : d.worth.toFixed(2)),
       ),
       el("span", { class: "second dim" }, told(d.reason)),
     );
@@ -311,24 +292,24 @@ export class StepView {
 
   // -- changes
 
-  changed(plan) {
+  changed() {
     const panel = this.tabs.panels.changes;
-    if (!plan) {
-      put(panel, el("p", { class: "empty" }, "Not known."));
+    const { calls, changes } = this.step;
+    if (changes === null) {
+      put(panel, el("p", { class: "empty" }, calls && this.number === 1 ? "This is the first step: there is nothing to compare with." : "Not known."));
       return;
     }
     const groups = [
-      ["New since the step before", this.fresh(plan).map((p) => this.piece(p, "new"))],
-      ["Gone since the step before", plan.gone.map((p) => this.piece(p, "gone"))],
-      ["Another fate than a step before", (this.step.changes ?? []).slice(0, 200).map((c) => this.turned(c))],
+      ["New since the step before", this.step.new.map((p) => this.piece(p, "new"))],
+      ["Gone since the step before", this.step.gone.map((p) => this.piece(p, "gone"))],
+      ["Another fate than a step before", changes.slice(0, 200).map((c) => this.turned(c))],
     ].filter(([, made]) => made.length);
-    const nothing = plan.first ? "This is the first step that was seen here: there is nothing to compare with." : "Nothing changed since the step before.";
-    put(panel, groups.length ? groups.map(([title, made]) => [el("h3", { class: "group" }, title, el("span", { class: "count" }, count(made.length))), made]).flat(2) : el("p", { class: "empty" }, nothing));
+    put(panel, groups.length ? groups.map(([title, made]) => [el("h3", { class: "group" }, title, el("span", { class: "count" }, count(made.length))), made]).flat(2) : el("p", { class: "empty" }, "Nothing changed since the step before."));
   }
 
   piece(p, mark) {
-    const number = p.number ? el("b", {}, `#${count(p.number)} `) : "";
-    const record = p.trace_id ? el("a", { href: recordLink(this.name, p) }, number, told(p.tool, "name")) : told(p.tool);
+    const call = this.numbers.get(p.trace_id);
+    const record = el("a", { href: recordLink(this.name, p) }, call ? el("b", {}, `#${count(call.number)} `) : "", told(p.tool, "name"));
     return el(
       "article", { class: `piece-card ${mark}` },
       el("h4", {}, mark ? el("span", { class: `chip ${mark}` }, mark) : "", record, el("span", { class: "number dim" }, `worth ${p.score.toFixed(2)}`)),
@@ -338,10 +319,10 @@ export class StepView {
   }
 
   turned(c) {
-    const links = c.trace_ids.map((id, i) => el("a", { href: link(this.name, "records", id) }, told(c.tools[i] ?? "record", "name")));
+    const call = el("a", { href: link(this.name, "records", c.trace_id) }, el("b", {}, `#${count(c.number)} `), told(c.tool, "name"));
     return el(
       "p", { class: "turned" },
-      links, " ", el("span", { class: fateClass(c.before) }, sign(c.before), c.before), " \u2192 ", el("span", { class: fateClass(c.now) }, sign(c.now), c.now),
+      call, " ", el("span", { class: fateClass(c.before) }, sign(c.before), c.before), " \u2192 ", el("span", { class: fateClass(c.now) }, sign(c.now), c.now),
     );
   }
 }
