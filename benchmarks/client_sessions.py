@@ -313,7 +313,7 @@ def measure(name: str, *, holdout: float) -> Figures:
             work = Work(client, Run(folder / "home", folder / "work", url))
             act(work)
             route = CLIENTS[client].route
-            asked = [e for e in recorded if e.route == route]
+            asked = [e for e in recorded if e.api.route == route]
             arrived = [r for r in server.requests if r.path.split("?")[0].endswith(route)]
     own = [json.loads(body) for body in bodies if body]
     right = all(orders.payment(n) in printed for wanted, printed in work.answers for n in wanted)

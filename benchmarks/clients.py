@@ -463,7 +463,7 @@ def run_client(name: str, place: Path, folder: Path) -> Row:
     ):
         row.output = output_of_client(client, place, Run(folder / "home", work, url))
     row.seconds = time.perf_counter() - began
-    asked = [e for e in recorded if e.route == client.route]
+    asked = [e for e in recorded if e.api.route == client.route]
     row.requests = len(asked)
     row.full = max((e.received_bytes for e in asked), default=0)
     row.sent = max((len(r.data) for r in server.requests), default=0)

@@ -45,7 +45,7 @@ import requests
 from harness import ROOT, Service, command_line, print_head, print_row, verified, words
 from memory_bank.audit.traces import Trace, read_traces
 from memory_bank.service.proxy.api import MEMORY_TOOLS
-from memory_bank.service.proxy.refusals import THINKING_LEFT_OUT
+from memory_bank.service.proxy.exchange import THINKING_LEFT_OUT
 from memory_bank.testing import ScriptedServer, item_errors, pairing_errors, say
 from memory_bank.transcript.anthropic import message_errors
 from workload import request_of

@@ -22,7 +22,7 @@ from memory_bank.models.usage import NO_USAGE, ReportedUsage
 from memory_bank.service.app import create_app
 from memory_bank.service.operations.telemetry import Telemetry
 from memory_bank.service.proxy.apis import DIALECTS
-from memory_bank.service.proxy.exchange import Exchange
+from memory_bank.service.proxy.exchange import OTHER, Exchange
 from memory_bank.service.security.access import stored_id
 from memory_bank.testing import Reply, ScriptedServer
 
@@ -35,7 +35,7 @@ def exchanged(**more: Any) -> Exchange:
     """What the proxy tells of a chat, with some of it otherwise."""
     chat = {
         "method": "POST",
-        "dialect": DIALECTS[0],
+        "api": DIALECTS[0],
         "outcome": "complete",
         "status": 200,
         "seconds": 1.5,
@@ -135,7 +135,7 @@ def test_failures(seen: Seen, more: Any, kind: str | None) -> None:
 
 
 def test_what_only_passes_through_is_no_model_call(seen: Seen) -> None:
-    call(seen, exchange=exchanged(method="GET", dialect=None, model=None, session=None, memory=""))
+    call(seen, exchange=exchanged(method="GET", api=OTHER, model=None, session=None, memory=""))
     span = seen.spans()["GET"]
     assert span.kind is SpanKind.CLIENT
     assert not any(k.startswith("gen_ai") for k in span.attributes)

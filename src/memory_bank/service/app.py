@@ -42,11 +42,10 @@ from memory_bank.service.page.recorder import Answer, Recorder
 from memory_bank.service.proxy.api import Provider
 from memory_bank.service.proxy.apis import DIALECTS
 from memory_bank.service.proxy.body import MessageCache
-from memory_bank.service.proxy.exchange import Exchange
+from memory_bank.service.proxy.exchange import REFUSED, THINKING_LEFT_OUT, Exchange
 from memory_bank.service.proxy.flow import handle
 from memory_bank.service.proxy.identity import Identity, canonical_bytes
 from memory_bank.service.proxy.rebuild import CONTINUED, Rebuilder
-from memory_bank.service.proxy.refusals import REFUSED, THINKING_LEFT_OUT
 from memory_bank.service.proxy.shared import Proxy, Seals
 from memory_bank.service.proxy.upstream import Upstream, is_url
 from memory_bank.service.security.access import Keyring, stored_id
@@ -162,12 +161,12 @@ class Service:
             "http_status": exchange.status,
             "error": exchange.trouble or (f"status {exchange.status}" if failed else None),
         }
-        answer = bytes(exchange.kept), exchange.dialect
+        answer = bytes(exchange.kept), exchange.api
         if exchange.memory == "failed" or (exchange.reason or "").endswith(CONTINUED):
             self._record_without(exchange, ended, answer)
         if step is None or tokens is None or full_tokens is None:
             return
-        paid, by_marks = _paid(exchange), exchange.route == "messages"
+        paid, by_marks = _paid(exchange), exchange.api.route == "messages"
         sent = full = paid["sent"]
         if sent is not None and sent.input:
             # the Messages API reports zeros where the client marks nothing for the cache
@@ -228,7 +227,7 @@ def _paid(exchange: Exchange) -> dict[str, Any]:
     untold = usage.untold
     if untold == NO_USAGE.untold and exchange.outcome != "complete":
         untold = "the answer broke off before its usage"
-    elif untold == NO_USAGE.untold and exchange.streamed and exchange.route == "chat":
+    elif untold == NO_USAGE.untold and exchange.streamed and exchange.api.route == "chat":
         untold = "the stream has no usage: the client has to ask for it by stream_options.include_usage"
     return {"sent": sent, "billed": usage.billed, "untold": untold}
 

@@ -48,7 +48,7 @@ def test_a_long_task(tmp_path, api, stream):
         assert sum(i.type == "tool_call_item" for i in result.new_items) == CALLS
         check_budget(p.service, sent(server))
         assert {e.memory for e in p.told(STEPS + 1)[10:]} == {"rebuilt"}
-        assert {(e.route, e.streamed) for e in p.exchanges} == {(api, stream)}
+        assert {(e.api.route, e.streamed) for e in p.exchanges} == {(api, stream)}
         with p.service.sessions.reading(None, "task") as state:
             assert state.fact_store.size() == CALLS
         assert p.lines == []

@@ -103,7 +103,7 @@ def test_responses(long_task, stream):
             text = HANDLERS[call.name](**json.loads(call.arguments))
             items.append({"type": "function_call_output", "call_id": call.call_id, "output": text})
     done(server, p, [{"tool_calls": range(made)}], given.output_text)
-    assert {e.route for e in p.exchanges} == {"responses"}
+    assert {e.api.route for e in p.exchanges} == {"responses"}
 
 
 def test_what_the_provider_holds_passes_and_is_flagged(tmp_path):

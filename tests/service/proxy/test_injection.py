@@ -27,11 +27,10 @@ from memory_bank.service.proxy.api import MEMORY_TOOLS
 from memory_bank.service.proxy.apis import DIALECTS
 from memory_bank.service.proxy.body import MessageCache, parse_body
 from memory_bank.service.proxy.events import MOST_BYTES
-from memory_bank.service.proxy.exchange import ROUNDS, Exchange
+from memory_bank.service.proxy.exchange import REFUSED_TOO, ROUNDS, Exchange
 from memory_bank.service.proxy.identity import Identity
 from memory_bank.service.proxy.memory_calls import NOT_YET, answer_memory_calls
 from memory_bank.service.proxy.rebuild import Rebuilder
-from memory_bank.service.proxy.refusals import REFUSED_TOO
 from memory_bank.service.proxy.send import send
 from memory_bank.service.proxy.shared import Proxy, Seals
 from memory_bank.service.proxy.upstream import UpstreamAnswer
@@ -664,7 +663,7 @@ def test_every_answer_is_let_go_of(tmp_path, ending):
 
     memory = Rebuilder(sessions, Identity(database), 5.0)
     proxy = Proxy({"openai": Scripted()}, memory, MessageCache(), Seals(database), list, print)
-    exchange = Exchange("POST", dialect=DIALECTS[0], body=parse_body(data, "messages", "tools"))
+    exchange = Exchange("POST", api=DIALECTS[0], body=parse_body(data, "messages", "tools"))
     exchange.memory, exchange.session = "unchanged", "task"
     exchange.tools = DIALECTS[0].offer_tools(PLAIN)
 

@@ -14,7 +14,7 @@ from tests.service.requests import body_of
 from tests.service.tasks import HANDLERS, STEPS, SYSTEM, TASK, TOOLS, script
 
 from memory_bank.service.proxy.events import EventSplitter
-from memory_bank.service.proxy.refusals import THINKING_LEFT_OUT
+from memory_bank.service.proxy.exchange import THINKING_LEFT_OUT
 from memory_bank.testing import Reply, ScriptedServer, call, fail, say
 from memory_bank.transcript.anthropic import cache_marks, from_anthropic, marks_beside, message_errors
 
@@ -92,7 +92,7 @@ def test_a_long_task(tmp_path, stream, thinking):
         assert sum(b["type"] == "tool_use" for m in told[1::2] for b in m["content"]) == CALLS
         exchanges = p.told(STEPS + 1)
         assert {e.memory for e in exchanges[12:]} == {"rebuilt"}
-        assert {(e.route, e.outcome) for e in exchanges} == {("messages", "complete")}
+        assert {(e.api.route, e.outcome) for e in exchanges} == {("messages", "complete")}
         assert {e.session for e in exchanges[1:]} == {SESSION.split()[-1].decode()}
         assert all(e.usage.input and e.usage.output for e in exchanges)
         sizes = [len(r.data) for r in server.requests]

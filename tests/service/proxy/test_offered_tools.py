@@ -17,8 +17,8 @@ from tests.service.requests import PATHS
 from tests.service.requests import body_of as request_of
 
 from memory_bank.service.proxy.chat import ChatDialect
+from memory_bank.service.proxy.exchange import TOOLS_REFUSED
 from memory_bank.service.proxy.messages import MessagesDialect
-from memory_bank.service.proxy.refusals import TOOLS_REFUSED
 from memory_bank.service.proxy.responses import ResponsesDialect
 from memory_bank.testing import fail, say
 from memory_bank.transcript.jsontext import compact

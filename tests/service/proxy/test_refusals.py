@@ -20,8 +20,8 @@ from tests.service.proxy.test_messages import (
 )
 from tests.service.test_figures import BANK, BODIES
 
-from memory_bank.service.proxy import refusals
-from memory_bank.service.proxy.refusals import (
+from memory_bank.service.proxy import send
+from memory_bank.service.proxy.exchange import (
     FIRST_PAUSE,
     IN_VAIN,
     LONGEST_PAUSE,
@@ -29,10 +29,10 @@ from memory_bank.service.proxy.refusals import (
     REFUSED,
     REFUSED_TOO,
     REFUSES_ALL,
-    TEMPORARY,
     THINKING_LEFT_OUT,
     TOOLS_REFUSED,
 )
+from memory_bank.service.proxy.send import TEMPORARY
 from memory_bank.testing import Reply, fail, say
 from memory_bank.transcript import events
 
@@ -402,7 +402,7 @@ def test_a_temporary_error_in_a_stream_passes_as_it_comes(tmp_path, error):
 @routes
 def test_a_stream_that_is_only_kept_alive_passes_after_a_while(tmp_path, route, monkeypatch):
     """Else a client, or a proxy before it, would give up a model that thinks for long."""
-    monkeypatch.setattr(refusals, "LONGEST_HELD", 0.0)
+    monkeypatch.setattr(send, "LONGEST_HELD", 0.0)
     path, body = BODIES[route]
     pieces = [b": wait\n\n", b": still there\n\n"]
     with raw(lambda got: chunked(*pieces, headers=(EVENTS,)), tmp_path) as (upstream, p):

@@ -120,7 +120,7 @@ def test_a_rebuilt_request_differs_in_its_messages_only(echo):
     assert less < full
     (told,) = p.told()
     assert (told.memory, told.tokens, told.full_tokens) == ("rebuilt", less, full)
-    assert (told.route, told.model, told.outcome, told.status) == ("chat", "m", "complete", 200)
+    assert (told.api.route, told.model, told.outcome, told.status) == ("chat", "m", "complete", 200)
     assert (told.usage.input, told.usage.output, told.session) == (7, 2, "orders/7")
     assert told.received_bytes == len(before + written + after)
 
@@ -192,7 +192,7 @@ def test_everything_else_passes(echo, method):
     assert got.header(b"content-length") == (str(len(data)).encode() if data else None)
     assert (came.status, came.body) == (200, OK)
     assert not [n for n, _ in came.headers if n.startswith(b"x-memory-")]
-    assert p.told()[0].route == "other"
+    assert p.told()[0].api.route == "other"
 
 
 def test_figures_know_requests_by_their_routes(echo):

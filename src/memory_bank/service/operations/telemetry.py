@@ -115,7 +115,7 @@ class Telemetry:
             error = exchange.outcome
         elif exchange.status is not None and exchange.status >= 400:
             error = str(exchange.status)
-        provider = PROVIDERS.get(exchange.route)
+        provider = PROVIDERS.get(exchange.api.route)
         server = self._servers[provider or "openai"]
         name, attributes = exchange.method, {**server, "http.request.method": exchange.method}
         attributes |= _without_none({"http.response.status_code": exchange.status})

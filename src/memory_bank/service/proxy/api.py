@@ -190,9 +190,9 @@ class RequestHistory:
 class Dialect:
     """A model API: where its requests hold the conversation and the tools, how its answers call tools."""
 
-    route: str
+    route = ""
     """Its name in metrics and traces."""
-    path: str
+    path = ""
     """The path after ``/v1``; requests with POST are rebuilt."""
     key = "messages"
     """The member of a request that holds the conversation as an array."""

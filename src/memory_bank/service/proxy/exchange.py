@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -9,27 +10,92 @@ from typing import Literal
 from memory_bank.models.usage import NO_USAGE, ReportedUsage
 from memory_bank.ports import TokenCounter
 from memory_bank.service.proxy.api import Dialect, Provider
-from memory_bank.service.proxy.body import Body, JsonObject, render_body
+from memory_bank.service.proxy.body import Body, render_body
 from memory_bank.service.proxy.upstream import Headers, UsageReader
 from memory_bank.service.sessions import Rebuilt
 from memory_bank.transcript.tokens import open_counter
 
 ROUNDS = 8
 """Hidden turns of one request; after them the memory tools are no longer offered."""
+OUTAGES = frozenset({500, 502, 503, 504, *range(520, 528)})
+"""Statuses of an upstream that fails; of a form that it has accepted before, they say nothing either."""
+FIRST_PAUSE, LONGEST_PAUSE = 5, 160
+"""Requests of a session without memory after a refused context; each further refusal doubles them."""
+MOST_SESSIONS = 1_024
+"""Sessions of which it is remembered how upstream took their requests."""
+IN_VAIN = 4
+"""Requests in a row that upstream refuses also as they came, after which a request is sent only so."""
+
+REFUSED = "upstream refused the rebuilt context"
+REFUSED_TOO = "upstream refused the request as it came, too"
+REFUSES_ALL = "upstream refused the session's last requests as they came, too"
+MARKS_REFUSED = "upstream refused cache marks"
+TOOLS_REFUSED = "upstream refused memory's tools"
+THINKING_LEFT_OUT = "upstream refused thinking that does not fit the request as it came"
+
+log = logging.getLogger("memory_bank.Service")
+
+
+@dataclass(slots=True)
+class SessionRefusals:
+    """How a model of upstream has taken the changed requests of a session, in this process.
+
+    ``left`` of ``pause`` requests go without memory. ``accepted``: the statuses of memory whose present form was
+    accepted. ``in_vain``: requests in a row that were refused as they came, too. ``tools``: upstream has accepted
+    memory's tools, which stay in a pause.
+    """
+
+    left: int = 0
+    pause: int = 0
+    accepted: set[str] = field(default_factory=set)
+    in_vain: int = 0
+    tools: bool = False
+
+    def waits(self) -> str | None:
+        """Why the session's next request is sent as it came; None where it is not. Counts the pause down."""
+        if self.left > 0:
+            self.left -= 1
+            return REFUSED
+        return REFUSES_ALL if self.in_vain >= IN_VAIN else None
+
+    def accepts(self, memory: str, session: str | None, *, with_tools: bool, hides: bool) -> None:
+        """Note that upstream took a request that memory changed, ``with_tools`` of its own and maybe hidden turns."""
+        self.in_vain = 0
+        if memory == "rebuilt" and self.pause and not self.accepted:
+            log.info("upstream accepted a context: session %s has memory again", session)
+        self.tools = self.tools or with_tools
+        if not hides:
+            self.accepted.add(memory)
+
+    def fails(self, status: int) -> None:
+        """Note that upstream refused a request as it came, too. One that is not down is asked with memory again."""
+        self.in_vain += 1
+        if self.in_vain >= 2 * IN_VAIN and status not in OUTAGES:
+            self.in_vain = 0
+
+    def pauses(self) -> None:
+        """Note that upstream accepted a request as it came, but not as memory changed it."""
+        self.accepted.clear()
+        self.pause = self.left = min(2 * self.pause, LONGEST_PAUSE) if self.pause else FIRST_PAUSE
+
+
+OTHER = Dialect("other")
+"""For what is no request for a turn of a model, and only passes."""
 
 
 @dataclass(slots=True, eq=False)
 class Exchange:
     """A request and its answer. What is recorded of it has no keys, and no contents but ``kept``.
 
-    ``dialect``: the API, None for what only passes; ``provider``, ``path`` and ``query`` say where it goes. ``body``
+    ``api``: the model API, OTHER for what only passes; ``provider``, ``path``, ``query``: where it goes. ``body``
     is the request's, without members if it cannot be edited; ``headers`` are those for upstream, ``client_headers``
     those that came, and ``compacted`` is the session that a compaction item of ours in it names.
 
     ``memory`` says what memory did (rebuilt, unchanged, passed, failed, answered; "" where it has nothing to do),
     ``reason`` why, without contents. ``arrays``: the members that memory changed; ``tools``: the request's with the
     memory tools, where these are added. ``hidden``: turns that called memory, with their results, which the client
-    does not see. ``step``: the step that the request is recorded as.
+    does not see. ``step``: the step that the request is recorded as. ``refusals``:
+    how upstream has taken the session's requests.
 
     Tokens are those that memory counts: ``full_tokens`` of the request as it came, ``context_tokens`` of what memory
     makes of it, ``tool_tokens`` and ``hidden_tokens`` of the rest, ``tokens`` of all that was sent upstream (None
@@ -43,7 +109,7 @@ class Exchange:
 
     method: str
     namespace: str | None = None
-    dialect: Dialect | None = field(default=None, repr=False)
+    api: Dialect = field(default=OTHER, repr=False)
     provider: Provider = "openai"
     path: bytes = field(default=b"", repr=False)
     query: bytes = field(default=b"", repr=False)
@@ -69,6 +135,7 @@ class Exchange:
     full_tokens: int | None = None
     tool_tokens: int = 0
     hidden_tokens: int = 0
+    refusals: SessionRefusals = field(default_factory=SessionRefusals, repr=False)
 
     tokens: int | None = None
     answered_tokens: int = 0
@@ -79,22 +146,6 @@ class Exchange:
     trouble: str | None = field(default=None, repr=False)
     seconds: float = 0.0
     kept: bytearray = field(default_factory=bytearray, repr=False)
-
-    @property
-    def route(self) -> str:
-        """The API's name in metrics and traces, "other" for what only passes."""
-        return "other" if self.dialect is None else self.dialect.route
-
-    @property
-    def api(self) -> Dialect:
-        """The API of a model request."""
-        assert self.dialect is not None
-        return self.dialect
-
-    @property
-    def value(self) -> JsonObject:
-        """The members of its body."""
-        return self.body.value
 
     @property
     def counter(self) -> TokenCounter:
@@ -117,7 +168,7 @@ class Exchange:
         if self.may_hide and self.tools:
             arrays["tools"] = self.tools
         if self.hidden:
-            arrays[key] = [*arrays.get(key, self.value.get(key) or ()), *self.hidden]
+            arrays[key] = [*arrays.get(key, self.body.value.get(key) or ()), *self.hidden]
         return render_body(self.body, arrays)
 
     def passes(self, reason: str | None) -> None:

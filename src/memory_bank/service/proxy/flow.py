@@ -18,14 +18,11 @@ from starlette.types import Receive, Scope, Send
 from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
 from memory_bank.models.usage import ReportedUsage
 from memory_bank.service.failures import failure
-from memory_bank.service.proxy import clearing
 from memory_bank.service.proxy.apis import DIALECTS
 from memory_bank.service.proxy.body import Body, decompressed, parse_body, without_member
-from memory_bank.service.proxy.clearing import CONTEXT_MANAGEMENT
-from memory_bank.service.proxy.exchange import Exchange
+from memory_bank.service.proxy.exchange import OTHER, REFUSED, Exchange, SessionRefusals
 from memory_bank.service.proxy.memory_calls import answer_memory_calls
-from memory_bank.service.proxy.refusals import REFUSED
-from memory_bank.service.proxy.send import send
+from memory_bank.service.proxy.send import CONTEXT_MANAGEMENT, send, without_beta
 from memory_bank.service.proxy.shared import Proxy
 from memory_bank.service.proxy.summaries import expand, finish_summary, own_summary
 from memory_bank.service.proxy.upstream import (
@@ -58,7 +55,7 @@ async def handle(proxy: Proxy, scope: Scope, receive: Receive, respond: Send) ->
         with gone:
             stream = _stream(exchange, incoming, body_was_read)
             _read_head(proxy, exchange, incoming)
-            if exchange.dialect is None:
+            if exchange.api is OTHER:
                 answer = await _pass_on(proxy, exchange, stream)
             else:
                 await _read_body(proxy, exchange, incoming, stream)
@@ -118,9 +115,9 @@ def _read_head(proxy: Proxy, exchange: Exchange, incoming: Request) -> None:
     scope = incoming.scope
     path = scope["path"].removeprefix("/v1")
     if scope["method"] == "POST":
-        exchange.dialect = next((d for d in DIALECTS if d.path == path), None)
-    if exchange.dialect is not None:
-        exchange.provider = exchange.dialect.provider
+        exchange.api = next((d for d in DIALECTS if d.path == path), OTHER)
+    if exchange.api is not OTHER:
+        exchange.provider = exchange.api.provider
     elif path.startswith("/messages/") or "anthropic-version" in incoming.headers:
         exchange.provider = "anthropic"
     key_header = b"x-api-key" if exchange.provider == "anthropic" else b"authorization"
@@ -155,9 +152,9 @@ async def _read_body(
     exchange.headers.append((b"accept-encoding", b"identity"))
     exchange.body = Body(data)
     exchange.passes(None)
-    knows = exchange.route == "chat" or exchange.provider in proxy.rebuilder.passes
+    knows = exchange.api.route == "chat" or exchange.provider in proxy.rebuilder.passes
     if not knows:
-        exchange.headers = clearing.without_beta(exchange.headers)
+        exchange.headers = without_beta(exchange.headers)
 
     def parsed(data: bytes) -> Body:
         """The body, without the member that upstream does not know."""
@@ -173,9 +170,9 @@ async def _read_body(
             exchange.body = await in_thread_if_large(data, parsed, expanded)
     except BodyError as e:
         exchange.passes(str(e))
-    model = exchange.value.get("model")
+    model = exchange.body.value.get("model")
     exchange.model = model if isinstance(model, str) else None
-    exchange.streamed = exchange.value.get("stream") is True
+    exchange.streamed = exchange.body.value.get("stream") is True
 
 
 async def _build(proxy: Proxy, exchange: Exchange) -> None:
@@ -183,7 +180,8 @@ async def _build(proxy: Proxy, exchange: Exchange) -> None:
     if exchange.reason is not None:  # it cannot be edited
         return
     await proxy.rebuilder.rebuild(exchange)
-    refusals = proxy.refusals_of(exchange)
+    key = exchange.namespace, exchange.session, exchange.model or ""
+    refusals = exchange.refusals = proxy.refusals.setdefault(key, SessionRefusals())
     if exchange.step is not None and exchange.step.changed_at is not None:
         refusals.accepted.discard("rebuilt")  # another form
     if not exchange.api.counts_only and (reason := refusals.waits()) is not None:
@@ -210,7 +208,7 @@ async def _relay(exchange: Exchange, answer: UpstreamAnswer, respond: Send) -> N
         exchange.status = answer.status
         await respond({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
         async for chunk in answer.body:
-            if exchange.dialect is not None:
+            if exchange.api is not OTHER:
                 exchange.kept += chunk[: KEPT_BYTES - len(exchange.kept)]
             await respond({"type": "http.response.body", "body": chunk, "more_body": True})
         await respond({"type": "http.response.body", "body": b"", "more_body": False})

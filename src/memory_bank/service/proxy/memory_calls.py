@@ -59,7 +59,7 @@ async def answer_memory_calls(proxy: Proxy, exchange: Exchange, answer: Upstream
             answer = await _joined(proxy, exchange, answer, usage)
         elif answer.is_readable and (data := await answer.hold()) is not None:
             given = parse_object(data)
-            turn = exchange.api.read_answer(given, exchange.value)
+            turn = exchange.api.read_answer(given, exchange.body.value)
             if exchange.may_hide and turn.calls_memory:
                 usage = add_usage(usage, turn.usage)
                 await _hide(proxy, exchange, turn)
@@ -112,7 +112,7 @@ async def _joined(
 ) -> UpstreamAnswer:
     """The streamed answers of all turns as one, once its first bytes are there."""
     turns = [answer]  # the last is that of the present turn
-    pieces = _join(proxy, exchange, exchange.api.open_stream(exchange.value, usage=usage), turns)
+    pieces = _join(proxy, exchange, exchange.api.open_stream(exchange.body.value, usage=usage), turns)
 
     async def close() -> None:
         with anyio.CancelScope(shield=True):

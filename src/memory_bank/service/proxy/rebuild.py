@@ -76,31 +76,14 @@ class _Job:
 
     def __init__(self) -> None:
         self.session_id: str | None = None
-        self._end = ""
+        self.end = ""
         self._lock = threading.Lock()
 
-    @property
-    def is_given_up(self) -> bool:
-        """Whether the request has gone on without it."""
-        return self._end == "given up"
-
-    @property
-    def is_taken(self) -> bool:
-        """Whether its thread has begun to change something."""
-        return self._end == "taken"
-
-    def take(self) -> bool:
-        """Whether the request waits for what the thread does from now on."""
-        return self._ends("taken")
-
-    def give_up(self) -> bool:
-        """Whether the thread changes nothing from now on."""
-        return self._ends("given up")
-
-    def _ends(self, end: str) -> bool:
+    def ends(self, end: Literal["taken", "given up"]) -> bool:
+        """Whether it ends so: the first who says it decides."""
         with self._lock:
-            self._end = self._end or end
-        return self._end == end
+            self.end = self.end or end
+        return self.end == end
 
 
 class _Share:
@@ -155,7 +138,7 @@ class _Share:
 
     def count(self, exchange: Exchange) -> None:
         """Where many requests of a client or conversation had no call, say in its reason how many."""
-        session = client_session(exchange.client_headers, exchange.value.get("metadata"))
+        session = client_session(exchange.client_headers, exchange.body.value.get("metadata"))
         who = repr((exchange.upstream_key, exchange.client_headers.get("user-agent"), session))
         client = hashlib.sha256(who.encode("utf-8", "surrogatepass")).digest()
         if exchange.session is not None:
@@ -163,7 +146,9 @@ class _Share:
         if exchange.reason != NOTHING_YET:
             return
         own = self.without_calls[client] = self.without_calls.get(client, 0) + 1
-        talked = 1 + sum(kind_of(m) is MessageKind.SAY for m in objects_of(exchange.value.get("messages")))
+        talked = 1 + sum(
+            kind_of(m) is MessageKind.SAY for m in objects_of(exchange.body.value.get("messages"))
+        )
         if max(own, talked) < UNSEEN:
             return
         exchange.reason = _unseen(max(own, talked))
@@ -216,7 +201,7 @@ class Rebuilder:
     def hanging(self) -> list[_Job]:
         """The jobs that still run, though their requests have gone on."""
         with self._lock:
-            return [job for job in self._running if job.is_given_up]
+            return [job for job in self._running if job.end == "given up"]
 
     async def rebuild(self, exchange: Exchange) -> None:
         """Put the rebuilt context into a request, or note the reason why it is forwarded unchanged."""
@@ -234,7 +219,7 @@ class Rebuilder:
                 share.fails(e.reason, sentence)
             await self._without(share, exchange)
         if exchange.tools is not None:
-            added = compact(exchange.tools[len(exchange.value.get("tools") or ()) :])
+            added = compact(exchange.tools[len(exchange.body.value.get("tools") or ()) :])
             exchange.tool_tokens = count_once(exchange.counter.count_text, added)
         if (step := exchange.step) is None:
             return
@@ -295,13 +280,13 @@ class Rebuilder:
         task = self._start(to_thread.run_sync(run, limiter=self._threads))
         try:
             await asyncio.wait({task}, timeout=limit)
-            if task.done() or not job.give_up():
+            if task.done() or not job.ends("given up"):
                 await task
                 return True
             return False
         finally:
-            job.give_up()  # also where the client has gone
-            if job.is_given_up and job.session_id is not None:
+            job.ends("given up")  # also where the client has gone
+            if job.end == "given up" and job.session_id is not None:
                 exchange.session = public_name(exchange.namespace, job.session_id)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -319,7 +304,7 @@ class Rebuilder:
 
     async def _without(self, share: _Share, exchange: Exchange) -> None:
         """Give a request that memory failed for its session's tools; one that is late its stored fold, too."""
-        headers, metadata = exchange.client_headers, exchange.value.get("metadata")
+        headers, metadata = exchange.client_headers, exchange.body.value.get("metadata")
         named = headers.get("x-memory-session") or client_session(headers, metadata)
         exchange.session = exchange.session or named
         with suppress(MemoryBankError):  # a name that is none
@@ -380,7 +365,7 @@ class Rebuilder:
 
     def _rebuild(self, job: _Job, exchange: Exchange) -> None:
         """In a worker thread: rebuild a request. Raises NotRebuiltError, MemoryFailedError."""
-        api, value, namespace = exchange.api, exchange.value, exchange.namespace
+        api, value, namespace = exchange.api, exchange.body.value, exchange.namespace
         history = api.history(exchange.body)
         is_summary = _asks_summary(exchange, history)
         for _ in range(3):  # another conversation may continue the session meanwhile
@@ -389,7 +374,7 @@ class Rebuilder:
             )
             offered = self._offered(exchange, None if match is None else stored_id(namespace, match.name))
             if match is None:
-                if job.take():
+                if job.ends("taken"):
                     exchange.passes(NOTHING_YET)
                     exchange.tools = offered
                 return
@@ -401,7 +386,7 @@ class Rebuilder:
             }
             if api.counts_only:
                 leaving = self.sessions.preview(*given, **how, form=history.form)
-                if job.take():
+                if job.ends("taken"):
                     exchange.tools = offered
                     self._put(exchange, leaving)
                 return
@@ -411,7 +396,9 @@ class Rebuilder:
             self._keep_decision(exchange, session_id, offered is not None)
 
             def sends(match: SessionMatch = match) -> bool:
-                return job.is_taken or (self.identity.is_current(namespace, match) and job.take())
+                return job.end == "taken" or (
+                    self.identity.is_current(namespace, match) and job.ends("taken")
+                )
 
             try:
                 step = self.sessions.rebuild(
@@ -426,7 +413,7 @@ class Rebuilder:
                 )
                 break
             except NotSentError:
-                if job.is_given_up:
+                if job.end == "given up":
                     raise
         else:
             raise MemoryFailedError("busy", "other requests continue the session all the time")
@@ -457,9 +444,9 @@ class Rebuilder:
             history.messages,
             history.form,
             strategy=exchange.client_headers.get("x-memory-strategy") or None,
-            tools=offered or own_tools(exchange.value),
+            tools=offered or own_tools(exchange.body.value),
         )
-        if leaving is not None and job.take():
+        if leaving is not None and job.ends("taken"):
             exchange.session, exchange.tools = match.name, offered
             self._put(exchange, leaving, stands=True, marked=True)
             exchange.memory, exchange.reason = "rebuilt", f"{exchange.reason}: {CONTINUED}"
@@ -477,12 +464,12 @@ class Rebuilder:
             exchange.namespace,
             upstream_key=exchange.upstream_key,
             headers=exchange.client_headers,
-            body=exchange.value,
+            body=exchange.body.value,
             messages=history.messages,
             asks_summary=asks_summary,
             compacted=exchange.compacted,
             records=records,
-            wanted=lambda: not job.is_given_up,
+            wanted=lambda: job.end != "given up",
         )
 
     def _put(
@@ -492,7 +479,7 @@ class Rebuilder:
 
         ``stands``: the next one will begin with it.
         """
-        api, value = exchange.api, exchange.value
+        api, value = exchange.api, exchange.body.value
         came = value[api.key]
         exchange.memory = "unchanged" if same_objects(written, came) else "rebuilt"
         exchange.arrays = {} if exchange.memory == "unchanged" else {api.key: written}
@@ -509,7 +496,7 @@ class Rebuilder:
         The tools stand before all messages: if they came or went within a session, the provider's cache would lose
         these. ``asks``: the database is asked for a decision that this process has not made itself.
         """
-        api, value = exchange.api, exchange.value
+        api, value = exchange.api, exchange.body.value
         own = value.get("tools")
         if not (self.inject is True or (self.inject and own)) or api.route == "compact":
             return None
@@ -531,7 +518,7 @@ class Rebuilder:
         """Store whether a session has memory's tools, where a later request of it might say otherwise."""
         with self._lock:
             is_known = session_id in self._decisions
-        if not is_known and self.inject and exchange.value.get("tools"):
+        if not is_known and self.inject and exchange.body.value.get("tools"):
             decided = self.identity.lineage.tools_decided(session_id)
             if decided is None:
                 self.identity.lineage.decide_tools(session_id, decided := offered)
@@ -544,7 +531,7 @@ def _has_room(exchange: Exchange) -> bool:
 
     Images, files and blanks are many characters and few tokens, so that they do not count.
     """
-    value = exchange.value
+    value = exchange.body.value
     own = compact(own_tools(value))
     came = given if isinstance(given := value.get(exchange.api.key), list) else []
     asked = takewhile(lambda m: as_object(m).get("role") in ("system", "developer", "user"), came)
@@ -562,14 +549,14 @@ def _asks_summary(exchange: Exchange, history: RequestHistory) -> bool:
     messages = history.messages
     prompts = [m for m in messages if kind_of(m) is MessageKind.SYSTEM][:2]
     prompts += [m for m in messages[-1:] if kind_of(m) is MessageKind.USER]
-    return exchange.api.is_compaction(exchange.value) or any(
+    return exchange.api.is_compaction(exchange.body.value) or any(
         asks_for_summary(message_text(m)) for m in prompts
     )
 
 
 def _has_begun(exchange: Exchange) -> bool:
     """Whether a request has two turns of the agent or more; with fewer there is nothing that memory could shorten."""
-    items = exchange.value.get(exchange.api.key)
+    items = exchange.body.value.get(exchange.api.key)
     turns = (m.get("role") == "assistant" or str(m.get("type")).endswith("_call") for m in objects_of(items))
     return len(list(islice(filter(None, turns), 2))) == 2
 

@@ -17,9 +17,8 @@ from cachetools import LRUCache
 from memory_bank.bank.database import Database
 from memory_bank.service.proxy.api import Provider
 from memory_bank.service.proxy.body import MessageCache
-from memory_bank.service.proxy.exchange import Exchange
+from memory_bank.service.proxy.exchange import MOST_SESSIONS, Exchange, SessionRefusals
 from memory_bank.service.proxy.rebuild import Rebuilder
-from memory_bank.service.proxy.refusals import MOST_SESSIONS, SessionRefusals
 from memory_bank.service.proxy.upstream import Headers, Upstream
 
 BEGINNING = "mbc1."
@@ -81,8 +80,3 @@ class Proxy:
     refusals: LRUCache[tuple[str | None, str | None, str], SessionRefusals] = field(
         default_factory=lambda: LRUCache(MOST_SESSIONS)
     )
-
-    def refusals_of(self, exchange: Exchange) -> SessionRefusals:
-        """How a model of upstream has taken the requests of a session; without one, of new conversations."""
-        key = exchange.namespace, exchange.session, exchange.model or ""
-        return self.refusals.setdefault(key, SessionRefusals())

@@ -48,7 +48,7 @@ def expand(exchange: Exchange, seals: Seals) -> bytes | None:
     Raises BodyError.
     """
     key, namespace = exchange.api.key, exchange.namespace
-    elements = exchange.value.get(key)
+    elements = exchange.body.value.get(key)
     if BEGINNING.encode() not in exchange.body.data or not isinstance(elements, list):
         return None
     found = (n for n in reversed(range(len(elements))) if _parts(elements[n], key)[0])
@@ -118,7 +118,7 @@ async def finish_summary(proxy: Proxy, exchange: Exchange, answer: UpstreamAnswe
         return await _own(proxy, exchange, instead_of=answer) or answer
     if not answer.is_readable:
         return answer
-    if exchange.api.is_compaction(exchange.value):
+    if exchange.api.is_compaction(exchange.body.value):
         return await _with_item(proxy, exchange, answer)
     exchange.reason = COMPLETED
     if answer.is_stream:
@@ -153,7 +153,7 @@ async def _own(
     proxy: Proxy, exchange: Exchange, instead_of: UpstreamAnswer | None = None
 ) -> UpstreamAnswer | None:
     """The answer of the bank, in the place of upstream's; None where it knows nothing."""
-    route, value, model = exchange.route, exchange.value, exchange.model or ""
+    route, value, model = exchange.api.route, exchange.body.value, exchange.model or ""
     by_item, is_messages = exchange.api.is_compaction(value), exchange.api.provider == "anthropic"
     # Codex and /responses/compact keep the user's messages
     known = await _known(proxy, exchange, users_words=not by_item or is_messages)
