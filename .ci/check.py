@@ -23,7 +23,7 @@ FILES = {
     "service": "sessions shared mcp mcp_agents mcp_files prefix_cache marks",
     "service/api": "api api_records requests values lives",
     "service/operations": "operations metrics telemetry logs observing costs",
-    "service/page": "page page_on_the_api recorder snapshot timeline figures lives",
+    "service/page": "page page_on_the_api recorder timeline figures lives",
     "service/security": "gate authority redaction secrets_stay_out isolation proof limits rules caches quoted",
     "service/server": "running workers connections strategy_that_cannot_work",
     # what is promised of a request; the whole folder takes some minutes
