@@ -245,7 +245,7 @@ class MemoryProcessor:
     ) -> tuple[list[M], int]:
         """``(messages, token_count)`` of the strategy under ``memory_key``, by default the configured one.
 
-        ``input_token_count``: the caller's count of the messages; "no_strategy" returns it instead of counting.
+        ``input_token_count``: the caller's count of the messages; "no_strategy" returns it instead of its own.
         ``model``: that the context is for. Its price in the configuration, or else in the list that ships, or else
         its name, tells what its provider charges for a cached prefix, and so how often the history is folded.
         ``tools``: those of the model call; the context names ``get_record`` only where it is among them. ``added``:
