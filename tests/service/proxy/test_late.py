@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 
 import pytest
 import sqlalchemy as sa
@@ -58,16 +57,21 @@ class Slow:
 class AskedLate:
     """Sessions whose steps wait before they ask whether their context is sent, or after that."""
 
-    def __init__(self, sessions, before=None, after=0.0):
-        self.sessions, self.before, self.after = sessions, before or threading.Event(), after
-        if before is None:
-            self.before.set()
+    def __init__(self, sessions, before=None, after=None):
+        self.sessions, self.before, self.after = (
+            sessions,
+            before or threading.Event(),
+            after or threading.Event(),
+        )
+        for event in (self.before, self.after):
+            if event not in (before, after):
+                event.set()
 
     def rebuild(self, *args, sends, **kwargs):
         def asked():
             self.before.wait(60)
             is_sent = sends()
-            time.sleep(self.after)
+            self.after.wait(60)
             return is_sent
 
         return self.sessions.rebuild(*args, sends=asked, **kwargs)
@@ -103,12 +107,28 @@ def test_a_step_that_was_given_up_stands_once_and_is_not_charged(tmp_path):
 def test_a_step_that_has_begun_to_be_sent_is_waited_for(tmp_path):
     body = body_of("chat", [get_order(n) for n in range(12)])
     with scripted([say("ok")] * 9, tmp_path, FOLDS, inject_tools=False) as (_, p):
-        limited(p, 0.5)
-        rebuilder = p.service.proxy.rebuilder
-        rebuilder.sessions = AskedLate(rebuilder.sessions, after=1.0)
+        limited(p, 2.0)
+        rebuilder, stored = p.service.proxy.rebuilder, threading.Event()
+        rebuilder.sessions = AskedLate(rebuilder.sessions, after=stored)
+        threading.Timer(2.4, stored.set).start()
         came = post(p.port, PATHS["chat"], body, NAMED)
         assert (came.header(b"x-memory-status"), came.header(b"x-memory-reason")) == (b"rebuilt", None)
         assert steps_and_paid(p)[0] == ["rebuilt"]
+
+
+def test_a_step_whose_cost_cannot_be_stored_does_not_hold_the_request(tmp_path):
+    body = body_of("chat", [get_order(n) for n in range(12)])
+    with scripted([say("ok")] * 9, tmp_path, FOLDS, inject_tools=False) as (_, p):
+        limited(p, 0.3)
+        rebuilder, stored = p.service.proxy.rebuilder, threading.Event()
+        rebuilder.sessions = AskedLate(rebuilder.sessions, after=stored)
+        came = post(p.port, PATHS["chat"], body, NAMED)
+        assert not stored.is_set()
+        assert came.header(b"x-memory-reason").startswith(b"timeout")
+        assert came.status == 200
+        stored.set()
+        until(lambda: not rebuilder.hanging)
+        assert steps_and_paid(p)[0] == ["failed"]
 
 
 @apis

@@ -72,18 +72,19 @@ class MemoryFailedError(Exception):
 
 
 class _Job:
-    """A rebuild in a worker thread. Its thread takes it before it changes anything, or the request gives it up."""
+    """A rebuild in a thread: "taken" before it is charged, "put" before it changes the request, or "given up"."""
 
     def __init__(self) -> None:
         self.session_id: str | None = None
         self.end = ""
         self._lock = threading.Lock()
 
-    def ends(self, end: Literal["taken", "given up"]) -> bool:
-        """Whether it ends so: the first who says it decides."""
+    def moves(self, end: Literal["taken", "put", "given up"], *before: str) -> bool:
+        """Whether its end is now ``end``, coming from one of ``before``; the first who moves it decides."""
         with self._lock:
-            self.end = self.end or end
-        return self.end == end
+            if self.end in before:
+                self.end = end
+            return self.end == end
 
 
 class _Share:
@@ -280,12 +281,14 @@ class Rebuilder:
         task = self._start(to_thread.run_sync(run, limiter=self._threads))
         try:
             await asyncio.wait({task}, timeout=limit)
-            if task.done() or not job.ends("given up"):
-                await task
-                return True
-            return False
+            if not task.done() and not job.moves("given up", ""):
+                await asyncio.wait({task}, timeout=limit)  # what it costs is being stored
+            if not task.done() and job.moves("given up", "", "taken"):
+                return False
+            await task
+            return True
         finally:
-            job.ends("given up")  # also where the client has gone
+            job.moves("given up", "", "taken")  # also where the client has gone
             if job.end == "given up" and job.session_id is not None:
                 exchange.session = public_name(exchange.namespace, job.session_id)
 
@@ -374,7 +377,7 @@ class Rebuilder:
             )
             offered = self._offered(exchange, None if match is None else stored_id(namespace, match.name))
             if match is None:
-                if job.ends("taken"):
+                if job.moves("put", ""):
                     exchange.passes(NOTHING_YET)
                     exchange.tools = offered
                 return
@@ -386,7 +389,7 @@ class Rebuilder:
             }
             if api.counts_only:
                 leaving = self.sessions.preview(*given, **how, form=history.form)
-                if job.ends("taken"):
+                if job.moves("put", ""):
                     exchange.tools = offered
                     self._put(exchange, leaving)
                 return
@@ -397,7 +400,7 @@ class Rebuilder:
 
             def sends(match: SessionMatch = match) -> bool:
                 return job.end == "taken" or (
-                    self.identity.is_current(namespace, match) and job.ends("taken")
+                    self.identity.is_current(namespace, match) and job.moves("taken", "")
                 )
 
             try:
@@ -417,6 +420,8 @@ class Rebuilder:
                     raise
         else:
             raise MemoryFailedError("busy", "other requests continue the session all the time")
+        if not job.moves("put", "taken"):
+            raise NotSentError
         exchange.session, exchange.step, exchange.tools = match.name, step, offered
         exchange.tokens, exchange.context_tokens, exchange.full_tokens = 0, step.tokens, step.full_tokens
         if is_summary:  # which is to be made of the real conversation
@@ -446,7 +451,7 @@ class Rebuilder:
             strategy=exchange.client_headers.get("x-memory-strategy") or None,
             tools=offered or own_tools(exchange.body.value),
         )
-        if leaving is not None and job.ends("taken"):
+        if leaving is not None and job.moves("put", ""):
             exchange.session, exchange.tools = match.name, offered
             self._put(exchange, leaving, stands=True, marked=True)
             exchange.memory, exchange.reason = "rebuilt", f"{exchange.reason}: {CONTINUED}"
