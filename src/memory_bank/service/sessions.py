@@ -34,7 +34,7 @@ from memory_bank.context.policies.evidence import choose_standing
 from memory_bank.errors import ConfigError, EmbeddingError, NotFoundError, StorageError
 from memory_bank.plan import NO_PLAN, Context, Form, Plan
 from memory_bank.ports import LLMClient, Scope, TokenCounter
-from memory_bank.pricing import Charge, SentContext, Usage
+from memory_bank.pricing import Charge, Ledger, SentContext, Usage
 from memory_bank.processor import MemoryProcessor, NotSentError, change_since
 from memory_bank.service.proxy.api import RequestHistory
 from memory_bank.service.security.access import public_name, stored_id, writable_id
@@ -206,6 +206,8 @@ class Sessions:
                 self._register(session_id, kept, agent)
             with kept.lock:  # the plan must be this step's
                 earlier = self._processor.state(key, session_id)
+                ledger = Ledger() if earlier is None else earlier.ledger
+                charged, *before = ledger.last, ledger.sent, ledger.came
                 count = partial(count_once, (earlier.counter if earlier else open_counter()).count_text)
                 form = None if history is None else history.form
                 leaving, tokens, shown, _ = self._processor.rebuild(
@@ -221,8 +223,6 @@ class Sessions:
                     beside=count(beside) if beside else 0,
                     sends=sends,
                 )
-                if not sends():  # messages that went through were not asked for
-                    raise NotSentError
                 shown = leaving if form is None else shown
                 state = self._processor.state(key, session_id)
                 plan = None if state is None or state.last_plan is NO_PLAN else state.last_plan
@@ -234,6 +234,10 @@ class Sessions:
                         project = next(filter(None, map(project_of, prompts)), None)
                         self.database.set_origin(session_id, project=project, client=sender)
                     kept.generation = state.generation
+                if not sends():  # also messages that went through, which were not asked for
+                    if state is not None and (last := state.ledger.last) is not charged:  # given up since
+                        state.charge(Charge(-last.paid, -last.full), *before)
+                    raise NotSentError
                 context = _with_own_text(shown, seen, messages)
                 unchanged = same_objects(context, messages)
                 written = context if unchanged or form is None else leaving

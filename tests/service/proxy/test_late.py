@@ -104,6 +104,22 @@ def test_a_step_that_was_given_up_stands_once_and_is_not_charged(tmp_path):
             assert state.fact_store.size() == 13  # what came is kept
 
 
+def test_a_step_that_was_given_up_once_it_was_charged_is_charged_no_more(tmp_path):
+    bodies = [body_of("chat", [get_order(n) for n in range(count)]) for count in (12, 13)]
+    with scripted([say("ok")] * 9, tmp_path, FOLDS, inject_tools=False) as (_, p):
+        limited(p, 60)
+        post(p.port, PATHS["chat"], bodies[0], NAMED)
+        _, paid = steps_and_paid(p)
+        rebuilder, stored = p.service.proxy.rebuilder, threading.Event()
+        rebuilder.sessions, rebuilder.timeout = AskedLate(rebuilder.sessions, after=stored), 0.3
+        came = post(p.port, PATHS["chat"], bodies[1], NAMED)
+        assert came.header(b"x-memory-reason").startswith(b"timeout")
+        stored.set()
+        until(lambda: not rebuilder.hanging)
+        statuses, charged = steps_and_paid(p)
+        assert (statuses, charged) == (["rebuilt", "failed"], pytest.approx(paid))
+
+
 def test_a_step_that_has_begun_to_be_sent_is_waited_for(tmp_path):
     body = body_of("chat", [get_order(n) for n in range(12)])
     with scripted([say("ok")] * 9, tmp_path, FOLDS, inject_tools=False) as (_, p):

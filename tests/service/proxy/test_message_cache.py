@@ -52,6 +52,15 @@ def test_what_is_forgotten_is_asked_anew():
     assert seen.intern(body_of(said("old")), "messages").value["messages"][0] is not old
 
 
+def test_each_api_makes_its_own_of_an_equal_message():
+    seen, message = MessageCache(), said("a")
+    asked = seen.intern(parse_body(json.dumps({"input": [said("b"), message]}).encode(), "input"), "input")
+    from_items(asked.value["input"], derive=asked.derive)
+    body = seen.intern(body_of(message), "messages")
+    read = from_anthropic(body.value["messages"], derive=body.derive)
+    assert read.places == from_anthropic([message]).places
+
+
 def test_what_is_made_of_a_message_is_made_once_and_known():
     seen = MessageCache(chars=8_000)
     answer = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "look", "input": {}}]}

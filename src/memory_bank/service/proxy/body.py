@@ -267,8 +267,9 @@ class MessageCache:
 
     An agent sends its whole history with each request, so most messages repeat. Equal texts give the same
     object, which is never modified, and what depends on the message alone (its digest, its redacted form) is
-    computed once. At most ``chars`` characters of text are kept, where each message counts ``ENTRY`` more for its
-    objects; the least recently used are dropped. Thread-safe.
+    computed once; those of another member, of an API that reads them in its own way, give another object. At most
+    ``chars`` characters of text are kept, where each message counts ``ENTRY`` more for its objects; the least
+    recently used are dropped. Thread-safe.
     """
 
     CHARS = 16_000_000
@@ -278,7 +279,7 @@ class MessageCache:
     def __init__(self, chars: int = CHARS) -> None:
         self._limit = chars
         self._chars = 0
-        self._by_text: OrderedDict[str, _CachedMessage] = OrderedDict()
+        self._by_text: OrderedDict[tuple[str, str], _CachedMessage] = OrderedDict()  # by member and text
         self._by_id: dict[int, _CachedMessage] = {}
         self._lock = threading.Lock()
 
@@ -293,13 +294,13 @@ class MessageCache:
             for message, span in elements:
                 text = body.text[slice(*span)]
                 if isinstance(message, dict) and len(text) <= self.LONGEST:
-                    entry = self._by_text.get(text)
+                    entry = self._by_text.get((key, text))
                     if entry is None:
                         entry = _CachedMessage(message, len(text) + self.ENTRY)
-                        self._by_text[text] = self._by_id[id(message)] = entry
+                        self._by_text[key, text] = self._by_id[id(message)] = entry
                         self._chars += entry.chars
                     if id(entry.message) not in used:
-                        self._by_text.move_to_end(text)
+                        self._by_text.move_to_end((key, text))
                         message = entry.message
                         used.add(id(message))
                 known.append((message, span))

@@ -56,7 +56,7 @@ async def handle(proxy: Proxy, scope: Scope, receive: Receive, respond: Send) ->
             stream = _stream(exchange, incoming, body_was_read)
             _read_head(proxy, exchange, incoming)
             if exchange.api is OTHER:
-                answer = await _pass_on(proxy, exchange, stream)
+                answer = await _pass_on(proxy, exchange, incoming, stream)
             else:
                 await _read_body(proxy, exchange, incoming, stream)
                 await _build(proxy, exchange)
@@ -127,9 +127,11 @@ def _read_head(proxy: Proxy, exchange: Exchange, incoming: Request) -> None:
     exchange.path, exchange.query = raw.removeprefix(b"/v1"), scope["query_string"]
 
 
-async def _pass_on(proxy: Proxy, exchange: Exchange, stream: AsyncIterator[bytes]) -> UpstreamAnswer:
+async def _pass_on(
+    proxy: Proxy, exchange: Exchange, incoming: Request, stream: AsyncIterator[bytes]
+) -> UpstreamAnswer:
     """Upstream's answer to a request that asks for no turn of a model."""
-    has_body = any(name in (b"content-length", b"transfer-encoding") for name, _ in exchange.headers)
+    has_body = any(name in (b"content-length", b"transfer-encoding") for name, _ in incoming.headers.raw)
     body = stream if has_body else b"".join([chunk async for chunk in stream])
     upstream, headers = proxy.upstreams[exchange.provider], proxy.add_trace(exchange.headers)
     return await upstream.send(exchange.method, exchange.path, headers, body, query=exchange.query)
@@ -196,7 +198,7 @@ def _told(exchange: Exchange) -> Headers:
     values = {
         "status": exchange.memory,
         "reason": exchange.reason,
-        "session": session and quote(session, safe=string.punctuation.replace("%", "")),
+        "session": session and quote(session, string.punctuation.replace("%", ""), errors="replace"),
         "tokens": None if tokens is None else f"{tokens}/{exchange.full_tokens}",
     }
     return [(f"x-memory-{n}".encode(), v.encode()) for n, v in values.items() if v]

@@ -72,7 +72,7 @@ class MemoryFailedError(Exception):
 
 
 class _Job:
-    """A rebuild in a thread: "taken" before it is charged, "put" before it changes the request, or "given up"."""
+    """A rebuild in a thread: "taken" before it is charged, "put" before it is recorded and sent, or "given up"."""
 
     def __init__(self) -> None:
         self.session_id: str | None = None
@@ -399,7 +399,8 @@ class Rebuilder:
             self._keep_decision(exchange, session_id, offered is not None)
 
             def sends(match: SessionMatch = match) -> bool:
-                return job.end == "taken" or (
+                """Whether it is sent: asked before it is charged, and again once that is done."""
+                return job.moves("put", "taken") or (
                     self.identity.is_current(namespace, match) and job.moves("taken", "")
                 )
 
