@@ -114,3 +114,9 @@ def test_the_life_of_every_record_of_a_run_is_what_its_contexts_showed(tmp_path)
     sessions.close()
     recorder.close(1)
     database.close()
+
+
+def test_the_folds_of_any_number_of_steps_are_found(tmp_path):
+    database = Sqlite(tmp_path / "bank.db")
+    assert stored_folds(database, "a", range(300_000)) == {}
+    database.close()

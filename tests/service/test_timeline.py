@@ -1,6 +1,7 @@
 """The routes of a session's steps: listed, as a curve, in full; of one's own sessions only."""
 
 import json
+import sqlite3
 
 import pytest
 from tests.chats import call, result, user
@@ -12,7 +13,9 @@ from memory_bank.service.api.sessions import Curve, StepDetail, StepPage
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
-    with serve("--db", tmp_path_factory.mktemp("timeline") / "bank.db", **FOLDING) as process:
+    file = tmp_path_factory.mktemp("timeline") / "bank.db"
+    with serve("--db", file, **FOLDING) as process:
+        process.file = file
         yield process
 
 
@@ -98,6 +101,21 @@ def test_what_became_different_is_told_between_two_steps(service):
     assert 1 <= len(turned) <= 3
     assert {before for before, _ in turned.values()} == {"kept"}
     assert "kept" not in {now for _, now in turned.values()}
+
+
+def test_changes_since_a_step_whose_fold_is_no_longer_stored_are_not_known(service):
+    steps = recorded("shop-refunds")
+    for messages in steps:
+        step(service, "older", messages)
+    whole = noted(service, "older", len(steps))
+    number = noted(service, "older", len(steps) - 1)["step"]["fold"]
+    assert whole["changes"] and whole["new"] and number not in (None, whole["step"]["fold"])
+    with sqlite3.connect(service.file) as c:
+        assert c.execute("DELETE FROM folds WHERE session_id = 'older' AND number = ?", (number,)).rowcount
+    c.close()
+    detail = got(service, f"older/steps/{len(steps)}")
+    assert (detail["changes"], detail["new"], detail["gone"]) == (None, None, None)
+    assert (detail["fold"], detail["calls"]) == (whole["fold"], whole["calls"])
 
 
 def test_what_is_not_there_is_not_found(service, shop):

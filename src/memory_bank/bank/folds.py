@@ -229,7 +229,8 @@ def stored_folds(
 ) -> dict[int, tuple[FoldContent, FoldReasons]]:
     """The folds with these numbers that are stored with their reasons, and can be read."""
     found = {}
-    for row in database.rows(_EXPLAINED, session=session_id, numbers=[n for n in set(numbers) if n]):
+    newest = sorted({n for n in numbers if n})[-KEPT:]
+    for row in database.rows(_EXPLAINED, session=session_id, numbers=newest):
         with suppress(ValueError):
             content = content_of(row)
             if content["why"] is not None:

@@ -748,10 +748,11 @@ def get_step(api: Api, name: SessionName, number: StepNumber) -> StepDetail:
     """Its fold, the fate of every call until then and the reason, changes since the last step."""
     session_id = api.known(name)
     found = steps.get_step(api.database, session_id, number)
-    if found is None:
+    shown = steps.steps_shown(api.database, session_id, numbers=(number - 1, number))
+    if found is None or not shown:  # or deleted meanwhile
         raise NotFoundError("this session has no such step: GET …/steps lists its steps.")
-    *before, now = steps.steps_shown(api.database, session_id, numbers=(number - 1, number))
-    folds = stored_folds(api.database, session_id, [s.fold for s in (now, *before)])
+    *before, now = shown
+    folds = stored_folds(api.database, session_id, [s.fold for s in shown])
     body, why = (None, None) if now.status in steps.AS_IT_CAME else folds.get(now.fold or 0, (None, None))
     pieces = [] if why is None else [PieceShown.of(**p.as_dict()) for p in why.pieces]
     fold = None
@@ -770,7 +771,8 @@ def get_step(api: Api, name: SessionName, number: StepNumber) -> StepDetail:
             if fate is not None
         ]
         told["fates"], told["calls"] = Counter(c.fate for c in made), made[-_CALLS_SHOWN:]
-        if before and before[0].fates is not None:
+        are_stored = all(s.fold is None or s.fold in folds or s.status in steps.AS_IT_CAME for s in shown)
+        if before and before[0].fates is not None and are_stored:
             [last] = before
             earlier_why = folds[last.fold][1] if last.fold in folds else None
             told["changes"] = [
