@@ -112,8 +112,7 @@ def test_what_the_provider_holds_passes_and_is_flagged(tmp_path):
         ask = client.responses.with_raw_response.create
         first = ask(model="scripted", input="hello")
         second = ask(model="scripted", input="go on", previous_response_id=first.parse().id)
-        conversation = client.conversations.create()
-        third = ask(model="scripted", input=[{"role": "user", "content": "x"}], conversation=conversation.id)
+        third = ask(model="scripted", input=[{"role": "user", "content": "x"}], conversation="conv_1")
     reasons = [(r.headers["x-memory-status"], r.headers["x-memory-reason"]) for r in (first, second, third)]
     assert reasons == [
         ("passed", "no list of items"),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 
 import pytest
 import sqlalchemy as sa
 from tests.blocks import MARK
 from tests.service.processes import until
-from tests.service.proxied import post, scripted
+from tests.service.proxied import head_of, post, scripted
 from tests.service.proxy.test_faults import locked
 from tests.service.proxy.test_messages import unmarked
 from tests.service.requests import PATHS, body_of
@@ -57,7 +58,8 @@ class Slow:
 class AskedLate:
     """Sessions whose steps wait before they ask whether their context is sent, or after that."""
 
-    def __init__(self, sessions, before=None, after=None):
+    def __init__(self, sessions, before=None, after=None, asked=None):
+        self.asked = asked or threading.Event()
         self.sessions, self.before, self.after = (
             sessions,
             before or threading.Event(),
@@ -69,8 +71,11 @@ class AskedLate:
 
     def rebuild(self, *args, sends, **kwargs):
         def asked():
-            self.before.wait(60)
+            if not self.before.is_set():
+                self.asked.set()
+                self.before.wait(60)
             is_sent = sends()
+            self.asked.set()
             self.after.wait(60)
             return is_sent
 
@@ -118,6 +123,31 @@ def test_a_step_that_was_given_up_once_it_was_charged_is_charged_no_more(tmp_pat
         until(lambda: not rebuilder.hanging)
         statuses, charged = steps_and_paid(p)
         assert (statuses, charged) == (["rebuilt", "failed"], pytest.approx(paid))
+
+
+@pytest.mark.parametrize("charged", [False, True])
+def test_a_step_whose_client_has_gone_is_neither_charged_nor_recorded(tmp_path, charged):
+    bodies = [body_of("chat", [get_order(n) for n in range(count)]) for count in (12, 13, 14)]
+    with scripted([say("ok")] * 9, tmp_path, FOLDS, inject_tools=False) as (server, p):
+        limited(p, 60)
+        post(p.port, PATHS["chat"], bodies[0], NAMED)
+        _, paid = steps_and_paid(p)
+        rebuilder, go, asked = p.service.proxy.rebuilder, threading.Event(), threading.Event()
+        own, data = rebuilder.sessions, json.dumps(bodies[1]).encode()
+        waits = {"after": go} if charged else {"before": go}
+        rebuilder.sessions = AskedLate(own, asked=asked, **waits)
+        with socket.create_connection(("127.0.0.1", p.port), timeout=20) as client:
+            client.sendall(head_of("POST", PATHS["chat"], data, NAMED) + data)
+            assert asked.wait(20)
+        assert p.told(2)[1].outcome == "client_gone"
+        go.set()
+        until(lambda: not rebuilder.hanging)
+        statuses, now = steps_and_paid(p)
+        assert (statuses, now) == (["rebuilt"], pytest.approx(paid))
+        rebuilder.sessions = own
+        post(p.port, PATHS["chat"], bodies[2], NAMED)
+        before, sent = (unmarked(r.body["messages"]) for r in server.requests)
+        assert sent[: len(before)] == before
 
 
 def test_a_step_that_has_begun_to_be_sent_is_waited_for(tmp_path):
