@@ -263,7 +263,7 @@ def test_steps_are_recorded_in_the_bank_as_the_proxys_are(tmp_path):
     opened = functools.partial(MemoryBankState.open, tmp_path / "bank.db")
     processor = MemoryProcessor(CONFIG, lambda session_id: opened(session_id=session_id))
     processor.apply_strategy(CHAT, session_id="c")
-    processor.rebuild(CHAT, session_id="c", recorded=False)
+    processor.rebuild(CHAT, session_id="c", sends=lambda: True)
     processor.close()
     assert len(steps_of("c")) == 1
 
