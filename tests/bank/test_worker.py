@@ -64,6 +64,23 @@ def test_every_record_ends_with_the_models_summary(database):
     assert left(database) == 0
 
 
+def test_drafts_of_a_second_worker_leave_what_the_first_works_on(database):
+    insights = stored(database, 3)
+    records = FactStore(database, "default").get_many(insights.trace_ids())
+    second = Worker(database, observer_of(ScriptedModel(["no one asks"])), LexicalEmbedder())
+    taken = []
+
+    def answer(_messages, _number):
+        """While the model is asked, another worker, which found no insights, makes drafts of all and looks for work."""
+        drafts = list(map(Observer().extract, records))
+        insights.add_many(drafts, waiting=[r.trace_id for r in records], only_wanted=True)
+        taken.append(second.step())
+        return "by the model"
+
+    worker = work(database, ScriptedModel(answer), concurrency=3)
+    assert (worker.progress.observed, taken, left(database)) == (3, [0, 0, 0], 0)
+
+
 FAULTS = {
     "429": (fail(429), "(HTTP 429"),
     "500": (fail(500), "(HTTP 500"),

@@ -64,7 +64,7 @@ _INSIGHTS = sa.select(_i.trace_id, _i.summary, _i.source, _i.redo).where(
     of_session(insights), _i.trace_id.in_(IDS)
 )
 _WANTED = (
-    sa.select(_r.trace_id)
+    sa.select(_r.trace_id, _i.seq.is_not(None).label("waits"))
     .outerjoin(insights, INSIGHT_OF_RECORD)
     .where(of_session(records), _r.trace_id.in_(IDS), HAS_CONTENT, _i.seq.is_(None) | waits)
 )
@@ -254,7 +254,7 @@ class InsightStore:
 
         ``records`` are those of the insights; the others are read. ``waiting``: trace_ids of those for which the
         Observer's model is to be asked. ``only_wanted``: nothing is stored for a record that was deleted meanwhile,
-        or that has another insight, unless that one waits.
+        or that has another insight, unless that one waits and this one does not.
         """
         rows = self.embed(batch, records, waiting)
         if rows:
@@ -304,7 +304,8 @@ class InsightStore:
         self.database.lock_session(c, self.session_id)
         if only_wanted:
             wanted = rows_by_id(c, _WANTED, self.session_id, [r["trace_id"] for r in rows])
-            rows = [r for r in rows if r["trace_id"] in wanted]
+            bare = {t for t, row in wanted.items() if not row["waits"]}
+            rows = [r for r in rows if r["trace_id"] in (wanted if r["due"] is None else bare)]
         if not rows:
             return
         if self.database.insert_new(c, insights, rows) != len(rows):  # some exist already
