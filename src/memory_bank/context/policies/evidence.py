@@ -239,7 +239,7 @@ def _turns(excerpts: Excerpts, view: View, past: int) -> list[Turn] | None:
     turns: dict[int, list[tuple[int, Change, int]]] = {}
     for position, edit in excerpts.in_place.items():
         at = bisect_right(starts, position) - 1
-        if position < history[at].stop:
+        if at >= 0 and position < history[at].stop:
             turns.setdefault(at, []).append((position - starts[at], edit.change, edit.tokens))
     return [*turns.items()]
 
