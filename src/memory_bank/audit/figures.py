@@ -8,7 +8,7 @@ def percent(share: float) -> str:
 
 
 def money(amount: float) -> str:
-    """A cost with four significant digits."""
+    """Return a cost as text: two decimals from 100 on, else four significant digits."""
     return f"{amount:,.2f}" if amount >= 100 else f"{amount:.4g}"
 
 

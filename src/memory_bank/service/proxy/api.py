@@ -239,9 +239,9 @@ class Dialect:
         *,
         stands: bool,  # noqa: ARG002
     ) -> list[object] | None:
-        """The conversation to be sent with marks for the provider's prefix cache; None where it needs none.
+        """Return the conversation with cache marks added, or None if this API needs no marks.
 
-        ``stands``: the next one will begin with it.
+        ``stands``: the next request will begin with this conversation.
         """
         return None
 

@@ -64,11 +64,11 @@ class Seals:
 
 @dataclass(slots=True, eq=False)
 class Proxy:
-    """What all requests under ``/v1`` share that are not the service's own.
+    """The objects that all proxied requests share.
 
-    ``upstreams`` are the model APIs by provider. ``cache`` keeps parsed messages, ``seals`` makes what
-    compaction items hold, ``add_trace`` adds trace headers to
-    a request for upstream, ``record`` is called with every finished exchange.
+    ``upstreams`` are the model APIs by provider. ``cache`` keeps parsed messages. ``seals`` encrypts the contents of
+    compaction items. ``add_trace`` adds trace headers to a request for upstream. ``record`` is called with every
+    finished exchange.
     """
 
     upstreams: Mapping[Provider, Upstream]
