@@ -63,18 +63,19 @@ class ShownCall:
     """What is shown of a call: its record's number, the quotes of its output and of its arguments.
 
     ``outcome``: what came back in a few words, shown where no quote has it. ``arguments``: pairs of a long text in
-    the arguments and what is shown of it.
+    the arguments and what is shown of it. ``state``: of a file that is quoted, "before edit #36" or "with edit #36".
     """
 
     number: int
     outcome: str = ""
     quote: str = ""
     arguments: tuple[tuple[str, str], ...] = ()
+    state: str = ""
 
     @property
     def mark(self) -> str:
         """The mark at the end of a result or an argument that is shown in part."""
-        return f"{Mark.SHORTENED} #{self.number}]"
+        return f"{Mark.SHORTENED} #{self.number}{self.state and ', '}{self.state}]"
 
     @property
     def result(self) -> str:
@@ -115,8 +116,8 @@ def shorten_turn(
     """The messages by position that an interaction with some calls (by the place of the pair) in short form has.
 
     The other calls are left out with their results. ``note`` is shown of what the agent said in this turn. A
-    message whose short form has as many tokens is not changed. Messages that carry images of results are
-    left out; reasoning stays.
+    message whose short form has as many tokens is not changed, unless what it shows of a file changed. Messages that
+    carry images of results are left out; reasoning stays.
     """
     calls: dict[int, dict[int, int]] = {}  # by the position of a message, the pair of each of its calls
     answered: dict[int, int] = {}
@@ -154,8 +155,9 @@ def shorten_turn(
         edit = Edit({}, message, count(message))
         if change:
             new = edited_message(message, change)
-            leaves_out = any(text is None for number, text in change.items() if number != WHOLE)
-            if new is not None and ((cost := count(new)) < edit.tokens or leaves_out):
+            must = any(text is None for number, text in change.items() if number != WHOLE)
+            must |= position in answered and bool(shown[answered[position]].state)
+            if new is not None and ((cost := count(new)) < edit.tokens or must):
                 edit = Edit(change, new, cost)
         edits[turn.start + position] = edit
     return edits
@@ -237,6 +239,12 @@ class EvidenceMemory:
         arguments = compact(record.raw_input) if record.input_text is None else record.input_text
         call: dict[str, Any] = {"interaction": at, "tool": tool, "arguments": arguments, "output": output}
         parsed = self.index.tables.parsed
+        failed = False
+        try:
+            failed = self.thread.add(number=number, note=note, **call)
+        except Exception as e:
+            log.warning("record %s is listed without its arguments: %s", trace_id, type(e).__name__)
+            self.thread.add(number=number, interaction=at, tool="unknown", arguments="", output="")
         try:
             self.index.tables.set_anchor(anchor)
             if note.strip():
@@ -245,13 +253,9 @@ class EvidenceMemory:
             place = len(parsed)
             self.index.add_call(trace_id=trace_id, **call)
             self.places[trace_id] = place
+            self.index.files.add(number, tool, arguments, output, failed=failed, key=trace_id)
         except Exception as e:
             log.warning("no excerpts of record %s: %s", trace_id, type(e).__name__)
-        try:
-            self.thread.add(number=number, note=note, **call)
-        except Exception as e:
-            log.warning("record %s is listed without its arguments: %s", trace_id, type(e).__name__)
-            self.thread.add(number=number, interaction=at, tool="unknown", arguments="", output="")
 
     def owner(self, place: int) -> str:
         """The trace_id of the record at a place of the index; of a note, that of the call it was said with."""
@@ -453,17 +457,17 @@ class _Chooser:
         elsewhere: list[str] = []
         for record, places in sorted(selection.shown.items()):
             trace_id, parsed = memory.owner(record), memory.index.tables.parsed[record]
-            quote = memory.index.quote(record, places, selection)
+            quote, state = memory.index.quote(record, places, selection)
             if trace_id not in self._at:
-                elsewhere.append(f"{memory.index.header(record)}\n{quote}\n")
+                elsewhere.append(f"{memory.index.header(record)}{state and f' ({state})'}\n{quote}\n")
                 continue
             call = shown.get(trace_id) or self._call(trace_id)
             if parsed.kind == "note":
                 notes[self._at[trace_id][0].start] = quote
             elif parsed.kind == "arguments":
-                call = replace(call, arguments=tuple(quotes_by_text(parsed.cut, places)))
+                call = replace(call, arguments=tuple(quotes_by_text(parsed.cut, places)), state=state)
             else:
-                call = replace(call, quote=quote)
+                call = replace(call, quote=quote, state=state or call.state)
             shown[trace_id] = call
         turns: dict[int, tuple[Interaction, dict[int, ShownCall]]] = {}
         for trace_id, call in shown.items():

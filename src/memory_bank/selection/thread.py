@@ -389,8 +389,8 @@ class Thread:
 
     def add(
         self, *, number: int, interaction: int, tool: str, arguments: str, output: str, note: str = ""
-    ) -> None:
-        """Add the next call, and what the agent wrote with it."""
+    ) -> bool:
+        """Add the next call, and what the agent wrote with it. Return whether the call failed."""
         found = arguments_of(arguments)
         failed = is_failure(output)
         changed = changes_something(tool, arguments, output, self._declared)
@@ -403,6 +403,7 @@ class Thread:
         if plan := plan_in_call(tool, arguments) or plan_in_note(note):
             self._plans.append((interaction, plan))
         self._decisions.extend((interaction, quote_lines(said)) for said in decisions_in(note))
+        return failed
 
     def outcome_of(self, number: int) -> str:
         """What a call brought back, in a few words; "" for nothing."""
