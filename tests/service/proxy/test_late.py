@@ -298,7 +298,7 @@ def test_a_late_result_begins_no_session_that_no_client_sent(tmp_path, named):
         limited(p, 60)
         rebuilder, go = p.service.proxy.rebuilder, threading.Event()
         rebuilder.sessions = Slow(rebuilder.sessions, go)
-        rebuilder.timeout = 0.3
+        rebuilder.timeout = 2.0  # in which the first one's session is found also on a busy machine
         post(p.port, PATHS["chat"], bodies[0], *headers)
         for body in bodies[1:4]:
             came = post(p.port, PATHS["chat"], body, *headers)
