@@ -37,7 +37,7 @@ def restored_copies(view: View, folded: int, count: Callable[[Any], int]) -> dic
             if pair.result is None or pair.call is None:
                 continue
             output, call = content_text(pair.result.content), (pair.tool_name, pair.call.text)
-            files.add(place, *call, output, failed=is_failure(output))
+            files.add(place, *call, output, failed=is_failure(output, *call))
             if place < folded or pair.result_at is None or not refers_to_earlier(output):
                 continue
             copies = files.meant(*call, output)
