@@ -78,6 +78,8 @@ CASES = {
     "GET /openapi.json": [Ask("/openapi.json", status=200)],
     "HEAD /openapi.json": [Ask("/openapi.json", "HEAD", status=200)],
     "GET /health": [Ask("/health", status=200), Ask("/health?live", status=200)],
+    "GET /healthz": [Ask("/healthz", status=200)],
+    "GET /readyz": [Ask("/readyz", status=200)],
     "GET /metrics": [Ask("/metrics", status=401)],
     "GET /": [Ask("/")],
     "HEAD /": [Ask("/", "HEAD")],
@@ -477,7 +479,13 @@ def test_without_a_key_all_that_is_not_open_is_closed(world):
             for ids in (world.real, world.never):
                 method, path = ask.method, filled(ask.path, ids)
                 answer = world.served.ask(method, path, ("x-request-id", "same"))
-                if path.partition("?")[0] in ("/", "/health", "/openapi.json") or path.startswith("/static/"):
+                if path.partition("?")[0] in (
+                    "/",
+                    "/health",
+                    "/healthz",
+                    "/readyz",
+                    "/openapi.json",
+                ) or path.startswith("/static/"):
                     assert answer.status in (200, 404), route
                     assert HIDDEN.encode() not in answer.body
                 else:

@@ -27,6 +27,7 @@ from memory_bank.records import InteractionRecord
 from memory_bank.selection.cutting import CutText
 from memory_bank.selection.index import EvidenceIndex, Selection
 from memory_bank.selection.model import MODEL_FILE, Model, load_model
+from memory_bank.selection.outcomes import is_excerpt
 from memory_bank.selection.thread import (
     ARGUMENT_START,
     LEAST_CHARS,
@@ -86,8 +87,10 @@ class ShownCall:
         """Whether the outcome says something that the quotes do not: the list of calls leaves this call out."""
         if not self.quote:
             return bool(self.outcome)
+        if is_excerpt(self.outcome):
+            return False
         values = [part.partition("=")[2] for part in self.outcome.split(", ") if "=" in part]
-        if not values:  # a short output as a whole; "3 lines" says nothing
+        if not values:  # a short output as a whole
             values = [word for word in self.outcome.split() if any(map(str.isalpha, word))]
         values = [value.rstrip("…") for value in values]
         return any(value not in self.quote and any(map(str.isdigit, value)) for value in values)
@@ -428,15 +431,18 @@ class _Chooser:
                 prices.append(self._session.counter.count_text(memory.index.header(record)) + 3)
                 continue
             if trace_id not in memory.prices:
-                memory.prices[trace_id] = max(1, self._tokens_alone(trace_id) - LISTED_TOKENS)
+                memory.prices[trace_id] = max(1, self._tokens_alone(trace_id, quoted=True) - LISTED_TOKENS)
             prices.append(memory.prices[trace_id])
         return prices
 
-    def _tokens_alone(self, trace_id: str) -> int:
-        """The tokens of a turn that shows one call, and of its output only the outcome."""
+    def _tokens_alone(self, trace_id: str, *, quoted: bool = False) -> int:
+        """The tokens of a turn that shows a call, and of its output the outcome; ``quoted``: as beside a quote."""
         turn, place = self._at[trace_id]
         count = self._session.counter.count_message
-        edits = shorten_turn(turn, {place: self._call(trace_id)}, "", count)
+        call = self._call(trace_id)
+        if quoted and is_excerpt(call.outcome):
+            call = replace(call, outcome="")
+        edits = shorten_turn(turn, {place: call}, "", count)
         return sum(edit.tokens for edit in edits.values())
 
     def _call(self, trace_id: str) -> ShownCall:
