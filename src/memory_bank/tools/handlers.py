@@ -59,7 +59,6 @@ LONGEST_ARGUMENTS: dict[str, int] = {
     "tool": 1_000, "after": 200,
 }  # fmt: skip
 """Characters of each argument at most, for every way in: tool calls, MCP and the HTTP API."""
-_IDS_SHOWN = 5
 NOTHING_STORED = "No tool output is stored in this session yet."
 
 
@@ -297,19 +296,7 @@ def _get(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
         found = _found(state, matches[0].outline.trace_id) if matches else None
         if found is None:
             raise NothingFound(_nothing(state, words) if state.fact_store.size() else NOTHING_STORED)
-    return _part(state, *found, lines, pattern, path, room)
-
-
-def _part(
-    state: Any,
-    record: InteractionRecord,
-    session_id: str | None,
-    lines: Any,
-    pattern: Any,
-    path: Any,
-    room: int,
-) -> ToolAnswer:
-    """A record, whole or its ``lines``, those with a ``pattern``, or what is at a ``path``."""
+    record, session_id, named = found
     text = record.output_text if record.output_text is not None else compact(record.raw_output)
     parts: tuple[dict[str, Any], ...] = ()
     whole = not (path or lines or pattern)
@@ -324,7 +311,7 @@ def _part(
     if chosen.found is not None:
         what = f"at {chosen.found[0].path}" if chosen.single else f"{len(chosen.found):,} values at {path}"
     if lines is None and pattern is None:
-        shown, note, what = _beginning(_name(state, record, session_id), chosen, room, what)
+        shown, note, what = _beginning(named, chosen, room, what)
     else:
         shown, note, what = _some_lines(chosen, lines, None if pattern is None else str(pattern), room, what)
     arguments = record.input_text if record.input_text is not None else compact(record.raw_input)
@@ -380,44 +367,31 @@ def _numbers_in(asked: str) -> tuple[list[range], str | None]:
     return numbers, lines and lines[1]
 
 
-def _found(state: Any, asked: str) -> tuple[InteractionRecord, str | None] | None:
-    """The record that is asked for, and its session if that is another one. Raises RefusedCall: several fit."""
+def _found(state: Any, asked: str) -> tuple[InteractionRecord, str | None, str] | None:
+    """The record that is asked for, its session if it is another one, its name. Raises RefusedCall: several fit."""
     numbers, named, wider = _numbers_in(asked)[0], _ID.search(asked), state.wider
     wanted = f"#{numbers[0][0]}" if numbers else named[1] if named else asked.strip("\"'`[]()<>#….")
-    found = records_named(state.database, state.session_id, wanted)
-    places: list[tuple[str, str]] = []
+    found, places = records_named(state.database, state.session_id, wanted), list[tuple[str, str]]()
     if len(found) == 1 and (record := state.fact_store.get(found[0].trace_id)) is not None:
-        return record, None
+        return record, None, f"#{found[0].number}"
     if wider is not None and not found:
         begins = wider.elsewhere(wanted.casefold(), beginning=True) if len(wanted) >= PREFIX else []
         places = wider.elsewhere(wanted)[:1] or begins
-        for (session_id, _), (other, _) in wider.entries(places if len(places) == 1 else ()).items():
-            return other, session_id
-    several = [f"#{o.number} {o.trace_id}" for o in found] or [
-        f"{t} (session {session_name(s)})" for s, t in places
-    ]
+        for (session_id, trace_id), (other, _) in wider.entries(places[: len(places) == 1]).items():
+            return other, session_id, trace_id
+    several = [o.trace_id for o in found] or [f"{t} (session {session_name(s)})" for s, t in places]
     if len(several) > 1:
-        more = ", …" if len(several) > _IDS_SHOWN else ""
-        fits = f"{', '.join(several[:_IDS_SHOWN])}{more}"
-        raise RefusedCall(f"The trace_id {wanted} fits {len(several)} records: {fits}. Give more of it.")
+        fits = f"fits {len(several)} records: {', '.join(several[:5])}"
+        raise RefusedCall(f"The trace_id {wanted} {fits}. Give more of it.")
     return None
 
 
 def _unknown(state: Any, asked: str) -> str:
     """Why there is no record of a number or an id, and which there are."""
-    numbers = _numbers_in(asked)[0]
+    numbers, size = _numbers_in(asked)[0], state.fact_store.size()
     what = f"#{numbers[0][0]}" if numbers else f"with the trace_id {compact(asked[:80])}"
-    elsewhere = "" if state.wider is None else "; words find those of other sessions"
-    size = state.fact_store.size()
-    return (
-        f"There is no record {what}: this session has #1 to #{size}{elsewhere}." if size else NOTHING_STORED
-    )
-
-
-def _name(state: Any, record: InteractionRecord, session_id: str | None) -> str:
-    """What a context calls a record: ``#12``; one of another session by its trace_id."""
-    numbered = [] if session_id else records_named(state.database, state.session_id, record.trace_id)
-    return f"#{numbered[0].number}" if numbered else record.trace_id
+    there = f"#1 to #{size}" + ("" if state.wider is None else "; words find those of other sessions")
+    return f"There is no record {what}: this session has {there}." if size else NOTHING_STORED
 
 
 def _fitting(rows: Iterable[str], room: int) -> list[str]:
