@@ -478,7 +478,7 @@ class Rebuilder:
             upstream_key=exchange.upstream_key,
             headers=exchange.client_headers,
             body=exchange.body.value,
-            messages=history.messages,
+            history=history,
             asks_summary=asks_summary,
             compacted=exchange.compacted,
             records=records,
@@ -559,9 +559,10 @@ def _has_room(exchange: Exchange) -> bool:
 
 def _asks_summary(exchange: Exchange, history: RequestHistory) -> bool:
     """Whether a request asks for a summary: by a member, a system message, or the user's last one."""
-    messages = history.messages
-    prompts = [m for m in messages if kind_of(m) is MessageKind.SYSTEM][:2]
-    prompts += [m for m in messages[-1:] if kind_of(m) is MessageKind.USER]
+    messages, kinds = history.messages, history.kinds
+    places = islice((i for i, kind in enumerate(kinds) if kind is MessageKind.SYSTEM), 2)
+    prompts = [messages[i] for i in places]
+    prompts += [m for m in messages[-1:] if kinds[-1] is MessageKind.USER]
     return exchange.api.is_compaction(exchange.body.value) or any(
         asks_for_summary(message_text(m)) for m in prompts
     )
