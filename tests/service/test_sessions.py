@@ -96,7 +96,7 @@ def test_a_wider_scope_ends_at_the_namespace(database, scope):
         assert state.wider.size() == 1
         with sessions.reading("one", "a") as other:
             foreign = next(iter(other.fact_store.steps()))
-        assert "No record" in handle_tool_call(state, "get_record", {"trace_id": foreign})
+        assert "no record" in handle_tool_call(state, "get_record", {"trace_id": foreign})
 
 
 def test_what_is_redacted_is_sent_but_not_stored(database):
