@@ -31,6 +31,7 @@ class Mark(StrEnum):
     CALLS_COUNTED = "Calls #0"
     PARTS = "An output that ends with […"
     PLAN = "The agent's latest plan:"
+    STATE = "The state of the task:"
     WORDS = "The agent's words:"
     NOTES = "The agent's notes ("
     LAST = "The agent's last message:"
