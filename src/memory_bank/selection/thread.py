@@ -16,7 +16,15 @@ from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
-from memory_bank.selection.effects import Effect, changes_something, is_failure, runs
+from memory_bank.selection.effects import (
+    Effect,
+    RulesRead,
+    changes_something,
+    file_access,
+    is_failure,
+    rules_read,
+    runs,
+)
 from memory_bank.selection.outcomes import clip, outcome, tells_id
 from memory_bank.transcript.jsontext import RAW, leaves, parse_arguments
 from memory_bank.transcript.quoting import Mark, one_line, quote_lines
@@ -239,6 +247,8 @@ class Thread:
         # by tool: in how many of its calls each value stands, and the values in its outcomes
         self._frequency: dict[str, Counter[str]] = {}
         self._returned: dict[str, set[str]] = {}
+        self._rules: dict[int, RulesRead] = {}  # by the number of the call that read them
+        self._edited: dict[str, int] = {}  # by file, the number of the call that changed it last
         self._plans: list[tuple[int, str]] = []  # with their interactions, as are the next
         self._decisions: list[tuple[int, str]] = []
         # Made anew where what it depends on changed; the texts have at most a few hundred characters.
@@ -264,6 +274,10 @@ class Thread:
             _Call(number, interaction, name, found, one_line(came_back), changed, failed, has_id)
         )
         self._frequency.setdefault(name, Counter()).update({a.start for a in found})
+        if not failed and (rules := rules_read(tool, arguments, output)):
+            self._rules[number] = rules
+        elif changed and (access := file_access(tool, arguments)):
+            self._edited[access.path] = number
         if plan := plan_in_call(tool, arguments) or plan_in_note(note):
             self._plans.append((interaction, plan))
         self._decisions.extend((interaction, quote_lines(said)) for said in decisions_in(note))
@@ -271,6 +285,26 @@ class Thread:
     def outcome_of(self, number: int) -> str:
         """What a call brought back, in a few words; "" for nothing."""
         return self._calls[number - 1].outcome
+
+    def rules(self, before: int) -> dict[int, tuple[str, bool]]:
+        """The rules that were read in interactions before ``before``, in their newest version: number to name.
+
+        And whether that is what they are now: no edit came later. Those of files first, then as they were first read.
+        """
+        order: dict[str, tuple[bool, int]] = {}  # of each name
+        for rules in self._rules.values():
+            order.setdefault(rules.name, (not rules.is_file, len(order)))
+        newest: dict[str, dict[str, int]] = {}  # by name, of each part the number
+        for number, rules in self._rules.items():
+            if not rules.part:
+                newest[rules.name] = {}
+            newest.setdefault(rules.name, {})[rules.part] = number
+        numbers = [n for name in sorted(newest, key=order.__getitem__) for n in newest[name].values()]
+        return {
+            n: (name, self._edited.get(name, 0) < n)
+            for n in numbers
+            if self._calls[n - 1].interaction < before and (name := self._rules[n].name)
+        }
 
     def distinct(self, call: _Call) -> tuple[Argument, ...]:
         """The values that tell a call from the tool's other calls."""
