@@ -21,7 +21,7 @@ from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings, ToolSettings
 from memory_bank.context.render import memory_message
 from memory_bank.errors import MemoryBankError
-from memory_bank.plan import Decision, Fate, Piece, Reasons
+from memory_bank.plan import Decision, Fate, Piece, Shown
 from memory_bank.ports import TokenCounter
 from memory_bank.records import InteractionRecord
 from memory_bank.selection.cutting import CutText
@@ -117,13 +117,17 @@ def quotes_by_text(cut: CutText, places: Sequence[int]) -> Iterator[tuple[str, s
 
 
 def shorten_turn(
-    turn: Interaction, shown: Mapping[int, ShownCall], note: str, count: Callable[[Any], int]
+    turn: Interaction,
+    shown: Mapping[int, ShownCall],
+    note: str,
+    count: Callable[[Any], int],
+    tokens: Callable[[int, int], int],
 ) -> dict[int, Edit]:
     """The messages by position that an interaction with some calls (by the place of the pair) in short form has.
 
-    The other calls are left out with their results. ``note`` is shown of what the agent said in this turn. A
-    message whose short form has as many tokens is not changed. Messages that carry images of results are
-    left out; reasoning stays.
+    The other calls are left out with their results. ``note`` is shown of what the agent said in this turn.
+    ``tokens``: of the messages between two positions, as they came. A message whose short form has as many tokens is
+    not changed. Messages that carry images of results are left out; reasoning stays.
     """
     calls: dict[int, dict[int, int]] = {}  # by the position of a message, the pair of each of its calls
     answered: dict[int, int] = {}
@@ -158,13 +162,14 @@ def shorten_turn(
             change[WHOLE], note = note, ""
         elif kind_of(message) is not MessageKind.REASONING:
             continue
-        edit = Edit({}, message, count(message))
+        at = turn.start + position
+        edit = Edit({}, message, tokens(at, at + 1))
         if change:
             new = edited_message(message, change)
             leaves_out = any(text is None for number, text in change.items() if number != WHOLE)
             if new is not None and ((cost := count(new)) < edit.tokens or leaves_out):
                 edit = Edit(change, new, cost)
-        edits[turn.start + position] = edit
+        edits[at] = edit
     return edits
 
 
@@ -325,6 +330,7 @@ class _Chooser:
         most: int,
     ) -> None:
         self._view, self._session, self._memory, self._settings = view, session, memory, settings
+        self._counts = session.counter.count_message, view.tokens_between
         steps = session.steps
         self._kept = {t for e in view.history if e.stays for t in e.record_ids}  # what every context shows
         count = newest_within([e.tokens for e in view.history], int(budget * share), most)
@@ -479,11 +485,10 @@ class _Chooser:
     def _tokens_alone(self, trace_id: str, *, quoted: bool = False) -> int:
         """The tokens of a turn that shows a call, and of its output the outcome; ``quoted``: as beside a quote."""
         turn, place = self._at[trace_id]
-        count = self._session.counter.count_message
         call = self._call(trace_id)
         if quoted and is_excerpt(call.outcome):
             call = replace(call, outcome="")
-        edits = shorten_turn(turn, {place: call}, "", count)
+        edits = shorten_turn(turn, {place: call}, "", *self._counts)
         return sum(edit.tokens for edit in edits.values())
 
     def _call(self, trace_id: str) -> ShownCall:
@@ -533,7 +538,7 @@ class _Chooser:
         """``shorten_turn``, once for a turn that shows the same."""
         key = turn.start, frozenset(shown.items()), note
         if key not in self._made:
-            self._made[key] = shorten_turn(turn, shown, note, self._session.counter.count_message)
+            self._made[key] = shorten_turn(turn, shown, note, *self._counts)
         return self._made[key]
 
 
@@ -543,26 +548,45 @@ def _second(line: str, text: str) -> str:
     return f"{first}{end}{line}{rest}" if text else line
 
 
-class Explained(Reasons):
-    """The reasons of a fold in a plan; ``steps``: of all records; ``kept``: positions of interactions kept whole."""
+class Explained(Shown):
+    """The reasons of a fold in a plan, by ``why``; where that is not known, what stands where.
 
-    def __init__(self, why: FoldReasons, steps: Mapping[str, int], kept: Collection[int]) -> None:
-        self._why, self._steps, self._kept = why, steps, frozenset(kept)
+    ``steps``: of all records; ``whole``, ``turns``, ``folded``: interactions kept whole, shown in part, and those
+    that the fold is about.
+    """
+
+    def __init__(
+        self,
+        why: Callable[[], FoldReasons | None],
+        steps: Mapping[str, int],
+        whole: Sequence[Interaction],
+        turns: Sequence[Interaction],
+        folded: Sequence[Interaction],
+    ) -> None:
+        super().__init__(whole, turns, folded)
+        self._ask, self._steps, self._kept = why, steps, frozenset(e.start for e in whole)
+
+    @cached_property
+    def _why(self) -> FoldReasons | None:
+        return self._ask()
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
         return {trace_id: number for number, trace_id in enumerate(self._steps, 1)}
 
     def pieces(self) -> Sequence[Piece]:
-        return self._why.pieces
+        return [] if self._why is None else self._why.pieces
 
     def near_misses(self) -> Sequence[Piece]:
-        return self._why.near_misses
+        return [] if self._why is None else self._why.near_misses
 
     def decide(self, interaction: Interaction) -> tuple[Fate, float | None, str]:
         if interaction.start in self._kept:
             return Fate.KEPT, None, "one of the latest interactions, kept whole"
-        found = [self._why.of(self._numbers[t]) for t in interaction.trace_ids if t in self._numbers]
+        why = self._why
+        if why is None:
+            return super().decide(interaction)
+        found = [why.of(self._numbers[t]) for t in interaction.trace_ids if t in self._numbers]
         if not found:
             return Fate.LEFT_OUT, None, "it has no record yet"
         fates, scores, reasons = zip(*found, strict=True)
@@ -573,17 +597,20 @@ class Explained(Reasons):
         return fate, sum(worth) if worth else None, "; ".join(reasons)
 
     def beyond(self, here: Collection[str]) -> list[Decision]:
-        tools = {p.trace_id: p.tool for p in self._why.pieces if p.trace_id not in here}
+        why = self._why
+        if why is None:
+            return []
+        tools = {p.trace_id: p.tool for p in why.pieces if p.trace_id not in here}
         made = []
         for trace_id in sorted(tools.keys() & self._numbers.keys(), key=self._numbers.__getitem__):
-            fate, score, reason = self._why.of(self._numbers[trace_id])
+            fate, score, reason = why.of(self._numbers[trace_id])
             reason = f"{reason}; its messages are no longer in the list"
             made.append(Decision(None, (trace_id,), (tools[trace_id],), fate, score, reason, 0))
         return made
 
 
-def explained(excerpts: Excerpts) -> FoldReasons:
-    """Why the excerpts show of every record what they do."""
+def explained(excerpts: Excerpts, records: int) -> FoldReasons:
+    """Why the excerpts show what they do of every record, of so many."""
     memory, selection = excerpts.memory, excerpts.selection
     tables, numbers = memory.index.tables, memory.numbers
     shown, near = sorted(selection.gains.items()), sorted(selection.edge, key=lambda e: -e[1])
@@ -615,7 +642,7 @@ def explained(excerpts: Excerpts) -> FoldReasons:
     for number in excerpts.rules:
         calls[number] = Fate.KEPT, None, f"#{number}: rules that the agent read, quoted whole"
     listed = frozenset(excerpts.named)
-    bare = FoldReasons(len(numbers), {}, listed, (), ())
+    bare = FoldReasons(records, {}, listed, (), ())
     for number in {*words, *beyond} - calls.keys():
         fate, worth, reason = bare.of(number)
         if number in words:
@@ -624,4 +651,4 @@ def explained(excerpts: Excerpts) -> FoldReasons:
         if number in beyond:
             reason += f"; nearly shown: worth {beyond[number]:.3f}, beyond the budget"
         calls[number] = fate, worth, reason
-    return FoldReasons(len(numbers), calls, listed, pieces[: len(shown)], pieces[len(shown) :])
+    return FoldReasons(records, calls, listed, pieces[: len(shown)], pieces[len(shown) :])

@@ -234,7 +234,11 @@ def _only_shows(command: str) -> bool:
         words = part.casefold().split()
         if not words or words[0].startswith(("#", "2>")):
             continue
-        if words[0] not in _SHOWS or _REDIRECT.search(part):
+        if (
+            words[0] not in _SHOWS
+            or _REDIRECT.search(part)
+            or (words[0] in _SHELL_READS and _part_changes(part))
+        ):
             return False
         sub = _SHOWN.get(words[0])
         if sub is not None and not set(words[1:4]) & set(sub.split()):
