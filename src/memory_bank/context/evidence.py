@@ -65,19 +65,21 @@ class ShownCall:
     """What is shown of a call: its record's number, the quotes of its output and of its arguments.
 
     ``outcome``: what came back in a few words, shown where no quote has it. ``arguments``: pairs of a long text in
-    the arguments and what is shown of it. ``whole``: the quote is the whole output.
+    the arguments and what is shown of it. ``state``: of a file that is quoted, "before edit #36" or "with edit #36".
+    ``whole``: the quote is the whole output.
     """
 
     number: int
     outcome: str = ""
     quote: str = ""
     arguments: tuple[tuple[str, str], ...] = ()
+    state: str = ""
     whole: bool = False
 
     @property
     def mark(self) -> str:
         """The mark at the end of a result or an argument that is shown in part."""
-        return f"{Mark.SHORTENED} #{self.number}]"
+        return f"{Mark.SHORTENED} #{self.number}{self.state and ', '}{self.state}]"
 
     @property
     def result(self) -> str:
@@ -127,7 +129,8 @@ def shorten_turn(
 
     The other calls are left out with their results. ``note`` is shown of what the agent said in this turn.
     ``tokens``: of the messages between two positions, as they came. A message whose short form has as many tokens is
-    not changed. Messages that carry images of results are left out; reasoning stays.
+    not changed, unless what it shows of a file changed. Messages that carry images of results are left out; reasoning
+    stays.
     """
     calls: dict[int, dict[int, int]] = {}  # by the position of a message, the pair of each of its calls
     answered: dict[int, int] = {}
@@ -166,8 +169,9 @@ def shorten_turn(
         edit = Edit({}, message, tokens(at, at + 1))
         if change:
             new = edited_message(message, change)
-            leaves_out = any(text is None for number, text in change.items() if number != WHOLE)
-            if new is not None and ((cost := count(new)) < edit.tokens or leaves_out):
+            must = any(text is None for number, text in change.items() if number != WHOLE)
+            must |= position in answered and bool(shown[answered[position]].state)
+            if new is not None and ((cost := count(new)) < edit.tokens or must):
                 edit = Edit(change, new, cost)
         edits[at] = edit
     return edits
@@ -252,6 +256,12 @@ class EvidenceMemory:
         arguments = compact(record.raw_input) if record.input_text is None else record.input_text
         call: dict[str, Any] = {"interaction": at, "tool": tool, "arguments": arguments, "output": output}
         parsed = self.index.tables.parsed
+        failed = False
+        try:
+            failed = self.thread.add(number=number, note=note, **call)
+        except Exception as e:
+            log.warning("record %s is listed without its arguments: %s", trace_id, type(e).__name__)
+            self.thread.add(number=number, interaction=at, tool="unknown", arguments="", output="")
         try:
             self.index.tables.set_anchor(anchor)
             if note.strip():
@@ -260,13 +270,9 @@ class EvidenceMemory:
             place = len(parsed)
             self.index.add_call(trace_id=trace_id, **call)
             self.places[trace_id] = place
+            self.index.files.add(number, tool, arguments, output, failed=failed, key=trace_id)
         except Exception as e:
             log.warning("no excerpts of record %s: %s", trace_id, type(e).__name__)
-        try:
-            self.thread.add(number=number, note=note, **call)
-        except Exception as e:
-            log.warning("record %s is listed without its arguments: %s", trace_id, type(e).__name__)
-            self.thread.add(number=number, interaction=at, tool="unknown", arguments="", output="")
 
     def owner(self, place: int) -> str:
         """The trace_id of the record at a place of the index; of a note, that of the call it was said with."""
@@ -508,17 +514,17 @@ class _Chooser:
         elsewhere = [self._rule_excerpt(trace_id) for trace_id in self._rules if trace_id not in self._at]
         for record, places in sorted(selection.shown.items()):
             trace_id, parsed = memory.owner(record), memory.index.tables.parsed[record]
-            quote = memory.index.quote(record, places, selection)
+            quote, state = memory.index.quote(record, places, selection)
             if trace_id not in self._at:
-                elsewhere.append(f"{memory.index.header(record)}\n{quote}\n")
+                elsewhere.append(f"{memory.index.header(record)}{state and f' ({state})'}\n{quote}\n")
                 continue
             call = shown.get(trace_id) or self._call(trace_id)
             if parsed.kind == "note":
                 notes[self._at[trace_id][0].start] = quote
             elif parsed.kind == "arguments":
-                call = replace(call, arguments=tuple(quotes_by_text(parsed.cut, places)))
+                call = replace(call, arguments=tuple(quotes_by_text(parsed.cut, places)), state=state)
             elif not call.whole:
-                call = replace(call, quote=quote)
+                call = replace(call, quote=quote, state=state or call.state)
             shown[trace_id] = call
         turns: dict[int, tuple[Interaction, dict[int, ShownCall]]] = {}
         for trace_id, call in shown.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from itertools import islice
 from typing import Any, Literal, NamedTuple
@@ -308,6 +309,17 @@ def _may_change(tool: str, arguments: Mapping[str, Any]) -> bool:
     if first in _READS:
         return False
     return not (isinstance(method, str) and method.casefold() in ("get", "head"))
+
+
+def shell_command(tool: str, arguments: Mapping[str, Any]) -> str:
+    """The command that a call runs in a shell; "" where it runs none."""
+    if not _RUNS & {w.casefold() for w in _WORD.findall(tool)}:
+        return ""
+    command = arguments.get("command", arguments.get("cmd"))
+    if isinstance(command, list) and all(isinstance(word, str) for word in command):
+        is_wrapped = len(command) == 3 and command[1].startswith("-")  # bash -lc …
+        command = command[2] if is_wrapped else shlex.join(command)
+    return command if isinstance(command, str) else ""
 
 
 def _code_texts(arguments: Mapping[str, Any], *, all_of_them: bool) -> list[str]:

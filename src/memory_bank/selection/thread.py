@@ -313,8 +313,8 @@ class Thread:
 
     def add(
         self, *, number: int, interaction: int, tool: str, arguments: str, output: str, note: str = ""
-    ) -> None:
-        """Add the next call, and what the agent wrote with it."""
+    ) -> bool:
+        """Add the next call, and what the agent wrote with it. Return whether the call failed."""
         found = arguments_of(arguments)
         failed = is_failure(output, tool, arguments)
         changed = not failed and changes_something(tool, arguments, declared=self._declared)
@@ -340,6 +340,7 @@ class Thread:
         if steps := steps_in_note(note):
             self._steps.append((interaction, steps))
         self._decisions.extend((interaction, quote_lines(said)) for said in decisions_in(note))
+        return failed
 
     def _plan_of_tasks(self, tool: str, arguments: str, output: str) -> str:
         """The plan after a call that makes or changes one item of it; "" for other calls."""
