@@ -42,8 +42,10 @@ from memory_bank.bank.schema import (
     steps,
     sum_of,
 )
+from memory_bank.bank.words import delete_insights
 from memory_bank.errors import RecordError, StorageError
 from memory_bank.faults import fault_point
+from memory_bank.models.lexical import LexicalEmbedder
 
 _BATCH = 256
 _r, _i, _s = records.c, insights.c, sessions.c
@@ -138,6 +140,7 @@ def _purge(c: Connection, name: str, before: float | None, dry_run: bool) -> Pur
         if before is not None or not (task or any(present(steps, lineage))):
             return None
     if not dry_run:
+        delete_insights(c, doomed.pop(insights), **session)
         for table, which in doomed.items():
             c.execute(sa.delete(table).where(which), session)
         fault_point("purge.executed")
@@ -238,7 +241,8 @@ class _Verification:
     def embedder(self) -> Iterator[Defect]:
         """A bank with insights has an embedder."""
         embedder = bank_embedder(self.database)
-        self.dimension = None if embedder is None else embedder[1]
+        by_words = embedder is not None and embedder[0] == LexicalEmbedder.name  # no vectors are stored
+        self.dimension = None if embedder is None else 0 if by_words else embedder[1]
         if embedder is None and self.database.value(sa.select(_i.seq).limit(1)) is not None:
             yield Defect("embedder", "the bank does not know its embedder: run  memory-bank bank re-embed")
 
@@ -267,13 +271,17 @@ class _Verification:
                 with self.database.write() as c:
                     self.database.lock_session(c, None)
                     for row, _ in part:  # a row that another process has replaced has another number
-                        c.execute(sa.delete(insights).where(_i.seq == row["seq"]))
+                        delete_insights(c, _i.seq == row["seq"])
                     for name in {row["session_id"] for row, _ in part}:
                         c.execute(NEXT_GENERATION, {"session": name})
             yield from (defect for _, defect in part)
 
     def _broken_insights(self) -> Iterator[tuple[RowMapping, Defect]]:
-        vector = sa.func.vector_dims(_i.embedding) if self.database.ranks else as_bytes(_i.embedding)
+        vector = (
+            sa.func.coalesce(sa.func.vector_dims(_i.embedding), 0)
+            if self.database.ranks
+            else as_bytes(_i.embedding)
+        )
         columns = (c for c in _stored(insights) if c.name != "embedding")
         query = sa.select(*columns, vector.label("embedding"), _r.seq.label("record"))
         for row in self._pages(insights, query.outerjoin(records, INSIGHT_OF_RECORD)):
@@ -357,7 +365,7 @@ def _values(table: sa.Table, row: Mapping[Any, Any]) -> tuple[dict[str, Any], st
 
     def decode(kind: Any, value: Any) -> Any:
         is_text = isinstance(kind, ExactText) and value is not None
-        return memoryview(value).tobytes().decode("utf-8", "surrogatepass") if is_text else value
+        return kind.process_result_value(memoryview(value).tobytes(), None) if is_text else value
 
     try:
         return read_row(table.c, row, decode), ""
