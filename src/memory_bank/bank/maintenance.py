@@ -6,6 +6,7 @@ Records are never deleted automatically.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -34,6 +35,7 @@ from memory_bank.bank.schema import (
     count_of,
     files,
     folds,
+    in_parts,
     insights,
     lineage,
     of_session,
@@ -42,7 +44,8 @@ from memory_bank.bank.schema import (
     steps,
     sum_of,
 )
-from memory_bank.bank.words import delete_insights
+from memory_bank.bank.terms import terms_of
+from memory_bank.bank.words import add_insights, delete_insights, delete_words, indexed
 from memory_bank.errors import RecordError, StorageError
 from memory_bank.faults import fault_point
 from memory_bank.models.lexical import LexicalEmbedder
@@ -193,7 +196,7 @@ def verify(
     counts = Counts() if counts is None else counts
     check = _Verification(database, counts, repair, report or (lambda *_: None))
     for part in (
-        check.file, check.sessions, check.embedder, check.records, check.insights, check.folds,
+        check.file, check.sessions, check.embedder, check.records, check.insights, check.words, check.folds,
          check.files,
     ):  # fmt: skip
         try:
@@ -294,6 +297,37 @@ class _Verification:
             if what:
                 where = _name(row["session_id"]), _name(row["trace_id"])
                 yield row, Defect(kind, what, *where, mended=self.repair)
+
+    def words(self) -> Iterator[Defect]:
+        """Every insight has words, by which it is found, and nothing else has."""
+        damaged: list[tuple[str, int]] = []
+        with self.database.snapshot() as c:
+            there = dict(c.execute(sa.select(_i.seq, _i.session_id)).all())
+            found = set(indexed(c, damaged))
+        missing, left = [*(there.keys() - found)], [*(found - there.keys())]
+        if self.repair and (left or damaged):
+            with self.database.write() as c:
+                delete_words(c, left, damaged)
+        joined = sa.select(*_r, _i.summary, _i.trace_id.label("of"), _i.session_id.label("in_session"))
+        joined = joined.select_from(insights.outerjoin(records, INSIGHT_OF_RECORD))
+        for part in in_parts(missing, _BATCH) if self.repair else ():
+            with self.database.write() as c:
+                rows = c.execute(joined.where(_i.seq.in_(part))).mappings().all()
+                contents = (None if row["seq"] is None else from_row(row) for row in rows)
+                new = [
+                    {
+                        "trace_id": row["of"],
+                        "session_id": row["in_session"],
+                        "terms": terms_of(row["summary"], r),
+                    }
+                    for row, r in zip(rows, contents, strict=True)
+                ]
+                add_insights(c, new)
+        for name, count in sorted(Counter(there[seq] for seq in missing).items()):
+            yield Defect("words", f"{count:,} of its insights have no words", _name(name), mended=self.repair)
+        if left or damaged:
+            what = f"{len(left):,} words of no insight, {len(damaged):,} damaged blocks"
+            yield Defect("words", what, mended=self.repair)
 
     def folds(self) -> Iterator[Defect]:
         """Every fold can be read; a later step makes another in the place of one that is deleted."""

@@ -9,12 +9,12 @@ of each block, whatever the process has read before. Whoever deletes an insight 
 from __future__ import annotations
 
 import json
+import struct
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ BLOCK = 4_096
 BUCKETS = 256
 _SHIFT = np.uint32(24)
 _ROWS = -1  # the bucket that says which insights a block has
-_SIZES = Struct("<II")
+_SIZES = struct.Struct("<II")
 
 _w, _b, _i = words.c, blocks.c, insights.c
 _NAMESPACE = sa.bindparam("namespace", type_=sa.String)
@@ -208,6 +208,31 @@ def move(c: Connection, session_id: str, namespace: str | None) -> None:
     if mine:
         _take_apart(c, mine)
         c.execute(sa.update(words).where(_w.session_id == session_id).values(namespace=namespace or ""))
+
+
+def indexed(c: Connection, damaged: list[tuple[str, int]]) -> Iterator[int]:
+    """The ``seq`` of all insights that have words; blocks that cannot be read are added to ``damaged``."""
+    yield from c.execute(sa.select(_w.seq)).scalars()
+    for namespace, first in c.execute(sa.select(_b.namespace, _b.first).distinct()).all():
+        bodies = sa.select(_b.bucket, _b.body).where(*_OF_BLOCK).order_by(_b.bucket)
+        try:
+            rows, *parts = c.execute(bodies, {"namespace": namespace, "of": first}).all()
+            seqs = _Rows.unpacked(rows.body).seqs.tolist()
+            for part in parts:
+                _unpacked(part.body)
+        except (ValueError, KeyError, struct.error, zlib.error):
+            damaged.append((namespace, first))
+        else:
+            yield from seqs
+
+
+def delete_words(c: Connection, rows: Iterable[int], damaged: Iterable[tuple[str, int]] = ()) -> None:
+    """Within a write, delete rows of ``words``, and blocks that cannot be read."""
+    for part in in_parts(list(rows)):
+        c.execute(sa.delete(words).where(_w.seq.in_(part)))
+    for namespace, first in damaged:
+        c.execute(sa.delete(blocks).where(*_OF_BLOCK), {"namespace": namespace, "of": first})
+        c.execute(sa.delete(block_sessions).where(block_sessions.c.first == first))
 
 
 @dataclass(frozen=True, slots=True)
