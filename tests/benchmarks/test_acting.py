@@ -54,6 +54,16 @@ def test_the_needs_of_a_turn_by_hand():
     assert write.from_outputs == (CODE,)
     assert write.from_own == ("select id, price from orders where price > 100",)
     assert turns[2].from_outputs == turns[2].from_own == ()  # an answer copies nothing
+    assert [t.silent for t in turns] == [(0, 1), (0, 1), (0, 1)]
+
+
+def test_outcomes_that_say_nothing_are_counted(config, counter):
+    messages = [*trace().messages[:-3], *[m for n in "efg" for m in (turn(n, "log", n=n), result(n, "ok"))]]
+    strategy = parse_strategy("full", config)
+    done = Trace("t", [*messages, {"role": "assistant", "content": "Done."}])
+    f = acting.measure_acting([done], [strategy], counter=counter)[0].figures
+    assert (f.outcomes, f.silent) == (5, 2 / 5)
+    assert "say nothing: 40.0% of 5" in acting.METER.counts(f)
 
 
 @pytest.mark.parametrize(

@@ -146,20 +146,20 @@ OTHERS = {"when": "2026-03-01", "at": "2026-03-01T17:54:23Z", "took": "40000ms",
     [
         (
             {"state": "open", "name": "Ann", "count": 3, "ticket_id": "TCK-17"},
-            "ticket_id=TCK-17, state=open, name=Ann",
+            "state=open, ticket_id=TCK-17, name=Ann",
         ),
         ({"order": "<order 7>", "payment": "PAY-U6FJHRHDFD", "lines": LINES}, "payment=PAY-U6FJHRHDFD"),
-        ({"id": UUID, "state": "open"}, f"id={UUID}, state=open"),
+        ({"id": UUID, "state": "open"}, f"state=open, id={UUID}"),
         ("Paid by: ann@example.com\n" + "a line\n" * 9, "Paid by=ann@example.com"),
-        ({**OTHERS, "lines": LINES}, "ok"),
+        ({**OTHERS, "lines": LINES}, "lines: 9 items"),
         (
             "Order shipped\nTracking number: TRK-90017\nState: on its way\n" + "by the door\n" * 20,
-            "Tracking number=TRK-90017, State=on its way",
+            "State=on its way, Tracking number=TRK-90017",
         ),
-        ("State: on its way\n" + "by the door\n" * 20, "21 lines"),
+        ("State: on its way\n" + "by the door\n" * 20, "State: on its way (21 lines)"),
     ],
 )
-def test_an_outcome_tells_ids_by_key_or_spelling_first_and_labels_beside_an_id(output, told):
+def test_an_outcome_tells_the_state_first_then_ids_by_key_or_spelling_and_labels_beside_an_id(output, told):
     assert outcome(output if isinstance(output, str) else json.dumps(output))[0] == told
 
 
@@ -169,7 +169,7 @@ def test_outcomes_do_not_repeat_what_earlier_ones_or_the_arguments_told():
         return json.dumps(order)
 
     made = thread(*[("get_order", {"order_id": f"ORD-{n}"}, found(n)) for n in range(3)])
-    assert made.outcome_of(1) == "customer_id=CUS-7, payment_id=PAY-0, state=open"
+    assert made.outcome_of(1) == "state=open, customer_id=CUS-7, payment_id=PAY-0"
     assert made.outcome_of(2) == "payment_id=PAY-1"
     assert made.outcome_of(3) == "payment_id=PAY-2"
     # another tool tells them again

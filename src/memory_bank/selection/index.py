@@ -96,6 +96,10 @@ class EvidenceIndex:
         self._head_tokens: list[list[int]] = []
         self._headers: dict[tuple[int, int], tuple[str, int]] = {}
         self._short: dict[int, ShortForm | None] = {}  # by segment, once asked for
+        # the tail, the anchor and how many records were there at the latest selection, and what it was made by
+        self._selected: tuple[tuple[int, list[str], int], tuple[scoring.CurrentStep, Array, Array]] | None = (
+            None
+        )
 
     def add_call(self, *, trace_id: str, interaction: int, tool: str, arguments: str, output: str) -> None:
         """Add one call and its output."""
@@ -161,6 +165,7 @@ class EvidenceIndex:
         t.set_anchor(anchor)
         step = scoring.CurrentStep(t, tail_interaction)
         ids, chance = self.chances(tail_interaction, step)
+        self._selected = (tail_interaction, t.anchor, len(t.parsed)), (step, ids, chance)
         stale = t.records["stale"][t.segments["record"]]
         t.segments["factor"][:] = 1 - STALE * stale
         shown = np.isin(t.segments["record"], list(without))
@@ -427,25 +432,33 @@ class EvidenceIndex:
         the mean over the eligible values.
         """
         t = self.tables
-        t.set_anchor(anchor)
-        step = scoring.CurrentStep(t, tail_interaction)
-        ids, chance = self.chances(tail_interaction, step)
+        if self._selected is not None and self._selected[0] == (tail_interaction, [*anchor], len(t.parsed)):
+            step, ids, chance = self._selected[1]
+        else:
+            t.set_anchor(anchor)
+            step = scoring.CurrentStep(t, tail_interaction)
+            ids, chance = self.chances(tail_interaction, step)
         if not len(ids) or not len(segments):
             return [()] * len(segments)
+        mean = scoring.describe(step, ids[:: max(1, len(ids) // 500)]).mean(axis=1)
         place = np.full(t.values.size, -1)
         place[ids] = np.arange(len(ids))
-        mean = scoring.describe(step, ids[:: max(1, len(ids) // 500)]).mean(axis=1)
-        likeliest = []
-        for segment in segments:
-            inside = np.unique(place[t.values_of(segment)])
-            inside = inside[inside >= 0]
-            likeliest.append(inside[np.argsort(-chance[inside], kind="stable")][:top])
-        numbers, columns = np.unique(np.concatenate(likeliest), return_inverse=True)
+        inside = [t.values_of(segment) for segment in segments]
+        owner = np.repeat(np.arange(len(segments)), [len(values) for values in inside])
+        at = place[np.concatenate(inside)]
+        owner, at = np.divmod(np.unique((owner * len(ids) + at)[at >= 0]), len(ids))
+        order = np.lexsort((-chance[at], owner))
+        owner, at = owner[order], at[order]
+        likeliest = np.arange(len(owner)) - np.searchsorted(owner, owner) < top
+        owner, (numbers, columns) = owner[likeliest], np.unique(at[likeliest], return_inverse=True)
         parts = self.model.weights[:, None] * (scoring.describe(step, ids[numbers]) - mean[:, None])
-        best = np.argsort(-np.abs(parts), axis=0, kind="stable")[:top]
-        found: list[Reason] = []
-        for column, number in enumerate(numbers):
-            why = [(scoring.FEATURE_NAMES[f], round(float(parts[f, column]), 3)) for f in best[:, column]]
-            found.append((t.forms[int(ids[number])], float(chance[number]), tuple(why)))
-        by_segment = np.split(columns, np.cumsum([len(inside) for inside in likeliest])[:-1])
-        return [tuple(found[column] for column in places) for places in by_segment]
+        best = np.argsort(-np.abs(parts), axis=0, kind="stable")[:top].T
+        weights = np.take_along_axis(parts, best.T, axis=0).T.astype(float).round(3)
+        odds = [
+            tuple((scoring.FEATURE_NAMES[f], n) for f, n in zip(*both, strict=True))
+            for both in zip(best.tolist(), weights.tolist(), strict=True)
+        ]
+        forms = [t.forms[value] for value in ids[numbers].tolist()]
+        found = [*zip(forms, chance[numbers].astype(float).round(4).tolist(), odds, strict=True)]
+        ends = np.searchsorted(owner, np.arange(1, len(segments)))
+        return [tuple(found[column] for column in own) for own in np.split(columns, ends)]

@@ -16,10 +16,9 @@ from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
-from memory_bank.selection.effects import Effect, changes_something, is_failure
-from memory_bank.selection.values import KIND, kind_of
-from memory_bank.transcript.framing import content_of
-from memory_bank.transcript.jsontext import RAW, Leaf, inner_json, leaves, parse_arguments
+from memory_bank.selection.effects import Effect, changes_something, is_failure, runs
+from memory_bank.selection.outcomes import clip, outcome, tells_id
+from memory_bank.transcript.jsontext import RAW, leaves, parse_arguments
 from memory_bank.transcript.quoting import Mark, one_line, quote_lines
 
 LEAST_CHARS = 24  # characters that are shown of every value, at least, where it has so many
@@ -28,36 +27,12 @@ ARGUMENT_CHARS = (-1, 0, 24, 40, 72)
 LONG_ARGUMENT = 160  # characters from which a text in the arguments of a call is shortened
 ARGUMENT_START = 80  # characters that are kept of its beginning
 _LEAVES = 40  # values of one call that are compared with those of other calls
-_OUTCOME_LEAVES = 60  # of a JSON object, shallow ones first, that are searched for telling values
 _READ_CHARS = 400  # characters of a value that are read
 _SAME_CHARS = 200  # characters of two values that are compared
 _AFTER = 16  # characters shown after the place where a value differs from that of the call before
 _NAME_CHARS = 48  # of the last part of a path
-_OUTCOME_CHARS = 48
-_TELLING_CHARS = 84  # of the telling values of a JSON object
-_ERROR_CHARS = 72
-_ERROR_KEYS = ("error", "message", "detail", "text", "errors", "stderr")
-_LABEL = re.compile(r"\A\s*(?:<[^<>]{1,40}>\s*)?(?:error:?\s+)?", re.I)
-_CONFIRMED = re.compile(
-    r"(?:the )?(?:file|directory|folder|todos?|plan|notebook|cell)\b[^\n]{0,300}?\b(?:has been|have been|was|were)?"
-    r"\s*(?:successfully )?(?:updated|created|modified|written|saved|edited|deleted|removed|moved)\b(?! by)",
-    re.I,
-)
-_WORD_END = re.compile(r"[\s,;)\]}]")
-_LABELLED = re.compile(
-    r"^[ \t]*+(?:[-*•] )?[|\"'*]{0,3}[ \t]{0,8}([A-Za-z][\w .\[\]/-]{0,60}?)[\"'*]{0,2}[ \t]{0,40}"
-    r"(?:[:=]\**[ \t]{1,40}|:=|\|[ \t]{0,40})\"?(\S[^|\n]{0,80}?)[\",]{0,2}[ \t]{0,40}\|?\r?$",
-    re.M,
-)
-_DIGITS = re.compile(r"\d+")
-_LABELLED_CHARS = 8_000  # of a text that are searched for labels
-_ID_KEY = re.compile(r"(?:^|[_\W])(?:id|number|code|key|ref)$|id$", re.I)
-_IDS = {KIND["code"], KIND["hex"], KIND["email"]}
-_ID_CHARS = 44  # of an identifier: a UUID has 36
-_LEAST_ID = 6  # characters of a value that is an identifier by its spelling
-_NO_ID = re.compile(r"\s|\A\d{4}-\d\d-\d\d|\A[\d.,]+[A-Za-z]{1,3}\Z")  # several words, a time, a measure
-_TELLING = re.compile(
-    r"(?:^|[_\W])(?:status|state|result|message|id|url|number|path|name|count|total)$|id$", re.I
+_EDITED = re.compile(
+    r"\b(?:sed|perl)\s[^|;&\n]{0,40}?-p?i\b.{0,1000}?\s([^\s'\"]{1,100})\s*(?:[|;&\n]|\Z)", re.S
 )
 
 
@@ -99,17 +74,18 @@ def distinguishing(arguments: Sequence[Argument], frequency: Sequence[int]) -> t
     return tuple(found[: 2 if found and known[found[0].start][0] > 1 else 1])
 
 
-def clip(text: str, chars: int) -> str:
-    """The first ``chars`` characters of a line, cut after a word; ``…`` marks the cut."""
-    if len(text) <= chars:
-        return text
-    cut = max((m.start() for m in _WORD_END.finditer(text, LEAST_CHARS, chars + 1)), default=0)
-    return text[: cut or chars].rstrip() + "…"
+def _last_part(text: str) -> str:
+    """The last part of a path or of a dotted name, or the file that a shell command edits, with what is before it."""
+    if edited := _EDITED.search(text):
+        return f" {edited[1]}"
+    parts = max(text.count(mark) for mark in "/\\.")
+    mark = next((m for m in "/\\" if m in text), "." if parts > 1 else "")
+    return text[text.rstrip(mark).rfind(mark) :] if mark and not re.search(r"\s", text) else ""
 
 
 def shown_value(text: str, chars: int, others: Iterable[str] = ()) -> str:
     """A value as a line shows it: longer where it differs late from ``others``; a path's start and last part."""
-    name = text[text.rstrip("/").rfind("/") :] if "/" in text and " " not in text else ""
+    name = _last_part(text)
     if len(text) > chars and 1 < len(name) <= _NAME_CHARS and LEAST_CHARS + len(name) < len(text):
         return f"{text[:LEAST_CHARS]}…{name}"
     for other in others:
@@ -121,128 +97,11 @@ def shown_value(text: str, chars: int, others: Iterable[str] = ()) -> str:
 
 
 def ending(text: str, chars: int) -> str:
-    """The start of a value; of a long path its end, from a ``/`` on."""
-    if len(text) <= chars or "/" not in text[-chars:] or " " in text:
+    """The start of a value; of a long path its end, from a ``/`` or ``\\`` on."""
+    mark = next((m for m in "/\\" if m in text[-chars:]), "")
+    if len(text) <= chars or not mark or " " in text:
         return clip(text, chars)
-    return "…" + text[text.index("/", len(text) - chars) :]
-
-
-def outcome(output: str, known: Collection[str] = ()) -> tuple[str, list[str]]:
-    """What came back in a few words ("" for nothing, ``error: …``), and the values in it, without ``known`` ones."""
-    content = content_of(output)
-    text, value = content.text.strip(), content.value
-    if is_failure(output):
-        words = one_line(_error_text(text, value)) or f"exit code {content.code}"
-        return f"error: {clip(words, _ERROR_CHARS)}", []
-    if not text:
-        return "", []
-    if value is None:
-        return _outcome_of_text(text, known)
-    if isinstance(value, list):
-        return f"{len(value):,} items", []
-    own: list[str] = []
-    pairs = []
-    found = (
-        leaf
-        for leaf in islice(leaves(value, opened=inner_json, breadth_first=True), _OUTCOME_LEAVES)
-        if leaf.value is not None
-    )
-    for leaf in found:
-        pair = leaf.key, one_line(str(leaf.value)[:_READ_CHARS])
-        if leaf.depth == 1:
-            own.append(pair[1])
-        # of the items of a list ids alone are shown: the count of the first one would be taken for the list's
-        if is_id(*pair) or not _in_list(leaf):
-            pairs.append(pair)
-    shown, values = _telling(pairs, known, own)
-    return shown or "ok", values
-
-
-def _outcome_of_text(text: str, known: Collection[str]) -> tuple[str, list[str]]:
-    line = one_line(text[:_READ_CHARS])
-    if len(line) <= _OUTCOME_CHARS and len(text) <= _READ_CHARS:
-        return line, []
-    if _CONFIRMED.match(line):
-        return "ok", []
-    labelled = _labelled(text[:_LABELLED_CHARS])
-    shown, values = _telling(labelled, known, [text for _, text in labelled])
-    if tells_id(shown):
-        return shown, values
-    lines = text.count("\n") + 1
-    if lines > 1:
-        return f"{lines:,} lines", []
-    end = _OUTCOME_CHARS * 2 // 3
-    return f"{line[: _OUTCOME_CHARS - end - 1].rstrip()}…{line[-end:].lstrip()}", []
-
-
-def _labelled(text: str) -> list[tuple[str, str]]:
-    """The keys and values in lines such as ``key: value``: those that stand once, if any do, as rows repeat keys."""
-    rows = [line for line in text.split("\n") if any(map(str.isalnum, line))]
-    for mark in ("|", "\t", ","):
-        counts = [0, *(row.strip("| ").count(mark) for row in rows), 0]
-        for n, row in enumerate(rows[:-1], 1):  # a header and one row
-            if counts[n] and counts[n] == counts[n + 1] and counts[n] not in (counts[n - 1], counts[n + 2]):
-                names, cells = ([c.strip(' "\r') for c in r.strip("| ").split(mark)] for r in (row, rows[n]))
-                pairs = [(name, cell) for name, cell in zip(names, cells, strict=True) if name and cell]
-                if any(is_id(*pair) for pair in pairs):
-                    return pairs
-    found = _LABELLED.findall(text)
-    times = Counter(_DIGITS.sub("#", key) for key, _ in found)
-    once = [(key, value) for key, value in found if times[_DIGITS.sub("#", key)] == 1]
-    return [(key.rpartition(".")[2], value) for key, value in once or found]
-
-
-def _in_list(leaf: Leaf) -> bool:
-    trail = leaf.trail
-    while trail is not None:
-        trail, step = trail
-        if isinstance(step, int):
-            return True
-    return False
-
-
-def _telling(
-    found: Iterable[tuple[str, str]], known: Collection[str], own: Collection[str]
-) -> tuple[str, list[str]]:
-    """Up to three (key, value) pairs as text, ids first, and their values; those in ``own`` by spelling alone."""
-    chosen = [
-        (not is_id(key, text), key, text)
-        for key, text in found
-        if text not in known and (_TELLING.search(key) or (text in own and is_id("", text)))
-    ]
-    parts: dict[str, str] = {}  # by value
-    room = _TELLING_CHARS
-    keys: set[str] = set()
-    for is_plain, key, text in sorted(chosen, key=lambda found: found[0]):
-        part = f"{key}={clip(text, 32 if is_plain else _ID_CHARS)}"
-        if len(part) <= room and text not in parts and not (is_plain and key in keys):
-            keys.add(key)
-            parts[text] = part
-            room -= len(part) + 2
-        if len(parts) == 3:
-            break
-    return ", ".join(parts.values()), list(parts)
-
-
-def is_id(key: str, value: str) -> bool:
-    """Whether a value is an identifier: by its key and its digits, or by its spelling."""
-    if _ID_KEY.search(key):
-        return any(map(str.isdigit, value))
-    return len(value) >= _LEAST_ID and kind_of(value) in _IDS and not _NO_ID.search(value)
-
-
-def tells_id(outcome: str) -> bool:
-    """Whether an outcome contains an identifier."""
-    return any(is_id(*part.split("=", 1)) for part in outcome.split(", ") if "=" in part)
-
-
-def _error_text(text: str, value: object) -> str:
-    for leaf in islice(leaves(value), 40) if isinstance(value, dict) else ():
-        if isinstance(leaf.value, str) and leaf.value and leaf.key in _ERROR_KEYS:
-            return leaf.value
-    if text.startswith("Traceback"):
-        return text.rstrip().rsplit("\n", 1)[-1]
-    return _LABEL.sub("", text[:_READ_CHARS])
+    return "…" + text[text.index(mark, len(text) - chars) :]
 
 
 def call_line(number: int, tool: str, arguments: str, chars: int = ARGUMENT_CHARS[-1]) -> str:
@@ -362,6 +221,7 @@ class _Call:
     outcome: str
     changed: bool
     failed: bool
+    has_id: bool
 
 
 Values = tuple[tuple[str, str], ...]  # keys and values of arguments, as they are shown
@@ -392,13 +252,17 @@ class Thread:
     ) -> None:
         """Add the next call, and what the agent wrote with it."""
         found = arguments_of(arguments)
-        failed = is_failure(output)
-        changed = changes_something(tool, arguments, output, self._declared)
+        failed = is_failure(output, tool, arguments)
+        changed = not failed and changes_something(tool, arguments, declared=self._declared)
         name = one_line(tool)[:80]
         returned = self._returned.setdefault(name, set())
-        came_back, values = outcome(output, returned.union(a.text for a in found))
+        told = returned.union(a.text for a in found)
+        came_back, values = outcome(output, told, failed=failed, ends=changed or runs(tool, arguments))
         returned.update(values)
-        self._calls.append(_Call(number, interaction, name, found, one_line(came_back), changed, failed))
+        has_id = bool(values) and tells_id(came_back)
+        self._calls.append(
+            _Call(number, interaction, name, found, one_line(came_back), changed, failed, has_id)
+        )
         self._frequency.setdefault(name, Counter()).update({a.start for a in found})
         if plan := plan_in_call(tool, arguments) or plan_in_note(note):
             self._plans.append((interaction, plan))
@@ -541,7 +405,7 @@ class _Listing:
         own = {number for number, is_own, _ in self._forms if is_own}
         changed = [c for c in calls if c.changed]
         failed = [c for c in calls if c.failed and not c.changed]
-        found_ids = [c for c in calls if not c.failed and tells_id(c.outcome)]
+        found_ids = [c for c in calls if not c.failed and c.has_id]
         for wanted in (changed, failed, found_ids):
             for call in wanted:
                 if call.number in self._paid and call.number not in own:

@@ -34,7 +34,8 @@ _NOTICES = (
     r"\w+ *(?:is|was|has been)? ?exit(?:ed|s) (?:with )?(?:exit )?(?:code|status)? ?-?\d+[^\n]{0,80}",
     r"exited (?:with )?(?:exit )?(?:code|status) ?-?\d+[^\n]{0,80}",
     r"(?:the )?(?:previous |shell )*(?:command|process|script|tool|job)[\w ]{0,40}"
-    r" (?:complet|finish|end|succeed|execut|exit|ran)(?:ed)?(?: success\w*| with(?: exit)? (?:code|status) -?\d+)?"
+    r" (?:complet|finish|end|succeed|execut|exit|ran)(?:ed)?"
+    r"(?: success\w*| with(?: exit| return)? (?:code|status):? -?\d+)?"
     r"(?: after [\d.]+ ?\w{1,12})?(?:[.,:;(][^\n]*)?",
     r"(?:command|process|script) (?:execut|complet|finish)ed(?: in terminal| success\w*)[^\n]*",
     r"below is the output of [^\n]*|current working directory: [^\n]*|current directory: [^\n]*",
@@ -265,6 +266,8 @@ def framed_member(value: Any) -> Any:
         return None
     inner = value[names[0]]
     if isinstance(inner, str):
+        if names[0] == value.get("type") == "text":  # a part of MCP
+            return inner
         return inner if len(inner.split(None, 1)) > 1 or inner.lstrip()[:1] in ("{", "[", "<") else None
     return inner if isinstance(inner, (dict, list)) else None
 
