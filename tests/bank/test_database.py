@@ -170,6 +170,11 @@ def test_a_bank_of_an_older_version_is_brought_to_this_one(bank_url, version):
             c.exec_driver_sql(f"ALTER TABLE {column.table} DROP COLUMN {column.name}")
         c.exec_driver_sql(f"UPDATE schema_version SET version_num = '{version}'")
     database.close()
+    if version == "8":  # a process that dies meanwhile changes nothing
+        opens = "import sys; from memory_bank.bank.database import Database; Database(sys.argv[1])"
+        env = {**os.environ, "MEMORY_BANK_FAULT": "write.executed:1"}
+        done = subprocess.run([sys.executable, "-c", opens, bank_url], env=env, timeout=60, check=False)
+        assert done.returncode == -signal.SIGKILL
     with ThreadPoolExecutor(2) as pool:
         opened = list(pool.map(Database, [bank_url] * 2))
     for database in opened:
@@ -186,8 +191,9 @@ def test_a_bank_of_an_older_version_is_brought_to_this_one(bank_url, version):
         with database.read() as c:
             assert database.tables(c).isdisjoint({"models", "jobs", "spending"})
         database.close()
-    with Database(bank_url).write() as c:
-        c.exec_driver_sql("ALTER TABLE steps DROP COLUMN manifest")  # PostgreSQL's bank is used again
+    if version < "8":
+        with Database(bank_url).write() as c:
+            c.exec_driver_sql("ALTER TABLE steps DROP COLUMN manifest")  # PostgreSQL's bank is used again
 
 
 def test_a_newer_schema(tmp_path):

@@ -24,6 +24,7 @@ from memory_bank.bank.schema import words as rows_of_words
 from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.bank.terms import Postings, heads_of, terms_of, terms_of_query
 from memory_bank.bank.transfer import export_lines, import_lines
+from memory_bank.errors import StorageError
 
 NAMES = ("red", "green", "blue", "black", "white", "ORD-1", "ORD-2", "ORD-3")
 
@@ -204,8 +205,21 @@ def test_words_that_are_missing_or_damaged_are_named_and_mended(bank, small):
     with database.write() as c:
         c.execute(sa.update(blocks).where(blocks.c.bucket >= 0).values(body=b"damaged"))
         c.execute(sa.insert(rows_of_words), {"seq": 99, "namespace": "", "session_id": "a", "terms": b""})
+    with pytest.raises(StorageError, match="verify --repair"):
+        InsightStore("lexical", database, "a").rank("ORD-2")
     told = [(d.kind, d.session_id, d.mended) for d in verify(database)]
     assert told == [("words", "a", False), ("words", None, False)]
     assert all(d.mended for d in verify(database, repair=True))
     assert list(verify(database)) == []
+    assert InsightStore("lexical", database, "a").rank("ORD-2")[0].why == "words"
+
+
+def test_a_record_in_a_damaged_block_can_be_forgotten(bank, small):
+    database = bank.database()
+    ids = fill(database, "a", [f"{name} apple" for name in NAMES])
+    with database.write() as c:
+        c.execute(sa.update(blocks).values(body=b"damaged"))
+    assert FactStore(database, "a").forget(ids[0])
+    assert count(database, blocks) == count(database, block_sessions) == 0
+    list(verify(database, repair=True))
     assert InsightStore("lexical", database, "a").rank("ORD-2")[0].why == "words"

@@ -253,6 +253,8 @@ class Database:
                         step = f"ALTER TABLE {step.table} ADD COLUMN {added}"
                     connection.exec_driver_sql(step)
                 connection.execute(sa.update(schema_version).values(version_num=VERSION))
+        if version is not None:
+            self.shrink()
 
     def _version(self, connection: Connection) -> str | None:
         tables = self.tables(connection)

@@ -301,6 +301,8 @@ def _compact(c: Connection) -> None:
     """Write every insight anew: its terms into a table of their own, its summary packed, no vector of words."""
     if c.dialect.name == "postgresql":
         c.exec_driver_sql("ALTER TABLE insights ALTER COLUMN embedding DROP NOT NULL")
+    else:  # what is deleted later is to leave no copy
+        c.exec_driver_sql("PRAGMA secure_delete=ON")
     by_words = (
         c.execute(sa.select(bank.c.value).where(bank.c.key == "embedder")).scalar() == LexicalEmbedder.name
     )

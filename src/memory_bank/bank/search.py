@@ -31,7 +31,8 @@ from memory_bank.bank.schema import (
     sum_of,
 )
 from memory_bank.bank.terms import bm25, terms_of_query
-from memory_bank.bank.words import BLOCK, Indexed, namespace_of, read_index, settle
+from memory_bank.bank.words import BLOCK, DAMAGED, Indexed, namespace_of, read_index, settle
+from memory_bank.errors import StorageError
 from memory_bank.models.lexical import Hashes
 from memory_bank.ports import Scope
 from memory_bank.records import Hit
@@ -148,14 +149,18 @@ class InsightSearch:
         """
         terms = terms_of_query(query)
         with self.database.snapshot() as c:
-            index = read_index(c, namespace_of(c, own), terms, self._sessions, own)
+            try:
+                index = read_index(c, namespace_of(c, own), terms, self._sessions, own)
+            except DAMAGED as e:
+                what = "its index of words is damaged: run  memory-bank bank verify --repair"
+                raise StorageError(f"{self.database.name}: {what} --db {self.database.name}") from e
             if not len(index.seqs):
                 return []
             is_known(c, self.database.name, self.embedder_name, None)
             parts = in_parts(list(exclude))
             hidden = [seq for p in parts for seq in c.execute(_SEQS, {"session": own, "ids": p}).scalars()]
         if index.loose >= 2 * BLOCK:  # as after an import, or in a bank of an older form
-            settle(self.database, own)
+            settle(self.database, own, most=8)
         words, near, most = _compare_words(index, terms, own)
         shown = ~np.isin(index.seqs, hidden)
         scores, alike = near / most, np.zeros(len(near), bool)

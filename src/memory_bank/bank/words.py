@@ -37,6 +37,7 @@ from memory_bank.bank.schema import (
     words,
 )
 from memory_bank.bank.terms import HEAD, Postings, heads_of
+from memory_bank.errors import StorageError
 from memory_bank.faults import fault_point
 from memory_bank.models.lexical import Hashes
 
@@ -46,6 +47,8 @@ BUCKETS = 256
 _SHIFT = np.uint32(24)
 _ROWS = -1  # the bucket that says which insights a block has
 _SIZES = struct.Struct("<II")
+DAMAGED = (ValueError, KeyError, struct.error, zlib.error)
+"""The errors of a block that cannot be read."""
 
 _w, _b, _i = words.c, blocks.c, insights.c
 _NAMESPACE = sa.bindparam("namespace", type_=sa.String)
@@ -102,9 +105,9 @@ def delete_insights(c: Connection, which: sa.ColumnElement[bool], **values: obje
 def copy_words(c: Connection, session_id: str, other: str, ids: Mapping[str, str]) -> None:
     """Within a write, give the copies of a session's insights, by trace_id, in another session their words."""
     mine = {"session": session_id}
-    rows = dict.fromkeys(c.execute(sa.select(_i.seq).where(of_session(insights)), mine).scalars(), session_id)
-    if rows:
-        _take_apart(c, rows)
+    seqs = c.execute(sa.select(_i.seq).where(of_session(insights)), mine).scalars().all()
+    if seqs:
+        _take_apart(c, dict.fromkeys(seqs, session_id))
         stored = sa.select(_i.trace_id, _w.terms).join_from(words, insights, _i.seq == _w.seq)
         found = c.execute(stored.where(of_session(insights)), mine).all()
         copies = [{"terms": t, "trace_id": ids[i], "session_id": other} for i, t in found if i in ids]
@@ -122,22 +125,19 @@ def _take_apart(c: Connection, rows: Mapping[int, str]) -> int:
             .where(s.session_id.in_(part), s.first <= max(rows), s.last >= min(rows))
         )
         found.update((namespace, first) for namespace, first in c.execute(there))
-    done = 0
     for namespace, first in sorted(found):
         of = {"namespace": namespace, "of": first}
         head = c.execute(sa.select(_b.body).where(*_OF_BLOCK, _b.bucket == _ROWS).with_for_update(), of)
         if (body := head.scalar()) is None:  # another process has done it
-            done += 1
             continue
-        block = _Rows.unpacked(body)
         bodies = c.execute(sa.select(_b.body).where(*_OF_BLOCK, _b.bucket != _ROWS), of).scalars()
-        stored = _joined([_unpacked(body) for body in bodies]).stored(block.heads)
-        pairs = zip(block.seqs.tolist(), stored, strict=True)
-        c.execute(_ADD_AGAIN, [{"row": n, "namespace": namespace, "terms": t} for n, t in pairs])
-        c.execute(sa.delete(blocks).where(*_OF_BLOCK), of)
-        c.execute(sa.delete(block_sessions).where(s.first == first))
-        done += 1
-    return done
+        with suppress(*DAMAGED):  # ``bank verify --repair`` makes the words anew
+            block = _Rows.unpacked(body)
+            stored = _joined([_unpacked(body) for body in bodies]).stored(block.heads)
+            pairs = zip(block.seqs.tolist(), stored, strict=True)
+            c.execute(_ADD_AGAIN, [{"row": n, "namespace": namespace, "terms": t} for n, t in pairs])
+        delete_words(c, (), [(namespace, first)])
+    return len(found)
 
 
 def seal(database: Database, namespace: str) -> bool:
@@ -164,7 +164,7 @@ def seal(database: Database, namespace: str) -> bool:
     first, last = rows[0].seq, dict[str, int]()
     for row in rows:
         last[row.session_id] = row.seq
-    with suppress(_TakenMeanwhile), database.write() as c:
+    with suppress(_TakenMeanwhile), database.write(erasing=True) as c:  # no second copy in free pages
         gone = 0
         for part in in_parts(block.seqs.tolist()):
             gone += c.execute(sa.delete(words).where(_w.seq.in_(part))).rowcount
@@ -182,17 +182,29 @@ class _TakenMeanwhile(Exception):
     """Another process has made a block of these words, or has deleted some."""
 
 
-def settle(database: Database, session_id: str, added: int = BLOCK) -> None:
-    """Make the words of a session's namespace blocks, if it has enough; looked at again after so many ``added``."""
+def settle(database: Database, session_id: str, added: int = BLOCK, most: int = 1) -> None:
+    """Make at most so many blocks of the words of a session's namespace; it is looked at after so many ``added``."""
     database.loose_words += added
-    if database.loose_words < BLOCK // 8 or database.read_only:
-        return
-    database.loose_words = 0
-    with database.read() as c:
-        namespace = namespace_of(c, session_id)
+    if database.loose_words >= BLOCK // 8:
+        database.loose_words = 0
+        with database.read() as c:
+            namespace = namespace_of(c, session_id)
+        _settle(database, namespace, most)
+
+
+def settle_all(database: Database) -> None:
+    """Make all blocks that there are words for, as after an import, or in a bank of an older form."""
+    for namespace in database.column(sa.select(_w.namespace).distinct()):
+        _settle(database, namespace)
+
+
+def _settle(database: Database, namespace: str, most: int | None = None) -> None:
     many = count_of(words).where(_w.namespace == namespace)
-    while (database.value(many) or 0) >= BLOCK and seal(database, namespace):
-        pass
+    with suppress(StorageError):  # they stay as they are
+        while most != 0 and not database.read_only and (database.value(many) or 0) >= BLOCK:
+            most = None if most is None else most - 1
+            if not seal(database, namespace):
+                return
 
 
 def namespace_of(c: Connection, session_id: str) -> str:
@@ -202,11 +214,9 @@ def namespace_of(c: Connection, session_id: str) -> str:
 
 def move(c: Connection, session_id: str, namespace: str | None) -> None:
     """Within a write, take the words of a session to another namespace."""
-    mine = dict.fromkeys(
-        c.execute(sa.select(_i.seq).where(_i.session_id == session_id)).scalars(), session_id
-    )
-    if mine:
-        _take_apart(c, mine)
+    seqs = c.execute(sa.select(_i.seq).where(of_session(insights)), {"session": session_id}).scalars().all()
+    if seqs:
+        _take_apart(c, dict.fromkeys(seqs, session_id))
         c.execute(sa.update(words).where(_w.session_id == session_id).values(namespace=namespace or ""))
 
 
@@ -220,7 +230,7 @@ def indexed(c: Connection, damaged: list[tuple[str, int]]) -> Iterator[int]:
             seqs = _Rows.unpacked(rows.body).seqs.tolist()
             for part in parts:
                 _unpacked(part.body)
-        except (ValueError, KeyError, struct.error, zlib.error):
+        except DAMAGED:
             damaged.append((namespace, first))
         else:
             yield from seqs
@@ -286,10 +296,9 @@ def read_index(
         postings.append(Postings(terms[numbers >= 0], numbers[numbers >= 0], weights[numbers >= 0]))
     fresh = c.execute(loose, values).all()
     if fresh:
-        stored = [bytes(row.terms) for row in fresh]
-        of_session = np.array([names.setdefault(row.session_id, len(names)) for row in fresh])
-        seqs, place = (np.array([getattr(row, n) for row in fresh], np.int64) for n in ("seq", "place"))
-        parts.append((seqs, of_session, place, heads_of(stored)))
+        seqs, of_session, stored, place = zip(*fresh, strict=True)
+        known = np.array([names.setdefault(name, len(names)) for name in of_session])
+        parts.append((np.array(seqs), known, np.array(place), heads_of(stored)))
         terms, of, weights = Postings.of(stored).asked(query)
         postings.append(Postings(terms, of.astype(np.int64) + total, weights))
     if not parts:
