@@ -296,9 +296,9 @@ def read_index(
         postings.append(Postings(terms[numbers >= 0], numbers[numbers >= 0], weights[numbers >= 0]))
     fresh = c.execute(loose, values).all()
     if fresh:
-        seqs, of_session, stored, place = zip(*fresh, strict=True)
+        rows_of, of_session, stored, places = zip(*fresh, strict=True)
         known = np.array([names.setdefault(name, len(names)) for name in of_session])
-        parts.append((np.array(seqs), known, np.array(place), heads_of(stored)))
+        parts.append((np.array(rows_of), known, np.array(places), heads_of(stored)))
         terms, of, weights = Postings.of(stored).asked(query)
         postings.append(Postings(terms, of.astype(np.int64) + total, weights))
     if not parts:
