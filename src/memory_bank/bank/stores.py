@@ -272,11 +272,11 @@ class InsightStore:
         latest = latest_insights(batch)
         if not latest:
             return []
-        if self._compares:
-            encoded = encode_documents(self.embedding_model, [i.summary for i in latest])
-            vectors = [vector.astype("<f4").tobytes() for vector in encoded]
-        else:
-            vectors = [b""] * len(latest)
+        vectors = [b""] * len(latest)
+        if (
+            type(self.embedding_model) is not LexicalEmbedder
+        ):  # its vectors are never read: terms are compared
+            vectors = embed_all(self.embedding_model, [i.summary for i in latest])[0]
         known = {r.trace_id: r for r in records}
         known |= self._records([i.trace_id for i in latest if i.trace_id not in known])
         return [

@@ -196,6 +196,7 @@ def settle_all(database: Database) -> None:
     """Make all blocks that there are words for, as after an import, or in a bank of an older form."""
     for namespace in database.column(sa.select(_w.namespace).distinct()):
         _settle(database, namespace)
+    database.shrink()
 
 
 def _settle(database: Database, namespace: str, most: int | None = None) -> None:
