@@ -275,8 +275,9 @@ class InsightStore:
         vectors = [b""] * len(latest)
         if (
             type(self.embedding_model) is not LexicalEmbedder
-        ):  # its vectors are never read: terms are compared
-            vectors = embed_all(self.embedding_model, [i.summary for i in latest])[0]
+        ):  # whose vectors are not stored: words are compared
+            encoded = encode_documents(self.embedding_model, [i.summary for i in latest])
+            vectors = [v.astype("<f4").tobytes() if self._compares else b"" for v in encoded]
         known = {r.trace_id: r for r in records}
         known |= self._records([i.trace_id for i in latest if i.trace_id not in known])
         return [
