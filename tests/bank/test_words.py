@@ -134,7 +134,7 @@ def test_two_processes_make_one_block_of_the_same_rows(bank_url, small, monkeypa
     fill(first, "b", [f"{n} pear" for n in range(60)])
     monkeypatch.setattr(words, "BLOCK", 16)
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda database: words.settle(database, "a"), [first, second] * 2))
+        list(pool.map(words.settle_all, [first, second] * 2))
     heads = first.column(sa.select(blocks.c.body).where(blocks.c.bucket == -1))
     sealed = [seq for body in heads for seq in words._Rows.unpacked(body).seqs.tolist()]
     assert len(sealed) == len(set(sealed)) == 112
