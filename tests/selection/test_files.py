@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 
 import pytest
 from hypothesis import given
@@ -188,6 +189,70 @@ def test_a_quote_has_only_lines_of_the_file_as_it_is_now(content, edits, places,
     assert len(set(body)) == len(body)
     if len(chosen) == len(cut.segments):
         assert body == [line for line in now if line]
+
+
+# -- hostile calls -------------------------------------------------------------
+@pytest.mark.parametrize(
+    "command",
+    [
+        "cat <<" + "a" * 10_000 + "\n" + "b\n" * 4_900,
+        "<<a" * 3_300 + "\n" + "b\n" * 5_000,
+        "<<ab\n" * 4_000,
+        "<<a\n" * 2_500 + " " * 9_000,
+    ],
+)
+def test_a_command_with_many_heredocs_takes_no_long(command):
+    began = time.process_time()
+    Session().add("Bash", command=command[:20_000])
+    assert time.process_time() - began < 0.5
+
+
+def test_replacements_that_would_fill_the_memory_are_not_applied():
+    s = Session()
+    first = s.add("Read", "x\n" * 100, file_path=PATH)
+    edits = [{"old_string": "x", "new_string": "xx", "replace_all": True}] * 100
+    s.add("MultiEdit", file_path=PATH, edits=edits)
+    copy = s.now(first)
+    assert (copy.text, copy.missing) == ("x\n" * 100, [2])
+
+
+def test_a_patch_of_very_many_lines_takes_no_long():
+    s = Session()
+    first = s.read()
+    began = time.process_time()
+    s.add("apply_patch", input=f"*** Begin Patch\n*** Update File: {PATH}\n@@\n" + "\n" * 400_000)
+    assert s.now(first).missing == [2]
+    assert time.process_time() - began < 4
+
+
+def test_a_file_that_is_read_and_edited_hundreds_of_times_takes_no_long():
+    s, lines = Session(), LINES * 8
+    first = s.add("Read", "\n".join(lines), file_path=PATH)
+    for n in range(300):
+        new = f"edited = {n}"
+        s.edit(lines[n % 120], new) if n < 2 else s.add(
+            "Edit", file_path=PATH, old_string="a", new_string=new
+        )
+        last = s.add("Read", "\n".join([*lines, f"edited = {n}"]), file_path=PATH)
+    s.edit("edited = 299", "edited = 300")
+    began = time.process_time()
+    assert s.now(last).text.endswith("edited = 300")
+    assert s.now(first).missing
+    assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize(
+    ("tool", "key"),
+    [("post_comment", "body"), ("web_search", "query"), ("Write", "content"), ("Bash", "command")],
+)
+def test_a_patch_that_is_only_told_or_written_down_changes_no_file(tool, key):
+    s = Session()
+    first = s.read()
+    patch = f"*** Begin Patch\n*** Update File: {PATH}\n@@\n-{LINES[4]}\n+wrong = 1\n*** End Patch"
+    s.add(tool, **{key: patch}, **({"file_path": "/app/notes.md"} if tool == "Write" else {}))
+    copy = s.now(first)
+    assert copy.changes == []
+    assert "wrong" not in copy.text
 
 
 # -- in a context -------------------------------------------------------------

@@ -91,6 +91,8 @@ _MUTATING_FLAG = re.compile(
 )
 _HTTP_CHANGES = frozenset({"post", "put", "patch", "delete"})
 
+_PATCHES = word_set("patch diff apply edit multiedit replace")
+_APPLIED = re.compile(r"(?<![A-Za-z])(?:apply_?patch|patch|apply)\b")
 _PATH_KEYS = ("file_path", "filepath", "filePath", "path", "filename", "file_name", "file", "notebook_path")
 _PART_KEYS = word_set(
     "offset limit start end start_line end_line view_range head tail lines page pages start_page end_page sheet "
@@ -404,6 +406,12 @@ def file_access(tool: str, arguments: str) -> FileAccess | None:
     return None
 
 
+def applies_patches(tool: str, arguments: str) -> bool:
+    """Whether a patch in the arguments of a call is applied, not only told, searched for or written down."""
+    words = {w.casefold() for w in _WORD.findall(tool)}
+    return bool(words & _PATCHES) or bool(words & _RUNS and _APPLIED.search(arguments))
+
+
 def source_of(tool: str, arguments: str) -> str:
     """Where an output comes from: its tool, with a page's host, a file's folder or the program that a shell ran."""
     if (access := file_access(tool, arguments)) is not None:
@@ -425,7 +433,7 @@ _RULE_WORDS = word_set("policy policies guideline guidelines instruction instruc
 _PAGE = re.compile(r"([^/\\?#]{1,80}?)(?:\.(?:mdc?|txt|rst|adoc|html?|pdf|docx?))?[/\\]?(?:[?#].*)?\Z", re.S)
 _PAGE_KEYS = (*_PATH_KEYS, "url", "uri", "page", "page_name", "title", "doc", "document", "topic")
 _SHOWN_FILE = re.compile(
-    r"(?:^|[|;&\n(])\s*(?:cat|bat|less|more|nl|head|tail|sed\s+-n|type|get-content|gc)\s([^|;&\n>]+)", re.I
+    r"(?:^|[|;&\n(])[ \t]*(?:cat|bat|less|more|nl|head|tail|sed\s+-n|type|get-content|gc)\s([^|;&\n>]+)", re.I
 )
 _COMMANDS = re.compile(
     r"\b(?:must|never|always|should|shall|only|do not|don't|may not|not allowed|required)\b", re.I

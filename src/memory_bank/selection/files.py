@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
 from memory_bank.selection.cutting import CutText
-from memory_bank.selection.effects import file_access, shell_command
+from memory_bank.selection.effects import applies_patches, file_access, shell_command
 from memory_bank.transcript.framing import NUMBERED, numbered_lines, plain_lines
 from memory_bank.transcript.harness import refers_to_earlier
 from memory_bank.transcript.jsontext import parse_arguments, parse_output
@@ -27,9 +27,7 @@ _FENCES = re.compile(r"[<-]{5,9} ?SEARCH>?|(={5,9})|[>+]{5,9} ?REPLACE>?")
 _BEFORE_OLD = re.compile(r":(?:start|end)_line: ?\d+|-{5,9}")  # Roo, after SEARCH
 _PATCHED = re.compile(r"\*\*\* (Update|Add|Delete) File: (.+)|\+\+\+ (?:b/)?([^\t\n]+)(?:\t.*)?")
 _MOVED = "*** Move to: "
-_HEREDOC = re.compile(
-    r"^([^\n]*?)<<(-?)\s*(['\"]?)(\w+)\3([^\n]*)\n(.*?)^[ \t]*\4[ \t]*$", re.MULTILINE | re.DOTALL
-)
+_HEREDOC = re.compile(r"(?<!<)<<(-?)[ \t]*(['\"]?)(\w+)\2")
 _OPENED = re.compile(
     r"\bopen\(\s*['\"]([^'\"\n]+)['\"]\s*,\s*['\"][wa]|\bPath\(['\"]([^'\"\n]+)['\"]\)\.write_"
 )
@@ -38,6 +36,9 @@ _SHOWS = frozenset(("cat", "nl", "head", "tail", "sed", "bat"))
 _MOST_COMPARED = 2_000_000  # lines of a file times lines of a place in a patch
 _MOST_CHANGES = 100  # of one call that are applied
 _MOST_LINES = 500  # of a place that is looked for in part of a file; places of a text that changed
+_MOST_PLACES = 5_000  # that a replacement changes
+_MOST_CHARS = 2_000_000  # to which a text may grow
+_MOST_COPIES = 32  # of a file, the latest, that are kept as later calls leave them
 _MOST_SHELL = 20_000  # characters of a command that are read
 _TELLING = 24  # characters of a line that hardly stands in a file twice
 
@@ -224,9 +225,12 @@ def _span(at: int, old: list[str], new: list[str]) -> _Span:
 
 
 def _replaced(body: str, hunk: Hunk) -> tuple[str, list[_Span]] | None:
-    parts = body.split(hunk.old) if hunk.old else []
-    if len(parts) < 2 or (len(parts) > 2 and not hunk.everywhere):
+    count = body.count(hunk.old) if hunk.old else 0
+    if not 0 < count <= (_MOST_PLACES if hunk.everywhere else 1):
         return None
+    if len(body) + count * (len(hunk.new) - len(hunk.old)) > max(_MOST_CHARS, len(body)):
+        return None
+    parts = body.split(hunk.old)
     spans, line, old, new = list[_Span](), 0, hunk.old.split("\n"), hunk.new.split("\n")
     for part in parts[:-1]:
         line += part.count("\n")
@@ -274,7 +278,10 @@ class _File:
     def settle(self) -> None:
         """Apply the changes since to the copies before them."""
         for change, before in self.changes[self.settled :]:
-            rest = [c for c in self.copies[:before] if c.missing or not c.apply(change)]
+            latest = max(0, before - _MOST_COPIES)
+            for copy in self.copies[:latest]:
+                copy.missing.append(change.number)
+            rest = [c for c in self.copies[latest:before] if c.missing or not c.apply(change)]
             for copy in rest:
                 copy.miss(change)
         self.settled = len(self.changes)
@@ -299,7 +306,9 @@ class Files:
             parse_arguments(arguments),
             refers_to_earlier(output),
         )
-        patches = [*_patches(given, None if file is None or file.access == "read" else file.path)]
+        patches: list[_Patch] = []
+        if applies_patches(tool, arguments) if file is None else file.access == "edit":
+            patches += _patches(given, None if file is None else file.path)
         copy: tuple[_File, FileCopy] | None = None
         for patch in patches:
             self._patch(number, patch)
@@ -452,7 +461,11 @@ def _patches(given: Mapping[str, Any], path: str | None) -> Iterator[_Patch]:
             continue
         lines = text.split("\n")
         patch = None if path is None else _Patch(path, "update", [])
+        old, new = list[str](), list[str]()  # of the last place
         for at, line in enumerate(lines):
+            ends_place = _PATCHED.match(line) or line.startswith(("@@", "*** End Patch"))
+            if ends_place and patch is not None and patch.hunks:
+                _close(patch, old, new)
             if found := _PATCHED.match(line):
                 if patch is not None and patch.hunks:
                     yield patch
@@ -471,12 +484,21 @@ def _patches(given: Mapping[str, Any], path: str | None) -> Iterator[_Patch]:
                     patch.hunks.pop()
                 patch.hunks.append(Hunk("", "", lines=True, head=head))
             elif patch.hunks and not (line.startswith("--- ") and lines[at + 1 : at + 2] > ["+++ "]):
-                last, hunk = at + 1 == len(lines), patch.hunks[-1]
-                old = f"{line[1:]}\n" if line[:1] in (" ", "-") or not (line or last) else ""
-                new = f"{line[1:]}\n" if line[:1] in (" ", "+") or not (line or last) else ""
-                patch.hunks[-1] = hunk._replace(old=hunk.old + old, new=hunk.new + new)
+                last = at + 1 == len(lines)
+                if line[:1] in (" ", "-") or not (line or last):
+                    old.append(f"{line[1:]}\n")
+                if line[:1] in (" ", "+") or not (line or last):
+                    new.append(f"{line[1:]}\n")
         if patch is not None and patch.hunks:
+            _close(patch, old, new)
             yield patch
+
+
+def _close(patch: _Patch, old: list[str], new: list[str]) -> None:
+    """Give the last place of a patch its lines, and empty the lists of them."""
+    patch.hunks[-1] = patch.hunks[-1]._replace(old="".join(old), new="".join(new))
+    old.clear()
+    new.clear()
 
 
 def _strings(given: Any, depth: int = 3) -> Iterator[str]:
@@ -533,17 +555,31 @@ def _shell_changes(command: str) -> list[tuple[str, str | None]]:
         return []
     changes: list[tuple[str, str | None]] = [(a or b, None) for a, b in _OPENED.findall(command)]
 
-    def without(found: re.Match[str]) -> str:
-        line, tabs, quoted, _, rest, text = found.groups()
-        commands = _commands(line + rest)
-        is_exact = (quoted or not re.search(r"[$`\\]", text)) and not tabs and ">>" not in line + rest
-        if len(commands) == 1 and commands[0][1][:1] in (["cat"], ["tee"]) and is_exact:
-            _, words, paths = commands[0]
-            changes.extend((path, text) for path in [*paths, *(words[1:] if words[0] == "tee" else [])][:1])
-            return ""
-        return line + rest
+    lines, left, at = command.split("\n"), list[str](), 0
+    ends: dict[str, list[int]] = {}  # where a line is a word alone
+    for number, line in enumerate(lines):
+        ends.setdefault(line.strip(" \t"), []).append(number)
+    while at < len(lines):
+        line, at = lines[at], at + 1
+        for found in _HEREDOC.finditer(line):
+            after = ends.get(found[3], ())
+            if (place := bisect_left(after, at)) == len(after):
+                continue
+            tabs, quoted, _ = found.groups()
+            text, at = "".join(f"{row}\n" for row in lines[at : after[place]]), after[place] + 1
+            line = line[: found.start()] + line[found.end() :]
+            commands = _commands(line)
+            is_exact = (quoted or not re.search(r"[$`\\]", text)) and not tabs and ">>" not in line
+            if len(commands) == 1 and commands[0][1][:1] in (["cat"], ["tee"]) and is_exact:
+                _, words, paths = commands[0]
+                changes.extend(
+                    (path, text) for path in [*paths, *(words[1:] if words[0] == "tee" else [])][:1]
+                )
+                line = ""
+            break
+        left.append(line)
 
-    for folder, words, paths in _commands(_HEREDOC.sub(without, command)):
+    for folder, words, paths in _commands("\n".join(left)):
         while words and ("=" in words[0] or words[0] in ("sudo", "then", "do", "else")):
             words = words[1:]
         name = words[0].rpartition("/")[2] if words else ""
