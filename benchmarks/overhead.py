@@ -76,14 +76,14 @@ class Relay:
 uvicorn.run(Relay(), port=int(sys.argv[1]), log_level="critical", lifespan="off")
 """
 LIBRARY = """
-import resource, sys, time
+import time
 def cpu():
     return time.process_time() * 1000
 began = cpu()
 import memory_bank
 imported = cpu()
 from memory_bank import Memory
-memory = Memory("task")
+memory = Memory()
 messages = [
     {"role": "user", "content": "Check the orders."},
     {"role": "assistant", "content": None, "tool_calls": [
@@ -91,7 +91,7 @@ messages = [
     {"role": "tool", "tool_call_id": "c1", "content": "fine"},
 ]
 memory.context(messages)
-print(imported - began, cpu() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000)
+print(imported - began, cpu() - began, int(open('/proc/self/statm').read().split()[1]) * 4096 / 1e6)
 """
 BETWEEN = """
 import sys, time
@@ -101,7 +101,7 @@ from workload import beginning, interaction
 from memory_bank import Memory
 rng, calls = random.Random(0), int(sys.argv[2])
 messages = beginning("task") + [m for i in range(calls) for m in interaction(i, rng)]
-memory, times = Memory("task"), []
+memory, times = Memory(), []
 memory.context(messages)
 for i in range(calls, calls + 20):
     messages += interaction(i, rng)

@@ -77,7 +77,7 @@ _SUMS = (
         re.I,
     ),
 )
-_WORDLESS = re.compile(r"[\W_]*")
+_WORDLESS = re.compile(r"[\W_]*|(?:\[[^\]]{1,60}\] )?\$ .*")  # and the command of a runner
 _DIFF = re.compile(r"^(?:diff --git |Index: |--- \S|@@ -\d)", re.M)
 _DIFF_FILE = re.compile(r"^\+\+\+ (?:b/)?(\S+)", re.M)
 _EXCERPT = re.compile(r"(?:\(|\A)[\d,]+ lines\)?\Z|\A[\d,]+ items?\b")
@@ -113,7 +113,7 @@ def outcome(
         return f"error: {status[1]} {words}" if status else f"error: {words}", []
     if not text:
         return "", []
-    if value is None:
+    if value is None or _CONFIRMED.match(text[:_READ_CHARS]):
         shown, values = _outcome_of_text(output, text, known, ends)
         return f'"{shown}"' if shown.startswith("error: ") else shown, values
     if isinstance(value, list):

@@ -16,7 +16,15 @@ from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
-from memory_bank.selection.effects import Effect, changes_something, is_failure, runs
+from memory_bank.selection.effects import (
+    Effect,
+    RulesRead,
+    changes_something,
+    file_access,
+    is_failure,
+    rules_read,
+    runs,
+)
 from memory_bank.selection.outcomes import clip, outcome, tells_id
 from memory_bank.transcript.jsontext import RAW, leaves, parse_arguments
 from memory_bank.transcript.quoting import Mark, one_line, quote_lines
@@ -132,19 +140,42 @@ HEAD = f"{Mark.CALLS}{{}}:\n"
 PARTS_HEAD = f"{Mark.PARTS} #n] is shortened{{}}.\n"
 """The first line of a context that has no list of calls, because every call stands in its place."""
 PLAN_HEAD = f"{Mark.PLAN}\n"
+STATE_HEAD = f"{Mark.STATE}\n"
 DECISIONS_HEAD = f"{Mark.WORDS}\n"
 VALUE_CHARS = 32  # of a value in a line that several calls share
 LINE_CHARS = 84  # of the arguments in the line of one call
 MOST_NAMED = 256  # calls of each kind (changes, look-ups) that the list names; older ones are only counted
 
+_TASK_TOOL = re.compile(r"task_?-?(create|update)\b|(create|update|add|complete)_?-?task\b", re.I)
+_TASK_ID_KEYS = ("taskId", "task_id", "id", "number")
+_TASK_MADE = re.compile(r"task\W{1,3}(\w{1,40})\b", re.I)
 _PLAN_TOOL = re.compile(r"to_?-?dos?\b|to_?do_?(?:write|list)|(?:^|_|\b)plan(?:$|_|\b)|checklist", re.I)
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_SUBJECT_KEYS = ("subject", "title", "content", "name", "text")
 _TEXT_KEYS = ("content", "step", "title", "text", "task", "description", "subject", "name", "item")
 _STATE_KEYS = ("status", "state", "done", "completed", "checked")
 _STATES = dict.fromkeys(("completed", "complete", "done", "finished", "true", "x", "checked"), "x")
 _STATES |= dict.fromkeys(("in_progress", "in-progress", "active", "doing", "started"), "~")
 _CHECK = re.compile(r"^[ \t]*(?:[-*+]|\d{1,3}[.)])[ \t]*\[([ xX~\-])\][ \t]+(\S.*)$", re.M)
+_NUMBERED = re.compile(
+    r"^[^\n]{0,60}\b(?:plan|steps|to-?dos?|left|remaining|remains)\b[^\n]{0,40}:[ *]{0,4}\n(?:[ \t]*\n)?"
+    r"((?:[ \t]{0,8}(?:\d{1,3}[.)]|[-*•])[ \t]+\S[^\n]*(?:\n|\Z)){2,60})",
+    re.I | re.M,
+)
+_POINT = re.compile(r"^[ \t]*(?:\d{1,3}[.)]|[-*•])[ \t]+", re.M)
+_LEFT = re.compile(
+    r"^[ \t]*(?:\*\*)?(?:left|remaining|still to do|todo|next)(?:\*\*)?:(?:\*\*)?[ \t]+(\S[^\n]{3,})$",
+    re.I | re.M,
+)
 _MOST_ITEMS, _ITEM_CHARS = 60, 100
+_DONE_TOGETHER = 3  # items of a plan that are done, one after the other, from which they share a line
+_MOST_FILES, _MOST_FAILING = 12, 3
+_COMMAND_CHARS = 60
+_BEFORE_COMMAND = re.compile(
+    r"\A(?:\s*cd [^&;|\n]{1,300}(?:&&|;))+|\s*(?:2>&1|\|\s*(?:tail|head|grep)\b[^|&;\n]*)"
+)
+_MADE_BY_SHELL = re.compile(r"(?<![<=\-&\d>])>{1,2}\s*(?!/dev/null|&)([\w./~\\:-]{2,200})")
+_ANAPHORIC = re.compile(r"\W*(?:it|its|this|that|these|those|they|their|he|she|here|there)\b", re.I)
 _SENTENCE = re.compile(r"[^\n.!?]+(?:[.!?](?=\S)[^\n.!?]*)*[.!?]?")
 _DECIDES = re.compile(
     r"\b(?:decid(?:e|ed|ing)|decision|instead of|rather than|must not|must never|should not|shouldn't|do not|don't "
@@ -188,11 +219,38 @@ def plan_in_note(text: str) -> str:
     return "\n".join(lines) if len(lines) > 1 else ""
 
 
+def steps_in_note(text: str) -> str:
+    """A numbered plan, or what the agent says is left to do, one line an item; "" where it says none."""
+    found = _NUMBERED.search(text[:_NOTE_CHARS])
+    points = _POINT.split(found[1])[1:] if found else _LEFT.findall(text[:_NOTE_CHARS])
+    return "\n".join(f"- {clip(one_line(point), _ITEM_CHARS)}" for point in points[:_MOST_ITEMS])
+
+
+def short_plan(plan: str) -> list[str]:
+    """The lines of a plan that is too long as a whole: items that are done in a row share one, by their numbers."""
+    lines: list[str] = []
+    done: list[tuple[int, str]] = []
+    for number, line in enumerate([*plan.split("\n"), ""], 1):
+        if line.startswith("- [x] "):
+            done.append((number, line))
+            continue
+        if len(done) >= _DONE_TOGETHER:
+            lines.append(f"- [x] {done[0][0]} to {done[-1][0]} done, the last: {done[-1][1][6:]}")
+        else:
+            lines += [item for _, item in done]
+        done = []
+        lines += [line] if line else []
+    return lines
+
+
 def decisions_in(text: str) -> Iterator[str]:
-    """The sentences of a note that state a decision or a finding, in order, each on one line."""
+    """The sentences of a note that state a decision or a finding, in order, each on one line.
+
+    Those that begin with a pronoun are left out: what it stands for is not shown.
+    """
     for match in _SENTENCE.finditer(text[:_NOTE_CHARS]):
         sentence = one_line(match[0])
-        if len(sentence) >= 20 and _DECIDES.search(sentence):
+        if len(sentence) >= 20 and _DECIDES.search(sentence) and not _ANAPHORIC.match(sentence):
             yield clip(sentence, _DECISION_CHARS)
 
 
@@ -222,6 +280,9 @@ class _Call:
     changed: bool
     failed: bool
     has_id: bool
+    command: str = ""  # what it runs, without what only changes the folder or shows less of the output
+    file: str = ""  # the file that it made or changed
+    makes: bool = False
 
 
 Values = tuple[tuple[str, str], ...]  # keys and values of arguments, as they are shown
@@ -239,7 +300,10 @@ class Thread:
         # by tool: in how many of its calls each value stands, and the values in its outcomes
         self._frequency: dict[str, Counter[str]] = {}
         self._returned: dict[str, set[str]] = {}
+        self._rules: dict[int, RulesRead] = {}  # by the number of the call that read them
+        self._tasks: dict[str, tuple[str, str]] = {}  # by id: the text and the state of each item of a plan
         self._plans: list[tuple[int, str]] = []  # with their interactions, as are the next
+        self._steps: list[tuple[int, str]] = []  # plans without states
         self._decisions: list[tuple[int, str]] = []
         # Made anew where what it depends on changed; the texts have at most a few hundred characters.
         self.cost = lru_cache(4_096)(count_tokens)
@@ -249,8 +313,8 @@ class Thread:
 
     def add(
         self, *, number: int, interaction: int, tool: str, arguments: str, output: str, note: str = ""
-    ) -> None:
-        """Add the next call, and what the agent wrote with it."""
+    ) -> bool:
+        """Add the next call, and what the agent wrote with it. Return whether the call failed."""
         found = arguments_of(arguments)
         failed = is_failure(output, tool, arguments)
         changed = not failed and changes_something(tool, arguments, declared=self._declared)
@@ -260,17 +324,76 @@ class Thread:
         came_back, values = outcome(output, told, failed=failed, ends=changed or runs(tool, arguments))
         returned.update(values)
         has_id = bool(values) and tells_id(came_back)
+        command, file, makes = _work_of(tool, arguments)
+        plan = plan_in_call(tool, arguments) or self._plan_of_tasks(tool, arguments, output)
         self._calls.append(
-            _Call(number, interaction, name, found, one_line(came_back), changed, failed, has_id)
-        )
+            _Call(
+                number, interaction, name, found, one_line(came_back), changed and not plan, failed, has_id,
+                command, "" if failed or not changed else file, makes,
+            )
+        )  # fmt: skip
         self._frequency.setdefault(name, Counter()).update({a.start for a in found})
-        if plan := plan_in_call(tool, arguments) or plan_in_note(note):
+        if not failed and (rules := rules_read(tool, arguments, output)):
+            self._rules[number] = rules
+        if plan := plan or plan_in_note(note):
             self._plans.append((interaction, plan))
+        if steps := steps_in_note(note):
+            self._steps.append((interaction, steps))
         self._decisions.extend((interaction, quote_lines(said)) for said in decisions_in(note))
+        return failed
+
+    def _plan_of_tasks(self, tool: str, arguments: str, output: str) -> str:
+        """The plan after a call that makes or changes one item of it; "" for other calls."""
+        if not _TASK_TOOL.search(_HUMP.sub("_", tool)):
+            return ""
+        given = parse_arguments(arguments)
+        key = next((str(given[k]) for k in _TASK_ID_KEYS if given.get(k) is not None), "")
+        if not key and (made := _TASK_MADE.search(output[:_READ_CHARS])):
+            key = made[1]
+        text, state = self._tasks.get(key, ("", "pending"))
+        text = next(
+            (given[k] for k in _SUBJECT_KEYS if isinstance(given.get(k), str) and given[k].strip()), text
+        )
+        state = next((str(given[k]).casefold() for k in _STATE_KEYS if given.get(k) is not None), state)
+        if not key or not text:
+            return ""
+        self._tasks[key] = text, state
+        kept = [(key, *item) for key, item in self._tasks.items() if item[1] != "deleted"][-_MOST_ITEMS:]
+        done = [key for key, _, state in kept if _STATES.get(state) == "x"]
+        spans = [
+            f"{a} to {b}" if a != b else str(a) for a, b in runs_of(int(key) for key in done if key.isdigit())
+        ]
+        spans += [key for key in done if not key.isdigit()]
+        lines = [
+            _item_line({"subject": f"{key}. {text}", "status": state})
+            for key, text, state in kept
+            if key not in done
+        ]
+        return "\n".join([f"- [x] {', '.join(spans)} done", *lines] if done else lines)
 
     def outcome_of(self, number: int) -> str:
         """What a call brought back, in a few words; "" for nothing."""
         return self._calls[number - 1].outcome
+
+    def rules(self, before: int) -> dict[int, tuple[str, bool]]:
+        """The rules that were read in interactions before ``before``, in their newest version: number to name.
+
+        And whether that is what they are now: no edit came later. Those of files first, then as they were first read.
+        """
+        order: dict[str, tuple[bool, int]] = {}  # of each name
+        for rules in self._rules.values():
+            order.setdefault(rules.name, (not rules.is_file, len(order)))
+        newest: dict[str, dict[str, int]] = {}  # by name, of each part the number
+        for number, rules in self._rules.items():
+            if not rules.part:
+                newest[rules.name] = {}
+            newest.setdefault(rules.name, {})[rules.part] = number
+        numbers = [n for name in sorted(newest, key=order.__getitem__) for n in newest[name].values()]
+        return {
+            n: (name, all(call.file != name for call in self._calls[n:]))
+            for n in numbers
+            if self._calls[n - 1].interaction < before and (name := self._rules[n].name)
+        }
 
     def distinct(self, call: _Call) -> tuple[Argument, ...]:
         """The values that tell a call from the tool's other calls."""
@@ -318,12 +441,14 @@ class Thread:
         return ThreadText()
 
     def _words(self, before: int, room: int) -> str:
-        """The latest plan and the latest decisions; each has a share of the room, in tokens."""
-        plan = next((text for at, text in reversed(self._plans) if at < before), "")
+        """The latest plan, the state of the task, the latest decisions; each has a share of the room, in tokens."""
+        plan = next((text for at, text in reversed(self._plans or self._steps) if at < before), "")
         decided = list(dict.fromkeys(text for at, text in self._decisions if at < before))
+        whole = self.cost(plan) + self.cost(PLAN_HEAD) + 2 <= int(room * 0.2)
         texts = []
         for head, lines, share in (
-            (PLAN_HEAD, plan.split("\n") if plan else [], 0.2),
+            (PLAN_HEAD, (plan.split("\n") if whole else short_plan(plan)) if plan else [], 0.2),
+            (STATE_HEAD, self._state(before), 0.1),
             (DECISIONS_HEAD, decided[:-9:-1], 0.1),  # the latest first
         ):
             left = int(room * share) - self.cost(head) - 2
@@ -335,10 +460,57 @@ class Thread:
                 kept.append(line + "\n")
             if kept and head is DECISIONS_HEAD:
                 kept.reverse()
-            elif kept and len(kept) < len(lines):
+            elif kept and head is PLAN_HEAD and len(kept) < len(lines):
                 kept.append("…\n")
             texts += [head, *kept] if kept else []
         return "".join(texts)
+
+    def _state(self, before: int) -> list[str]:
+        """The commands whose latest run failed, the newest first, and the files that calls changed or made."""
+        latest: dict[str, _Call] = {}
+        times: Counter[str] = Counter()
+        made: set[str] = set()
+        for call in self._calls[: bisect_left(self._calls, before, key=lambda c: c.interaction)]:
+            if call.command:
+                latest.pop(call.command, None)
+                latest[call.command] = call
+            if call.file:
+                made |= {call.file} if call.makes and call.file not in times else set()
+                times[call.file] = times.pop(call.file, 0) + 1  # the newest last
+        lines = [
+            f"failed last: {clip(c.command, _COMMAND_CHARS)} (#{c.number})"
+            for c in reversed(latest.values())
+            if c.failed
+        ][:_MOST_FAILING]
+        if sum(times.values()) > 1:
+            names = [
+                f"{_file_name(f, times)}{' (made)' * (f in made)}{f' ×{n}' * (n > 1)}"
+                for f, n in times.items()
+            ]
+            more = "…, " * (len(names) > _MOST_FILES)
+            lines.insert(0, f"files changed: {more}{', '.join(names[-_MOST_FILES:])}")
+        return lines
+
+
+def _work_of(tool: str, arguments: str) -> tuple[str, str, bool]:
+    """What a call runs, the file that it changes, and whether it writes that as a whole; "" for none."""
+    access = file_access(tool, arguments)
+    if access is not None:
+        return "", one_line(access.path) if access.access != "read" else "", access.access == "write"
+    if not runs(tool, arguments):
+        return "", "", False
+    given = parse_arguments(arguments)
+    text = next((given[k] for k in ("command", "cmd") if isinstance(given.get(k), str)), "")[:_READ_CHARS]
+    edited, made = _EDITED.search(text), _MADE_BY_SHELL.search(text)
+    file = edited[1] if edited else made[1] if made else ""
+    return one_line(_BEFORE_COMMAND.sub("", text)), one_line(file), made is not None and edited is None
+
+
+def _file_name(path: str, others: Collection[str]) -> str:
+    """The last part of a path, with its folder where another path ends so too."""
+    parts = re.split(r"[/\\]", path)
+    alike = sum(re.split(r"[/\\]", other)[-1] == parts[-1] for other in others)
+    return clip("/".join(parts[-2:] if alike > 1 else parts[-1:]), _NAME_CHARS)
 
 
 class _Listing:

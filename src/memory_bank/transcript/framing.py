@@ -80,7 +80,7 @@ _REMARK_END = re.compile(r"</(bash_metadata|system-reminder|environment_details|
 _CODE = re.compile(
     r"(?:exit(?:ed)?(?: with)?[ _]?(?:exit )?(?:code|status)?|return[ _]?code)[\"'>:= ]{1,6}(-?\d+)", re.I
 )
-NUMBERED = re.compile(r"[ \t]{0,8}(\d{1,7})(?:\t|[|:→] ?)")
+NUMBERED = re.compile(r"[ \t]{0,8}(\d{1,7})(?:\t|→|[|:] ?)")
 
 # -- members of a frame: of an object, and what each may hold beside the content
 _CONTENTS = (
@@ -283,6 +283,13 @@ def framed_member(value: Any) -> Any:
     return inner if isinstance(inner, (dict, list)) else None
 
 
+def framed_text(text: str) -> str:
+    """The text in an output that is else a frame, such as a part of MCP; the output itself where it is no frame."""
+    value = parse_output(text) if text.lstrip()[:1] in ("{", "[") else None
+    inner = framed_member(value) if isinstance(value, (dict, list)) and not is_raw(value) else None
+    return inner if isinstance(inner, str) and inner.strip() else text
+
+
 def _is_frame(name: str, value: Mapping[str, Any], content: str) -> bool:
     """Whether a member of an object says only that a run went well, or nothing."""
     held = value[name]
@@ -323,16 +330,25 @@ def _printed(text: str) -> str:
 def without_numbers(text: str) -> str | None:
     """The lines of a text without the numbers before them, if they count up; a few lines around have none."""
     lines = text.rstrip("\n").split("\n")
-    first = next((n for n, line in enumerate(lines[:_AROUND]) if NUMBERED.match(line)), len(lines))
-    number = last = first
-    for last, line in enumerate(lines[first:], first):
+    start, stop = numbered_lines(lines)
+    return "\n".join([*lines[:start], *plain_lines(lines[start:stop]), *lines[stop:]]) if stop else None
+
+
+def numbered_lines(lines: Sequence[str]) -> tuple[int, int]:
+    """Where the lines begin and end that are numbered one by one; 0, 0 where not two are, or many others are not."""
+    start = next((n for n, line in enumerate(lines[:_AROUND]) if NUMBERED.match(line)), len(lines))
+    stop, number = start, ""
+    for line in lines[start:]:
         match = NUMBERED.match(line)
-        if match is None or (last > first and int(match[1]) != number):
+        if match is None or (stop > start and int(match[1]) != int(number) + 1):
             break
-        lines[last], number = line[match.end() :], int(match[1]) + 1
-    else:
-        last = len(lines)
-    return "\n".join(lines) if last > first + 1 and len(lines) - last <= _AROUND else None
+        stop, number = stop + 1, match[1]
+    return (start, stop) if stop > start + 1 and len(lines) - stop <= _AROUND else (0, 0)
+
+
+def plain_lines(lines: Sequence[str]) -> list[str]:
+    """Numbered lines without their numbers."""
+    return [line[match.end() :] for line in lines if (match := NUMBERED.match(line))]
 
 
 def _structure(text: str) -> Any:
