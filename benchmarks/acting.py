@@ -7,9 +7,10 @@
 
 Two shares, no model needed: the past calls that a context still tells of (all; those that change something), and the
 text that the next call copies from the older history and that stands verbatim in the context (from outputs; from what
-the agent wrote itself; over the ends of lines). They are taken at every turn that has an interaction before the last
-one; the reference meter defines them (``evbench.acting``). The heading of a set says too how many outcomes of its
-calls, as the list of calls tells them, say nothing: ``ok``, or a number of lines or items. Data sets, strategies
+the agent wrote itself; over the ends of lines). Besides, how many quotes are of files that a later call edited, and
+how many of these neither say so nor are up to date. They are taken at every turn that has an interaction before the
+last one; the reference meter defines them (``evbench.acting``). The heading of a set says too how many outcomes of
+its calls, as the list of calls tells them, say nothing: ``ok``, or a number of lines or items. Data sets, strategies
 and options are those of ``benchmarks/evidence.py``. ``--html`` plots every share over the price, ``--svg`` the copied
 text of the first set. Intervals come from 500 resamples of the traces with seed 0.
 """
@@ -28,7 +29,8 @@ from measuring.copies import Tally, TextIndex, as_copied, characters_kept, copie
 from measuring.measure import COLUMNS as EVIDENCE_COLUMNS
 from measuring.measure import Figures, half_interval, intervals_of, measure_by, ratio_of_sums, sum_up
 from measuring.pages import PlottedShare
-from measuring.tables import Column
+from measuring.stale import FileQuotes
+from measuring.tables import Column, whole
 from memory_bank.audit.costs import Costs
 from memory_bank.audit.figures import percent
 from memory_bank.audit.replay import PlayedTurn, play
@@ -216,6 +218,7 @@ class ActingRow:
     outputs: Tally
     own: Tally
     over_lines: Tally
+    files: Tally
     silent: Tally
 
 
@@ -229,17 +232,21 @@ def prepare(trace: Trace, costs: Costs) -> Callable[[Any], list[ActingRow]]:
     anchor = list(accumulate((n * a for n, a in zip(counts, asked, strict=True)), initial=0))
 
     def rows(strategy: Any) -> list[ActingRow]:
-        found = []
+        found, files, seen = [], FileQuotes(), 0
         for step in play(trace, lambda messages: strategy(messages, ()), positions):
             if turn := turns.get(step.position):
                 near = anchor[turn.last_start] + tokens[turn.position] - tokens[turn.last_start]
-                found.append(row(turn, step, costs.total(step.context), tokens[turn.position], near))
+                for message in trace.messages[seen : turn.position]:
+                    files.add(message)
+                seen = turn.position
+                total = costs.total(step.context)
+                found.append(row(turn, step, total, tokens[turn.position], near, files.quoted(step.context)))
         return found
 
     return rows
 
 
-def row(turn: ActingTurn, step: PlayedTurn, tokens: int, full: int, near: int) -> ActingRow:
+def row(turn: ActingTurn, step: PlayedTurn, tokens: int, full: int, near: int, files: Tally) -> ActingRow:
     """What a context has of what it could have."""
     heard = told(turn.past, lines_of(step.context))
     changing = [h for h, changes in zip(heard, turn.changes, strict=True) if changes]
@@ -259,6 +266,7 @@ def row(turn: ActingTurn, step: PlayedTurn, tokens: int, full: int, near: int) -
         outputs=characters_kept(turn.from_outputs, context),
         own=characters_kept(turn.from_own, context),
         over_lines=characters_kept([s for s in needed if "\n" in s.strip()], context),
+        files=files,
         silent=turn.silent,
     )
 
@@ -310,6 +318,8 @@ def acting_figures(traces: Sequence[Sequence[ActingRow]]) -> Figures:
         characters_outputs=sum(row.outputs.of for row in rows),
         characters_own=sum(row.own.of for row in rows),
         characters_over_lines=sum(row.over_lines.of for row in rows),
+        stale=sum(row.files.of for row in rows),
+        stale_unmarked=sum(row.files.of - row.files.has for row in rows),
         outcomes=sum(row.silent.of for row in rows),
         silent=ratio_of_sums((row.silent.has, row.silent.of) for row in rows),
         **{name: ratio_of_sums(map(part, traces)) for name, part in PARTS.items()},
@@ -328,6 +338,9 @@ COLUMNS: tuple[Column[Figures], ...] = (
            "the same for copied stretches that go over the end of a line, %"),
     Column("copied", lambda f: f.copied, percent, "outputs and own writing together, %"),
     Column("±", half_interval("copied"), percent, "half of the 95% interval of copied, points"),
+    Column("stale", lambda f: f.stale, whole, "quotes, over all contexts, of files that a later call edited"),
+    Column("unmarked", lambda f: f.stale_unmarked, whole,
+           "those that neither say so nor are up to date, as far as the recorded edits tell"),
     *(c for c in EVIDENCE_COLUMNS if c.title in ("of history", "tokens", "ms", "ms p95", "errors", "broken")),
 )  # fmt: skip
 

@@ -703,6 +703,8 @@ def test_a_record_is_found_by_every_form_in_which_a_context_shows_it(form, name)
         ids[1],
         f"trace_id={ids[1]}",
         f"[masked: 9 characters: trace_id {ids[1]}]",
+        "[… #2, before edit #3]",
+        "[… #2, with edit #1]",
         ids[1][:8] + "…",
     ):
         assert body(ask(state, said)) == "two"

@@ -35,6 +35,7 @@ from memory_bank.selection.thread import (
     PARTS_HEAD,
     Thread,
     ThreadText,
+    ending,
     thread_room,
 )
 from memory_bank.transcript.chat import edited_message
@@ -50,7 +51,7 @@ from memory_bank.transcript.messages import (
     read,
     readable_output,
 )
-from memory_bank.transcript.quoting import Mark, quote_lines
+from memory_bank.transcript.quoting import Mark, one_line, quote_lines
 from memory_bank.transcript.tokens import newest_within
 from memory_bank.transcript.transcript import View, is_same
 from memory_bank.transcript.turns import WHOLE, Edit
@@ -64,22 +65,27 @@ class ShownCall:
     """What is shown of a call: its record's number, the quotes of its output and of its arguments.
 
     ``outcome``: what came back in a few words, shown where no quote has it. ``arguments``: pairs of a long text in
-    the arguments and what is shown of it.
+    the arguments and what is shown of it. ``state``: of a file that is quoted, "before edit #36" or "with edit #36".
+    ``whole``: the quote is the whole output.
     """
 
     number: int
     outcome: str = ""
     quote: str = ""
     arguments: tuple[tuple[str, str], ...] = ()
+    state: str = ""
+    whole: bool = False
 
     @property
     def mark(self) -> str:
         """The mark at the end of a result or an argument that is shown in part."""
-        return f"{Mark.SHORTENED} #{self.number}]"
+        return f"{Mark.SHORTENED} #{self.number}{self.state and ', '}{self.state}]"
 
     @property
     def result(self) -> str:
         """The text in the place of the result: quotes, or the outcome, then the mark."""
+        if self.whole:
+            return self.quote
         end = f"{Mark.OUTCOME}{self.outcome} {self.mark}" if self._adds_outcome() else self.mark
         return f"{self.quote.removesuffix(GAP)}\n{end}".lstrip("\n") if self.quote else end
 
@@ -123,7 +129,8 @@ def shorten_turn(
 
     The other calls are left out with their results. ``note`` is shown of what the agent said in this turn.
     ``tokens``: of the messages between two positions, as they came. A message whose short form has as many tokens is
-    not changed. Messages that carry images of results are left out; reasoning stays.
+    not changed, unless what it shows of a file changed. Messages that carry images of results are left out; reasoning
+    stays.
     """
     calls: dict[int, dict[int, int]] = {}  # by the position of a message, the pair of each of its calls
     answered: dict[int, int] = {}
@@ -162,8 +169,9 @@ def shorten_turn(
         edit = Edit({}, message, tokens(at, at + 1))
         if change:
             new = edited_message(message, change)
-            leaves_out = any(text is None for number, text in change.items() if number != WHOLE)
-            if new is not None and ((cost := count(new)) < edit.tokens or leaves_out):
+            must = any(text is None for number, text in change.items() if number != WHOLE)
+            must |= position in answered and bool(shown[answered[position]].state)
+            if new is not None and ((cost := count(new)) < edit.tokens or must):
                 edit = Edit(change, new, cost)
         edits[at] = edit
     return edits
@@ -203,6 +211,9 @@ NATIVE_BUDGET = 1_500
 """Tokens from which past turns are shown in their native form; the frames of messages cost too much below."""
 EXCERPTS_HEAD = f"{Mark.EXCERPTS} of calls that are no longer in the list of messages:\n"
 RECENT_SHARE = 0.2  # the share of a budget for the newest interactions, which are kept whole
+RULES_SHARE = 0.25  # the share of a budget for rules that the agent read by tools, which are quoted whole
+MOST_RULES = 8  # of those that are named instead, with so many characters of their names:
+RULE_CHARS = 40
 LISTED_TOKENS = 10  # of a call in the list of calls, about, which leaves out those shown in place
 MOST_OF_A_TOOL = 250  # tokens of the call that is shown for a tool which the context does not show otherwise
 NOTHING = Selection()
@@ -245,6 +256,12 @@ class EvidenceMemory:
         arguments = compact(record.raw_input) if record.input_text is None else record.input_text
         call: dict[str, Any] = {"interaction": at, "tool": tool, "arguments": arguments, "output": output}
         parsed = self.index.tables.parsed
+        failed = False
+        try:
+            failed = self.thread.add(number=number, note=note, **call)
+        except Exception as e:
+            log.warning("record %s is listed without its arguments: %s", trace_id, type(e).__name__)
+            self.thread.add(number=number, interaction=at, tool="unknown", arguments="", output="")
         try:
             self.index.tables.set_anchor(anchor)
             if note.strip():
@@ -253,13 +270,9 @@ class EvidenceMemory:
             place = len(parsed)
             self.index.add_call(trace_id=trace_id, **call)
             self.places[trace_id] = place
+            self.index.files.add(number, tool, arguments, output, failed=failed, key=trace_id)
         except Exception as e:
             log.warning("no excerpts of record %s: %s", trace_id, type(e).__name__)
-        try:
-            self.thread.add(number=number, note=note, **call)
-        except Exception as e:
-            log.warning("record %s is listed without its arguments: %s", trace_id, type(e).__name__)
-            self.thread.add(number=number, interaction=at, tool="unknown", arguments="", output="")
 
     def owner(self, place: int) -> str:
         """The trace_id of the record at a place of the index; of a note, that of the call it was said with."""
@@ -272,7 +285,7 @@ class Excerpts:
 
     ``anchor``, ``first_step``: what the context shows anyway: texts, and the steps from this one on. ``text``: the
     memory text. ``in_place``: turns in their places; None: none stands there. ``named``: the numbers of the records
-    whose calls it names.
+    whose calls it names; ``rules``: of those that are quoted whole as rules.
     """
 
     memory: EvidenceMemory
@@ -282,6 +295,7 @@ class Excerpts:
     in_place: Mapping[int, Edit] | None = None
     selection: Selection = NOTHING
     named: frozenset[int] = frozenset()
+    rules: frozenset[int] = frozenset()
 
 
 def choose(
@@ -339,6 +353,8 @@ class _Chooser:
         self.room = max(
             0, budget - sum(e.tokens for e in self.whole) - session.counter.count_message(frame) - 1
         )
+        self._rules_room = min(self.room, int(budget * RULES_SHARE))
+        self._rules: dict[str, str] = {}  # by trace_id, those that are quoted whole
         self._list_room = min(self.room, thread_room(budget, len(memory.numbers)))
         # for changes and for calls that brought back ids
         self._list_more = min(self.room - self._list_room, int(budget * 0.25))
@@ -360,7 +376,32 @@ class _Chooser:
         if in_place is None and self._settings.layout == "native":
             in_place = {}
         at = self._anchor, self._first_step
-        return Excerpts(self._memory, *at, text, in_place, selection, named)
+        rules = frozenset(self._memory.numbers[t] for t in self._rules)
+        return Excerpts(self._memory, *at, text, in_place, selection, named | rules, rules)
+
+    def _take_rules(self) -> tuple[int, str]:
+        """Choose the rules that are quoted whole: their tokens, and the line that names the others."""
+        memory, count, left = self._memory, self._session.counter.count_text, self._rules_room
+        trace_ids = {number: trace_id for trace_id, number in memory.numbers.items()}
+        named: list[str] = []
+        for number, (name, is_newest) in memory.thread.rules(self._first_step).items():
+            trace_id, text = trace_ids[number], ""
+            if trace_id in self._kept:
+                continue
+            if (place := memory.places.get(trace_id)) is not None:
+                text = memory.index.tables.parsed[place].cut.sources[0].strip()
+                header = memory.index.header(place)
+            if text and any(text in other for other in self._rules.values()):
+                continue
+            tokens = self._tokens_alone(trace_id) if trace_id in self._at else count(header) if text else 0
+            tokens += count(text)
+            if text and is_newest and tokens <= left:
+                self._rules[trace_id] = text
+                left -= tokens
+            elif len(named) < MOST_RULES:
+                named.append(f"#{number} {ending(one_line(name), RULE_CHARS)}")
+        line = f"{Mark.RULES}{', '.join(named)}\n" if named else ""
+        return self._rules_room - left + count(line), line
 
     def listed(self, room: int, shown: Collection[int] = (), first: ThreadText = ThreadText()) -> ThreadText:
         """The list of calls, without those that are ``shown`` elsewhere."""
@@ -375,23 +416,29 @@ class _Chooser:
         memory = self._memory
         without = [memory.places[t] for t in self._kept if t in memory.places]
         without += [place for place, t in memory.notes.items() if t in self._kept]
+        without += [memory.places[t] for t in self._rules]
         return memory.index.select(
             anchor=self._anchor, tail_interaction=self._first_step,
             budget=room, prices=prices, listed=listed, without=without,
         )  # fmt: skip
 
     def in_text(self) -> Excerpts:
-        listed = self.listed(self._list_room)
-        selection = self._select(self.room - listed.tokens - 1, listed.text)
-        return self.excerpts(listed.text + selection.text, selection, listed.named)
+        tokens, line = self._take_rules()
+        listed = self.listed(self._list_room, {self._memory.numbers[t] for t in self._rules})
+        selection = self._select(self.room - listed.tokens - tokens - 1, listed.text)
+        text = _second(line, listed.text) + selection.text
+        quoted = "".join(self._rule_excerpt(t) for t in self._rules)
+        text += f"{'' if selection.text or not quoted else EXCERPTS_HEAD}{quoted}"
+        return self.excerpts(text, selection, listed.named)
 
     def in_place(self) -> Excerpts:
         """Shown in their places: turns of which something is chosen. In the list of calls: all others."""
         starts = {e.start for e in self.whole}
         turns = [e for e in self._view.past if not e.fault and e.start not in starts]
         self._at = {t: (e, place) for e in turns for place, t in enumerate(e.trace_ids) if t is not None}
+        tokens, line = self._take_rules()
         first = listed = self.listed(self._list_room)
-        room = self.room - listed.tokens
+        room = self.room - listed.tokens - tokens
         besides = self._newest_of_tools(turns, int(room * 0.2))
         room -= sum(besides.values())
         selection = self._select(room, listed.text, self._prices())
@@ -400,7 +447,7 @@ class _Chooser:
             listed = self.listed(self._list_room, numbers, first)
             head = "" if not in_place or listed.text.startswith("Calls ") else PARTS_HEAD
             head = head.format(in_full(self._session.record_tool))
-            text = head + listed.text + elsewhere
+            text = _second(line, head + listed.text) + elsewhere
             tokens = sum(edit.tokens for edit in in_place.values())
             tokens += listed.tokens if text == listed.text else self._session.counter.count_text(text)
             over = tokens - self.room
@@ -460,21 +507,24 @@ class _Chooser:
         """Messages of turns of which something is chosen, the text of other excerpts, numbers of these turns."""
         memory = self._memory
         shown: dict[str, ShownCall] = {trace_id: self._call(trace_id) for trace_id in besides}
+        for trace_id, text in self._rules.items():
+            if trace_id in self._at:
+                shown[trace_id] = replace(self._call(trace_id), quote=quote_lines(text), whole=True)
         notes: dict[int, str] = {}
-        elsewhere: list[str] = []
+        elsewhere = [self._rule_excerpt(trace_id) for trace_id in self._rules if trace_id not in self._at]
         for record, places in sorted(selection.shown.items()):
             trace_id, parsed = memory.owner(record), memory.index.tables.parsed[record]
-            quote = memory.index.quote(record, places, selection)
+            quote, state = memory.index.quote(record, places, selection)
             if trace_id not in self._at:
-                elsewhere.append(f"{memory.index.header(record)}\n{quote}\n")
+                elsewhere.append(f"{memory.index.header(record)}{state and f' ({state})'}\n{quote}\n")
                 continue
             call = shown.get(trace_id) or self._call(trace_id)
             if parsed.kind == "note":
                 notes[self._at[trace_id][0].start] = quote
             elif parsed.kind == "arguments":
-                call = replace(call, arguments=tuple(quotes_by_text(parsed.cut, places)))
-            else:
-                call = replace(call, quote=quote)
+                call = replace(call, arguments=tuple(quotes_by_text(parsed.cut, places)), state=state)
+            elif not call.whole:
+                call = replace(call, quote=quote, state=state or call.state)
             shown[trace_id] = call
         turns: dict[int, tuple[Interaction, dict[int, ShownCall]]] = {}
         for trace_id, call in shown.items():
@@ -486,12 +536,22 @@ class _Chooser:
         numbers = {call.number for call in shown.values()}
         return in_place, EXCERPTS_HEAD + "".join(elsewhere) if elsewhere else "", numbers
 
+    def _rule_excerpt(self, trace_id: str) -> str:
+        header = self._memory.index.header(self._memory.places[trace_id])
+        return f"{header}\n{quote_lines(self._rules[trace_id])}\n"
+
     def _shorten(self, turn: Interaction, shown: Mapping[int, ShownCall], note: str) -> dict[int, Edit]:
         """``shorten_turn``, once for a turn that shows the same."""
         key = turn.start, frozenset(shown.items()), note
         if key not in self._made:
             self._made[key] = shorten_turn(turn, shown, note, *self._counts)
         return self._made[key]
+
+
+def _second(line: str, text: str) -> str:
+    """A text with another line after its first one."""
+    first, end, rest = text.partition("\n")
+    return f"{first}{end}{line}{rest}" if text else line
 
 
 class Explained(Shown):
@@ -585,6 +645,8 @@ def explained(excerpts: Excerpts, records: int) -> FoldReasons:
         whole = len(places) == len(cut.segments) and not cut.skipped
         reason = f"#{number}: {len(places)} of {len(cut.segments)} pieces, the best {best!r}"
         calls[number] = (Fate.KEPT if whole else Fate.PART), sum(gains), reason
+    for number in excerpts.rules:
+        calls[number] = Fate.KEPT, None, f"#{number}: rules that the agent read, quoted whole"
     listed = frozenset(excerpts.named)
     bare = FoldReasons(records, {}, listed, (), ())
     for number in {*words, *beyond} - calls.keys():

@@ -12,6 +12,7 @@ import numpy as np
 
 from memory_bank.selection import model as scoring
 from memory_bank.selection.cutting import GAP, WIDTH
+from memory_bank.selection.files import Files
 from memory_bank.selection.tables import OWN, Array, EvidenceTables
 from memory_bank.selection.thread import ARGUMENT_CHARS, call_line, shown_arguments
 from memory_bank.selection.values import ParsedRecord, fold, parse_record, stands_in
@@ -87,6 +88,7 @@ class EvidenceIndex:
         self.model = model if model is not None else scoring.load_model()
         self.count = count_tokens
         self.tables = EvidenceTables()
+        self.files = Files()
         self._scores = scoring.LinearScores(self.model.weights)
         # By record: how many calls there are up to it, the values that its call uses, those that the call shows in
         # its place, the tokens of its blocks' headings.
@@ -246,7 +248,8 @@ class EvidenceIndex:
         # the tokens of a text may be more than those of its parts: the last ones are left out then
         while prices is None:
             shown = selection.shown.items()
-            excerpts = [f"{headers[r][0]}\n{self.quote(r, places, selection)}\n" for r, places in shown]
+            quotes = [(headers[r][0], *self.quote(r, places, selection)) for r, places in shown]
+            excerpts = [f"{line}{state and f' ({state})'}\n{quote}\n" for line, quote, state in quotes]
             text = "".join([head, *excerpts]) if excerpts else ""
             tokens = self.count(text) if text else 0
             if tokens <= budget:
@@ -397,13 +400,22 @@ class EvidenceIndex:
             shown[record] = (*shown.get(record, ()), place)
         return replace(selection, shown=shown, gains=gains)
 
-    def quote(self, record: int, places: Sequence[int], selection: Selection) -> str:
-        """Return the quote of some places of a record, as a selection shows them."""
-        first = self.tables.first_segment[record]
+    def quote(self, record: int, places: Sequence[int], selection: Selection) -> tuple[str, str]:
+        """Return the quote of some places of a record, as a selection shows them, and of a file's text its state.
+
+        A file's text is quoted as it is now, "with edit #36"; where an edit cannot be applied, as it was "before" it.
+        """
+        first, item = self.tables.first_segment[record], self.tables.parsed[record]
         short = {place for place in places if first + place in selection.short}
-        quote = self.tables.parsed[record].cut.quote(places, short)
+        quote, state = item.cut.quote(places, short), ""
+        copy = self.files.of_call(item.trace_id)
+        if copy is not None and (item.kind == "output") != copy.written and (changes := copy.changes):
+            state = f"before edit #{changes[0]}"
+            if item.kind == "output" and not copy.missing and (now := copy.quoted(item.cut, places)):
+                was, quote = quote, now[0].quote(now[1])
+                state = "" if quote == was else f"with edit #{changes[-1]}"
         rest = selection.rest.get(record)
-        return f"{quote.removesuffix(GAP).rstrip()}\n{_rest_line(rest)}\n{GAP}" if rest else quote
+        return f"{quote.removesuffix(GAP).rstrip()}\n{_rest_line(rest)}\n{GAP}" if rest else quote, state
 
     def eligible(self, tail: int) -> Array:
         """Return the values that older outputs or notes showed and neither anchor nor tail shows."""
