@@ -52,6 +52,7 @@ log = logging.getLogger("memory_bank.Service")
 
 T = TypeVar("T")
 _s = sessions.c
+_LOADING = 30.0  # seconds that the start waits for a vocabulary
 _PROMPTS = 4  # first messages in which a client may name its folder
 _MOST_TOOLS = 2_000  # tokens of memory's tools; more are those of hidden turns
 _KNOWN = sa.select(_s.session_id).where(
@@ -169,7 +170,7 @@ class Sessions:
         What cannot be loaded is left to the requests, which say so.
         """
         bank = policy_of(self.config.strategy(self.strategy), self.llm_client).bank
-        open_counter(ENCODING if bank is None else bank.token_encoding)
+        open_counter(ENCODING if bank is None else bank.token_encoding, _LOADING)
         with suppress(EmbeddingError, ConfigError):
             if bank is not None:
                 load_embedder(bank.embedding_model)
