@@ -9,7 +9,7 @@ import re
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 
-from memory_bank.transcript.framing import FRAME_MEMBERS, frame_of, without_numbers
+from memory_bank.transcript.framing import FRAME_MEMBERS, frame_of, framed_text, without_numbers
 from memory_bank.transcript.quoting import Mark, quote_lines
 from memory_bank.transcript.structure import LONGEST_KEY, Node, escaped_span, find_structure, unescape
 
@@ -119,6 +119,13 @@ class CutText:
             out.append(GAP)
         return "\n".join(out)
 
+    def named_lines(self) -> int:
+        """The number of lines of a text whose lines have numbers, by gap marks or its own from 1 on; 0 for others."""
+        text = framed_text(self.sources[0])
+        of_text = {n for n, source in enumerate(self.sources) if source == text}
+        is_named = any(s.source in of_text and s.label.startswith("line ") for s in self.segments)
+        return text.count("\n") + 1 if is_named or _FROM_ONE.match(text) else 0
+
     def gap_before(self, place: int, last: Segment | None = None) -> str:
         """Return the line that stands before a segment that does not follow `last`; "" before the first one."""
         segment = self.segments[place]
@@ -139,6 +146,7 @@ _UNIT = re.compile(
     r"\s*(?:def|class|async def|function|export|public|private|func|fn|impl|@@|diff --git)\b|@@|\s*@\w"
 )
 _RULE = re.compile(r"(?=[\s|+:=\-]*+\Z)[\s:]*+[|+\-=]")
+_FROM_ONE = re.compile(r"\s*1[\t|→]")
 _NUMBERED = re.compile(r"\s*\d{1,7}[\t|:→-]|[^\s:]{1,200}:\d{1,7}[:\-]")
 _ESCAPED_BREAK = re.compile(r"(?<!\\)\\+n")
 _WORD = re.compile(r"\w")
