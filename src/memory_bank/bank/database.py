@@ -24,6 +24,7 @@ from memory_bank.bank.group_commit import GroupWriter
 from memory_bank.bank.rows import is_session_id
 from memory_bank.bank.schema import (
     MIGRATIONS,
+    SESSION,
     SET_SESSION,
     VERSION,
     bank,
@@ -57,7 +58,8 @@ _s = sessions.c
 GENERATION = sa.select(_s.generation).where(of_session(sessions))
 _COUNT = count_of(records).where(of_session(records))
 _INSIGHTS = count_of(insights).where(of_session(insights))
-_WAITING = count_of(insights).where(waits, of_session(insights))
+# few wait: they are found by their own index, not among all insights of the session
+_WAITING = count_of(insights).where(waits, sa.func.coalesce(insights.c.session_id, "") == SESSION)
 _FOLD, _FOLDED = (
     sa.select(sa.func.max(c)).where(of_session(folds)) for c in (folds.c.number, folds.c.created)
 )
@@ -139,7 +141,8 @@ class Database:
         self.url = database_url(where)
         self.write_lock = threading.RLock()
         self.failed: Callable[[], None] | None = None  # called at every operation that fails
-        self.searches: LRUCache[Hashable, object] = LRUCache(16)  # indices over namespaces
+        self.searches: LRUCache[Hashable, object] = LRUCache(16)  # vectors of namespaces
+        self.loose_words = 0  # stored since it was last looked whether they make a block
         self.is_lost = False
         self._failed_write: tuple[float, str] | None = None  # when, and the error, if the latest one failed
         self._engine = self.open_engine(must_exist)
@@ -242,6 +245,9 @@ class Database:
                         step.create(connection)
                         created.add(step)
                         continue
+                    if not isinstance(step, (str, sa.Column)):
+                        step(connection)
+                        continue
                     if not isinstance(step, str):
                         if step.table in created:  # with all its columns
                             continue
@@ -249,6 +255,8 @@ class Database:
                         step = f"ALTER TABLE {step.table} ADD COLUMN {added}"
                     connection.exec_driver_sql(step)
                 connection.execute(sa.update(schema_version).values(version_num=VERSION))
+        if version is not None:
+            self.shrink()
 
     def _version(self, connection: Connection) -> str | None:
         tables = self.tables(connection)

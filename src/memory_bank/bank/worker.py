@@ -35,6 +35,7 @@ from memory_bank.bank.schema import (
     waits,
 )
 from memory_bank.bank.stores import FactStore, InsightStore
+from memory_bank.bank.words import settle
 from memory_bank.config import MemoryBankSettings
 from memory_bank.errors import EmbeddingError, MemoryBankError, StorageError
 from memory_bank.faults import fault_point
@@ -449,12 +450,14 @@ class InsightWriter:
                 insert(c)
 
             self.facts.database.submit(both, self.facts.session_id)
+            fault_point("facts.stored")
+            settle(self.facts.database, self.facts.session_id, len(embedded))
         else:
             self.facts.database.submit(insert, self.facts.session_id)
+            fault_point("facts.stored")
             by_id = {d.trace_id: d for d in made}
             if mode != "off" and store is not None:
                 self.missing.update((r.trace_id, by_id.get(r.trace_id)) for r in observed)
-        fault_point("facts.stored")
         if self._bare is not None:
             self._bare += len(records) - len(observed)
 
