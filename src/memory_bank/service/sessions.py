@@ -29,10 +29,12 @@ from memory_bank.bank.steps import CONTROL, StepFigures
 from memory_bank.bank.stores import FactStore
 from memory_bank.config import Config, MemoryBankSettings, NoStrategySettings, StoredSettings
 from memory_bank.context.build import build_context
+from memory_bank.context.evidence import evidence_model
 from memory_bank.context.gate import leave
 from memory_bank.context.policies import policy_of
 from memory_bank.context.policies.evidence import choose_standing
 from memory_bank.errors import ConfigError, EmbeddingError, NotFoundError, StorageError
+from memory_bank.models.embedding import load_embedder
 from memory_bank.plan import NO_PLAN, Context, Form, Plan
 from memory_bank.ports import LLMClient, Scope, TokenCounter
 from memory_bank.pricing import Charge, Ledger, SentContext, Usage
@@ -43,13 +45,14 @@ from memory_bank.service.security.access import public_name, stored_id, writable
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.harness import project_of
 from memory_bank.transcript.messages import check_messages, content_text, read, same_objects
-from memory_bank.transcript.tokens import open_counter
+from memory_bank.transcript.tokens import ENCODING, open_counter
 from memory_bank.transcript.turns import ADDED
 
 log = logging.getLogger("memory_bank.Service")
 
 T = TypeVar("T")
 _s = sessions.c
+_LOADING = 30.0  # seconds that the start waits for a vocabulary
 _PROMPTS = 4  # first messages in which a client may name its folder
 _MOST_TOOLS = 2_000  # tokens of memory's tools; more are those of hidden turns
 _KNOWN = sa.select(_s.session_id).where(
@@ -160,6 +163,18 @@ class Sessions:
         self._previews: LRUCache[tuple[str, str], _Preview] = LRUCache(4)
         self._lock = threading.Lock()
         self._delay = ""  # why summaries wait for the next step, as it was logged
+
+    def load(self) -> None:
+        """Load what the first step needs: the vocabulary, the strategy's embedder and its evidence model.
+
+        What cannot be loaded is left to the requests, which say so.
+        """
+        bank = policy_of(self.config.strategy(self.strategy), self.llm_client).bank
+        open_counter(ENCODING if bank is None else bank.token_encoding, _LOADING)
+        with suppress(EmbeddingError, ConfigError):
+            if bank is not None:
+                load_embedder(bank.embedding_model)
+                evidence_model(bank.evidence_model)
 
     def rebuild(
         self,
