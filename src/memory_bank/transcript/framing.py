@@ -284,9 +284,12 @@ def framed_member(value: Any) -> Any:
 
 
 def framed_text(text: str) -> str:
-    """The text in an output that is else a frame, such as a part of MCP; the output itself where it is no frame."""
+    """The text in an output that is else a frame, such as a part of MCP, also one cut off; else the output."""
     value = parse_output(text) if text.lstrip()[:1] in ("{", "[") else None
-    inner = framed_member(value) if isinstance(value, (dict, list)) and not is_raw(value) else None
+    if is_raw(value) and (span := escaped_span(text, 0, len(text))):
+        _, cut, after = text[span[1] :].partition("\n")
+        return f"{unescape(text[slice(*span)])}{cut}{after}"
+    inner = framed_member(value) if isinstance(value, (dict, list)) else None
     return inner if isinstance(inner, str) and inner.strip() else text
 
 
