@@ -37,7 +37,7 @@ from memory_bank.errors import ConfigError, EmbeddingError, NotFoundError, Stora
 from memory_bank.models.embedding import load_embedder
 from memory_bank.plan import NO_PLAN, Context, Form, Plan
 from memory_bank.ports import LLMClient, Scope, TokenCounter
-from memory_bank.pricing import Charge, Ledger, SentContext, Usage
+from memory_bank.pricing import Charge, SentContext, Usage
 from memory_bank.processor import MemoryProcessor, NotSentError, change_since
 from memory_bank.service.proxy.api import RequestHistory
 from memory_bank.service.proxy.body import Memo
@@ -228,8 +228,7 @@ class Sessions:
                 self._register(session_id, kept, agent)
             with kept.lock:  # the plan must be this step's
                 earlier = self._processor.state(key, session_id)
-                ledger = Ledger() if earlier is None else earlier.ledger
-                charged, *before = ledger.last, ledger.sent, ledger.came
+                charged = None if earlier is None else earlier.ledger.last
                 count = partial(count_once, (earlier.counter if earlier else open_counter()).count_text)
                 form = None if history is None else history.form
                 leaving, tokens, shown, _ = self._processor.rebuild(
@@ -257,8 +256,9 @@ class Sessions:
                         self.database.set_origin(session_id, project=project, client=sender)
                     kept.generation = state.generation
                 if not sends():  # also messages that went through, which were not asked for
-                    if state is not None and (last := state.ledger.last) is not charged:  # given up since
-                        state.charge(Charge(-last.paid, -last.full), *before)
+                    last = None if state is None else state.ledger.last
+                    if state is not None and last and last is not charged and last.full:  # given up since
+                        state.charge(Charge(-last.paid, -last.full), *state.ledger.before)
                     raise NotSentError
                 context = _with_own_text(shown, seen, messages)
                 unchanged = same_objects(context, messages)
