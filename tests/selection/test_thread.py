@@ -149,15 +149,6 @@ def test_files_of_one_name_are_told_with_the_folders_that_differ():
     )
 
 
-def test_the_state_is_said_of_every_change_also_where_it_stands_in_a_list_of_one():
-    calls = [
-        ("submit_quiz", {"quiz": n}, json.dumps({"submissions": [{"id": 900 + n, "state": "complete"}]}))
-        for n in (1, 2)
-    ]
-    made = thread(*calls)
-    assert [made.outcome_of(n) for n in (1, 2)] == ["state=complete, id=901", "state=complete, id=902"]
-
-
 def test_a_numbered_plan_and_what_is_left_are_told_where_no_plan_has_states():
     said = "The remaining steps are:\n\n1. Read the ledger\n2. Pay both\n\nI begin."
     text = thread(*LOOKS, notes={2: said}).tell(99, 600).text

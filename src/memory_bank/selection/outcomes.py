@@ -96,10 +96,10 @@ def clip(text: str, chars: int) -> str:
 def outcome(
     output: str, known: Collection[str] = (), *, failed: bool | None = None, ends: bool = False
 ) -> tuple[str, list[str]]:
-    """What came back in a few words ("" for nothing, ``error: …``), and the values in it that need no second place.
+    """What came back in a few words ("" for nothing, ``error: …``), and the values in it, without ``known`` ones.
 
-    ``known``: values that are left out. ``failed``: whether the call failed; None: as the output alone reports.
-    ``ends``: where no line sums it up, the last one tells.
+    ``failed``: whether the call failed; None: as the output alone reports. ``ends``: where no line sums it up, the
+    last one tells.
     """
     content = content_of(output)
     text, value = content.text.strip(), content.value
@@ -118,7 +118,6 @@ def outcome(
         return f'"{shown}"' if shown.startswith("error: ") else shown, values
     if isinstance(value, list):
         return _listed(value, known), []
-    single = [k for k, v in value.items() if isinstance(v, list) and len(v) == 1]
     own: list[str] = []
     pairs, others = [], []
     for leaf in islice(leaves(value, opened=inner_json, breadth_first=True), _OUTCOME_LEAVES):
@@ -128,13 +127,12 @@ def outcome(
         if leaf.depth == 1:
             own.append(pair[1])
         # of the items of a list ids alone are shown: the count of the first one would be taken for the list's
-        if is_id(*pair) or not _in_list(leaf, single):
+        if is_id(*pair) or not _in_list(leaf):
             pairs.append(pair)
             others += [pair] if leaf.value not in (True, False, "") else []
     shown, values = _telling(pairs, known, own)
     if shown:
-        states = {text for key, text in pairs if ends and _STATE.search(key)}  # that is said of every change
-        return shown, [text for text in values if text not in states]
+        return shown, values
     if isinstance(value, dict) and (counts := [(k, v) for k, v in value.items() if isinstance(v, list)]):
         return ", ".join(f"{clip(one_line(k), 24)}: {_items(v)}" for k, v in counts[:3]), []
     shown, values = _parts([(1, k, v) for k, v in others if v not in known])
@@ -234,12 +232,11 @@ def _labelled(text: str) -> list[tuple[str, str]]:
     return [(key.rpartition(".")[2], value) for key, value in once or found]
 
 
-def _in_list(leaf: Leaf, single: Collection[str]) -> bool:
-    """Whether a leaf is of a list, other than one that is alone and has one item (``single``: their names)."""
+def _in_list(leaf: Leaf) -> bool:
     trail = leaf.trail
     while trail is not None:
         trail, step = trail
-        if isinstance(step, int) and not (trail is not None and trail[0] is None and trail[1] in single):
+        if isinstance(step, int):
             return True
     return False
 
