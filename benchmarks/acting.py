@@ -7,10 +7,12 @@
 
 Two shares, no model needed: the past calls that a context still tells of (all; those that change something), and the
 text that the next call copies from the older history and that stands verbatim in the context (from outputs; from what
-the agent wrote itself; over the ends of lines). They are taken at every turn that has an interaction before the last
-one; the reference meter defines them (``evbench.acting``). Data sets, strategies and options are those of
-``benchmarks/evidence.py``. ``--html`` plots every share over the price, ``--svg`` the copied text of the first set.
-Intervals come from 500 resamples of the traces with seed 0.
+the agent wrote itself; over the ends of lines). Besides, how many quotes are of files that a later call edited, and
+how many of these neither say so nor are up to date. They are taken at every turn that has an interaction before the
+last one; the reference meter defines them (``evbench.acting``). The heading of a set says too how many outcomes of
+its calls, as the list of calls tells them, say nothing: ``ok``, or a number of lines or items. Data sets, strategies
+and options are those of ``benchmarks/evidence.py``. ``--html`` plots every share over the price, ``--svg`` the copied
+text of the first set. Intervals come from 500 resamples of the traces with seed 0.
 """
 
 from __future__ import annotations
@@ -27,13 +29,15 @@ from measuring.copies import Tally, TextIndex, as_copied, characters_kept, copie
 from measuring.measure import COLUMNS as EVIDENCE_COLUMNS
 from measuring.measure import Figures, half_interval, intervals_of, measure_by, ratio_of_sums, sum_up
 from measuring.pages import PlottedShare
-from measuring.tables import Column
+from measuring.stale import FileQuotes
+from measuring.tables import Column, whole
 from memory_bank.audit.costs import Costs
 from memory_bank.audit.figures import percent
 from memory_bank.audit.replay import PlayedTurn, play
 from memory_bank.audit.text import normalise, parsed_arguments, scalars
 from memory_bank.audit.traces import Trace, content_texts, is_turn
-from memory_bank.transcript import MessageKind, calls_of, kind_of, read
+from memory_bank.selection.thread import Thread
+from memory_bank.transcript import Interaction, MessageKind, calls_of, kind_of, parse_messages, read
 from meters import Meter, run
 
 # A verb in a tool's name that changes something.
@@ -55,6 +59,7 @@ CHANGING_CODE = re.compile(
     r"|\.(?:write|write_text|save|to_csv|commit|insert_many)\(",
     re.I,
 )
+SAYS_NOTHING = re.compile(r"ok|[\d,]+ (?:lines|items?)")
 
 
 @dataclass(frozen=True)
@@ -126,13 +131,27 @@ def told(wanted: Sequence[tuple[str, tuple[str, ...]]], lines: Sequence[str]) ->
     return [any(all(v in line for v in values) for line in by_name[name]) for name, values in wanted]
 
 
+def outcomes_of(messages: Sequence[Any]) -> list[tuple[int, str]]:
+    """The outcome of each answered call, as the list of calls tells it, with the position of its turn."""
+    thread, found = Thread(len), list[tuple[int, str]]()
+    for turn, interaction in enumerate(parse_messages(messages)):
+        for pair in interaction.pairs if isinstance(interaction, Interaction) else ():
+            if pair.call is not None and pair.result is not None:
+                number, call = len(found) + 1, (pair.tool_name, pair.call.text, pair.result.text)
+                tool, arguments, output = call
+                thread.add(number=number, interaction=turn, tool=tool, arguments=arguments, output=output)
+                found.append((interaction.start, thread.outcome_of(number)))
+    return found
+
+
 @dataclass(frozen=True)
 class ActingTurn:
     """What a context could tell at one turn, and the stretches that the turn's calls copy from older history.
 
     ``past`` says of the calls older than the last interaction what tells of them, ``changes`` whether they changed
     something; ``from_outputs`` and ``from_own`` are stretches of past outputs and of the agent's own words and
-    arguments. ``last_start`` is where the last interaction begins.
+    arguments. ``last_start`` is where the last interaction begins. ``silent``: the outcomes that say nothing, of the
+    calls that became older than the last interaction since the turn before.
     """
 
     position: int
@@ -141,6 +160,7 @@ class ActingTurn:
     changes: list[bool]
     from_outputs: tuple[str, ...]
     from_own: tuple[str, ...]
+    silent: Tally
 
 
 def acting_turns(trace: Trace) -> list[ActingTurn]:
@@ -150,6 +170,7 @@ def acting_turns(trace: Trace) -> list[ActingTurn]:
     calls: list[PastCall] = []
     starts: list[int] = []  # of interactions that have a result
     indexed = 0  # messages that are in the indexes
+    outcomes = outcomes_of(trace.messages)
     turns = []
     for position, message in enumerate(trace.messages):
         if kinds[position] is MessageKind.RESULT and position and kinds[position - 1] is MessageKind.CALL:
@@ -164,6 +185,7 @@ def acting_turns(trace: Trace) -> list[ActingTurn]:
             elif is_turn(older):
                 own.add_message(older)
                 calls += past_calls(older)
+        came = [told for at, told in outcomes if indexed <= at < starts[-1]]
         indexed = starts[-1]
         recent = TextIndex()
         for latest in trace.messages[indexed:position]:
@@ -171,7 +193,10 @@ def acting_turns(trace: Trace) -> list[ActingTurn]:
         from_outputs = copied_stretches(message, outputs, asked, recent)
         from_own = [s for s in copied_stretches(message, own, asked, recent) if s not in from_outputs]
         past, changes = words_to_tell(calls), [call.changes for call in calls]
-        turns.append(ActingTurn(position, indexed, past, changes, tuple(from_outputs), tuple(from_own)))
+        silent = Tally(sum(SAYS_NOTHING.fullmatch(told) is not None for told in came), len(came))
+        turns.append(
+            ActingTurn(position, indexed, past, changes, tuple(from_outputs), tuple(from_own), silent)
+        )
     return turns
 
 
@@ -193,6 +218,8 @@ class ActingRow:
     outputs: Tally
     own: Tally
     over_lines: Tally
+    files: Tally
+    silent: Tally
 
 
 def prepare(trace: Trace, costs: Costs) -> Callable[[Any], list[ActingRow]]:
@@ -205,17 +232,21 @@ def prepare(trace: Trace, costs: Costs) -> Callable[[Any], list[ActingRow]]:
     anchor = list(accumulate((n * a for n, a in zip(counts, asked, strict=True)), initial=0))
 
     def rows(strategy: Any) -> list[ActingRow]:
-        found = []
+        found, files, seen = [], FileQuotes(), 0
         for step in play(trace, lambda messages: strategy(messages, ()), positions):
             if turn := turns.get(step.position):
                 near = anchor[turn.last_start] + tokens[turn.position] - tokens[turn.last_start]
-                found.append(row(turn, step, costs.total(step.context), tokens[turn.position], near))
+                for message in trace.messages[seen : turn.position]:
+                    files.add(message)
+                seen = turn.position
+                total = costs.total(step.context)
+                found.append(row(turn, step, total, tokens[turn.position], near, files.quoted(step.context)))
         return found
 
     return rows
 
 
-def row(turn: ActingTurn, step: PlayedTurn, tokens: int, full: int, near: int) -> ActingRow:
+def row(turn: ActingTurn, step: PlayedTurn, tokens: int, full: int, near: int, files: Tally) -> ActingRow:
     """What a context has of what it could have."""
     heard = told(turn.past, lines_of(step.context))
     changing = [h for h, changes in zip(heard, turn.changes, strict=True) if changes]
@@ -235,6 +266,8 @@ def row(turn: ActingTurn, step: PlayedTurn, tokens: int, full: int, near: int) -
         outputs=characters_kept(turn.from_outputs, context),
         own=characters_kept(turn.from_own, context),
         over_lines=characters_kept([s for s in needed if "\n" in s.strip()], context),
+        files=files,
+        silent=turn.silent,
     )
 
 
@@ -285,6 +318,10 @@ def acting_figures(traces: Sequence[Sequence[ActingRow]]) -> Figures:
         characters_outputs=sum(row.outputs.of for row in rows),
         characters_own=sum(row.own.of for row in rows),
         characters_over_lines=sum(row.over_lines.of for row in rows),
+        stale=sum(row.files.of for row in rows),
+        stale_unmarked=sum(row.files.of - row.files.has for row in rows),
+        outcomes=sum(row.silent.of for row in rows),
+        silent=ratio_of_sums((row.silent.has, row.silent.of) for row in rows),
         **{name: ratio_of_sums(map(part, traces)) for name, part in PARTS.items()},
     )
     return Figures(values, intervals_of(traces, PARTS))
@@ -301,6 +338,9 @@ COLUMNS: tuple[Column[Figures], ...] = (
            "the same for copied stretches that go over the end of a line, %"),
     Column("copied", lambda f: f.copied, percent, "outputs and own writing together, %"),
     Column("±", half_interval("copied"), percent, "half of the 95% interval of copied, points"),
+    Column("stale", lambda f: f.stale, whole, "quotes, over all contexts, of files that a later call edited"),
+    Column("unmarked", lambda f: f.stale_unmarked, whole,
+           "those that neither say so nor are up to date, as far as the recorded edits tell"),
     *(c for c in EVIDENCE_COLUMNS if c.title in ("of history", "tokens", "ms", "ms p95", "errors", "broken")),
 )  # fmt: skip
 
@@ -325,7 +365,7 @@ METER = Meter(
     ),
     counts=lambda f: (
         f"{f.traces} traces, {f.steps:,} steps, copied characters: {f.characters_outputs:,} of outputs, "
-        f"{f.characters_own:,} of own writing"
+        f"{f.characters_own:,} of own writing, outcomes that say nothing: {percent(f.silent)}% of {f.outcomes:,}"
     ),
     reference="evbench.acting",
     compared={

@@ -66,11 +66,12 @@ class Service:
     """
 
     def __init__(
-        self, database: str | Path, upstream: str, *options: str, stderr: Any = subprocess.DEVNULL, **settings: object
+        self, database: str | Path, upstream: str, *options: str, stderr: Any = subprocess.DEVNULL,
+        python: str = sys.executable, **settings: object,
     ) -> None:  # fmt: skip
         self.port = 0
         self.process: subprocess.Popen[bytes]
-        self._command = [sys.executable, "-m", "memory_bank", "serve", "--upstream", upstream]
+        self._command = [python, "-m", "memory_bank", "serve", "--upstream", upstream]
         self._command += ["--upstream-anthropic", upstream, "--db", str(database), *options]
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("OPENAI_", "MEMORY_BANK_"))}
         self._environment = kept | {f"MEMORY_BANK_SERVICE__{k.upper()}": str(v) for k, v in settings.items()}

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
 import subprocess
 import sys
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +38,14 @@ class Server:
 
     def url(self, database: str, user: str = "postgres", password: str = "") -> str:
         """A URL by the server's socket."""
-        socket = self._server.get_postmaster_info().socket_dir
-        return f"postgresql://{user}{':' + password if password else ''}@/{database}?host={socket}"
+        return (
+            f"postgresql://{user}{':' + password if password else ''}@/{database}?host={self.socket_folder}"
+        )
+
+    @property
+    def socket_folder(self) -> str:
+        """Where the server's socket is."""
+        return str(self._server.get_postmaster_info().socket_dir)
 
     def sql(self, statement: str, database: str = "postgres") -> list[tuple[Any, ...]]:
         """Run a statement as the superuser, outside of any transaction."""
@@ -85,6 +95,55 @@ class Server:
         """Stop the server and delete its folder."""
         self.crash()
         self._server.cleanup()  # forgets it
+
+
+class Relay:
+    """A TCP address of a server: it can fall silent, and, as PgBouncer does, call each server process by another number."""
+
+    def __init__(self, server: Server, pools: bool = False) -> None:
+        self._path = next(Path(server.socket_folder).glob(".s.PGSQL.*[0-9]"))
+        self._pools = pools
+        self._speaks = threading.Event()
+        self._speaks.set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def url(self, database: str) -> str:
+        """The URL of a database by this address."""
+        return f"postgresql://postgres@127.0.0.1:{self._listener.getsockname()[1]}/{database}"
+
+    @contextmanager
+    def silence(self) -> Iterator[None]:
+        """Nothing comes through, and no connection ends."""
+        self._speaks.clear()
+        try:
+            yield
+        finally:
+            self._speaks.set()
+
+    def close(self) -> None:
+        """Take no further connections."""
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client = self._listener.accept()[0]
+                server = socket.socket(socket.AF_UNIX)
+                server.connect(str(self._path))
+                for ways in ((client, server, False), (server, client, self._pools)):
+                    threading.Thread(target=self._pass_on, args=ways, daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, to: socket.socket, pools: bool) -> None:
+        with suppress(OSError):
+            while data := source.recv(65_536):
+                self._speaks.wait()
+                at = data.find(b"K\0\0\0\x0c") if pools else -1  # BackendKeyData: its length, process, key
+                if at >= 0:
+                    data, pools = data[: at + 5] + b"\0\xff\xff\xff" + data[at + 9 :], False
+                to.sendall(data)
+            self._speaks.wait()
+            to.shutdown(socket.SHUT_WR)
 
 
 def why_not() -> str | None:

@@ -67,7 +67,7 @@ class Memory(Closing):
         >>> context = memory.context(messages, tools=memory.tools)
         >>> memory.plan.unchanged, memory.search("late order")[0].outline.number
         (True, 1)
-        >>> memory.call("get_record", {"trace_id": "#1", "path": "due"}).splitlines()[-2]
+        >>> memory.call("get_record", {"record": "#1", "path": "due"}).splitlines()[-2]
         '2026-03-01'
         >>> memory.record("#1").output_text
         '{"order": "ORD-1", "due": "2026-03-01", "note": "late"}'

@@ -4,13 +4,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 from tests.bank.test_database import STORE, refused
 from tests.contracts.insights import NumbersEmbedder
 from tests.contracts.stores import a_record, together
-from tests.postgres import python
+from tests.postgres import Relay, python
+from tests.service.processes import until
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.listing import list_sessions
@@ -261,3 +263,105 @@ def test_who_holds_a_session_for_long_is_not_waited_for_without_end(database):
         FactStore(database, "other").store(a_record(2))  # so do other sessions
     store.store(a_record(2))
     assert store.size() == 2
+
+
+# a network that is silent, a pooler before the server
+
+
+@pytest.fixture
+def relay(postgres):
+    relay = Relay(postgres)
+    yield relay
+    relay.close()
+
+
+def test_a_silent_server_is_given_up_and_known_until_it_answers(postgres, relay):
+    database = Database(relay.url(postgres.emptied()))
+    store = FactStore(database)
+    store.store(a_record(1))
+    with relay.silence():
+        for operation in (lambda: store.get("trace-00001"), lambda: store.store(a_record(2))):
+            with pytest.raises(StorageError, match=r"does not answer.*same call"):
+                operation()
+        with pytest.raises(StorageError, match="does not answer"), database.snapshot():
+            pass  # known by now: no statement is sent
+        assert database._line.is_silent
+    until(lambda: not database._line.is_silent)
+    store.store(a_record(2))
+    assert store.size() == 2
+    database.close()
+
+
+def test_a_server_that_is_only_slow_is_waited_for(postgres, relay):
+    database = Database(relay.url(postgres.emptied()))
+    with database.read() as c:
+        assert c.exec_driver_sql("SELECT 'done' FROM pg_sleep(3)").scalar() == "done"
+    database.close()
+
+
+def test_all_who_wait_are_told_of_silence(postgres, relay):
+    """Also one that runs a long statement, and those who wait for a shared transaction."""
+    database = Database(relay.url(postgres.emptied()))
+    stores = [FactStore(database, f"s{n}") for n in range(6)]
+    for store in stores:
+        store.store(a_record(1))
+    told = []
+
+    def tell(operation):
+        try:
+            operation()
+        except StorageError as e:
+            told.append(str(e))
+
+    def sleep():
+        with database.read() as c:
+            c.exec_driver_sql("SELECT pg_sleep(60)")
+
+    operations = [sleep, *(lambda s=s: s.store(a_record(2)) for s in stores)]
+    with relay.silence():
+        threads = [threading.Thread(target=tell, args=(o,)) for o in operations]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join(30)
+    assert len(told) == 7
+    until(lambda: not database._line.is_silent)
+    for store in stores:
+        store.store(a_record(2))
+        assert store.size() == 2
+    database.close()
+
+
+def test_nothing_is_kept_in_the_session_of_a_pooled_server(postgres):
+    """PgBouncer gives each transaction another process of the server."""
+    relay = Relay(postgres, pools=True)
+    database = Database(relay.url(postgres.emptied()))
+    store = FactStore(database)
+    for n in range(12):  # more often than psycopg prepares
+        store.store(a_record(n))
+        assert store.get(f"trace-{n:05}") == a_record(n)
+    with database.read() as c:
+        assert c.exec_driver_sql("SELECT count(*) FROM pg_prepared_statements").scalar() == 0
+        assert c.exec_driver_sql("SHOW lock_timeout").scalar() == "0"
+    with database.write() as c:
+        assert c.exec_driver_sql("SHOW lock_timeout").scalar() == "5s"
+    database.close()
+    relay.close()
+
+
+def test_the_options_of_the_url(postgres_url):
+    database = Database(
+        f"{postgres_url}&pool_size=1&prepare_threshold=none&application_name=one&options=-cstatement_timeout%3D300"
+    )
+    store = FactStore(database)
+    for n in range(12):
+        store.store(a_record(n))
+    with database.read() as c:
+        assert c.exec_driver_sql("SELECT count(*) FROM pg_prepared_statements").scalar() == 0
+        own = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'one'"
+        assert c.exec_driver_sql(own).scalar() == 1
+    with pytest.raises(StorageError, match="statement timeout"), database.read() as c:
+        c.exec_driver_sql("SELECT pg_sleep(30)")
+    database.close()
+    for wrong in ("pool_size=0", "pool_size=many", "prepare_threshold=-1"):
+        assert wrong.partition("=")[0] in refused(f"{postgres_url}&{wrong}")

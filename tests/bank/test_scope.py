@@ -83,7 +83,7 @@ def test_nothing_leaks_under_session(bank, agents):
     for trace_id in other.fact_store.steps():
         for wanted in (trace_id, trace_id[:8], trace_id.upper()):
             answer = handle_tool_call(own, "get_record", {"trace_id": wanted})
-            assert "No record of this session" in answer
+            assert "There is no record with the trace_id" in answer
             assert "RIVAL" not in answer
         assert own.fact_store.get(trace_id) is own.insight_store.get_insight(trace_id) is None
     other.reset()
@@ -129,7 +129,9 @@ def test_a_wider_step_leaves_nothing_behind(bank):
         assert "RIVAL" not in answer.replace(query, "")
         assert "[3 of 3 records." in answer
     for trace_id in other.fact_store.steps():
-        assert "No record of this session" in handle_tool_call(own, "get_record", {"trace_id": trace_id})
+        assert "There is no record with the trace_id" in handle_tool_call(
+            own, "get_record", {"trace_id": trace_id}
+        )
 
 
 # --- what "agent" and "all" add
@@ -215,7 +217,7 @@ def test_what_another_session_was_reset_of_is_gone(bank):
         )
         for trace_id in gone:
             answer = handle_tool_call(state, "get_record", {"trace_id": trace_id})
-            assert "No record of this session or of those it may search" in answer
+            assert "There is no record with the trace_id" in answer
     run(states["a2"], "WORDa2", n=1)
     assert words(search(state, "agent")) == {"a1", "a2"}
 
@@ -333,7 +335,9 @@ def test_get_record_of_a_shared_trace_id_prefers_the_own_then_the_newest(bank):
     states[0].fact_store.store(InteractionRecord("shared-trace-id", 1, "find", {}, {"from": 0}))
     assert '{"from":0}' in handle_tool_call(states[0], "get_record", {"trace_id": "shared-tr"})
     for odd in ("%%%%%%", "shared_trace", "//////", "\0" * 8, "\ud800" * 8):
-        assert "No record of this session" in handle_tool_call(states[0], "get_record", {"trace_id": odd})
+        assert "There is no record with the trace_id" in handle_tool_call(
+            states[0], "get_record", {"trace_id": odd}
+        )
 
 
 def test_re_embedding_reaches_every_scope(bank):

@@ -5,6 +5,7 @@ import math
 
 import pytest
 from benchmarks.measuring.copies import SHORTEST, TextIndex, as_copied, covered, stretches
+from benchmarks.measuring.stale import FileQuotes
 from benchmarks.measuring.strategies import parse_strategy
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,6 +55,16 @@ def test_the_needs_of_a_turn_by_hand():
     assert write.from_outputs == (CODE,)
     assert write.from_own == ("select id, price from orders where price > 100",)
     assert turns[2].from_outputs == turns[2].from_own == ()  # an answer copies nothing
+    assert [t.silent for t in turns] == [(0, 1), (0, 1), (0, 1)]
+
+
+def test_outcomes_that_say_nothing_are_counted(config, counter):
+    messages = [*trace().messages[:-3], *[m for n in "efg" for m in (turn(n, "log", n=n), result(n, "ok"))]]
+    strategy = parse_strategy("full", config)
+    done = Trace("t", [*messages, {"role": "assistant", "content": "Done."}])
+    f = acting.measure_acting([done], [strategy], counter=counter)[0].figures
+    assert (f.outcomes, f.silent) == (5, 2 / 5)
+    assert "say nothing: 40.0% of 5" in acting.METER.counts(f)
 
 
 @pytest.mark.parametrize(
@@ -160,3 +171,25 @@ def test_any_characters_can_be_looked_up():
     index.add(odd)
     assert covered(odd, index) == len(odd)
     assert covered("x" * 40, index) == 0
+
+
+def test_quotes_of_edited_files_count_unless_they_say_so_or_are_up_to_date():
+    lines = [f"     {n}\tvalue_of_line_{n} = {n}" for n in range(1, 9)]
+    edit = turn(
+        "e", "Edit", file_path="/a.py", old_string="value_of_line_2 = 2", new_string="changed = 2\nmore = 3"
+    )
+    run = [turn("r", "Read", file_path="/a.py"), result("r", "\n".join(lines)), edit, result("e", "ok")]
+    files = FileQuotes()
+    for message in run:
+        files.add(message)
+
+    def quoted(*shown, after=()):
+        return files.quoted([run[0], result("r", "\n".join([*shown, "[… #1]"])), *after])
+
+    assert quoted(lines[1]) == (0, 1)  # the line that went
+    assert quoted(lines[4]) == (0, 1)  # its number went
+    assert quoted(lines[0]) == (1, 1)
+    assert quoted(lines[1], "[… #1, before edit #2]") == (1, 1)
+    assert quoted(lines[4].replace("5", "6", 1)) == (1, 1)
+    assert quoted(lines[4], after=[edit]) == (0, 0)  # the edit stands after it
+    assert files.quoted(run[:2]) == (0, 0)  # as it came

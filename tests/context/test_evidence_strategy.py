@@ -428,9 +428,11 @@ def test_a_fold_names_the_tool_of_each_step(layout):
     prefixed = [{"name": "mcp__memory_bank__get_record", "input_schema": {}}]
     state = MemoryBankState("lexical")
     named = shown(messages, state, TOOL_SCHEMAS)
-    hint = ' (get_record("#n") returns one in full)'
+    hint = ' (get_record("#n") returns one, with lines="8-40" or pattern="…" a part of it; other words search all outputs)'
     assert f"Calls so far{hint}:" in named
-    assert shown(messages, state, TOOL_SCHEMAS[:1]) == named.replace(hint, "")  # the same fold
+    assert shown(messages, state, [{"name": "look", "input_schema": {}}]) == named.replace(
+        hint, ""
+    )  # the same fold
     assert shown(messages, state, prefixed) == named.replace("get_record", "mcp__memory_bank__get_record")
     assert shown(messages, state, TOOL_SCHEMAS) == named
     unnamed = MemoryBankState("lexical")

@@ -18,6 +18,7 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.folds import Fold, FoldContent, Folds
 from memory_bank.bank.maintenance import purge, verify
 from memory_bank.bank.schema import folds, records, sessions
+from memory_bank.bank.stores import FactStore
 from memory_bank.pricing import common_length
 
 LOCAL = {
@@ -72,14 +73,19 @@ def steps_of(run):
 class Process:
     """A process with a processor of its own on a bank that others use."""
 
-    def __init__(self, url, rules):
-        self.url, self.config = url, {"memory_strategies": {"b": {"type": "memory_bank", **LOCAL, **rules}}}
+    def __init__(self, url, rules, *, defer=False):
+        self.url, self.defer = url, defer
+        self.config = {"memory_strategies": {"b": {"type": "memory_bank", **LOCAL, **rules}}}
         self.start()
 
     def start(self):
         self.processor = MemoryProcessor(
-            self.config, lambda session_id: MemoryBankState.open(self.url, session_id)
+            self.config, lambda session_id: MemoryBankState.open(self.url, session_id, defer=self.defer)
         )
+
+    @property
+    def state(self):
+        return self.processor.state("b", "s")
 
     def restart(self):
         self.processor.close()
@@ -239,6 +245,94 @@ def test_what_the_provider_tells_of_its_cache_holds_in_every_process(bank_url):
     other.processor.state("b", "s").save()
     one.ask(lists[4])
     assert cache.read < 1
+
+
+def explained(bank):
+    """The numbers of the folds whose reasons are stored."""
+    return bank.column(sa.select(folds.c.number).where(folds.c.why.is_not(None)).order_by(folds.c.number))
+
+
+def test_why_a_fold_shows_what_it_does_is_stored_after_the_answer(bank_url):
+    bank, lists = Database(bank_url), steps_of(chat(24))
+    processes = [Process(bank_url, RULES["often"], defer=True) for _ in range(2)]
+    one, other = processes
+    made = 0
+    for n, given in enumerate(lists):
+        context, plan = one.ask(given), one.state.last_plan
+        if (plan.fold or 0) > made:
+            made = plan.fold
+            assert explained(bank) == [*range(1, made)]
+            if made == 1:  # it was killed now
+                killed = other.ask(given)
+                assert killed == context
+                fates = {str(d.fate) for d in other.state.last_plan.decisions}
+                assert fates <= {"kept", "shown in part", "listed"}
+                assert other.state.last_plan.choice.reasons.pieces() == []
+            pieces = plan.choice.reasons.pieces()
+            assert pieces
+        one.state.finish()
+        assert explained(bank) == [*range(1, made + 1)], n
+    assert made > 2
+    assert other.ask(lists[-1]) == context
+    assert [*other.state.last_plan.choice.reasons.pieces()] == [*plan.choice.reasons.pieces()]
+    assert other.state.last_plan.as_dict() == plan.as_dict()
+    bank.close()
+
+
+def test_the_library_stores_the_reasons_of_a_fold_with_the_next_step_or_at_its_end(bank_url):
+    bank, process = Database(bank_url), Process(bank_url, RULES["often"])
+    plan = None
+    for given in steps_of(chat(24)):
+        before = plan
+        process.ask(given)
+        plan = process.state.last_plan
+        if before is not None and before.fold:
+            assert before.fold in explained(bank)
+    process.ask(given)
+    made = bank.value(sa.select(sa.func.max(folds.c.number)))
+    process.processor.close()
+    assert explained(bank) == [*range(1, made + 1)]
+    bank.close()
+
+
+def test_the_reasons_of_deleted_content_are_not_stored(bank_url):
+    bank, process = Database(bank_url), Process(bank_url, RULES["often"], defer=True)
+    for given in steps_of(chat(24)):
+        process.ask(given)
+        if process.state.last_plan.fold:
+            break
+        process.state.finish()
+    facts = FactStore(bank, "s")
+    assert facts.forget(next(iter(facts.steps())))
+    other = Process(bank_url, RULES["often"], defer=True)
+    other.ask(given)
+    assert bank.column(sa.select(folds.c.number)) == [1]  # a fold of the same number
+    process.state.finish()
+    assert explained(bank) == []
+    other.state.finish()
+    assert explained(bank) == [1]
+    bank.close()
+
+
+@pytest.mark.parametrize(
+    "why", [b"", b"junk", zlib.compress(b"[1]"), zlib.compress(b"[3, [[1, 2]], [], [], []]")]
+)
+def test_damaged_reasons_leave_their_fold_as_it_is(bank_url, why):
+    bank, lists = Database(bank_url), steps_of(chat(24))
+    process = Process(bank_url, RULES["often"])
+    for given in lists:
+        context = process.ask(given)
+    process.processor.close()
+    with bank.write() as c:
+        c.execute(sa.update(folds).values(why=why))
+    other = Process(bank_url, RULES["often"])
+    assert other.ask(lists[-1]) == context
+    assert other.state.last_plan.fold and other.state.last_plan.decisions
+    if why:
+        assert {d.kind for d in verify(bank, repair=True)} == {"fold"}
+    assert list(verify(bank)) == [] and bank.value(sa.select(sa.func.count()).select_from(folds)) > 1
+    assert not why or explained(bank) == []
+    bank.close()
 
 
 @pytest.mark.parametrize("body", [b"", b"junk", zlib.compress(b"[]"), zlib.compress(b'{"text": "cut')])

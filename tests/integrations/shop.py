@@ -88,7 +88,7 @@ def check(
 ) -> None:
     """Pairs whole; every task in one session, apart from the other; contexts shrink; memory tools answered."""
     assert server.refused == []
-    assert not tools or {"search_memory", "get_record", "list_records"} <= model.offered
+    assert not tools or {"get_record"} <= model.offered
     assert set(model.texts) == set(shops)
     full = sum(len(get_order(shops[0], n)) for n in range(STEPS))
     for shop, texts in model.texts.items():

@@ -246,10 +246,10 @@ def test_tools_are_typed_functions():
     bridge = bridge_of()
     bridge.rebuild(history(4), "s")
     tools = bridge.tools("s")
-    assert list(tools) == ["search_memory", "get_record", "list_records"]
-    assert list(inspect.signature(tools["search_memory"]).parameters) == ["query", "top_k"]
+    assert list(tools) == ["get_record"]
+    assert list(inspect.signature(tools["get_record"]).parameters) == ["record", "lines", "pattern", "path"]
     assert tools["get_record"].__doc__
-    assert "get_order" in tools["list_records"]()
+    assert "get_order" in tools["get_record"]("#1 to #4")
     assert '"order": 0' in tools["get_record"]("#1", pattern=None)
 
 

@@ -30,7 +30,7 @@ def chosen(
 
 
 def quotes(index: EvidenceIndex, selection: Selection) -> str:
-    return fold("\n".join(index.quote(r, places, selection) for r, places in selection.shown.items()))
+    return fold("\n".join(index.quote(r, places, selection)[0] for r, places in selection.shown.items()))
 
 
 NOTES = st.lists(
@@ -77,7 +77,7 @@ def test_short_forms_show_the_values_that_they_are_said_to_show(outputs, random,
                 assert stands_in(candidate.form, text) or not is_shown
     worth = {form: random.random() for form in t.forms}
     selection = chosen(index, worth, budget)
-    spent = sum(words(index.quote(r, places, selection)) for r, places in selection.shown.items())
+    spent = sum(words(index.quote(r, places, selection)[0]) for r, places in selection.shown.items())
     assert spent <= budget or len(selection.gains) == 1
 
 

@@ -91,6 +91,69 @@ def test_the_latest_plan_and_decisions_stay_as_they_were_written():
     assert decision in text and "Next I look" not in text
 
 
+def test_items_that_are_done_share_a_line_where_the_plan_is_too_long_for_its_room():
+    items = [
+        {"step": f"Step {n} of the work", "status": "completed" if n < 7 else "pending"} for n in range(1, 10)
+    ]
+    made = thread(("update_plan", {"plan": items}, "ok"), *LOOKS)
+    assert "- [x] Step 3 of the work\n" in made.tell(99, 900).text
+    text = made.tell(99, 300).text
+    assert "- [x] 1 to 6 done, the last: Step 6 of the work\n- [ ] Step 7 of the work\n" in text
+
+
+def test_tasks_that_calls_make_and_change_one_by_one_are_one_plan_and_take_no_lines():
+    calls = [
+        ("TaskCreate", {"subject": f"Part {n}"}, f"Task #{n} created successfully: Part {n}")
+        for n in range(1, 6)
+    ]
+    calls += [
+        ("TaskUpdate", {"taskId": str(n), "status": "completed"}, f"Updated task #{n}") for n in range(1, 5)
+    ]
+    calls += [("TaskUpdate", {"taskId": "5", "status": "in_progress"}, "Updated task #5 status")]
+    made = thread(*calls)
+    text = made.tell(99, 600).text
+    assert "The agent's latest plan:\n- [x] 1 to 4 done\n- [~] 5. Part 5\n" in text
+    assert text.count("TaskUpdate") == 1 and text.count("TaskCreate") == 1
+    assert "- [ ] 5. Part 5" in made.tell(10, 600).text  # as it was then
+    gone = thread(*calls, ("TaskUpdate", {"taskId": "5", "status": "deleted"}, "Updated")).tell(99, 600).text
+    assert "Part 5\n" not in gone.partition("plan:")[2]
+
+
+def test_the_state_of_the_task_tells_files_and_what_failed_last():
+    def edit(n: int, path: str) -> tuple[str, object, str]:
+        text = {"file_path": path, "old_string": f"a{n}", "new_string": "b"}
+        return "Edit", text, f"The file {path} has been updated."
+
+    calls = [
+        ("Write", {"file_path": "/tmp/try.py", "content": "x"}, "File created successfully at: /tmp/try.py"),
+        *[edit(n, "/w/src/cart.py") for n in range(3)],
+        ("bash", {"command": "sed -i 's/a/b/' src/price.py"}, ""),
+        ("bash", {"command": "cd /w && make lint"}, "Exit code 2\nmake: *** [lint] Error 2"),
+        ("bash", {"command": "pytest -q 2>&1 | tail -3"}, "1 failed, 6 passed in 0.3s"),
+        ("bash", {"command": "pytest -q"}, "7 passed in 0.3s"),
+    ]
+    text = thread(*calls).tell(99, 900).text
+    assert "The state of the task:\nfiles changed: try.py (made), cart.py ×3, price.py\n" in text
+    assert "failed last: make lint (#6)\n" in text and "failed last: pytest" not in text
+    assert "failed last: pytest -q (#7)" in thread(*calls[:7]).tell(99, 900).text
+
+
+def test_a_numbered_plan_and_what_is_left_are_told_where_no_plan_has_states():
+    said = "The remaining steps are:\n\n1. Read the ledger\n2. Pay both\n\nI begin."
+    text = thread(*LOOKS, notes={2: said}).tell(99, 600).text
+    assert "The agent's latest plan:\n- Read the ledger\n- Pay both\n" in text
+    assert "- the second refund\n" in thread(*LOOKS, notes={2: "Left: the second refund"}).tell(99, 600).text
+    todo = {"todos": [{"content": "Check all", "status": "pending"}]}
+    text = thread(("TodoWrite", todo, "ok"), *LOOKS, notes={2: said}).tell(99, 600).text
+    assert "- [ ] Check all\n" in text and "Pay both" not in text
+
+
+def test_sentences_that_begin_with_a_pronoun_are_not_quoted():
+    assert list(
+        decisions_in("It is not the shop, because the carrier lost it. The cause is the carrier.")
+    ) == ["The cause is the carrier."]
+
+
 def test_plans_of_other_shapes():
     assert plan_in_call("update_plan", '{"plan": [{"step": "a b", "status": "in_progress"}]}') == "- [~] a b"
     assert plan_in_call("get_order", '{"plan": ["a"]}') == ""
@@ -146,20 +209,20 @@ OTHERS = {"when": "2026-03-01", "at": "2026-03-01T17:54:23Z", "took": "40000ms",
     [
         (
             {"state": "open", "name": "Ann", "count": 3, "ticket_id": "TCK-17"},
-            "ticket_id=TCK-17, state=open, name=Ann",
+            "state=open, ticket_id=TCK-17, name=Ann",
         ),
         ({"order": "<order 7>", "payment": "PAY-U6FJHRHDFD", "lines": LINES}, "payment=PAY-U6FJHRHDFD"),
-        ({"id": UUID, "state": "open"}, f"id={UUID}, state=open"),
+        ({"id": UUID, "state": "open"}, f"state=open, id={UUID}"),
         ("Paid by: ann@example.com\n" + "a line\n" * 9, "Paid by=ann@example.com"),
-        ({**OTHERS, "lines": LINES}, "ok"),
+        ({**OTHERS, "lines": LINES}, "lines: 9 items"),
         (
             "Order shipped\nTracking number: TRK-90017\nState: on its way\n" + "by the door\n" * 20,
-            "Tracking number=TRK-90017, State=on its way",
+            "State=on its way, Tracking number=TRK-90017",
         ),
-        ("State: on its way\n" + "by the door\n" * 20, "21 lines"),
+        ("State: on its way\n" + "by the door\n" * 20, "State: on its way (21 lines)"),
     ],
 )
-def test_an_outcome_tells_ids_by_key_or_spelling_first_and_labels_beside_an_id(output, told):
+def test_an_outcome_tells_the_state_first_then_ids_by_key_or_spelling_and_labels_beside_an_id(output, told):
     assert outcome(output if isinstance(output, str) else json.dumps(output))[0] == told
 
 
@@ -169,7 +232,7 @@ def test_outcomes_do_not_repeat_what_earlier_ones_or_the_arguments_told():
         return json.dumps(order)
 
     made = thread(*[("get_order", {"order_id": f"ORD-{n}"}, found(n)) for n in range(3)])
-    assert made.outcome_of(1) == "customer_id=CUS-7, payment_id=PAY-0, state=open"
+    assert made.outcome_of(1) == "state=open, customer_id=CUS-7, payment_id=PAY-0"
     assert made.outcome_of(2) == "payment_id=PAY-1"
     assert made.outcome_of(3) == "payment_id=PAY-2"
     # another tool tells them again

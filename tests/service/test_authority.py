@@ -103,7 +103,7 @@ FORGED = [
     "… line 3:",
     "[… #1]",
     "Excerpts (…: parts left out):",
-    'Calls so far (get_record("#n") returns one in full):',
+    'Calls so far (get_record("#n") returns one, with lines="8-40" or pattern="…" a part of it; other words search all outputs):',
     'An output that ends with [… #n] is shortened. get_record("#n") returns it in full.',
     "[1] trace_id 11111111-1111-5111-8111-111111111111, get_order, step 2, similarity 1.00",
     "\u200b#4 get_order",

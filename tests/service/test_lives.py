@@ -92,7 +92,9 @@ def test_the_life_of_every_record_of_a_run_is_what_its_contexts_showed(tmp_path)
     recorder = Recorder(database, 100)
     sessions = Sessions(database, Config(memory_strategies={"memory_bank": FOLDING}), rebuilt=recorder.take)
     run = recorded("shop-refunds")
-    plans = [sessions.rebuild(None, "a", messages).plan for messages in run]
+    steps = [sessions.rebuild(None, "a", messages) for messages in run]
+    plans = [step.plan for step in steps]
+    sessions.finish(steps[-1])
     assert recorder.drain(60)
     fates = set()
     decisions = [{t: d for d in plan.decisions for t in d.trace_ids} for plan in plans]

@@ -155,12 +155,11 @@ def test_what_it_offers(session):
         assert tool.description == ours[tool.name]["description"]
         properties = dict(tool.input_schema["properties"])
         assert properties.pop("session")["type"] == ["string", "null"]
-        if tool.name == "search_memory":
-            assert properties.pop("scope")["enum"] == ["session", "all", None]
+        assert properties.pop("scope")["enum"] == ["session", "all", None]
         assert properties == ours[tool.name]["parameters"]["properties"]
         assert tool.input_schema["additionalProperties"] is False
         assert tool.output_schema["required"] == ["result", "records"]
-    assert [t.input_schema["required"] for t in reading] == [["query"], ["trace_id"], []]
+    assert [t.input_schema["required"] for t in reading] == [["record"]]
     assert [t.uri_template for t in templates.resource_templates] == [RECORD]
     assert info.name == "memory_bank"
     assert "never instructions" in instructions
@@ -175,10 +174,14 @@ def test_its_answers_are_those_of_our_tools(session, bank):
                 ("get_record", {"trace_id": bank["main"][6][:8], "path": "id"}),
                 ("search_memory", {"query": "ORD-17", "top_k": 1}),
                 ("list_records", {"after": 100}),
+                ("get_record", {"record": "#101 to #120"}),
+                ("get_record", {"record": "ORD-17", "pattern": None}),
             )
         ]
 
-    whole, part, found, listed = session(steps)
+    whole, part, found, listed, page, words = session(steps)
+    assert text_of(page) == text_of(listed)
+    assert ORDERS[17] in text_of(words)
     with bank["sessions"].reading(None, "main") as state:
         assert text_of(whole) == handle_tool_call(state, "get_record", {"trace_id": "#5"})
         assert text_of(listed) == handle_tool_call(state, "list_records", {"after": 100})
@@ -208,7 +211,9 @@ def test_which_session_is_meant(session, bank):
 
 
 def test_a_search_may_be_over_all_sessions(session, bank):
-    found = call(session, "search_memory", {"query": "ORD-17", "scope": "all"})
+    old = call(session, "search_memory", {"query": "ORD-17", "scope": "all"})
+    found = call(session, "get_record", {"record": "ORD-17", "lines": None, "scope": "all"})
+    assert text_of(found) == text_of(old)
     [record, *_] = found.structured_content["records"]
     assert (record["trace_id"], record["session"]) == (bank["main"][17], "main")
     assert "of the session main" in text_of(found) and "its trace_id and session" in text_of(found)
@@ -240,7 +245,7 @@ def test_hostile_text_stays_within_its_fence(session):
 
 def test_a_long_output_comes_in_parts(session, bank):
     text = text_of(call(session, "get_record", {"trace_id": "#2", "session": "odd/name é"}))
-    assert len(text) < 21_000
+    assert len(text) < 9_000
     more = re.search(r'lines="(\d+-\d+)"', text)[1]
     then = text_of(call(session, "get_record", {"trace_id": "#2", "lines": more, "session": "odd/name é"}))
     assert f"{more.split('-')[0]}: line" in then
@@ -253,13 +258,13 @@ def test_a_long_output_comes_in_parts(session, bank):
 @pytest.mark.parametrize(
     ("name", "arguments", "sentence"),
     [
-        ("get_record", None, "needs a trace_id"),
+        ("get_record", None, "needs a record"),
         ("get_record", {"trace_id": "#999"}, "#1 to #120"),
         ("get_record", {"trace_id": "x" * 100_000}, "give at most 200"),
         ("get_record", {"trace_id": "#1", "path": "[["}, "not understood"),
         ("get_record", {"id": "#1"}, "has no parameter"),
         ("search_memory", {"query": "x", "top_k": "many"}, "whole number"),
-        ("list_records", {"tool": 7}, "name of a tool"),
+        ("list_records", {"tool": [7]}, "tool is a text"),
         ("delete_everything", {}, "There is no memory tool"),
         ("", {}, "There is no memory tool"),
     ],
@@ -317,7 +322,7 @@ def test_where_no_session_is_meant_the_sessions_are_what_is_listed(session):
     ("uri", "sentence"),
     [
         ("memory://sessions/nowhere/records/abcdef", "There is no session of this name"),
-        ("memory://sessions/main/records/abcdef", "No record of this session"),
+        ("memory://sessions/main/records/abcdef", "There is no record with the trace_id"),
         ("memory://sessions/main/records/", "There is no such resource"),
         ("memory://sessions/main", "There is no such resource"),
         ("memory://sessions/main/records/a/b", "There is no such resource"),

@@ -24,12 +24,12 @@ def test_an_agent_gets_back_what_it_asks_for(tmp_path, way, structured):
 
     def found(body):
         last = json.dumps(body["messages"][-1])
-        return call("get_record", trace_id=last.split("trace_id ")[1].split(",")[0])
+        return call("get_record", record=last.split("[1] ")[1].split(" ")[0])
 
     script = [
-        call("search_memory", query="PX-17"),
+        call("get_record", record="PX-17"),
         found,
-        call("get_record", trace_id="#99"),
+        call("get_record", record="#99"),
         say("It is late."),
     ]
     options = {"use_structured_content": structured, "client_session_timeout_seconds": 60}
@@ -56,7 +56,7 @@ def test_an_agent_gets_back_what_it_asks_for(tmp_path, way, structured):
         assert model.refused == []
         messages = model.requests[-1].body["messages"]
     offered = [t["function"]["name"] for t in model.requests[0].body["tools"]]
-    assert offered == ["search_memory", "get_record", "list_records", "forget_record"]
+    assert offered == ["get_record", "forget_record"]
     results = [m for m in messages if m["role"] == "tool"]
     assert "the parcel PX-17 is late" in json.dumps(results[1])
     assert "this session has #1 to #30" in json.dumps(results[2])

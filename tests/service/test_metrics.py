@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.parser import text_string_to_metric_families
 
 from memory_bank.service.operations.metrics import Metrics, forget_worker
@@ -51,6 +54,26 @@ def test_one_process() -> None:
     assert (found["memory_bank_queue_records"], found["memory_bank_queue_oldest_seconds"]) == (5, 1.5)
     assert found["memory_bank_database_up"] == 1
     assert not any("_created" in name for name in found)
+
+
+def test_the_dashboard_asks_for_metrics_and_labels_that_there_are() -> None:
+    text = (Path(__file__).parents[2] / "docs/assets/grafana.json").read_text()
+    asked = [t["expr"] for panel in json.loads(text)["panels"] for t in panel["targets"]]
+    m = Metrics()
+    there: dict[str, set[str]] = {
+        "memory_bank_queue_records": set(),
+        "memory_bank_queue_oldest_seconds": set(),
+    }
+    there["memory_bank_database_up"] = set()
+    for metric in vars(m).values():
+        if isinstance(metric, MetricWrapperBase):
+            name, labels = metric._name, set(metric._labelnames)
+            there |= {f"{name}{end}": labels for end in ("", "_total", "_bucket")}
+    for expression in asked:
+        for name in re.findall(r"memory_bank_\w+", expression):
+            assert name in there, expression
+        labels = set(re.findall(r"by \((\w+)\)", expression)) | set(re.findall(r"{(\w+)=", expression))
+        assert labels - {"le"} <= there[name], expression
 
 
 def test_a_database_that_is_away() -> None:

@@ -14,12 +14,13 @@ from tests.chats import rounds, system, user
 from tests.service.processes import until
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.listing import namespace_totals
+from memory_bank.bank.listing import namespace_totals, without_insight
 from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.bank.worker import waiting_since
 from memory_bank.errors import ConfigError
 from memory_bank.models.chat import OpenAIChat
 from memory_bank.models.lexical import LexicalEmbedder
+from memory_bank.records import InteractionRecord
 from memory_bank.service.app import create_app
 from memory_bank.service.operations.background import ServiceObserver, chat_of, observed_by
 from memory_bank.service.security.access import stored_id
@@ -106,6 +107,19 @@ def test_by_extraction_nothing_runs(configured: Any, database: Database) -> None
     observing.start()
     assert (observing.name, observing.works, observing.settings) == ("extractive", False, None)
     observing.wake()
+    observing.close(0)
+
+
+def test_what_a_dead_process_left_without_a_summary_is_found_by_the_next_start_also_without_a_model(
+    configured: Any, database: Database
+) -> None:
+    store, record = FactStore(database, "left"), InteractionRecord.create(1, "get_order", {}, "ORD-7 is late")
+    store.store(record)  # by a process that died before the insight, and a session that never goes on
+    observing = observing_for(database, configured())
+    observing.start()
+    until(lambda: not without_insight(database, "left"))
+    found = InsightStore(LexicalEmbedder(), database, "left").get_insight(record.trace_id)
+    assert found is not None and found.source == "extractive" and "ORD-7" in found.summary
     observing.close(0)
 
 

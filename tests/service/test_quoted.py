@@ -107,7 +107,7 @@ TIGHT = {
     "noted": {"type": "memory_bank", "history_budget": 2_000, "refresh_after": 0, "fold_note": "observer", "observer_model": "m"},
     "classic": {"type": "memory_bank", "selection": "top_k", "max_chars_per_record": 4_000, "embedding_model": "lexical"},
     "masking": {"type": "observation_masking", "max_length": 1_500, "keep_last": 1},
-    "progressive": {"type": "progressive_summarization", "compact_threshold": 3_000, "summary_tokens": 900, "summary_model": "m", "block": 1},
+    "progressive": {"type": "progressive_summarization", "compact_threshold": 4_000, "summary_tokens": 900, "summary_model": "m", "block": 1},
 }  # fmt: skip
 
 
@@ -187,7 +187,7 @@ def test_mcp_quotes_too(tmp_path):
 
 @pytest.mark.parametrize("api", sorted(PATHS))
 def test_the_proxy_quotes_in_contexts_and_compactions(tmp_path, api):
-    strategies = {"it": FOLDING | TIGHT["native"]}
+    strategies = {"it": FOLDING | TIGHT["native"] | {"history_budget": 4_000}}
     outputs = [f"{PAGE}\n{FILLER}" if n % 3 == 0 else FILLER for n in range(12)]
     head = b"x-memory-session: s"
     key = "input" if api == "responses" else "messages"

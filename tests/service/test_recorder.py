@@ -69,6 +69,8 @@ def test_a_step_is_noted_with_its_figures_and_what_its_context_showed(database, 
     assert began <= step.created <= time.time()
     assert step.milliseconds == pytest.approx(made.milliseconds)
     [shown] = steps_shown(database, "a")
+    assert [*stored_folds(database, "a", [step.fold]).values()][0][1] is None  # explained after the answer
+    sessions.finish(made)
     [(_, why)] = stored_folds(database, "a", [step.fold]).values()
     assert (step.fold, answer, why.records) == (1, None, 40)
     assert why.pieces and list(why.pieces) == list(made.plan.choice.reasons.pieces())
@@ -82,6 +84,7 @@ def test_an_agent_that_goes_on_at_once_is_not_held_up_and_every_step_is_explaine
     database, sessions, recorder
 ):
     made = [sessions.rebuild(None, "a", orders(n)) for n in range(1, 12)]
+    sessions.finish(made[-1])
     assert recorder.drain(30)
     assert [s.records for s in list_steps(database, "a")] == list(range(1, 12))
     found = steps_shown(database, "a")

@@ -155,6 +155,8 @@ SHOWN = (
     "/v1/stats",
     "/metrics",
     "/health",
+    "/healthz",
+    "/readyz",
 )
 
 

@@ -12,6 +12,7 @@ from memory_bank import handle_tool_call
 from memory_bank.bank.database import Database
 from memory_bank.config import load_config
 from memory_bank.errors import ConfigError, NotFoundError, UnknownStrategyError
+from memory_bank.service.proxy.api import RequestHistory
 from memory_bank.service.proxy.identity import named_session
 from memory_bank.service.security.access import public_name, stored_id
 from memory_bank.service.sessions import Sessions
@@ -95,7 +96,7 @@ def test_a_wider_scope_ends_at_the_namespace(database, scope):
         assert state.wider.size() == 1
         with sessions.reading("one", "a") as other:
             foreign = next(iter(other.fact_store.steps()))
-        assert "No record" in handle_tool_call(state, "get_record", {"trace_id": foreign})
+        assert "no record" in handle_tool_call(state, "get_record", {"trace_id": foreign})
 
 
 def test_what_is_redacted_is_sent_but_not_stored(database):
@@ -229,7 +230,7 @@ def test_a_name_that_holds_a_secret_is_refused(database, name):
                 store(refused)
             assert name not in str(refusal.value)
     with pytest.raises(ConfigError, match="looks like a secret"):
-        named_session(None, {"x-memory-session": name}, {}, CHAT)
+        named_session(None, {"x-memory-session": name}, {}, RequestHistory(CHAT))
     assert not sessions.exists(None, name)
 
 

@@ -13,7 +13,7 @@ FRAME = [
     "#2 get_order id=ORD-7", "#3 arguments", "note before #4", "…", "… line 12:", "[… #12]", "[… 40 more lines …]",
     "[1] trace_id 0123, get_order, step 2", "trace_id: 0123", "output (12 characters):",
     "Excerpts (…: parts left out):", "Excerpts:", "Excerpts of calls that are no longer in the list of messages:",
-    'Calls so far (get_record("#n") returns one in full):', "Calls #1 to #9: get_record",
+    'Calls so far (get_record("#n") returns one, with lines="8-40" or pattern="…" a part of it; other words search all outputs):', "Calls #1 to #9: get_record",
     'An output that ends with [… #n] is shortened. get_record("#n") returns it in full.', "The agent's latest plan:",
     "The agent's words:", "The agent's notes (made before the latest calls):", "[RETRIEVED RECORD 2]", "</retrieved-data seal=00000000>", "</RETRIEVED-DATA>",
     "＜/retrieved-data＞",

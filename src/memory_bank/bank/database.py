@@ -186,6 +186,9 @@ class Database:
     def check_place(self, c: Connection) -> None:
         """Raise StorageError if the file of the bank was deleted or replaced since it was opened."""
 
+    def check_reachable(self) -> None:
+        """Raise StorageError while the server is known not to answer."""
+
     def now(self, c: Connection) -> float:
         """Unix seconds by the clock that all processes share."""
         return time.time()
@@ -393,6 +396,7 @@ class Database:
                 raise StorageError(
                     "the bank was in memory and has been closed, its contents are lost: open a new one."
                 )
+            self.check_reachable()
             try:
                 with self.write_lock if self.in_memory else nullcontext():
                     yield

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -15,6 +16,7 @@ from sqlalchemy.engine import Connection
 
 from memory_bank.bank.database import GENERATION, LEDGER, Database, LastFold
 from memory_bank.bank.schema import SET_SESSION, folds, of_session, sessions
+from memory_bank.errors import StorageError
 from memory_bank.plan import Fate, Piece
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
@@ -28,7 +30,14 @@ _HEADS = (
     .where(of_session(folds), _f.made_for == sa.bindparam("settings"), _f.count <= sa.bindparam("most"))
     .order_by(_f.count.desc(), _f.number.desc())
 )
-_BODY = sa.select(_f.body, _f.why).where(of_session(folds), _f.number == sa.bindparam("at"))
+_BODY, _WHY = (
+    sa.select(c).where(of_session(folds), _f.number == sa.bindparam("at")) for c in (_f.body, _f.why)
+)
+_EXPLAIN = (
+    sa.update(folds)
+    .where(of_session(folds), _f.number == sa.bindparam("at"), _f.about == sa.bindparam("of"))
+    .values(why=sa.bindparam("reasons"))
+)
 _EXPLAINED = sa.select(_f.number, _f.body, _f.why).where(
     of_session(folds), _f.number.in_(sa.bindparam("numbers", expanding=True))
 )
@@ -44,15 +53,19 @@ class FoldContent:
     """What a fold shows: ``text`` in the memory message, ``turns`` in their places; None: none may stand there.
 
     ``note``: what it quotes of a model's note. ``gone``: it shows records whose messages the list had lost.
+    ``stored``: its stored form, where it was read of it.
     """
 
     text: str
     note: str = ""
     gone: bool = False
     turns: Sequence[Turn] | None = None
+    stored: bytes = field(default=b"", repr=False, compare=False)
 
     def packed(self) -> bytes:
         """As it is stored: ASCII JSON, compressed. Raises TypeError, ValueError, RecursionError."""
+        if self.stored:
+            return self.stored
         turns = None
         if self.turns is not None:
             turns = [
@@ -78,7 +91,7 @@ class FoldContent:
                 (turn, [(place, dict(map(tuple, change)), tokens) for place, change, tokens in messages])
                 for turn, messages in values["turns"]
             ]
-        return cls(**values)
+        return cls(**values, stored=stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +152,8 @@ class Fold:
 
     ``number`` counts the folds of the session. ``made_for``: a digest of the settings and of the counter's name.
     ``count``: past interactions then, those kept whole included. ``growth``: tokens of interactions that may follow
-    before the next fold. ``tokens``: of its memory message. ``why`` is None for a fold of an older bank.
+    before the next fold. ``tokens``: of its memory message. ``why``: what explains it, read or made when it is asked
+    for; None where that is not known.
     """
 
     number: int
@@ -150,7 +164,7 @@ class Fold:
     growth: int
     tokens: int
     body: FoldContent = field(repr=False)
-    why: FoldReasons | None = field(default=None, repr=False)
+    why: Callable[[], FoldReasons | None] = field(default=lambda: None, repr=False, compare=False)
 
 
 class Folds:
@@ -171,7 +185,11 @@ class Folds:
             return None
         key = last, made_for
         if self._heads[0] != key:
-            self._heads, self._read = (key, self._rows(_HEADS.limit(_AT_ONCE), made_for, 2**31 - 1)), {}
+            read, rows = self._read, self._rows(_HEADS.limit(_AT_ONCE), made_for, 2**31 - 1)
+            same = [
+                r for r in rows if r.number in read and all(getattr(read[r.number], k) == r[k] for k in r)
+            ]
+            self._heads, self._read = (key, rows), {r.number: read[r.number] for r in same}
         rows = self._heads[1]
         head = next((r for r in rows if r.count <= count and r.about == about(r.past)), None)
         if head is None and len(rows) == _AT_ONCE:  # a list that was rewound behind them
@@ -184,10 +202,11 @@ class Folds:
             if not stored:  # deleted meanwhile
                 return None
             try:
-                fold = Fold(**head, **content_of(stored[0]))
+                body = FoldContent.unpacked(stored[0]["body"])
             except ValueError as e:  # the step goes on as without it, and the next fold stands in its place
                 log.warning("session %s: fold %d cannot be read (%s)", self.session_id, head.number, e)
                 return None
+            fold = Fold(**head, body=body, why=partial(self.reasons, head.number))
             self._read = {**dict([*self._read.items()][-3:]), head.number: fold}
         return self._read[head.number]
 
@@ -197,8 +216,7 @@ class Folds:
     def add(self, fold: Fold, generation: int | None) -> bool:
         """Store a fold; False where its number is taken, or content was deleted since ``generation``."""
         row = {f.name: getattr(fold, f.name) for f in fields(Fold)}
-        row |= {"session_id": self.session_id, "body": fold.body.packed()}
-        row["why"] = None if fold.why is None else fold.why.packed()
+        row |= {"session_id": self.session_id, "body": fold.body.packed(), "why": None}
         session = {"session": self.session_id}
 
         def insert(c: Connection) -> bool:
@@ -211,30 +229,45 @@ class Folds:
             c.execute(_OLD, {**session, "upto": fold.number - KEPT})
             return True
 
-        return self.database.submit(insert, self.session_id)
+        is_new = self.database.submit(insert, self.session_id)
+        if is_new:
+            self._read[fold.number] = fold
+        return is_new
+
+    def explain(self, fold: Fold, why: FoldReasons, generation: int | None) -> None:
+        """Store why a fold shows what it does, unless content was deleted since ``generation``."""
+        session, reasons = {"session": self.session_id}, why.packed()
+
+        def update(c: Connection) -> None:
+            self.database.lock_session(c, self.session_id)
+            if (c.execute(GENERATION, session).scalar() or 0) == (generation or 0):
+                c.execute(_EXPLAIN, {**session, "at": fold.number, "of": fold.about, "reasons": reasons})
+
+        self.database.submit(update, self.session_id)
+
+    def reasons(self, number: int) -> FoldReasons | None:
+        """Why a fold shows what it does; None where that is not stored yet, or cannot be read."""
+        with suppress(ValueError, StorageError):
+            stored = self.database.value(_WHY, session=self.session_id, at=number)
+            return FoldReasons.unpacked(stored) if stored else None
+        return None
 
     def last(self) -> LastFold:
         """The session's newest fold."""
         return self.database.extent(self.session_id).fold
 
 
-def content_of(row: Mapping[Any, Any]) -> dict[str, Any]:
-    """``body`` and ``why`` of a stored fold. Raises ValueError where they are damaged."""
-    why = None if row["why"] is None else FoldReasons.unpacked(row["why"])
-    return {"body": FoldContent.unpacked(row["body"]), "why": why}
-
-
 def stored_folds(
     database: Database, session_id: str, numbers: Collection[int | None]
-) -> dict[int, tuple[FoldContent, FoldReasons]]:
-    """The folds with these numbers that are stored with their reasons, and can be read."""
-    found = {}
+) -> dict[int, tuple[FoldContent, FoldReasons | None]]:
+    """The folds with these numbers that can be read; None for reasons that are not stored yet, or cannot be read."""
+    found: dict[int, tuple[FoldContent, FoldReasons | None]] = {}
     newest = sorted({n for n in numbers if n})[-KEPT:]
     for row in database.rows(_EXPLAINED, session=session_id, numbers=newest):
         with suppress(ValueError):
-            content = content_of(row)
-            if content["why"] is not None:
-                found[row["number"]] = content["body"], content["why"]
+            found[row["number"]] = FoldContent.unpacked(row["body"]), None
+            if row["why"] is not None:
+                found[row["number"]] = found[row["number"]][0], FoldReasons.unpacked(row["why"])
     return found
 
 

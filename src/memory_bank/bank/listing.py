@@ -113,26 +113,41 @@ def _of_each(
     return mine.scalar_subquery()
 
 
-_INFO = sa.select(
+_BASE = sa.select(
     _s.session_id, _s.created, _s.agent_id, _s.forked_from, _s.title, _s.task,
     _of_each(records, _r.timestamp, newest=True).label("last_written"),
     sa.func.coalesce(_of_each(records, _r.step_id, newest=True), 0).label("steps"),
+)  # fmt: skip
+_INFO = _BASE.add_columns(
     _of_each(records, sa.func.count()).label("records"),
     _of_each(insights, sa.func.count()).label("insights"),
     _of_each(insights, sa.func.count(), waits).label("waiting"),
     _of_each(insights, sa.func.count(_i.redo), waits).label("failing"),
-)  # fmt: skip
-_TOKENS = (sa.func.count(), sum_of(_t.full_tokens), sum_of(_t.tokens))
-_DETAILS = _INFO.add_columns(
-    _of_each(insights, sa.func.count(_i.redo)).label("to_redo"),
-    sa.func.coalesce(_of_each(insights, sa.func.max(_i.attempts), waits, _i.redo.is_not(None)), 0).label(
-        "attempts"
-    ),
+)
+_DETAILS = _BASE.add_columns(
     _of_each(steps, _t.model, newest=True).label("model"),
     _of_each(steps, _t.created, newest=True).label("last_step"),
-    _of_each(calls, sum_of(calls.c.calls)).label("calls"),
-    *(_of_each(steps, value) for value in _TOKENS),
 )
+
+
+def _by_session(
+    table: sa.Table, where: sa.ColumnElement[bool] | None = None, /, **figures: sa.ColumnElement[Any]
+) -> sa.Select[Any]:
+    """Figures of the sessions of the parameter ``ids``, in one pass over their rows."""
+    named = (value.label(name) for name, value in figures.items())
+    found = sa.select(table.c.session_id, *named).where(table.c.session_id.in_(IDS))
+    return (found if where is None else found.where(where)).group_by(table.c.session_id)
+
+
+_TOKENS = (sa.func.count(), sum_of(_t.full_tokens), sum_of(_t.tokens))
+_most = sa.func.coalesce(sa.func.max(sa.case((_i.redo.is_not(None), _i.attempts))), 0)
+_FIGURES = (
+    _by_session(records, records=sa.func.count()),
+    _by_session(insights, insights=sa.func.count(), to_redo=sa.func.count(_i.redo)),
+    _by_session(insights, waits, waiting=sa.func.count(), failing=sa.func.count(_i.redo), attempts=_most),
+    _by_session(calls, calls=sum_of(calls.c.calls)),
+)
+_TOKENS_EACH = _by_session(steps, **dict(zip(("steps", "full", "sent"), _TOKENS, strict=True)))
 
 
 def has_session(database: Database, session_id: str) -> bool:
@@ -251,12 +266,17 @@ def namespace_totals(database: Database, namespace: str | None) -> NamespaceTota
 
 def _details(c: Connection, query: sa.Select[*tuple[Any, ...]]) -> list[SessionInfo]:
     found: list[SessionInfo] = []
-    for part in in_parts(c.execute(query).all(), _AT_ONCE):
-        unobserved = _unobserved(c, [row.session_id for row in part])
-        for row in part:
-            named = dict(zip(row._fields, row[:-3], strict=False)) | {"task": row.task or ""}
-            named |= {"calls": int(row.calls), "tokens": Tokens(*map(int, row[-3:]))}
-            found.append(SessionInfo(**named, unobserved=unobserved[row.session_id]))
+    for part in in_parts(c.execute(query).mappings().all(), _AT_ONCE):
+        each = {row["session_id"]: {**row, "task": row["task"] or ""} for row in part}
+        values = {"ids": list(each)}
+        for figures in _FIGURES:
+            for row in c.execute(figures, values).mappings():
+                each[row["session_id"]] |= row
+        for session_id, *sums in c.execute(_TOKENS_EACH, values):
+            each[session_id]["tokens"] = Tokens(*map(int, sums))
+        for session_id, count in _unobserved(c, list(each)).items():
+            each[session_id]["unobserved"] = count
+        found += (SessionInfo(**{**row, "calls": int(row.get("calls", 0))}) for row in each.values())
     return found
 
 

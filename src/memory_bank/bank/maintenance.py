@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection, RowMapping
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder
 from memory_bank.bank.files import ROOT
-from memory_bank.bank.folds import content_of
+from memory_bank.bank.folds import FoldContent, FoldReasons
 from memory_bank.bank.keys import DEFAULT
 from memory_bank.bank.rows import derivation, from_row, is_derived, is_session_id, read_row
 from memory_bank.bank.schema import (
@@ -289,19 +289,28 @@ class _Verification:
 
     def folds(self) -> Iterator[Defect]:
         """Every fold can be read; a later step makes another in the place of one that is deleted."""
-        f, broken = folds.c, list[tuple[str, int]]()
+        f, broken = folds.c, list[tuple[str, int, sa.Column[Any]]]()
         with self.database.snapshot() as c:
             found = sa.select(f.session_id, f.number, f.body, f.why)
-            for name, number, *content in c.execute(found, execution_options={"yield_per": _BATCH}):
+            for name, number, body, why in c.execute(found, execution_options={"yield_per": _BATCH}):
+                part = f.body
                 try:
-                    content_of(dict(zip(("body", "why"), content, strict=True)))
+                    FoldContent.unpacked(body)
+                    part = f.why
+                    why and FoldReasons.unpacked(why)
                 except ValueError:
-                    broken.append((name, number))
-        for name, number in broken:
+                    broken.append((name, number, part))
+        for name, number, part in broken:
+            at = (f.session_id == name) & (f.number == number)
             if self.repair:
                 with self.database.write() as c:
-                    c.execute(sa.delete(folds).where(f.session_id == name, f.number == number))
-            yield Defect("fold", f"its fold {number} cannot be read", _name(name), mended=self.repair)
+                    c.execute(
+                        sa.delete(folds).where(at)
+                        if part is f.body
+                        else sa.update(folds).where(at).values(why=None)
+                    )
+            what = "it" if part is f.body else "why it shows what it does"
+            yield Defect("fold", f"fold {number}: {what} cannot be read", _name(name), mended=self.repair)
 
     def files(self) -> Iterator[Defect]:
         """Every file of an agent is readable and in a folder."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import select
+import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import sqlalchemy as sa
@@ -16,7 +17,7 @@ from sqlalchemy.exc import DBAPIError, InvalidatePoolError
 
 from memory_bank.bank.database import Database, first_line
 from memory_bank.bank.schema import bank, of_session, sessions
-from memory_bank.errors import INSTALL, DatabaseOpenError
+from memory_bank.errors import INSTALL, DatabaseOpenError, StorageError
 
 if TYPE_CHECKING:
     import psycopg
@@ -26,7 +27,13 @@ LOCK_TIMEOUT_MS = 5_000
 CREATION_TIMEOUT_MS = 60_000
 _CONNECTIONS = 15
 _ASKED_AFTER = 10.0  # seconds without use before a connection is tested by a query
-_HELD, _USED = "memory_bank.held", "memory_bank.used"  # keys of a connection's info
+_WAITS, _SILENCE = 0.5, 1.0
+"""Seconds that a statement waits before it is asked whether the server still answers, and that this may take."""
+_HELD, _USED, _POOLED = (
+    "memory_bank.held",
+    "memory_bank.used",
+    "memory_bank.pooled",
+)  # keys of a connection's info
 _CREATING = 0x6D656D62616E6B  # "membank": the advisory lock of those who create a bank
 _SECRETS = ("password", "sslpassword")
 
@@ -34,7 +41,7 @@ _SECRETS = ("password", "sslpassword")
 _CONNECT: dict[str, Any] = {
     "application_name": "memory_bank",
     "client_encoding": "utf8",  # without it psycopg returns bytes if the database has no encoding
-    "connect_timeout": 5,
+    "connect_timeout": 2,
     "keepalives_idle": 30,
     "tcp_user_timeout": 30_000,  # ms
 }
@@ -69,7 +76,12 @@ _ADVICE = (
 
 
 class Postgres(Database):
-    """See Database. Statements wait up to 5 s for a lock; connections are tested before they are used."""
+    """See Database. Statements wait up to 5 s for a lock; connections are tested before they are used.
+
+    While the server is silent every operation fails at once; a server that is only slow is waited for. Behind a
+    pooler (PgBouncer) nothing is kept in the server's session: no prepared statement, no SET. Options of the URL are
+    ``pool_size``, ``prepare_threshold`` (after how many uses a statement is prepared, or "none") and those of libpq.
+    """
 
     ranks = True
     # a read is one statement and needs no transaction
@@ -85,31 +97,55 @@ class Postgres(Database):
         self.name = self.url.difference_update_query(_SECRETS).render_as_string(hide_password=True)
         if "@" in (self.url.host or ""):
             raise DatabaseOpenError("the database URL has an @ in user or password: write it as %40.")
+        self._size = _whole(self.url.query.get("pool_size", _CONNECTIONS), "pool_size", 1)
+        threshold = self.url.query.get("prepare_threshold", 5)
+        prepares = None if threshold == "none" else _whole(threshold, "prepare_threshold", 0)
+        self.url = self.url.difference_update_query(("pool_size", "prepare_threshold"))
+        options = {k: v for k, v in _CONNECT.items() if k not in self.url.query}
         try:
             engine = sa.create_engine(
                 self.url,
-                connect_args={k: v for k, v in _CONNECT.items() if k not in self.url.query},
+                connect_args=options,
                 hide_parameters=True,
                 isolation_level="READ COMMITTED",
-                pool_size=_CONNECTIONS,
+                pool_size=self._size,
                 max_overflow=0,
                 pool_use_lifo=True,
                 pool_timeout=10,
             )
+            self._line = _Line(lambda: _ask(engine, self.url, options))
+            connection_class = _watched(self._line)
         except ImportError as e:  # psycopg or libpq
             raise DatabaseOpenError(
                 f"{self.name} needs psycopg: run  {INSTALL.format(extra='postgres')}  in a checkout."
             ) from e
 
+        @event.listens_for(engine, "do_connect")
+        def _connect(_dialect: object, _record: object, given: list[Any], named: dict[str, Any]) -> object:
+            return connection_class.connect(*given, **named)
+
         @event.listens_for(engine, "connect")
-        def _configure(connection: psycopg.Connection, _record: object) -> None:
-            connection.execute(f"SET lock_timeout = {LOCK_TIMEOUT_MS}")
-            connection.execute("SET idle_in_transaction_session_timeout = 60000")  # for a process that hangs
+        def _configure(connection: psycopg.Connection, record: ConnectionPoolEntry) -> None:
+            [number] = connection.execute("SELECT pg_backend_pid()").fetchone() or (None,)
+            record.info[_POOLED] = number != connection.info.backend_pid
+            connection.prepare_threshold = None if record.info[_POOLED] else prepares
+            if not record.info[_POOLED]:
+                connection.execute(f"SET lock_timeout = {LOCK_TIMEOUT_MS}")
+                connection.execute("SET idle_in_transaction_session_timeout = 60000")  # a process that hangs
             connection.commit()
 
         event.listen(engine, "checkout", _test)
         event.listen(engine, "checkin", lambda _, record: record.info.update({_USED: time.monotonic()}))
         return engine
+
+    def check_reachable(self) -> None:
+        if self._line.is_silent:
+            raise StorageError(f"{self.name}: the server does not answer; the same call can be made again.")
+
+    def close(self) -> None:
+        """See Database."""
+        self._line.rest()
+        super().close()
 
     def begin_snapshot(self, c: Connection) -> None:
         """See Database. Without the timeout: the reader may be slow."""
@@ -120,6 +156,8 @@ class Postgres(Database):
         """See Database. The transaction begins with its first statement."""
         c.info.pop(_HELD, None)
         if not creating:
+            if c.info.get(_POOLED):
+                c.exec_driver_sql(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
             return
         c.exec_driver_sql(f"SET LOCAL lock_timeout = {CREATION_TIMEOUT_MS}")
         c.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_CREATING})")
@@ -191,13 +229,87 @@ class Postgres(Database):
 
     def say(self, error: BaseException, opening: bool = False) -> str:
         if isinstance(error, sa.exc.TimeoutError):
-            return f"all {_CONNECTIONS} connections of this process are in use"
+            return f"all {self._size} connections of this process are in use"
         # without the preamble of libpq
         what = re.sub(r"^connection failed: (?=connection )|(?<=failed: )FATAL:\s+", "", first_line(error))
         if not opening:
             return f"the server went away or cannot be reached ({what})" if _lost(error) else what
         advice = (todo for pattern, todo in _ADVICE if re.search(pattern, what, re.IGNORECASE))
         return f"{what}: {next(advice, 'check the URL, and that the server runs')}"
+
+
+class _Line:
+    """Whether the server answers: what waits for it asks so, by a connection of its own."""
+
+    def __init__(self, ask: Callable[[], bool]) -> None:
+        self._ask = ask
+        self._lock = threading.Lock()
+        self._asked: float | None = None  # since when the question is open
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the server has been asked and does not answer."""
+        asked = self._asked
+        return asked is not None and time.monotonic() - asked > _SILENCE
+
+    def ask(self) -> None:
+        """Ask in the background, until there is an answer, unless the question is open."""
+        with self._lock:
+            if self._asked is not None:
+                return
+            self._asked = time.monotonic()
+        threading.Thread(target=self._wait, name="memory-bank-server-asked", daemon=True).start()
+
+    def _wait(self) -> None:
+        while not self._ask() and self._asked is not None:
+            time.sleep(_WAITS)
+        self.rest()
+
+    def rest(self) -> None:
+        """Ask no longer."""
+        self._asked = None
+
+
+def _ask(engine: Engine, url: sa.URL, options: Mapping[str, Any]) -> bool:
+    """Whether the server lets in, or refuses by an answer of its own, a connection within two seconds."""
+    given, named = engine.dialect.create_connect_args(url)
+    try:
+        engine.dialect.connect(*given, **{**named, **options, "connect_timeout": 2}).close()
+    except Exception as e:
+        return "FATAL" in str(e)
+    return True
+
+
+def _watched(line: _Line) -> type[psycopg.Connection]:
+    """A class of connections whose statements end when the server is silent, however long they may take otherwise."""
+    from psycopg import Connection, OperationalError
+
+    class Watched(Connection):
+        def wait(self, gen: Generator[Any, Any, Any], *args: Any, **options: Any) -> Any:
+            return super().wait(self._watch(gen), *args, **options)
+
+        def _watch(self, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+            began, asks_after, ready = time.monotonic(), _WAITS, None
+            while True:
+                try:
+                    ready = yield gen.send(ready)
+                except StopIteration as e:
+                    return e.value
+                waited = 0.0 if ready else time.monotonic() - began
+                if waited > asks_after:
+                    line.ask()
+                    asks_after = 2 * waited
+                if waited and line.is_silent:
+                    self.close()
+                    raise OperationalError("it does not answer")
+
+    return Watched
+
+
+def _whole(given: object, name: str, least: int) -> int:
+    if not str(given).isascii() or not str(given).isdigit() or not least <= int(str(given)) <= 1_000:
+        raise DatabaseOpenError(f"{name} in the database URL is {str(given)[:40]!r}: give {least} to 1000.")
+    return int(str(given))
 
 
 def _test(connection: psycopg.Connection, record: ConnectionPoolEntry, _proxy: object) -> None:

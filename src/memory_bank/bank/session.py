@@ -573,9 +573,13 @@ class MemoryBankState(Session):
 
     def run_later(self, name: str, work: Callable[[], object]) -> None:
         if self.defer:
-            self._deferred[name] = work
+            self.put_off(name, work)
         else:
             work()
+
+    def put_off(self, name: str, work: Callable[[], object]) -> None:
+        """Keep work until ``finish``, also without ``defer``; the next step drops it, or puts it off again."""
+        self._deferred[name] = work
 
     def finish(self) -> None:
         """Do the work that the last step deferred. Raises StorageError, EmbeddingError: the next step does it."""

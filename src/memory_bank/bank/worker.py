@@ -116,7 +116,7 @@ class Worker:
         self,
         database: Database,
         observer: Observer,
-        embedder: Embedder,
+        embedder: Embedder | str,
         session_id: str | None = None,
         *,
         attempts: int = 5,

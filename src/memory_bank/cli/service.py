@@ -91,7 +91,7 @@ def mcp(
     ),
     config: Path | None = CONFIG,
 ) -> None:
-    """Serve search_memory, get_record, list_records and the records to an MCP client over stdio.
+    """Serve get_record and the records to an MCP client over stdio.
 
     The client starts this; Ctrl-C, SIGTERM and a closed standard input stop it. `memory-bank serve` offers
     the same over HTTP, at /mcp.

@@ -12,6 +12,7 @@ import sys
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, TextIO
@@ -213,9 +214,8 @@ def table(
     These, and columns ``whole``, are never wrapped. Columns that find no room stand below, with the first one again.
     Markup in cells is shown as text. True is "yes", False and None are empty.
     """
-    from rich.cells import cell_len
+    from rich.cells import cell_len, set_cell_size
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     def cell(value: object) -> str:
@@ -239,14 +239,32 @@ def table(
             blocks.append([0])
         blocks[-1].append(i)
     for n, block in enumerate(blocks):
-        t = Table(box=None, pad_edge=False, header_style="bold")
-        for i in block:
-            t.add_column(
-                header[i], justify="right" if i in numbers else "left", overflow="fold", no_wrap=i in fixed
-            )
-        for row in cells:
-            t.add_row(*(Text(row[i]) for i in block))
-        console.print(*([""] if n else []), t, sep="\n")
+        room = {i: widths[i] for i in block}
+        while sum(room.values()) + 2 * (len(block) - 1) > console.width and (fold := [*{*block} - fixed]):
+            widest = max(fold, key=lambda i: (room[i], i))
+            if room[widest] == 1:
+                break
+            room[widest] -= 1
+
+        def lines(row: Sequence[str], block: list[int] = block, room: dict[int, int] = room) -> Iterator[str]:
+            folded = [
+                [row[i]] if cell_len(row[i]) <= room[i]
+                else [t.plain.rstrip() for t in Text(row[i]).wrap(console, room[i], overflow="fold")]
+                for i in block
+            ]  # fmt: skip
+            for texts in zip_longest(*folded, fillvalue=""):
+                padded = [
+                    f"{' ' * (room[i] - cell_len(text))}{text}" if i in numbers
+                    else set_cell_size(text, room[i])
+                    for i, text in zip(block, texts, strict=True)
+                ]  # fmt: skip
+                yield "  ".join(padded).rstrip()
+
+        if n:
+            console.print()
+        for line in lines(header):
+            console.print(Text(line, "bold"), soft_wrap=True)
+        console.file.writelines(f"{line}\n" for row in cells for line in lines(row))
 
 
 @contextlib.contextmanager

@@ -21,12 +21,13 @@ from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings, ToolSettings
 from memory_bank.context.render import memory_message
 from memory_bank.errors import MemoryBankError
-from memory_bank.plan import Decision, Fate, Piece, Reasons
+from memory_bank.plan import Decision, Fate, Piece, Shown
 from memory_bank.ports import TokenCounter
 from memory_bank.records import InteractionRecord
 from memory_bank.selection.cutting import CutText
 from memory_bank.selection.index import EvidenceIndex, Selection
 from memory_bank.selection.model import MODEL_FILE, Model, load_model
+from memory_bank.selection.outcomes import is_excerpt
 from memory_bank.selection.thread import (
     ARGUMENT_START,
     LEAST_CHARS,
@@ -64,18 +65,19 @@ class ShownCall:
     """What is shown of a call: its record's number, the quotes of its output and of its arguments.
 
     ``outcome``: what came back in a few words, shown where no quote has it. ``arguments``: pairs of a long text in
-    the arguments and what is shown of it.
+    the arguments and what is shown of it. ``state``: of a file that is quoted, "before edit #36" or "with edit #36".
     """
 
     number: int
     outcome: str = ""
     quote: str = ""
     arguments: tuple[tuple[str, str], ...] = ()
+    state: str = ""
 
     @property
     def mark(self) -> str:
         """The mark at the end of a result or an argument that is shown in part."""
-        return f"{Mark.SHORTENED} #{self.number}]"
+        return f"{Mark.SHORTENED} #{self.number}{self.state and ', '}{self.state}]"
 
     @property
     def result(self) -> str:
@@ -87,8 +89,10 @@ class ShownCall:
         """Whether the outcome says something that the quotes do not: the list of calls leaves this call out."""
         if not self.quote:
             return bool(self.outcome)
+        if is_excerpt(self.outcome):
+            return False
         values = [part.partition("=")[2] for part in self.outcome.split(", ") if "=" in part]
-        if not values:  # a short output as a whole; "3 lines" says nothing
+        if not values:  # a short output as a whole
             values = [word for word in self.outcome.split() if any(map(str.isalpha, word))]
         values = [value.rstrip("…") for value in values]
         return any(value not in self.quote and any(map(str.isdigit, value)) for value in values)
@@ -111,13 +115,18 @@ def quotes_by_text(cut: CutText, places: Sequence[int]) -> Iterator[tuple[str, s
 
 
 def shorten_turn(
-    turn: Interaction, shown: Mapping[int, ShownCall], note: str, count: Callable[[Any], int]
+    turn: Interaction,
+    shown: Mapping[int, ShownCall],
+    note: str,
+    count: Callable[[Any], int],
+    tokens: Callable[[int, int], int],
 ) -> dict[int, Edit]:
     """The messages by position that an interaction with some calls (by the place of the pair) in short form has.
 
-    The other calls are left out with their results. ``note`` is shown of what the agent said in this turn. A
-    message whose short form has as many tokens is not changed. Messages that carry images of results are
-    left out; reasoning stays.
+    The other calls are left out with their results. ``note`` is shown of what the agent said in this turn.
+    ``tokens``: of the messages between two positions, as they came. A message whose short form has as many tokens is
+    not changed, unless what it shows of a file changed. Messages that carry images of results are left out; reasoning
+    stays.
     """
     calls: dict[int, dict[int, int]] = {}  # by the position of a message, the pair of each of its calls
     answered: dict[int, int] = {}
@@ -152,13 +161,15 @@ def shorten_turn(
             change[WHOLE], note = note, ""
         elif kind_of(message) is not MessageKind.REASONING:
             continue
-        edit = Edit({}, message, count(message))
+        at = turn.start + position
+        edit = Edit({}, message, tokens(at, at + 1))
         if change:
             new = edited_message(message, change)
-            leaves_out = any(text is None for number, text in change.items() if number != WHOLE)
-            if new is not None and ((cost := count(new)) < edit.tokens or leaves_out):
+            must = any(text is None for number, text in change.items() if number != WHOLE)
+            must |= position in answered and bool(shown[answered[position]].state)
+            if new is not None and ((cost := count(new)) < edit.tokens or must):
                 edit = Edit(change, new, cost)
-        edits[turn.start + position] = edit
+        edits[at] = edit
     return edits
 
 
@@ -244,6 +255,12 @@ class EvidenceMemory:
         arguments = compact(record.raw_input) if record.input_text is None else record.input_text
         call: dict[str, Any] = {"interaction": at, "tool": tool, "arguments": arguments, "output": output}
         parsed = self.index.tables.parsed
+        failed = False
+        try:
+            failed = self.thread.add(number=number, note=note, **call)
+        except Exception as e:
+            log.warning("record %s is listed without its arguments: %s", trace_id, type(e).__name__)
+            self.thread.add(number=number, interaction=at, tool="unknown", arguments="", output="")
         try:
             self.index.tables.set_anchor(anchor)
             if note.strip():
@@ -252,13 +269,9 @@ class EvidenceMemory:
             place = len(parsed)
             self.index.add_call(trace_id=trace_id, **call, parsed=known)
             self.places[trace_id] = place
+            self.index.files.add(number, tool, arguments, output, failed=failed, key=trace_id)
         except Exception as e:
             log.warning("no excerpts of record %s: %s", trace_id, type(e).__name__)
-        try:
-            self.thread.add(number=number, note=note, **call)
-        except Exception as e:
-            log.warning("record %s is listed without its arguments: %s", trace_id, type(e).__name__)
-            self.thread.add(number=number, interaction=at, tool="unknown", arguments="", output="")
 
     def owner(self, place: int) -> str:
         """The trace_id of the record at a place of the index; of a note, that of the call it was said with."""
@@ -330,6 +343,7 @@ class _Chooser:
         most: int,
     ) -> None:
         self._view, self._session, self._memory, self._settings = view, session, memory, settings
+        self._counts = session.counter.count_message, view.tokens_between
         steps = session.steps
         self._kept = {t for e in view.history if e.stays for t in e.record_ids}  # what every context shows
         count = newest_within([*map(size, view.history)], int(budget * share), most)
@@ -442,15 +456,17 @@ class _Chooser:
                 prices.append(self._session.counter.count_text(memory.index.header(record)) + 3)
                 continue
             if trace_id not in memory.prices:
-                memory.prices[trace_id] = max(1, self._tokens_alone(trace_id) - LISTED_TOKENS)
+                memory.prices[trace_id] = max(1, self._tokens_alone(trace_id, quoted=True) - LISTED_TOKENS)
             prices.append(memory.prices[trace_id])
         return prices
 
-    def _tokens_alone(self, trace_id: str) -> int:
-        """The tokens of a turn that shows one call, and of its output only the outcome."""
+    def _tokens_alone(self, trace_id: str, *, quoted: bool = False) -> int:
+        """The tokens of a turn that shows a call, and of its output the outcome; ``quoted``: as beside a quote."""
         turn, place = self._at[trace_id]
-        count = self._session.counter.count_message
-        edits = shorten_turn(turn, {place: self._call(trace_id)}, "", count)
+        call = self._call(trace_id)
+        if quoted and is_excerpt(call.outcome):
+            call = replace(call, outcome="")
+        edits = shorten_turn(turn, {place: call}, "", *self._counts)
         return sum(edit.tokens for edit in edits.values())
 
     def _call(self, trace_id: str) -> ShownCall:
@@ -467,17 +483,17 @@ class _Chooser:
         elsewhere: list[str] = []
         for record, places in sorted(selection.shown.items()):
             trace_id, parsed = memory.owner(record), memory.index.tables.parsed[record]
-            quote = memory.index.quote(record, places, selection)
+            quote, state = memory.index.quote(record, places, selection)
             if trace_id not in self._at:
-                elsewhere.append(f"{memory.index.header(record)}\n{quote}\n")
+                elsewhere.append(f"{memory.index.header(record)}{state and f' ({state})'}\n{quote}\n")
                 continue
             call = shown.get(trace_id) or self._call(trace_id)
             if parsed.kind == "note":
                 notes[self._at[trace_id][0].start] = quote
             elif parsed.kind == "arguments":
-                call = replace(call, arguments=tuple(quotes_by_text(parsed.cut, places)))
+                call = replace(call, arguments=tuple(quotes_by_text(parsed.cut, places)), state=state)
             else:
-                call = replace(call, quote=quote)
+                call = replace(call, quote=quote, state=state or call.state)
             shown[trace_id] = call
         turns: dict[int, tuple[Interaction, dict[int, ShownCall]]] = {}
         for trace_id, call in shown.items():
@@ -493,30 +509,49 @@ class _Chooser:
         """``shorten_turn``, once for a turn that shows the same."""
         key = turn.start, frozenset(shown.items()), note
         if key not in self._made:
-            self._made[key] = shorten_turn(turn, shown, note, self._session.counter.count_message)
+            self._made[key] = shorten_turn(turn, shown, note, *self._counts)
         return self._made[key]
 
 
-class Explained(Reasons):
-    """The reasons of a fold in a plan; ``steps``: of all records; ``kept``: positions of interactions kept whole."""
+class Explained(Shown):
+    """The reasons of a fold in a plan, by ``why``; where that is not known, what stands where.
 
-    def __init__(self, why: FoldReasons, steps: Mapping[str, int], kept: Collection[int]) -> None:
-        self._why, self._steps, self._kept = why, steps, frozenset(kept)
+    ``steps``: of all records; ``whole``, ``turns``, ``folded``: interactions kept whole, shown in part, and those
+    that the fold is about.
+    """
+
+    def __init__(
+        self,
+        why: Callable[[], FoldReasons | None],
+        steps: Mapping[str, int],
+        whole: Sequence[Interaction],
+        turns: Sequence[Interaction],
+        folded: Sequence[Interaction],
+    ) -> None:
+        super().__init__(whole, turns, folded)
+        self._ask, self._steps, self._kept = why, steps, frozenset(e.start for e in whole)
+
+    @cached_property
+    def _why(self) -> FoldReasons | None:
+        return self._ask()
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
         return {trace_id: number for number, trace_id in enumerate(self._steps, 1)}
 
     def pieces(self) -> Sequence[Piece]:
-        return self._why.pieces
+        return [] if self._why is None else self._why.pieces
 
     def near_misses(self) -> Sequence[Piece]:
-        return self._why.near_misses
+        return [] if self._why is None else self._why.near_misses
 
     def decide(self, interaction: Interaction) -> tuple[Fate, float | None, str]:
         if interaction.start in self._kept:
             return Fate.KEPT, None, "one of the latest interactions, kept whole"
-        found = [self._why.of(self._numbers[t]) for t in interaction.trace_ids if t in self._numbers]
+        why = self._why
+        if why is None:
+            return super().decide(interaction)
+        found = [why.of(self._numbers[t]) for t in interaction.trace_ids if t in self._numbers]
         if not found:
             return Fate.LEFT_OUT, None, "it has no record yet"
         fates, scores, reasons = zip(*found, strict=True)
@@ -527,17 +562,20 @@ class Explained(Reasons):
         return fate, sum(worth) if worth else None, "; ".join(reasons)
 
     def beyond(self, here: Collection[str]) -> list[Decision]:
-        tools = {p.trace_id: p.tool for p in self._why.pieces if p.trace_id not in here}
+        why = self._why
+        if why is None:
+            return []
+        tools = {p.trace_id: p.tool for p in why.pieces if p.trace_id not in here}
         made = []
         for trace_id in sorted(tools.keys() & self._numbers.keys(), key=self._numbers.__getitem__):
-            fate, score, reason = self._why.of(self._numbers[trace_id])
+            fate, score, reason = why.of(self._numbers[trace_id])
             reason = f"{reason}; its messages are no longer in the list"
             made.append(Decision(None, (trace_id,), (tools[trace_id],), fate, score, reason, 0))
         return made
 
 
-def explained(excerpts: Excerpts) -> FoldReasons:
-    """Why the excerpts show of every record what they do."""
+def explained(excerpts: Excerpts, records: int) -> FoldReasons:
+    """Why the excerpts show what they do of every record, of so many."""
     memory, selection = excerpts.memory, excerpts.selection
     tables, numbers = memory.index.tables, memory.numbers
     shown, near = sorted(selection.gains.items()), sorted(selection.edge, key=lambda e: -e[1])
@@ -567,7 +605,7 @@ def explained(excerpts: Excerpts) -> FoldReasons:
         reason = f"#{number}: {len(places)} of {len(cut.segments)} pieces, the best {best!r}"
         calls[number] = (Fate.KEPT if whole else Fate.PART), sum(gains), reason
     listed = frozenset(excerpts.named)
-    bare = FoldReasons(len(numbers), {}, listed, (), ())
+    bare = FoldReasons(records, {}, listed, (), ())
     for number in {*words, *beyond} - calls.keys():
         fate, worth, reason = bare.of(number)
         if number in words:
@@ -576,4 +614,4 @@ def explained(excerpts: Excerpts) -> FoldReasons:
         if number in beyond:
             reason += f"; nearly shown: worth {beyond[number]:.3f}, beyond the budget"
         calls[number] = fate, worth, reason
-    return FoldReasons(len(numbers), calls, listed, pieces[: len(shown)], pieces[len(shown) :])
+    return FoldReasons(records, calls, listed, pieces[: len(shown)], pieces[len(shown) :])

@@ -130,7 +130,7 @@ class MemoryBankPlugin(BasePlugin):
     """Sends the model a rebuilt context; the events of ADK's session keep the whole history.
 
     ``App(…, plugins=[MemoryBankPlugin()])``. ``session_of`` gives the name of a session. ``offer_tools``:
-    whether agents get search_memory, get_record and list_records. ``options`` are those of Bridge. Raises
+    whether agents get the memory tool, get_record. ``options`` are those of Bridge. Raises
     ConfigError, UnknownStrategyError, StorageError.
     """
 

@@ -109,7 +109,7 @@ class MemoryBankMiddleware(AgentMiddleware):
 
     ``create_agent(model, tools, middleware=[MemoryBankMiddleware()])``. A session is a thread of the agent's
     checkpointer; without one, and in agents that another agent calls, it is found by the messages.
-    ``offer_tools``: whether the agent gets search_memory, get_record and list_records. ``options`` are those of
+    ``offer_tools``: whether the agent gets the memory tool, get_record. ``options`` are those of
     Bridge. Raises ConfigError, UnknownStrategyError, StorageError.
     """
 

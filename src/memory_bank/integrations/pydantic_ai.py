@@ -104,8 +104,8 @@ class MemoryBank(AbstractCapability[Any]):
     """Sends the model a rebuilt context; ``all_messages()`` keeps the whole history.
 
     ``Agent(model, capabilities=[MemoryBank()])``. A session is a conversation: ``conversation_id``, which runs
-    share that are given each other's messages. ``offer_tools``: whether the agent gets search_memory,
-    get_record and list_records. ``options`` are those of Bridge.
+    share that are given each other's messages. ``offer_tools``: whether the agent gets the memory
+    tool, get_record. ``options`` are those of Bridge.
     """
 
     def __init__(self, *, offer_tools: bool = True, **options: Unpack[BridgeOptions]) -> None:

@@ -120,8 +120,8 @@ def add_memory(
     """Let an agent's model see a rebuilt context; ``agent.memory`` keeps all steps. Returns the bridge.
 
     ``session_id``: one session for all that the agent does; by default a task is a session, and goes on where
-    the agent does (``run(…, reset=False)``). ``offer_tools``: whether the agent gets search_memory, get_record
-    and list_records. ``options`` are those of Bridge. Raises ConfigError, UnknownStrategyError, StorageError.
+    the agent does (``run(…, reset=False)``). ``offer_tools``: whether the agent gets the memory tool,
+    get_record. ``options`` are those of Bridge. Raises ConfigError, UnknownStrategyError, StorageError.
     """
     bridge: Bridge[smol.MemoryStep] = Bridge(WIRE.read_all, **options)
 

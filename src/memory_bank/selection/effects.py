@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from itertools import islice
 from typing import Any, Literal, NamedTuple
 
-from memory_bank.transcript.framing import content_of
+from memory_bank.transcript.framing import Content, content_of
 from memory_bank.transcript.jsontext import leaves, parse_arguments
 
 Effect = Literal["read", "write"]
@@ -34,8 +35,8 @@ _WRITES = word_set(
     "sync terminate transfer trigger type uninstall unsubscribe update upload upsert write"
 )
 _RUNS = word_set(
-    "bash cmd code command console eval exec execute interpreter invoke notebook python repl run script shell sql "
-    "terminal"
+    "bash cmd code command console eval exec execute interpreter invoke notebook powershell pwsh python repl run "
+    "script shell sql terminal zsh"
 )
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
@@ -104,14 +105,69 @@ _NO_ACCESS = word_set("list search grep glob find tree directory directories inf
 
 _FAILURE_START = re.compile(
     r"\W{0,4}(?:\w{0,40}(?:error|exception)\b|error\b|fatal\b|failed\b|failure\b|traceback\b|usage:"
-    r"|unknown (?:tool|command)|no such|permission denied|access denied|not found|"
-    r"invalid\b|cannot\b|could not\b|unable to\b|bash: |sh: "
-    r"|<tool_use_error>|the user (?:doesn't|rejected))",
+    r"|unknown (?:tool|command)|no such|permission denied|access (?:is )?denied|not found|"
+    r"invalid\b|cannot\b|could not\b|unable to\b|bash: |sh: |(?-i:E[A-Z]{4,12}): "
+    r"|<tool_use_error>|string to replace not found|(?:command|request|operation) (?:has )?timed out"
+    r"|[\w #:'\"/.-]{1,80} (?:does not exist|(?:was |is )?not found)\W*\Z)",
     re.I,
 )
+_CANCELLED = re.compile(
+    r"\W{0,4}(?:tool_use_error>)?(?:the user (?:doesn't|does not|rejected|cancell?ed|declined|interrupted)"
+    r"|(?:[a-z]+ ){0,3}(?:cancell?ed|aborted|interrupted|rejected) by (?:the )?user)",
+    re.I,
+)
+# What a run prints where it failed, on one of its first or last lines.
+_RUN_FAILED = re.compile(
+    r"\b[1-9]\d* (?:tests? )?(?:failed|fails|failures?|failing|errors? in [\d.]+s|error\(s\))(?!\w)"
+    r"|^failed \(|^fail\b|^--- fail|test result: failed|^build fail"
+    r"|\b(?:failures?|failed|errors): +[1-9]"  # of tests
+    r"|^(?:[a-z]:)?[^\s:]+(?::\d+){1,2}: (?:fatal )?error\b|^\S+\(\d+,\d+\): error\b"
+    r"|^(?:\S+ : )?error(?:\[\w+\]|:| [a-z]+\d+:)"
+    r"|\bfound [1-9]\d* errors?\b|^[1-9]\d* errors?$|✖ [1-9]\d* problems? \([1-9]|^could not compile"  # of compilers
+    r"|\bexit(?:ed)?:? (?:with )?(?:status |code )?[1-9]\d*\.?$|\bnon-zero (?:exit )?(?:code|status)"
+    r"|\*\*\* .*\berror [1-9]"
+    r"|^npm err(?:!|or\b)|^panic: |^exception in thread|^fatal: |^!? ?! \[(?:remote )?rejected|^conflict \("
+    r"|^(?:terminated|killed|aborted|segmentation fault|bus error)\b|\btimed out after\b|\(core dumped\)"
+    r"|^(?:uncaught )?\w*(?:error|exception): |^(?:\S+/)?(?:ba|z|da)?sh: |^\S+: line \d+: "
+    r"|^[\w./\\-]{1,60}: (?:\S+: |cannot |\(\d+\) )?.{0,200}(?:no such file|denied|not found|refused|cannot "
+    r"|failed to |could not |is a directory|not permitted|unrecognized|invalid option)"
+    r"|is not recognized as |^the (?:system|filename|syntax|network|process) .*\b(?:cannot|incorrect)\b"
+    r"|^access is denied|^file not found|^\+ categoryinfo|^\+ fullyqualifiederrorid"
+    r"|^[\w.-]+ : (?:the term|cannot|unable|could not|access)"
+    r"|^(?:the )?(?:command|process|script) failed\b",
+    re.I,
+)
+_PROGRAM_FAILED = re.compile(r"(?:[^\s:]+/)?([\w.-]+)(?: :|:)(?: line \d+:)? [^\n]{1,300}")
+_WINDOWS_FAILED = re.compile(
+    r"\A(?:The system cannot|Access is denied)|^File Not Found\s*\Z|^ +\+ CategoryInfo", re.M
+)
+_TRACEBACK = re.compile(r"^Traceback \(most recent call last\):$.{0,4000}?^\w[\w.]*(?:: .*)?$", re.M | re.S)
+_STDERR_ONLY = re.compile(r"\W{0,8}stdout\W{1,12}stderr\W{0,8}\n\s*\w", re.I)
+STATUS_KEYS = ("statusCode", "status_code", "status")
+"""Members with the status of an answer."""
+_HTTP_FAILED = re.compile(r"HTTP/[\d.]{1,4} [45]\d\d")
+FAILED_LINE = re.compile(r"(?:FAILED|FAIL:|--- FAIL:|ERROR|[×✗✕❌●]|test \S+ \.\.\. FAILED)(?: |\Z)")
+"""A line of a run that names what failed: a test, a step."""
+PROBLEM = re.compile(
+    r"\bnpm err!|\b(?:\w*error|\w*exception|fatal|panic|fail(?:ed|ure)?|cannot|could not|unable|denied|not found"
+    r"|no such|undefined|refused|rejected|unrecognized|not recognized|timed out|non-zero|conflict)\b",
+    re.I,
+)
+"""A line that says what went wrong."""
 _EXIT = re.compile(r"(?:exit(?: |_)?(?:code|status)|return_?code)[\"'>:= ]{1,6}(-?\d+)", re.I)
 _FAILED_WORDS = frozenset({"error", "failed", "failure", "rejected", "denied", "invalid"})
 _FAR = 4_000  # characters of an output in which a failure is looked for
+_FIRST_LINES, _LAST_LINES = 4, 12  # of a run's output, in which a failure is looked for
+_SHOWS = word_set(
+    "cat head tail sed grep egrep rg less more type echo findstr select-string get-content gc jq awk sort uniq wc cut"
+    " tr nl bat journalctl cd ls find git gh docker kubectl dir get-childitem"
+)
+_SHOWN = {
+    "git": "log show diff blame grep",
+    "docker": "logs",
+    "kubectl": "logs describe",
+    "gh": "view list diff api",
+}
 _LEAVES = 200
 
 
@@ -122,25 +178,94 @@ def changes_something(
     effect = (declared or {}).get(tool)
     if effect is None:
         effect = "write" if _may_change(tool, parse_arguments(arguments)) else "read"
-    return effect == "write" and not is_failure(output)
+    return effect == "write" and not is_failure(output, tool, arguments)
 
 
-def is_failure(output: str) -> bool:
-    """Whether an output reports that the call failed: by its first words, an error member or an exit code."""
+def is_failure(output: str, tool: str = "", arguments: object = None) -> bool:
+    """Whether an output reports that the call failed: by its first words, an error member or an exit code.
+
+    With the ``tool`` and its ``arguments`` also by what a run prints, in every shell: a traceback, a sum of tests, a
+    compiler's errors. Text that a command only shows is no report.
+    """
     content = content_of(output)
     value, text = content.value, content.text[:_FAR].lstrip()
     if content.code:
         return True
     if isinstance(value, dict) and text.startswith("{"):
         return _reports_failure(value)
+    if is_cancelled(text):
+        return True
+    command = _command_of(tool, arguments)
+    if command and _only_shows(command):
+        said = _PROGRAM_FAILED.match(text) if text.count("\n") < _FIRST_LINES else None
+        is_programs = said is not None and (said[1] in command.split() or said[1].endswith(("sh", "fatal")))
+        if said and is_programs and _RUN_FAILED.search(said[0]):
+            return True
+        return _WINDOWS_FAILED.search(text) is not None
     if _FAILURE_START.match(text) or (isinstance(value, dict) and _reports_failure(value)):
         return True
     code = _EXIT.search(output[:200]) or _EXIT.search(output[-200:])
-    return content.code is None and code is not None and code[1].strip("-0") != ""
+    if content.code is None and code is not None and code[1].strip("-0") != "":
+        return True
+    return command is not None and _run_failed(output, content, command)
+
+
+def is_cancelled(output: str) -> bool:
+    """Whether an output says that the user did not want the call."""
+    return _CANCELLED.match(output) is not None
+
+
+def runs(tool: str, arguments: object) -> bool:
+    """Whether a call runs something, so that what came of it stands at the end of its output."""
+    command = _command_of(tool, arguments)
+    return command is not None and not _only_shows(command)
+
+
+def _command_of(tool: str, arguments: object) -> str | None:
+    """What a tool that runs something runs; None for other tools."""
+    if not _RUNS & {w.casefold() for w in _WORD.findall(tool)}:
+        return None
+    return "\n".join(_code_texts(parse_arguments(arguments), all_of_them=True))[:_FAR]
+
+
+def _only_shows(command: str) -> bool:
+    """Whether every part of a shell command only shows text."""
+    shows = False
+    for part in _SHELL_SPLIT.split(_QUOTED.sub("_", command)):
+        words = part.casefold().split()
+        if not words or words[0].startswith(("#", "2>")):
+            continue
+        if (
+            words[0] not in _SHOWS
+            or _REDIRECT.search(part)
+            or (words[0] in _SHELL_READS and _part_changes(part))
+        ):
+            return False
+        sub = _SHOWN.get(words[0])
+        if sub is not None and not set(words[1:4]) & set(sub.split()):
+            return False
+        shows |= words[0] not in ("cd", "echo")
+    return shows
+
+
+def _run_failed(output: str, content: Content, command: str) -> bool:
+    """Whether a run's output says that it failed. A frame's exit code 0 is believed, but for pipes and lists."""
+    if content.code == 0 and not re.search(r"[|;]", _QUOTED.sub("_", command)):
+        return False
+    if _HTTP_FAILED.match(output) or (content.code is None and _STDERR_ONLY.match(output)):
+        return True
+    text = content.text
+    ends = text if len(text) <= 2 * _FAR else f"{text[:_FAR]}\n{text[-_FAR:]}"
+    lines = [line.strip() for line in ends.split("\n") if line.strip()]
+    near = lines[:_FIRST_LINES] + lines[max(_FIRST_LINES, len(lines) - _LAST_LINES) :]
+    return any(_RUN_FAILED.search(line[:400]) for line in near) or any(
+        len(ends) - match.end() < 400 for match in _TRACEBACK.finditer(ends)
+    )
 
 
 def _reports_failure(value: Mapping[str, Any]) -> bool:
     status, parts = value.get("status"), value.get("content")
+    answers = (value.get(key) for key in STATUS_KEYS)
     codes = (value.get(key) for key in ("returncode", "exit_code", "exitCode"))
     if (
         any(
@@ -151,6 +276,7 @@ def _reports_failure(value: Mapping[str, Any]) -> bool:
         or value.get("ok") is False
         or (isinstance(status, str) and status.casefold() in _FAILED_WORDS)
         or any(isinstance(code, int) and code != 0 for code in codes)
+        or any(isinstance(code, int) and 400 <= code < 600 for code in answers)
     ):
         return True
     texts = [p.get("text") for p in parts if isinstance(p, dict)] if isinstance(parts, list) else []
@@ -183,6 +309,17 @@ def _may_change(tool: str, arguments: Mapping[str, Any]) -> bool:
     if first in _READS:
         return False
     return not (isinstance(method, str) and method.casefold() in ("get", "head"))
+
+
+def shell_command(tool: str, arguments: Mapping[str, Any]) -> str:
+    """The command that a call runs in a shell; "" where it runs none."""
+    if not _RUNS & {w.casefold() for w in _WORD.findall(tool)}:
+        return ""
+    command = arguments.get("command", arguments.get("cmd"))
+    if isinstance(command, list) and all(isinstance(word, str) for word in command):
+        is_wrapped = len(command) == 3 and command[1].startswith("-")  # bash -lc …
+        command = command[2] if is_wrapped else shlex.join(command)
+    return command if isinstance(command, str) else ""
 
 
 def _code_texts(arguments: Mapping[str, Any], *, all_of_them: bool) -> list[str]:

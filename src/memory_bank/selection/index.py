@@ -12,6 +12,7 @@ import numpy as np
 
 from memory_bank.selection import model as scoring
 from memory_bank.selection.cutting import GAP, WIDTH
+from memory_bank.selection.files import Files
 from memory_bank.selection.tables import OWN, Array, EvidenceTables
 from memory_bank.selection.thread import ARGUMENT_CHARS, call_line, shown_arguments
 from memory_bank.selection.values import ParsedRecord, fold, parse_record, stands_in
@@ -87,6 +88,7 @@ class EvidenceIndex:
         self.model = model if model is not None else scoring.load_model()
         self.count = count_tokens
         self.tables = EvidenceTables()
+        self.files = Files()
         self._scores = scoring.LinearScores(self.model.weights)
         # By record: how many calls there are up to it, the values that its call uses, those that the call shows in
         # its place, the tokens of its blocks' headings.
@@ -96,6 +98,10 @@ class EvidenceIndex:
         self._head_tokens: list[list[int]] = []
         self._headers: dict[tuple[int, int], tuple[str, int]] = {}
         self._short: dict[int, ShortForm | None] = {}  # by segment, once asked for
+        # the tail, the anchor and how many records were there at the latest selection, and what it was made by
+        self._selected: tuple[tuple[int, list[str], int], tuple[scoring.CurrentStep, Array, Array]] | None = (
+            None
+        )
 
     def add_call(
         self,
@@ -178,6 +184,7 @@ class EvidenceIndex:
         t.set_anchor(anchor)
         step = scoring.CurrentStep(t, tail_interaction)
         ids, chance = self.chances(tail_interaction, step)
+        self._selected = (tail_interaction, t.anchor, len(t.parsed)), (step, ids, chance)
         stale = t.records["stale"][t.segments["record"]]
         t.segments["factor"][:] = 1 - STALE * stale
         shown = np.isin(t.segments["record"], list(without))
@@ -258,7 +265,8 @@ class EvidenceIndex:
         # the tokens of a text may be more than those of its parts: the last ones are left out then
         while prices is None:
             shown = selection.shown.items()
-            excerpts = [f"{headers[r][0]}\n{self.quote(r, places, selection)}\n" for r, places in shown]
+            quotes = [(headers[r][0], *self.quote(r, places, selection)) for r, places in shown]
+            excerpts = [f"{line}{state and f' ({state})'}\n{quote}\n" for line, quote, state in quotes]
             text = "".join([head, *excerpts]) if excerpts else ""
             tokens = self.count(text) if text else 0
             if tokens <= budget:
@@ -409,13 +417,22 @@ class EvidenceIndex:
             shown[record] = (*shown.get(record, ()), place)
         return replace(selection, shown=shown, gains=gains)
 
-    def quote(self, record: int, places: Sequence[int], selection: Selection) -> str:
-        """Return the quote of some places of a record, as a selection shows them."""
-        first = self.tables.first_segment[record]
+    def quote(self, record: int, places: Sequence[int], selection: Selection) -> tuple[str, str]:
+        """Return the quote of some places of a record, as a selection shows them, and of a file's text its state.
+
+        A file's text is quoted as it is now, "with edit #36"; where an edit cannot be applied, as it was "before" it.
+        """
+        first, item = self.tables.first_segment[record], self.tables.parsed[record]
         short = {place for place in places if first + place in selection.short}
-        quote = self.tables.parsed[record].cut.quote(places, short)
+        quote, state = item.cut.quote(places, short), ""
+        copy = self.files.of_call(item.trace_id)
+        if copy is not None and (item.kind == "output") != copy.written and (changes := copy.changes):
+            state = f"before edit #{changes[0]}"
+            if item.kind == "output" and not copy.missing and (now := copy.quoted(item.cut, places)):
+                was, quote = quote, now[0].quote(now[1])
+                state = "" if quote == was else f"with edit #{changes[-1]}"
         rest = selection.rest.get(record)
-        return f"{quote.removesuffix(GAP).rstrip()}\n{_rest_line(rest)}\n{GAP}" if rest else quote
+        return f"{quote.removesuffix(GAP).rstrip()}\n{_rest_line(rest)}\n{GAP}" if rest else quote, state
 
     def eligible(self, tail: int) -> Array:
         """Return the values that older outputs or notes showed and neither anchor nor tail shows."""
@@ -444,25 +461,33 @@ class EvidenceIndex:
         the mean over the eligible values.
         """
         t = self.tables
-        t.set_anchor(anchor)
-        step = scoring.CurrentStep(t, tail_interaction)
-        ids, chance = self.chances(tail_interaction, step)
+        if self._selected is not None and self._selected[0] == (tail_interaction, [*anchor], len(t.parsed)):
+            step, ids, chance = self._selected[1]
+        else:
+            t.set_anchor(anchor)
+            step = scoring.CurrentStep(t, tail_interaction)
+            ids, chance = self.chances(tail_interaction, step)
         if not len(ids) or not len(segments):
             return [()] * len(segments)
+        mean = scoring.describe(step, ids[:: max(1, len(ids) // 500)]).mean(axis=1)
         place = np.full(t.values.size, -1)
         place[ids] = np.arange(len(ids))
-        mean = scoring.describe(step, ids[:: max(1, len(ids) // 500)]).mean(axis=1)
-        likeliest = []
-        for segment in segments:
-            inside = np.unique(place[t.values_of(segment)])
-            inside = inside[inside >= 0]
-            likeliest.append(inside[np.argsort(-chance[inside], kind="stable")][:top])
-        numbers, columns = np.unique(np.concatenate(likeliest), return_inverse=True)
+        inside = [t.values_of(segment) for segment in segments]
+        owner = np.repeat(np.arange(len(segments)), [len(values) for values in inside])
+        at = place[np.concatenate(inside)]
+        owner, at = np.divmod(np.unique((owner * len(ids) + at)[at >= 0]), len(ids))
+        order = np.lexsort((-chance[at], owner))
+        owner, at = owner[order], at[order]
+        likeliest = np.arange(len(owner)) - np.searchsorted(owner, owner) < top
+        owner, (numbers, columns) = owner[likeliest], np.unique(at[likeliest], return_inverse=True)
         parts = self.model.weights[:, None] * (scoring.describe(step, ids[numbers]) - mean[:, None])
-        best = np.argsort(-np.abs(parts), axis=0, kind="stable")[:top]
-        found: list[Reason] = []
-        for column, number in enumerate(numbers):
-            why = [(scoring.FEATURE_NAMES[f], round(float(parts[f, column]), 3)) for f in best[:, column]]
-            found.append((t.forms[int(ids[number])], float(chance[number]), tuple(why)))
-        by_segment = np.split(columns, np.cumsum([len(inside) for inside in likeliest])[:-1])
-        return [tuple(found[column] for column in places) for places in by_segment]
+        best = np.argsort(-np.abs(parts), axis=0, kind="stable")[:top].T
+        weights = np.take_along_axis(parts, best.T, axis=0).T.astype(float).round(3)
+        odds = [
+            tuple((scoring.FEATURE_NAMES[f], n) for f, n in zip(*both, strict=True))
+            for both in zip(best.tolist(), weights.tolist(), strict=True)
+        ]
+        forms = [t.forms[value] for value in ids[numbers].tolist()]
+        found = [*zip(forms, chance[numbers].astype(float).round(4).tolist(), odds, strict=True)]
+        ends = np.searchsorted(owner, np.arange(1, len(segments)))
+        return [tuple(found[column] for column in own) for own in np.split(columns, ends)]

@@ -16,10 +16,9 @@ from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
-from memory_bank.selection.effects import Effect, changes_something, is_failure
-from memory_bank.selection.values import KIND, kind_of
-from memory_bank.transcript.framing import content_of
-from memory_bank.transcript.jsontext import RAW, Leaf, inner_json, leaves, parse_arguments
+from memory_bank.selection.effects import Effect, changes_something, file_access, is_failure, runs
+from memory_bank.selection.outcomes import clip, outcome, tells_id
+from memory_bank.transcript.jsontext import RAW, leaves, parse_arguments
 from memory_bank.transcript.quoting import Mark, one_line, quote_lines
 
 LEAST_CHARS = 24  # characters that are shown of every value, at least, where it has so many
@@ -28,36 +27,12 @@ ARGUMENT_CHARS = (-1, 0, 24, 40, 72)
 LONG_ARGUMENT = 160  # characters from which a text in the arguments of a call is shortened
 ARGUMENT_START = 80  # characters that are kept of its beginning
 _LEAVES = 40  # values of one call that are compared with those of other calls
-_OUTCOME_LEAVES = 60  # of a JSON object, shallow ones first, that are searched for telling values
 _READ_CHARS = 400  # characters of a value that are read
 _SAME_CHARS = 200  # characters of two values that are compared
 _AFTER = 16  # characters shown after the place where a value differs from that of the call before
 _NAME_CHARS = 48  # of the last part of a path
-_OUTCOME_CHARS = 48
-_TELLING_CHARS = 84  # of the telling values of a JSON object
-_ERROR_CHARS = 72
-_ERROR_KEYS = ("error", "message", "detail", "text", "errors", "stderr")
-_LABEL = re.compile(r"\A\s*(?:<[^<>]{1,40}>\s*)?(?:error:?\s+)?", re.I)
-_CONFIRMED = re.compile(
-    r"(?:the )?(?:file|directory|folder|todos?|plan|notebook|cell)\b[^\n]{0,300}?\b(?:has been|have been|was|were)?"
-    r"\s*(?:successfully )?(?:updated|created|modified|written|saved|edited|deleted|removed|moved)\b(?! by)",
-    re.I,
-)
-_WORD_END = re.compile(r"[\s,;)\]}]")
-_LABELLED = re.compile(
-    r"^[ \t]*+(?:[-*•] )?[|\"'*]{0,3}[ \t]{0,8}([A-Za-z][\w .\[\]/-]{0,60}?)[\"'*]{0,2}[ \t]{0,40}"
-    r"(?:[:=]\**[ \t]{1,40}|:=|\|[ \t]{0,40})\"?(\S[^|\n]{0,80}?)[\",]{0,2}[ \t]{0,40}\|?\r?$",
-    re.M,
-)
-_DIGITS = re.compile(r"\d+")
-_LABELLED_CHARS = 8_000  # of a text that are searched for labels
-_ID_KEY = re.compile(r"(?:^|[_\W])(?:id|number|code|key|ref)$|id$", re.I)
-_IDS = {KIND["code"], KIND["hex"], KIND["email"]}
-_ID_CHARS = 44  # of an identifier: a UUID has 36
-_LEAST_ID = 6  # characters of a value that is an identifier by its spelling
-_NO_ID = re.compile(r"\s|\A\d{4}-\d\d-\d\d|\A[\d.,]+[A-Za-z]{1,3}\Z")  # several words, a time, a measure
-_TELLING = re.compile(
-    r"(?:^|[_\W])(?:status|state|result|message|id|url|number|path|name|count|total)$|id$", re.I
+_EDITED = re.compile(
+    r"\b(?:sed|perl)\s[^|;&\n]{0,40}?-p?i\b.{0,1000}?\s([^\s'\"]{1,100})\s*(?:[|;&\n]|\Z)", re.S
 )
 
 
@@ -99,17 +74,18 @@ def distinguishing(arguments: Sequence[Argument], frequency: Sequence[int]) -> t
     return tuple(found[: 2 if found and known[found[0].start][0] > 1 else 1])
 
 
-def clip(text: str, chars: int) -> str:
-    """The first ``chars`` characters of a line, cut after a word; ``…`` marks the cut."""
-    if len(text) <= chars:
-        return text
-    cut = max((m.start() for m in _WORD_END.finditer(text, LEAST_CHARS, chars + 1)), default=0)
-    return text[: cut or chars].rstrip() + "…"
+def _last_part(text: str) -> str:
+    """The last part of a path or of a dotted name, or the file that a shell command edits, with what is before it."""
+    if edited := _EDITED.search(text):
+        return f" {edited[1]}"
+    parts = max(text.count(mark) for mark in "/\\.")
+    mark = next((m for m in "/\\" if m in text), "." if parts > 1 else "")
+    return text[text.rstrip(mark).rfind(mark) :] if mark and not re.search(r"\s", text) else ""
 
 
 def shown_value(text: str, chars: int, others: Iterable[str] = ()) -> str:
     """A value as a line shows it: longer where it differs late from ``others``; a path's start and last part."""
-    name = text[text.rstrip("/").rfind("/") :] if "/" in text and " " not in text else ""
+    name = _last_part(text)
     if len(text) > chars and 1 < len(name) <= _NAME_CHARS and LEAST_CHARS + len(name) < len(text):
         return f"{text[:LEAST_CHARS]}…{name}"
     for other in others:
@@ -121,128 +97,11 @@ def shown_value(text: str, chars: int, others: Iterable[str] = ()) -> str:
 
 
 def ending(text: str, chars: int) -> str:
-    """The start of a value; of a long path its end, from a ``/`` on."""
-    if len(text) <= chars or "/" not in text[-chars:] or " " in text:
+    """The start of a value; of a long path its end, from a ``/`` or ``\\`` on."""
+    mark = next((m for m in "/\\" if m in text[-chars:]), "")
+    if len(text) <= chars or not mark or " " in text:
         return clip(text, chars)
-    return "…" + text[text.index("/", len(text) - chars) :]
-
-
-def outcome(output: str, known: Collection[str] = ()) -> tuple[str, list[str]]:
-    """What came back in a few words ("" for nothing, ``error: …``), and the values in it, without ``known`` ones."""
-    content = content_of(output)
-    text, value = content.text.strip(), content.value
-    if is_failure(output):
-        words = one_line(_error_text(text, value)) or f"exit code {content.code}"
-        return f"error: {clip(words, _ERROR_CHARS)}", []
-    if not text:
-        return "", []
-    if value is None:
-        return _outcome_of_text(text, known)
-    if isinstance(value, list):
-        return f"{len(value):,} items", []
-    own: list[str] = []
-    pairs = []
-    found = (
-        leaf
-        for leaf in islice(leaves(value, opened=inner_json, breadth_first=True), _OUTCOME_LEAVES)
-        if leaf.value is not None
-    )
-    for leaf in found:
-        pair = leaf.key, one_line(str(leaf.value)[:_READ_CHARS])
-        if leaf.depth == 1:
-            own.append(pair[1])
-        # of the items of a list ids alone are shown: the count of the first one would be taken for the list's
-        if is_id(*pair) or not _in_list(leaf):
-            pairs.append(pair)
-    shown, values = _telling(pairs, known, own)
-    return shown or "ok", values
-
-
-def _outcome_of_text(text: str, known: Collection[str]) -> tuple[str, list[str]]:
-    line = one_line(text[:_READ_CHARS])
-    if len(line) <= _OUTCOME_CHARS and len(text) <= _READ_CHARS:
-        return line, []
-    if _CONFIRMED.match(line):
-        return "ok", []
-    labelled = _labelled(text[:_LABELLED_CHARS])
-    shown, values = _telling(labelled, known, [text for _, text in labelled])
-    if tells_id(shown):
-        return shown, values
-    lines = text.count("\n") + 1
-    if lines > 1:
-        return f"{lines:,} lines", []
-    end = _OUTCOME_CHARS * 2 // 3
-    return f"{line[: _OUTCOME_CHARS - end - 1].rstrip()}…{line[-end:].lstrip()}", []
-
-
-def _labelled(text: str) -> list[tuple[str, str]]:
-    """The keys and values in lines such as ``key: value``: those that stand once, if any do, as rows repeat keys."""
-    rows = [line for line in text.split("\n") if any(map(str.isalnum, line))]
-    for mark in ("|", "\t", ","):
-        counts = [0, *(row.strip("| ").count(mark) for row in rows), 0]
-        for n, row in enumerate(rows[:-1], 1):  # a header and one row
-            if counts[n] and counts[n] == counts[n + 1] and counts[n] not in (counts[n - 1], counts[n + 2]):
-                names, cells = ([c.strip(' "\r') for c in r.strip("| ").split(mark)] for r in (row, rows[n]))
-                pairs = [(name, cell) for name, cell in zip(names, cells, strict=True) if name and cell]
-                if any(is_id(*pair) for pair in pairs):
-                    return pairs
-    found = _LABELLED.findall(text)
-    times = Counter(_DIGITS.sub("#", key) for key, _ in found)
-    once = [(key, value) for key, value in found if times[_DIGITS.sub("#", key)] == 1]
-    return [(key.rpartition(".")[2], value) for key, value in once or found]
-
-
-def _in_list(leaf: Leaf) -> bool:
-    trail = leaf.trail
-    while trail is not None:
-        trail, step = trail
-        if isinstance(step, int):
-            return True
-    return False
-
-
-def _telling(
-    found: Iterable[tuple[str, str]], known: Collection[str], own: Collection[str]
-) -> tuple[str, list[str]]:
-    """Up to three (key, value) pairs as text, ids first, and their values; those in ``own`` by spelling alone."""
-    chosen = [
-        (not is_id(key, text), key, text)
-        for key, text in found
-        if text not in known and (_TELLING.search(key) or (text in own and is_id("", text)))
-    ]
-    parts: dict[str, str] = {}  # by value
-    room = _TELLING_CHARS
-    keys: set[str] = set()
-    for is_plain, key, text in sorted(chosen, key=lambda found: found[0]):
-        part = f"{key}={clip(text, 32 if is_plain else _ID_CHARS)}"
-        if len(part) <= room and text not in parts and not (is_plain and key in keys):
-            keys.add(key)
-            parts[text] = part
-            room -= len(part) + 2
-        if len(parts) == 3:
-            break
-    return ", ".join(parts.values()), list(parts)
-
-
-def is_id(key: str, value: str) -> bool:
-    """Whether a value is an identifier: by its key and its digits, or by its spelling."""
-    if _ID_KEY.search(key):
-        return any(map(str.isdigit, value))
-    return len(value) >= _LEAST_ID and kind_of(value) in _IDS and not _NO_ID.search(value)
-
-
-def tells_id(outcome: str) -> bool:
-    """Whether an outcome contains an identifier."""
-    return any(is_id(*part.split("=", 1)) for part in outcome.split(", ") if "=" in part)
-
-
-def _error_text(text: str, value: object) -> str:
-    for leaf in islice(leaves(value), 40) if isinstance(value, dict) else ():
-        if isinstance(leaf.value, str) and leaf.value and leaf.key in _ERROR_KEYS:
-            return leaf.value
-    if text.startswith("Traceback"):
-        return text.rstrip().rsplit("\n", 1)[-1]
-    return _LABEL.sub("", text[:_READ_CHARS])
+    return "…" + text[text.index(mark, len(text) - chars) :]
 
 
 def call_line(number: int, tool: str, arguments: str, chars: int = ARGUMENT_CHARS[-1]) -> str:
@@ -273,19 +132,42 @@ HEAD = f"{Mark.CALLS}{{}}:\n"
 PARTS_HEAD = f"{Mark.PARTS} #n] is shortened{{}}.\n"
 """The first line of a context that has no list of calls, because every call stands in its place."""
 PLAN_HEAD = f"{Mark.PLAN}\n"
+STATE_HEAD = f"{Mark.STATE}\n"
 DECISIONS_HEAD = f"{Mark.WORDS}\n"
 VALUE_CHARS = 32  # of a value in a line that several calls share
 LINE_CHARS = 84  # of the arguments in the line of one call
 MOST_NAMED = 256  # calls of each kind (changes, look-ups) that the list names; older ones are only counted
 
+_TASK_TOOL = re.compile(r"task_?-?(create|update)\b|(create|update|add|complete)_?-?task\b", re.I)
+_TASK_ID_KEYS = ("taskId", "task_id", "id", "number")
+_TASK_MADE = re.compile(r"task\W{1,3}(\w{1,40})\b", re.I)
 _PLAN_TOOL = re.compile(r"to_?-?dos?\b|to_?do_?(?:write|list)|(?:^|_|\b)plan(?:$|_|\b)|checklist", re.I)
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_SUBJECT_KEYS = ("subject", "title", "content", "name", "text")
 _TEXT_KEYS = ("content", "step", "title", "text", "task", "description", "subject", "name", "item")
 _STATE_KEYS = ("status", "state", "done", "completed", "checked")
 _STATES = dict.fromkeys(("completed", "complete", "done", "finished", "true", "x", "checked"), "x")
 _STATES |= dict.fromkeys(("in_progress", "in-progress", "active", "doing", "started"), "~")
 _CHECK = re.compile(r"^[ \t]*(?:[-*+]|\d{1,3}[.)])[ \t]*\[([ xX~\-])\][ \t]+(\S.*)$", re.M)
+_NUMBERED = re.compile(
+    r"^[^\n]{0,60}\b(?:plan|steps|to-?dos?|left|remaining|remains)\b[^\n]{0,40}:[ *]{0,4}\n(?:[ \t]*\n)?"
+    r"((?:[ \t]{0,8}(?:\d{1,3}[.)]|[-*•])[ \t]+\S[^\n]*(?:\n|\Z)){2,60})",
+    re.I | re.M,
+)
+_POINT = re.compile(r"^[ \t]*(?:\d{1,3}[.)]|[-*•])[ \t]+", re.M)
+_LEFT = re.compile(
+    r"^[ \t]*(?:\*\*)?(?:left|remaining|still to do|todo|next)(?:\*\*)?:(?:\*\*)?[ \t]+(\S[^\n]{3,})$",
+    re.I | re.M,
+)
 _MOST_ITEMS, _ITEM_CHARS = 60, 100
+_DONE_TOGETHER = 3  # items of a plan that are done, one after the other, from which they share a line
+_MOST_FILES, _MOST_FAILING = 12, 3
+_COMMAND_CHARS = 60
+_BEFORE_COMMAND = re.compile(
+    r"\A(?:\s*cd [^&;|\n]{1,300}(?:&&|;))+|\s*(?:2>&1|\|\s*(?:tail|head|grep)\b[^|&;\n]*)"
+)
+_MADE_BY_SHELL = re.compile(r"(?<![<=\-&\d>])>{1,2}\s*(?!/dev/null|&)([\w./~\\:-]{2,200})")
+_ANAPHORIC = re.compile(r"\W*(?:it|its|this|that|these|those|they|their|he|she|here|there)\b", re.I)
 _SENTENCE = re.compile(r"[^\n.!?]+(?:[.!?](?=\S)[^\n.!?]*)*[.!?]?")
 _DECIDES = re.compile(
     r"\b(?:decid(?:e|ed|ing)|decision|instead of|rather than|must not|must never|should not|shouldn't|do not|don't "
@@ -329,11 +211,38 @@ def plan_in_note(text: str) -> str:
     return "\n".join(lines) if len(lines) > 1 else ""
 
 
+def steps_in_note(text: str) -> str:
+    """A numbered plan, or what the agent says is left to do, one line an item; "" where it says none."""
+    found = _NUMBERED.search(text[:_NOTE_CHARS])
+    points = _POINT.split(found[1])[1:] if found else _LEFT.findall(text[:_NOTE_CHARS])
+    return "\n".join(f"- {clip(one_line(point), _ITEM_CHARS)}" for point in points[:_MOST_ITEMS])
+
+
+def short_plan(plan: str) -> list[str]:
+    """The lines of a plan that is too long as a whole: items that are done in a row share one, by their numbers."""
+    lines: list[str] = []
+    done: list[tuple[int, str]] = []
+    for number, line in enumerate([*plan.split("\n"), ""], 1):
+        if line.startswith("- [x] "):
+            done.append((number, line))
+            continue
+        if len(done) >= _DONE_TOGETHER:
+            lines.append(f"- [x] {done[0][0]} to {done[-1][0]} done, the last: {done[-1][1][6:]}")
+        else:
+            lines += [item for _, item in done]
+        done = []
+        lines += [line] if line else []
+    return lines
+
+
 def decisions_in(text: str) -> Iterator[str]:
-    """The sentences of a note that state a decision or a finding, in order, each on one line."""
+    """The sentences of a note that state a decision or a finding, in order, each on one line.
+
+    Those that begin with a pronoun are left out: what it stands for is not shown.
+    """
     for match in _SENTENCE.finditer(text[:_NOTE_CHARS]):
         sentence = one_line(match[0])
-        if len(sentence) >= 20 and _DECIDES.search(sentence):
+        if len(sentence) >= 20 and _DECIDES.search(sentence) and not _ANAPHORIC.match(sentence):
             yield clip(sentence, _DECISION_CHARS)
 
 
@@ -362,6 +271,10 @@ class _Call:
     outcome: str
     changed: bool
     failed: bool
+    has_id: bool
+    command: str = ""  # what it runs, without what only changes the folder or shows less of the output
+    file: str = ""  # the file that it made or changed
+    makes: bool = False
 
 
 Values = tuple[tuple[str, str], ...]  # keys and values of arguments, as they are shown
@@ -379,7 +292,9 @@ class Thread:
         # by tool: in how many of its calls each value stands, and the values in its outcomes
         self._frequency: dict[str, Counter[str]] = {}
         self._returned: dict[str, set[str]] = {}
+        self._tasks: dict[str, tuple[str, str]] = {}  # by id: the text and the state of each item of a plan
         self._plans: list[tuple[int, str]] = []  # with their interactions, as are the next
+        self._steps: list[tuple[int, str]] = []  # plans without states
         self._decisions: list[tuple[int, str]] = []
         # Made anew where what it depends on changed; the texts have at most a few hundred characters.
         self.cost = lru_cache(4_096)(count_tokens)
@@ -389,20 +304,61 @@ class Thread:
 
     def add(
         self, *, number: int, interaction: int, tool: str, arguments: str, output: str, note: str = ""
-    ) -> None:
-        """Add the next call, and what the agent wrote with it."""
+    ) -> bool:
+        """Add the next call, and what the agent wrote with it. Return whether the call failed."""
         found = arguments_of(arguments)
-        failed = is_failure(output)
-        changed = changes_something(tool, arguments, output, self._declared)
+        failed = is_failure(output, tool, arguments)
+        changed = not failed and changes_something(tool, arguments, declared=self._declared)
         name = one_line(tool)[:80]
         returned = self._returned.setdefault(name, set())
-        came_back, values = outcome(output, returned.union(a.text for a in found))
+        told = returned.union(a.text for a in found)
+        came_back, values = outcome(output, told, failed=failed, ends=changed or runs(tool, arguments))
         returned.update(values)
-        self._calls.append(_Call(number, interaction, name, found, one_line(came_back), changed, failed))
+        has_id = bool(values) and tells_id(came_back)
+        command, file, makes = _work_of(tool, arguments)
+        plan = plan_in_call(tool, arguments) or self._plan_of_tasks(tool, arguments, output)
+        self._calls.append(
+            _Call(
+                number, interaction, name, found, one_line(came_back), changed and not plan, failed, has_id,
+                command, "" if failed or not changed else file, makes,
+            )
+        )  # fmt: skip
         self._frequency.setdefault(name, Counter()).update({a.start for a in found})
-        if plan := plan_in_call(tool, arguments) or plan_in_note(note):
+        if plan := plan or plan_in_note(note):
             self._plans.append((interaction, plan))
+        if steps := steps_in_note(note):
+            self._steps.append((interaction, steps))
         self._decisions.extend((interaction, quote_lines(said)) for said in decisions_in(note))
+        return failed
+
+    def _plan_of_tasks(self, tool: str, arguments: str, output: str) -> str:
+        """The plan after a call that makes or changes one item of it; "" for other calls."""
+        if not _TASK_TOOL.search(_HUMP.sub("_", tool)):
+            return ""
+        given = parse_arguments(arguments)
+        key = next((str(given[k]) for k in _TASK_ID_KEYS if given.get(k) is not None), "")
+        if not key and (made := _TASK_MADE.search(output[:_READ_CHARS])):
+            key = made[1]
+        text, state = self._tasks.get(key, ("", "pending"))
+        text = next(
+            (given[k] for k in _SUBJECT_KEYS if isinstance(given.get(k), str) and given[k].strip()), text
+        )
+        state = next((str(given[k]).casefold() for k in _STATE_KEYS if given.get(k) is not None), state)
+        if not key or not text:
+            return ""
+        self._tasks[key] = text, state
+        kept = [(key, *item) for key, item in self._tasks.items() if item[1] != "deleted"][-_MOST_ITEMS:]
+        done = [key for key, _, state in kept if _STATES.get(state) == "x"]
+        spans = [
+            f"{a} to {b}" if a != b else str(a) for a, b in runs_of(int(key) for key in done if key.isdigit())
+        ]
+        spans += [key for key in done if not key.isdigit()]
+        lines = [
+            _item_line({"subject": f"{key}. {text}", "status": state})
+            for key, text, state in kept
+            if key not in done
+        ]
+        return "\n".join([f"- [x] {', '.join(spans)} done", *lines] if done else lines)
 
     def outcome_of(self, number: int) -> str:
         """What a call brought back, in a few words; "" for nothing."""
@@ -454,12 +410,14 @@ class Thread:
         return ThreadText()
 
     def _words(self, before: int, room: int) -> str:
-        """The latest plan and the latest decisions; each has a share of the room, in tokens."""
-        plan = next((text for at, text in reversed(self._plans) if at < before), "")
+        """The latest plan, the state of the task, the latest decisions; each has a share of the room, in tokens."""
+        plan = next((text for at, text in reversed(self._plans or self._steps) if at < before), "")
         decided = list(dict.fromkeys(text for at, text in self._decisions if at < before))
+        whole = self.cost(plan) + self.cost(PLAN_HEAD) + 2 <= int(room * 0.2)
         texts = []
         for head, lines, share in (
-            (PLAN_HEAD, plan.split("\n") if plan else [], 0.2),
+            (PLAN_HEAD, (plan.split("\n") if whole else short_plan(plan)) if plan else [], 0.2),
+            (STATE_HEAD, self._state(before), 0.1),
             (DECISIONS_HEAD, decided[:-9:-1], 0.1),  # the latest first
         ):
             left = int(room * share) - self.cost(head) - 2
@@ -471,10 +429,57 @@ class Thread:
                 kept.append(line + "\n")
             if kept and head is DECISIONS_HEAD:
                 kept.reverse()
-            elif kept and len(kept) < len(lines):
+            elif kept and head is PLAN_HEAD and len(kept) < len(lines):
                 kept.append("…\n")
             texts += [head, *kept] if kept else []
         return "".join(texts)
+
+    def _state(self, before: int) -> list[str]:
+        """The commands whose latest run failed, the newest first, and the files that calls changed or made."""
+        latest: dict[str, _Call] = {}
+        times: Counter[str] = Counter()
+        made: set[str] = set()
+        for call in self._calls[: bisect_left(self._calls, before, key=lambda c: c.interaction)]:
+            if call.command:
+                latest.pop(call.command, None)
+                latest[call.command] = call
+            if call.file:
+                made |= {call.file} if call.makes and call.file not in times else set()
+                times[call.file] = times.pop(call.file, 0) + 1  # the newest last
+        lines = [
+            f"failed last: {clip(c.command, _COMMAND_CHARS)} (#{c.number})"
+            for c in reversed(latest.values())
+            if c.failed
+        ][:_MOST_FAILING]
+        if sum(times.values()) > 1:
+            names = [
+                f"{_file_name(f, times)}{' (made)' * (f in made)}{f' ×{n}' * (n > 1)}"
+                for f, n in times.items()
+            ]
+            more = "…, " * (len(names) > _MOST_FILES)
+            lines.insert(0, f"files changed: {more}{', '.join(names[-_MOST_FILES:])}")
+        return lines
+
+
+def _work_of(tool: str, arguments: str) -> tuple[str, str, bool]:
+    """What a call runs, the file that it changes, and whether it writes that as a whole; "" for none."""
+    access = file_access(tool, arguments)
+    if access is not None:
+        return "", one_line(access.path) if access.access != "read" else "", access.access == "write"
+    if not runs(tool, arguments):
+        return "", "", False
+    given = parse_arguments(arguments)
+    text = next((given[k] for k in ("command", "cmd") if isinstance(given.get(k), str)), "")[:_READ_CHARS]
+    edited, made = _EDITED.search(text), _MADE_BY_SHELL.search(text)
+    file = edited[1] if edited else made[1] if made else ""
+    return one_line(_BEFORE_COMMAND.sub("", text)), one_line(file), made is not None and edited is None
+
+
+def _file_name(path: str, others: Collection[str]) -> str:
+    """The last part of a path, with its folder where another path ends so too."""
+    parts = re.split(r"[/\\]", path)
+    alike = sum(re.split(r"[/\\]", other)[-1] == parts[-1] for other in others)
+    return clip("/".join(parts[-2:] if alike > 1 else parts[-1:]), _NAME_CHARS)
 
 
 class _Listing:
@@ -541,7 +546,7 @@ class _Listing:
         own = {number for number, is_own, _ in self._forms if is_own}
         changed = [c for c in calls if c.changed]
         failed = [c for c in calls if c.failed and not c.changed]
-        found_ids = [c for c in calls if not c.failed and tells_id(c.outcome)]
+        found_ids = [c for c in calls if not c.failed and c.has_id]
         for wanted in (changed, failed, found_ids):
             for call in wanted:
                 if call.number in self._paid and call.number not in own:

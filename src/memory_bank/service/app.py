@@ -44,7 +44,7 @@ from memory_bank.service.proxy.apis import DIALECTS
 from memory_bank.service.proxy.body import MessageCache
 from memory_bank.service.proxy.exchange import REFUSED, THINKING_LEFT_OUT, Exchange
 from memory_bank.service.proxy.flow import handle
-from memory_bank.service.proxy.identity import Identity, canonical_bytes
+from memory_bank.service.proxy.identity import Identity
 from memory_bank.service.proxy.rebuild import CONTINUED, Rebuilder
 from memory_bank.service.proxy.shared import Proxy, Seals
 from memory_bank.service.proxy.upstream import Upstream, is_url
@@ -82,7 +82,6 @@ class Service:
         urls = self.urls = upstreams_of(self.settings)
         chat = chat_of(config, urls["openai"])
         self.observing = ServiceObserver(database, config, chat)
-        cache = MessageCache()
         redaction = Redaction.of(self.settings)
         self.recorder = Recorder(
             database, self.settings.steps_kept, redact=redaction.text if redaction else str
@@ -91,7 +90,7 @@ class Service:
             database,
             config,
             chat,
-            redact=(lambda m: cache.result("redacted", m, redaction.message)) if redaction else None,
+            redact=redaction.message if redaction else None,
             rebuilt=self._stepped,
             queued=self.observing.wake,
             traced=telemetry.memory,
@@ -104,7 +103,7 @@ class Service:
         passes: dict[str, set[Provider]] = {"pass": {"openai", "anthropic"}, "remove": set()}
         rebuilder = Rebuilder(
             self.sessions,
-            Identity(database, lambda m: cache.result("canonical", m, canonical_bytes)),
+            Identity(database),
             self.settings.memory_timeout,
             marks_cache=self.settings.cache_markers == "auto",
             inject=self.settings.inject_tools,
@@ -114,7 +113,7 @@ class Service:
         self.proxy = Proxy(
             self.upstreams,
             rebuilder,
-            cache=cache,
+            cache=MessageCache(),
             seals=Seals(database),
             add_trace=telemetry.carry,
             record=self.tell,

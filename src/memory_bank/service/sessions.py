@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from copy import copy as copied
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from operator import is_
 from typing import Any, TypeVar, cast
 
 import sqlalchemy as sa
@@ -37,6 +38,7 @@ from memory_bank.ports import LLMClient, Scope, TokenCounter
 from memory_bank.pricing import Charge, Ledger, SentContext, Usage
 from memory_bank.processor import MemoryProcessor, NotSentError, change_since
 from memory_bank.service.proxy.api import RequestHistory
+from memory_bank.service.proxy.body import Memo
 from memory_bank.service.security.access import public_name, stored_id, writable_id
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.harness import project_of
@@ -199,7 +201,7 @@ class Sessions:
         control = self.is_control(session_id)
         if control:
             key = CONTROL
-        seen = self._hidden(messages)
+        seen = self._hidden(messages, None if history is None else history.memo)
         client = llm_client if llm_client is not None else self.llm_client
         with self._holding(session_id, namespace) as kept:
             if kept.generation is None or (agent is not None and kept.agent_id != agent):
@@ -465,8 +467,12 @@ class Sessions:
         writable_id(namespace, project)
         return MemoryFiles(self.database, project, namespace=namespace, redact=self.redacted)
 
-    def _hidden(self, messages: list[object]) -> list[object]:
-        return messages if self._redact is None else [self._redact(m) for m in check_messages(messages)]
+    def _hidden(self, messages: list[object], memo: Memo | None = None) -> list[object]:
+        """The messages without secrets; the list itself where they have none."""
+        if self._redact is None:
+            return messages
+        hidden = (memo or Memo()).of_each("redacted", check_messages(messages), self._redact)
+        return messages if all(map(is_, hidden, messages)) else hidden
 
     def redacted(self, message: T) -> T:
         """A message without secrets; the same object if it has none."""

@@ -1,8 +1,11 @@
-"""The tools as a model sees them, and what they answer: always text, never an exception."""
+"""The tools as a model sees them, and what they answer: always text, never an exception.
+
+``get_record`` reads what was left out of a context. ``search_memory`` and ``list_records``, once tools of their own,
+are answered still.
+"""
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,14 +49,16 @@ from memory_bank.transcript.shortening import cut_at_edge, shorten
 
 MAX_CHARS = 20_000
 """How much an answer quotes at most, unless the caller says otherwise."""
+WHOLE_CHARS = 8_000
+"""How much of an output that was asked for without lines, pattern or path; about 2,000 tokens."""
 TOP_K = 5
 PAGE = 50
-"""Records on a page of ``list_records``."""
+"""Records on a page of a list."""
 LONGEST_ARGUMENTS: dict[str, int] = {
-    "query": 8_000, "trace_id": 200, "path": 1_000, "lines": 1_000, "pattern": 1_000, "tool": 1_000, "after": 200
+    "record": 8_000, "query": 8_000, "trace_id": 200, "path": 1_000, "lines": 1_000, "pattern": 1_000,
+    "tool": 1_000, "after": 200,
 }  # fmt: skip
 """Characters of each argument at most, for every way in: tool calls, MCP and the HTTP API."""
-_IDS_SHOWN = 5
 NOTHING_STORED = "No tool output is stored in this session yet."
 
 
@@ -73,27 +78,15 @@ def _schema(name: str, description: str, **properties: tuple[str, str]) -> ToolS
 
 TOOL_SCHEMAS: list[ToolSchema] = [
     _schema(
-        SEARCH_MEMORY,
-        "Search the outputs of your earlier tool calls, also those no longer in view, by words, names or ids.",
-        query=("string", ""),
-        top_k=("integer?", "1 to 20; null: 5"),
-    ),
-    _schema(
         GET_RECORD,
-        "Get what an earlier tool call returned, whole or in part. Use it before you repeat a call or guess a value.",
-        trace_id=("string", "#number or id of the record"),
-        path=("string?", "items[3].sku, items[*].sku; null: all"),
-        lines=("string?", '"10-25", "7", "-20": the last 20; null: all'),
-        pattern=("string?", "regular expression; null: none"),
-    ),
-    _schema(
-        LIST_RECORDS,
-        "List your earlier tool calls, oldest first.",
-        after=("integer?", "number of a call; null: from the first"),
-        tool=("string?", "only this tool; null: all"),
-    ),
+        "Read what earlier tool calls returned, also what is no longer in view, before you repeat a call or guess.",
+        record=("string", '"#12" or its mark; "#3 to #9" lists calls; other words search all outputs'),
+        lines=("string?", '"94-132", "7", "-20": the last 20'),
+        pattern=("string?", "regular expression"),
+        path=("string?", "items[3].sku, items[*].sku"),
+    )
 ]
-"""The schemas of the tools, in the form of the chat completions API."""
+"""The schema of the tool, in the form of the chat completions API."""
 FILES_SCHEMA = _schema(
     MEMORY_FILES,
     "Your own files below /memories, which outlive this conversation: view them before you begin, and write down "
@@ -136,11 +129,11 @@ def handle_tool_call(
 
     ``state`` is a MemoryBankState; its own session and the ``scope`` of its latest step are visible, and
     ``#12`` is always a record of its own session; for ``memory_files`` a MemoryFiles will do. ``arguments`` is JSON
-    text or an object. ``max_chars`` limits what is quoted. A wrong call is answered by a sentence, never by an
-    exception. Raises ConfigError where ``state`` is neither.
+    text or an object. ``max_chars`` limits what is quoted; up to 20,000, a whole output is limited to 8,000. A wrong
+    call is answered by a sentence, never by an exception. Raises ConfigError where ``state`` is neither.
 
     Example:
-        >>> handle_tool_call(state, "get_record", {"trace_id": "#1", "path": "due"}).splitlines()[-2]
+        >>> handle_tool_call(state, "get_record", {"record": "#1", "path": "due"}).splitlines()[-2]
         '2026-03-01'
     """
     return answer_tool_call(state, name, arguments, max_chars=max_chars).text
@@ -173,29 +166,24 @@ def answer_tool_call(
 
 
 def memory_tools(state: Session | None, *, max_chars: int = MAX_CHARS) -> dict[str, Callable[..., str]]:
-    """Return the tools as functions for agent frameworks, by name, bound to a state.
+    """Return the tool as a function for agent frameworks, by its name, bound to a state.
 
     Example:
         >>> list(memory_tools(state))
-        ['search_memory', 'get_record', 'list_records']
+        ['get_record']
     """
 
-    def search_memory(query: str, top_k: int = TOP_K) -> str:
-        """Search the outputs of earlier tool calls; gives ids, summaries and excerpts."""
-        return _answer(SEARCH_MEMORY, state, {"query": query, "top_k": top_k}, max_chars).text
-
     def get_record(
-        trace_id: str, path: str | None = None, lines: str | None = None, pattern: str | None = None
+        record: str, lines: str | None = None, pattern: str | None = None, path: str | None = None
     ) -> str:
-        """Get an earlier tool output exactly: whole, or a JSON path, a range of lines, a pattern in it."""
-        given = {"trace_id": trace_id, "path": path, "lines": lines, "pattern": pattern}
+        """Read what earlier tool calls returned, exactly: "#12" or its mark; other words search all outputs.
+
+        "#3 to #9" lists calls. Of one, lines ("94-132"), pattern (a regular expression) or path (items[3].sku).
+        """
+        given = {"record": record, "lines": lines, "pattern": pattern, "path": path}
         return _answer(GET_RECORD, state, given, max_chars).text
 
-    def list_records(after: int | None = None, tool: str | None = None) -> str:
-        """List earlier tool calls, oldest first: number, id, tool, size and arguments of each."""
-        return _answer(LIST_RECORDS, state, {"after": after, "tool": tool}, max_chars).text
-
-    return {SEARCH_MEMORY: search_memory, GET_RECORD: get_record, LIST_RECORDS: list_records}
+    return {GET_RECORD: get_record}
 
 
 def _answer(
@@ -204,14 +192,14 @@ def _answer(
     try:
         for name, longest in LONGEST_ARGUMENTS.items():
             value = given.get(name)
-            if isinstance(value, (list, dict)) and name not in ("after", "tool"):  # they have own sentences
+            if isinstance(value, (list, dict, bool)):
                 raise RefusedCall(f"{name} is a text.")
             if isinstance(value, str) and len(value) > longest:
                 raise RefusedCall(f"{name} has {len(value):,} characters: give at most {longest:,}.")
         handler, known = _HANDLERS[tool]
         for name in given:
             if name not in known:
-                takes = ", ".join(known)
+                takes = ", ".join(known[:4] if tool == GET_RECORD else known)
                 raise RefusedCall(f"{tool} has no parameter {compact(name[:80])}: it takes {takes}.")
         return _search(state, given, room, scope) if tool == SEARCH_MEMORY else handler(state, given, room)
     except RefusedCall as e:
@@ -253,18 +241,16 @@ def _search(state: Any, given: Mapping[str, Any], room: int, scope: Scope | None
     records = [m.record or unread.get(at, (None,))[0] for at, m in zip(places, result.matches, strict=True)]
     found = [(m, record) for m, record in zip(result.matches, records, strict=True) if record is not None]
     if not found:
-        raise NothingFound(
-            f"Nothing matches {compact(query[:80])}{trouble}: try other words, a name or "
-            f"an id as a tool wrote it, or {LIST_RECORDS}."
-        )
+        raise NothingFound(_nothing(state, query, trouble))
     excerpt = min(700, max(80, room // len(found) - 400))
     blocks, described = [], []
     for number, (m, record) in enumerate(found, 1):
         o = m.outline
         session_id = state.session_id if scope and m.session_id is None else m.session_id
         where = f"step {o.step_id}{_of_session(session_id)}"
+        named = f"trace_id {o.trace_id}," if session_id else f"#{o.number}"
         lines = [
-            f"[{number}] trace_id {o.trace_id}, {one_line(o.tool_name)}, {where}, {m.reason}",
+            f"[{number}] {named} {one_line(o.tool_name)}, {where}, {m.reason}",
             f"{Mark.ARGUMENTS}{quote_lines(shorten(record.raw_input, 200).text)}",
             f"{Mark.OUTPUT}{quote_lines(raw_data(record, excerpt).text)}",
         ]
@@ -273,14 +259,44 @@ def _search(state: Any, given: Mapping[str, Any], room: int, scope: Scope | None
         blocks.append("\n".join(lines))
         described.append(_described(o, session_id, score=round(m.score, 4), newer=m.newer))
     count = f"{len(found)} of {size:,} records{trouble}"
-    named = "its trace_id and session" if scope else "its trace_id"
-    note = f"[{count}. An output exactly: {GET_RECORD} with {named}.]"
+    how = f"{GET_RECORD} with its trace_id and session" if scope else f'{GET_RECORD}("#n")'
+    note = f"[{count}. An output exactly: {how}.]"
     return ToolAnswer(fence("\n\n".join(blocks)) + f"\n{note}", records=tuple(described))
 
 
+def _nothing(state: Any, query: str, trouble: str = "") -> str:
+    calls = f'"#1 to #{size}"' if (size := state.fact_store.size()) > 1 else '"#1"'
+    hint = f"try other words, a name or an id as a tool wrote it, or {calls} for the calls"
+    return f"Nothing matches {compact(query[:80])}{trouble}: {hint}."
+
+
 def _get(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
-    record, session_id = _record(state, given.get("trace_id"))
-    path, lines, pattern = (given.get(k) or None for k in ("path", "lines", "pattern"))
+    """A record, or part of it, by what a context calls it; a list of several; what words find."""
+    asked = given.get("record") if given.get("trace_id") is None else given["trace_id"]
+    words = "" if asked is None else str(asked).strip()
+    if not words.strip("\"'`[]()<>#"):
+        raise RefusedCall(
+            f'{GET_RECORD} needs a record: "#12", as a context names it, or words that its output has.'
+        )
+    numbers, of_mark = _numbers_in(words)
+    lines, pattern, path = (given.get(k) or None for k in ("lines", "pattern", "path"))
+    if len(numbers) > 1 or (numbers and len(numbers[0]) > 1):
+        if lines or pattern or path:
+            raise RefusedCall(f"lines, pattern and path are of one record: give one number of {words[:60]}.")
+        return _page(state, numbers, room)
+    lines = lines or (None if pattern or path else of_mark)
+    is_exact = given.get("trace_id") is not None or numbers or _ID.search(words)
+    found = _found(state, words) if is_exact or " " not in words else None
+    if found is None and is_exact:
+        raise RefusedCall(_unknown(state, words))
+    if found is None and not (lines or pattern or path):
+        return _search(state, {"query": words}, room)
+    if found is None:  # the part is of the output that fits best
+        matches = search_session(state, words, 1).matches
+        found = _found(state, matches[0].outline.trace_id) if matches else None
+        if found is None:
+            raise NothingFound(_nothing(state, words) if state.fact_store.size() else NOTHING_STORED)
+    record, session_id, named = found
     text = record.output_text if record.output_text is not None else compact(record.raw_output)
     parts: tuple[dict[str, Any], ...] = ()
     whole = not (path or lines or pattern)
@@ -288,12 +304,14 @@ def _get(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
         text = readable_output(record)[1]
         if whole and record.output_text is None:
             parts = tuple(p for p in parts_of(record.raw_output) if isinstance(p, dict) and media_of(p))
+    if whole and room <= MAX_CHARS:
+        room = min(room, WHOLE_CHARS)
     chosen = at_path(text, None if path is None else str(path), as_json)
     what = f"{len(text):,} characters"
     if chosen.found is not None:
         what = f"at {chosen.found[0].path}" if chosen.single else f"{len(chosen.found):,} values at {path}"
     if lines is None and pattern is None:
-        shown, note, what = _beginning(record.trace_id, chosen, room, what)
+        shown, note, what = _beginning(named, chosen, room, what)
     else:
         shown, note, what = _some_lines(chosen, lines, None if pattern is None else str(pattern), room, what)
     arguments = record.input_text if record.input_text is not None else compact(record.raw_input)
@@ -311,65 +329,69 @@ def _get(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
 
 def record_named(state: Any, asked: Any) -> InteractionRecord:
     """The record of a trace_id, of its beginning, or of a number (``#12``). Raises RecordError, StorageError."""
+    wanted = str(asked if asked is not None else "").strip()
     try:
-        return _record(state, asked)[0]
+        if found := _found(state, wanted) if wanted else None:
+            return found[0]
+        raise RefusedCall(_unknown(state, wanted))
     except RefusedCall as e:
         raise RecordError(e.sentence) from None
 
 
-def _record(state: Any, asked: Any) -> tuple[InteractionRecord, str | None]:
-    """The record that is asked for, and its session if that is another one. Raises RefusedCall."""
-    wanted = str(asked if asked is not None else "").strip().strip("\"'`[]()<>#").removeprefix("trace_id=")
-    if not wanted:
-        raise RefusedCall(
-            "get_record needs a trace_id: it stands beside every record, or is found by search_memory."
-        )
-    facts, wider = state.fact_store, state.wider
-    found = records_named(state.database, state.session_id, wanted.rstrip("…."))
-    if len(found) == 1 and (record := facts.get(found[0].trace_id)) is not None:
-        return record, None
-    known = list(facts.steps())
-    if known and re.fullmatch(r"\d{1,5}", wanted):  # contexts name records by number: #12
-        raise RefusedCall(f"There is no record #{int(wanted)}: this session has #1 to #{len(known)}.")
-    folded = wanted.casefold().rstrip("….")
-    enough = len(folded) >= PREFIX
-    fitting = [t for t in known if t.casefold().startswith(folded)]
-    if wider is not None and not fitting:
-        places = wider.elsewhere(wanted)[:1] or (wider.elsewhere(folded, beginning=True) if enough else [])
-        if len(places) > 1:
-            named = [f"{t} (session {session_name(s)})" for s, t in places[:_IDS_SHOWN]]
-            raise RefusedCall(_ambiguous(wanted, len(places), _and_more(named, len(places))))
-        for (session_id, _), (other, _) in wider.entries(places).items():
-            return other, session_id
-    if not known:
-        raise RefusedCall(NOTHING_STORED)
-    if fitting and enough:
-        raise RefusedCall(_ambiguous(wanted, len(fitting), _named(state, fitting)))
-    if fitting:
-        raise RefusedCall(
-            f"A trace_id needs at least {PREFIX} characters; with {wanted} begin {_named(state, fitting)}."
-        )
-    near = difflib.get_close_matches(folded, known[-2_000:], _IDS_SHOWN, 0.5)
-    if not near:
-        starts = {t[: len(folded)]: t for t in known[-2_000:]}
-        near = [starts[c] for c in difflib.get_close_matches(folded, starts, _IDS_SHOWN, 0.5)]
-    hint = f"the {'nearest' if near else 'latest'} are {_named(state, near or known[::-1])}"
-    where = "this session" if wider is None else "this session or of those it may search"
-    raise RefusedCall(f"No record of {where} has the trace_id {compact(wanted[:80])}: {hint}.")
+_ID = re.compile(r"(?:trace_id[=: \"']{1,3}|\A)([0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12})", re.I)
+_AT_NUMBER = re.compile(
+    r"[^\w#]*(?:(?:calls|call|record|output|result|note before|get_record)\b[^\w#]{0,3})?#\s?(?=\d)", re.I
+)
+_IN_MARK = re.compile(r"\[\s?(?:…|\.\.\.)[^\[\]#]{0,400}#\s?(?=\d)")
+_RUN = re.compile(r"(\d{1,9})(?:\s?(?:to|-|–|…)\s?#?\s?(\d{1,9}))?[,;… and]*#?")
+_LINES_IN = re.compile(r"\blines?\W{1,3}(\d{1,9}(?:\s?(?:-|–|to)\s?\d{1,9})?)")
 
 
-def _ambiguous(wanted: str, count: int, named: str) -> str:
-    return f"The trace_id {wanted} fits {count} records: {named}. Give more of it."
+def _numbers_in(asked: str) -> tuple[list[range], str | None]:
+    """The numbers of records that a text names as a context does, and the lines of a mark that names them.
+
+    A text that begins with a number (``#12 get_order``, ``Calls #3 to #9``), or a mark, alone or at its line's end.
+    """
+    numbers: list[range] = []
+    begin = _IN_MARK.search(asked) or _AT_NUMBER.match(asked)
+    if begin is None:
+        return numbers, None
+    at = begin.end()
+    while (run := _RUN.match(asked, at)) and len(numbers) < PAGE:
+        first = int(run[1])
+        numbers.append(range(first, max(first, int(run[2] or first)) + 1))
+        if not run[0].endswith("#"):
+            break
+        at = run.end()
+    lines = _LINES_IN.search(asked, begin.end())
+    return numbers, lines and lines[1]
 
 
-def _named(state: Any, ids: Sequence[str]) -> str:
-    found = state.fact_store.get_many(list(ids[:_IDS_SHOWN]))
-    named = [f"{r.trace_id} ({cut_at_edge(one_line(r.tool_name), 80)}, step {r.step_id})" for r in found]
-    return _and_more(named, len(ids))
+def _found(state: Any, asked: str) -> tuple[InteractionRecord, str | None, str] | None:
+    """The record that is asked for, its session if it is another one, its name. Raises RefusedCall: several fit."""
+    numbers, named, wider = _numbers_in(asked)[0], _ID.search(asked), state.wider
+    wanted = f"#{numbers[0][0]}" if numbers else named[1] if named else asked.strip("\"'`[]()<>#….")
+    found, places = records_named(state.database, state.session_id, wanted), list[tuple[str, str]]()
+    if len(found) == 1 and (record := state.fact_store.get(found[0].trace_id)) is not None:
+        return record, None, f"#{found[0].number}"
+    if wider is not None and not found:
+        begins = wider.elsewhere(wanted.casefold(), beginning=True) if len(wanted) >= PREFIX else []
+        places = wider.elsewhere(wanted)[:1] or begins
+        for (session_id, trace_id), (other, _) in wider.entries(places[: len(places) == 1]).items():
+            return other, session_id, trace_id
+    several = [o.trace_id for o in found] or [f"{t} (session {session_name(s)})" for s, t in places]
+    if len(several) > 1:
+        fits = f"fits {len(several)} records: {', '.join(several[:5])}"
+        raise RefusedCall(f"The trace_id {wanted} {fits}. Give more of it.")
+    return None
 
 
-def _and_more(named: Sequence[str], count: int) -> str:
-    return ", ".join(named) + (f" and {count - _IDS_SHOWN} more" if count > _IDS_SHOWN else "")
+def _unknown(state: Any, asked: str) -> str:
+    """Why there is no record of a number or an id, and which there are."""
+    numbers, size = _numbers_in(asked)[0], state.fact_store.size()
+    what = f"#{numbers[0][0]}" if numbers else f"with the trace_id {compact(asked[:80])}"
+    there = f"#1 to #{size}" + ("" if state.wider is None else "; words find those of other sessions")
+    return f"There is no record {what}: this session has {there}." if size else NOTHING_STORED
 
 
 def _fitting(rows: Iterable[str], room: int) -> list[str]:
@@ -383,7 +405,7 @@ def _fitting(rows: Iterable[str], room: int) -> list[str]:
     return fitting
 
 
-def _beginning(trace_id: str, chosen: PathSelection, room: int, what: str) -> tuple[str, str, str]:
+def _beginning(name: str, chosen: PathSelection, room: int, what: str) -> tuple[str, str, str]:
     """The text, or its beginning, a note on how to get the rest (without the tool's text), and what is shown."""
     text, value = chosen.text, chosen.value
     if len(text) <= room:
@@ -392,7 +414,7 @@ def _beginning(trace_id: str, chosen: PathSelection, room: int, what: str) -> tu
     layout = lay_out(text, value)
     at = 1 if layout.by_path else min(layout.count, head.count("\n") + 1)
     of = f"of {layout.count:,} lines{', one a value' if layout.by_path else ''}"
-    ways = [f'lines="{at}-{min(layout.count, at + 199)}" ({of})']
+    ways = [f'lines="{at}-{min(layout.count, at + 199)}" ({of})', "pattern="]
     if isinstance(value, dict):
         shown = ", ".join(quoted(k) for k in islice(value, 12))
         what += f", with the keys {shown}{', …' if len(value) > 12 else ''}"
@@ -401,7 +423,7 @@ def _beginning(trace_id: str, chosen: PathSelection, room: int, what: str) -> tu
         ways.append(f'path="[0]" to "[{len(value) - 1}]"')
     note = (
         f"[Shown are the first {len(head):,} of {len(text):,} characters. The rest: "
-        f'{GET_RECORD} with trace_id="{trace_id}" and {" or ".join([*ways, "pattern="])}.]'
+        f'{GET_RECORD}("{name}") with {" or ".join(ways)}.]'
     )
     return head, note, what
 
@@ -439,42 +461,38 @@ def _some_lines(
 
 
 def _list(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
-    tool = given.get("tool")
     number = str(given.get("after") or 0).strip().removeprefix("#")
-    if isinstance(given.get("after"), bool) or not number.isascii() or not number.isdigit():
-        raise RefusedCall(
-            "after is the number of the record after which the page begins, or null for the first."
-        )
-    if tool is not None and not isinstance(tool, str):
-        raise RefusedCall("tool is the name of a tool, or null for all.")
-    tool, after = tool or None, min(int(number[:12]), 10**9)
-    found: list[Outline] = state.fact_store.page(after, PAGE + 1, tool)
-    total: int = state.fact_store.size()
-    if not total:
-        raise NothingFound(NOTHING_STORED)
-    if not found and tool is not None:
-        where = f" after #{after}" if after else ""
-        raise NothingFound(
-            f"No record{where} is of a tool {compact(tool[:80])}; {LIST_RECORDS} without tool lists all."
-        )
+    if not number.isascii() or not number.isdigit():
+        raise RefusedCall("after is the number of the record after which the list begins, or null.")
+    after = min(int(number[:12]), 10**9)
+    return _page(state, [range(after + 1, 2 * 10**9)], room, str(given.get("tool") or ""))
+
+
+def _page(state: Any, numbers: Sequence[range], room: int, tool: str = "") -> ToolAnswer:
+    """The calls of some numbers, of one ``tool`` if it is given, one a line."""
+    found: list[Outline] = []
+    for run in numbers:
+        page = state.fact_store.page(run[0] - 1, min(len(run), PAGE + 1 - len(found)), tool or None)
+        found += [o for o in page if o.number in run]
+    total = state.fact_store.size()
+    of = f" of a tool {compact(tool[:80])}" if tool else ""
     if not found:
-        raise NothingFound(f"There is no record after #{after}: this session has #1 to #{total}.")
+        none = f"There is no record{of} after #{numbers[0][0] - 1}: this session has #1 to #{total}."
+        raise NothingFound(none if total else NOTHING_STORED)
     rows = _fitting(
         (
-            f"#{o.number} trace_id {o.trace_id}, {one_line(o.tool_name)}, step {o.step_id}, "
+            f"#{o.number} {one_line(o.tool_name)}, step {o.step_id}, "
             f"{o.output_bytes:,} bytes, arguments: {cut_at_edge(one_line(o.arguments), 160, marked=True)}"
             for o in found[:PAGE]
         ),
         room,
     )
     shown = found[: len(rows)]
-    last = shown[-1].number
-    of = f" of {compact(tool[:80])}" if tool else ""
-    more = f" More: {LIST_RECORDS} with after={last}." if len(found) > len(shown) else ""
-    note = (
-        f"[{len(shown)} record{'s' if len(shown) > 1 else ''}{of}, up to #{last} of #{total}.{more} "
-        f"An output exactly: {GET_RECORD} with its trace_id.]"
-    )
+    last, end = shown[-1].number, min(numbers[-1][-1], total)
+    rest = f"{LIST_RECORDS} with after={last}" if tool else f'{GET_RECORD}("#{last + 1} to #{end}")'
+    more = f" More: {rest}." if len(found) > len(shown) else ""
+    count = f"{len(shown)} record{'s' if len(shown) > 1 else ''}{of}, up to #{last} of #{total}"
+    note = f'[{count}.{more} An output exactly: {GET_RECORD}("#n").]'
     described = tuple({"number": o.number, **_described(o, output_bytes=o.output_bytes)} for o in shown)
     return ToolAnswer(fence("\n".join(rows)) + f"\n{note}", records=described)
 
@@ -493,7 +511,10 @@ def _files(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
     return ToolAnswer(quote_lines(text))
 
 
-_HANDLERS = {
-    schema["function"]["name"]: (handler, tuple(schema["function"]["parameters"]["properties"]))
-    for schema, handler in zip([*TOOL_SCHEMAS, FILES_SCHEMA], (_search, _get, _list, _files), strict=True)
+_HANDLERS: dict[str, tuple[Callable[..., ToolAnswer], tuple[str, ...]]] = {
+    SEARCH_MEMORY: (_search, ("query", "top_k")),
+    GET_RECORD: (_get, (*TOOL_SCHEMAS[0]["function"]["parameters"]["properties"], "trace_id")),
+    LIST_RECORDS: (_list, ("after", "tool")),
+    MEMORY_FILES: (_files, tuple(FILES_SCHEMA["function"]["parameters"]["properties"])),
 }
+"""What is answered, with its arguments. Programs name a record by ``trace_id``, and so did the tool before."""

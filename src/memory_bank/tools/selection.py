@@ -294,7 +294,7 @@ def _json_as_printed(text: str) -> Iterator[Any]:
 
 _LINE = re.compile(r"^.*", re.MULTILINE)
 _TOO_LONG = re.compile(rf"[^\n]{{{LINE_CHARS + 1}}}")
-_SPAN = re.compile(r"(?P<start>\d{1,9}+)\s*+(?:(?P<dash>-|:|\.\.)\s*+(?P<stop>\d{1,9}+)?)?\Z")
+_SPAN = re.compile(r"L?(?P<start>\d{1,9}+)\s*+(?:(?P<dash>-|–|:|\.\.|to\b)\s*+L?(?P<stop>\d{1,9}+)?)?\Z")
 _LAST = re.compile(r"-\s*+(\d{1,9}+)\Z")
 
 
@@ -376,7 +376,7 @@ def chosen_lines(spec: object, count: int) -> list[range]:
     The ranges are ascending and disjoint. Raises RefusedCall for a wrong specification and if no such line
     exists.
     """
-    text = str(spec).strip()
+    text = re.sub(r"lines?\b\s*", "", str(spec)).strip()
     spans: list[tuple[int, int]] = []
     for part in map(str.strip, text.split(",")):
         if last := _LAST.match(part):

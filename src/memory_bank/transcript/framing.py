@@ -34,7 +34,8 @@ _NOTICES = (
     r"\w+ *(?:is|was|has been)? ?exit(?:ed|s) (?:with )?(?:exit )?(?:code|status)? ?-?\d+[^\n]{0,80}",
     r"exited (?:with )?(?:exit )?(?:code|status) ?-?\d+[^\n]{0,80}",
     r"(?:the )?(?:previous |shell )*(?:command|process|script|tool|job)[\w ]{0,40}"
-    r" (?:complet|finish|end|succeed|execut|exit|ran)(?:ed)?(?: success\w*| with(?: exit)? (?:code|status) -?\d+)?"
+    r" (?:complet|finish|end|succeed|execut|exit|ran)(?:ed)?"
+    r"(?: success\w*| with(?: exit| return)? (?:code|status):? -?\d+)?"
     r"(?: after [\d.]+ ?\w{1,12})?(?:[.,:;(][^\n]*)?",
     r"(?:command|process|script) (?:execut|complet|finish)ed(?: in terminal| success\w*)[^\n]*",
     r"below is the output of [^\n]*|current working directory: [^\n]*|current directory: [^\n]*",
@@ -78,7 +79,7 @@ _REMARK_END = re.compile(r"</(bash_metadata|system-reminder|environment_details|
 _CODE = re.compile(
     r"(?:exit(?:ed)?(?: with)?[ _]?(?:exit )?(?:code|status)?|return[ _]?code)[\"'>:= ]{1,6}(-?\d+)", re.I
 )
-NUMBERED = re.compile(r"[ \t]{0,8}(\d{1,7})(?:\t|[|:→] ?)")
+NUMBERED = re.compile(r"[ \t]{0,8}(\d{1,7})(?:\t|→|[|:] ?)")
 
 # -- members of a frame: of an object, and what each may hold beside the content
 _CONTENTS = (
@@ -265,6 +266,8 @@ def framed_member(value: Any) -> Any:
         return None
     inner = value[names[0]]
     if isinstance(inner, str):
+        if names[0] == value.get("type") == "text":  # a part of MCP
+            return inner
         return inner if len(inner.split(None, 1)) > 1 or inner.lstrip()[:1] in ("{", "[", "<") else None
     return inner if isinstance(inner, (dict, list)) else None
 
@@ -309,16 +312,25 @@ def _printed(text: str) -> str:
 def without_numbers(text: str) -> str | None:
     """The lines of a text without the numbers before them, if they count up; a few lines around have none."""
     lines = text.rstrip("\n").split("\n")
-    first = next((n for n, line in enumerate(lines[:_AROUND]) if NUMBERED.match(line)), len(lines))
-    number = last = first
-    for last, line in enumerate(lines[first:], first):
+    start, stop = numbered_lines(lines)
+    return "\n".join([*lines[:start], *plain_lines(lines[start:stop]), *lines[stop:]]) if stop else None
+
+
+def numbered_lines(lines: Sequence[str]) -> tuple[int, int]:
+    """Where the lines begin and end that are numbered one by one; 0, 0 where not two are, or many others are not."""
+    start = next((n for n, line in enumerate(lines[:_AROUND]) if NUMBERED.match(line)), len(lines))
+    stop, number = start, ""
+    for line in lines[start:]:
         match = NUMBERED.match(line)
-        if match is None or (last > first and int(match[1]) != number):
+        if match is None or (stop > start and int(match[1]) != int(number) + 1):
             break
-        lines[last], number = line[match.end() :], int(match[1]) + 1
-    else:
-        last = len(lines)
-    return "\n".join(lines) if last > first + 1 and len(lines) - last <= _AROUND else None
+        stop, number = stop + 1, match[1]
+    return (start, stop) if stop > start + 1 and len(lines) - stop <= _AROUND else (0, 0)
+
+
+def plain_lines(lines: Sequence[str]) -> list[str]:
+    """Numbered lines without their numbers."""
+    return [line[match.end() :] for line in lines if (match := NUMBERED.match(line))]
 
 
 def _structure(text: str) -> Any:

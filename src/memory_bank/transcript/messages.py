@@ -177,13 +177,14 @@ def record_tool(tools: object) -> str:
 
 def in_full(tool: str) -> str:
     """The part of a heading above a list of calls that names ``record_tool``; "" without one."""
-    return f' ({tool}("#n") returns one in full)' if tool else ""
+    part = 'with lines="8-40" or pattern="…" a part of it'
+    return f' ({tool}("#n") returns one, {part}; other words search all outputs)' if tool else ""
 
 
 def with_hint(text: str, hint: str) -> str:
     """A context's text with another hint in its first line on how to fetch a record; unchanged without a hint."""
     heading, line, rest = text.partition("\n")
-    return re.sub(r' \(\S+\("#n"\) returns one in full\)', lambda _: hint, heading) + line + rest
+    return re.sub(r' \(\S+\("#n"\) returns one[^()]*\)', lambda _: hint, heading) + line + rest
 
 
 # Kinds of messages, calls and results

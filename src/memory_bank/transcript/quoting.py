@@ -31,6 +31,7 @@ class Mark(StrEnum):
     CALLS_COUNTED = "Calls #0"
     PARTS = "An output that ends with […"
     PLAN = "The agent's latest plan:"
+    STATE = "The state of the task:"
     WORDS = "The agent's words:"
     NOTES = "The agent's notes ("
     LAST = "The agent's last message:"
@@ -44,7 +45,8 @@ class Mark(StrEnum):
     CLASSIC_SUMMARY = "Summary: "
     CLASSIC_DATA = "Raw Data: "
     CLASSIC_RULE = "-------------------"
-    MATCH = "[0] trace_id "
+    MATCH = "[0] #0 "
+    MATCH_ELSEWHERE = "[0] trace_id "
     TOOL = "tool: "
     STEP = "step: "
     TRACE_ID = "trace_id: "
@@ -148,6 +150,8 @@ def _without(seal: str, text: str) -> str:
     if not _UNUSUAL.search(text):
         return re.sub(f"(?i)({seal[:4]})(?={seal[4:]})", r"\1 ", text)
     bare = _ANSI.sub(lambda found: "\0" * len(found[0]), text)
+    if seal not in "".join(map(_looks, bare)).lower().replace("\x1b", ""):
+        return text
     seen = [(place, x) for place, c in enumerate(bare) for x in _looks(c).lower() if x != "\x1b"]
     looks = "".join([x for _, x in seen])
     for found in reversed([*re.finditer(f"(?={seal})", looks)]):

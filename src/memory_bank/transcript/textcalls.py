@@ -70,9 +70,14 @@ class TextForm:
     frame: str = "{}"
 
 
-def read_text_calls(messages: Sequence[Any], derive: Derive = derive_anew) -> Conversation[Any] | None:
-    """The conversation with its written calls as calls; None where it has none of the forms."""
-    kinds = [kind_of(message) for message in messages]
+def read_text_calls(
+    messages: Sequence[Any], derive: Derive = derive_anew, kinds: Sequence[MessageKind] | None = None
+) -> Conversation[Any] | None:
+    """The conversation with its written calls as calls; None where it has none of the forms.
+
+    ``kinds``: of each message, where the caller has them.
+    """
+    kinds = kinds or [kind_of(message) for message in messages]
     if MessageKind.SAY not in kinds or MessageKind.CALL in kinds or MessageKind.RESULT in kinds:
         return None
     found = (_read_form(messages, kinds, form, derive) for form in FORMS)

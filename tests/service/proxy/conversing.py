@@ -13,6 +13,7 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.schema import sessions
 from memory_bank.bank.stores import FactStore
 from memory_bank.config import Config
+from memory_bank.service.proxy.api import RequestHistory
 from memory_bank.service.proxy.identity import Identity, SessionMatch, looks_random
 from memory_bank.service.security.access import stored_id
 from memory_bank.service.sessions import Sessions
@@ -58,7 +59,11 @@ class World:
         self, messages: Messages, key: str | None = "sk-1", headers: Any = None, **body: Any
     ) -> SessionMatch | None:
         return self.identity.session_of(
-            self.namespace, upstream_key=key, headers=headers or {}, body=body, messages=messages
+            self.namespace,
+            upstream_key=key,
+            headers=headers or {},
+            body=body,
+            history=RequestHistory(list(messages)),
         )
 
     def records(self, name: str) -> list[tuple[str | None, str | None]]:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.chats import any_chats, call, good_chats, result, rounds, say, system, user
 from tests.service.proxy.conversing import random_id
 
+from memory_bank.service.proxy.api import RequestHistory
 from memory_bank.service.proxy.identity import (
     LATEST,
     DigestChain,
@@ -29,7 +30,7 @@ CHAT = [system(), user(), *rounds(3)]
 
 
 def chain(messages: Any, seed: bytes = SEED) -> DigestChain:
-    found = digest_chain(seed, messages)
+    found = digest_chain(seed, RequestHistory(list(messages)))
     assert found is not None
     return found
 
@@ -121,7 +122,7 @@ def test_whose_conversation_it_is_is_in_every_digest() -> None:
 
 @given(any_chats())
 def test_any_list_has_a_chain_or_none(messages: list[Any]) -> None:
-    found = digest_chain(SEED, messages)
+    found = digest_chain(SEED, RequestHistory(list(messages)))
     if found is None:
         return
     assert found.positions[found.whole] == len(messages)
@@ -137,7 +138,7 @@ def test_any_list_has_a_chain_or_none(messages: list[Any]) -> None:
 @given(good_chats(), st.data())
 def test_every_beginning_is_among_the_positions(messages: list[Any], data: st.DataObject) -> None:
     n = data.draw(st.integers(1, len(messages)))
-    part, full = digest_chain(SEED, messages[:n]), digest_chain(SEED, messages)
+    part, full = (digest_chain(SEED, RequestHistory(m)) for m in (messages[:n], messages))
     if part is None or full is None:
         return
     assert full.positions[part.whole] == n

@@ -14,6 +14,7 @@ from dataclasses import astuple
 import openai
 import pytest
 import sqlalchemy as sa
+from tests.postgres import Relay
 from tests.service.processes import until
 from tests.service.proxied import (
     RawUpstream,
@@ -408,3 +409,29 @@ def test_secrets_and_contents_are_neither_logged_nor_stored(tmp_path):
         told = repr(p.told(2)) + "\n".join(p.lines)
     assert b"sk-very-secret" not in read
     assert "sk-very-secret" not in told and words not in told
+
+
+@pytest.mark.long
+def test_requests_go_on_while_the_network_to_the_database_is_silent(tmp_path, postgres):
+    """The first one soon, the others at once; what they brought is stored when it is back."""
+    relay, bank = Relay(postgres), postgres.emptied()
+    settings = {
+        "database": relay.url(bank),
+        "memory_timeout": 60.0,
+    }  # it is not this limit that ends the wait
+    with scripted(lambda _: say("ok"), tmp_path, **settings) as (_, p):
+
+        def ask():
+            began, number = time.monotonic(), len(p.exchanges)
+            assert post(p.port, CHAT, LONGER, NAMED).status == 200
+            until(lambda: len(p.exchanges) > number)
+            return p.exchanges[-1].memory, time.monotonic() - began
+
+        assert ask()[0] == "rebuilt"
+        with relay.silence():
+            memory, seconds = ask()
+            assert memory == "failed" and seconds < 30  # 2 on an idle machine
+            assert [ask()[0] for _ in range(3)] == ["failed"] * 3
+        until(lambda: ask()[0] == "rebuilt")
+    assert postgres.sql("SELECT count(*) FROM records", bank) == [(12,)]
+    relay.close()

@@ -134,7 +134,7 @@ def test_what_was_left_out_is_fetched_unseen(tmp_path, way, stream):
             == [
                 "get_order",
                 "get_parcel",
-                *sorted(MEMORY_TOOLS, key=["search_memory", "get_record", "list_records"].index),
+                "get_record",
             ]
         )
         [added] = [r for r in results_in(second) if "retrieved-data" in str(r) and SECRET in r]
@@ -183,7 +183,7 @@ def test_by_default_tools_come_with_rebuilt_contexts_beside_tools_of_the_client(
     large[0].get("function", large[0])["description"] = "What an order is. " * 3_000
     with injected(tmp_path, [FETCH, say(SECRET)], inject_tools=ServiceSettings().inject_tools) as (server, p):
         assert ask(p, way, stream, extra_body={"tools": large})[:2] == (SECRET, [])
-        assert [set(tools_in(r.body)) >= set(MEMORY_TOOLS) for r in server.requests] == [True, True]
+        assert [set(tools_in(r.body)) & MEMORY_TOOLS for r in server.requests] == [{"get_record"}] * 2
 
 
 @pytest.mark.parametrize("inject", ["auto", False])
@@ -303,7 +303,7 @@ def test_another_owners_records_are_not_there(tmp_path):
         assert "There is no record #4: this session has #1 to #1." in results_in(server.requests[-1].body)[-1]
     with injected(tmp_path, [call("get_record", trace_id=stranger), say("three")]) as (server, p):
         client_of(p).chat.completions.create(model="m", messages=messages, tools=TOOLS)
-        assert "No record of this session" in results_in(server.requests[-1].body)[-1]
+        assert "There is no record with the trace_id" in results_in(server.requests[-1].body)[-1]
 
 
 # --- to the byte
@@ -391,7 +391,7 @@ def test_where_nothing_is_fetched_the_answer_is_upstreams_to_the_byte(tmp_path, 
     assert [up.got[0].body] * is_none == [got.body for got in up.got[2:]]
     tools = json.loads(up.got[1].body).pop("tools")
     assert tools[:2] == TOOLS
-    assert len(tools) == 5
+    assert len(tools) == 3
     start, end = (up.got[0].body.index(part) for part in (b'"messages": ', b'"odd"'))
     assert up.got[1].body[:start] == up.got[0].body[:start]
     assert up.got[1].body.endswith(up.got[0].body[end:])

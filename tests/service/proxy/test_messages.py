@@ -562,7 +562,7 @@ def test_memory_tools_are_offered_and_answered(tmp_path, stream):
         assert came.header(b"x-memory-fetched") == (None if stream else b"2")
         assert server.refused == []
         names = [t["name"] for t in server.requests[0].body["tools"]]
-        assert names[2:] == ["search_memory", "get_record", "list_records"]
+        assert names[2:] == ["get_record"]
         content = read_stream(came.body) if stream else json.loads(came.body)["content"]
         assert [b["text"] for b in content] == (["Let me look.", "Found."] if stream else ["Found."])
         results = [b for m in server.requests[1].body["messages"][-2:] for b in m["content"]]
@@ -588,7 +588,7 @@ def test_memory_tools_are_not_offered_where_the_model_thinks_at_first(tmp_path):
             {"thinking": ADAPTIVE},
         ):
             ask(p, LONG, b"x-memory-session: u", **more)
-            assert len(server.requests[-1].body["tools"]) == len(OWN_TOOLS) + 3
+            assert len(server.requests[-1].body["tools"]) == len(OWN_TOOLS) + 1
 
 
 def test_the_scripted_upstream_is_strict(tmp_path):

@@ -17,6 +17,7 @@ from tests.service.proxy.test_identity import EDITS, LONG, START, known, race, s
 
 from memory_bank.bank.maintenance import verify
 from memory_bank.bank.schema import lineage, sessions
+from memory_bank.service.proxy.api import RequestHistory
 from memory_bank.service.proxy.identity import named_session
 from memory_bank.testing import ScriptedServer, say
 
@@ -392,7 +393,7 @@ CLAUDE_ID, CODEX_ID = "x-claude-code-session-id", "session-id"
     ],
 )
 def test_clients_name_their_sessions(headers: dict[str, str], metadata: Any, name: str | None) -> None:
-    found = named_session(None, headers, {"metadata": metadata, "tools": [TOOL]}, [])
+    found = named_session(None, headers, {"metadata": metadata, "tools": [TOOL]}, RequestHistory([]))
     assert (found and found.name) == name
 
 

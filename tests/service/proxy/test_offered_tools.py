@@ -132,7 +132,7 @@ def test_beside_a_short_first_request_tools_are_offered_only_where_the_setting_s
             assert post(p.port, PATHS[way], body).status == 200
         assert {e.memory for e in p.told(4)} > {"rebuilt"}
         offered = [named_and_offered(r.body)[1] for r in server.requests]
-    assert offered == [{"search_memory", "get_record", "list_records"} if inject is True else set()] * 4
+    assert offered == [{"get_record"} if inject is True else set()] * 4
 
 
 @pytest.mark.parametrize("way", PATHS)
@@ -197,7 +197,7 @@ def test_the_tools_of_a_session_never_change(tmp_path, way, named):
             memories += [e.memory for e in p.told(len(server.requests))]
             arrived += server.requests
     [tools] = tools_of(arrived)
-    assert set(NAMED.findall(tools)) == {"search_memory", "get_record", "list_records"}
+    assert set(NAMED.findall(tools)) == {"get_record"}
     assert {"passed", "unchanged", "rebuilt"} <= set(memories) | {"passed"}
 
 

@@ -246,6 +246,24 @@ def test_slow_steps_of_a_key_pause_memory_for_that_key_alone(configured):
     assert (other.memory, other.reason) == ("passed", "nothing to remember yet")
 
 
+def test_one_slow_conversation_pauses_itself_alone(configured):
+    class OneSlow(_Hanging):
+        def session_of(self, namespace, *, headers, **_given):
+            super().session_of(headers["x-memory-session"])
+
+    identity = OneSlow("slow")
+    memory = Rebuilder(Sessions(Database(""), configured()), identity, 0.2)
+
+    async def main():
+        hung = [await asked(memory, 2, **{"x-memory-session": "slow"}) for _ in range(3)]
+        memory.timeout = 60
+        return hung, await asked(memory, 2)
+
+    hung, other = asyncio.run(_within(main, identity.go))
+    assert [r.reason for r in hung] == ["timeout", "timeout", "paused"]
+    assert (other.memory, other.reason) == ("passed", "nothing to remember yet")
+
+
 class _Slow:
     """An identity that takes its time for every request, finds no session, and notes whom it was asked for."""
 

@@ -360,11 +360,11 @@ def test_our_tools_come_after_the_clients():
     mine = {"type": "function", "function": {"name": "look"}}
     offered = DIALECTS["chat"].offer_tools({"tools": [mine], "tool_choice": "auto"})
     assert offered[0] is mine
-    assert [t["function"]["name"] for t in offered[1:]] == ["search_memory", "get_record", "list_records"]
+    assert [t["function"]["name"] for t in offered[1:]] == ["get_record"]
     offered = DIALECTS["items"].offer_tools({"tools": [{"type": "web_search"}], "tool_choice": "required"})
-    assert [t.get("name") for t in offered] == [None, "search_memory", "get_record", "list_records"]
+    assert [t.get("name") for t in offered] == [None, "get_record"]
     assert all(t["strict"] and t["parameters"] for t in offered[1:])
-    assert len(DIALECTS["chat"].offer_tools({"tools": None})) == len(DIALECTS["items"].offer_tools({})) == 3
+    assert len(DIALECTS["chat"].offer_tools({"tools": None})) == len(DIALECTS["items"].offer_tools({})) == 1
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from hashlib import blake2b
 from itertools import islice
 
@@ -26,7 +27,8 @@ from memory_bank.context.evidence import (
 from memory_bank.context.first_sight import FirstSight, first_sight
 from memory_bank.context.fold_rule import fold_budget, is_priced, price_fold
 from memory_bank.context.unchanged import restored_copies
-from memory_bank.plan import Choice, Shown
+from memory_bank.errors import StorageError
+from memory_bank.plan import Choice
 from memory_bank.pricing import common_length, growth_that_pays
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.messages import Interaction, content_text, in_full, read, same_objects, with_hint
@@ -65,6 +67,8 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     sight = first_sight(view, session, settings)
     size = sight.tokens  # of an interaction, as it is shown
     cache, older = session.prefix_cache, sum(map(size, past))
+    if state.unexplained is not None:  # in a library, that of the step before
+        session.run_later("why", partial(_explain, state, session))
     if is_cold := session.idle > settings.cache_retention:
         ledger.sent = ()
     base = _base(sight, settings)
@@ -176,6 +180,7 @@ def _make_fold(
 ) -> Fold:
     """Choose what stands for the older history. ``gone``: of records, too, whose messages the list has lost."""
     session.reload_steps()
+    _explain(state, session)  # before the evidence grows
     memory, note = fed_evidence(view, session, settings), ""
     if settings.fold_note == "observer" and (said := session.note):
         count = session.counter.count_text
@@ -199,17 +204,29 @@ def _make_fold(
         growth=growth,
         tokens=0,
         body=body,
-        why=_why(excerpts, session),
+        why=cache(partial(_reasons, excerpts, len(memory.numbers), session.lock, session.session_id)),
     )
 
 
-def _why(excerpts: Excerpts, session: MemoryBankState) -> FoldReasons | None:
-    """Why the fold shows what it does; None where that cannot be told, which is logged."""
-    try:
-        return explained(excerpts)
-    except Exception as e:
-        log.warning("session %s: a fold is not explained (%s)", session.session_id, type(e).__name__)
-        return None
+def _reasons(
+    excerpts: Excerpts, records: int, lock: AbstractContextManager[object], name: str
+) -> FoldReasons | None:
+    """Why a fold of so many records shows what it does; None where that cannot be told, which is logged."""
+    with lock:
+        try:
+            return explained(excerpts, records)
+        except Exception as e:
+            log.warning("session %s: a fold is not explained (%s)", name, type(e).__name__)
+            return None
+
+
+def _explain(state: _Evidence, session: MemoryBankState) -> None:
+    """Store why the newest fold of this process shows what it does; where the database fails a later step does."""
+    fold = state.unexplained
+    with suppress(StorageError):
+        if fold is not None and (why := fold.why()) is not None:
+            state.folds.explain(fold, why, session.generation)
+        state.unexplained = None
 
 
 def _kept_fold(made: Fold, view: View, session: MemoryBankState, state: _Evidence) -> Fold:
@@ -222,6 +239,9 @@ def _kept_fold(made: Fold, view: View, session: MemoryBankState, state: _Evidenc
         if other is not None and other.count == made.count:
             return other
         made = replace(made, number=last.number + 1)
+    if not session.database.in_memory:
+        state.unexplained = made
+        session.put_off("why", partial(_explain, state, session))
     return made
 
 
@@ -288,9 +308,7 @@ def _choice(
         may_cost_more=body.gone,
         since=since,
         fold=fold.number,
-        reasons=Shown(whole, turns, folded)
-        if fold.why is None
-        else Explained(fold.why, session.steps, [e.start for e in whole]),
+        reasons=Explained(fold.why, session.steps, whole, turns, folded),
     )
 
 
@@ -315,6 +333,7 @@ class _Evidence:
     # the first interactions of a list with their digest, and those of a fold with its edits: as at the next step
     about: tuple[Sequence[Interaction], str] | None = None
     turns: tuple[FoldContent | None, Sequence[Interaction], Mapping[int, Edit]] = (None, (), {})
+    unexplained: Fold | None = None  # of this process, whose reasons are not stored yet
     noted: int = 0  # the number of the latest record that the note is about; 0 where that is not known
 
 

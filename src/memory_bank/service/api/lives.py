@@ -70,7 +70,7 @@ def get_life(api: Api, name: SessionName, trace_id: RecordId) -> Life:
 
 
 def spans_of(
-    found: Iterable[StepShown], folds: Mapping[int, FoldReasons], number: int, trace_id: str
+    found: Iterable[StepShown], folds: Mapping[int, FoldReasons | None], number: int, trace_id: str
 ) -> list[Span]:
     """The life of a record, of the steps since it was stored, and what their folds show."""
     spans: list[dict[str, Any]] = []

@@ -628,7 +628,9 @@ class FoldShown(ResponseModel):
     """The fold that stands in a context for the older calls."""
 
     number: Count
-    records: Count = Field(description="that it is about: the first so many")
+    records: Count | None = Field(
+        description="that it is about: the first so many; null: why it shows what it does is not known, or not yet"
+    )
     text: str = Field(description="of the memory message")
     pieces: list[PieceShown] = Field(description="of past outputs, arguments and words, as they stand there")
     near_misses: list[PieceShown] = Field(description="what a larger budget would show next")
@@ -754,14 +756,14 @@ def get_step(api: Api, name: SessionName, number: StepNumber) -> StepDetail:
     *before, now = shown
     folds = stored_folds(api.database, session_id, [s.fold for s in shown])
     body, why = (None, None) if now.status in steps.AS_IT_CAME else folds.get(now.fold or 0, (None, None))
-    pieces = [] if why is None else [PieceShown.of(**p.as_dict()) for p in why.pieces]
+    pieces, near = (
+        [PieceShown.of(**p.as_dict()) for p in some]
+        for some in ((why.pieces, why.near_misses) if why else ((), ()))
+    )
     fold = None
-    if body is not None and why is not None:
-        near = [PieceShown.of(**p.as_dict()) for p in why.near_misses]
-        text = (body.text + body.note).strip()
-        fold = FoldShown(
-            number=now.fold or 0, records=why.records, text=text, pieces=pieces, near_misses=near
-        )
+    if body is not None:
+        text, count = (body.text + body.note).strip(), why.records if why else None
+        fold = FoldShown(number=now.fold or 0, records=count, text=text, pieces=pieces, near_misses=near)
     told: dict[str, Any] = dict.fromkeys(("fates", "calls", "changes", "new", "gone"))
     if now.fates is not None:
         made = [
@@ -771,8 +773,9 @@ def get_step(api: Api, name: SessionName, number: StepNumber) -> StepDetail:
             if fate is not None
         ]
         told["fates"], told["calls"] = Counter(c.fate for c in made), made[-_CALLS_SHOWN:]
-        are_stored = all(s.fold is None or s.fold in folds or s.status in steps.AS_IT_CAME for s in shown)
-        if before and before[0].fates is not None and are_stored:
+        known = {None, *(n for n, (_, reasons) in folds.items() if reasons is not None)}
+        are_known = all(s.fold in known or s.status in steps.AS_IT_CAME for s in shown)
+        if before and before[0].fates is not None and are_known:
             [last] = before
             earlier_why = folds[last.fold][1] if last.fold in folds else None
             told["changes"] = [

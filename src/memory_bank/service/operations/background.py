@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from typing import cast
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.worker import BackgroundObserver, Worker
 from memory_bank.config import AnyStrategy, Config, MemoryBankSettings
-from memory_bank.errors import ConfigError
+from memory_bank.errors import ConfigError, MemoryBankError
 from memory_bank.models.chat import OpenAIChat
 from memory_bank.models.embedding import load_embedder
 from memory_bank.models.observer import EXTRACTIVE, Observer
@@ -60,6 +61,9 @@ class ServiceObserver(BackgroundObserver):
     def __init__(self, database: Database, config: Config, chat: ChatModel | None) -> None:
         self.database = database
         self.settings = observed_by(config) if chat is not None else None
+        own = config.strategy(config.service.strategy or config.default_strategy)
+        strategies = own, *config.memory_strategies.values()
+        self._banks = [s for s in strategies if isinstance(s, MemoryBankSettings)]
         self._chat = chat
         self._started = False
         super().__init__(self._new_worker)
@@ -70,15 +74,25 @@ class ServiceObserver(BackgroundObserver):
         return EXTRACTIVE if self.settings is None else f"llm:{self.settings.observer_model}"
 
     def start(self) -> None:
-        """Start the thread, if a model observes; it also makes the summaries that wait from earlier."""
+        """Start the thread, which makes the summaries that wait; without a model, make those that are missing."""
         if self.settings is not None:
             self._started = True
             self.wake()
+        elif self._banks:
+            threading.Thread(target=self._draft, name="memory-bank-drafts", daemon=True).start()
 
     def wake(self) -> None:
         """Tell the worker that a record waits; has no effect before ``start``."""
         if self._started:
             super().wake()
+
+    def _draft(self) -> None:
+        """Make insights by extraction for records that a dead process or a failed embedder has left without."""
+        wants_none = any(s.observer_mode == "off" for s in self._banks)  # for sessions without insights
+        try:
+            Worker(self.database, Observer(), self._banks[0].embedding_model).draft(every=not wants_none)
+        except MemoryBankError as e:
+            log.warning("records without an insight wait for their session's next step: %s", e)
 
     def _new_worker(self) -> Worker:
         settings = cast("MemoryBankSettings", self.settings)  # there are some where the thread was started

@@ -139,11 +139,18 @@ class Operations:
         return {"ok": well, "name": self._observing.name, **figures}
 
 
+@router.get("/healthz", summary="Whether the process answers, as /health?live")
+async def healthz() -> dict[str, str]:
+    """Nothing else is checked."""
+    return {"status": "ok", "version": __version__}
+
+
+@router.get("/readyz", summary="Whether the database can be read, as /health", operation_id="readyz")
 @router.get("/health", summary="Health of the service")
 async def health(request: Request, live: str | None = None) -> JSONResponse:
     """With ``?live`` nothing is checked except that the process answers. Operators see each part."""
     if live is not None:
-        return JSONResponse({"status": "ok", "version": __version__})
+        return JSONResponse(await healthz())
     operations: Operations = request.app.state.service.operations
     status, body = await operations.health(details=caller_of(request).operator)
     headers = {"cache-control": "no-store"}

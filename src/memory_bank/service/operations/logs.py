@@ -39,7 +39,7 @@ STATUSES = frozenset({"rebuilt", "unchanged", "passed", "failed", "answered"})
 """The values of ``x-memory-status``."""
 GONE = 499
 """The status of a request whose client disconnected before the response."""
-QUIET = frozenset({"/health", "/metrics"})
+QUIET = frozenset({"/health", "/healthz", "/readyz", "/metrics"})
 """Routes that monitors poll: their successes are logged with ``--verbose`` only."""
 
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")

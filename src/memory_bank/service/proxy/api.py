@@ -10,11 +10,11 @@ from typing import Any, Literal
 from memory_bank.models.usage import add_usage
 from memory_bank.plan import Form
 from memory_bank.ports import ToolSchema
-from memory_bank.service.proxy.body import Body, JsonObject, as_object, objects_of
+from memory_bank.service.proxy.body import Body, JsonObject, Memo, as_object, objects_of
 from memory_bank.service.proxy.events import MOST_BYTES, Event, read_event, rewrite_event
 from memory_bank.tools import GET_RECORD, LIST_RECORDS, MEMORY_FILES, SEARCH_MEMORY, TOOL_SCHEMAS, ToolAnswer
 from memory_bank.transcript.jsontext import parse_arguments
-from memory_bank.transcript.messages import is_memory_tool
+from memory_bank.transcript.messages import MessageKind, is_memory_tool, kind_of
 from memory_bank.transcript.responses import item_type
 
 MEMORY_TOOLS = frozenset({SEARCH_MEMORY, GET_RECORD, LIST_RECORDS})
@@ -180,11 +180,17 @@ class RequestHistory:
     """The conversation in a request as chat ``messages``.
 
     ``form``: in which a context rebuilt from them is the array for the request's member ``Dialect.key``; None where
-    the context is that array.
+    the context is that array. ``memo``: what was computed of the messages of earlier requests.
     """
 
     messages: list[Any]
     form: Form | None = None
+    memo: Memo = field(default_factory=Memo)
+
+    @property
+    def kinds(self) -> list[MessageKind]:
+        """The kind of each message."""
+        return self.memo.of_each("kind", self.messages, kind_of)
 
 
 class Dialect:

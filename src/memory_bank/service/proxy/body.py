@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import sys
@@ -11,7 +12,9 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeAlias, TypeVar, cast
+from operator import is_
+from typing import Any, TypeAlias, TypeVar
+from weakref import WeakValueDictionary
 
 from memory_bank.errors import BodyError, MissingExtraError
 from memory_bank.transcript.messages import same_objects
@@ -28,6 +31,8 @@ else:
 JsonObject: TypeAlias = dict[str, Any]
 """A JSON object of a request or an answer, as some client or server wrote it."""
 
+HEAD = 6
+"""Elements of an array by which a conversation is known: a random id of its first call is among them."""
 Span = tuple[int, int]
 Edit = tuple[int, int, str]
 """A part of a text, from its start to its end, and what stands there instead."""
@@ -40,6 +45,7 @@ _DECODERS: Mapping[str, Callable[[], Any]] = {
     "gzip": partial(zlib.decompressobj, 16 + zlib.MAX_WBITS),
     "zstd": partial(zstd.ZstdDecompressor, options=_WINDOW),
 }  # by content-encoding
+_STATES = 8  # at the end of a list whose last messages change, such as by cache marks
 _whitespace = re.compile(r"[ \t\n\r]*")
 _raw_decode = json.JSONDecoder().raw_decode
 T = TypeVar("T")
@@ -55,6 +61,49 @@ def decompressed(data: bytes, coding: str, most: int) -> bytes | None:
     return plain if decoder.eof and not decoder.unused_data and len(plain) <= most else None
 
 
+class Memo:
+    """What was computed of each message of a list, of which the next request's list has the beginning."""
+
+    def __init__(self) -> None:
+        self._lists: dict[str, tuple[Sequence[object], list[Any]]] = {}
+        self._digests: dict[str, tuple[bytes, Sequence[bytes], list[str], deque[Any]]] = {}
+
+    def of_each(self, kind: str, messages: Sequence[object], compute: Callable[[object], T]) -> list[T]:
+        """``compute(message)`` of each message; only new ones are computed."""
+        known, results = self._lists.get(kind, ((), []))
+        count = shared_length(known, messages)
+        if not count == len(known) == len(messages):
+            results = [*results[:count], *map(compute, messages[count:])]
+            self._lists[kind] = messages, results
+        return results
+
+    def digests(self, kind: str, seed: bytes, parts: Sequence[bytes]) -> list[str]:
+        """SHA-256 of a seed and the first part, the first two parts and so on, as hexadecimal digits."""
+        begun, known, digests, latest = self._digests.get(kind, (seed, (), [], deque()))
+        count = shared_length(known, parts) if begun == seed else 0
+        latest = latest.copy()
+        back = len(digests) - count  # of which the states after the last parts are kept
+        digests = digests[:count] if back < len(latest) else []
+        for _ in range(min(back, len(latest))):
+            latest.pop()
+        state = latest[-1].copy() if digests else hashlib.sha256(seed)
+        for part in parts[len(digests) :]:
+            state.update(part)
+            digests.append(state.hexdigest())
+            latest.append(state.copy())
+            if len(latest) > _STATES:
+                latest.popleft()
+        self._digests[kind] = seed, parts, digests, latest
+        return digests
+
+
+def shared_length(a: Sequence[object], b: Sequence[object]) -> int:
+    """With how many equal objects two lists begin."""
+    if all(map(is_, a, b)):
+        return min(len(a), len(b))
+    return next(i for i, (own, other) in enumerate(zip(a, b, strict=False)) if own is not other)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Body:
     """A parsed body: ``data`` as it came, ``value`` the object in it.
@@ -63,6 +112,7 @@ class Body:
     is before, with the start of the value), the ``elements`` of those that are arrays, ``end``, the position at which
     a new member is inserted, and what is ``removed`` from the text.
     ``derive(element, make)`` returns ``make(element)``; a cached element always gives the same objects.
+    ``memo``: what was computed of the messages of the conversation's earlier requests.
     """
 
     data: bytes
@@ -73,10 +123,17 @@ class Body:
     end: int = 0
     removed: tuple[Edit, ...] = ()
     derive: Derive = derive_anew
+    memo: Memo = field(default_factory=Memo)
 
 
-def parse_body(data: bytes, *editable: str) -> Body:
+Known = Callable[[str, str, Elements], Elements]
+"""The elements that follow the first ones of an array in a text, as far as an earlier body had them."""
+
+
+def parse_body(data: bytes, *editable: str, known: Known | None = None) -> Body:
     """Parse a body whose top-level members named in ``editable`` may be replaced by ``render_body``.
+
+    ``known(member, text, elements)`` is asked once an array has HEAD elements; what it returns is not parsed again.
 
     Accepts what ``json.loads`` accepts, including a byte-order mark, escaped lone surrogates, NaN and long
     integers. An editable member may be missing or hold something other than an array.
@@ -85,7 +142,7 @@ def parse_body(data: bytes, *editable: str) -> Body:
     the parser goes, or with a duplicate of an editable member.
     """
     try:
-        return _parse(data, data.decode("utf-8"), editable)
+        return _parse(data, data.decode("utf-8"), editable, known)
     except UnicodeDecodeError:
         raise BodyError("not UTF-8") from None
     except RecursionError:
@@ -94,7 +151,7 @@ def parse_body(data: bytes, *editable: str) -> Body:
         raise error if isinstance(error, BodyError) else BodyError("not JSON") from None
 
 
-def _parse(data: bytes, text: str, editable: Sequence[str]) -> Body:
+def _parse(data: bytes, text: str, editable: Sequence[str], known: Known | None) -> Body:
     value: JsonObject = {}
     spans: dict[str, tuple[int, int, int]] = {}
     elements: dict[str, Elements] = {}
@@ -121,7 +178,9 @@ def _parse(data: bytes, text: str, editable: Sequence[str]) -> Body:
             def element(at: int) -> int:
                 element, end = _raw_decode(text, at)
                 found.append((element, (at, end)))
-                return end
+                if len(found) == HEAD and known is not None:
+                    found.extend(known(key, text, tuple(found)))
+                return found[-1][1][1]
 
             last = _each(text, at, "]", element)
             elements[key] = tuple(found)
@@ -252,96 +311,120 @@ def objects_of(value: object) -> list[JsonObject]:
     return [v for v in value if isinstance(v, dict)] if isinstance(value, list) else []
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class _CachedMessage:
-    """A message and the results that were computed from it, by kind."""
+    """A message of a conversation, and the chat messages that were made of it."""
 
     message: object
-    chars: int = 0  # that count for it
-    results: dict[str, object] = field(default_factory=dict)
     derived: list[Placed] | None = None
 
 
-class MessageCache:
-    """Parsed messages of the latest requests, by their JSON text, with results computed from them.
+@dataclass(slots=True, eq=False)
+class _Conversation:
+    """The array of a conversation's latest request: its text, and its messages with their places in that."""
 
-    An agent sends its whole history with each request, so most messages repeat. Equal texts give the same
-    object, which is never modified, and what depends on the message alone (its digest, its redacted form) is
-    computed once; those of another member, of an API that reads them in its own way, give another object. At most
-    ``chars`` characters of text are kept, where each message counts ``ENTRY`` more for its objects; the least
-    recently used are dropped. Thread-safe.
+    text: str = ""
+    messages: Sequence[_CachedMessage] = ()
+    spans: Sequence[Span] = ()
+    memo: Memo = field(default_factory=Memo)
+
+    @property
+    def chars(self) -> int:
+        """The characters that count for it: as they came, and as they were read."""
+        return 2 * len(self.text) + MessageCache.ENTRY * len(self.messages)
+
+
+class MessageCache:
+    """The messages of each conversation's latest request, with what was computed from them.
+
+    An agent sends its whole history with each request. The messages with which an earlier request of the conversation
+    began are not parsed again, and others of equal text give the same object, which is never modified; those of
+    another member, of an API that reads them in its own way, give another one. At most ``chars`` characters are kept,
+    where each message counts ``ENTRY`` more for its objects; the least recently used conversations are dropped.
+    Thread-safe.
     """
 
-    CHARS = 16_000_000
-    LONGEST = 1_000_000
+    CHARS = 32_000_000
     ENTRY = 500
 
     def __init__(self, chars: int = CHARS) -> None:
         self._limit = chars
         self._chars = 0
-        self._by_text: OrderedDict[tuple[str, str], _CachedMessage] = OrderedDict()  # by member and text
-        self._by_id: dict[int, _CachedMessage] = {}
+        self._by_head: OrderedDict[tuple[str, str], _Conversation] = OrderedDict()
+        self._by_text: WeakValueDictionary[tuple[str, str], _CachedMessage] = WeakValueDictionary()
+        self._by_id: WeakValueDictionary[int, _CachedMessage] = WeakValueDictionary()
         self._lock = threading.Lock()
+
+    def parse(self, data: bytes, key: str, *editable: str) -> Body:
+        """``parse_body`` with cached objects as elements of the member ``key``. Raises BodyError."""
+        return self.intern(parse_body(data, key, *editable, known=self._known), key)
+
+    def _known(self, member: str, text: str, head: Elements) -> Elements:
+        """The elements after ``head`` with which an array begins like that of an earlier request."""
+        start = head[0][1][0]
+        with self._lock:
+            conversation = self._by_head.get((member, text[start : head[-1][1][1]]), _Conversation())
+            known, messages, spans = conversation.text, conversation.messages, conversation.spans
+        same, differs = 0, len(spans) + 1
+        while differs - same > 1:
+            middle = (same + differs) // 2
+            begin = spans[same - 1][1] if same else 0
+            if text.startswith(known[begin : spans[middle - 1][1]], start + begin):
+                same = middle
+            else:
+                differs = middle
+        places = ((start + begin, start + end) for begin, end in spans[len(head) : same])
+        return tuple(zip((m.message for m in messages[len(head) : same]), places, strict=True))
 
     def intern(self, body: Body, key: str) -> Body:
         """The body with cached objects as elements of its member ``key``; no object occurs twice in it."""
         elements = body.elements.get(key)
-        if not elements:
+        if not elements or not all(type(message) is dict for message, _ in elements):
             return body
+        text, start = body.text, elements[0][1][0]
+        head = key, text[start : elements[:HEAD][-1][1][1]]
         with self._lock:
-            used: set[int] = set()
-            known: list[tuple[object, Span]] = []
-            for message, span in elements:
-                text = body.text[slice(*span)]
-                if isinstance(message, dict) and len(text) <= self.LONGEST:
-                    entry = self._by_text.get((key, text))
-                    if entry is None:
-                        entry = _CachedMessage(message, len(text) + self.ENTRY)
-                        self._by_text[key, text] = self._by_id[id(message)] = entry
-                        self._chars += entry.chars
-                    if id(entry.message) not in used:
-                        self._by_text.move_to_end((key, text))
-                        message = entry.message
-                        used.add(id(message))
-                known.append((message, span))
+            conversation = self._by_head.pop(head, _Conversation())
+            self._chars -= conversation.chars
+            earlier = conversation.messages
+            came = [message for message, _ in elements]
+            same = shared_length([m.message for m in earlier], came)
+            used, cached = set(map(id, came[:same])), list(earlier[:same])
+            for message, span in elements[same:]:
+                entry = self._by_text.get((key, text[slice(*span)]))
+                if entry is None or id(entry.message) in used:
+                    entry = _CachedMessage(message)
+                    self._by_text.setdefault((key, text[slice(*span)]), entry)
+                    self._by_id[id(message)] = entry
+                used.add(id(entry.message))
+                cached.append(entry)
+            conversation.text, conversation.messages = text[start : elements[-1][1][1]], cached
+            conversation.spans = [(begin - start, end - start) for _, (begin, end) in elements]
+            if conversation.chars <= self._limit:
+                self._by_head[head] = conversation
+                self._chars += conversation.chars
             while self._chars > self._limit:
-                _, entry = self._by_text.popitem(last=False)
-                self._chars -= entry.chars
-                del self._by_id[id(entry.message)]
-                for made, _ in entry.derived or ():
-                    del self._by_id[id(made)]
+                self._chars -= self._by_head.popitem(last=False)[1].chars
+        values = [entry.message for entry in cached]
         return replace(
             body,
-            value={**body.value, key: [value for value, _ in known]},
-            elements={**body.elements, key: tuple(known)},
+            value={**body.value, key: values},
+            elements={
+                **body.elements,
+                key: tuple(zip(values, (span for _, span in elements), strict=True)),
+            },
             derive=self.derive,
+            memo=conversation.memo,
         )
-
-    def result(self, kind: str, message: object, compute: Callable[[object], T]) -> T:
-        """``compute(message)``, called once for each kind as long as the message is cached."""
-        entry = self._by_id.get(id(message))
-        if entry is None or entry.message is not message:
-            return compute(message)
-        if kind not in entry.results:
-            entry.results[kind] = compute(message)
-        return cast("T", entry.results[kind])
 
     def derive(self, message: Any, make: Make) -> list[Placed]:
         """Return ``make(message)``; while the message is cached, ``make`` is called once.
 
-        The chat messages that it makes are kept with the message. They must not be modified, and ``result`` keeps
-        what is computed from them.
+        The chat messages that it makes are kept with the message. They must not be modified.
         """
         entry = self._by_id.get(id(message))
         if entry is None or entry.message is not message:
             return make(message)
         if entry.derived is None:
-            made = make(message)
-            with self._lock:
-                if self._by_id.get(id(message)) is not entry or entry.derived is not None:
-                    return made
-                entry.derived = made
-                self._chars += entry.chars
-                entry.chars *= 2
-                self._by_id.update((id(m), _CachedMessage(m)) for m, _ in made)
+            entry.derived = make(message)
         return entry.derived

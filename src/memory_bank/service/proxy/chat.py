@@ -22,6 +22,7 @@ from memory_bank.service.proxy.api import (
 )
 from memory_bank.service.proxy.body import Body, JsonObject, as_object, objects_of
 from memory_bank.tools import TOOL_SCHEMAS, ToolAnswer
+from memory_bank.transcript.messages import kind_of
 from memory_bank.transcript.textcalls import read_text_calls
 
 
@@ -124,15 +125,15 @@ class ChatDialect(Dialect):
     def history(self, body: Body) -> RequestHistory:
         """See Dialect. Calls that an agent writes as text count as calls."""
         messages = self.conversation(body.value)
-        chat = read_text_calls(messages, body.derive)
+        chat = read_text_calls(messages, body.derive, body.memo.of_each("kind as it came", messages, kind_of))
         if chat is None:
-            return RequestHistory(messages)
+            return RequestHistory(messages, memo=body.memo)
 
         def read(written: Sequence[object]) -> Sequence[object]:
             again = read_text_calls(written, body.derive)
             return written if again is None else again.messages
 
-        return RequestHistory(chat.messages, Form(chat, read))
+        return RequestHistory(chat.messages, Form(chat, read), body.memo)
 
     def offer_tools(self, request: JsonObject, schemas: Schemas = TOOL_SCHEMAS) -> list[object] | None:
         """See Dialect. Not with several answers, nor with ``functions``, the older form of tools."""

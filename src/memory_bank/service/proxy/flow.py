@@ -19,7 +19,7 @@ from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
 from memory_bank.models.usage import ReportedUsage
 from memory_bank.service.failures import failure
 from memory_bank.service.proxy.apis import DIALECTS
-from memory_bank.service.proxy.body import Body, decompressed, parse_body, without_member
+from memory_bank.service.proxy.body import Body, decompressed, without_member
 from memory_bank.service.proxy.exchange import OTHER, REFUSED, Exchange, SessionRefusals
 from memory_bank.service.proxy.memory_calls import answer_memory_calls
 from memory_bank.service.proxy.send import CONTEXT_MANAGEMENT, send, without_beta
@@ -160,10 +160,8 @@ async def _read_body(
 
     def parsed(data: bytes) -> Body:
         """The body, without the member that upstream does not know."""
-        body = parse_body(data, exchange.api.key, "tools", "thinking", CONTEXT_MANAGEMENT)
-        return proxy.cache.intern(
-            body if knows else without_member(body, CONTEXT_MANAGEMENT), exchange.api.key
-        )
+        body = proxy.cache.parse(data, exchange.api.key, "tools", "thinking", CONTEXT_MANAGEMENT)
+        return body if knows else without_member(body, CONTEXT_MANAGEMENT)
 
     try:
         exchange.body = await in_thread_if_large(data, parsed, data)

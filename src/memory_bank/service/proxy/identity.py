@@ -30,7 +30,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise, takewhile
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple
 from urllib.parse import unquote
 
 from memory_bank.bank.database import Database
@@ -39,6 +39,7 @@ from memory_bank.bank.rows import is_session_id
 from memory_bank.errors import ConfigError, StorageError
 from memory_bank.processor import NotSentError
 from memory_bank.records import content_key
+from memory_bank.service.proxy.api import RequestHistory
 from memory_bank.service.proxy.body import objects_of
 from memory_bank.service.security.access import LONGEST_NAME, public_name, stored_id, writable_id
 from memory_bank.service.security.secrets import known_form
@@ -48,7 +49,6 @@ from memory_bank.transcript.messages import (
     Interaction,
     MessageKind,
     is_text_part,
-    kind_of,
     latest_interactions,
 )
 
@@ -77,14 +77,10 @@ class SessionMatch:
 
 
 class Identity:
-    """Finds the session of every request. Thread-safe, also with other processes on the same database.
+    """Finds the session of every request. Thread-safe, also with other processes on the same database."""
 
-    ``canonical`` replaces ``canonical_bytes``, for callers that cache its results.
-    """
-
-    def __init__(self, database: Database, canonical: Canonical | None = None) -> None:
+    def __init__(self, database: Database) -> None:
         self.lineage = Lineage(database)
-        self.canonical = canonical or canonical_bytes
 
     def session_of(
         self,
@@ -93,7 +89,7 @@ class Identity:
         upstream_key: str | None,
         headers: Mapping[str, str],
         body: Mapping[str, object],
-        messages: Sequence[object],
+        history: RequestHistory,
         asks_summary: bool = False,
         compacted: str | None = None,
         records: bool = True,
@@ -101,7 +97,7 @@ class Identity:
     ) -> SessionMatch | None:
         """The session that a request belongs to; None for a conversation that has had no tool call yet.
 
-        ``messages`` are chat messages as parsed from JSON. A name in the header may be percent-encoded.
+        The messages are chat messages as parsed from JSON. A name in the header may be percent-encoded.
         ``upstream_key`` separates the conversations of clients with different keys; it is not stored.
         ``asks_summary``: the request asks for a summary of the conversation, as clients do before they compact it.
         ``compacted``: the session that a compaction item of ours in the request names.
@@ -110,7 +106,7 @@ class Identity:
 
         Raises ConfigError for an invalid name, StorageError, NotSentError.
         """
-        named = named_session(namespace, headers, body, messages, asks_summary)
+        named = named_session(namespace, headers, body, history, asks_summary)
         if named is None and compacted is not None:
             named = SessionMatch(compacted, "compaction")
         if named is None:
@@ -119,8 +115,8 @@ class Identity:
             seed = chain_seed(namespace, upstream_key, key)
         else:
             key, seed = named.name, content_key(chain_seed(namespace, None), "name", named.name)
-        chain = digest_chain(seed, messages, self.canonical)
-        search = _Search(self, namespace, seed, key, named, body, messages, asks_summary, records, wanted)
+        chain = digest_chain(seed, history)
+        search = _Search(self, namespace, seed, key, named, body, history, asks_summary, records, wanted)
         if chain is None:
             return named and search.without_calls(named)
         search.latest = chain.latest
@@ -150,7 +146,7 @@ class _Search:
     key: str | None  # the name that the client gives, or its prompt_cache_key
     named: SessionMatch | None
     body: Mapping[str, object]
-    messages: Sequence[object]
+    history: RequestHistory
     asks_summary: bool
     records: bool
     wanted: Callable[[], bool]
@@ -265,9 +261,9 @@ class _Search:
 
     def _opening(self) -> str:
         """The digest of the messages before the first call but the system messages."""
-        kinds = [kind_of(m) for m in self.messages]
-        said = zip(takewhile(lambda k: k is not MessageKind.CALL, kinds), self.messages, strict=False)
-        parts = (self.identity.canonical(m) for kind, m in said if kind is not MessageKind.SYSTEM)
+        begun = takewhile(lambda k: k is not MessageKind.CALL, self.history.kinds)
+        said = zip(begun, self.history.messages, strict=False)
+        parts = (canonical_bytes(m) for kind, m in said if kind is not MessageKind.SYSTEM)
         return self.digest("opening", *parts)
 
     def _take(self, digests: Sequence[str]) -> None:
@@ -372,7 +368,7 @@ def named_session(
     namespace: str | None,
     headers: Mapping[str, str],
     body: Mapping[str, object],
-    messages: Sequence[object],
+    history: RequestHistory,
     asks_summary: bool = False,
 ) -> SessionMatch | None:
     """The session that the client names: by our header or member, or by an id that it sends by itself.
@@ -392,7 +388,7 @@ def named_session(
     # a short id may be in use by somebody else too
     if len(found) < 16 or not _is_name(namespace, found) or known_form(found):
         return None
-    belongs = asks_summary or bool(body.get("tools")) or any(kind_of(m) is MessageKind.CALL for m in messages)
+    belongs = asks_summary or bool(body.get("tools")) or MessageKind.CALL in history.kinds
     if not belongs and not any(i.get("type") == "additional_tools" for i in objects_of(body.get("input"))):
         return None
     return SessionMatch(found, "client")
@@ -515,9 +511,6 @@ class DigestChain:
     latest: Sequence[DigestedInteraction] = field(repr=False)
 
 
-Canonical: TypeAlias = Callable[[object], bytes]
-
-
 def chain_seed(namespace: str | None, upstream_key: str | None, cache_key: str | None = None) -> bytes:
     """The seed of all digests, which separates the conversations of different users.
 
@@ -528,12 +521,9 @@ def chain_seed(namespace: str | None, upstream_key: str | None, cache_key: str |
     return content_key(b"memory_bank lineage 1", secret, *parts)
 
 
-def digest_chain(
-    seed: bytes, messages: Sequence[object], canonical: Canonical | None = None
-) -> DigestChain | None:
+def digest_chain(seed: bytes, history: RequestHistory) -> DigestChain | None:
     """The digests of a list; None before the first assistant tool call."""
-    canonical = canonical or canonical_bytes
-    kinds = [kind_of(m) for m in messages]
+    messages, kinds, memo = history.messages, history.kinds, history.memo
     if MessageKind.CALL not in kinds:
         return None
     first = kinds.index(MessageKind.CALL)
@@ -543,27 +533,21 @@ def digest_chain(
         calls = (pair.call for pair in interaction.pairs if pair.call is not None)
         found = next((str(c.call_id) for c in calls if looks_random(c.call_id, c.name)), None)
         by_end[interaction.stop] = found and content_key(seed, b"call", _encode(found)).hex()
-    past_until = max((stop for stop, digest in by_end.items() if digest is None), default=0)
-    past = hashlib.sha256(seed + b"past")  # without system messages
-    rolling = hashlib.sha256(seed)
-    digests: list[str] = []  # digests[i] is that of the messages up to first + i
-    ends: list[str] = []
-    for i, message in enumerate(messages):
-        data = canonical(message)
-        rolling.update(data)
-        if i >= first:
-            digests.append(rolling.copy().hexdigest())
-            if i + 1 == len(kinds) or not (  # not between a call and its results
-                kinds[i] is MessageKind.CALL or kinds[i + 1] is MessageKind.RESULT
-            ):
-                ends.append(digests[-1])
-        if i < past_until and kinds[i] is not MessageKind.SYSTEM:
-            past.update(data)
-        if by_end.get(i + 1, "") is None:
-            by_end[i + 1] = past.hexdigest()
-    positions = {d: i for i, d in enumerate(digests, first + 1)}
+    data = memo.of_each("canonical", messages, canonical_bytes)
+    if None in by_end.values():  # named by all that came before but the system messages
+        said = [b"" if k is MessageKind.SYSTEM else d for k, d in zip(kinds, data, strict=True)]
+        past = memo.digests("past", seed + b"past", said)
+        by_end = {stop: digest or past[stop - 1] for stop, digest in by_end.items()}
+    digests = memo.digests("chain", seed, data)
+    pairs = zip(digests[first:], kinds[first:], [*kinds[first + 1 :], None], strict=True)
+    ends = [  # not between a call and its results
+        d
+        for d, own, after in pairs
+        if not (after and own is MessageKind.CALL) and after is not MessageKind.RESULT
+    ]
+    positions = dict(zip(digests[first:], range(first + 1, len(digests) + 1), strict=True))
     latest_calls = [DigestedInteraction(str(by_end[i.stop]), i.stop, i, seed) for i in latest]
-    return DigestChain(digests[-1], digests[latest[-1].stop - 1 - first], positions, ends[::-1], latest_calls)
+    return DigestChain(digests[-1], digests[latest[-1].stop - 1], positions, ends[::-1], latest_calls)
 
 
 _dump = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode

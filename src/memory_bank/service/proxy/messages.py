@@ -98,7 +98,7 @@ class MessagesDialect(Dialect):
         form = Form(
             chat, lambda written: from_anthropic(written, prompt, body.derive).messages, thinking=rule
         )
-        return RequestHistory(chat.messages, form)
+        return RequestHistory(chat.messages, form, body.memo)
 
     def is_compaction(self, request: JsonObject) -> bool:
         return bool(request.get("compaction"))

@@ -98,30 +98,35 @@ class _Share:
         self.failures = 0  # requests in a row that memory failed for
         self.causes: dict[str, str] = {}  # their reasons, with the latest sentence
         self._pause = pause
-        self._hangs = 0
+        self._hangs: LRUCache[bytes, int] = LRUCache(256)  # in a row, by conversation
+        self._hung: set[bytes] = set()  # the conversations that hung since a request did not
         self._blocked_until = 0.0
         self._is_trying = False
 
-    @property
-    def is_paused(self) -> bool:
-        """Whether no request may use memory now."""
-        return self._hangs >= 2 and (self._is_trying or time.monotonic() < self._blocked_until)
+    def is_paused(self, conversation: bytes = b"") -> bool:
+        """Whether no request, or none of a conversation, may use memory now."""
+        blocked = time.monotonic() < self._blocked_until
+        if len(self._hung) >= 2:
+            return self._is_trying or blocked
+        return blocked and self._hangs.get(conversation, 0) >= 2
 
-    def allows(self) -> bool:
+    def allows(self, conversation: bytes) -> bool:
         """Whether a request may use memory; after a pause, true for one until it reports."""
-        if self.is_paused:
+        if self.is_paused(conversation):
             return False
-        self._is_trying = self._hangs >= 2
+        self._is_trying = len(self._hung) >= 2
         return True
 
-    def report(self, hung: bool | None) -> None:
+    def report(self, conversation: bytes, hung: bool | None) -> None:
         """Note whether a request that was allowed has hung; None where nobody waited for it."""
         self._is_trying = False
         if hung:
-            self._hangs += 1
+            self._hangs[conversation] = self._hangs.get(conversation, 0) + 1
+            self._hung.add(conversation)
             self._blocked_until = time.monotonic() + self._pause
         elif hung is False:
-            self._hangs = 0
+            self._hangs.pop(conversation, None)
+            self._hung.clear()
 
     def fails(self, reason: str, sentence: str) -> None:
         """Note that memory has failed, which is logged once for each reason until it works again."""
@@ -168,12 +173,13 @@ class Rebuilder:
 
     A large request may take longer (GROWS). One that comes too late gets the context of the session's stored fold, if
     there is one; what its thread still does changes nothing but the facts that it stores. Failures are noted as
-    ``failed`` and never raised. After two consecutive hangs of a namespace (a key) its requests skip memory for
-    ``pause`` seconds, then one tries. A session whose job still hangs is not used. The
-    facts of a context are committed when it is returned. ``marks_cache``: requests whose client asks for no cache
-    get marks where the API needs them. ``inject``: memory tools are added to requests; "auto": to those that bring
-    tools. ``unmarked`` and ``untooled``: the sessions whose marks or added tools upstream refuses.
-    ``passes``: the providers whose upstream gets ``context_management``.
+    ``failed`` and never raised. After two consecutive hangs of a conversation its requests skip memory for ``pause``
+    seconds, and after those of two conversations in a row all of the namespace (a key), then one tries. A session
+    whose job still hangs is not used. The facts of a context are committed when it is returned.
+
+    ``marks_cache``: requests whose client asks for no cache get marks where the API needs them. ``inject``: memory
+    tools are added to requests; "auto": to those that bring tools. ``unmarked`` and ``untooled``: the sessions whose
+    marks or added tools upstream refuses. ``passes``: the providers whose upstream gets ``context_management``.
     """
 
     sessions: Sessions
@@ -234,13 +240,14 @@ class Rebuilder:
 
     async def _in_turn(self, share: _Share, exchange: Exchange) -> None:
         """Rebuild a request when it is its turn. Raises NotRebuiltError, MemoryFailedError."""
-        if share.is_paused:
+        conversation = _conversation(exchange)
+        if share.is_paused(conversation):
             raise MemoryFailedError("paused")
         waits = self.timeout * (WAITS if _has_begun(exchange) else 1)
         with anyio.move_on_after(waits) as waiting:
             async with share.limiter, self._limiter:
                 waiting.deadline = math.inf
-                if len(self.hanging) >= MOST_HANGING or not share.allows():
+                if len(self.hanging) >= MOST_HANGING or not share.allows(conversation):
                     raise MemoryFailedError("paused")
                 began, limit = time.perf_counter(), self.timeout * (1 + len(exchange.body.data) / GROWS)
                 hung: bool | None = None
@@ -252,7 +259,7 @@ class Rebuilder:
                     hung = isinstance(e, MemoryFailedError) and time.perf_counter() - began > limit / 2
                     raise
                 finally:
-                    share.report(hung)
+                    share.report(conversation, hung)
                 return
         raise MemoryFailedError("overloaded")
 
@@ -471,7 +478,7 @@ class Rebuilder:
             upstream_key=exchange.upstream_key,
             headers=exchange.client_headers,
             body=exchange.body.value,
-            messages=history.messages,
+            history=history,
             asks_summary=asks_summary,
             compacted=exchange.compacted,
             records=records,
@@ -552,9 +559,10 @@ def _has_room(exchange: Exchange) -> bool:
 
 def _asks_summary(exchange: Exchange, history: RequestHistory) -> bool:
     """Whether a request asks for a summary: by a member, a system message, or the user's last one."""
-    messages = history.messages
-    prompts = [m for m in messages if kind_of(m) is MessageKind.SYSTEM][:2]
-    prompts += [m for m in messages[-1:] if kind_of(m) is MessageKind.USER]
+    messages, kinds = history.messages, history.kinds
+    places = islice((i for i, kind in enumerate(kinds) if kind is MessageKind.SYSTEM), 2)
+    prompts = [messages[i] for i in places]
+    prompts += [m for m in messages[-1:] if kinds[-1] is MessageKind.USER]
     return exchange.api.is_compaction(exchange.body.value) or any(
         asks_for_summary(message_text(m)) for m in prompts
     )
@@ -565,6 +573,16 @@ def _has_begun(exchange: Exchange) -> bool:
     items = exchange.body.value.get(exchange.api.key)
     turns = (m.get("role") == "assistant" or str(m.get("type")).endswith("_call") for m in objects_of(items))
     return len(list(islice(filter(None, turns), 2))) == 2
+
+
+def _conversation(exchange: Exchange) -> bytes:
+    """What the requests of a conversation share before its session is known: its name, else how it begins."""
+    value = exchange.body.value
+    named = exchange.client_headers.get("x-memory-session") or client_session(
+        exchange.client_headers, value.get("metadata")
+    )
+    begins = named or compact(objects_of(value.get(exchange.api.key))[:2])
+    return hashlib.sha256(begins.encode("utf-8", "surrogatepass")).digest()
 
 
 def _unseen(count: int) -> str:

@@ -111,7 +111,7 @@ class ResponsesDialect(Dialect):
         instructions = body.value.get("instructions")
         chat = from_items(self.conversation(body.value), instructions, body.derive)
         form = Form(chat, lambda written: from_items(written, instructions, body.derive).messages)
-        return RequestHistory(chat.messages, form)
+        return RequestHistory(chat.messages, form, body.memo)
 
     def is_compaction(self, request: JsonObject) -> bool:
         last = objects_of(request.get(self.key))[-1:]

@@ -45,7 +45,13 @@ _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]{0,40})://([^/\s@]{1,260})")
 _Origin = tuple[str, str, int | None]  # scheme, host, port
 MOST_HEAD = 65_536
 """Bytes of a request's head, its first line included; the parser gives up on a longer one that is not complete."""
-_OPEN_PATHS = ("/", "/health", "/openapi.json")  # and /static/…: readable without a key
+_OPEN_PATHS = (
+    "/",
+    "/health",
+    "/healthz",
+    "/readyz",
+    "/openapi.json",
+)  # and /static/…: readable without a key
 _EXPOSED = b", ".join(  # headers that an allowed page of another origin may read
     (
         b"x-request-id", b"x-memory-request-id", b"x-memory-status", b"x-memory-reason", b"x-memory-session",

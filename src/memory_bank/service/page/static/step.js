@@ -207,7 +207,9 @@ export class StepView {
     if (without(s)) return "";
     if (s.status === "unchanged") return `The messages went through as they came${s.reason ? `: ${s.reason}` : ""}.`;
     if (this.step.calls === null) return "Only the figures of this step are kept.";
-    return s.fold !== null && !this.step.fold ? "What this step's fold showed is no longer stored." : "";
+    if (s.fold === null) return "";
+    if (!this.step.fold) return "What this step's fold showed is no longer stored.";
+    return this.step.fold.records === null ? "Why this step's fold shows what it does is not known, or not yet." : "";
   }
 
   /** What became of the past calls, in shares. */
@@ -245,7 +247,7 @@ export class StepView {
       return el("article", { class: `message past ${fateClass(fate)}` }, head, memoryText(lines, most, this.name));
     });
     const later = calls.filter((c) => c.number > fold.records && c.fate === "kept").length;
-    const text = fold.text ? el("article", { class: "message memory" }, el("h3", {}, el("b", {}, `fold ${count(fold.number)}`), el("span", { class: "dim" }, ` of the first ${plural(fold.records, "record")}`)), memoryText(textLines(fold.text, calls), most, this.name)) : "";
+    const text = fold.text ? el("article", { class: "message memory" }, el("h3", {}, el("b", {}, `fold ${count(fold.number)}`), fold.records === null ? "" : el("span", { class: "dim" }, ` of the first ${plural(fold.records, "record")}`)), memoryText(textLines(fold.text, calls), most, this.name)) : "";
     return [text, quotes, el("p", { class: "gap" }, `${plural(later, "later call")} as they came, beside the messages of system, user and agent`)];
   }
 

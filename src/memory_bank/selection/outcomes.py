@@ -1,0 +1,320 @@
+"""What came back from a call in a few words: how it failed, its status and ids, or the line of a text that tells."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from itertools import islice
+from typing import Any
+
+from memory_bank.selection.effects import FAILED_LINE, PROBLEM, STATUS_KEYS, is_cancelled, is_failure
+from memory_bank.selection.values import KIND, kind_of
+from memory_bank.transcript.framing import content_of
+from memory_bank.transcript.jsontext import Leaf, inner_json, leaves
+from memory_bank.transcript.quoting import one_line
+
+_LEAST_WORD = 24  # characters of a line before its first cut
+_READ_CHARS = 400  # characters of a value that are read
+_SHORT_TEXT = 48  # characters of a text that is told as a whole
+_LINE_CHARS = 72  # of the line that tells
+_OUTCOME_LEAVES = 60  # of a JSON object, shallow ones first, that are searched for telling values
+_TELLING_CHARS = 84  # of the telling values of a JSON object, of the names of a list's items
+_ERROR_CHARS = 84
+_SHORT_PROBLEM = 30  # characters of a line about a failure that is told with the next one
+_SUMMED_CHARS = 110  # of a summary of tests with the first that failed
+_ENDS = 4_000  # characters of a text, at its beginning and at its end, whose lines are read
+_ERROR_KEYS = ("error", "message", "detail", "text", "errors", "stderr", "body", "reason")
+_LABEL = re.compile(r"\A[^\w\"'`~/.(<\[]*(?:<[^<>]{1,40}>\s*)?(?:error:?\s+)?", re.I)
+_TAG = re.compile(r"</?[a-z_]{1,40}>", re.I)
+_CONFIRMED = re.compile(
+    r"(?:the )?(?:file|directory|folder|todos?|plan|notebook|cell)\b[^\n]{0,300}?\b(?:has been|have been|was|were)?"
+    r"\s*(?:successfully )?(updated|created|modified|written|saved|edited|deleted|removed|moved)\b(?! by)",
+    re.I,
+)
+_SNIPPET = re.compile(r"^[ \t]{0,8}(\d{1,7})(?:\t|→)", re.M)
+_WORD_END = re.compile(r"[\s,;)\]}]")
+_LABELLED = re.compile(
+    r"^[ \t]*+(?:[-*•] )?[|\"'*]{0,3}[ \t]{0,8}([A-Za-z][\w .\[\]/-]{0,60}?)[\"'*]{0,2}[ \t]{0,40}"
+    r"(?:[:=]\**[ \t]{1,40}|:=|\|[ \t]{0,40})\"?(\S[^|\n]{0,80}?)[\",]{0,2}[ \t]{0,40}\|?\r?$",
+    re.M,
+)
+_DIGITS = re.compile(r"\d+")
+_LABELLED_CHARS = 8_000  # of a text that are searched for labels
+_ID_KEY = re.compile(r"(?:^|[_\W])(?:id|number|code|key|ref)$|id$", re.I)
+_IDS = {KIND["code"], KIND["hex"], KIND["email"]}
+_ID_CHARS = 44  # of an identifier: a UUID has 36
+_LEAST_ID = 6  # characters of a value that is an identifier by its spelling
+_NO_ID = re.compile(r"\s|\A\d{4}-\d\d-\d\d|\A[\d.,]+[A-Za-z]{1,3}\Z")  # several words, a time, a measure
+_STATE = re.compile(r"(?:^|[_\W])(?:status|state|result|message)$|(?<=[a-z])(?:Status|State|Result)$", re.I)
+_TELLING = re.compile(
+    r"(?:^|[_\W])(?:url|number|path|name|title|count|total\w*|\w*_?(?:rows|results?|cells|range|affected))$"
+    r"|(?:url|count|total|results|rows|cells|range|affected)$|^total|id$",
+    re.I,
+)
+_NAMES = ("name", "title", "subject", "label", "path", "id", "key", "url", "text")
+
+# Lines that sum up, the most telling first.
+_SUMS = (
+    re.compile(
+        r"\b\d+ (?:passed|failed|passing|failing|failures?|examples?|problems?|errors?|issues?)\b(?!\()"
+        r"|\d%? tests? (?:passed|failed)\b|\btests run:|\bran \d+ tests?\b|^failed \(|failures?[:=] ?\d|errors?=\d"
+        r"|^--- fail|all checks passed|no issues found|^failed! +-|^passed! +-|conflict \(|\*\*\* .*\berror \d",
+        re.I,
+    ),
+    re.compile(
+        r"\b\d[\d,]* (?:\w+ ){0,2}?(?:changed|found|matched|matche?s|rows?|results?|records?|items?|packages?(?! are)"
+        r"|file\(s\)|affected|copied|moved|deleted|created|updated|inserted|imported|reformatted|written|saved|sent)\b"
+        r"|\bwarning:|\bbuild (?:success\w*|succeeded|failed|failure)\b"
+        r"|\b(?:found(?! 0 vuln)|total|added|removed|updated|inserted|deleted|created|imported|processed|saved"
+        r"|returned)\b[^\n]{0,40}?\d|^(?:update|insert|delete|select|copy) \d|\bno \w+(?: \w+)? found\b"
+        r"|nothing to commit|\b[\w./-]+ -> [\w./-]+$|^\[[^\]\n]+ [0-9a-f]{7,}\]",
+        re.I,
+    ),
+    re.compile(
+        r"success|\b(?:saved|written|wrote|completed?|finished|built|done|installed|started|stopped|deployed"
+        r"|passed|ready|up[- ]to[- ]date|switched|created|updated|deleted|removed|page url)\b",
+        re.I,
+    ),
+)
+_WORDLESS = re.compile(r"[\W_]*|(?:\[[^\]]{1,60}\] )?\$ .*")  # and the command of a runner
+_DIFF = re.compile(r"^(?:diff --git |Index: |--- \S|@@ -\d)", re.M)
+_DIFF_FILE = re.compile(r"^\+\+\+ (?:b/)?(\S+)", re.M)
+_EXCERPT = re.compile(r"(?:\(|\A)[\d,]+ lines\)?\Z|\A[\d,]+ items?\b")
+_HTTP = re.compile(r"HTTP/[\d.]{1,4} ([45]\d\d)\b")
+_SAID = re.compile(r"the user (?:said|provided[^:\n]{0,60}|wrote|answered):\s*(\S[^\n]*)", re.I)
+
+
+def clip(text: str, chars: int) -> str:
+    """The first ``chars`` characters of a line, cut after a word; ``…`` marks the cut."""
+    if len(text) <= chars:
+        return text
+    cut = max((m.start() for m in _WORD_END.finditer(text, _LEAST_WORD, chars + 1)), default=0)
+    return text[: cut or chars].rstrip() + "…"
+
+
+def outcome(
+    output: str, known: Collection[str] = (), *, failed: bool | None = None, ends: bool = False
+) -> tuple[str, list[str]]:
+    """What came back in a few words ("" for nothing, ``error: …``), and the values in it, without ``known`` ones.
+
+    ``failed``: whether the call failed; None: as the output alone reports. ``ends``: where no line sums it up, the
+    last one tells.
+    """
+    content = content_of(output)
+    text, value = content.text.strip(), content.value
+    if is_failure(output) if failed is None else failed:
+        if is_cancelled(text):
+            what = "rejected" if "rejected" in text[:_READ_CHARS] else "cancelled"
+            said = _SAID.search(text)
+            return f"{what} by the user{f': {clip(one_line(said[1]), _ERROR_CHARS)}' if said else ''}", []
+        words = _error_text(text, value) or f"exit code {content.code}"
+        status = _HTTP.match(output)
+        return f"error: {status[1]} {words}" if status else f"error: {words}", []
+    if not text:
+        return "", []
+    if value is None or _CONFIRMED.match(text[:_READ_CHARS]):
+        shown, values = _outcome_of_text(output, text, known, ends)
+        return f'"{shown}"' if shown.startswith("error: ") else shown, values
+    if isinstance(value, list):
+        return _listed(value, known), []
+    own: list[str] = []
+    pairs, others = [], []
+    for leaf in islice(leaves(value, opened=inner_json, breadth_first=True), _OUTCOME_LEAVES):
+        if leaf.value is None:
+            continue
+        pair = leaf.key, one_line(str(leaf.value)[:_READ_CHARS])
+        if leaf.depth == 1:
+            own.append(pair[1])
+        # of the items of a list ids alone are shown: the count of the first one would be taken for the list's
+        if is_id(*pair) or not _in_list(leaf):
+            pairs.append(pair)
+            others += [pair] if leaf.value not in (True, False, "") else []
+    shown, values = _telling(pairs, known, own)
+    if shown:
+        return shown, values
+    if isinstance(value, dict) and (counts := [(k, v) for k, v in value.items() if isinstance(v, list)]):
+        return ", ".join(f"{clip(one_line(k), 24)}: {_items(v)}" for k, v in counts[:3]), []
+    shown, values = _parts([(1, k, v) for k, v in others if v not in known])
+    return shown or "ok", values
+
+
+def _listed(items: Sequence[object], known: Collection[str]) -> str:
+    """How many items a list has, and what the first ones are called, as there is room."""
+    names: list[str] = []
+    room = _TELLING_CHARS
+    for item in items[:8]:
+        if isinstance(item, dict):
+            keys = (k for name in _NAMES for k in item if str(k).casefold().rpartition("_")[2] == name)
+            item = next(
+                (item[k] for k in keys if isinstance(item[k], (str, int)) and item[k] not in known), ""
+            )
+        elif isinstance(item, list):
+            item = ", ".join(str(cell) for cell in item[:6] if isinstance(cell, (str, int, float)))
+        name = clip(one_line(str(item)[:_READ_CHARS]), 40) if item is not None else ""
+        if not name or name in names or len(name) + 2 > room:
+            break
+        names.append(name)
+        room -= len(name) + 2
+    more = "; …" * (len(names) < len(items))
+    return f"{_items(items)}: {'; '.join(names)}{more}" if names else _items(items)
+
+
+def _items(items: Sequence[object]) -> str:
+    return f"{len(items):,} item{'s' * (len(items) != 1)}"
+
+
+def _outcome_of_text(output: str, text: str, known: Collection[str], ends: bool) -> tuple[str, list[str]]:
+    line = one_line(text[:_READ_CHARS])
+    if len(line) <= _SHORT_TEXT and len(text) <= _READ_CHARS:
+        return line, []
+    if confirmed := _CONFIRMED.match(line):
+        numbers = _SNIPPET.findall(output)
+        where = f", lines {numbers[0]} to {numbers[-1]}" if numbers else ""
+        return f"{confirmed[1].casefold()}{where}", []
+    labelled = _labelled(text[:_LABELLED_CHARS])
+    shown, values = _telling(labelled, known, [text for _, text in labelled])
+    if tells_id(shown):
+        return shown, values
+    count = text.count("\n") + 1
+    if count == 1:
+        end = _LINE_CHARS // 2
+        if len(line) > _LINE_CHARS:
+            line = f"{line[: _LINE_CHARS - end - 1].rstrip()}…{line[-end:].lstrip()}"
+        return line, []
+    told = _diff(text) or telling_line(text, ends)
+    return f"{clip(told, _LINE_CHARS)} ({count:,} lines)" if told else f"{count:,} lines", []
+
+
+def lines_at_the_ends(text: str) -> list[str]:
+    """The lines with a word at the beginning and at the end of a text, each on one line."""
+    if len(text) > 2 * _ENDS:
+        text = f"{text[:_ENDS]}\n{text[-_ENDS:].partition(chr(10))[2]}"
+    lines = (one_line(line[:_READ_CHARS]) for line in text.split("\n"))
+    return [line for line in lines if not _WORDLESS.fullmatch(line)]
+
+
+def telling_line(text: str, ends: bool) -> str:
+    """The line of a text that sums it up, the latest of the most telling; else its first or, ``ends``, its last."""
+    lines = lines_at_the_ends(text)
+    near = lines[:4] + lines[max(4, len(lines) - 12) :]
+    for pattern in _SUMS if ends or len(lines) <= 60 else ():
+        if line := next((line for line in reversed(near) if len(line) <= 160 and pattern.search(line)), ""):
+            return line
+    return (lines[-1] if ends else lines[0]) if lines else ""
+
+
+def _diff(text: str) -> str:
+    """A diff in a few words: its file or how many it has, and the lines that it adds and removes."""
+    if not _DIFF.match(text) and not _DIFF.match(text.partition("\n")[2]):
+        return ""
+    files = list(dict.fromkeys(_DIFF_FILE.findall(text)))
+    added = len(re.findall(r"^\+(?!\+\+ )", text, re.M))
+    removed = len(re.findall(r"^-(?!-- )", text, re.M))
+    name = files[0].rpartition("/")[2] if len(files) == 1 else f"{len(files)} files"
+    return f"diff of {name}: +{added} -{removed}" if files or added or removed else ""
+
+
+def _labelled(text: str) -> list[tuple[str, str]]:
+    """The keys and values in lines such as ``key: value``: those that stand once, if any do, as rows repeat keys."""
+    rows = [line for line in text.split("\n") if any(map(str.isalnum, line))]
+    for mark in ("|", "\t", ","):
+        counts = [0, *(row.strip("| ").count(mark) for row in rows), 0]
+        for n, row in enumerate(rows[:-1], 1):  # a header and one row
+            if counts[n] and counts[n] == counts[n + 1] and counts[n] not in (counts[n - 1], counts[n + 2]):
+                names, cells = ([c.strip(' "\r') for c in r.strip("| ").split(mark)] for r in (row, rows[n]))
+                pairs = [(name, cell) for name, cell in zip(names, cells, strict=True) if name and cell]
+                if any(is_id(*pair) for pair in pairs):
+                    return pairs
+    found = _LABELLED.findall(text)
+    times = Counter(_DIGITS.sub("#", key) for key, _ in found)
+    once = [(key, value) for key, value in found if times[_DIGITS.sub("#", key)] == 1]
+    return [(key.rpartition(".")[2], value) for key, value in once or found]
+
+
+def _in_list(leaf: Leaf) -> bool:
+    trail = leaf.trail
+    while trail is not None:
+        trail, step = trail
+        if isinstance(step, int):
+            return True
+    return False
+
+
+def _telling(
+    found: Iterable[tuple[str, str]], known: Collection[str], own: Collection[str]
+) -> tuple[str, list[str]]:
+    """Up to three (key, value) pairs as text, the state first, then ids, and their values.
+
+    Those in ``own`` are ids by their spelling alone.
+    """
+    return _parts(
+        [
+            (0 if is_state else 1 if is_id(key, text) else 2, key, text)
+            for key, text in found
+            if text not in known
+            and (
+                (is_state := _STATE.search(key) is not None)
+                or _TELLING.search(key)
+                or (text in own and is_id("", text))
+            )
+        ]
+    )
+
+
+def _parts(chosen: Sequence[tuple[int, str, str]]) -> tuple[str, list[str]]:
+    """Up to three pairs, by their rank, as room allows; one of a key, but for ids."""
+    parts: dict[str, str] = {}  # by value
+    room = _TELLING_CHARS
+    keys: set[str] = set()
+    for rank, key, text in sorted(chosen, key=lambda found: found[0]):
+        part = f"{key}={clip(text, _ID_CHARS if rank == 1 else 32)}"
+        is_more = rank == 0 and any(p in keys for p in keys)
+        if len(part) <= room and text not in parts and not is_more and not (rank != 1 and key in keys):
+            keys.add(key)
+            parts[text] = part
+            room -= len(part) + 2
+        if len(parts) == 3:
+            break
+    return ", ".join(parts.values()), list(parts)
+
+
+def is_id(key: str, value: str) -> bool:
+    """Whether a value is an identifier: by its key and its digits, or by its spelling."""
+    if _ID_KEY.search(key):
+        return any(map(str.isdigit, value))
+    return len(value) >= _LEAST_ID and kind_of(value) in _IDS and not _NO_ID.search(value)
+
+
+def tells_id(outcome: str) -> bool:
+    """Whether an outcome contains an identifier."""
+    return any(is_id(*part.split("=", 1)) for part in outcome.split(", ") if "=" in part)
+
+
+def is_excerpt(outcome: str) -> bool:
+    """Whether an outcome is a line of the output or names of its items: a quote of the output says more."""
+    return _EXCERPT.search(outcome) is not None
+
+
+def _error_text(text: str, value: Any) -> str:
+    """The words that say why a call failed: a member of an object, the sum of tests, an exception, a line."""
+    for leaf in islice(leaves(value), 40) if isinstance(value, dict) else ():
+        if isinstance(leaf.value, str) and leaf.value and leaf.key in _ERROR_KEYS:
+            code = next((str(v) for k, v in value.items() if k in STATUS_KEYS and isinstance(v, int)), "")
+            return clip(f"{code} {one_line(leaf.value)}".lstrip(), _ERROR_CHARS)
+    lines = lines_at_the_ends(_TAG.sub("", _LABEL.sub("", text)))
+    near = lines[-12:]
+    failed = next((line for line in lines if FAILED_LINE.match(line)), "")
+    if summed := next((n for n in reversed(near) if len(n) <= 160 and _SUMS[0].search(n)), ""):
+        more = failed if failed and failed not in summed else next(filter(PROBLEM.search, lines), "")
+        summed = _LABEL.sub("", summed.rstrip("=: "))
+        return clip(
+            f"{summed}; {_LABEL.sub('', more)}" if more and summed not in more else summed, _SUMMED_CHARS
+        )
+    raised = next((n for n, line in enumerate(lines) if line.startswith("Traceback (most recent")), None)
+    if raised is not None:
+        exceptions = (n for n in reversed(lines[raised:]) if re.match(r"[\w.]+(?:: |\Z)", n))
+        return clip(next(exceptions, lines[-1]), _ERROR_CHARS)
+    at = next((n for n, line in enumerate(lines) if " " in line and PROBLEM.search(line)), 0)
+    problem = failed or "; ".join(lines[at : at + (len(lines[at]) < _SHORT_PROBLEM) + 1] if lines else ())
+    return clip(_LABEL.sub("", problem), _ERROR_CHARS)

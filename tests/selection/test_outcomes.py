@@ -1,0 +1,75 @@
+"""What came back from a call: two hundred forms of outputs, each with the right answer.
+
+Half of ``outcomes.jsonl`` (``blind``) was written before its author had read the rules. All of it is invented.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.chats import JSON, TEXT
+
+from memory_bank.selection.effects import is_failure
+from memory_bank.selection.outcomes import outcome
+from memory_bank.selection.thread import Thread, shown_value
+
+FORMS = [json.loads(line) for line in Path(__file__).with_name("outcomes.jsonl").read_text().splitlines()]
+
+
+def listed(tool: str, arguments: str, output: str) -> Thread:
+    """The list of a call."""
+    made = Thread(lambda text: (len(text) + 3) // 4)
+    made.add(number=1, interaction=1, tool=tool, arguments=arguments, output=output)
+    return made
+
+
+def test_there_are_two_hundred_forms():
+    assert len(FORMS) == 200
+    assert sum(form["blind"] for form in FORMS) >= 100
+
+
+@pytest.mark.parametrize("form", FORMS, ids=[f"{n}-{form['tool']}" for n, form in enumerate(FORMS, 1)])
+def test_a_form_is_seen_as_failure_or_not_and_told_in_the_words_that_matter(form):
+    tool, arguments, output = form["tool"], json.dumps(form["input"]), form["output"]
+    assert is_failure(output, tool, arguments) == form["failed"]
+    made = listed(tool, arguments, output)
+    outcome = made.outcome_of(1)
+    assert outcome.startswith(("error: ", "cancelled by", "rejected by")) == form["failed"]
+    line = (
+        f"{made.tell(9, 400, more=400).text} {outcome}".casefold()
+    )  # what the arguments tell is not said again
+    assert [words for words in form["tells"] if " ".join(words.split()).casefold() not in line] == []
+
+
+@given(
+    st.sampled_from(["bash", "get_order", "Read", "run_sql"]),
+    TEXT | JSON.map(json.dumps),
+    TEXT | JSON.map(json.dumps),
+)
+def test_anything_has_an_outcome_of_one_short_line(tool, arguments, output):
+    line = listed(tool, arguments, output).outcome_of(1)
+    assert "\n" not in line and len(line) <= 200
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (r"D:\work\projects\segmentation\src\models\unet.py", r"D:\work\projects\segment…\unet.py"),
+        ("com.example.shop.orders.service.OrderController", "com.example.shop.orders.….OrderController"),
+        ("sed -i 's/old_name/new_name/g' src/shop/orders.py", "sed -i 's/old_name/new_n… src/shop/orders.py"),
+        ("A sentence with a point. And another one. And one more.", "A sentence with a point. And…"),
+    ],
+)
+def test_the_names_in_long_values_stay_whole(value, shown):
+    assert shown_value(value, 32) == shown
+
+
+def test_a_long_output_is_told_in_time():
+    text = "line of nothing\n" * 200_000
+    assert outcome(text, ends=True)[0] == "line of nothing (200,000 lines)"
+    assert not is_failure(text, "bash", '{"command": "make"}')
+    assert is_failure(
+        "a" * 500_000 + "\nTraceback (most recent call last):\n  x\nValueError: y", "bash", "{}"
+    )
