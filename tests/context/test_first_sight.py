@@ -173,6 +173,7 @@ DIFF = "diff --git a/x.py b/x.py\n@@ -1,3 +1,3 @@\n" + CODE
         (CODE, "str_replace_editor", {"command": "view", "path": "src/jobs.py"}, {}),
         (CODE, "bash", {"command": "cd src && cat jobs.py"}, {}),
         (DIFF, "bash", {"command": "git diff"}, {}),
+        (f"Always ask before a refund.\n{LOG}", "read_file", {"path": "AGENTS.md"}, {}),
         (LOG, "bash", {"command": "sed -n 1,600p all.log"}, {}),
         (LOG, "bash", {"command": "cat all.log | head -600"}, {}),
         (LOG, "read_file", {"path": "all.log", "offset": 100}, {}),

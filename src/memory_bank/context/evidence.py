@@ -35,6 +35,7 @@ from memory_bank.selection.thread import (
     PARTS_HEAD,
     Thread,
     ThreadText,
+    ending,
     thread_room,
 )
 from memory_bank.selection.values import ParsedRecord
@@ -51,7 +52,7 @@ from memory_bank.transcript.messages import (
     read,
     readable_output,
 )
-from memory_bank.transcript.quoting import Mark, quote_lines
+from memory_bank.transcript.quoting import Mark, one_line, quote_lines
 from memory_bank.transcript.tokens import newest_within
 from memory_bank.transcript.transcript import View, is_same
 from memory_bank.transcript.turns import WHOLE, Edit
@@ -66,6 +67,7 @@ class ShownCall:
 
     ``outcome``: what came back in a few words, shown where no quote has it. ``arguments``: pairs of a long text in
     the arguments and what is shown of it. ``state``: of a file that is quoted, "before edit #36" or "with edit #36".
+    ``whole``: the quote is the whole output.
     """
 
     number: int
@@ -73,6 +75,7 @@ class ShownCall:
     quote: str = ""
     arguments: tuple[tuple[str, str], ...] = ()
     state: str = ""
+    whole: bool = False
 
     @property
     def mark(self) -> str:
@@ -82,6 +85,8 @@ class ShownCall:
     @property
     def result(self) -> str:
         """The text in the place of the result: quotes, or the outcome, then the mark."""
+        if self.whole:
+            return self.quote
         end = f"{Mark.OUTCOME}{self.outcome} {self.mark}" if self._adds_outcome() else self.mark
         return f"{self.quote.removesuffix(GAP)}\n{end}".lstrip("\n") if self.quote else end
 
@@ -207,6 +212,9 @@ NATIVE_BUDGET = 1_500
 """Tokens from which past turns are shown in their native form; the frames of messages cost too much below."""
 EXCERPTS_HEAD = f"{Mark.EXCERPTS} of calls that are no longer in the list of messages:\n"
 RECENT_SHARE = 0.2  # the share of a budget for the newest interactions, which are kept whole
+RULES_SHARE = 0.25  # the share of a budget for rules that the agent read by tools, which are quoted whole
+MOST_RULES = 8  # of those that are named instead, with so many characters of their names:
+RULE_CHARS = 40
 LISTED_TOKENS = 10  # of a call in the list of calls, about, which leaves out those shown in place
 MOST_OF_A_TOOL = 250  # tokens of the call that is shown for a tool which the context does not show otherwise
 NOTHING = Selection()
@@ -284,7 +292,7 @@ class Excerpts:
 
     ``anchor``, ``first_step``: what the context shows anyway: texts, and the steps from this one on. ``text``: the
     memory text. ``in_place``: turns in their places; None: none stands there. ``named``: the numbers of the records
-    whose calls it names.
+    whose calls it names; ``rules``: of those that are quoted whole as rules.
     """
 
     memory: EvidenceMemory
@@ -294,6 +302,7 @@ class Excerpts:
     in_place: Mapping[int, Edit] | None = None
     selection: Selection = NOTHING
     named: frozenset[int] = frozenset()
+    rules: frozenset[int] = frozenset()
 
 
 def choose(
@@ -358,6 +367,8 @@ class _Chooser:
         self._first_step = min(seen, default=session.step_count + 1)
         frame = memory_message("", session.session_id, settings.memory_role)
         self.room = max(0, budget - sum(map(size, self.whole)) - session.counter.count_message(frame) - 1)
+        self._rules_room = min(self.room, int(budget * RULES_SHARE))
+        self._rules: dict[str, str] = {}  # by trace_id, those that are quoted whole
         self._list_room = min(self.room, thread_room(budget, len(memory.numbers)))
         # for changes and for calls that brought back ids
         self._list_more = min(self.room - self._list_room, int(budget * 0.25))
@@ -379,7 +390,32 @@ class _Chooser:
         if in_place is None and self._settings.layout == "native":
             in_place = {}
         at = self._anchor, self._first_step
-        return Excerpts(self._memory, *at, text, in_place, selection, named)
+        rules = frozenset(self._memory.numbers[t] for t in self._rules)
+        return Excerpts(self._memory, *at, text, in_place, selection, named | rules, rules)
+
+    def _take_rules(self) -> tuple[int, str]:
+        """Choose the rules that are quoted whole: their tokens, and the line that names the others."""
+        memory, count, left = self._memory, self._session.counter.count_text, self._rules_room
+        trace_ids = {number: trace_id for trace_id, number in memory.numbers.items()}
+        named: list[str] = []
+        for number, (name, is_newest) in memory.thread.rules(self._first_step).items():
+            trace_id, text = trace_ids[number], ""
+            if trace_id in self._kept:
+                continue
+            if (place := memory.places.get(trace_id)) is not None:
+                text = memory.index.tables.parsed[place].cut.sources[0].strip()
+                header = memory.index.header(place)
+            if text and any(text in other for other in self._rules.values()):
+                continue
+            tokens = self._tokens_alone(trace_id) if trace_id in self._at else count(header) if text else 0
+            tokens += count(text)
+            if text and is_newest and tokens <= left:
+                self._rules[trace_id] = text
+                left -= tokens
+            elif len(named) < MOST_RULES:
+                named.append(f"#{number} {ending(one_line(name), RULE_CHARS)}")
+        line = f"{Mark.RULES}{', '.join(named)}\n" if named else ""
+        return self._rules_room - left + count(line), line
 
     def listed(self, room: int, shown: Collection[int] = (), first: ThreadText = ThreadText()) -> ThreadText:
         """The list of calls, without those that are ``shown`` elsewhere."""
@@ -394,23 +430,29 @@ class _Chooser:
         memory = self._memory
         without = [memory.places[t] for t in self._kept if t in memory.places]
         without += [place for place, t in memory.notes.items() if t in self._kept]
+        without += [memory.places[t] for t in self._rules]
         return memory.index.select(
             anchor=self._anchor, tail_interaction=self._first_step,
             budget=room, prices=prices, listed=listed, without=without,
         )  # fmt: skip
 
     def in_text(self) -> Excerpts:
-        listed = self.listed(self._list_room)
-        selection = self._select(self.room - listed.tokens - 1, listed.text)
-        return self.excerpts(listed.text + selection.text, selection, listed.named)
+        tokens, line = self._take_rules()
+        listed = self.listed(self._list_room, {self._memory.numbers[t] for t in self._rules})
+        selection = self._select(self.room - listed.tokens - tokens - 1, listed.text)
+        text = _second(line, listed.text) + selection.text
+        quoted = "".join(self._rule_excerpt(t) for t in self._rules)
+        text += f"{'' if selection.text or not quoted else EXCERPTS_HEAD}{quoted}"
+        return self.excerpts(text, selection, listed.named)
 
     def in_place(self) -> Excerpts:
         """Shown in their places: turns of which something is chosen. In the list of calls: all others."""
         starts = {e.start for e in self.whole}
         turns = [e for e in self._view.past if not e.fault and e.start not in starts]
         self._at = {t: (e, place) for e in turns for place, t in enumerate(e.trace_ids) if t is not None}
+        tokens, line = self._take_rules()
         first = listed = self.listed(self._list_room)
-        room = self.room - listed.tokens
+        room = self.room - listed.tokens - tokens
         besides = self._newest_of_tools(turns, int(room * 0.2))
         room -= sum(besides.values())
         selection = self._select(room, listed.text, self._prices())
@@ -419,7 +461,7 @@ class _Chooser:
             listed = self.listed(self._list_room, numbers, first)
             head = "" if not in_place or listed.text.startswith("Calls ") else PARTS_HEAD
             head = head.format(in_full(self._session.record_tool))
-            text = head + listed.text + elsewhere
+            text = _second(line, head + listed.text) + elsewhere
             tokens = sum(edit.tokens for edit in in_place.values())
             tokens += listed.tokens if text == listed.text else self._session.counter.count_text(text)
             over = tokens - self.room
@@ -479,8 +521,11 @@ class _Chooser:
         """Messages of turns of which something is chosen, the text of other excerpts, numbers of these turns."""
         memory = self._memory
         shown: dict[str, ShownCall] = {trace_id: self._call(trace_id) for trace_id in besides}
+        for trace_id, text in self._rules.items():
+            if trace_id in self._at:
+                shown[trace_id] = replace(self._call(trace_id), quote=quote_lines(text), whole=True)
         notes: dict[int, str] = {}
-        elsewhere: list[str] = []
+        elsewhere = [self._rule_excerpt(trace_id) for trace_id in self._rules if trace_id not in self._at]
         for record, places in sorted(selection.shown.items()):
             trace_id, parsed = memory.owner(record), memory.index.tables.parsed[record]
             quote, state = memory.index.quote(record, places, selection)
@@ -492,7 +537,7 @@ class _Chooser:
                 notes[self._at[trace_id][0].start] = quote
             elif parsed.kind == "arguments":
                 call = replace(call, arguments=tuple(quotes_by_text(parsed.cut, places)), state=state)
-            else:
+            elif not call.whole:
                 call = replace(call, quote=quote, state=state or call.state)
             shown[trace_id] = call
         turns: dict[int, tuple[Interaction, dict[int, ShownCall]]] = {}
@@ -505,12 +550,22 @@ class _Chooser:
         numbers = {call.number for call in shown.values()}
         return in_place, EXCERPTS_HEAD + "".join(elsewhere) if elsewhere else "", numbers
 
+    def _rule_excerpt(self, trace_id: str) -> str:
+        header = self._memory.index.header(self._memory.places[trace_id])
+        return f"{header}\n{quote_lines(self._rules[trace_id])}\n"
+
     def _shorten(self, turn: Interaction, shown: Mapping[int, ShownCall], note: str) -> dict[int, Edit]:
         """``shorten_turn``, once for a turn that shows the same."""
         key = turn.start, frozenset(shown.items()), note
         if key not in self._made:
             self._made[key] = shorten_turn(turn, shown, note, *self._counts)
         return self._made[key]
+
+
+def _second(line: str, text: str) -> str:
+    """A text with another line after its first one."""
+    first, end, rest = text.partition("\n")
+    return f"{first}{end}{line}{rest}" if text else line
 
 
 class Explained(Shown):
@@ -604,6 +659,8 @@ def explained(excerpts: Excerpts, records: int) -> FoldReasons:
         whole = len(places) == len(cut.segments) and not cut.skipped
         reason = f"#{number}: {len(places)} of {len(cut.segments)} pieces, the best {best!r}"
         calls[number] = (Fate.KEPT if whole else Fate.PART), sum(gains), reason
+    for number in excerpts.rules:
+        calls[number] = Fate.KEPT, None, f"#{number}: rules that the agent read, quoted whole"
     listed = frozenset(excerpts.named)
     bare = FoldReasons(records, {}, listed, (), ())
     for number in {*words, *beyond} - calls.keys():

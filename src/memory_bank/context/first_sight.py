@@ -18,7 +18,7 @@ from typing import Any
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings
 from memory_bank.context.evidence import evidence_model
-from memory_bank.selection.effects import asks_for_part, files_read
+from memory_bank.selection.effects import asks_for_part, files_read, rules_read
 from memory_bank.selection.index import EvidenceIndex
 from memory_bank.selection.values import ParsedRecord, parse_record
 from memory_bank.transcript.chat import edited_message
@@ -167,6 +167,7 @@ def _shown(
         or not all(map(_DATA_FILE.search, files))
         or asks_for_part(pair.call.raw_input)
         or _DIFF.search(output.text)
+        or rules_read(pair.tool_name, pair.call.text, text)
     ):
         return output.text
     number = next(n for n, t in enumerate(session.steps, 1) if t == trace_id)

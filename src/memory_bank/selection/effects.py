@@ -433,3 +433,54 @@ def file_access(tool: str, arguments: str) -> FileAccess | None:
             parts = sorted(f"{k}={v}" for k, v in values.items() if k in _PART_KEYS and v is not None)
             return FileAccess(path, access, " ".join(parts)[:200])
     return None
+
+
+_RULE_FILE = re.compile(
+    r"(?:\A|[/\\])(?:(?:agents|claude|gemini|skill|contributing|copilot-instructions)(?:\.\w+)?\.md|"
+    r"\.(?:cursor|windsurf|cline)rules|rules[/\\][^/\\]+\.(?:mdc?|txt))\Z",
+    re.I,
+)
+_RULE_WORDS = word_set("policy policies guideline guidelines instruction instructions rules conventions")
+_PAGE = re.compile(r"([^/\\?#]{1,80}?)(?:\.(?:mdc?|txt|rst|adoc|html?|pdf|docx?))?[/\\]?(?:[?#].*)?\Z", re.S)
+_PAGE_KEYS = (*_PATH_KEYS, "url", "uri", "page", "page_name", "title", "doc", "document", "topic")
+_SHOWN_FILE = re.compile(
+    r"(?:^|[|;&\n(])\s*(?:cat|bat|less|more|nl|head|tail|sed\s+-n|type|get-content|gc)\s([^|;&\n>]+)", re.I
+)
+_COMMANDS = re.compile(
+    r"\b(?:must|never|always|should|shall|only|do not|don't|may not|not allowed|required)\b", re.I
+)
+
+
+class RulesRead(NamedTuple):
+    """A call that reads rules: a file such as AGENTS.md (`is_file`), or what calls itself a policy; `part`: of it."""
+
+    name: str
+    is_file: bool
+    part: str
+
+
+def rules_read(tool: str, arguments: str, output: str) -> RulesRead | None:
+    """Return which rules a call that did not fail reads, by the name of file, page or tool; None for others."""
+    given, words = parse_arguments(arguments), {w.casefold() for w in _WORD.findall(tool)}
+    if isinstance(wrapped := given.get("command"), list) and wrapped:  # bash -lc …
+        given = {**given, "command": str(wrapped[-1])}
+    access, command = file_access(tool, arguments), _command_of(tool, given)
+    is_read = access.access == "read" if access else not _may_change(tool, given)
+    if not is_read or _NO_ACCESS & words:
+        return None
+    named = [v for k in _PAGE_KEYS if isinstance(v := given.get(k), str) and 0 < len(v) <= 400]
+    part = access.part if access else ""
+    if command is not None:
+        shown = _SHOWN_FILE.findall(command[:_FAR])
+        named = [word.strip("'\"") for text in shown for word in text.split() if not word.startswith("-")]
+        part = command if re.search(r"\b(?:sed|head|tail)\b", command) else ""
+    if file := next((name for name in named if _RULE_FILE.search(name)), None):
+        return RulesRead(file, True, part)
+    if not _COMMANDS.search(output):
+        return None
+    for name in named:
+        page = _PAGE.search(name)
+        stem = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", page[1]) if page and "." not in page[1] else ()
+        if _RULE_WORDS & {w.casefold() for w in stem}:
+            return RulesRead(name, False, part)
+    return RulesRead(f"{tool} {arguments}", False, part) if _RULE_WORDS & words else None

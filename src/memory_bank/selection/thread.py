@@ -16,7 +16,15 @@ from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
-from memory_bank.selection.effects import Effect, changes_something, file_access, is_failure, runs
+from memory_bank.selection.effects import (
+    Effect,
+    RulesRead,
+    changes_something,
+    file_access,
+    is_failure,
+    rules_read,
+    runs,
+)
 from memory_bank.selection.outcomes import clip, outcome, tells_id
 from memory_bank.transcript.jsontext import RAW, leaves, parse_arguments
 from memory_bank.transcript.quoting import Mark, one_line, quote_lines
@@ -292,6 +300,7 @@ class Thread:
         # by tool: in how many of its calls each value stands, and the values in its outcomes
         self._frequency: dict[str, Counter[str]] = {}
         self._returned: dict[str, set[str]] = {}
+        self._rules: dict[int, RulesRead] = {}  # by the number of the call that read them
         self._tasks: dict[str, tuple[str, str]] = {}  # by id: the text and the state of each item of a plan
         self._plans: list[tuple[int, str]] = []  # with their interactions, as are the next
         self._steps: list[tuple[int, str]] = []  # plans without states
@@ -324,6 +333,8 @@ class Thread:
             )
         )  # fmt: skip
         self._frequency.setdefault(name, Counter()).update({a.start for a in found})
+        if not failed and (rules := rules_read(tool, arguments, output)):
+            self._rules[number] = rules
         if plan := plan or plan_in_note(note):
             self._plans.append((interaction, plan))
         if steps := steps_in_note(note):
@@ -363,6 +374,26 @@ class Thread:
     def outcome_of(self, number: int) -> str:
         """What a call brought back, in a few words; "" for nothing."""
         return self._calls[number - 1].outcome
+
+    def rules(self, before: int) -> dict[int, tuple[str, bool]]:
+        """The rules that were read in interactions before ``before``, in their newest version: number to name.
+
+        And whether that is what they are now: no edit came later. Those of files first, then as they were first read.
+        """
+        order: dict[str, tuple[bool, int]] = {}  # of each name
+        for rules in self._rules.values():
+            order.setdefault(rules.name, (not rules.is_file, len(order)))
+        newest: dict[str, dict[str, int]] = {}  # by name, of each part the number
+        for number, rules in self._rules.items():
+            if not rules.part:
+                newest[rules.name] = {}
+            newest.setdefault(rules.name, {})[rules.part] = number
+        numbers = [n for name in sorted(newest, key=order.__getitem__) for n in newest[name].values()]
+        return {
+            n: (name, all(call.file != name for call in self._calls[n:]))
+            for n in numbers
+            if self._calls[n - 1].interaction < before and (name := self._rules[n].name)
+        }
 
     def distinct(self, call: _Call) -> tuple[Argument, ...]:
         """The values that tell a call from the tool's other calls."""

@@ -28,6 +28,7 @@ class Mark(StrEnum):
     MISSING = "[no result was recorded"
     OUTCOME = "→ "
     CALLS = "Calls so far"
+    RULES = "rules: read again "
     CALLS_COUNTED = "Calls #0"
     PARTS = "An output that ends with […"
     PLAN = "The agent's latest plan:"
