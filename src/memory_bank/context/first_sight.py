@@ -46,6 +46,8 @@ log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
 LEAST_JSON = 2_000
 """Characters of JSON that is written densely."""
+LEAST_SAVED = 0.05
+"""The share of an output's tokens from which it is shown otherwise than it came."""
 LEAST_CACHED = 1_100
 """Tokens of a context that an output is not to bring below: providers keep no shorter prefix in their cache."""
 BEGINNING, END = 400, 500
@@ -112,8 +114,12 @@ def first_sight(view: View, session: MemoryBankState, settings: MemoryBankSettin
                 )
             if (edit := sight.kept[key]) is None:
                 continue
-            saved = view.tokens_between(position, position + 1) - edit.tokens
-            if saved > 0 and view.tokens_before[position + 1] - less - saved >= LEAST_CACHED:
+            whole = view.tokens_between(position, position + 1)
+            saved = whole - edit.tokens
+            if (
+                saved > whole * LEAST_SAVED
+                and view.tokens_before[position + 1] - less - saved >= LEAST_CACHED
+            ):
                 sight.edits[position] = edit
                 sight.saved[interaction.start] = sight.saved.get(interaction.start, 0) + saved
                 less += saved
