@@ -320,7 +320,7 @@ class Upstream:
             number = self._numbers.get(self.shop.source(i), 0)
             if re.search(rf"#{number}\b", text) and (self._at, i) not in self._asked:
                 self._asked.add((self._at, i))
-                given = {"trace_id": f"#{number}", "path": None, "lines": None, "pattern": None}
+                given = {"record": f"#{number}", "path": None, "lines": None, "pattern": None}
                 made[number] = ("get_record", given, self._call_id())
         return [*made.values()]
 

@@ -59,10 +59,10 @@ Attack = Callable[[int], Request]
 # -- what is sent -------------------------------------------------------------
 def tool(argument: str, value: Callable[[int], str], record: int = 1) -> Attack:
     """A call of a memory tool over MCP; one argument grows."""
-    name = "search_memory" if argument == "query" else "get_record"
+    name = "get_record"
 
     def made(size: int) -> Request:
-        given: dict[str, str] = {} if argument == "query" else {"trace_id": f"#{record}"}
+        given: dict[str, str] = {} if argument == "record" else {"record": f"#{record}"}
         given |= {"session": "attacked", argument: value(size)}
         params = {"name": name, "arguments": given}
         call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
@@ -214,7 +214,7 @@ ATTACKS: dict[str, dict[str, tuple[int, Attack]]] = {
         "path with many wildcards": (2_000, tool("path", lambda n: "items" + "[*]" * n)),
         "overlapping ranges of lines": (1_000, tool("lines", lambda n: "1-999999999," * n, 2)),
         "nested quantifiers": (100, tool("pattern", lambda n: "(a+)+" * n + "$", 2)),
-        "a query of many ids": (1_000, tool("query", lambda n: " ".join(f"id-{i:06d}" for i in range(n)))),
+        "a query of many ids": (1_000, tool("record", lambda n: " ".join(f"id-{i:06d}" for i in range(n)))),
         "a long trace_id": (10_000, tool("trace_id", lambda n: "f" * n)),
     },
     "files": {

@@ -307,7 +307,7 @@ class Model:
         if self._seen == STEPS and unasked and "get_record" in offered:
             self._asked |= set(unasked)
             parts = {"path": None, "lines": None, "pattern": "payment"}
-            return calls(*(("get_record", {"trace_id": f"#{n}", **parts}) for n in unasked))
+            return calls(*(("get_record", {"record": f"#{n}", **parts}) for n in unasked))
         if self._seen < STEPS or missing:
             number = self._seen + 1 if self._seen < STEPS else missing[0]
             if self._seen == STEPS:

@@ -41,7 +41,7 @@ def main() -> None:
         print(f"the first action that is left now shows:\n{seen.text}")
         record = state.fact_store.get(seen.trace_id)
         print(f"its record has {len(record.output_text):,} characters; the agent reads them by get_record:")
-        print(handle_tool_call(state, "get_record", {"trace_id": seen.trace_id})[:200])
+        print(handle_tool_call(state, "get_record", {"record": seen.trace_id})[:200])
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "run.jsonl")

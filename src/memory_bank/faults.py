@@ -13,6 +13,7 @@ import signal
 POINTS = (  # of an agent's steps and of its background work
     "write.begun", "write.executed", "write.committed", "facts.executed", "facts.stored", "insights.executed",
     "insights.stored", "observer.taken", "observer.asked", "observer.stored", "step.done",
+    "seal.executed",
 )  # fmt: skip
 VERB_POINTS = tuple(f"{verb}.executed" for verb in ("purge", "import", "re_embed", "backup", "restore"))
 _name, _nth, _how = (os.environ.get("MEMORY_BANK_FAULT", "") + "::").split(":")[:3]

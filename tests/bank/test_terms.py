@@ -9,14 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memory_bank import InteractionRecord
-from memory_bank.bank.terms import LENGTH, SATURATION, TermIndex, call_state, terms_of, terms_of_query
+from memory_bank.bank.terms import LENGTH, SATURATION, Postings, bm25, heads_of, terms_of, terms_of_query
+
+
+def scored(query, texts):
+    stored = [terms_of(text, None) for text in texts]
+    lengths = heads_of(stored)["length"].astype(float)
+    return bm25(terms_of_query(query), Postings.of(stored), lengths)
 
 
 def found(query, *texts):
     """The numbers of the texts that have a term of a query, best first."""
-    index = TermIndex()
-    index.add([terms_of(text, None) for text in texts])
-    scores, most = index.scores(terms_of_query(query), np.ones(len(texts), bool))
+    scores, most = scored(query, texts)
     assert 0 <= max(scores) <= most + 1e-9
     return [n for n in np.argsort(-scores, kind="stable").tolist() if scores[n] > 0]
 
@@ -56,22 +60,17 @@ WORD = st.sampled_from(["red", "blue", "green", "x1", "x2"])
 TEXTS = st.lists(st.lists(WORD, max_size=12).map(" ".join), min_size=1, max_size=12)
 
 
-@given(TEXTS, st.lists(WORD, min_size=1, max_size=4), st.integers(1, 5), st.sets(st.integers(0, 11)))
-def test_scores_are_those_of_the_formula(texts, query, at_once, gone):
-    index = TermIndex()
-    for start in range(0, len(texts), at_once):
-        index.add([terms_of(text, None) for text in texts[start : start + at_once]])
-    present = np.array([n not in gone for n in range(len(texts))])
-    scores, _ = index.scores(terms_of_query(" ".join(query)), present)
+@given(TEXTS, st.lists(WORD, min_size=1, max_size=4))
+def test_scores_are_those_of_the_formula(texts, query):
+    scores, _ = scored(" ".join(query), texts)
     counts = [[text.split().count(word) for word in sorted(set(query))] for text in texts]
-    there = [n for n in range(len(texts)) if present[n]]
     lengths = [len(text.split()) for text in texts]
-    mean = max(1.0, sum(lengths[n] for n in there) / max(1, len(there)))
+    mean = max(1.0, sum(lengths) / len(texts))
     for n in range(len(texts)):
         expected = 0.0
-        for i, count in enumerate(counts[n] if present[n] else ()):
-            df = sum(counts[m][i] > 0 for m in there)
-            idf = math.log(1 + (len(there) - df + 0.5) / (df + 0.5))
+        for i, count in enumerate(counts[n]):
+            df = sum(each[i] > 0 for each in counts)
+            idf = math.log(1 + (len(texts) - df + 0.5) / (df + 0.5))
             norm = SATURATION * (1 - LENGTH + LENGTH * lengths[n] / mean)
             expected += idf * count * (SATURATION + 1) / (count + norm)
         assert scores[n] == pytest.approx(expected, rel=0.05)  # weights are stored in one byte
@@ -87,10 +86,10 @@ def test_any_text_has_terms_and_finds_itself(text):
 
 def test_the_same_call_has_the_same_state_and_a_failed_one_has_none():
     def state(tool, arguments, output):
-        return call_state(terms_of("", InteractionRecord.create(1, tool, arguments, output)))
+        return heads_of([terms_of("", InteractionRecord.create(1, tool, arguments, output))])[0]
 
     one = state("get_order", {"id": 7, "limit": 5}, {"status": "open"})
-    assert one.call == state("get_order", {"limit": 9, "id": 7}, {"status": "shipped"}).call
-    assert one.output != state("get_order", {"id": 7}, {"status": "shipped"}).output
-    assert one.call != state("get_order", {"id": 8}, {"status": "open"}).call
-    assert state("get_order", {"id": 7}, {"error": "timeout"}).call == 0
+    assert one["call"] == state("get_order", {"limit": 9, "id": 7}, {"status": "shipped"})["call"]
+    assert one["output"] != state("get_order", {"id": 7}, {"status": "shipped"})["output"]
+    assert one["call"] != state("get_order", {"id": 8}, {"status": "open"})["call"]
+    assert state("get_order", {"id": 7}, {"error": "timeout"})["call"] == 0

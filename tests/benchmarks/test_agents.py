@@ -72,7 +72,7 @@ def test_the_model_uses_no_id_that_its_request_does_not_hold():
     assert model.missing == {(1, shop.orders[0])}
     asked = model(body("nothing here, but a record [… #2]", tools=(*TOOLS["native"], "get_record")))
     assert asked.tool_calls[0][:2] == (
-        "get_record", {"trace_id": "#2", "path": None, "lines": None, "pattern": None},
+        "get_record", {"record": "#2", "path": None, "lines": None, "pattern": None},
     )  # fmt: skip
     found = model(body(shop.orders[0]))
     assert found.tool_calls[0][:2] == ("get_order", {"order_id": shop.orders[0]})

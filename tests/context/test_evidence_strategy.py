@@ -15,6 +15,7 @@ from tests.shops import messages_of, shop_run
 
 from memory_bank import (
     TOOL_SCHEMAS,
+    Memory,
     MemoryBankSettings,
     MemoryBankState,
     MemoryProcessor,
@@ -555,3 +556,31 @@ def test_a_list_that_calls_do_not_work_off_has_no_worth_of_its_own():
         ("list", "{}", _orders("JSON", [f"ORD-{n:04d}X" for n in range(30)])), "nothing", "nothing"
     )
     assert not index.tables.left_of_lists(3, 3, 12, 64).any()
+
+
+@pytest.mark.parametrize("part_of_mcp", [False, True])
+def test_the_lines_that_a_context_names_are_those_of_the_tool(part_of_mcp):
+    """In gaps, and at the end of a quote how many there are; also of a text in a part of MCP."""
+    log = "\n".join(
+        f"order ORD-{n} of customer CUS-{n * 37 % 1000} waits for parcel PX-{n * 91}" for n in range(1, 121)
+    )
+    output = json.dumps({"type": "text", "text": log}) if part_of_mcp else log
+    messages = [
+        user("Where is parcel PX-9100 of ORD-100?"),
+        call(("c0", "read_log", {})),
+        result("c0", output),
+    ]
+    for n in range(1, 30):
+        messages += [
+            call((f"c{n}", "track", {"parcel": f"PX-{9100 if n % 2 else n}"})),
+            result(f"c{n}", f"PX-{n} " + "late " * 400),
+        ]
+    with Memory(budget=2_000, refresh_after=2_000, token_encoding="approximate") as memory:
+        context = memory.context(messages, tools=memory.tools)
+        [quote] = [m["content"] for m in context if str(m.get("content")).endswith("[… #1 of 120 lines]")]
+        found = re.findall(r"^… line (\d+):\n(.*)$", quote, re.M)
+        assert found
+        for number, line in found:
+            assert f"\n{number}: {line}\n" in memory.call("get_record", {"record": "#1", "lines": number})
+        [mark] = re.findall(r"\[… #1 of 120 lines\]", quote)
+        assert "120 lines" in memory.call("get_record", {"record": mark, "pattern": "PX-9100"})

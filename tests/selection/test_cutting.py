@@ -306,3 +306,43 @@ def test_a_long_value_is_cut_to_its_first_words_and_an_id_never():
     assert short in alone.quote(range(len(alone.segments)), range(len(alone.segments)))
     last = cut.quote([0, 1], [1])  # one of two
     assert last.count(short) == 1 and note in last
+
+
+@pytest.mark.parametrize("mark", ["", "\t", "→"])
+def test_a_gap_in_code_names_the_function_that_the_next_line_is_in(mark):
+    lines = [
+        "import os",
+        "",
+        "class Store:",
+        "    def read(",
+        "        self,",
+        "    ) -> str:",
+        "        return self.text",
+        "",
+    ]
+    for n in range(30):
+        lines += [f"    def method_{n}(self, value):", f"        self.value_{n} = compute_the_value_of(value, {n})",
+                  f"        return self.value_{n} + another_value_of_the_store({n})", ""]  # fmt: skip
+    lines += [
+        "",
+        "func (s *Store) Write(text string) error {",
+        *(f"\ts.write(text, {n})" for n in range(40)),
+        "}",
+    ]
+    text = "\n".join(f"{n:6d}{mark}{line}" if mark else line for n, line in enumerate(lines, 1))
+    cut = cut_text(text)
+
+    def gap(line):
+        place = next(n for n, s in enumerate(cut.segments) if line in s.text)
+        segment = cut.segments[place]
+        begins = segment.text.split("\n")[0]
+        return begins, cut.quote([place]).split("\n")[0]
+
+    for line, within in (("return self.value_7 +", "Store"), ("s.write(text, 30)", "Write")):
+        _, first = gap(line)
+        assert first.startswith("… ") and f"in {within}" in first and first.endswith(":")
+    both = [
+        n for n, s in enumerate(cut.segments) if "s.write(text, 2" in s.text or "s.write(text, 38" in s.text
+    ]
+    assert cut.quote([both[0], both[-1]]).count("in Write:") == 1
+    assert "in " not in cut_text("\n".join(["type of order: new", "class of 1999"] * 30)).quote([2])

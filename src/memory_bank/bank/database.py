@@ -139,7 +139,8 @@ class Database:
         self.url = database_url(where)
         self.write_lock = threading.RLock()
         self.failed: Callable[[], None] | None = None  # called at every operation that fails
-        self.searches: LRUCache[Hashable, object] = LRUCache(16)  # indices over namespaces
+        self.searches: LRUCache[Hashable, object] = LRUCache(16)  # vectors of namespaces
+        self.loose_words = 0  # stored since it was last looked whether they make a block
         self.is_lost = False
         self._failed_write: tuple[float, str] | None = None  # when, and the error, if the latest one failed
         self._engine = self.open_engine(must_exist)
@@ -242,6 +243,9 @@ class Database:
                         step.create(connection)
                         created.add(step)
                         continue
+                    if not isinstance(step, (str, sa.Column)):
+                        step(connection)
+                        continue
                     if not isinstance(step, str):
                         if step.table in created:  # with all its columns
                             continue
@@ -249,6 +253,8 @@ class Database:
                         step = f"ALTER TABLE {step.table} ADD COLUMN {added}"
                     connection.exec_driver_sql(step)
                 connection.execute(sa.update(schema_version).values(version_num=VERSION))
+        if version is not None:
+            self.shrink()
 
     def _version(self, connection: Connection) -> str | None:
         tables = self.tables(connection)

@@ -11,6 +11,7 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.schema import bank, in_parts, insights, sessions
 from memory_bank.errors import EmbedderMismatchError, EmbeddingError, StorageError
 from memory_bank.faults import fault_point
+from memory_bank.models.lexical import LexicalEmbedder
 from memory_bank.ports import Embedder
 from memory_bank.vectors import embedder_name, encode_documents
 
@@ -24,6 +25,11 @@ def embedder_of(c: Connection) -> tuple[str, int] | None:
     known = dict(c.execute(_BANK).all())
     name, dimension = known.get("embedder"), known.get("dimension") or ""
     return (name, int(dimension)) if name and dimension.isascii() and dimension.isdecimal() else None
+
+
+def dimension_of(embedding: bytes) -> int:
+    """The dimension of a stored embedding; an embedder of words has one, though its vectors are not stored."""
+    return len(embedding) // 4 or LexicalEmbedder.dimension
 
 
 def bank_embedder(database: Database) -> tuple[str, int] | None:
@@ -123,7 +129,8 @@ def embed_all(
                 f"{encoded.shape[1]}: nothing was changed, use another one."
             )
         dimension = encoded.shape[1]
-        vectors += [vector.astype("<f4").tobytes() for vector in encoded]
+        is_stored = embedder_name(model) != LexicalEmbedder.name
+        vectors += [vector.astype("<f4").tobytes() if is_stored else b"" for vector in encoded]
         if progress is not None:
             progress(len(vectors), len(texts))
     return vectors, dimension

@@ -24,6 +24,7 @@ from memory_bank.bank.schema import (
     records,
     sessions,
 )
+from memory_bank.bank.words import copy_words, delete_insights
 from memory_bank.faults import fault_point
 from memory_bank.records import derive_trace_id
 from memory_bank.transcript.transcript import View
@@ -240,16 +241,14 @@ def _copy_beginning(c: Connection, fork: ForkPoint, other: str) -> None:
         )
         while batch := list(islice(copies, _AT_ONCE)):
             c.execute(sa.insert(table), batch)
+    copy_words(c, fork.session_id, other, ids)
 
 
 def _leave(c: Connection, fork: ForkPoint) -> None:
     session = {"session": fork.session_id}
     taken = sa.select(_r.trace_id).where(of_session(records), _r.seq <= fork.takes)
-    for table, which in (
-        (insights, insights.c.trace_id.in_(taken)),
-        (records, _r.seq <= fork.takes),
-        (lineage, _l.number.between(1, fork.number)),
-    ):
+    delete_insights(c, of_session(insights) & insights.c.trace_id.in_(taken), **session)
+    for table, which in ((records, _r.seq <= fork.takes), (lineage, _l.number.between(1, fork.number))):
         c.execute(sa.delete(table).where(of_session(table), which), session)
     c.execute(SET_SESSION.values(task=None), session)
     content_deleted(c, session)

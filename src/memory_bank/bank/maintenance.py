@@ -6,6 +6,7 @@ Records are never deleted automatically.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -34,6 +35,7 @@ from memory_bank.bank.schema import (
     count_of,
     files,
     folds,
+    in_parts,
     insights,
     lineage,
     of_session,
@@ -42,8 +44,11 @@ from memory_bank.bank.schema import (
     steps,
     sum_of,
 )
+from memory_bank.bank.terms import terms_of
+from memory_bank.bank.words import add_insights, delete_insights, delete_words, indexed
 from memory_bank.errors import RecordError, StorageError
 from memory_bank.faults import fault_point
+from memory_bank.models.lexical import LexicalEmbedder
 
 _BATCH = 256
 _r, _i, _s = records.c, insights.c, sessions.c
@@ -138,6 +143,7 @@ def _purge(c: Connection, name: str, before: float | None, dry_run: bool) -> Pur
         if before is not None or not (task or any(present(steps, lineage))):
             return None
     if not dry_run:
+        delete_insights(c, doomed.pop(insights), **session)
         for table, which in doomed.items():
             c.execute(sa.delete(table).where(which), session)
         fault_point("purge.executed")
@@ -190,7 +196,7 @@ def verify(
     counts = Counts() if counts is None else counts
     check = _Verification(database, counts, repair, report or (lambda *_: None))
     for part in (
-        check.file, check.sessions, check.embedder, check.records, check.insights, check.folds,
+        check.file, check.sessions, check.embedder, check.records, check.insights, check.words, check.folds,
          check.files,
     ):  # fmt: skip
         try:
@@ -238,7 +244,8 @@ class _Verification:
     def embedder(self) -> Iterator[Defect]:
         """A bank with insights has an embedder."""
         embedder = bank_embedder(self.database)
-        self.dimension = None if embedder is None else embedder[1]
+        by_words = embedder is not None and embedder[0] == LexicalEmbedder.name  # no vectors are stored
+        self.dimension = None if embedder is None else 0 if by_words else embedder[1]
         if embedder is None and self.database.value(sa.select(_i.seq).limit(1)) is not None:
             yield Defect("embedder", "the bank does not know its embedder: run  memory-bank bank re-embed")
 
@@ -267,13 +274,17 @@ class _Verification:
                 with self.database.write() as c:
                     self.database.lock_session(c, None)
                     for row, _ in part:  # a row that another process has replaced has another number
-                        c.execute(sa.delete(insights).where(_i.seq == row["seq"]))
+                        delete_insights(c, _i.seq == row["seq"])
                     for name in {row["session_id"] for row, _ in part}:
                         c.execute(NEXT_GENERATION, {"session": name})
             yield from (defect for _, defect in part)
 
     def _broken_insights(self) -> Iterator[tuple[RowMapping, Defect]]:
-        vector = sa.func.vector_dims(_i.embedding) if self.database.ranks else as_bytes(_i.embedding)
+        vector = (
+            sa.func.coalesce(sa.func.vector_dims(_i.embedding), 0)
+            if self.database.ranks
+            else as_bytes(_i.embedding)
+        )
         columns = (c for c in _stored(insights) if c.name != "embedding")
         query = sa.select(*columns, vector.label("embedding"), _r.seq.label("record"))
         for row in self._pages(insights, query.outerjoin(records, INSIGHT_OF_RECORD)):
@@ -286,6 +297,37 @@ class _Verification:
             if what:
                 where = _name(row["session_id"]), _name(row["trace_id"])
                 yield row, Defect(kind, what, *where, mended=self.repair)
+
+    def words(self) -> Iterator[Defect]:
+        """Every insight has words, by which it is found, and nothing else has."""
+        damaged: list[tuple[str, int]] = []
+        with self.database.snapshot() as c:
+            there = dict(c.execute(sa.select(_i.seq, _i.session_id)).all())
+            found = set(indexed(c, damaged))
+        missing, left = [*(there.keys() - found)], [*(found - there.keys())]
+        if self.repair and (left or damaged):
+            with self.database.write() as c:
+                delete_words(c, left, damaged)
+        joined = sa.select(*_r, _i.summary, _i.trace_id.label("of"), _i.session_id.label("in_session"))
+        joined = joined.select_from(insights.outerjoin(records, INSIGHT_OF_RECORD))
+        for part in in_parts(missing, _BATCH) if self.repair else ():
+            with self.database.write() as c:
+                rows = c.execute(joined.where(_i.seq.in_(part))).mappings().all()
+                contents = (None if row["seq"] is None else from_row(row) for row in rows)
+                new = [
+                    {
+                        "trace_id": row["of"],
+                        "session_id": row["in_session"],
+                        "terms": terms_of(row["summary"], r),
+                    }
+                    for row, r in zip(rows, contents, strict=True)
+                ]
+                add_insights(c, new)
+        for name, count in sorted(Counter(there[seq] for seq in missing).items()):
+            yield Defect("words", f"{count:,} of its insights have no words", _name(name), mended=self.repair)
+        if left or damaged:
+            what = f"{len(left):,} words of no insight, {len(damaged):,} damaged blocks"
+            yield Defect("words", what, mended=self.repair)
 
     def folds(self) -> Iterator[Defect]:
         """Every fold can be read; a later step makes another in the place of one that is deleted."""
@@ -366,7 +408,7 @@ def _values(table: sa.Table, row: Mapping[Any, Any]) -> tuple[dict[str, Any], st
 
     def decode(kind: Any, value: Any) -> Any:
         is_text = isinstance(kind, ExactText) and value is not None
-        return memoryview(value).tobytes().decode("utf-8", "surrogatepass") if is_text else value
+        return kind.process_result_value(memoryview(value).tobytes(), None) if is_text else value
 
     try:
         return read_row(table.c, row, decode), ""

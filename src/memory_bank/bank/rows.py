@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import RowMapping
 
-from memory_bank.bank.schema import Embedding, ExactText
+from memory_bank.bank.schema import HEAD_BYTES, Embedding, ExactText
 from memory_bank.errors import RecordConflictError, RecordError
 from memory_bank.records import Insight, InteractionRecord, call_key, derive_trace_id
 from memory_bank.transcript.jsontext import RAW, compact, dump_value, parse_arguments, parse_output
@@ -203,8 +203,8 @@ def _fits(kind: Any, value: Any) -> bool:
         return isinstance(value, str)
     if isinstance(kind, Embedding):
         return isinstance(value, bytes)
-    if isinstance(kind, sa.LargeBinary):  # terms, see terms_of
-        return isinstance(value, bytes) and len(value) >= 20 and len(value) % 5 == 0
+    if isinstance(kind, sa.LargeBinary):
+        return isinstance(value, bytes) and len(value) == HEAD_BYTES
     if isinstance(kind, sa.String):
         return is_name(value, kind.length or 0)
     if isinstance(kind, sa.Boolean):

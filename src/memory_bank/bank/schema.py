@@ -5,7 +5,8 @@ A change to a table needs a new VERSION, and an entry at the end of MIGRATIONS. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,8 +14,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Dialect, RowMapping
 from sqlalchemy.types import LargeBinary, TypeDecorator, TypeEngine, UserDefinedType
 
+from memory_bank.models.lexical import LexicalEmbedder
+
 T = TypeVar("T")
-VERSION = "8"
+VERSION = "9"
+HEAD_BYTES = 20
+"""Of the terms of a record, those before the terms themselves; see ``terms.HEAD``."""
 
 
 class ExactText(TypeDecorator[str]):
@@ -26,8 +31,29 @@ class ExactText(TypeDecorator[str]):
     def process_bind_param(self, value: str | None, dialect: Dialect) -> bytes | None:  # noqa: ARG002  the signature of the base class
         return None if value is None else value.encode("utf-8", "surrogatepass")
 
-    def process_result_value(self, value: bytes | None, dialect: Dialect) -> str | None:  # noqa: ARG002
-        return None if value is None else bytes(value).decode("utf-8", "surrogatepass")
+    def process_result_value(self, value: bytes | None, dialect: Dialect | None) -> str | None:  # noqa: ARG002
+        if value is None:
+            return None
+        data = bytes(value)
+        if data[:1] == _PACKED:
+            try:
+                data = zlib.decompress(data[1:])
+            except zlib.error as e:
+                raise ValueError(f"a packed text is damaged: {e}") from None
+        return data.decode("utf-8", "surrogatepass")
+
+
+_PACKED = b"\xff"  # begins a text that is compressed; no UTF-8 has this byte
+
+
+class PackedText(ExactText):
+    """As ExactText, compressed where that is shorter; for texts of which no part is read alone."""
+
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> bytes | None:
+        data = super().process_bind_param(value, dialect)
+        return None if data is None else min(_PACKED + zlib.compress(data), data, key=len)
 
 
 class Vector(UserDefinedType[str]):
@@ -40,7 +66,7 @@ class Vector(UserDefinedType[str]):
 
 
 class Embedding(TypeDecorator[bytes]):
-    """float32, little-endian: bytes in SQLite, a ``vector`` in PostgreSQL. Lossless."""
+    """float32, little-endian: bytes in SQLite, a ``vector`` in PostgreSQL. Lossless; no bytes: there is none."""
 
     impl = LargeBinary
     cache_ok = True
@@ -51,24 +77,26 @@ class Embedding(TypeDecorator[bytes]):
     def process_bind_param(self, value: bytes | None, dialect: Dialect) -> bytes | str | None:
         if value is None or dialect.name != "postgresql":
             return value
-        return f"[{','.join(map(repr, np.frombuffer(value, dtype='<f4').tolist()))}]"
+        return None if not value else f"[{','.join(map(repr, np.frombuffer(value, dtype='<f4').tolist()))}]"
 
     def process_result_value(self, value: bytes | str | None, dialect: Dialect) -> bytes | None:  # noqa: ARG002
         if value is None or not isinstance(value, str):
-            return None if value is None else bytes(value)
+            return bytes(value or b"")
         return np.array(value[1:-1].split(","), dtype="<f4").tobytes()
 
 
 metadata = sa.MetaData()
 
 
+_serial = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+
+
 def _of_records(name: str, *columns: sa.Column[Any] | sa.Index) -> sa.Table:
     """A table with at most one row for each record of a session; AUTOINCREMENT never reuses a number."""
-    serial = sa.BigInteger().with_variant(sa.Integer, "sqlite")
     return sa.Table(
         name,
         metadata,
-        sa.Column("seq", serial, primary_key=True, autoincrement=True),
+        sa.Column("seq", _serial, primary_key=True, autoincrement=True),
         sa.Column("session_id", sa.String(255), nullable=False),
         sa.Column("trace_id", sa.String(64), nullable=False),
         *columns,
@@ -131,17 +159,46 @@ records = _of_records(
 
 insights = _of_records(
     "insights",
-    sa.Column("summary", ExactText, nullable=False),
-    sa.Column("embedding", Embedding, nullable=False),  # of unit length
+    sa.Column("summary", PackedText, nullable=False),
+    sa.Column("embedding", Embedding),  # of unit length; none where words alone are compared
     sa.Column("source", sa.String(255), nullable=False),
     sa.Column("redo", ExactText),  # why the summary has to be made again
-    sa.Column("terms", sa.LargeBinary, nullable=False),  # of summary and record; see ``terms.terms_of``
+    sa.Column("terms", sa.LargeBinary, nullable=False),  # what ``terms.terms_of`` begins with
     sa.Column("due", sa.Float(53)),  # when the Observer's model is to be asked for a better one; NULL: never
     sa.Column("attempts", sa.Integer),  # how often it was asked
 )
 waits = insights.c.due.is_not(None)
 """The condition that an insight waits for the Observer's model."""
 _WAITING = sa.Index("ix_insights_due", insights.c.due, sqlite_where=waits, postgresql_where=waits)
+
+words = sa.Table(  # the terms of insights that are in no block yet
+    "words",
+    metadata,
+    sa.Column("seq", _serial, primary_key=True, autoincrement=False),  # of the insight
+    sa.Column("namespace", sa.String(64), nullable=False),  # "": that of a service without keys
+    sa.Column("session_id", sa.String(255), nullable=False),
+    sa.Column("terms", sa.LargeBinary, nullable=False),  # see ``terms.terms_of``
+    sa.Index("ix_words_namespace", "namespace", "session_id"),
+)
+
+blocks = sa.Table(  # the terms of many insights of a namespace, by term; see ``words.seal``
+    "blocks",
+    metadata,
+    sa.Column("namespace", sa.String(64), primary_key=True),
+    sa.Column(
+        "bucket", sa.Integer, primary_key=True
+    ),  # the first bits of its terms; -1: the rows of the block
+    sa.Column("first", sa.BigInteger, primary_key=True),  # `seq` of the block's first insight
+    sa.Column("body", sa.LargeBinary, nullable=False),
+)
+
+block_sessions = sa.Table(  # which blocks have insights of a session
+    "block_sessions",
+    metadata,
+    sa.Column("session_id", sa.String(255), primary_key=True),
+    sa.Column("first", sa.BigInteger, primary_key=True),
+    sa.Column("last", sa.BigInteger, nullable=False),
+)
 
 calls = sa.Table(  # of the Observer's model, by session and day (UTC)
     "calls",
@@ -239,7 +296,33 @@ files = sa.Table(  # what an agent keeps below /memories, by a memory tool
     sa.Column("changed", sa.Float(53), nullable=False),
 )
 
-MIGRATIONS: dict[str, list[sa.Column[Any] | sa.Table | sa.Index | str]] = {
+
+def _compact(c: Connection) -> None:
+    """Write every insight anew: its terms into a table of their own, its summary packed, no vector of words."""
+    if c.dialect.name == "postgresql":
+        c.exec_driver_sql("ALTER TABLE insights ALTER COLUMN embedding DROP NOT NULL")
+    else:  # what is deleted later is to leave no copy
+        c.exec_driver_sql("PRAGMA secure_delete=ON")
+    by_words = (
+        c.execute(sa.select(bank.c.value).where(bank.c.key == "embedder")).scalar() == LexicalEmbedder.name
+    )
+    seq = insights.c.seq
+    owner = sa.func.coalesce(sessions.c.namespace, "").label("namespace")
+    found = sa.select(insights, owner).outerjoin(sessions, sessions.c.session_id == insights.c.session_id)
+    found = found.where(seq > sa.bindparam("after")).order_by(seq).limit(1_000)
+    last = -(2**62)
+    while rows := [dict(row) for row in c.execute(found, {"after": last}).mappings()]:
+        last = rows[-1]["seq"]
+        c.execute(sa.delete(insights).where(seq.between(rows[0]["seq"], last)))
+        c.execute(sa.insert(words), [{c.name: row[c.name] for c in words.c} for row in rows])
+        for row in rows:
+            row["terms"] = row["terms"][:HEAD_BYTES]
+            row["embedding"] = b"" if by_words else row["embedding"]
+            del row["namespace"]
+        c.execute(sa.insert(insights), rows)
+
+
+MIGRATIONS: dict[str, list[sa.Column[Any] | sa.Table | sa.Index | str | Callable[[Connection], None]]] = {
     "2": [sessions.c.title, *(steps.c[n] for n in ("answer", "seconds", "http_status", "error", "reason"))],
     "3": ["DROP TABLE IF EXISTS models"],
     "4": [steps.c[n] for n in ("written_hour_tokens", "full_written_hour_tokens", "billed", "untold")],
@@ -263,8 +346,9 @@ MIGRATIONS: dict[str, list[sa.Column[Any] | sa.Table | sa.Index | str]] = {
         "DROP TABLE jobs",
         "DROP TABLE spending",
     ],
+    "8": [words, blocks, block_sessions, _compact],
 }
-"""What brings a bank of a version to the next: columns and tables that it lacks, and statements. Append only."""
+"""What brings a bank of a version to the next: missing columns and tables, statements, functions. Append only."""
 
 # Parts of statements. Statements are built once, at import: building one costs more than running it.
 

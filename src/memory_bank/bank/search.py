@@ -18,24 +18,26 @@ import sqlalchemy as sa
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import check_embedder, is_known, mismatch
 from memory_bank.bank.schema import (
+    IDS,
     INSIGHT_OF_RECORD,
     LAST,
     SESSION,
     Embedding,
-    count_of,
+    in_parts,
     insights,
     of_session,
     records,
     sessions,
     sum_of,
 )
-from memory_bank.bank.terms import CallState, TermIndex, call_state, terms_of_query
+from memory_bank.bank.terms import bm25, terms_of_query
+from memory_bank.bank.words import BLOCK, DAMAGED, Indexed, namespace_of, read_index, settle
+from memory_bank.errors import StorageError
+from memory_bank.models.lexical import Hashes
 from memory_bank.ports import Scope
 from memory_bank.records import Hit
 
 Vectors = npt.NDArray[Any]
-Key = tuple[str, str]
-"""Session_id and trace_id of an insight."""
 
 NEIGHBOUR = 0.2  # of the score of each record beside it in its session
 RECENT = 0.5  # by how much more the newest record of the searching session counts
@@ -44,6 +46,7 @@ _RANK = 60  # of reciprocal ranks
 _ROWS_AT_ONCE = 10_000
 _TIE = 1e-6  # similarities this close to the next better one are equal
 _GAP = 1e-4  # similarities further apart than this are in different groups of ties
+_ALL = 2**31 - 1  # rows, as PostgreSQL's LIMIT takes them
 _SPARE = 1_000  # rows more than asked for that are ranked by similarity
 
 _t = insights.c
@@ -56,7 +59,7 @@ _OF_AGENT = (sessions.c.session_id == SESSION) | ((sessions.c.agent_id == _agent
 
 _old, _older = insights.alias(), records.alias()
 _call, _output, _old_call, _old_output = (
-    sa.func.substr(table.c.terms, first, 8, type_=sa.LargeBinary)  # see ``terms.CallState``
+    sa.func.substr(table.c.terms, first, 8, type_=sa.LargeBinary)  # see ``terms.HEAD``
     for table in (insights, _old)
     for first in (5, 13)
 )
@@ -72,6 +75,10 @@ _latest = (
     .subquery()
 )
 _SUPERSEDING = sa.select(_latest.c.trace_id).where(_latest.c.differs)
+_SEQS = sa.select(_t.seq).where(of_session(insights), _t.trace_id.in_(IDS))
+_PLACES = sa.select(_t.seq, _t.session_id, _t.trace_id).where(
+    _t.seq.in_(sa.bindparam("seqs", expanding=True))
+)
 
 
 def within(session_id: sa.ColumnElement[str], scope: Scope) -> sa.ColumnElement[bool]:
@@ -80,30 +87,6 @@ def within(session_id: sa.ColumnElement[str], scope: Scope) -> sa.ColumnElement[
         return session_id == SESSION
     included = _IN_NAMESPACE if scope == "all" else _OF_AGENT
     return session_id.in_(sa.select(sessions.c.session_id).where(included))
-
-
-def _new_rows(scope: Scope, counts: bool, *columns: sa.Column[bytes]) -> sa.Select[Any]:
-    """The rows after ``last``, the sum of the generations and, if it ``counts``, the number of rows, at one moment.
-
-    Generations only grow, and so does their sum, also when a session gets its agent and joins a scope.
-    """
-    all_rows = count_of(insights).where(within(_t.session_id, scope)).scalar_subquery()
-    count: sa.ColumnElement[Any] = all_rows if counts else sa.literal(0)
-    new = (
-        sa.select(_t.seq, _t.session_id, _t.trace_id, _t.terms, records.c.seq.label("record"), *columns)
-        .select_from(insights.outerjoin(records, INSIGHT_OF_RECORD))
-        .where(within(_t.session_id, scope), _t.seq > LAST)
-        .order_by(_t.seq)
-        .limit(_ROWS_AT_ONCE)
-        .subquery()
-    )
-    generations = (
-        sa.select(sum_of(sessions.c.generation).label("generation"), count.label("count"))
-        .where(within(sessions.c.session_id, scope))
-        .subquery()
-    )
-    joined = generations.outerjoin(new, sa.true())
-    return sa.select(*generations.c, *new.c).select_from(joined).order_by(new.c.seq)
 
 
 def best_first(scores: Vectors, rows: Vectors) -> tuple[Vectors, Vectors]:
@@ -122,9 +105,10 @@ def superseding(database: Database, session_id: str, trace_id: str) -> str | Non
 
 
 class InsightSearch:
-    """Ranks the insights in the scope of a session by indices in memory that follow their rows. Thread-safe.
+    """Ranks the insights in the scope of a session. Thread-safe.
 
-    ``compares``: the embedder compares more than words, so its similarities count as well.
+    Their words are read from the database at each search. ``compares``: the embedder compares more than words, so
+    its similarities count as well; SQLite's vectors are in memory then, in an index that follows the rows.
     """
 
     def __init__(
@@ -134,12 +118,10 @@ class InsightSearch:
         self.session_id = session_id
         self.embedder_name = embedder_name
         self.compares = compares
-        self._keeps_vectors = compares and not database.ranks
-        # sessions that write at once to PostgreSQL may commit a lower ``seq`` after a higher one
-        self._has_late_rows = database.ranks and scope != "session"
-        columns = [_t.embedding] if self._keeps_vectors else []
-        self._new_rows = _new_rows(scope, self._has_late_rows, *columns)
+        of = sessions.c.session_id
+        self._sessions = None if scope == "all" else sa.select(of).where(within(of, scope))
         self._nearest_rows = _nearest_rows(scope)
+        self._new_vectors = _new_vectors(scope)
         self._lock = threading.RLock()
         self.forget()
 
@@ -147,18 +129,8 @@ class InsightSearch:
         """Drop what is cached. ``generation``: the sum of those of the sessions that are read next."""
         with self._lock:
             self._generation = generation
-            self._last_seq = -1
             self._vectors: Any = None
-            self._terms = TermIndex()
-            self._keys: list[Key] = []  # of each row; a replaced row stays, and is no longer present
-            self._rows: dict[Key, int] = {}
-            self._seqs = np.zeros(0, np.int64)  # ascending
-            self._places = np.zeros((0, 2), np.int64)  # the numbers of its session here, of its record there
-            self._order: Vectors | None = None  # the rows that are present, by place
-            self._sessions: dict[str, int] = {}
-            self._present = np.zeros(0, bool)
-            self._states: list[CallState] = []
-            self._latest: dict[tuple[int, int], int] = {}  # the latest row of a call, by session and call
+            self._seqs = np.zeros(0, np.int64)  # of the vectors, ascending
 
     def rank(
         self,
@@ -175,137 +147,142 @@ class InsightSearch:
         called only if it is needed; None: only words are compared. A similarity below ``least`` is no reason.
         Raises EmbedderMismatchError.
         """
-        with self._lock:
-            if not self._update():
+        terms = terms_of_query(query)
+        with self.database.snapshot() as c:
+            try:
+                index = read_index(c, namespace_of(c, own), terms, self._sessions, own)
+            except DAMAGED as e:
+                what = "its index of words is damaged: run  memory-bank bank verify --repair"
+                raise StorageError(f"{self.database.name}: {what} --db {self.database.name}") from e
+            if not len(index.seqs):
                 return []
-            words, near, most = self._compare_words(query, own)
-            shown = self._present.copy()
-            shown[[self._rows[own, t] for t in exclude if (own, t) in self._rows]] = False
-            scores, alike = near / most, np.zeros(len(near), bool)
-            if self.compares and vector is not None:
-                scores = np.zeros(len(near))
-                count = None if limit is None else limit + len(exclude)
-                by_words = np.lexsort((-np.arange(len(near)), -near))[: np.count_nonzero(near)]
-                nearest, similarities = self._nearest(vector(), count)
-                alike[nearest] = similarities >= least
-                for rows in (by_words, nearest):
-                    scores[rows] += (_RANK + 1) / 2 / (_RANK + 1 + np.arange(len(rows)))
-            rows = np.flatnonzero(shown)
-            rows = rows[np.lexsort((-rows, -scores[rows]))][:limit]
-            reasons = np.select([words > 0, near > 0, alike], ["words", "neighbour", "similarity"], "")
-            return [self._hit(row, own, scores[row], reasons[row]) for row in rows.tolist()]
+            is_known(c, self.database.name, self.embedder_name, None)
+            parts = in_parts(list(exclude))
+            hidden = [seq for p in parts for seq in c.execute(_SEQS, {"session": own, "ids": p}).scalars()]
+        if index.loose >= 2 * BLOCK:  # as after an import, or in a bank of an older form
+            settle(self.database, own, most=8)
+        words, near, most = _compare_words(index, terms, own)
+        shown = ~np.isin(index.seqs, hidden)
+        scores, alike = near / most, np.zeros(len(near), bool)
+        if self.compares and vector is not None:
+            scores = np.zeros(len(near))
+            count = None if limit is None else limit + len(exclude)
+            by_words = np.lexsort((-np.arange(len(near)), -near))[: np.count_nonzero(near)]
+            nearest, similarities = self._nearest(vector(), count, index.seqs)
+            alike[nearest] = similarities >= least
+            for rows in (by_words, nearest):
+                scores[rows] += (_RANK + 1) / 2 / (_RANK + 1 + np.arange(len(rows)))
+        rows = np.flatnonzero(shown)
+        rows = rows[np.lexsort((-rows, -scores[rows]))][:limit]
+        reasons = np.select([words > 0, near > 0, alike], ["words", "neighbour", "similarity"], "")
+        return self._hits(index, own, [(row, float(scores[row]), str(reasons[row])) for row in rows.tolist()])
 
-    def _hit(self, row: int, own: str, score: float, why: Any) -> Hit:
-        def place(row: int) -> tuple[str | None, str]:
-            session_id, trace_id = self._keys[row]
-            return None if session_id == own else session_id, trace_id
+    def _hits(self, index: Indexed, own: str, found: Sequence[tuple[int, float, str]]) -> list[Hit]:
+        """The hits of rows with their scores and reasons; those that were deleted meanwhile are left out."""
+        newer = _superseded(index, [row for row, *_ in found])
+        seqs = [int(index.seqs[row]) for row in {*(row for row, *_ in found), *newer.values()}]
+        with self.database.read() as c:
+            places = {
+                seq: (None if session_id == own else session_id, trace_id)
+                for part in in_parts(seqs)
+                for seq, session_id, trace_id in c.execute(_PLACES, {"seqs": part})
+            }
+        return [
+            Hit(
+                place[1],
+                score,
+                place[0],
+                why,
+                places.get(int(index.seqs[newer[row]])) if row in newer else None,
+            )
+            for row, score, why in found
+            if (place := places.get(int(index.seqs[row]))) is not None
+        ]
 
-        call, output = self._states[row]
-        latest = self._latest.get((int(self._places[row, 0]), call), row)
-        newer = place(latest) if self._states[latest].output != output else None
-        session_id, trace_id = place(row)
-        return Hit(trace_id, float(score), session_id, str(why), newer)
+    def _nearest(self, vector: Vectors, count: int | None, present: Vectors) -> tuple[Vectors, Vectors]:
+        """The rows of the most similar summaries and their similarities: the best ``count``, and some more.
 
-    def _compare_words(self, query: str, own: str) -> tuple[Vectors, Vectors, float]:
-        """BM25 of each row; the same with the neighbours' and more for the latest; the most that a row can have."""
-        words, most = self._terms.scores(terms_of_query(query), self._present)
-        if self._order is None:
-            order = np.lexsort((self._places[:, 1], self._places[:, 0]))
-            self._order = order[self._present[order]]
-        order = self._order
-        session = self._places[order, 0]
-        in_order, near = words[order], words.copy()
-        together = np.diff(session) == 0
-        near[order[1:]] += NEIGHBOUR * in_order[:-1] * together
-        near[order[:-1]] += NEIGHBOUR * in_order[1:] * together
-        mine = order[session == self._sessions.get(own, -1)]
-        near[mine] *= 1 + RECENT * OLDER ** np.arange(len(mine))[::-1]
-        return words, near, max(most, 1e-9) * (1 + 2 * NEIGHBOUR) * (1 + RECENT)
-
-    def _update(self) -> bool:
-        """Add the rows that this or another process has stored since; whether there are any."""
-        was_read_again = False
+        ``present`` are the ``seq`` of all rows, ascending.
+        """
+        wanted = _ALL if count is None else min(count + _SPARE, _ALL)
+        if len(self._seqs) > 64 + 2 * len(present):  # most were replaced
+            self.forget()
         while True:
-            with self.database.read() as c:
-                values = {"session": self.session_id, "last": self._last_seq}
-                rows = c.execute(self._new_rows, values).all()
-                generation = rows[0].generation
-                if generation != self._generation:  # a session was cleared or re-embedded: begin again
-                    self.forget(generation)
-                    continue
-                if rows[0].seq is not None and not self._keys:
-                    is_known(c, self.database.name, self.embedder_name, None)
-            if rows[0].seq is not None:  # else the outer join found no new row
-                self._extend(rows)
-            if len(rows) == _ROWS_AT_ONCE:
-                continue
-            present = np.count_nonzero(self._present)
-            is_late = self._has_late_rows and present != rows[0].count
-            if was_read_again or not (is_late or len(self._keys) > 64 + 2 * present):  # most were replaced
-                return bool(self._keys)
-            was_read_again = True
-            self.forget(generation)
-
-    def _extend(self, rows: Sequence[sa.Row[Any]]) -> None:
-        """Add rows in the order of ``seq``; they replace earlier rows of their keys."""
-        self._terms.add([row.terms for row in rows])
-        first = len(self._keys)
-        self._present = np.append(self._present, np.ones(len(rows), bool))
-        known = self._sessions
-        places = [(known.setdefault(row.session_id, len(known)), row.record or row.seq) for row in rows]
-        self._places = np.concatenate((self._places, np.array(places, np.int64)))
-        self._order = None
-        for number, row in enumerate(rows, first):
-            key = row.session_id, row.trace_id
-            if key in self._rows:
-                self._present[self._rows[key]] = False
-            self._rows[key] = number
-            self._keys.append(key)
-            state = call_state(row.terms)
-            self._states.append(state)
-            session, place = places[number - first]
-            latest = self._latest.get((session, state.call), number)
-            if state.call and self._places[latest, 1] <= place:
-                self._latest[session, state.call] = number
-        self._seqs = np.append(self._seqs, [row.seq for row in rows])
-        self._last_seq = rows[-1].seq
-        if self._keeps_vectors:
-            vectors = np.frombuffer(b"".join(row.embedding for row in rows), "<f4").reshape(len(rows), -1)
-            if self._vectors is None:
-                self._vectors = _flat_index(vectors.shape[1])
-            self._vectors.add(np.ascontiguousarray(vectors, dtype=np.float32))
-
-    def _nearest(self, vector: Vectors, count: int | None) -> tuple[Vectors, Vectors]:
-        """The rows of the most similar summaries and their similarities: the best ``count``, and some more."""
-        replaced = len(self._keys) - int(np.count_nonzero(self._present))
-        wanted = len(self._keys) if count is None else count + replaced + _SPARE
-        while True:
-            wanted = min(wanted, len(self._keys))
-            rows, scores = best_first(*self._similar(vector, wanted)[::-1])
-            shown = self._present[rows]
-            rows, scores = rows[shown], scores[shown]
+            seqs, scores = self._similar(vector, wanted)
+            is_all = len(seqs) < wanted or wanted == _ALL
+            rows = np.minimum(np.searchsorted(present, seqs), len(present) - 1)
+            is_known = present[rows] == seqs
+            rows, scores = best_first(scores[is_known], rows[is_known])
             gap = scores[count - 1] - scores[-1] if count and len(rows) > count else 0.0
             # after a clear gap nothing is tied with the last one that counts
-            if wanted == len(self._keys) or not count or gap > _GAP:
+            if is_all or not count or gap > _GAP:
                 return rows, scores
-            wanted *= 4
+            wanted = min(4 * wanted, _ALL)
 
     def _similar(self, vector: Vectors, count: int) -> tuple[Vectors, Vectors]:
-        """The ``count`` most similar rows and their similarities. Rows stored since ``_update`` are left out."""
-        if self._vectors is not None:
+        """The ``seq`` of the ``count`` most similar vectors and their similarities."""
+        if self.database.ranks:
+            check_embedder(self.database, self.embedder_name, vector.shape[1])
+            values = {"session": self.session_id, "vector": vector.astype("<f4").tobytes(), "count": count}
+            with self.database.read() as c:
+                found = c.execute(self._nearest_rows, values).all()
+            seqs, distances = (np.array([row[i] for row in found]) for i in (0, 1))
+            return seqs, -distances
+        with self._lock:
+            self._update()
+            if self._vectors is None:
+                return np.zeros(0, np.int64), np.zeros(0, np.float32)
             if vector.shape[1] != self._vectors.d:
                 name = self.embedder_name
                 raise mismatch(self.database.name, name, self._vectors.d, name, vector.shape[1])
-            scores, rows = self._vectors.search(vector, count)
-            return rows[0], scores[0]
-        check_embedder(self.database, self.embedder_name, vector.shape[1])
-        values = {"session": self.session_id, "vector": vector.astype("<f4").tobytes(), "count": count}
-        with self.database.read() as c:
-            found = c.execute(self._nearest_rows, values).all()
-        seqs, distances = (np.array([row[i] for row in found]) for i in (0, 1))
-        rows = np.minimum(np.searchsorted(self._seqs, seqs), len(self._seqs) - 1)
-        known = self._seqs[rows] == seqs
-        return rows[known], -distances[known]
+            scores, rows = self._vectors.search(vector, min(count, len(self._seqs)))
+            return self._seqs[rows[0]], scores[0]
+
+    def _update(self) -> None:
+        """Add the vectors that this or another process has stored since."""
+        while True:
+            last = int(self._seqs[-1]) if len(self._seqs) else -1
+            with self.database.read() as c:
+                rows = c.execute(self._new_vectors, {"session": self.session_id, "last": last}).all()
+            if rows[0].generation != self._generation:  # a session was cleared or re-embedded: begin again
+                self.forget(rows[0].generation)
+                continue
+            if rows[0].seq is not None:  # else the outer join found no new row
+                vectors = np.frombuffer(b"".join(row.embedding for row in rows), "<f4").reshape(len(rows), -1)
+                if self._vectors is None:
+                    self._vectors = _flat_index(vectors.shape[1])
+                self._vectors.add(np.ascontiguousarray(vectors, dtype=np.float32))
+                self._seqs = np.append(self._seqs, [row.seq for row in rows])
+            if len(rows) < _ROWS_AT_ONCE:
+                return
+
+
+def _compare_words(index: Indexed, query: Hashes, own: str) -> tuple[Vectors, Vectors, float]:
+    """BM25 of each row; the same with the neighbours' and more for the latest; the most that a row can have."""
+    words, most = bm25(query, index.postings, index.heads["length"].astype(np.float64))
+    order = np.lexsort((index.place, index.session))
+    session = index.session[order]
+    in_order, near = words[order], words.copy()
+    together = np.diff(session) == 0
+    near[order[1:]] += NEIGHBOUR * in_order[:-1] * together
+    near[order[:-1]] += NEIGHBOUR * in_order[1:] * together
+    mine = order[session == (index.names.index(own) if own in index.names else -1)]
+    near[mine] *= 1 + RECENT * OLDER ** np.arange(len(mine))[::-1]
+    return words, near, max(most, 1e-9) * (1 + 2 * NEIGHBOUR) * (1 + RECENT)
+
+
+def _superseded(index: Indexed, rows: Sequence[int]) -> dict[int, int]:
+    """Of these rows, those whose call was made again later and returned something else, with the latest of it."""
+    calls, outputs, found = index.heads["call"], index.heads["output"], dict[int, int]()
+    wanted = np.flatnonzero(np.isin(calls, calls[np.array(rows, np.intp)]) & (calls != 0))
+    latest: dict[tuple[int, int], int] = {}
+    for row in wanted[np.argsort(index.place[wanted], kind="stable")].tolist():
+        latest[int(index.session[row]), int(calls[row])] = row
+    for row in rows:
+        last = latest.get((int(index.session[row]), int(calls[row])), row)
+        if outputs[last] != outputs[row]:
+            found[row] = last
+    return found
 
 
 class FlatIndex:
@@ -362,3 +339,24 @@ def _nearest_rows(scope: Scope) -> sa.Select[Any]:
     distance = _t.embedding.op("<#>", return_type=sa.Float)(asked).label("distance")
     found = sa.select(_t.seq, distance).where(within(_t.session_id, scope))
     return found.order_by(sa.text("distance"), _t.seq.desc()).limit(sa.bindparam("count", type_=sa.Integer))
+
+
+def _new_vectors(scope: Scope) -> sa.Select[Any]:
+    """The vectors after ``last`` and the sum of the generations, at one moment.
+
+    Generations only grow, and so does their sum, also when a session gets its agent and joins a scope.
+    """
+    new = (
+        sa.select(_t.seq, _t.embedding)
+        .where(within(_t.session_id, scope), _t.seq > LAST)
+        .order_by(_t.seq)
+        .limit(_ROWS_AT_ONCE)
+        .subquery()
+    )
+    generations = (
+        sa.select(sum_of(sessions.c.generation).label("generation"))
+        .where(within(sessions.c.session_id, scope))
+        .subquery()
+    )
+    joined = generations.outerjoin(new, sa.true())
+    return sa.select(*generations.c, *new.c).select_from(joined).order_by(new.c.seq)

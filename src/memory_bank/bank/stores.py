@@ -9,12 +9,11 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from memory_bank.bank.database import Database, as_database
-from memory_bank.bank.embedder import bind, check_embedder
+from memory_bank.bank.embedder import bind, check_embedder, dimension_of
 from memory_bank.bank.listing import Outline, count_records, list_outlines, stored_rows
 from memory_bank.bank.rows import (
     FORGOTTEN,
@@ -27,6 +26,7 @@ from memory_bank.bank.rows import (
 )
 from memory_bank.bank.schema import (
     HAS_CONTENT,
+    HEAD_BYTES,
     IDS,
     INSIGHT_OF_RECORD,
     NEXT_GENERATION,
@@ -46,6 +46,7 @@ from memory_bank.bank.schema import (
 )
 from memory_bank.bank.search import InsightSearch, open_search, within
 from memory_bank.bank.terms import terms_of
+from memory_bank.bank.words import add_insights, delete_insights, settle
 from memory_bank.config import MemoryBankSettings
 from memory_bank.errors import ConfigError
 from memory_bank.faults import fault_point
@@ -161,9 +162,7 @@ class FactStore:
             self.database.lock_session(c, self.session_id)
             found = c.execute(empty, self._mine).rowcount == 1
             if found:
-                c.execute(
-                    sa.delete(insights).where(of_session(insights), _i.trace_id == trace_id), self._mine
-                )
+                delete_insights(c, of_session(insights) & (_i.trace_id == trace_id), **self._mine)
                 contents = {"answer": None, "error": None}
                 c.execute(sa.update(steps).where(of_session(steps)).values(contents), self._mine)
                 content_deleted(c, self._mine)
@@ -261,6 +260,7 @@ class InsightStore:
             with self._lock:
                 self.database.submit(lambda c: self.insert(c, rows, only_wanted), self.session_id)
             fault_point("insights.stored")
+            settle(self.database, self.session_id, len(rows))
 
     def embed(
         self,
@@ -272,16 +272,18 @@ class InsightStore:
         latest = latest_insights(batch)
         if not latest:
             return []
-        if type(self.embedding_model) is LexicalEmbedder:  # its vectors are never read: terms are compared
-            vectors = np.zeros((len(latest), LexicalEmbedder.dimension), np.float32)
-        else:
-            vectors = encode_documents(self.embedding_model, [i.summary for i in latest])
+        vectors = [b""] * len(latest)
+        if (
+            type(self.embedding_model) is not LexicalEmbedder
+        ):  # whose vectors are not stored: words are compared
+            encoded = encode_documents(self.embedding_model, [i.summary for i in latest])
+            vectors = [v.astype("<f4").tobytes() if self._compares else b"" for v in encoded]
         known = {r.trace_id: r for r in records}
         known |= self._records([i.trace_id for i in latest if i.trace_id not in known])
         return [
             {
                 "session_id": self.session_id,
-                "embedding": vector.astype("<f4").tobytes(),
+                "embedding": vector,
                 "terms": terms_of(insight.summary, known.get(insight.trace_id)),
                 "due": 0.0 if insight.trace_id in waiting else None,
                 "attempts": 0 if insight.trace_id in waiting else None,
@@ -300,7 +302,7 @@ class InsightStore:
         ``only_wanted``: see ``add_many``. Raises EmbedderMismatchError.
         """
         if rows:
-            bind(c, self.database, self.embedder_name, len(rows[0]["embedding"]) // 4)
+            bind(c, self.database, self.embedder_name, dimension_of(rows[0]["embedding"]))
         self.database.lock_session(c, self.session_id)
         if only_wanted:
             wanted = rows_by_id(c, _WANTED, self.session_id, [r["trace_id"] for r in rows])
@@ -308,10 +310,12 @@ class InsightStore:
             rows = [r for r in rows if r["trace_id"] in (wanted if r["due"] is None else bare)]
         if not rows:
             return
-        if self.database.insert_new(c, insights, rows) != len(rows):  # some exist already
+        short = [{**r, "terms": r["terms"][:HEAD_BYTES]} for r in rows]
+        if self.database.insert_new(c, insights, short) != len(rows):  # some exist already
             for part in in_parts([r["trace_id"] for r in rows]):
-                c.execute(sa.delete(insights).where(of_session(insights), _i.trace_id.in_(part)), self._mine)
-            c.execute(sa.insert(insights), rows)
+                delete_insights(c, of_session(insights) & _i.trace_id.in_(part), **self._mine)
+            c.execute(sa.insert(insights), short)
+        add_insights(c, rows)
         fault_point("insights.executed")
 
     def search(self, query: str, top_k: int = 3) -> list[str]:
@@ -389,8 +393,8 @@ def clear_insights(database: Database, session_id: str) -> None:
     """Delete a session's insights, without an embedding model."""
     with database.erase() as c:
         database.lock_session(c, session_id)
-        for statement in (sa.delete(insights).where(of_session(insights)), NEXT_GENERATION):
-            c.execute(statement, {"session": session_id})
+        delete_insights(c, of_session(insights), session=session_id)
+        c.execute(NEXT_GENERATION, {"session": session_id})
 
 
 class WiderScope:

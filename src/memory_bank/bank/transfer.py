@@ -34,6 +34,7 @@ from memory_bank.bank.rows import (
     read_row,
 )
 from memory_bank.bank.schema import (
+    HEAD_BYTES,
     IDS,
     NEXT_GENERATION,
     SET_SESSION,
@@ -49,12 +50,14 @@ from memory_bank.bank.schema import (
     sessions,
 )
 from memory_bank.bank.terms import terms_of
+from memory_bank.bank.words import add_insights, move
 from memory_bank.errors import ConfigError, EmbedderMismatchError, FileError, RecordError
 from memory_bank.faults import fault_point
+from memory_bank.models.lexical import LexicalEmbedder
 from memory_bank.ports import Embedder
 from memory_bank.vectors import embedder_name
 
-FORMAT = 1
+FORMAT = 2
 """The version of the lines; a file with a higher one was written by a newer memory_bank."""
 EXACT = "$utf8"
 _BATCH = 256
@@ -183,8 +186,11 @@ class _ReadSession:
                 self.waiting.add(line[kind]["trace_id"])
             return
         row = read_row(_COLUMNS[kind], line[kind], _decoded)
-        vector = row.get("embedding", b"")
+        vector = row.get("embedding") or b""
         usable = self.embedder is not None and len(vector) == 4 * self.embedder[1]
+        if kind == "insight" and self.embedder is not None and self.embedder[0] == LexicalEmbedder.name:
+            usable, vector = usable or not vector, b""  # exports of format 1 have one
+            row["embedding"] = vector
         if kind == "insight" and not (usable and np.isfinite(np.frombuffer(vector, "<f4")).all()):
             raise RecordError("its embedding does not have the dimension of its embedder")
         if row.get("mark") in ("pinned", "excluded"):  # of an export before schema 8
@@ -319,6 +325,8 @@ def _write_session(database: Database, session: _ReadSession, model: Embedder | 
                 other = f"another {what.removesuffix('_id')}"
                 raise RecordError(f"the session belongs to {other} in this bank: import it into another bank")
         values = {what: before[what] or header[what] for what in ("task", "title", "agent_id", "namespace")}
+        if before["namespace"] != values["namespace"]:
+            move(c, name, values["namespace"])
         c.execute(SET_SESSION.values(values), mine)
         stored, there = known(c, records, rows["record"]), known(c, insights, summaries)
         contents: dict[str, Row] = {**known(c, records, summaries)}
@@ -336,7 +344,11 @@ def _write_session(database: Database, session: _ReadSession, model: Embedder | 
             fresh = [row for row in given if row["trace_id"] not in old_rows]
             inserted.append(len(fresh))
             for part in in_parts(fresh, _BATCH):
-                c.execute(sa.insert(table), part)
+                if table is insights:
+                    c.execute(sa.insert(table), [{**row, "terms": row["terms"][:HEAD_BYTES]} for row in part])
+                    add_insights(c, part)
+                else:
+                    c.execute(sa.insert(table), part)
         if not is_new and (any(inserted) or any(before[k] != v for k, v in values.items())):
             c.execute(NEXT_GENERATION, mine)
         fault_point("import.executed")

@@ -35,6 +35,7 @@ from memory_bank.bank.schema import (
     waits,
 )
 from memory_bank.bank.stores import FactStore, InsightStore
+from memory_bank.bank.words import settle
 from memory_bank.config import MemoryBankSettings
 from memory_bank.errors import EmbeddingError, MemoryBankError, StorageError
 from memory_bank.faults import fault_point
@@ -449,6 +450,7 @@ class InsightWriter:
 
             self.facts.database.submit(write, self.facts.session_id)
             fault_point("facts.stored")
+            settle(self.facts.database, self.facts.session_id, len(embedded))
         else:
             self.facts.store_many(records)
             by_id = {d.trace_id: d for d in made}

@@ -67,7 +67,7 @@ class ShownCall:
 
     ``outcome``: what came back in a few words, shown where no quote has it. ``arguments``: pairs of a long text in
     the arguments and what is shown of it. ``state``: of a file that is quoted, "before edit #36" or "with edit #36".
-    ``whole``: the quote is the whole output.
+    ``lines``: how many the quoted output has, where they have numbers. ``whole``: the quote is the whole output.
     """
 
     number: int
@@ -75,12 +75,14 @@ class ShownCall:
     quote: str = ""
     arguments: tuple[tuple[str, str], ...] = ()
     state: str = ""
+    lines: int = 0
     whole: bool = False
 
     @property
     def mark(self) -> str:
         """The mark at the end of a result or an argument that is shown in part."""
-        return f"{Mark.SHORTENED} #{self.number}{self.state and ', '}{self.state}]"
+        of = f" of {self.lines:,} lines" if self.lines and not self.state else ""
+        return f"{Mark.SHORTENED} #{self.number}{of}{self.state and ', '}{self.state}]"
 
     @property
     def result(self) -> str:
@@ -538,7 +540,7 @@ class _Chooser:
             elif parsed.kind == "arguments":
                 call = replace(call, arguments=tuple(quotes_by_text(parsed.cut, places)), state=state)
             elif not call.whole:
-                call = replace(call, quote=quote, state=state or call.state)
+                call = replace(call, quote=quote, state=state or call.state, lines=parsed.cut.named_lines())
             shown[trace_id] = call
         turns: dict[int, tuple[Interaction, dict[int, ShownCall]]] = {}
         for trace_id, call in shown.items():

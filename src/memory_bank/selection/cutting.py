@@ -9,7 +9,7 @@ import re
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 
-from memory_bank.transcript.framing import FRAME_MEMBERS, frame_of, without_numbers
+from memory_bank.transcript.framing import FRAME_MEMBERS, NUMBERED, frame_of, framed_text, without_numbers
 from memory_bank.transcript.quoting import Mark, quote_lines
 from memory_bank.transcript.structure import LONGEST_KEY, Node, escaped_span, find_structure, unescape
 
@@ -32,8 +32,9 @@ Cell = tuple[str, int, int]  # (key, start, end): text[start:end] is one value u
 class Segment:
     """A span of a source that is shown whole or not at all; `text` is sources[source][start:end].
 
-    `label` says where the span stands, where its text does not name its first value. `structured`: it is part of
-    JSON or of a printed object, whose values are spelled with backslash escapes.
+    `label` says where the span stands, where its text does not name its first value, `owner` in which function or
+    class it begins. `structured`: it is part of JSON or of a printed object, whose values are spelled with backslash
+    escapes.
     """
 
     text: str
@@ -44,6 +45,7 @@ class Segment:
     end: int = 0
     label: str = ""
     structured: bool = False
+    owner: str = ""
 
     def long_values(self) -> list[tuple[int, int]]:
         """The spans that a text's short form omits: all but the first words of each long JSON value; or none."""
@@ -80,7 +82,8 @@ class CutText:
 
         What stands between two gap marks stands together in one source, but for the backslash before lines that
         look like a gap mark or another line of the frame (``quote_lines``). A gap mark names the line or the
-        path that follows it where the quote itself does not: ``… line 12:``. Rows follow their header line.
+        path that follows it where the quote itself does not (``… line 12:``), and a function that the code goes on in
+        (``… in Store.read:``). Rows follow their header line.
         Of the segments at ``short`` places the long values are their first words and a gap mark.
         """
         chosen = set(places)
@@ -108,8 +111,10 @@ class CutText:
         out: list[str] = []
         last: Segment | None = None
         for stretch in stretches:
+            owner = self.segments[stretch[0]].owner
             if gap := self.gap_before(stretch[0], last):
-                out.append(gap)
+                is_new = owner and (last is None or last.owner != owner)
+                out.append(f"{gap.removesuffix(':')} in {owner}:" if is_new else gap)
             segments = [self.segments[place] for place in stretch]
             shortened = [s for place, s in zip(stretch, segments, strict=True) if place in short]
             cuts = [(s.start + a, s.start + b) for s in shortened for a, b in s.long_values()]
@@ -118,6 +123,13 @@ class CutText:
         if out and (stretches[-1][-1] + 1 < len(self.segments) or self.skipped):
             out.append(GAP)
         return "\n".join(out)
+
+    def named_lines(self) -> int:
+        """The number of lines of a text whose lines have numbers, by gap marks or its own from 1 on; 0 for others."""
+        text = framed_text(self.sources[0])
+        of_text = {n for n, source in enumerate(self.sources) if source == text}
+        is_named = any(s.source in of_text and s.label.startswith("line ") for s in self.segments)
+        return text.count("\n") + 1 if is_named or _FROM_ONE.match(text) else 0
 
     def gap_before(self, place: int, last: Segment | None = None) -> str:
         """Return the line that stands before a segment that does not follow `last`; "" before the first one."""
@@ -138,7 +150,13 @@ _BULLET = re.compile(r"\s*(?:[-*•+]|\d{1,3}[.)])\s+")
 _UNIT = re.compile(
     r"\s*(?:def|class|async def|function|export|public|private|func|fn|impl|@@|diff --git)\b|@@|\s*@\w"
 )
+_DEFINITION = re.compile(
+    r"(?:(?:export|default|public|private|protected|static|final|abstract|pub(?:\([a-z]+\))?|async|unsafe) )*"
+    r"(?:def|class|func|function|fn|impl|interface|struct|enum|trait|type|module)\b\*? ?(?:\([^()\n]{0,80}\) )?"
+    r"([A-Za-z_$][\w$]{2,60})(?=\s*(?:[(<{:=\[;]|\Z|(?:struct|interface|extends|implements|for|where|map)\b))"
+)
 _RULE = re.compile(r"(?=[\s|+:=\-]*+\Z)[\s:]*+[|+\-=]")
+_FROM_ONE = re.compile(r"\s*1[\t|→]")
 _NUMBERED = re.compile(r"\s*\d{1,7}[\t|:→-]|[^\s:]{1,200}:\d{1,7}[:\-]")
 _ESCAPED_BREAK = re.compile(r"(?<!\\)\\+n")
 _WORD = re.compile(r"\w")
@@ -180,6 +198,7 @@ class _Cutter:
         self.skipped = 0
         self._source, self._text, self._structured, self._block = 0, "", False, 0
         self._after_string = False  # the open segment begins after a string that is a source of its own
+        self._owner = ""
         self._start = -1  # of the open segment, as are the next four; -1: none is open
         self._end = 0
         self._cells: list[Cell] = []
@@ -187,12 +206,15 @@ class _Cutter:
         self._in_structure = False
 
     # -- the open segment ------------------------------------------------------
-    def _add(self, start: int, end: int, cells: list[Cell], label: str = "", width: int = 0) -> None:
+    def _add(
+        self, start: int, end: int, cells: list[Cell], label: str = "", width: int = 0, owner: str = ""
+    ) -> None:
         """Add text[start:end] to the open segment if it has room, else begin the next segment with it."""
         if self._start >= 0 and end - self._start > (width or self.width):
             self._close(start)
         if self._start < 0:
             self._open(start, label)
+            self._owner = owner
         self._end = end
         self._cells += cells
 
@@ -217,7 +239,10 @@ class _Cutter:
         end = start + len(text)
         inside = tuple((k, s - start, min(e, end) - start) for k, s, e in cells if s < end)
         place = self._source, start, end
-        self.segments.append(Segment(text, self._block, inside, *place, self._label, self._in_structure))
+        owner, self._owner = self._owner, ""
+        self.segments.append(
+            Segment(text, self._block, inside, *place, self._label, self._in_structure, owner)
+        )
 
     # -- texts -----------------------------------------------------------------
     def add_source(self, text: str, path: str, depth: int) -> None:
@@ -367,10 +392,12 @@ class _Cutter:
         self._block = 0
         table: tuple[str, list[str]] | None = None
         in_trace = False
+        owners: list[tuple[int, str]] = []  # the definitions that a line is in, each with its indentation
         numbered = enumerate(lines)
         for number, (at, end) in numbered:
             line = text[at:end]
             label = "" if starts is None or _NUMBERED.match(line) else f"line {starts + number}"
+            inside = self._definition(line, owners) if starts is not None else ""
             bare = line.strip()
             if table is not None:
                 mark, names = table
@@ -409,12 +436,26 @@ class _Cutter:
                 if heading or (open_chars >= width // 2 and (_BULLET.match(line) or _UNIT.match(line))):
                     self._close()
             if len(line) <= width * 5 // 4:
-                self._add(at, end, [_cell(line, at)], label, 4 * width if in_trace else 0)
+                self._add(at, end, [_cell(line, at)], label, 4 * width if in_trace else 0, inside)
             else:
                 key, first, _ = _cell(line, at)
                 self._add_long_line(at, first, end, key, label)
         self._close()
         self._block = 0
+
+    @staticmethod
+    def _definition(line: str, owners: list[tuple[int, str]]) -> str:
+        """The definition that a line of code is in, "" for none; ``owners`` are those of the line before."""
+        count = NUMBERED.match(line)
+        code = line[count.end() :] if count else line
+        begin = code.lstrip()
+        indent = len(code) - len(begin)
+        while begin and begin[0] not in ")}]" and owners and owners[-1][0] >= indent:
+            owners.pop()
+        inside = ".".join(name for _, name in owners[-2:])
+        if found := _DEFINITION.match(begin.rstrip()):
+            owners.append((indent, found[1]))
+        return inside
 
     def _add_long_line(self, at: int, first: int, end: int, key: str, label: str) -> None:
         self._close()

@@ -146,6 +146,8 @@ _STDERR_ONLY = re.compile(r"\W{0,8}stdout\W{1,12}stderr\W{0,8}\n\s*\w", re.I)
 STATUS_KEYS = ("statusCode", "status_code", "status")
 """Members with the status of an answer."""
 _HTTP_FAILED = re.compile(r"HTTP/[\d.]{1,4} [45]\d\d")
+_HOST = re.compile(r"https?://([^/\s\"'\\:]{1,100})", re.I)
+_BARE_COMMAND = re.compile(r"\A(?:\s*cd [^&;|\n]{1,300}(?:&&|;))*\s*")
 FAILED_LINE = re.compile(r"(?:FAILED|FAIL:|--- FAIL:|ERROR|[×✗✕❌●]|test \S+ \.\.\. FAILED)(?: |\Z)")
 """A line of a run that names what failed: a test, a step."""
 PROBLEM = re.compile(
@@ -433,6 +435,18 @@ def file_access(tool: str, arguments: str) -> FileAccess | None:
             parts = sorted(f"{k}={v}" for k, v in values.items() if k in _PART_KEYS and v is not None)
             return FileAccess(path, access, " ".join(parts)[:200])
     return None
+
+
+def source_of(tool: str, arguments: str) -> str:
+    """Where an output comes from: its tool, with a page's host, a file's folder or the program that a shell ran."""
+    if (access := file_access(tool, arguments)) is not None:
+        origin = re.split(r"[/\\][^/\\]*\Z", access.path)[0]
+    elif (url := _HOST.search(arguments)) is not None:
+        origin = url[1]
+    else:
+        words = _BARE_COMMAND.sub("", _command_of(tool, arguments) or "").split(None, 1)
+        origin = words[0] if words else ""
+    return f"{tool} {origin[:200]}"
 
 
 _RULE_FILE = re.compile(

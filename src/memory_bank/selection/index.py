@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -12,6 +13,7 @@ import numpy as np
 
 from memory_bank.selection import model as scoring
 from memory_bank.selection.cutting import GAP, WIDTH
+from memory_bank.selection.effects import source_of
 from memory_bank.selection.files import Files
 from memory_bank.selection.tables import OWN, Array, EvidenceTables
 from memory_bank.selection.thread import ARGUMENT_CHARS, call_line, shown_arguments
@@ -39,6 +41,13 @@ LIST_USES, LIST_PAUSE = 3, 12  # used values of it, at least, and interactions s
 LIST_AHEAD = 64  # values that are left and have this worth: the nearest to the latest
 LONGEST_REST = 60  # characters of a value that is named without its row
 END_GAP = 2  # tokens of the gap mark at the end of an excerpt
+SOURCE_SHARE = 0.2  # of a budget, at least, that a source has; those that others use have more
+BEYOND_SHARE = 0.02  # what its pieces count beyond: others of likely worth come first
+FREE_USES, OTHERS_COUNT = (
+    3,
+    8,
+)  # calls to itself that use a source's values for free, and for each that another makes
+SELF_WORTH = 0.1  # of values of a source whose values only calls to itself have used
 EDGE = 0.2  # extra worth of a segment whose neighbour was chosen, as a share of the values at the cut
 NEAR_MISSES = 12
 
@@ -98,6 +107,10 @@ class EvidenceIndex:
         self._head_tokens: list[list[int]] = []
         self._headers: dict[tuple[int, int], tuple[str, int]] = {}
         self._short: dict[int, ShortForm | None] = {}  # by segment, once asked for
+        # by record its source (0: the agent itself); by source the calls to itself and to others that used its values
+        self._source: list[int] = []
+        self._sources: dict[str, int] = {"": 0}
+        self._uses_by_itself, self._uses_by_others = Counter[int](), Counter[int]()
         # the tail, the anchor and how many records were there at the latest selection, and what it was made by
         self._selected: tuple[tuple[int, list[str], int], tuple[scoring.CurrentStep, Array, Array]] | None = (
             None
@@ -134,6 +147,13 @@ class EvidenceIndex:
     def add_parsed(self, item: ParsedRecord) -> None:
         """Add an output or a note that is cut already."""
         t = self.tables
+        source = 0
+        if item.kind == "output":
+            source = self._sources.setdefault(source_of(item.tool, item.arguments), len(self._sources))
+            supplied = (int(t.values["record"][t.ids[u.form]]) for u in item.uses if u.form in t.ids)
+            for of in {self._source[record] for record in supplied if record >= 0}:
+                (self._uses_by_itself if of == source else self._uses_by_others)[of] += 1
+        self._source.append(source)
         t.add(item)
         self._calls.append((self._calls[-1] if self._calls else 0) + (item.kind == "output"))
         self._used.append([(u.form, t.ids[u.form]) for u in item.uses if u.form in t.ids])
@@ -190,12 +210,14 @@ class EvidenceIndex:
         shown = np.isin(t.segments["record"], list(without))
         t.segments["factor"][shown] = 0
         last = t.segments_before(tail_interaction)
+        trust = self._trust()[np.array(self._source)]
         if len(self.model.copied):
             copied = self.model.copy_chance(scoring.describe_segments(step, last))
             chars = np.minimum(t.segments["chars"][:last], 2 * WIDTH)
             # of equal texts the newest counts, which may be one that the context shows anyway
             newest = t.texts.table["last"][t.segments["text"][:last]] == np.arange(last)
-            t.segments["copied"][:last] = COPY_WORTH * copied * chars / WIDTH * (stale[:last] < 1) * newest
+            copied = COPY_WORTH * copied * chars / WIDTH * (stale[:last] < 1) * newest
+            t.segments["copied"][:last] = copied * trust[t.segments["record"][:last]]
         t.segments["copied"][shown] = 0
         worth = np.zeros(t.values.size)
         worth[ids] = chance
@@ -208,6 +230,7 @@ class EvidenceIndex:
         worth[in_error] *= ERROR_WORTH
         worth[in_error & by_agent] *= REPEATED_WORTH
         worth[t.values["kind"] == 0] *= WORD_WORTH
+        worth *= np.where(t.values["record"] >= 0, trust[t.values["record"]], 1)
         if listed:
             worth[t.standing_in(fold(listed))] *= LISTED_WORTH
         chosen = self.choose(worth, older, budget, prices)
@@ -216,6 +239,14 @@ class EvidenceIndex:
         tokens = self.count(_rest_line(tuple(chain.from_iterable(rest.values()))))
         chosen = self.choose(worth, older, budget - tokens, prices)
         return replace(chosen, rest=self._rest(chosen, left, budget // 3))
+
+    def _trust(self) -> Array:
+        """By source the factor of its worth: less where mostly calls to itself have used its values."""
+        trust = np.ones(len(self._sources))
+        for source, uses in self._uses_by_itself.items():
+            share = (FREE_USES + OTHERS_COUNT * self._uses_by_others[source]) / uses
+            trust[source] = max(SELF_WORTH, min(1.0, share)) if source else 1
+        return trust
 
     def _rest(self, selection: Selection, left: Array, room: int) -> dict[int, tuple[str, ...]]:
         """The values of lists that calls work off which no chosen segment of their record shows, as room allows."""
@@ -286,6 +317,9 @@ class EvidenceIndex:
         that its line or its call shows: its segments gain nothing by them, nor do others once a segment of it is
         chosen. ``short``: segments that are packed in their short form.
 
+        A source whose values mostly calls to itself have used has a share of the budget, beyond which its pieces
+        count less: so no tool that comes back can push out what others showed.
+
         Returns the gain of each chosen segment, in the order of choice, and the best segments that did not fit.
         """
         t = self.tables
@@ -323,6 +357,9 @@ class EvidenceIndex:
         of_record: dict[int, list[int]] = {}
         for n, owner in enumerate(record):
             of_record.setdefault(owner, []).append(n)
+        source = [self._source[r] for r in record]
+        shares = np.maximum(SOURCE_SHARE, self._trust()) * budget
+        left_of: list[float] = shares.tolist()  # of each source, until its pieces count less
         bonus = [0.0] * total
         done = bytearray(total)
 
@@ -341,8 +378,11 @@ class EvidenceIndex:
             if gain <= 1e-9:
                 continue
             cost = price(n)
-            if heap and gain / cost < -heap[0][0] and gain / cost < -negative:
-                heapq.heappush(heap, (-gain / cost, minus))
+            rank = gain / cost
+            if left_of[source[n]] <= 0:
+                rank *= BEYOND_SHARE
+            if heap and rank < -heap[0][0] and rank < -negative:
+                heapq.heappush(heap, (-rank, minus))
                 continue
             done[n] = 1
             if cost > budget:
@@ -353,6 +393,7 @@ class EvidenceIndex:
                 continue
             chosen[names[n]] = gain
             budget -= cost
+            left_of[source[n]] -= cost
             opened_record, opened_block = record_cost[record[n]], block_cost[block[n]]
             record_cost[record[n]] = block_cost[block[n]] = 0
             cheaper: list[int] = []  # or worth more

@@ -33,6 +33,7 @@ from memory_bank.tools.selection import (
     quoted,
     select_lines,
 )
+from memory_bank.transcript.framing import framed_text
 from memory_bank.transcript.jsontext import RAW, compact, parse_arguments
 from memory_bank.transcript.media import media_of
 from memory_bank.transcript.messages import (
@@ -306,6 +307,8 @@ def _get(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
             parts = tuple(p for p in parts_of(record.raw_output) if isinstance(p, dict) and media_of(p))
     if whole and room <= MAX_CHARS:
         room = min(room, WHOLE_CHARS)
+    if not path and (lines or pattern or len(text) > room):  # as a context numbers its lines
+        text = framed_text(text)
     chosen = at_path(text, None if path is None else str(path), as_json)
     what = f"{len(text):,} characters"
     if chosen.found is not None:

@@ -8,9 +8,11 @@ from functools import partial
 from itertools import islice, takewhile
 from typing import Any
 
+import numpy as np
+
 from memory_bank.bank.listing import Outline, outlines, without_insight
 from memory_bank.bank.stores import WiderScope
-from memory_bank.bank.terms import TermIndex, terms_of, terms_of_query
+from memory_bank.bank.terms import Postings, bm25, heads_of, terms_of, terms_of_query
 from memory_bank.errors import EmbeddingError
 from memory_bank.ports import Scope
 from memory_bank.records import Brief, Hit, InteractionRecord
@@ -100,9 +102,9 @@ def _without_insight(state: Any, query: str) -> list[Hit]:
     bare = list(without_insight(state.database, state.session_id))[-_MAX_EXAMINED:]
     if not bare:
         return []
-    index = TermIndex()
-    index.add([terms_of("", record) for record in state.fact_store.get_many(bare)])
-    scores, most = index.scores(terms_of_query(query))
+    stored = [terms_of("", record) for record in state.fact_store.get_many(bare)]
+    lengths = heads_of(stored)["length"].astype(np.float64)
+    scores, most = bm25(terms_of_query(query), Postings.of(stored), lengths)
     newest_first = reversed([*zip(bare, scores.tolist(), strict=True)])
     return [Hit(trace_id, score / most, None, "words") for trace_id, score in newest_first if score > 0]
 

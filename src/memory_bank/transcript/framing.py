@@ -272,6 +272,13 @@ def framed_member(value: Any) -> Any:
     return inner if isinstance(inner, (dict, list)) else None
 
 
+def framed_text(text: str) -> str:
+    """The text in an output that is else a frame, such as a part of MCP; the output itself where it is no frame."""
+    value = parse_output(text) if text.lstrip()[:1] in ("{", "[") else None
+    inner = framed_member(value) if isinstance(value, (dict, list)) and not is_raw(value) else None
+    return inner if isinstance(inner, str) and inner.strip() else text
+
+
 def _is_frame(name: str, value: Mapping[str, Any], content: str) -> bool:
     """Whether a member of an object says only that a run went well, or nothing."""
     held = value[name]

@@ -8,6 +8,7 @@ import threading
 from typing import cast
 
 from memory_bank.bank.database import Database
+from memory_bank.bank.words import settle_all
 from memory_bank.bank.worker import BackgroundObserver, Worker
 from memory_bank.config import AnyStrategy, Config, MemoryBankSettings
 from memory_bank.errors import ConfigError, MemoryBankError
@@ -91,6 +92,7 @@ class ServiceObserver(BackgroundObserver):
         wants_none = any(s.observer_mode == "off" for s in self._banks)  # for sessions without insights
         try:
             Worker(self.database, Observer(), self._banks[0].embedding_model).draft(every=not wants_none)
+            settle_all(self.database)
         except MemoryBankError as e:
             log.warning("records without an insight wait for their session's next step: %s", e)
 
@@ -99,4 +101,5 @@ class ServiceObserver(BackgroundObserver):
         observer, embedder = Observer.create(self._chat, settings), load_embedder(settings.embedding_model)
         worker = Worker(self.database, observer, embedder, attempts=settings.observer_attempts)
         worker.draft()
+        settle_all(self.database)
         return worker

@@ -1,0 +1,391 @@
+"""The words' index, in the database: which insights of a scope have the terms of a query, and how they are kept.
+
+The terms of a new insight are a row of ``words``. As soon as a namespace has BLOCK such rows, they become a block
+(``seal``): the terms of all of them, in BUCKETS parts by the first bits of a term, so that a search reads a few parts
+of each block, whatever the process has read before. Whoever deletes an insight takes its block apart first
+(``delete_insights``): a block has no words of what is not there.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from memory_bank.bank.database import Database
+from memory_bank.bank.schema import (
+    INSIGHT_OF_RECORD,
+    SESSION,
+    block_sessions,
+    blocks,
+    count_of,
+    in_parts,
+    insights,
+    of_session,
+    records,
+    sessions,
+    waits,
+    words,
+)
+from memory_bank.bank.terms import HEAD, Postings, heads_of
+from memory_bank.errors import StorageError
+from memory_bank.faults import fault_point
+from memory_bank.models.lexical import Hashes
+
+BLOCK = 4_096
+"""Insights of a block."""
+BUCKETS = 256
+_SHIFT = np.uint32(24)
+_ROWS = -1  # the bucket that says which insights a block has
+_SIZES = struct.Struct("<II")
+DAMAGED = (ValueError, KeyError, struct.error, zlib.error)
+"""The errors of a block that cannot be read."""
+
+_w, _b, _i = words.c, blocks.c, insights.c
+_NAMESPACE = sa.bindparam("namespace", type_=sa.String)
+_OWNER = sa.func.coalesce(
+    sa.select(sessions.c.namespace).where(sessions.c.session_id == _i.session_id).scalar_subquery(), ""
+)
+_NAMESPACE_OF = sa.select(sessions.c.namespace).where(of_session(sessions))
+_ADD = sa.insert(words).from_select(
+    ["seq", "namespace", "session_id", "terms"],
+    sa.select(_i.seq, _OWNER, _i.session_id, sa.bindparam("terms", type_=sa.LargeBinary)).where(
+        _i.trace_id == sa.bindparam("trace"), _i.session_id == SESSION
+    ),
+)
+_ADD_AGAIN = sa.insert(words).from_select(
+    ["seq", "namespace", "session_id", "terms"],
+    sa.select(_i.seq, _NAMESPACE, _i.session_id, sa.bindparam("terms", type_=sa.LargeBinary)).where(
+        _i.seq == sa.bindparam("row")
+    ),
+)
+_LOOSE = (
+    sa.select(_w.seq, _w.session_id, _w.terms, sa.func.coalesce(records.c.seq, _w.seq).label("place"))
+    .join_from(words, insights, _i.seq == _w.seq)
+    .outerjoin(records, INSIGHT_OF_RECORD)
+    .where(_w.namespace == _NAMESPACE)
+    .order_by(_w.seq)
+)
+_BODIES = sa.select(_b.first, _b.bucket, _b.body).where(
+    _b.namespace == _NAMESPACE, _b.bucket.in_(sa.bindparam("buckets", expanding=True))
+)
+_OF_BLOCK = _b.namespace == _NAMESPACE, _b.first == sa.bindparam("of")
+
+
+def add_insights(c: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Within a write, store the terms of insights that were inserted: rows with the ``terms`` of ``terms_of``."""
+    if rows:
+        named = ({"terms": r["terms"], "trace": r["trace_id"], "session": r["session_id"]} for r in rows)
+        c.execute(_ADD, list(named))
+
+
+def delete_insights(c: Connection, which: sa.ColumnElement[bool], **values: object) -> int:
+    """Within a write, delete insights and their words; returns how many."""
+    gone = c.execute(sa.delete(insights).where(which).returning(_i.seq, _i.session_id), values).all()
+    left = {row.seq: row.session_id for row in gone}
+    while left:
+        for part in in_parts(list(left)):
+            loose = sa.delete(words).where(_w.seq.in_(part)).returning(_w.seq)
+            for seq in c.execute(loose).scalars().all():
+                del left[seq]
+        if left and not _take_apart(c, left):
+            break
+    return len(gone)
+
+
+def copy_words(c: Connection, session_id: str, other: str, ids: Mapping[str, str]) -> None:
+    """Within a write, give the copies of a session's insights, by trace_id, in another session their words."""
+    mine = {"session": session_id}
+    seqs = c.execute(sa.select(_i.seq).where(of_session(insights)), mine).scalars().all()
+    if seqs:
+        _take_apart(c, dict.fromkeys(seqs, session_id))
+        stored = sa.select(_i.trace_id, _w.terms).join_from(words, insights, _i.seq == _w.seq)
+        found = c.execute(stored.where(of_session(insights)), mine).all()
+        copies = [{"terms": t, "trace_id": ids[i], "session_id": other} for i, t in found if i in ids]
+        add_insights(c, copies)
+
+
+def _take_apart(c: Connection, rows: Mapping[int, str]) -> int:
+    """Make rows of ``words`` of the blocks that have these rows (``seq`` to session_id); returns how many blocks."""
+    s = block_sessions.c
+    found: set[tuple[str, int]] = set()
+    for part in in_parts(sorted(set(rows.values()))):
+        there = (
+            sa.select(_b.namespace, s.first)
+            .join(blocks, (_b.first == s.first) & (_b.bucket == _ROWS))
+            .where(s.session_id.in_(part), s.first <= max(rows), s.last >= min(rows))
+        )
+        found.update((namespace, first) for namespace, first in c.execute(there))
+    for namespace, first in sorted(found):
+        of = {"namespace": namespace, "of": first}
+        head = c.execute(sa.select(_b.body).where(*_OF_BLOCK, _b.bucket == _ROWS).with_for_update(), of)
+        if (body := head.scalar()) is None:  # another process has done it
+            continue
+        bodies = c.execute(sa.select(_b.body).where(*_OF_BLOCK, _b.bucket != _ROWS), of).scalars()
+        with suppress(*DAMAGED):  # ``bank verify --repair`` makes the words anew
+            block = _Rows.unpacked(body)
+            stored = _joined([_unpacked(body) for body in bodies]).stored(block.heads)
+            pairs = zip(block.seqs.tolist(), stored, strict=True)
+            c.execute(_ADD_AGAIN, [{"row": n, "namespace": namespace, "terms": t} for n, t in pairs])
+        delete_words(c, (), [(namespace, first)])
+    return len(found)
+
+
+def seal(database: Database, namespace: str) -> bool:
+    """Make a block of the oldest words of a namespace, if there are enough; whether there may be more.
+
+    Nothing happens where another process does the same. Insights that wait for a better summary are left out.
+    """
+    oldest = _LOOSE.where(~waits).limit(BLOCK)
+    with database.read() as c:
+        rows = c.execute(oldest, {"namespace": namespace}).all()
+    if len(rows) < BLOCK:
+        return False
+    names = list(dict.fromkeys(row.session_id for row in rows))
+    numbers = {name: number for number, name in enumerate(names)}
+    stored = [bytes(row.terms) for row in rows]
+    block = _Rows(
+        names,
+        np.array([row.seq for row in rows], np.int64),
+        np.array([numbers[row.session_id] for row in rows], np.uint16),
+        np.array([row.place for row in rows], np.int64),
+        heads_of(stored),
+    )
+    bodies = {_ROWS: block.packed(), **_packed(Postings.of(stored))}
+    first, last = rows[0].seq, dict[str, int]()
+    for row in rows:
+        last[row.session_id] = row.seq
+    with suppress(_TakenMeanwhile), database.write(erasing=True) as c:  # no second copy in free pages
+        gone = 0
+        for part in in_parts(block.seqs.tolist()):
+            gone += c.execute(sa.delete(words).where(_w.seq.in_(part))).rowcount
+        if gone != len(rows):
+            raise _TakenMeanwhile
+        of = {"namespace": namespace, "first": first}
+        c.execute(sa.insert(blocks), [{**of, "bucket": n, "body": body} for n, body in bodies.items()])
+        mine = [{"session_id": name, "first": first, "last": seq} for name, seq in last.items()]
+        c.execute(sa.insert(block_sessions), mine)
+        fault_point("seal.executed")
+    return True
+
+
+class _TakenMeanwhile(Exception):
+    """Another process has made a block of these words, or has deleted some."""
+
+
+def settle(database: Database, session_id: str, added: int = BLOCK, most: int = 1) -> None:
+    """Make at most so many blocks of the words of a session's namespace; it is looked at after so many ``added``."""
+    database.loose_words += added
+    if database.loose_words >= BLOCK // 8:
+        database.loose_words = 0
+        with database.read() as c:
+            namespace = namespace_of(c, session_id)
+        _settle(database, namespace, most)
+
+
+def settle_all(database: Database) -> None:
+    """Make all blocks that there are words for, as after an import, or in a bank of an older form."""
+    for namespace in database.column(sa.select(_w.namespace).distinct()):
+        _settle(database, namespace)
+    database.shrink()
+
+
+def _settle(database: Database, namespace: str, most: int | None = None) -> None:
+    many = count_of(words).where(_w.namespace == namespace)
+    with suppress(StorageError):  # they stay as they are
+        while most != 0 and not database.read_only and (database.value(many) or 0) >= BLOCK:
+            most = None if most is None else most - 1
+            if not seal(database, namespace):
+                return
+
+
+def namespace_of(c: Connection, session_id: str) -> str:
+    """The namespace of a session, as ``words`` has it."""
+    return c.execute(_NAMESPACE_OF, {"session": session_id}).scalar() or ""
+
+
+def move(c: Connection, session_id: str, namespace: str | None) -> None:
+    """Within a write, take the words of a session to another namespace."""
+    seqs = c.execute(sa.select(_i.seq).where(of_session(insights)), {"session": session_id}).scalars().all()
+    if seqs:
+        _take_apart(c, dict.fromkeys(seqs, session_id))
+        c.execute(sa.update(words).where(_w.session_id == session_id).values(namespace=namespace or ""))
+
+
+def indexed(c: Connection, damaged: list[tuple[str, int]]) -> Iterator[int]:
+    """The ``seq`` of all insights that have words; blocks that cannot be read are added to ``damaged``."""
+    yield from c.execute(sa.select(_w.seq)).scalars()
+    for namespace, first in c.execute(sa.select(_b.namespace, _b.first).distinct()).all():
+        bodies = sa.select(_b.bucket, _b.body).where(*_OF_BLOCK).order_by(_b.bucket)
+        try:
+            rows, *parts = c.execute(bodies, {"namespace": namespace, "of": first}).all()
+            seqs = _Rows.unpacked(rows.body).seqs.tolist()
+            for part in parts:
+                _unpacked(part.body)
+        except DAMAGED:
+            damaged.append((namespace, first))
+        else:
+            yield from seqs
+
+
+def delete_words(c: Connection, rows: Iterable[int], damaged: Iterable[tuple[str, int]] = ()) -> None:
+    """Within a write, delete rows of ``words``, and blocks that cannot be read."""
+    for part in in_parts(list(rows)):
+        c.execute(sa.delete(words).where(_w.seq.in_(part)))
+    for namespace, first in damaged:
+        c.execute(sa.delete(blocks).where(*_OF_BLOCK), {"namespace": namespace, "of": first})
+        c.execute(sa.delete(block_sessions).where(block_sessions.c.first == first))
+
+
+@dataclass(frozen=True, slots=True)
+class Indexed:
+    """The insights of a scope in the order of ``seq``, and the terms of them that a query may ask for.
+
+    ``session`` are numbers in ``names``; ``place``: of the record in its session; ``heads`` as ``heads_of`` has them.
+    """
+
+    names: Sequence[str]
+    seqs: Any
+    session: Any
+    place: Any
+    heads: Any
+    postings: Postings
+    loose: int  # of the insights, those in no block
+
+
+def read_index(
+    c: Connection, namespace: str, query: Hashes, sessions_of: sa.Select[Any] | None, session_id: str
+) -> Indexed:
+    """What a search needs, within a snapshot: of the sessions of a statement, or of the whole ``namespace``."""
+    values: dict[str, Any] = {"namespace": namespace, "session": session_id}
+    loose, bodies, included = _LOOSE, _BODIES, None
+    if sessions_of is not None:
+        loose = loose.where(_w.session_id.in_(sessions_of))
+        s = block_sessions.c
+        firsts = list(
+            c.execute(sa.select(s.first).where(s.session_id.in_(sessions_of)).distinct(), values).scalars()
+        )
+        bodies, values["firsts"] = bodies.where(_b.first.in_(sa.bindparam("firsts", expanding=True))), firsts
+        included = set(c.execute(sessions_of, values).scalars())
+    names: dict[str, int] = {}
+    parts: list[tuple[Any, ...]] = []
+    postings: list[Postings] = []
+    start: dict[int, Any] = {}
+    total = 0
+    buckets = np.unique(query >> _SHIFT).tolist()
+    rows = c.execute(bodies.order_by(_b.bucket), {**values, "buckets": [_ROWS, *buckets]})
+    for first, bucket, body in rows:
+        if bucket == _ROWS:
+            block = _Rows.unpacked(body)
+            here = np.array([included is None or name in included for name in block.names])[block.session]
+            known = np.array([names.setdefault(name, len(names)) for name in block.names])[block.session]
+            parts.append((block.seqs[here], known[here], block.place[here], block.heads[here]))
+            numbers = np.where(here, total + np.cumsum(here) - 1, -1)
+            start[first], total = numbers, total + int(here.sum())
+            continue
+        terms, of, weights = _unpacked(body).asked(query)
+        numbers = start[first][of]
+        postings.append(Postings(terms[numbers >= 0], numbers[numbers >= 0], weights[numbers >= 0]))
+    fresh = c.execute(loose, values).all()
+    if fresh:
+        rows_of, of_session, stored, places = zip(*fresh, strict=True)
+        known = np.array([names.setdefault(name, len(names)) for name in of_session])
+        parts.append((np.array(rows_of), known, np.array(places), heads_of(stored)))
+        terms, of, weights = Postings.of(stored).asked(query)
+        postings.append(Postings(terms, of.astype(np.int64) + total, weights))
+    if not parts:
+        parts.append((*(np.zeros(0, np.int64),) * 3, np.zeros(0, HEAD)))
+    seqs, session, place, heads = map(np.concatenate, zip(*parts, strict=True))
+    order = np.argsort(seqs, kind="stable")
+    number = np.empty(len(order), np.int64)
+    number[order] = np.arange(len(order))
+    terms, of, weights = _joined(postings)
+    return Indexed(
+        list(names), seqs[order], session[order], place[order], heads[order],
+        Postings(terms, number[of.astype(np.int64)], weights), len(fresh),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The insights of a block, in the order of ``seq``."""
+
+    names: Sequence[str]
+    seqs: Any
+    session: Any
+    place: Any
+    heads: Any
+
+    def packed(self) -> bytes:
+        columns = (np.diff(self.seqs, prepend=0), self.session, np.diff(self.place, prepend=0))
+        names = json.dumps(self.names).encode("ascii")
+        packed = zlib.compress(names + b"".join(map(_planes, columns)))
+        return b"".join((_SIZES.pack(len(packed), len(names)), packed, self.heads.tobytes()))
+
+    @classmethod
+    def unpacked(cls, body: bytes) -> _Rows:
+        end, of_names = _SIZES.unpack_from(body)
+        end += _SIZES.size
+        heads = np.frombuffer(body, HEAD, offset=end)
+        raw = zlib.decompress(body[_SIZES.size : end])
+        columns = _columns(
+            raw[of_names:], [(np.int64, len(heads)), (np.uint16, len(heads)), (np.int64, len(heads))]
+        )
+        seqs, session, place = columns
+        return cls(json.loads(raw[:of_names]), np.cumsum(seqs), session, np.cumsum(place), heads)
+
+
+def _packed(postings: Postings) -> dict[int, bytes]:
+    """The parts of a block, by bucket."""
+    order = np.lexsort((postings.rows, postings.terms))
+    terms, rows, weights = (column[order] for column in postings)
+    ends = np.searchsorted(terms >> _SHIFT, np.arange(BUCKETS + 1)).tolist()
+    found = {}
+    for bucket, (a, b) in enumerate(pairwise(ends)):
+        if a < b:
+            each, counts = np.unique(terms[a:b], return_counts=True)
+            columns = (
+                np.diff(each, prepend=np.uint32(0)), counts.astype(np.uint16),
+                np.diff(rows[a:b].astype(np.uint16), prepend=np.uint16(0)), weights[a:b],
+            )  # fmt: skip
+            found[bucket] = _SIZES.pack(len(each), b - a) + zlib.compress(b"".join(map(_planes, columns)))
+    return found
+
+
+def _unpacked(body: bytes) -> Postings:
+    """A part of a block."""
+    each, count = _SIZES.unpack_from(body)
+    kinds = [(np.uint32, each), (np.uint16, each), (np.uint16, count), (np.uint8, count)]
+    terms, counts, rows, weights = _columns(zlib.decompress(body[_SIZES.size :]), kinds)
+    repeated = np.repeat(np.cumsum(terms, dtype=np.uint32), counts)
+    return Postings(repeated, np.cumsum(rows, dtype=np.uint16), weights)
+
+
+def _joined(postings: Iterable[Postings]) -> Postings:
+    empty = Postings(np.zeros(0, np.uint32), np.zeros(0, np.int64), np.zeros(0, np.uint8))
+    return Postings(*map(np.concatenate, zip(empty, *postings, strict=True)))
+
+
+def _planes(column: Any) -> bytes:
+    """Numbers byte by byte, all first bytes first: most of the others are 0 then, and compress well."""
+    return column.view(np.uint8).reshape(-1, column.itemsize).T.tobytes()  # type: ignore[no-any-return]
+
+
+def _columns(raw: bytes, kinds: Sequence[tuple[Any, int]]) -> list[Any]:
+    """What ``_planes`` made of columns of these types and lengths."""
+    found, at = [], 0
+    for kind, count in kinds:
+        size = np.dtype(kind).itemsize
+        planes = np.frombuffer(raw, np.uint8, size * count, at).reshape(size, count)
+        found.append(np.ascontiguousarray(planes.T).view(kind).reshape(count))
+        at += size * count
+    return found
