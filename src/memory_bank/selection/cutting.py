@@ -127,7 +127,7 @@ class CutText:
     def named_lines(self) -> int:
         """The number of lines of a text whose lines have numbers, by gap marks or its own from 1 on; 0 for others."""
         text = framed_text(self.sources[0])
-        of_text = {n for n, source in enumerate(self.sources) if source == text}
+        of_text = {n for n, source in enumerate(self.sources) if text.startswith(source)}
         is_named = any(s.source in of_text and s.label.startswith("line ") for s in self.segments)
         return text.count("\n") + 1 if is_named or _FROM_ONE.match(text) else 0
 
