@@ -113,7 +113,8 @@ class CutText:
         for stretch in stretches:
             owner = self.segments[stretch[0]].owner
             if gap := self.gap_before(stretch[0], last):
-                is_new = owner and (last is None or last.owner != owner)
+                named = last is not None and (last.owner == owner or owner.rpartition(".")[2] in last.text)
+                is_new = owner and not named
                 out.append(f"{gap.removesuffix(':')} in {owner}:" if is_new else gap)
             segments = [self.segments[place] for place in stretch]
             shortened = [s for place, s in zip(stretch, segments, strict=True) if place in short]

@@ -45,14 +45,14 @@ from memory_bank.service.security.access import public_name, stored_id, writable
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.harness import project_of
 from memory_bank.transcript.messages import check_messages, content_text, read, same_objects
-from memory_bank.transcript.tokens import ENCODING, open_counter
+from memory_bank.transcript.tokens import ENCODING, is_loading, open_counter
 from memory_bank.transcript.turns import ADDED
 
 log = logging.getLogger("memory_bank.Service")
 
 T = TypeVar("T")
 _s = sessions.c
-_LOADING = 30.0  # seconds that the start waits for a vocabulary
+_LOADING = 15.0  # seconds that the start waits for a vocabulary
 _PROMPTS = 4  # first messages in which a client may name its folder
 _MOST_TOOLS = 2_000  # tokens of memory's tools; more are those of hidden turns
 _KNOWN = sa.select(_s.session_id).where(
@@ -170,7 +170,12 @@ class Sessions:
         What cannot be loaded is left to the requests, which say so.
         """
         bank = policy_of(self.config.strategy(self.strategy), self.llm_client).bank
-        open_counter(ENCODING if bank is None else bank.token_encoding, _LOADING)
+        encoding = ENCODING if bank is None else bank.token_encoding
+        open_counter(encoding, _LOADING)
+        if is_loading(encoding):
+            log.warning(
+                "the vocabulary %s is still being loaded: until then token counts are approximate", encoding
+            )
         with suppress(EmbeddingError, ConfigError):
             if bank is not None:
                 load_embedder(bank.embedding_model)
