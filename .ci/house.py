@@ -127,6 +127,7 @@ class Agent:
         service = {"upstream": upstream, "database": str(folder / "bank.db"), "memory_timeout": 60.0}
         shipped = config.load_config().model_dump(exclude={"service"})
         shipped["memory_strategies"]["memory_bank"]["token_encoding"] = "approximate"  # the same everywhere
+        shipped["memory_strategies"]["memory_bank"]["first_sight"] = 0  # a fold alone rebuilds a request
         app = create_app(config.Config(**shipped, service=service))
         self._run = json.loads(RUN.read_text().splitlines()[0])
         self._http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://localhost")

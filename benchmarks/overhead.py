@@ -298,9 +298,9 @@ def cold_part(sizes: list[int], against: str | None) -> None:
                         time.sleep(REST)
                         agent.grow()
                         began = cpu_ms(service.process.pid)
-                        agent.ask(service.port)
+                        memory = agent.ask(service.port)
                         time.sleep(2 * REST)
-                        cells.append(f"{cpu_ms(service.process.pid) - began:.0f}")
+                        cells.append(f"{cpu_ms(service.process.pid) - began:.0f} ({memory})")
             if python:
                 print_row(name, *cells)
 

@@ -1,40 +1,73 @@
 """Measures what a bank's sessions cost where several services take their requests by turns, without stickiness.
 
-    python benchmarks/processes.py [--services 1,3] [--sessions 2] [--turns 45] [--kind sqlite] [--api chat]
+    python benchmarks/processes.py [--services 1,3] [--sessions 2] [--turns 45] [--calls 1] [--kind sqlite]
+    python benchmarks/processes.py --kind postgres --sessions 50 --turns 12 --calls 8 --agents 4 --faults
 
 Agents ask `memory-bank serve` round robin, and a scripted upstream logs what arrives. A request costs what a provider
 with a prefix cache charges for it: the beginning that it shares with the session's request before at 0.1 of the input
 price, all else at 1.25 (``--price``), in tokens of ``--encoding``; beside it, what the same histories cost without
-memory. A context that does not begin as the one before is ``broken``: with a fold it has to be. Exit code 1 where
-several services cost over 2% more than the first of ``--services``, or break a prefix more often.
+memory. A context that does not begin as the one before is ``broken``: with a fold it has to be. One that is not, byte
+for byte, what the first of ``--services`` sent ``differs``. In the end the records of the bank are compared with what
+the tools said: those ``lost``, and those stored ``twice``.
+
+With ``--faults`` there is one more run of the last of ``--services``: one dies by SIGKILL after a third of the turns,
+for good; on PostgreSQL the server ends at once after a half, within a turn, and starts again, and after two thirds
+all its connections are cut. A request that fails is sent to the next service. A context may differ then: what came
+while the bank was away went without memory.
+
+Exit code 1 where several services cost over 2% more than the first, break a prefix more often or send another
+context, or where a record is lost or twice.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
+import re
 import sys
+import threading
+import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
 
 from harness import Service, command_line, print_head, print_row, verdict
+from memory_bank.bank.database import Database
+from memory_bank.bank.schema import records
 from memory_bank.pricing import Ratios, common_length
 from memory_bank.testing import ScriptedServer, say
 from memory_bank.transcript.tokens import open_counter
-from workload import Message, banks, beginning, interaction, request_of
+from workload import Message, Postgres, banks, beginning, interaction, request_of
 
 PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
+ATTEMPTS = 20  # of a request, at the services by turns
+Sent = dict[str, list[list[str]]]  # by session, the messages of its contexts, as JSON text
 
 
-def lists(api: str, turns: int) -> list[list[Message]]:
-    """The messages of each request of one agent."""
-    rng, messages, asked = random.Random(7), beginning("the week"), []
-    for turn in range(turns):
-        messages = [*messages, *interaction(turn, rng)]
+class Figures(NamedTuple):
+    """What a run cost, and what was wrong with it."""
+
+    paid: float
+    broken: int
+    differ: int
+    lost: int
+    twice: int
+
+
+def turns_of(session: str, turns: int, calls: int) -> list[list[Message]]:
+    """The messages of each request of one agent, with so many calls a turn."""
+    rng, numbers, messages, asked = random.Random(session), itertools.count(), beginning(session), []
+    for _ in range(turns):
+        made = [interaction(next(numbers), rng) for _ in range(calls)]
+        said = {**made[0][0], "tool_calls": [c for turn, _ in made for c in turn["tool_calls"]]}
+        messages = [*messages, said, *(result for _, result in made)]
         asked.append(messages)
-    return [request_of(api, m) for m in asked]
+    return asked
 
 
 def ask(port: int, api: str, session: str, body: Message) -> None:
@@ -46,32 +79,104 @@ def ask(port: int, api: str, session: str, body: Message) -> None:
         answer.read()
 
 
-def paid(requests: Sequence[Sequence[Any]], ratios: Ratios, encoding: str) -> tuple[float, int]:
+class Run:
+    """Agents that ask services on a bank by turns; ``sent``: what arrived upstream."""
+
+    def __init__(self, number: int, where: str, options: Any) -> None:
+        self.where, self.options, self.sent = where, options, Sent()
+        self.sessions = {
+            f"s{n}": turns_of(f"s{n}", options.turns, options.calls) for n in range(options.sessions)
+        }
+        self._number, self._turns, self._lock = number, itertools.count(), threading.Lock()
+        self._services: list[Service] = []
+
+    def _arrived(self, body: Message) -> Any:
+        messages = [json.dumps(m) for m in body.get("input") or body["messages"]]
+        session = next(
+            found[1] for m in messages if (found := re.search(r"Check all orders of (s\d+) for", m))
+        )
+        with self._lock:
+            self.sent.setdefault(session, []).append(messages)
+        return say("ok")
+
+    def _ask(self, session: str, turn: int) -> None:
+        body = request_of(self.options.api, self.sessions[session][turn])
+        for attempt in range(ATTEMPTS):
+            service = self._services[next(self._turns) % len(self._services)]
+            try:
+                return ask(service.port, self.options.api, session, body)
+            except OSError:  # also an answer with an error
+                if attempt == ATTEMPTS - 1:
+                    raise
+                time.sleep(0.2)
+        return None
+
+    def play(self, faults: dict[int, Callable[[list[Service]], None]]) -> None:
+        """Ask all turns of all sessions; ``faults``: by turn what happens within it."""
+        settings = {"inject_tools": "false", "cache_markers": "off", "memory_timeout": 60}
+        with ExitStack() as stack:
+            upstream = stack.enter_context(ScriptedServer(self._arrived))
+            self._services = [
+                stack.enter_context(Service(self.where, upstream.base_url, **settings))
+                for _ in range(self._number)
+            ]
+            agents = stack.enter_context(ThreadPoolExecutor(self.options.agents))
+            for turn in range(self.options.turns):
+                asked = [agents.submit(self._ask, session, turn) for session in self.sessions]
+                if turn in faults:
+                    time.sleep(0.3)  # within some steps
+                    faults[turn](self._services)
+                for one in asked:
+                    one.result()
+                upstream.requests.clear()
+
+    def figures(self, first: Sent) -> Figures:
+        """What the run cost, beside the contexts of the first run."""
+        costs = [paid(requests, self.options) for requests in self.sent.values()]
+        differ = sum(
+            first[session][turn] not in requests
+            for session, requests in self.sent.items()
+            for turn in range(self.options.turns)
+        )
+        bank = Database(self.where)
+        rows = bank.rows(sa.select(records.c.session_id, records.c.call_id, records.c.output))
+        bank.close()
+        stored = [(r["session_id"], r["call_id"], r["output"]) for r in rows]
+        said = {
+            (session, m["tool_call_id"], m["content"])
+            for session, turns in self.sessions.items()
+            for m in turns[-1]
+            if m["role"] == "tool"
+        }
+        twice = len(stored) - len({(session, call_id) for session, call_id, _ in stored})
+        return Figures(
+            sum(c for c, _ in costs), sum(b for _, b in costs), differ, len(said - {*stored}), twice
+        )
+
+
+def paid(requests: Sequence[Sequence[str]], options: Any) -> tuple[float, int]:
     """What the requests of a session cost in input tokens, and how many did not begin as the one before."""
-    count, before, total, broken = open_counter(encoding).count_message, list[Any](), 0.0, 0
+    count, before, total, broken = open_counter(options.encoding).count_message, list[str](), 0.0, 0
+    tokens: dict[str, int] = {}
     for messages in requests:
+        tokens.update((m, count(json.loads(m))) for m in messages if m not in tokens)
         same = common_length(before, messages)
-        total += ratios.price(sum(map(count, messages)), sum(map(count, messages[:same])))
-        broken, before = broken + (same < len(before)), list(messages)
+        whole, known = (sum(map(tokens.__getitem__, part)) for part in (messages, messages[:same]))
+        total += options.price.price(whole, known)
+        broken, before = broken + (same < len(before)), [*messages]
     return total, broken
 
 
-def measured(number: int, where: str, options: Any) -> tuple[float, int]:
-    """What all sessions cost with so many services, and how many contexts were broken."""
-    key = "input" if options.api == "responses" else "messages"
-    bodies = lists(options.api, options.turns)
-    with ExitStack() as stack:
-        upstream = stack.enter_context(ScriptedServer(lambda _: say("ok")))
-        settings = {"inject_tools": "false", "cache_markers": "off"}
-        services = [stack.enter_context(Service(where, upstream.base_url, **settings)) for _ in range(number)]
-        turn, sent = 0, dict[str, list[Any]]()
-        for body in bodies:
-            for session in (f"s{n}" for n in range(options.sessions)):
-                ask(services[turn % number].port, options.api, session, body)
-                sent.setdefault(session, []).append(upstream.requests[-1].body[key])
-                turn += 1
-    costs = [paid(requests, options.price, options.encoding) for requests in sent.values()]
-    return sum(c for c, _ in costs), sum(b for _, b in costs)
+def faults_of(turns: int, server: Postgres | None) -> dict[int, Callable[[list[Service]], None]]:
+    """What happens within which turn."""
+
+    def kill(services: list[Service]) -> None:
+        services.pop().kill()
+
+    faults: dict[int, Callable[[list[Service]], None]] = {turns // 3: kill}
+    if server is not None:
+        faults |= {turns // 2: lambda _: server.restart(), turns * 2 // 3: lambda _: server.cut()}
+    return faults
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -79,30 +184,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--services", type=lambda t: [*map(int, t.split(","))], default=[1, 3])
     parser.add_argument("--sessions", type=int, default=2)
     parser.add_argument("--turns", type=int, default=45)
+    parser.add_argument("--calls", type=int, default=1, help="of a turn")
+    parser.add_argument("--agents", type=int, default=1, help="that ask at the same time")
     parser.add_argument("--kind", choices=("sqlite", "postgres"), default="sqlite")
     parser.add_argument("--api", choices=PATHS, default="chat")
+    parser.add_argument("--faults", action="store_true", help="one more run, in which processes die")
     parser.add_argument(
         "--price", type=lambda t: Ratios(*map(float, t.split("/"))), default=Ratios(0.1, 1.25)
     )
     parser.add_argument("--encoding", default="o200k_base")
     options = parser.parse_args(arguments)
-    key = "input" if options.api == "responses" else "messages"
-    whole, _ = paid([b[key] for b in lists(options.api, options.turns)], options.price, options.encoding)
-    whole *= options.sessions
-    print_head("services", "tokens paid", "of no memory", "broken", "contexts")
-    print_row("no memory", round(whole), "100.0%", 0, options.sessions * options.turns)
-    found, wrong = [], []
-    with banks([options.kind]) as (new, _):
-        for number in options.services:
-            cost, broken = measured(number, new(options.kind), options)
-            print_row(
-                number, round(cost), f"{100 * cost / whole:.1f}%", broken, options.sessions * options.turns
-            )
-            found.append((cost, broken))
-            if cost > 1.02 * found[0][0] or broken > found[0][1]:
-                wrong.append(
-                    f"{number} services cost {cost / found[0][0]:.3f} times as much, {broken} broken"
-                )
+    whole, contexts = 0.0, options.sessions * options.turns
+    for n in range(options.sessions):
+        bodies = (request_of(options.api, m) for m in turns_of(f"s{n}", options.turns, options.calls))
+        histories = [[json.dumps(m) for m in b.get("input") or b["messages"]] for b in bodies]
+        whole += paid(histories, options)[0]
+    print_head("services", "tokens paid", "of no memory", "broken", "differ", "lost", "twice", "contexts")
+    print_row("no memory", round(whole), "100.0%", *[0] * 4, contexts)
+    first, runs, wrong = Sent(), list[Figures](), []
+    plans = [(number, False) for number in options.services]
+    with banks([options.kind], fsync=False) as (new, server):
+        for number, has_faults in plans + [(options.services[-1], True)] * options.faults:
+            run = Run(number, new(options.kind), options)
+            run.play(faults_of(options.turns, server) if has_faults else {})
+            first = first or run.sent
+            runs.append(of := run.figures(first))
+            name = f"{number}{', with faults' * has_faults}"
+            print_row(name, round(of.paid), f"{100 * of.paid / whole:.1f}%", *of[1:], contexts)
+            if of.lost or of.twice:
+                wrong.append(f"{name}: {of.lost} records lost, {of.twice} twice")
+            if not has_faults and (of.paid > 1.02 * runs[0].paid or of.broken > runs[0].broken or of.differ):
+                cost = of.paid / runs[0].paid
+                wrong.append(f"{name} cost {cost:.3f} times as much, {of.broken} broken, {of.differ} differ")
     return verdict(wrong)
 
 

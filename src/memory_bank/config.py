@@ -199,9 +199,11 @@ class Price(Settings):
 
 
 class ToolSettings(Settings):
-    """What is known of a tool: whether its calls change something."""
+    """What is known of a tool: whether its calls change something, and when its outputs are shown in part."""
 
     effect: Literal["read", "write"] | None = None
+    first_sight: AtLeast0 | None = None
+    """As the strategy's ``first_sight``, for this tool; 0: its outputs are shown as they came."""
 
 
 class NoStrategySettings(Settings):
@@ -228,7 +230,7 @@ CLASSIC = ("top_k", "max_chars_per_record", "retrieval_query", "fixed_query")
 """The settings of the selection "top_k": a table that sets one and no selection is that of the classic bank."""
 _OF_EVIDENCE = (
     "history_budget", "refresh_after", "fold", "cache_retention", "layout", "fold_note", "keep_recent",
-    "shorten_last", "evidence_model",
+    "first_sight", "first_sight_tokens", "evidence_model",
 )  # fmt: skip
 _OF_OBSERVER = (
     "observer_mode", "observer_prompt", "observer_min_chars", "observer_max_chars", "observer_concurrency",
@@ -271,8 +273,10 @@ class MemoryBankSettings(Settings):
     """Evidence: at each fold the Observer's model notes, in the background, what was decided, tried, left to do."""
     keep_recent: AtLeast0 = 2
     """Evidence: interactions before the last that a fold keeps whole, within a fifth of the budget."""
-    shorten_last: AtLeast0 = 0
-    """Evidence: outputs of the last interaction with more characters are shortened by their structure; 0: never."""
+    first_sight: AtLeast0 = 16_000
+    """Evidence: of outputs with more characters a part is shown from the first; 0: all are shown as they came."""
+    first_sight_tokens: Annotated[Int, Field(ge=500)] = 4_000
+    """Evidence: tokens of that part."""
     tools: dict[str, ToolSettings] = {}
     """Evidence, by tool: whether its calls change something (effect)."""
     evidence_model: str | None = None

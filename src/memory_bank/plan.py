@@ -136,7 +136,8 @@ class Choice(Brief):
 
     ``text``: the content of the memory message, "" for none; ``role``: its role. ``whole``: past interactions
     that are kept as they are. ``edits``: messages by position that are sent in another form, also those of past
-    interactions of which nothing else is shown. ``in_place``: what is shown of the past stands in its place
+    interactions of which nothing else is shown; ``unfolded``: those of them that all messages have where these need
+    no other change. ``in_place``: what is shown of the past stands in its place
     among the messages that are never dropped. ``keep_all``: all messages are kept, in their order. ``unchanged``: why
     the messages need no change, or "". ``may_cost_more``: the context is used even where the full history
     costs no more, because it holds something that the messages lack. ``since``: the position of the first interaction
@@ -149,6 +150,7 @@ class Choice(Brief):
     role: str = "user"
     whole: Sequence[Interaction] = ()
     edits: Mapping[int, Edit] = field(default_factory=dict)
+    unfolded: Mapping[int, Edit] = field(default_factory=dict)
     in_place: bool = False
     keep_all: bool = False
     unchanged: str = ""
@@ -201,11 +203,8 @@ class Plan:
 
     @property
     def edits(self) -> Mapping[int, Edit]:
-        """The edits of the choice that the context has: where the messages are unchanged, only those of the tail."""
-        tail = self.view.tail_start
-        return (
-            {p: e for p, e in self.choice.edits.items() if p >= tail} if self.unchanged else self.choice.edits
-        )
+        """The edits of the choice that the context has."""
+        return self.choice.unfolded if self.unchanged else self.choice.edits
 
     query = property(attrgetter("choice.query"), doc='What was searched for; "" where nothing was.')
     budget = property(attrgetter("choice.budget"), doc="The most tokens of the context; None: no limit.")

@@ -229,11 +229,11 @@ class Ledger:
 
     A step is estimated from the prices and from what its request shares with the one before, until its usage is
     reported. ``sent`` are the digests of the last step's context, empty where the provider has nothing of it in its
-    cache, ``came`` those of the messages that it was made of, and ``last`` is what that step costs. ``in_vain``:
-    tokens of the older history when a fold would have removed nothing; None where that has not happened since the
-    last fold. A bank keeps all this with the session: ``take`` returns what was added since it was asked last.
-    ``beside``: tokens that are sent beside the messages with memory and without, such as the client's tools;
-    ``added``: those that memory adds there.
+    cache, ``came`` those of the messages that it was made of, ``before`` both of the step before, ``last`` what that
+    step costs. ``in_vain``: tokens of the older history when a fold would have removed nothing; None where that has
+    not happened since the last fold. A bank keeps all this with the session: ``take`` returns what was added since it
+    was asked last. ``beside``: tokens that are sent beside the messages with memory and without, such as the
+    client's tools; ``added``: those that memory adds there.
     """
 
     def __init__(self, added: int = 0) -> None:
@@ -241,6 +241,7 @@ class Ledger:
         self.beside, self.added = 0, added
         self.sent: Sequence[bytes] = ()
         self.came: Sequence[bytes] = ()
+        self.before: tuple[Sequence[bytes], Sequence[bytes]] = (), ()
         self.in_vain: int | None = None
         self.last = Charge(0.0, 0.0)
         self._untaken = 0.0, 0.0
@@ -272,6 +273,7 @@ class Ledger:
 
     def add(self, charge: Charge, sent: Sequence[bytes], came: Sequence[bytes] = ()) -> None:
         """Add what a step costs, and keep the digests of its context and of its messages."""
+        self.before = self.sent, self.came
         self.sent, self.came, self.last = sent, came, charge
         self._add(charge.paid, charge.full)
 

@@ -36,8 +36,9 @@ LOCAL = {
     "observer_model": "extractive",
     "token_encoding": "approximate",
     "refresh_after": 0,
+    "first_sight": 0,
 }
-"""Settings that fold at every step. Folds that stand for several steps: test_folding.py."""
+"""Settings that fold at every step, with outputs as they came. Folds that stand for several steps: test_folding.py."""
 
 
 def applied(messages, state=None, *, offered=None, **changes):
@@ -149,15 +150,6 @@ def test_recent_interactions_can_be_kept_whole():
     reasons = [d.reason for d in state.last_plan.decisions]
     assert "kept whole" in reasons[-1]
     assert "kept whole" not in reasons[-2]  # a fifth of the budget has room for one
-
-
-def test_an_oversized_last_output_is_shortened_on_request():
-    messages = [user(), *orders(2, rows=200)]
-    context, _ = apply(messages, shorten_last=1_500)
-    assert len(context[-1]["content"]) <= 1_500
-    assert "trace_id" in context[-1]["content"]
-    assert messages[-1]["content"].count("order_id") == 200
-    assert apply(messages)[0][-1] == messages[-1]
 
 
 def test_the_plan_tells_what_was_shown_listed_and_left_out():
@@ -523,7 +515,7 @@ def test_the_next_items_of_a_list_that_is_worked_off_stay_in_sight(form, order):
         call(("l", "list_orders", {})),
         result("l", _orders(form, ids)),
     ]
-    settings = FOLDING | {"history_budget": 3_000, "refresh_after": 5_000}
+    settings = FOLDING | {"history_budget": 3_000, "refresh_after": 5_000, "first_sight": 0}
     config = Config(memory_strategies={"memory_bank": settings})
     processor, folds, before = MemoryProcessor(config), 0, 0
     for n, item in enumerate(ids[::order]):
@@ -544,7 +536,7 @@ def test_a_list_whose_items_are_used_in_any_order_stays_in_sight(form):
     """Any item may come next: those whose rows do not fit are named without them, for a bounded part of the budget."""
     ids = [f"ORD-{7919 * n % 99991:05d}{chr(65 + n % 23)}X" for n in range(120)]
     messages = [user("Check every order."), call(("l", "list_orders", {})), result("l", _orders(form, ids))]
-    settings = FOLDING | {"history_budget": 3_000, "refresh_after": 5_000}
+    settings = FOLDING | {"history_budget": 3_000, "refresh_after": 5_000, "first_sight": 0}
     processor, folds, before = MemoryProcessor(Config(memory_strategies={"memory_bank": settings})), 0, 0
     order = random.Random(7).sample(ids, len(ids))
     for n, item in enumerate(order):

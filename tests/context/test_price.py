@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.chats import call, result, system, user
 from tests.examples import first_short
 
-from memory_bank import MemoryBankSettings, MemoryProcessor
+from memory_bank import TOOL_SCHEMAS, MemoryBankSettings, MemoryProcessor
 from memory_bank.audit.costs import Costs, ScriptedCache
 from memory_bank.config import Config
 from memory_bank.context.fold_rule import FLOORS, MOST_FOLD, WAITS, first_fold, fold_size
@@ -38,7 +38,7 @@ def config_at(price, **settings):
     )
 
 
-def played(steps, price, added=0, **settings):
+def played(steps, price, added=0, offered=None, **settings):
     """Play lists of messages; yield what was paid at each step, what the full history cost, the plan, the context.
 
     By an account of its own: a provider's cache that holds what any request began with.
@@ -49,7 +49,7 @@ def played(steps, price, added=0, **settings):
     paid = full = 0.0
     tools = [("memory's tools", added)] if added else []
     for messages in steps:
-        context, _ = processor.apply_strategy(messages, "b", model="m", added=added)
+        context, _ = processor.apply_strategy(messages, "b", model="m", added=added, tools=offered)
         paid += cost(caches[0].add([*tools, *costs.parts(context)]), rate)
         full += cost(caches[1].add(costs.parts(messages)), rate)
         yield paid, full, processor.state("b").last_plan, context
@@ -134,9 +134,13 @@ def test_the_tokens_of_memorys_tools_are_counted():
     assert saved[0] < saved[1] < 1
 
 
-def test_outputs_of_the_last_interaction_that_are_shortened_are_counted_as_they_are_sent():
-    for paid, full, _, _ in played(made_run(2, tokens=2_500, length=30), "0.1/1.25", shorten_last=4_000):
+def test_outputs_that_are_shown_in_part_are_counted_as_they_are_sent():
+    run = made_run(2, tokens=2_500, length=30)
+    shown = [*played(run, "0.1/1.25", first_sight=4_000, first_sight_tokens=500, offered=TOOL_SCHEMAS)]
+    for paid, full, _, _ in shown:
         assert paid <= 1.05 * full
+    whole = [*played(run, "0.1/1.25", first_sight=0)]
+    assert shown[-1][0] < 0.7 * whole[-1][0]
 
 
 def test_a_run_that_goes_back_some_calls_and_on_stays_within_the_bound():

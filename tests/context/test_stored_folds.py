@@ -19,6 +19,7 @@ from memory_bank.bank.folds import Fold, FoldContent, Folds
 from memory_bank.bank.maintenance import purge, verify
 from memory_bank.bank.schema import folds, records, sessions
 from memory_bank.bank.stores import FactStore
+from memory_bank.errors import StorageError
 from memory_bank.pricing import common_length
 
 LOCAL = {
@@ -114,7 +115,7 @@ def alone(tmp_path, rules, lists):
 @pytest.mark.parametrize(
     ("rules", "api", "turns"), [("priced", chat, 60), ("often", messages, 26), ("listed", chat, 24)]
 )
-@pytest.mark.parametrize("how", first_short(["interleaved", "restarted"]))
+@pytest.mark.parametrize("how", first_short(["interleaved", "restarted", "evicted"]))
 def test_three_processes_send_what_one_would(bank_url, tmp_path, rules, api, turns, how):
     lists, turn = steps_of(api(turns)), random.Random(f"{rules} {how}")
     expected = alone(tmp_path, rules, lists)
@@ -127,11 +128,52 @@ def test_three_processes_send_what_one_would(bank_url, tmp_path, rules, api, tur
         process = turn.choice(processes)
         if how == "restarted" or turn.random() < 0.15:
             process.restart()
+        if how == "evicted":
+            for each in processes:
+                each.processor.close("s")
         assert process.ask(given) == expected[n], n
     for process in processes:
         process.processor.close()
     bank = Database(bank_url)
     assert len(breaks) <= bank.value(sa.select(sa.func.count()).select_from(folds)) <= len(breaks) + 1
+    bank.close()
+
+
+@pytest.mark.long
+def test_postgresql_that_ends_within_a_step_costs_no_context_and_no_record(postgres, postgres_url, tmp_path):
+    lists = steps_of(chat(26))
+    expected = alone(tmp_path, "often", lists)
+    processes = [Process(postgres_url, RULES["often"]) for _ in range(3)]
+
+    def restart():
+        postgres.crash()
+        postgres.start()
+
+    def cut():
+        postgres.sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'client backend'"
+            " AND pid <> pg_backend_pid()"
+        )
+
+    def ask(process, given):
+        until = time.monotonic() + 60
+        while True:
+            try:
+                return process.ask(given)
+            except StorageError:  # the agent asks again
+                assert time.monotonic() < until
+                time.sleep(0.05)
+
+    for n, given in enumerate(lists):
+        made = []
+        work = [lambda p=p, given=given, made=made: made.append(ask(p, given)) for p in processes]
+        together(*work, *({8: [restart], 14: [cut], 20: [restart]}.get(n, ())))
+        assert made == [expected[n]] * 3, n
+    for process in processes:
+        process.processor.close()
+    bank = Database(postgres_url)
+    assert bank.value(sa.select(sa.func.count()).select_from(records)) == 26
+    assert list(verify(bank)) == []
     bank.close()
 
 

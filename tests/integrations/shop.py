@@ -76,7 +76,7 @@ class Model:
             return say(f"All is well with {found[1]}.")
         step = max((int(number) for _, number in MARK.findall(text)), default=-1) + 1
         if step == STEPS:
-            return calls(("get_record", {"trace_id": "#1", **self._read}))
+            return calls(("get_record", {"record": "#1", **self._read}))
         asked = [("get_order", {"shop": shop, "number": step})]
         if step % PARALLEL == 0:
             asked.append(("get_parcel", {"shop": shop, "number": step}))

@@ -342,7 +342,9 @@ def test_a_gap_in_code_names_the_function_that_the_next_line_is_in(mark):
         _, first = gap(line)
         assert first.startswith("… ") and f"in {within}" in first and first.endswith(":")
     both = [
-        n for n, s in enumerate(cut.segments) if "s.write(text, 2" in s.text or "s.write(text, 38" in s.text
+        n for n, s in enumerate(cut.segments) if "s.write(text, 20" in s.text or "s.write(text, 38" in s.text
     ]
     assert cut.quote([both[0], both[-1]]).count("in Write:") == 1
+    begins = next(n for n, s in enumerate(cut.segments) if "func (s *Store) Write" in s.text)
+    assert "in Write:" not in cut.quote([begins, both[-1]])  # its first line stands just before
     assert "in " not in cut_text("\n".join(["type of order: new", "class of 1999"] * 30)).quote([2])

@@ -138,6 +138,17 @@ def test_the_state_of_the_task_tells_files_and_what_failed_last():
     assert "failed last: pytest -q (#7)" in thread(*calls[:7]).tell(99, 900).text
 
 
+def test_files_of_one_name_are_told_with_the_folders_that_differ():
+    calls = [
+        ("Write", {"file_path": f"/w/{name}/scripts/run.sh", "content": name}, "File created successfully")
+        for name in ("a", "b")
+    ]
+    assert (
+        "files changed: a/scripts/run.sh (made), b/scripts/run.sh (made)\n"
+        in thread(*calls).tell(99, 900).text
+    )
+
+
 def test_a_numbered_plan_and_what_is_left_are_told_where_no_plan_has_states():
     said = "The remaining steps are:\n\n1. Read the ledger\n2. Pay both\n\nI begin."
     text = thread(*LOOKS, notes={2: said}).tell(99, 600).text

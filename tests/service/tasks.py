@@ -33,14 +33,18 @@ def get_order(number: int) -> str:
     rng = random.Random(number)
     lines = [{"sku": f"SKU-{rng.randrange(10**6)}", "count": rng.randrange(9)} for _ in range(60)]
     return json.dumps(
-        {"order": f"ORD-{1000 + number}", "customer": f"CUS-{rng.randrange(999)}", "lines": lines}
+        {"order": f"ORD-{1000 + number}", "customer": f"CUS-{rng.randrange(999)}", "lines": lines},
+        separators=(",", ":"),  # as it is shown at first sight
     )
 
 
 def get_parcel(number: int) -> str:
     """Where an order's parcel was seen."""
     rng = random.Random(-number - 1)
-    return json.dumps([{"depot": f"D{rng.randrange(99)}", "at": rng.randrange(10**9)} for _ in range(50)])
+    return json.dumps(
+        [{"depot": f"D{rng.randrange(99)}", "at": rng.randrange(10**9)} for _ in range(50)],
+        separators=(",", ":"),
+    )
 
 
 HANDLERS = {"get_order": get_order, "get_parcel": get_parcel}

@@ -103,7 +103,7 @@ def chat(page=PAGE, name="fetch_page"):
 TIGHT = {
     "block": {"type": "memory_bank", "layout": "block", "history_budget": 3_000, "refresh_after": 0, "keep_recent": 0},
     "native": {"type": "memory_bank", "layout": "native", "history_budget": 3_000, "refresh_after": 0, "keep_recent": 0},
-    "short": {"type": "memory_bank", "history_budget": 2_000, "refresh_after": 0, "shorten_last": 900},
+    "seen": {"type": "memory_bank", "history_budget": 2_000, "refresh_after": 0, "first_sight": 2_000, "first_sight_tokens": 500},
     "noted": {"type": "memory_bank", "history_budget": 2_000, "refresh_after": 0, "fold_note": "observer", "observer_model": "m"},
     "classic": {"type": "memory_bank", "selection": "top_k", "max_chars_per_record": 4_000, "embedding_model": "lexical"},
     "masking": {"type": "observation_masking", "max_length": 1_500, "keep_last": 1},

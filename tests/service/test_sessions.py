@@ -12,6 +12,7 @@ from memory_bank import handle_tool_call
 from memory_bank.bank.database import Database
 from memory_bank.config import load_config
 from memory_bank.errors import ConfigError, NotFoundError, UnknownStrategyError
+from memory_bank.processor import NotSentError
 from memory_bank.service.proxy.api import RequestHistory
 from memory_bank.service.proxy.identity import named_session
 from memory_bank.service.security.access import public_name, stored_id
@@ -316,3 +317,17 @@ def test_the_second_preview_only_reads_what_is_new(database):
     sessions.preview(None, "a", messages[:-2])
     known = cpu_seconds(lambda: sessions.preview(None, "a", messages))
     assert cpu_seconds(lambda: fresh_preview(database, messages, "b")) > 4 * known
+
+
+def test_a_step_that_is_given_up_at_the_first_use_by_a_process_leaves_what_was_sent_before(database):
+    one, other = (Sessions(database, configured()) for _ in range(2))
+    one.rebuild(None, "a", CHAT[:-2])
+    session = stored_id(None, "a")
+    before, answers = database.extent(session), iter([True, False])
+    with pytest.raises(NotSentError):
+        other.rebuild(None, "a", CHAT, sends=lambda: next(answers))
+    after = database.extent(session)
+    assert before.sent
+    assert (after.sent, after.came) == (before.sent, before.came)
+    assert (after.paid, after.would_pay) == pytest.approx((before.paid, before.would_pay))
+    one.close(), other.close()

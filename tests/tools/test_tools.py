@@ -791,3 +791,16 @@ def test_the_tool_has_at_most_200_tokens_in_each_api():
     for api in DIALECTS:
         [tool] = api.offer_tools({"tools": []})
         assert len(count(json.dumps(tool, ensure_ascii=False))) <= 200
+
+
+def test_lines_of_a_part_of_mcp_are_those_of_its_text_also_where_it_was_cut_off():
+    text = "\n".join(f'row {n} says "late"' for n in range(1, 700))
+    part = json.dumps({"type": "text", "text": text}, separators=(",", ":"))
+    state, _ = stored(part, f"{part[:6_000]}\n[cut off]", json.dumps([{"type": "text", "text": text}]))
+    for number in (1, 2, 3):
+        assert body(ask(state, f"#{number}", lines="7")) == '7: row 7 says "late"'
+        assert body(ask(state, f"#{number}", pattern="row 99 ")).split("\n")[1] == '99: row 99 says "late"'
+    assert body(ask(state, "#2", lines="-1")).endswith(": [cut off]")
+    assert body(ask(state, "#1", path="type")) == "text"
+    assert "of 699 lines" in ask(state, "#1")
+    assert body(get(state, "#1", max_chars=50_000)) == part  # whole, to the byte

@@ -24,6 +24,7 @@ from memory_bank.bank.group_commit import GroupWriter
 from memory_bank.bank.rows import is_session_id
 from memory_bank.bank.schema import (
     MIGRATIONS,
+    SESSION,
     SET_SESSION,
     VERSION,
     bank,
@@ -57,7 +58,8 @@ _s = sessions.c
 GENERATION = sa.select(_s.generation).where(of_session(sessions))
 _COUNT = count_of(records).where(of_session(records))
 _INSIGHTS = count_of(insights).where(of_session(insights))
-_WAITING = count_of(insights).where(waits, of_session(insights))
+# few wait: they are found by their own index, not among all insights of the session
+_WAITING = count_of(insights).where(waits, sa.func.coalesce(insights.c.session_id, "") == SESSION)
 _FOLD, _FOLDED = (
     sa.select(sa.func.max(c)).where(of_session(folds)) for c in (folds.c.number, folds.c.created)
 )

@@ -37,6 +37,18 @@ _ASKED = 8  # calls at each end of a list by which its session is found
 
 _l, _s, _r = lineage.c, sessions.c, records.c
 _NEWEST = sa.select(sa.func.max(_r.seq)).where(of_session(records))
+_LAST = sa.select(sa.func.max(_l.number)).where(of_session(lineage))
+_HEAD = sa.select(_s.head).where(of_session(sessions))
+_KNOWN = (
+    sa.select(*_l, _s.head, _s.head_calls, _s.forked_from, _s.namespace)
+    .join(sessions, _s.session_id == _l.session_id)
+    .where(_l.digest.in_(sa.bindparam("digests", expanding=True)))
+    .order_by(_s.created, _s.session_id)
+)
+_OLD = sa.bindparam("old", type_=_s.head.type)
+_MOVE = SET_SESSION.where(_s.head.is_not_distinct_from(_OLD)).values(head=sa.bindparam("new"))
+_MOVE_WITH_CALLS = _MOVE.values(head_calls=sa.bindparam("calls"))
+_DROP = sa.delete(lineage).where(of_session(lineage), _l.number.between(1, sa.bindparam("last")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +135,12 @@ class Lineage:
 
     def known(self, digests: Collection[str]) -> list[KnownDigest]:
         """The sessions that have these digests; of up to 500 digests, the oldest session first."""
-        known = sa.select(*_l, _s.head, _s.head_calls, _s.forked_from, _s.namespace)
-        known = known.join(sessions, _s.session_id == _l.session_id).order_by(_s.created, _s.session_id)
-        found = (self.database.rows(known.where(_l.digest.in_(part))) for part in in_parts(list(digests)))
+        found = (self.database.rows(_KNOWN, digests=part) for part in in_parts(list(digests)))
         return [KnownDigest(**row) for rows in found for row in rows]
 
     def head(self, session_id: str) -> str | None:
         """The head of a session."""
-        return self.database.value(sa.select(_s.head).where(of_session(sessions)), session=session_id)
+        return self.database.value(_HEAD, session=session_id)
 
     def newest(self, session_id: str) -> int:
         """The ``seq`` of a session's newest record, 0 for none."""
@@ -140,9 +150,12 @@ class Lineage:
         """Add a request to a session. Returns False and changes nothing if its head is not ``head``."""
 
         def write(c: Connection) -> bool:
-            new = {"head": entry.head} | ({} if entry.same_calls else {"head_calls": entry.head_calls})
-            move = SET_SESSION.where(_s.head.is_not_distinct_from(head)).values(new)
-            if c.execute(move, {"session": session_id}).rowcount != 1:
+            new = {"session": session_id, "old": head, "new": entry.head}
+            if entry.same_calls:
+                moved = c.execute(_MOVE, new)
+            else:
+                moved = c.execute(_MOVE_WITH_CALLS, {**new, "calls": entry.head_calls})
+            if moved.rowcount != 1:
                 return False
             self._add(c, session_id, entry)
             fault_point("lineage.executed")
@@ -202,8 +215,7 @@ class Lineage:
     def _add(self, c: Connection, session_id: str, entry: LineageEntry) -> None:
         """Within a write that holds the session, insert the digests of a request and delete the oldest."""
         mine = {"session": session_id}
-        newest = c.execute(sa.select(sa.func.max(_l.number)).where(of_session(lineage)), mine).scalar()
-        number = 1 + (newest or 0)
+        number = 1 + (c.execute(_LAST, mine).scalar() or 0)
         before = c.execute(_NEWEST, mine).scalar() or 0
         since = 0 if entry.begins else before
         new = [(d, number + i, before) for i, d in enumerate(dict.fromkeys([*entry.calls, entry.whole]))]
@@ -214,7 +226,7 @@ class Lineage:
         ]
         self.database.insert_new(c, lineage, rows)
         if number > KEPT:
-            c.execute(sa.delete(lineage).where(of_session(lineage), _l.number.between(1, last - KEPT)), mine)
+            c.execute(_DROP, {**mine, "last": last - KEPT})
 
 
 def _copy_beginning(c: Connection, fork: ForkPoint, other: str) -> None:

@@ -253,13 +253,19 @@ def namespace_totals(database: Database, namespace: str | None) -> NamespaceTota
     present = ever.where(_s.deleted.is_(None))
     with database.snapshot() as c:
 
-        def sums(table: sa.Table, which: sa.Select[Any], *columns: sa.ColumnElement[Any]) -> tuple[Any, ...]:
-            return tuple(c.execute(sa.select(*columns).where(table.c.session_id.in_(which))).one())
+        def sums(of: sa.ColumnElement[str], which: sa.Select[Any], *columns: Any) -> tuple[Any, ...]:
+            return tuple(c.execute(sa.select(*columns).where(of.in_(which))).one())
 
         n = sa.func.count()
-        there, facts, summaries = (sums(t, present, n)[0] for t in (sessions, records, insights))
-        waiting, failing = sums(insights, present.where(waits), n, sa.func.count(_i.redo))
-        asked, tokens = sums(calls, ever, sum_of(calls.c.calls))[0], sums(steps, present, *_TOKENS)
+        there, facts, summaries = (sums(t.session_id, present, n)[0] for t in (_s, _r, _i))
+        of_few = _i.session_id.concat(
+            ""
+        )  # SQLite reads the index of those that wait, not all of each session
+        waiting, failing = c.execute(
+            sa.select(n, sa.func.count(_i.redo)).where(waits, of_few.in_(present))
+        ).one()
+        asked = sums(calls.c.session_id, ever, sum_of(calls.c.calls))[0]
+        tokens = sums(_t.session_id, present, *_TOKENS)
     counts = there, facts, summaries, waiting, failing, int(asked)
     return NamespaceTotals(*counts, Tokens(*map(int, tokens)))
 

@@ -189,9 +189,9 @@ def verify(
 ) -> Iterator[Defect]:
     """Check every row of a bank, a batch at a time, and yield the defects; ``counts`` is filled meanwhile.
 
-    ``repair`` creates missing sessions, deletes insights without a record, damaged folds, and unusable insights,
-    which are made anew when their session goes on. Records are never changed. Raises StorageError only if a repair
-    fails.
+    ``repair`` creates missing sessions and words, deletes insights without a record, damaged folds, and unusable
+    insights, which are made anew when their session goes on. Records are never changed. Raises StorageError only if
+    a repair fails.
     """
     counts = Counts() if counts is None else counts
     check = _Verification(database, counts, repair, report or (lambda *_: None))

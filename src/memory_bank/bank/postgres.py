@@ -16,13 +16,14 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError, InvalidatePoolError
 
 from memory_bank.bank.database import Database, first_line
-from memory_bank.bank.schema import bank, of_session, sessions
+from memory_bank.bank.schema import WAITING, bank, of_session, sessions, waits
 from memory_bank.errors import INSTALL, DatabaseOpenError, StorageError
 
 if TYPE_CHECKING:
     import psycopg
     from sqlalchemy.pool import ConnectionPoolEntry
 
+WAITING.dialect_options["postgresql"]["where"] = waits  # here, as it loads SQLAlchemy's dialect
 LOCK_TIMEOUT_MS = 5_000
 CREATION_TIMEOUT_MS = 60_000
 _CONNECTIONS = 15

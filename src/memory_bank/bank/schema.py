@@ -169,7 +169,9 @@ insights = _of_records(
 )
 waits = insights.c.due.is_not(None)
 """The condition that an insight waits for the Observer's model."""
-_WAITING = sa.Index("ix_insights_due", insights.c.due, sqlite_where=waits, postgresql_where=waits)
+WAITING = sa.Index(
+    "ix_insights_due", insights.c.due, sqlite_where=waits
+)  # PostgreSQL's condition: postgres.py
 
 words = sa.Table(  # the terms of insights that are in no block yet
     "words",
@@ -337,7 +339,7 @@ MIGRATIONS: dict[str, list[sa.Column[Any] | sa.Table | sa.Index | str | Callable
         *(steps.c.fold, steps.c.fates, folds.c.why),
         insights.c.due,
         insights.c.attempts,
-        _WAITING,
+        WAITING,
         "UPDATE insights SET due = 0, attempts = 0 WHERE EXISTS (SELECT 1 FROM jobs WHERE"
         " jobs.trace_id = insights.trace_id AND jobs.session_id = insights.session_id)",
         calls,

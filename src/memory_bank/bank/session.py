@@ -239,16 +239,25 @@ class MemoryBankState(Session):
         url: str | Path | Database,
         session_id: str = DEFAULT,
         embedding_model: Embedder | str | None = None,
-        **options: Any,
+        *,
+        agent_id: str | None = None,
+        namespace: str | None = None,
+        counter: TokenCounter | None = None,
+        on_waiting: Callable[[], None] | None = None,
+        defer: bool = False,
+        fixed: bool = False,
     ) -> MemoryBankState:
         """Open a durable session: a file name, ``sqlite:///bank.db`` or ``postgresql://user@host/database``.
 
-        A session that exists continues where it stopped. ``options`` are further arguments of the class; ``agent_id``
-        is stored the first time it is given. A Database that is passed in stays open when the session is closed.
+        A session that exists continues where it stopped. The other arguments are those of the class; ``agent_id`` is
+        stored the first time it is given. A Database that is passed in stays open when the session is closed.
         Raises DatabaseOpenError, DatabaseVersionError, EmbedderLoadError, EmbedderMismatchError, ConfigError for
         another agent or namespace.
         """
-        return cls(embedding_model, database=url, session_id=session_id, **options)
+        return cls(
+            embedding_model, database=url, session_id=session_id, agent_id=agent_id, namespace=namespace,
+            counter=counter, on_waiting=on_waiting, defer=defer, fixed=fixed,
+        )  # fmt: skip
 
     @property
     def fact_store(self) -> FactStore:

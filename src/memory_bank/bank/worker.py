@@ -441,18 +441,20 @@ class InsightWriter:
         made: list[Insight] = []
         if drafts and (mode == "background" or (mode == "inline" and self.observer.name == EXTRACTIVE)):
             made = list(map(self._draft, observed))
+        insert = partial(self.facts.insert, rows=to_rows(records, self.facts.session_id))
         if made and store is not None and getattr(type(store.embedding_model), "instant", False):
-            embedded, rows = store.embed(made, records, self._sent), to_rows(records, self.facts.session_id)
+            embedded = store.embed(made, records, self._sent)
 
-            def write(c: Connection) -> None:
+            def both(c: Connection) -> None:
                 store.insert(c, embedded)
-                self.facts.insert(c, rows)
+                insert(c)
 
-            self.facts.database.submit(write, self.facts.session_id)
+            self.facts.database.submit(both, self.facts.session_id)
             fault_point("facts.stored")
             settle(self.facts.database, self.facts.session_id, len(embedded))
         else:
-            self.facts.store_many(records)
+            self.facts.database.submit(insert, self.facts.session_id)
+            fault_point("facts.stored")
             by_id = {d.trace_id: d for d in made}
             if mode != "off" and store is not None:
                 self.missing.update((r.trace_id, by_id.get(r.trace_id)) for r in observed)

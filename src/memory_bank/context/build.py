@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -83,8 +83,7 @@ def make_plan(view: View, choice: Choice, session: Session, policy: Policy) -> P
         why = "the full history costs no more"
     if why:
         memory, host, in_memory = None, None, 0
-        tail = {p: e for p, e in choice.edits.items() if p >= view.tail_start}
-        tokens = view.full_tokens + _edited_tokens(view, replace(choice, edits=tail))
+        tokens = choice_tokens(view, Choice(edits=choice.unfolded, keep_all=True))
     return Plan(
         view=view,
         choice=choice,

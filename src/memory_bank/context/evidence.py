@@ -38,6 +38,7 @@ from memory_bank.selection.thread import (
     ending,
     thread_room,
 )
+from memory_bank.selection.values import ParsedRecord
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import (
@@ -242,12 +243,18 @@ class EvidenceMemory:
         self.prices: dict[str, int] = {}  # of each call in its place without output
         self._latest = 0  # the index takes interactions in order; a late result joins the latest
 
-    def add(self, record: InteractionRecord, note: str = "", anchor: Sequence[str] = ()) -> None:
+    def add(
+        self,
+        record: InteractionRecord,
+        note: str = "",
+        anchor: Sequence[str] = (),
+        known: ParsedRecord | None = None,
+    ) -> None:
         """Add a record, and what the agent said with its call; a record that was added before is ignored.
 
-        ``anchor``: what every context showed when it came. So the memory is a function of records and messages,
-        whenever something is chosen of it. A record that cannot be cut into pieces stands in the thread alone, which
-        is logged.
+        ``anchor``: what every context showed when it came; ``known``: the output, if it was cut before. So the memory
+        is a function of records and messages, whenever something is chosen of it. A record that cannot be cut into
+        pieces stands in the thread alone, which is logged.
         """
         trace_id, tool = record.trace_id, record.tool_name
         if trace_id in self.numbers:
@@ -270,7 +277,7 @@ class EvidenceMemory:
                 self.notes[len(parsed)] = trace_id
                 self.index.add_note(interaction=at, text=note)
             place = len(parsed)
-            self.index.add_call(trace_id=trace_id, **call)
+            self.index.add_call(trace_id=trace_id, **call, parsed=known)
             self.places[trace_id] = place
             self.index.files.add(number, tool, arguments, output, failed=failed, key=trace_id)
         except Exception as e:
@@ -301,10 +308,18 @@ class Excerpts:
 
 
 def choose(
-    view: View, session: MemoryBankState, settings: MemoryBankSettings, memory: EvidenceMemory, budget: int
+    view: View,
+    session: MemoryBankState,
+    settings: MemoryBankSettings,
+    memory: EvidenceMemory,
+    budget: int,
+    size: Callable[[Interaction], int],
 ) -> tuple[Excerpts, list[Interaction]]:
-    """What stands for the older history in at most ``budget`` tokens; a failed selection is logged."""
-    chooser = _Chooser(view, session, settings, memory, budget, RECENT_SHARE, settings.keep_recent)
+    """What stands for the older history in at most ``budget`` tokens; a failed selection is logged.
+
+    ``size``: the tokens of an interaction that is kept whole.
+    """
+    chooser = _Chooser(view, session, settings, memory, budget, size, RECENT_SHARE, settings.keep_recent)
     try:
         in_place = settings.layout == "native" and budget >= NATIVE_BUDGET
         return (chooser.in_place() if in_place else chooser.in_text()), chooser.whole
@@ -315,7 +330,7 @@ def choose(
             "session %s: choosing excerpts failed (%s); the context lists the calls and has the latest in full",
             session.session_id, type(e).__name__,
         )  # fmt: skip
-    chooser = _Chooser(view, session, settings, memory, budget, 1 - RECENT_SHARE, len(view.history))
+    chooser = _Chooser(view, session, settings, memory, budget, size, 1 - RECENT_SHARE, len(view.history))
     try:
         listed = chooser.listed(chooser.room)
     except Exception as e:
@@ -334,6 +349,7 @@ class _Chooser:
         settings: MemoryBankSettings,
         memory: EvidenceMemory,
         budget: int,
+        size: Callable[[Interaction], int],
         share: float,
         most: int,
     ) -> None:
@@ -341,7 +357,7 @@ class _Chooser:
         self._counts = session.counter.count_message, view.tokens_between
         steps = session.steps
         self._kept = {t for e in view.history if e.stays for t in e.record_ids}  # what every context shows
-        count = newest_within([e.tokens for e in view.history], int(budget * share), most)
+        count = newest_within([*map(size, view.history)], int(budget * share), most)
         latest = [e for e in view.history[len(view.history) - count :] if not e.stays]
         hidden = self._latest_hidden(latest)
         self.whole = [e for e in latest if all(steps.get(t, hidden + 1) > hidden for t in e.record_ids)]
@@ -352,9 +368,7 @@ class _Chooser:
         seen = [steps[t] for e in self._visible for t in e.record_ids if t in steps]
         self._first_step = min(seen, default=session.step_count + 1)
         frame = memory_message("", session.session_id, settings.memory_role)
-        self.room = max(
-            0, budget - sum(e.tokens for e in self.whole) - session.counter.count_message(frame) - 1
-        )
+        self.room = max(0, budget - sum(map(size, self.whole)) - session.counter.count_message(frame) - 1)
         self._rules_room = min(self.room, int(budget * RULES_SHARE))
         self._rules: dict[str, str] = {}  # by trace_id, those that are quoted whole
         self._list_room = min(self.room, thread_room(budget, len(memory.numbers)))

@@ -43,15 +43,15 @@ def is_priced(settings: MemoryBankSettings) -> bool:
 
 
 def price_fold(
-    view: View, session: MemoryBankState, settings: MemoryBankSettings, *, older: int, saved: int
+    view: View, session: MemoryBankState, settings: MemoryBankSettings, *, older: int, rest: int
 ) -> FoldPrice:
     """The size of a fold that the prices allow at this step, of an older history of so many tokens.
 
-    ``saved``: the tokens by which outputs of the last interaction are shortened.
+    ``rest``: tokens of the context beside the fold.
     """
     ratios = session.prefix_cache.ratios
     head = view.tokens_before[view.interactions[0].start if view.interactions else view.tail_start]
-    rest, known = view.kept_tokens - saved, known_tokens(view, session.ledger)
+    known = known_tokens(view, session.ledger)
     room = session.ledger.room(ratios, rest, min(head, known), view.full_tokens, known, EXCESS)
     size = fold_size(ratios, older, room, FLOORS[settings.fold])
     return FoldPrice(size, room, rest, first_fold(ratios, WAITS[settings.fold]))

@@ -113,7 +113,8 @@ class CutText:
         for stretch in stretches:
             owner = self.segments[stretch[0]].owner
             if gap := self.gap_before(stretch[0], last):
-                is_new = owner and (last is None or last.owner != owner)
+                named = last is not None and (last.owner == owner or owner.rpartition(".")[2] in last.text)
+                is_new = owner and not named
                 out.append(f"{gap.removesuffix(':')} in {owner}:" if is_new else gap)
             segments = [self.segments[place] for place in stretch]
             shortened = [s for place, s in zip(stretch, segments, strict=True) if place in short]
@@ -127,7 +128,7 @@ class CutText:
     def named_lines(self) -> int:
         """The number of lines of a text whose lines have numbers, by gap marks or its own from 1 on; 0 for others."""
         text = framed_text(self.sources[0])
-        of_text = {n for n, source in enumerate(self.sources) if source == text}
+        of_text = {n for n, source in enumerate(self.sources) if text.startswith(source)}
         is_named = any(s.source in of_text and s.label.startswith("line ") for s in self.segments)
         return text.count("\n") + 1 if is_named or _FROM_ONE.match(text) else 0
 

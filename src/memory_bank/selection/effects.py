@@ -377,6 +377,39 @@ def _part_changes(part: str) -> bool:
     return sub not in _SHELL_SUBCOMMANDS.get(name, "").split()
 
 
+_ASKED_KEYS = word_set(
+    "offset limit start_line end_line view_range head tail head_limit lines page pages page_number start_page "
+    "end_page page_token next_token cursor range start_index max_length max_lines num_lines"
+)
+_ASKED_PART = re.compile(
+    r"\bsed\s+(?:-\w+\s+)*-n\b|(?:^|[|;&(]\s*)(?:head|tail)\b|\bawk\b[^|;&]*\bNR\b", re.M
+)
+
+
+def asks_for_part(arguments: Mapping[str, Any]) -> bool:
+    """Whether a call asks for a part of something: by offset, limit, page, cursor, ``sed -n``, ``head``, ``tail``."""
+    if any(arguments.get(key) not in (None, "", 0, False, [], {}) for key in _ASKED_KEYS):
+        return True
+    return any(_ASKED_PART.search(text) for text in _code_texts(arguments, all_of_them=False))
+
+
+_PRINTS = word_set("cat nl less more bat batcat tac type get-content gc")
+
+
+def files_read(tool: str, arguments: str) -> list[str]:
+    """The files whose text a call returns: that of a tool which reads one, and what a shell command prints."""
+    file = file_access(tool, arguments)
+    if file is not None:
+        return [file.path] if file.access == "read" else []
+    found = list[str]()
+    for text in _code_texts(parse_arguments(arguments), all_of_them=False):
+        for part in _SHELL_SPLIT.split(text):
+            words = part.split()
+            if words and words[0].casefold() in _PRINTS:
+                found += [word.strip("\"'") for word in words[1:] if word[0] not in "-<>0123456789"]
+    return found
+
+
 class FileAccess(NamedTuple):
     """A call that shows or makes the text of a file, or, where `part` is not "", of a part of it."""
 

@@ -116,19 +116,36 @@ class EvidenceIndex:
             None
         )
 
-    def add_call(self, *, trace_id: str, interaction: int, tool: str, arguments: str, output: str) -> None:
-        """Add one call and its output."""
+    def add_call(
+        self,
+        *,
+        trace_id: str,
+        interaction: int,
+        tool: str,
+        arguments: str,
+        output: str,
+        parsed: ParsedRecord | None = None,
+    ) -> None:
+        """Add one call and its output; ``parsed``: what ``parse_record`` returned for an equal call, if known."""
         call = trace_id, tool, arguments
-        self._add(parse_record(interaction, output, self.count, *call))
+        if parsed is None or (*call, output) != (
+            parsed.trace_id,
+            parsed.tool,
+            parsed.arguments,
+            parsed.cut.sources[0],
+        ):
+            parsed = parse_record(interaction, output, self.count, *call)
+        self.add_parsed(replace(parsed, interaction=interaction))
         if len(arguments) > LONG_ARGUMENTS:
-            self._add(parse_record(interaction, output, self.count, *call, kind="arguments"))
+            self.add_parsed(parse_record(interaction, output, self.count, *call, kind="arguments"))
 
     def add_note(self, *, interaction: int, text: str) -> None:
         """Add what the agent wrote with its calls."""
         if text.strip():
-            self._add(parse_record(interaction, text, self.count, kind="note"))
+            self.add_parsed(parse_record(interaction, text, self.count, kind="note"))
 
-    def _add(self, item: ParsedRecord) -> None:
+    def add_parsed(self, item: ParsedRecord) -> None:
+        """Add an output or a note that is cut already."""
         t = self.tables
         source = 0
         if item.kind == "output":

@@ -507,10 +507,12 @@ def _work_of(tool: str, arguments: str) -> tuple[str, str, bool]:
 
 
 def _file_name(path: str, others: Collection[str]) -> str:
-    """The last part of a path, with its folder where another path ends so too."""
+    """The last part of a path, with the folders that tell it from other paths."""
     parts = re.split(r"[/\\]", path)
-    alike = sum(re.split(r"[/\\]", other)[-1] == parts[-1] for other in others)
-    return clip("/".join(parts[-2:] if alike > 1 else parts[-1:]), _NAME_CHARS)
+    for count in range(1, min(4, len(parts)) + 1):
+        if sum(re.split(r"[/\\]", other)[-count:] == parts[-count:] for other in others) < 2:
+            break
+    return clip("/".join(parts[-count:]), _NAME_CHARS)
 
 
 class _Listing:

@@ -275,6 +275,7 @@ def create_app(config: Config) -> FastAPI:
         try:
             service = Service(config, database, app.metrics, app.tracing)
             service.observing.start()
+            await to_thread.run_sync(service.sessions.load)  # before the address is told
         except BaseException:
             database.close()
             raise

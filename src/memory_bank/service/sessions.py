@@ -29,13 +29,15 @@ from memory_bank.bank.steps import CONTROL, StepFigures
 from memory_bank.bank.stores import FactStore
 from memory_bank.config import Config, MemoryBankSettings, NoStrategySettings, StoredSettings
 from memory_bank.context.build import build_context
+from memory_bank.context.evidence import evidence_model
 from memory_bank.context.gate import leave
 from memory_bank.context.policies import policy_of
 from memory_bank.context.policies.evidence import choose_standing
 from memory_bank.errors import ConfigError, EmbeddingError, NotFoundError, StorageError
+from memory_bank.models.embedding import load_embedder
 from memory_bank.plan import NO_PLAN, Context, Form, Plan
 from memory_bank.ports import LLMClient, Scope, TokenCounter
-from memory_bank.pricing import Charge, Ledger, SentContext, Usage
+from memory_bank.pricing import Charge, SentContext, Usage
 from memory_bank.processor import MemoryProcessor, NotSentError, change_since
 from memory_bank.service.proxy.api import RequestHistory
 from memory_bank.service.proxy.body import Memo
@@ -43,13 +45,14 @@ from memory_bank.service.security.access import public_name, stored_id, writable
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.harness import project_of
 from memory_bank.transcript.messages import check_messages, content_text, read, same_objects
-from memory_bank.transcript.tokens import open_counter
+from memory_bank.transcript.tokens import ENCODING, is_loading, open_counter
 from memory_bank.transcript.turns import ADDED
 
 log = logging.getLogger("memory_bank.Service")
 
 T = TypeVar("T")
 _s = sessions.c
+_LOADING = 15.0  # seconds that the start waits for a vocabulary
 _PROMPTS = 4  # first messages in which a client may name its folder
 _MOST_TOOLS = 2_000  # tokens of memory's tools; more are those of hidden turns
 _KNOWN = sa.select(_s.session_id).where(
@@ -161,6 +164,23 @@ class Sessions:
         self._lock = threading.Lock()
         self._delay = ""  # why summaries wait for the next step, as it was logged
 
+    def load(self) -> None:
+        """Load what the first step needs: the vocabulary, the strategy's embedder and its evidence model.
+
+        What cannot be loaded is left to the requests, which say so.
+        """
+        bank = policy_of(self.config.strategy(self.strategy), self.llm_client).bank
+        encoding = ENCODING if bank is None else bank.token_encoding
+        open_counter(encoding, _LOADING)
+        if is_loading(encoding):
+            log.warning(
+                "the vocabulary %s is still being loaded: until then token counts are approximate", encoding
+            )
+        with suppress(EmbeddingError, ConfigError):
+            if bank is not None:
+                load_embedder(bank.embedding_model)
+                evidence_model(bank.evidence_model)
+
     def rebuild(
         self,
         namespace: str | None,
@@ -208,8 +228,7 @@ class Sessions:
                 self._register(session_id, kept, agent)
             with kept.lock:  # the plan must be this step's
                 earlier = self._processor.state(key, session_id)
-                ledger = Ledger() if earlier is None else earlier.ledger
-                charged, *before = ledger.last, ledger.sent, ledger.came
+                charged = None if earlier is None else earlier.ledger.last
                 count = partial(count_once, (earlier.counter if earlier else open_counter()).count_text)
                 form = None if history is None else history.form
                 leaving, tokens, shown, _ = self._processor.rebuild(
@@ -237,8 +256,9 @@ class Sessions:
                         self.database.set_origin(session_id, project=project, client=sender)
                     kept.generation = state.generation
                 if not sends():  # also messages that went through, which were not asked for
-                    if state is not None and (last := state.ledger.last) is not charged:  # given up since
-                        state.charge(Charge(-last.paid, -last.full), *before)
+                    last = None if state is None else state.ledger.last
+                    if state is not None and last and last is not charged and last.full:  # given up since
+                        state.charge(Charge(-last.paid, -last.full), *state.ledger.before)
                     raise NotSentError
                 context = _with_own_text(shown, seen, messages)
                 unchanged = same_objects(context, messages)

@@ -37,7 +37,7 @@ async def in_thread(kind: Kind, work: Callable[P, T], *args: P.args, **kwargs: P
 
 
 async def in_thread_if_large(data: bytes, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Do work on a body here, in a default thread if the body is large."""
-    if len(data) < 65_536:
+    """Do work on a body here, in a default thread if the body is large. Most of it is known from the one before."""
+    if len(data) < 262_144:
         return work(*args, **kwargs)
     return await to_thread.run_sync(lambda: work(*args, **kwargs), abandon_on_cancel=True)

@@ -82,10 +82,15 @@ def thinking_in(messages: Sequence[Any]) -> Thinking:
 
 def is_anthropic(messages: object) -> bool:
     """Whether a list has blocks of the Messages API, ``tool_use`` or ``tool_result``, and no calls of a chat."""
-    dicts = [m for m in messages if isinstance(m, dict)] if isinstance(messages, (list, tuple)) else []
-    if any(m.get("tool_calls") or m.get("role") in ("tool", "function") for m in dicts):
+    if not isinstance(messages, (list, tuple)):
         return False
-    said = (m for m in dicts if m.get("role") in ("user", "assistant"))
+    # most lists are chats, whose first call tells
+    if any(
+        isinstance(m, dict) and (m.get("tool_calls") or m.get("role") in ("tool", "function"))
+        for m in messages
+    ):
+        return False
+    said = (m for m in messages if isinstance(m, dict) and m.get("role") in ("user", "assistant"))
     return any(_type(b) in ("tool_use", "tool_result") for m in said for _, b in _numbered(m))
 
 

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from memory_bank.transcript.jsontext import compact, is_raw, parse_output
@@ -118,7 +119,14 @@ class Frame(NamedTuple):
 
 
 def content_of(text: str) -> Content:
-    """Return what a tool's text holds: an object or a list as value, if it has so few characters that it is read."""
+    """Return what a tool's text holds: an object or a list as value, if it has so few characters that it is read.
+
+    The value is shared by those who ask for the same text, and must not be changed.
+    """
+    return _read_content(text) if len(text) <= MAX_READ else _content_of(text)
+
+
+def _content_of(text: str) -> Content:
     code, value = None, None
     for _ in range(MAX_FRAMES):
         if value is None and len(text) <= MAX_READ and text.lstrip()[:1] in ("{", "[", '"'):
@@ -141,6 +149,9 @@ def content_of(text: str) -> Content:
         else:
             text = inner
     return Content(text, None, code)
+
+
+_read_content = lru_cache(maxsize=8)(_content_of)  # a new output is asked for by several
 
 
 def frame_of(text: str, start: int = 0, stop: int | None = None) -> Frame:
@@ -273,9 +284,12 @@ def framed_member(value: Any) -> Any:
 
 
 def framed_text(text: str) -> str:
-    """The text in an output that is else a frame, such as a part of MCP; the output itself where it is no frame."""
+    """The text in an output that is else a frame, such as a part of MCP, also one cut off; else the output."""
     value = parse_output(text) if text.lstrip()[:1] in ("{", "[") else None
-    inner = framed_member(value) if isinstance(value, (dict, list)) and not is_raw(value) else None
+    if is_raw(value) and (span := escaped_span(text, 0, len(text))):
+        _, cut, after = text[span[1] :].partition("\n")
+        return f"{unescape(text[slice(*span)])}{cut}{after}"
+    inner = framed_member(value) if isinstance(value, (dict, list)) else None
     return inner if isinstance(inner, str) and inner.strip() else text
 
 

@@ -191,7 +191,7 @@ def _pack(node: Any, room: int, sizes: dict[int, int]) -> str:
     if not node or size_of(node) <= room or not isinstance(node, (dict, list, str)):
         return compact(node)
     if isinstance(node, str):
-        return _pack_string(node, room)
+        return pack_string(node, room)
     free = room - 2 - (_MARK if len(node) > 1 else 0)
     used, count = 0, 0
     if isinstance(node, dict):
@@ -201,7 +201,7 @@ def _pack(node: Any, room: int, sizes: dict[int, int]) -> str:
                 break
             count += 1
         shown = list(node)[:count]
-        shares = _share([size_of(node[k]) for k in shown], free - sum(_len(k) + 2 for k in shown))
+        shares = share([size_of(node[k]) for k in shown], free - sum(_len(k) + 2 for k in shown))
         parts = [f"{compact(k)}:{_pack(node[k], s, sizes)}" for k, s in zip(shown, shares, strict=True)]
         more = [f'"…":"{len(node) - count:,} more keys"'] if count < len(node) else []
         return f"{{{','.join(parts + more)}}}"
@@ -215,7 +215,7 @@ def _pack(node: Any, room: int, sizes: dict[int, int]) -> str:
         count += 1
     if not count:
         return f'["… {len(node):,} items"]'
-    shares = _share([size_of(item) for item in node[:count]], free - count)
+    shares = share([size_of(item) for item in node[:count]], free - count)
     parts = [_pack(item, s, sizes) for item, s in zip(node, shares, strict=False)]
     more = [f'"… {len(node) - count:,} more items"'] if count < len(node) else []
     return f"[{','.join(parts + more)}]"
@@ -230,7 +230,7 @@ def _len(value: Any) -> int:
     return len(compact(value))
 
 
-def _share(sizes: list[int], room: int) -> list[int]:
+def share(sizes: list[int], room: int) -> list[int]:
     """Divide ``room`` among parts: small ones get their whole size, the others equal shares (water-filling)."""
     shares = [0] * len(sizes)
     left, open_ = max(0, room), len(sizes)
@@ -241,7 +241,7 @@ def _share(sizes: list[int], room: int) -> list[int]:
     return shares
 
 
-def _pack_string(text: str, room: int) -> str:
+def pack_string(text: str, room: int) -> str:
     """A JSON string of at most ``room`` characters, its missing part counted."""
     mark = f" …(+{len(text):,})"
     inner = room - 2 - len(mark)

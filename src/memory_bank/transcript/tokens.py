@@ -149,15 +149,15 @@ def approximate_counter() -> TokenCounter:
     return MessageCounter(APPROXIMATE, True, approximate_count)
 
 
-def open_counter(encoding: str = ENCODING) -> TokenCounter:
+def open_counter(encoding: str = ENCODING, seconds: float = _LOAD_SECONDS) -> TokenCounter:
     """The counter of a tiktoken encoding; the approximate one where its vocabulary is not there, or not there yet.
 
-    tiktoken reads its cache (``TIKTOKEN_CACHE_DIR``) or downloads: the first call waits five seconds for it, and
+    tiktoken reads its cache (``TIKTOKEN_CACHE_DIR``) or downloads: the first call waits for it (``seconds``), and
     later calls give the exact counter once it is loaded. ``"approximate"`` gives the approximate counter.
     """
     if encoding == APPROXIMATE:
         return approximate_counter()
-    return _vocabulary(encoding).counter() or approximate_counter()
+    return _vocabulary(encoding).counter(seconds) or approximate_counter()
 
 
 def is_loading(encoding: str) -> bool:
@@ -180,10 +180,10 @@ class _Vocabulary:
         seconds = time.monotonic() - self._started
         return self._counter is None and self._thread.is_alive() and seconds < _MOST_LOAD_SECONDS
 
-    def counter(self) -> TokenCounter | None:
-        """Its counter; None where it cannot be loaded, or takes longer than five seconds and is not there yet."""
+    def counter(self, seconds: float) -> TokenCounter | None:
+        """Its counter; None where it cannot be loaded, or is not there yet, ``seconds`` after this began."""
         if self.is_loading:
-            self._thread.join(max(0.0, self._started + _LOAD_SECONDS - time.monotonic()))
+            self._thread.join(max(0.0, self._started + seconds - time.monotonic()))
         return self._counter
 
     def _load(self) -> None:

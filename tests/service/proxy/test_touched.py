@@ -44,6 +44,7 @@ def test_a_step_looks_at_its_new_messages_alone(route):
     identity = Identity(database)
     for calls in range(20, 60):
         members = {"messages": react(calls)} if route == "text" else request_of(route, native(calls))
+        members |= {"instructions": "Be careful."} if route == "responses" else {"system": "Be careful."}
         body = cache.parse(json.dumps(members).encode(), dialect.key, "tools")
         history = dialect.history(body)
         before = len(looked)

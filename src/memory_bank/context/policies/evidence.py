@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -24,18 +24,18 @@ from memory_bank.context.evidence import (
     evidence_model,
     explained,
 )
+from memory_bank.context.first_sight import FirstSight, first_sight
 from memory_bank.context.fold_rule import fold_budget, is_priced, price_fold
 from memory_bank.context.unchanged import restored_copies
 from memory_bank.errors import StorageError
 from memory_bank.plan import Choice
 from memory_bank.pricing import common_length, growth_that_pays
 from memory_bank.transcript.chat import edited_message
-from memory_bank.transcript.jsontext import parse_output
 from memory_bank.transcript.messages import Interaction, content_text, in_full, read, same_objects, with_hint
 from memory_bank.transcript.quoting import Mark, quote_lines
-from memory_bank.transcript.shortening import fit_text, shorten
+from memory_bank.transcript.shortening import fit_text
 from memory_bank.transcript.transcript import View
-from memory_bank.transcript.turns import WHOLE, Change, Edit
+from memory_bank.transcript.turns import Change, Edit
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
@@ -64,21 +64,23 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     fold and the settings, in every process.
     """
     state, past, ledger = _evidence(session, settings), view.past, session.ledger
-    cache, older = session.prefix_cache, sum([e.tokens for e in past])
+    sight = first_sight(view, session, settings)
+    size = sight.tokens  # of an interaction, as it is shown
+    cache, older = session.prefix_cache, sum(map(size, past))
     if state.unexplained is not None:  # in a library, that of the step before
         session.run_later("why", partial(_explain, state, session))
     if is_cold := session.idle > settings.cache_retention:
         ledger.sent = ()
-    shortened = _shortened_tail(view, session, settings.shorten_last)
-    base = Choice(role=settings.memory_role, edits=shortened)
+    base = _base(sight, settings)
     unfolded = choice_tokens(view, replace(base, keep_all=True))
     price = None
     if is_priced(settings):
-        price = price_fold(view, session, settings, older=older, saved=view.full_tokens - unfolded)
+        rest = choice_tokens(view, replace(base, edits=_still_shown(base, view, view.tail_start)))
+        price = price_fold(view, session, settings, older=older, rest=rest)
     budget = price.size if price else fold_budget(settings.history_budget, older)
     if settings.refresh_after == "auto":
         latest = past[-20:]  # whose mean length predicts that of the next ones
-        mean = sum(e.tokens for e in latest) / max(1, len(latest))
+        mean = sum(map(size, latest)) / max(1, len(latest))
         growth = growth_that_pays(budget, mean, *cache.ratios)
     else:
         growth = min(int(settings.refresh_after), MOST_STORED)
@@ -97,7 +99,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
         since = _foldable(view, fold.past)
         stands = _choice(fold, base, since, view, session, state)
         tokens = fold.tokens + choice_tokens(view, stands)
-        grown = sum(e.tokens for e in _foldable(view, fold.count))
+        grown = sum(map(size, _foldable(view, fold.count)))
         # where nothing was added to the interactions of the fold, a new one would be the same
         is_due = len(since) + fold.past > fold.count if is_cold else grown > (growth and fold.growth)
         is_near = grown > NEAR * fold.growth
@@ -123,7 +125,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     if (is_due or gone) and (other := session.counts_otherwise()):
         is_due, gone, why = False, False, other
     if is_due or gone:
-        made = _make_fold(view, session, settings, state, budget, growth, gone=gone)
+        made = _make_fold(view, session, settings, state, budget, growth, size, gone=gone)
         choice = _choice(made, base, _foldable(view, made.past), view, session, state)
         made = replace(made, tokens=memory_tokens(choice, session))
         if gone or made.tokens + choice_tokens(view, choice) < tokens:
@@ -145,12 +147,24 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
 def choose_standing(view: View, session: MemoryBankState, *, settings: MemoryBankSettings) -> Choice:
     """The session's newest fold that fits, and what came since, however long that is; without one all messages."""
     state = _evidence(session, settings)
-    base = Choice(role=settings.memory_role, edits=_shortened_tail(view, session, settings.shorten_last))
+    base = _base(first_sight(view, session, settings), settings)
     fold = _stored_fold(state, view, session.last_fold)
     if fold is None:
         return replace(base, unchanged=SHORT)
     stands = _choice(fold, base, _foldable(view, fold.past), view, session, state)
     return replace(stands, may_cost_more=True)
+
+
+def _base(sight: FirstSight, settings: MemoryBankSettings) -> Choice:
+    """All messages, outputs as they were shown first."""
+    edits = dict(sight.edits)
+    return Choice(role=settings.memory_role, edits=edits, unfolded=edits)
+
+
+def _still_shown(base: Choice, view: View, since: int) -> dict[int, Edit]:
+    """The edits of outputs that no fold replaces which is about the interactions before a position."""
+    kept = {*view.kept} if base.edits else ()
+    return {p: edit for p, edit in base.edits.items() if p >= since or p in kept}
 
 
 def _make_fold(
@@ -160,6 +174,7 @@ def _make_fold(
     state: _Evidence,
     budget: int,
     growth: int,
+    size: Callable[[Interaction], int],
     *,
     gone: bool,
 ) -> Fold:
@@ -171,7 +186,7 @@ def _make_fold(
         count = session.counter.count_text
         note = fit_text(f"\n{NOTE_HEAD}{quote_lines(said)}", int(budget * NOTE_SHARE), count)
         budget -= count(note)
-    excerpts, whole = choose(view, session, settings, memory, budget)
+    excerpts, whole = choose(view, session, settings, memory, budget, size)
     first = whole[0].start if whole else view.tail_start
     past = sum(1 for e in view.history if e.start < first)
     body = FoldContent(excerpts.text, note, gone, _turns(excerpts, view, past))
@@ -283,14 +298,15 @@ def _choice(
         state.turns = body, folded, edits
     turns = [folded[at] for at, _ in body.turns or ()]
     copies = restored_copies(view, fold.past, session.counter.count_message)
+    since = next((e.start for e in view.interactions[fold.past :]), view.tail_start)
     return replace(
         base,
         text=(with_hint(body.text, in_full(session.record_tool)) + body.note).lstrip("\n"),
         whole=whole,
-        edits={**base.edits, **state.turns[2], **copies},
+        edits={**_still_shown(base, view, since), **state.turns[2], **copies},
         in_place=body.turns is not None,
         may_cost_more=body.gone,
-        since=next((e.start for e in view.interactions[fold.past :]), view.tail_start),
+        since=since,
         fold=fold.number,
         reasons=Explained(fold.why, session.steps, whole, turns, folded),
     )
@@ -369,6 +385,7 @@ def fed_evidence(view: View, session: MemoryBankState, settings: MemoryBankSetti
     records = {r.trace_id: r for r in session.new_records}
     stored = session.fact_store.get_many([t for t in missing if t not in records])
     records.update((r.trace_id, r) for r in stored)
+    parsed = session.cache("parsed records")  # by first_sight
     notes: dict[str, str] = {}  # what the agent said, by the first record of each turn
     starts: dict[str, int] = {}  # of each record's turn
     left = set(missing)
@@ -387,7 +404,7 @@ def fed_evidence(view: View, session: MemoryBankState, settings: MemoryBankSetti
             continue
         while kept and kept[-1] < starts.get(trace_id, 0):
             anchor.append(content_text(read(view.messages[kept.pop()], "content")))
-        memory.add(record, notes.get(trace_id, ""), anchor)
+        memory.add(record, notes.get(trace_id, ""), anchor, parsed.pop(trace_id, None))
     return memory
 
 
@@ -400,19 +417,3 @@ def _note_later(state: _Evidence, view: View, session: MemoryBankState) -> None:
     calls = [(n, t, words.get(t, "")) for t, n in numbers.items() if n > state.noted and t not in apart]
     if calls:
         session.note_later(calls, view.task, lambda: setattr(state, "noted", calls[-1][0]))
-
-
-def _shortened_tail(view: View, session: MemoryBankState, most: int) -> dict[int, Edit]:
-    """The tail's outputs of more than ``most`` characters, shortened; 0 shortens none."""
-    edits: dict[int, Edit] = {}
-    if not most or view.tail is None:
-        return edits
-    for pair, trace_id in zip(view.tail.pairs, view.tail.trace_ids, strict=True):
-        content = None if pair.result is None else pair.result.content
-        if not isinstance(content, str) or len(content) <= most or pair.result_at is None:
-            continue
-        position = view.tail_start + pair.result_at
-        text = shorten(parse_output(content), most, text=quote_lines(content), trace_id=trace_id).text
-        new = edited_message(view.messages[position], {WHOLE: text})
-        edits[position] = Edit({WHOLE: text}, new, session.counter.count_message(new))
-    return edits

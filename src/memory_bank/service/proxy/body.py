@@ -65,8 +65,15 @@ class Memo:
     """What was computed of each message of a list, of which the next request's list has the beginning."""
 
     def __init__(self) -> None:
+        self._prompt: object = None
         self._lists: dict[str, tuple[Sequence[object], list[Any]]] = {}
         self._digests: dict[str, tuple[bytes, Sequence[bytes], list[str], deque[Any]]] = {}
+
+    def keep_prompt(self, messages: list[Any]) -> None:
+        """Put the last request's object in the place of an equal first message, which a prompt sent apart is."""
+        if messages[:1] == [self._prompt]:
+            messages[0] = self._prompt
+        self._prompt = messages[0] if messages else None
 
     def of_each(self, kind: str, messages: Sequence[object], compute: Callable[[object], T]) -> list[T]:
         """``compute(message)`` of each message; only new ones are computed."""
@@ -127,7 +134,7 @@ class Body:
 
 
 Known = Callable[[str, str, Elements], Elements]
-"""The elements that follow the first ones of an array in a text, as far as an earlier body had them."""
+"""The elements of a member in a text that an earlier body had, from the first ones on; these, where it had none."""
 
 
 def parse_body(data: bytes, *editable: str, known: Known | None = None) -> Body:
@@ -179,7 +186,7 @@ def _parse(data: bytes, text: str, editable: Sequence[str], known: Known | None)
                 element, end = _raw_decode(text, at)
                 found.append((element, (at, end)))
                 if len(found) == HEAD and known is not None:
-                    found.extend(known(key, text, tuple(found)))
+                    found[:] = known(key, text, tuple(found))
                 return found[-1][1][1]
 
             last = _each(text, at, "]", element)
@@ -327,11 +334,24 @@ class _Conversation:
     messages: Sequence[_CachedMessage] = ()
     spans: Sequence[Span] = ()
     memo: Memo = field(default_factory=Memo)
+    by_id: Mapping[int, _CachedMessage] = field(default_factory=dict)
 
     @property
     def chars(self) -> int:
         """The characters that count for it: as they came, and as they were read."""
         return 2 * len(self.text) + MessageCache.ENTRY * len(self.messages)
+
+    def derive(self, message: Any, make: Make) -> list[Placed]:
+        """Return ``make(message)``; while the message is cached, ``make`` is called once.
+
+        The chat messages that it makes are kept with the message. They must not be modified.
+        """
+        entry = self.by_id.get(id(message))
+        if entry is None or entry.message is not message:
+            return make(message)
+        if entry.derived is None:
+            entry.derived = make(message)
+        return entry.derived
 
 
 class MessageCache:
@@ -340,11 +360,12 @@ class MessageCache:
     An agent sends its whole history with each request. The messages with which an earlier request of the conversation
     began are not parsed again, and others of equal text give the same object, which is never modified; those of
     another member, of an API that reads them in its own way, give another one. At most ``chars`` characters are kept,
-    where each message counts ``ENTRY`` more for its objects; the least recently used conversations are dropped.
-    Thread-safe.
+    where each message counts ``ENTRY`` more for its objects; the least recently used conversations are dropped, and
+    one with a message of more than ``LONGEST`` is not kept. Thread-safe.
     """
 
     CHARS = 32_000_000
+    LONGEST = 1_000_000
     ENTRY = 500
 
     def __init__(self, chars: int = CHARS) -> None:
@@ -352,7 +373,6 @@ class MessageCache:
         self._chars = 0
         self._by_head: OrderedDict[tuple[str, str], _Conversation] = OrderedDict()
         self._by_text: WeakValueDictionary[tuple[str, str], _CachedMessage] = WeakValueDictionary()
-        self._by_id: WeakValueDictionary[int, _CachedMessage] = WeakValueDictionary()
         self._lock = threading.Lock()
 
     def parse(self, data: bytes, key: str, *editable: str) -> Body:
@@ -360,7 +380,7 @@ class MessageCache:
         return self.intern(parse_body(data, key, *editable, known=self._known), key)
 
     def _known(self, member: str, text: str, head: Elements) -> Elements:
-        """The elements after ``head`` with which an array begins like that of an earlier request."""
+        """The elements, from ``head`` on, with which an array begins like that of an earlier request."""
         start = head[0][1][0]
         with self._lock:
             conversation = self._by_head.get((member, text[start : head[-1][1][1]]), _Conversation())
@@ -373,8 +393,10 @@ class MessageCache:
                 same = middle
             else:
                 differs = middle
-        places = ((start + begin, start + end) for begin, end in spans[len(head) : same])
-        return tuple(zip((m.message for m in messages[len(head) : same]), places, strict=True))
+        if same < len(head):
+            return head
+        places = ((start + begin, start + end) for begin, end in spans[:same])
+        return tuple(zip((m.message for m in messages[:same]), places, strict=True))
 
     def intern(self, body: Body, key: str) -> Body:
         """The body with cached objects as elements of its member ``key``; no object occurs twice in it."""
@@ -395,12 +417,13 @@ class MessageCache:
                 if entry is None or id(entry.message) in used:
                     entry = _CachedMessage(message)
                     self._by_text.setdefault((key, text[slice(*span)]), entry)
-                    self._by_id[id(message)] = entry
                 used.add(id(entry.message))
                 cached.append(entry)
             conversation.text, conversation.messages = text[start : elements[-1][1][1]], cached
+            conversation.by_id = {id(entry.message): entry for entry in cached}
             conversation.spans = [(begin - start, end - start) for _, (begin, end) in elements]
-            if conversation.chars <= self._limit:
+            longest = max(end - begin for _, (begin, end) in elements)
+            if longest <= self.LONGEST and conversation.chars <= self._limit:
                 self._by_head[head] = conversation
                 self._chars += conversation.chars
             while self._chars > self._limit:
@@ -413,18 +436,6 @@ class MessageCache:
                 **body.elements,
                 key: tuple(zip(values, (span for _, span in elements), strict=True)),
             },
-            derive=self.derive,
+            derive=conversation.derive,
             memo=conversation.memo,
         )
-
-    def derive(self, message: Any, make: Make) -> list[Placed]:
-        """Return ``make(message)``; while the message is cached, ``make`` is called once.
-
-        The chat messages that it makes are kept with the message. They must not be modified.
-        """
-        entry = self._by_id.get(id(message))
-        if entry is None or entry.message is not message:
-            return make(message)
-        if entry.derived is None:
-            entry.derived = make(message)
-        return entry.derived

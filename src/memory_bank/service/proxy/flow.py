@@ -23,7 +23,7 @@ from memory_bank.service.proxy.body import Body, decompressed, without_member
 from memory_bank.service.proxy.exchange import OTHER, REFUSED, Exchange, SessionRefusals
 from memory_bank.service.proxy.memory_calls import answer_memory_calls
 from memory_bank.service.proxy.send import CONTEXT_MANAGEMENT, send, without_beta
-from memory_bank.service.proxy.shared import Proxy
+from memory_bank.service.proxy.shared import BEGINNING, Proxy
 from memory_bank.service.proxy.summaries import expand, finish_summary, own_summary
 from memory_bank.service.proxy.upstream import (
     Headers,
@@ -146,7 +146,7 @@ async def _read_body(
     dropped = {b"accept-encoding"}
     if coding := incoming.headers.get("content-encoding"):
         most = proxy.rebuilder.sessions.config.service.max_body_bytes
-        plain = await in_thread_if_large(data, decompressed, data, coding, most)
+        plain = await to_thread.run_sync(decompressed, data, coding, most)
         if plain is not None:
             data = plain
             dropped.add(b"content-encoding")
@@ -165,7 +165,9 @@ async def _read_body(
 
     try:
         exchange.body = await in_thread_if_large(data, parsed, data)
-        expanded = await to_thread.run_sync(expand, exchange, proxy.seals)
+        expanded = None
+        if BEGINNING.encode() in data:
+            expanded = await to_thread.run_sync(expand, exchange, proxy.seals)
         if expanded is not None:
             exchange.body = await in_thread_if_large(data, parsed, expanded)
     except BodyError as e:

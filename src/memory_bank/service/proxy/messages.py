@@ -98,6 +98,7 @@ class MessagesDialect(Dialect):
         form = Form(
             chat, lambda written: from_anthropic(written, prompt, body.derive).messages, thinking=rule
         )
+        body.memo.keep_prompt(chat.messages)
         return RequestHistory(chat.messages, form, body.memo)
 
     def is_compaction(self, request: JsonObject) -> bool:

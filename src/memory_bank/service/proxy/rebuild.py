@@ -144,6 +144,8 @@ class _Share:
 
     def count(self, exchange: Exchange) -> None:
         """Where many requests of a client or conversation had no call, say in its reason how many."""
+        if exchange.reason != NOTHING_YET and not self.without_calls:
+            return
         session = client_session(exchange.client_headers, exchange.body.value.get("metadata"))
         who = repr((exchange.upstream_key, exchange.client_headers.get("user-agent"), session))
         client = hashlib.sha256(who.encode("utf-8", "surrogatepass")).digest()

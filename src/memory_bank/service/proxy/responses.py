@@ -111,6 +111,7 @@ class ResponsesDialect(Dialect):
         instructions = body.value.get("instructions")
         chat = from_items(self.conversation(body.value), instructions, body.derive)
         form = Form(chat, lambda written: from_items(written, instructions, body.derive).messages)
+        body.memo.keep_prompt(chat.messages)
         return RequestHistory(chat.messages, form, body.memo)
 
     def is_compaction(self, request: JsonObject) -> bool:

@@ -49,7 +49,7 @@ def expand(exchange: Exchange, seals: Seals) -> bytes | None:
     """
     key, namespace = exchange.api.key, exchange.namespace
     elements = exchange.body.value.get(key)
-    if BEGINNING.encode() not in exchange.body.data or not isinstance(elements, list):
+    if not isinstance(elements, list):
         return None
     found = (n for n in reversed(range(len(elements))) if _parts(elements[n], key)[0])
     if (at := next(found, -1)) < 0:

@@ -1,0 +1,309 @@
+"""What is shown of an output when it first appears; so it stays until the fold, which chooses from the stored whole.
+
+JSON is shown without what says nothing (``transcript.dense``). Of a longer output a part is shown, where the agent
+has a tool that returns the rest: of JSON its structure, of other texts their ends and, in their order, what the next
+calls may need. It is a function of the output, its call, the user's message before it, and the settings.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from memory_bank.bank.session import MemoryBankState
+from memory_bank.config import MemoryBankSettings
+from memory_bank.context.evidence import evidence_model
+from memory_bank.selection.effects import asks_for_part, files_read, rules_read
+from memory_bank.selection.index import EvidenceIndex
+from memory_bank.selection.values import ParsedRecord, parse_record
+from memory_bank.transcript.chat import edited_message
+from memory_bank.transcript.dense import (
+    DenseOutput,
+    longest_text,
+    read_output,
+    shorten_json,
+    without_text,
+)
+from memory_bank.transcript.harness import persons_text
+from memory_bank.transcript.messages import (
+    Interaction,
+    MessageKind,
+    Pair,
+    is_memory_tool,
+    kind_of,
+    message_text,
+)
+from memory_bank.transcript.quoting import Mark, quote_lines
+from memory_bank.transcript.transcript import View
+from memory_bank.transcript.turns import WHOLE, Edit
+
+log = logging.getLogger("memory_bank.MemoryBankStrategy")
+
+LEAST_JSON = 2_000
+"""Characters of JSON that is written densely."""
+LEAST_SAVED = 0.05
+"""The share of an output's tokens from which it is shown otherwise than it came."""
+LEAST_CACHED = 1_100
+"""Tokens of a context that an output is not to bring below: providers keep no shorter prefix in their cache."""
+BEGINNING, END = 400, 500
+"""Characters that are shown of the beginning and the end of a long text."""
+TASK_CHARS = 4_000
+"""Characters of the user's message by which parts are chosen."""
+LONG_LINE = 400
+"""A line of more characters is shown in parts."""
+LONGEST_NUMBERED = 2_000
+"""A text with a longer line has no line numbers by which ``get_record`` finds them."""
+MOST_PARSED = 4
+"""Outputs that are kept as they were cut, for the next fold."""
+_DIFF = re.compile(r"^(?:diff --git |@@ -\d+(?:,\d+)? \+\d+(?:,\d+)? @@)", re.M)
+_DATA_FILE = re.compile(
+    r"\.(?:csv|tsv|txt|text|log|out|err|json|jsonl|ndjson|geojson|xml|pdf|docx?|xlsx?|pptx?|html?|md|rst|eml|srt|tex)\W*\Z",
+    re.I,
+)
+
+
+@dataclass(slots=True)
+class FirstSight:
+    """The edits of a conversation's outputs, by position, and the tokens that they save, by interaction's start.
+
+    ``kept``: edits by what they are a function of. ``count``: interactions that were read, of messages with the
+    ``digests``, as the settings and tools ``made_for`` have them.
+    """
+
+    edits: dict[int, Edit] = field(default_factory=dict)
+    saved: dict[int, int] = field(default_factory=dict)
+    kept: dict[tuple[object, ...], Edit | None] = field(default_factory=dict)
+    count: int = 0
+    digests: object = None
+    made_for: tuple[object, ...] = ()
+
+    def tokens(self, interaction: Interaction) -> int:
+        """The tokens of an interaction as it is shown."""
+        return interaction.tokens - self.saved.get(interaction.start, 0)
+
+
+def first_sight(view: View, session: MemoryBankState, settings: MemoryBankSettings) -> FirstSight:
+    """How the outputs of a view are shown until they are folded; a step reads only those that are new."""
+    sight: FirstSight = session.cache("first sight", FirstSight)
+    made_for = (settings, session.record_tool, session.counter.name)
+    if sight.made_for != made_for:
+        sight.kept, sight.made_for, sight.digests = {}, made_for, None
+    if sight.digests is not view.digests or sight.count > len(view.interactions):
+        sight.edits, sight.saved, sight.count, sight.digests = {}, {}, 0, view.digests
+    again = view.interactions[sight.count - 1 :] if sight.count else view.interactions
+    if sight.count:  # the tail, which may have grown
+        sight.saved.pop(again[0].start, None)
+        sight.edits = {p: edit for p, edit in sight.edits.items() if p < again[0].start}
+    less = sum(sight.saved.values())
+    for interaction in again:
+        for pair, trace_id in zip(interaction.pairs, interaction.trace_ids, strict=True):
+            if trace_id is None or pair.call is None or pair.result is None or pair.result_at is None:
+                continue
+            text, position = pair.result.output_text, interaction.start + pair.result_at
+            if text is None or len(text) < LEAST_JSON:
+                continue
+            key = (trace_id, _task(view, interaction.start))
+            if key not in sight.kept:
+                sight.kept[key] = _edit(
+                    view.messages[position], text, pair, trace_id, key[1], session, settings
+                )
+            if (edit := sight.kept[key]) is None:
+                continue
+            whole = view.tokens_between(position, position + 1)
+            saved = whole - edit.tokens
+            if (
+                saved > whole * LEAST_SAVED
+                and view.tokens_before[position + 1] - less - saved >= LEAST_CACHED
+            ):
+                sight.edits[position] = edit
+                sight.saved[interaction.start] = sight.saved.get(interaction.start, 0) + saved
+                less += saved
+    sight.count = len(view.interactions)
+    return sight
+
+
+def _task(view: View, before: int) -> str:
+    """What the user said last before a position."""
+    for position in reversed(view.kept[: bisect_right(view.kept, before)]):
+        message = view.messages[position]
+        if kind_of(message) is MessageKind.USER and (said := persons_text(message_text(message))):
+            return said[:TASK_CHARS]
+    return ""
+
+
+def _edit(
+    message: Any,
+    text: str,
+    pair: Pair,
+    trace_id: str,
+    task: str,
+    session: MemoryBankState,
+    settings: MemoryBankSettings,
+) -> Edit | None:
+    """An output as it is shown; None where it is shown as it came. What fails is logged, and shown as it came."""
+    try:
+        shown = _shown(text, pair, trace_id, task, session, settings)
+    except Exception as e:
+        log.warning("an output of %d characters is shown whole: %s", len(text), type(e).__name__)
+        return None
+    if shown == text:
+        return None
+    new = edited_message(message, {WHOLE: shown})
+    return Edit({WHOLE: shown}, new, session.counter.count_message(new))
+
+
+def _shown(
+    text: str, pair: Pair, trace_id: str, task: str, session: MemoryBankState, settings: MemoryBankSettings
+) -> str:
+    tool = settings.tools.get(pair.tool_name)
+    most = settings.first_sight if tool is None or tool.first_sight is None else tool.first_sight
+    if not most or pair.call is None or is_memory_tool(pair.tool_name):
+        return text
+    files = files_read(pair.tool_name, pair.call.text)
+    output = read_output(text, to_the_letter=bool(files))
+    if (
+        len(output.text) <= most
+        or not session.record_tool
+        or trace_id not in session.steps
+        or not all(map(_DATA_FILE.search, files))
+        or asks_for_part(pair.call.raw_input)
+        or _DIFF.search(output.text)
+        or rules_read(pair.tool_name, pair.call.text, text)
+    ):
+        return output.text
+    number = next(n for n, t in enumerate(session.steps, 1) if t == trace_id)
+    parsed = parse_record(1, text, session.counter.count_text, trace_id, pair.tool_name, pair.call.text)
+    known = session.cache("parsed records")
+    known[trace_id] = parsed
+    if len(known) > MOST_PARSED:
+        del known[next(iter(known))]
+    shown = _Part(output, parsed, number, task, session, settings).shown()
+    return shown if len(shown) < len(output.text) else output.text
+
+
+class _Part:
+    """The part of a long output that is shown, in ``first_sight_tokens``."""
+
+    def __init__(
+        self,
+        output: DenseOutput,
+        parsed: ParsedRecord,
+        number: int,
+        task: str,
+        session: MemoryBankState,
+        settings: MemoryBankSettings,
+    ) -> None:
+        self.output, self.parsed, self.task = output, parsed, task
+        self.count, self.room = session.counter.count_text, settings.first_sight_tokens
+        self.model = evidence_model(settings.evidence_model)
+        self.head = f"{Mark.SHORTENED} #{number}: {len(output.text):,} characters"
+        self.fetch = f'{session.record_tool}("#{number}"'
+
+    def shown(self) -> str:
+        """The part, after the mark that says what is missing and how to get it."""
+        value = self.output.value
+        if value is None:
+            return self._of_text(self.output.text, self.output.path)
+        text, path = longest_text(value)
+        if 2 * len(text) < len(self.output.text):
+            mark = self._mark(
+                "its structure and the members that tell items apart", 'path="items[3]" or pattern="…"'
+            )
+            return mark + self._of_json(value, self.room - self.count(mark))
+        beside = without_text(value, text, "… shown below")
+        path = path if not self.output.path else f"{self.output.path}.{path}"
+        return self._of_text(text, path, self._of_json(beside, self.room // 4) + "\n")
+
+    def _mark(self, shown: str, where: str) -> str:
+        return (
+            f"{self.head}; shown are {shown}. The output is complete, what is not shown may be in it: "
+            f"{self.fetch}, {where}) returns it]\n"
+        )
+
+    def _of_json(self, value: Any, room: int) -> str:
+        """JSON in so many tokens."""
+        chars = int(room * len(self.output.text) / max(1, self.count(self.output.text)))
+        for _ in range(5):
+            shown = shorten_json(value, chars)
+            if (tokens := self.count(shown)) <= room:
+                break
+            chars = int(chars * room / tokens * 0.97)
+        return quote_lines(shown)
+
+    def _of_text(self, text: str, path: str | None, before: str = "") -> str:
+        """The beginning, the end, and between them in their order the pieces that the next calls may need."""
+        cut = self.parsed.cut
+        chars = Counter[int]()
+        for segment in cut.segments:
+            chars[segment.source] += len(segment.text)
+        source = chars.most_common(1)[0][0] if chars else 0
+        is_one = 5 * chars[source] > 3 * chars.total()  # else many texts in one
+        if cut.sources[source] != text:  # a string within the text, or its content without line numbers
+            text, path = cut.sources[source], None
+        begin, end = _line_end(text, BEGINNING), _line_start(text, len(text) - END)
+        is_numbered = path is not None and max(map(len, text.split("\n"))) <= LONGEST_NUMBERED
+        where = 'lines="…" or pattern="…"' if is_numbered else 'pattern="…"'
+        mark = self._mark(
+            "its beginning, its end and what is likeliest needed between them",
+            f'path="{path}", {where}' if path else where,
+        )
+        room = self.room - self.count(mark + before)
+        index = EvidenceIndex(self.model, self.count)
+        index.tables.set_anchor([self.task])
+        index.add_parsed(self.parsed)
+        chosen = index.select(
+            anchor=[self.task, text[:begin], text[end:]],
+            tail_interaction=self.parsed.interaction + 1,
+            budget=max(1, room - self.count(text[:begin] + text[end:])),
+            prices=[0],
+        )
+        while True:
+            places = chosen.shown.get(0, ())
+            if is_one:
+                inside = (cut.segments[place] for place in places)
+                spans = [(s.start, s.end) for s in inside if s.source == source]
+                shown = _with_gaps(text, [(0, begin), *spans, (end, len(text))], is_numbered)
+            else:
+                quote = index.quote(0, places, chosen)
+                shown = f"{quote_lines(text[:begin])}\n{quote}\n{quote_lines(text[end:])}"
+            over = self.count(shown) - room
+            if over <= 0 or not chosen.gains:
+                return mark + before + shown
+            chosen = index.without_last(chosen, over)
+
+
+def _with_gaps(text: str, spans: Sequence[tuple[int, int]], is_numbered: bool) -> str:
+    """Spans of a text in their order, whole lines where these are near, with a mark at each gap."""
+    pieces, last = list[str](), 0
+    for start, stop in spans:
+        start, stop = max(last, _line_start(text, start)), _line_end(text, stop)
+        if stop <= start:
+            continue
+        if text[last:start].strip():
+            first, until = (text.count("\n", 0, at) + 1 for at in (last + 1, start - 1))
+            lines = f"line {first}" if first == until else f"lines {first}-{until}"
+            pieces.append(f"\n{Mark.SHORTENED} {lines if is_numbered else f'{start - last:,} characters'}]\n")
+        else:
+            pieces.append(text[last:start])
+        pieces.append(quote_lines(text[start:stop].removesuffix("\n")))
+        last = stop
+    return re.sub(r"\n{3,}", "\n\n", "".join(pieces))
+
+
+def _line_start(text: str, at: int) -> int:
+    """Where the line of a position begins, if that is near; else the position."""
+    start = text.rfind("\n", max(0, at - LONG_LINE), at) + 1
+    return start if start or at <= LONG_LINE else at
+
+
+def _line_end(text: str, at: int) -> int:
+    """Where the line of a position ends, if that is near; else the position."""
+    if at and text[at - 1] == "\n":
+        return at
+    end = text.find("\n", at, at + LONG_LINE)
+    return len(text) if end < 0 and at + LONG_LINE >= len(text) else at if end < 0 else end
