@@ -25,7 +25,7 @@ FILES = {
     "service/operations": "operations metrics telemetry logs observing costs",
     "service/page": "page page_on_the_api recorder timeline figures lives",
     "service/security": "gate authority redaction secrets_stay_out isolation proof limits rules caches quoted",
-    "service/server": "running workers connections strategy_that_cannot_work",
+    "service/server": "running workers connections loading strategy_that_cannot_work",
     # what is promised of a request; the whole folder takes some minutes
     "service/proxy": "proxy/messages proxy/body proxy/routes proxy/refusals proxy/digests proxy/usage prefix_cache",
     "top": "config memory orchestrator processor prompts pricing closing face",
