@@ -253,7 +253,8 @@ def _telling(
         [
             (0 if is_state else 1 if is_id(key, text) else 2, key, text)
             for key, text in found
-            if text not in known
+            if len(key) <= _TELLING_CHARS
+            and text not in known
             and (
                 (is_state := _STATE.search(key) is not None)
                 or _TELLING.search(key)
