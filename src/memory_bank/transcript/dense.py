@@ -195,7 +195,7 @@ _CELLS = (
 )  # characters of a value in a row at most, the first of these that fits, and a cut word's rest
 _LEAST = 16  # characters that a value is cut to
 _TELLING = re.compile(
-    r"(?i)(?:\b|_)(?:\w*id|uuid|sha|name|title|key|path|url|link|href|email|number|label|slug|code)s?\Z"
+    r"(?i)ids?\Z|(?:\b|_)(?:uuid|sha|name|title|key|path|url|link|href|email|number|label|slug|code)s?\Z"
 )
 
 
