@@ -7,6 +7,7 @@ import subprocess
 import sys
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 import sqlalchemy as sa
@@ -17,6 +18,7 @@ from memory_bank.bank import sqlite as module
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder
 from memory_bank.bank.listing import list_sessions
+from memory_bank.bank.maintenance import verify
 from memory_bank.bank.schema import MIGRATIONS, VERSION, folds, insights, schema_version, sessions, steps
 from memory_bank.bank.sqlite import schema_script
 from memory_bank.bank.stores import FactStore, InsightStore
@@ -140,15 +142,8 @@ UNPACKED = {  # insights of schema 8
 }
 
 
-@pytest.mark.parametrize("version", list(MIGRATIONS))
-def test_a_bank_of_an_older_version_is_brought_to_this_one(bank_url, version):
-    """Two processes open it at once; what it holds stays."""
-    database = Database(bank_url)
-    database.open_session("s")
-    FactStore(database, "s").store_many([a_record(1), a_record(2)])
-    InsightStore("lexical", database, "s").add_many(
-        [Insight(a_record(n).trace_id, "It is late.") for n in (1, 2)]
-    )
+def age(database, version):
+    """Bring a bank with two insights to an older version."""
     with database.write() as c:
         for statement in OLDER if version < "8" else ():
             c.exec_driver_sql(statement)
@@ -169,6 +164,18 @@ def test_a_bank_of_an_older_version_is_brought_to_this_one(bank_url, version):
                 continue
             c.exec_driver_sql(f"ALTER TABLE {column.table} DROP COLUMN {column.name}")
         c.exec_driver_sql(f"UPDATE schema_version SET version_num = '{version}'")
+
+
+@pytest.mark.parametrize("version", list(MIGRATIONS))
+def test_a_bank_of_an_older_version_is_brought_to_this_one(bank_url, version):
+    """Two processes open it at once; what it holds stays."""
+    database = Database(bank_url)
+    database.open_session("s")
+    FactStore(database, "s").store_many([a_record(1), a_record(2)])
+    InsightStore("lexical", database, "s").add_many(
+        [Insight(a_record(n).trace_id, "It is late.") for n in (1, 2)]
+    )
+    age(database, version)
     database.close()
     if version == "8":  # a process that dies meanwhile changes nothing
         opens = "import sys; from memory_bank.bank.database import Database; Database(sys.argv[1])"
@@ -194,6 +201,25 @@ def test_a_bank_of_an_older_version_is_brought_to_this_one(bank_url, version):
     if version < "8":
         with Database(bank_url).write() as c:
             c.exec_driver_sql("ALTER TABLE steps DROP COLUMN manifest")  # PostgreSQL's bank is used again
+
+
+def test_a_damaged_insight_does_not_keep_an_older_bank_closed(bank_url):
+    database = Database(bank_url)
+    database.open_session("s")
+    FactStore(database, "s").store_many([a_record(1), a_record(2)])
+    InsightStore("lexical", database, "s").add_many(
+        [Insight(a_record(n).trace_id, "It is late.") for n in (1, 2)]
+    )
+    age(database, "8")
+    damaged = {"sqlite": "X'c3'", "postgresql": r"'\\xc3'::bytea"}[database.url.get_backend_name()]
+    with database.write() as c:
+        c.exec_driver_sql(f"UPDATE insights SET summary = {damaged} WHERE seq = 1")
+    database.close()
+    with closing(Database(bank_url)) as database:
+        assert [d.what for d in verify(database)] == ["its summary is not readable"]
+        assert len(list(verify(database, repair=True))) == 1
+        assert list(verify(database)) == []
+        assert database.column(sa.select(insights.c.summary)) == ["It is late."]
 
 
 def test_a_newer_schema(tmp_path):

@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+import sqlalchemy as sa
 from tests.bank.test_database import STORE, refused
 from tests.contracts.insights import NumbersEmbedder
 from tests.contracts.stores import a_record, together
@@ -16,6 +17,7 @@ from tests.service.processes import until
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.listing import list_sessions
+from memory_bank.bank.postgres import _Line
 from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.errors import (
     DatabaseVersionError,
@@ -273,6 +275,43 @@ def relay(postgres):
     relay = Relay(postgres)
     yield relay
     relay.close()
+
+
+def test_those_that_wait_for_a_connection_to_a_silent_server_do_not_wait_one_after_another(postgres, relay):
+    database = Database(f"{relay.url(postgres.emptied())}?pool_size=2")
+    said = []
+
+    def ask():
+        try:
+            database.value(sa.select(1))
+        except StorageError as e:
+            said.append(str(e))
+
+    database.value(sa.select(1))
+    with relay.silence():
+        began = time.monotonic()
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert time.monotonic() - began < 5
+    assert len(said) == 8
+    database.close()
+
+
+def test_a_question_whose_thread_is_gone_does_not_stay_open(monkeypatch):
+    """As in a process that was forked meanwhile, or where no thread can be started."""
+    line = _Line(lambda: False)
+    line._asked = time.monotonic() - 60
+    assert not line.is_silent
+
+    def start(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    line.ask()
+    assert not line.is_silent
 
 
 def test_a_silent_server_is_given_up_and_known_until_it_answers(postgres, relay):

@@ -223,3 +223,17 @@ def test_a_record_in_a_damaged_block_can_be_forgotten(bank, small):
     assert count(database, blocks) == count(database, block_sessions) == 0
     list(verify(database, repair=True))
     assert InsightStore("lexical", database, "a").rank("ORD-2")[0].why == "words"
+
+
+def test_terms_of_a_wrong_length_are_told_and_stop_no_step(bank, small):
+    database = bank.database()
+    fill(database, "a", NAMES[:4])
+    with database.write() as c:
+        c.execute(sa.update(rows_of_words).where(rows_of_words.c.seq == 2).values(terms=b"x" * 23))
+    with pytest.raises(StorageError, match="damaged"):
+        InsightStore("lexical", database, "a").rank("red")
+    fill(database, "b", NAMES)  # enough for a block
+    assert len(list(verify(database))) == 1
+    list(verify(database, repair=True))
+    assert list(verify(database)) == []
+    assert len(InsightStore("lexical", database, "a").rank("green")) > 0

@@ -73,3 +73,7 @@ def test_a_long_output_is_told_in_time():
     assert is_failure(
         "a" * 500_000 + "\nTraceback (most recent call last):\n  x\nValueError: y", "bash", "{}"
     )
+
+
+def test_a_long_name_of_a_member_takes_no_long():
+    assert outcome(json.dumps({"a_" * 30_000: 1, "status": "sent"}))[0] == "status=sent"

@@ -18,6 +18,7 @@ from memory_bank.service.app import Service
 from memory_bank.service.operations.metrics import Metrics
 from memory_bank.service.operations.telemetry import Telemetry
 from memory_bank.testing import ScriptedServer, say
+from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.pairing import pairing_errors
 
 PLACES = [*SECRETS.values(), *(a + b + c for a, b, c in ASSIGNED)]
@@ -247,3 +248,21 @@ def test_what_was_said_before_the_rules_changed_stays_apart(tmp_path):
             sizes.append(state.fact_store.size())
         service.close()
     assert sizes == [4, 5]
+
+
+@pytest.mark.parametrize("form", ["json", "log"])
+def test_an_output_with_a_secret_is_first_shown_as_it_came(tmp_path, form):
+    service = opened(
+        tmp_path / "bank.db", configured(database=str(tmp_path / "bank.db"), strategy="memory_bank")
+    )
+    token = SECRETS["github token"]
+    rows = [{"id": f"ORD-{n:04}", "note": None, "status": "open"} for n in range(900)]
+    output = json.dumps({"access": token, "rows": rows}, indent=1)
+    if form == "log":
+        output = f"access {token}\n" + "\n".join(f"{n} {row}" for n, row in enumerate(rows))
+    messages = [system("Help. " * 900), user("Sign in."), call(("c1", "sign_in", {})), result("c1", output)]
+    made = service.sessions.rebuild("one", "run", messages, tools=TOOL_SCHEMAS)
+    assert made.context == messages
+    messages[-1] = result("c1", output.replace(token, "none"))
+    made = service.sessions.rebuild("one", "other", messages, tools=TOOL_SCHEMAS)
+    assert len(made.context[-1]["content"]) < 0.8 * len(output)

@@ -553,6 +553,12 @@ def test_mistakes_come_back_as_sentences():
     assert "could not be read" in handle_tool_call(state, GET_RECORD, {"trace_id": "abcdef"})
 
 
+def test_a_refusal_can_be_sent_whatever_was_asked():
+    state, _ = stored("a b")
+    for asked in ({"record": "\ud800"}, {"record": "#1", "pattern": "\udfff"}, {"record": "#1", "\ud800": 1}):
+        assert handle_tool_call(state, "get_record", asked).encode()
+
+
 def test_functions_for_frameworks():
     state, (trace_id,) = stored("hello")
     tools = memory_tools(state)

@@ -219,3 +219,33 @@ def test_the_longest_text_is_found_and_replaced():
         == '{"ok":true,"page":{"title":"Hello","a b":"…"},"url":"u"}'
     )
     assert longest_text([1]) == ("", "")
+
+
+def test_a_wrapper_with_two_members_of_one_name_stays():
+    text = '{"content":[{"type":"text","text":"ORD-1"}],"content":[{"type":"text","text":"ORD-2"}]}'
+    assert read_output(text).text == text
+
+
+@pytest.mark.parametrize("parts", [["a\ud800"], ["a\ud800", "b"]])
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_text_in_wrappers_can_be_sent(parts, exact):
+    output = read_output(json.dumps([{"type": "text", "text": p} for p in parts]), to_the_letter=exact)
+    assert output.text.encode() == "\n".join(["a\\ud800", *parts[1:]]).encode()
+
+
+def test_deep_and_wide_values_take_no_long():
+    tables = {"s": "word " * 4_000}
+    for depth in range(14):
+        tables = {"a": [tables, *({"a": f"{depth} {n} word " * 30} for n in range(4))]}
+    deep = [{"a": n, "b": str(n) * 3} for n in range(30_000)]
+    for _ in range(90):
+        deep = {"a": deep}
+    wide = [{f"a{n}": (n * 7 + row * 31) % 97 for n in range(900)} for row in range(300)]
+    for value in (
+        tables,
+        deep,
+        wide,
+        {"a_" * 100_000: [1] * 100},
+        [{"a_" * 20_000 + "b": n} for n in range(9)],
+    ):
+        assert len(shorten_json(read_output(json.dumps([value] * 4)).value, 16_000)) < 10**6

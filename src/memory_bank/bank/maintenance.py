@@ -300,14 +300,14 @@ class _Verification:
 
     def words(self) -> Iterator[Defect]:
         """Every insight has words, by which it is found, and nothing else has."""
-        damaged: list[tuple[str, int]] = []
+        damaged, broken = list[tuple[str, int]](), list[int]()
         with self.database.snapshot() as c:
             there = dict(c.execute(sa.select(_i.seq, _i.session_id)).all())
-            found = set(indexed(c, damaged))
+            found = set(indexed(c, damaged, broken))
         missing, left = [*(there.keys() - found)], [*(found - there.keys())]
-        if self.repair and (left or damaged):
+        if self.repair and (left or damaged or broken):
             with self.database.write() as c:
-                delete_words(c, left, damaged)
+                delete_words(c, [*left, *broken], damaged)
         joined = sa.select(*_r, _i.summary, _i.trace_id.label("of"), _i.session_id.label("in_session"))
         joined = joined.select_from(insights.outerjoin(records, INSIGHT_OF_RECORD))
         for part in in_parts(missing, _BATCH) if self.repair else ():

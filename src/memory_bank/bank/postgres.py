@@ -7,6 +7,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Collection, Generator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import sqlalchemy as sa
@@ -123,6 +124,8 @@ class Postgres(Database):
 
         @event.listens_for(engine, "do_connect")
         def _connect(_dialect: object, _record: object, given: list[Any], named: dict[str, Any]) -> object:
+            if self._line.is_silent:  # of those that waited for a connection each would wait again
+                raise engine.dialect.loaded_dbapi.OperationalError("it does not answer")
             return connection_class.connect(*given, **named)
 
         @event.listens_for(engine, "connect")
@@ -246,20 +249,26 @@ class _Line:
         self._ask = ask
         self._lock = threading.Lock()
         self._asked: float | None = None  # since when the question is open
+        self._asker: threading.Thread | None = None  # a process that was forked has none
 
     @property
     def is_silent(self) -> bool:
         """Whether the server has been asked and does not answer."""
         asked = self._asked
-        return asked is not None and time.monotonic() - asked > _SILENCE
+        return asked is not None and time.monotonic() - asked > _SILENCE and self._is_asking()
+
+    def _is_asking(self) -> bool:
+        return self._asker is not None and self._asker.is_alive()
 
     def ask(self) -> None:
         """Ask in the background, until there is an answer, unless the question is open."""
         with self._lock:
-            if self._asked is not None:
+            if self._asked is not None and self._is_asking():
                 return
+            self._asker = threading.Thread(target=self._wait, name="memory-bank-server-asked", daemon=True)
             self._asked = time.monotonic()
-        threading.Thread(target=self._wait, name="memory-bank-server-asked", daemon=True).start()
+            with suppress(RuntimeError):  # no thread can be started
+                self._asker.start()
 
     def _wait(self) -> None:
         while not self._ask() and self._asked is not None:

@@ -53,7 +53,12 @@ class PackedText(ExactText):
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> bytes | None:
         data = super().process_bind_param(value, dialect)
-        return None if data is None else min(_PACKED + zlib.compress(data), data, key=len)
+        return None if data is None else packed(data)
+
+
+def packed(data: bytes) -> bytes:
+    """The bytes of a text as PackedText stores them."""
+    return min(_PACKED + zlib.compress(data), data, key=len)
 
 
 class Vector(UserDefinedType[str]):
@@ -300,7 +305,10 @@ files = sa.Table(  # what an agent keeps below /memories, by a memory tool
 
 
 def _compact(c: Connection) -> None:
-    """Write every insight anew: its terms into a table of their own, its summary packed, no vector of words."""
+    """Write every insight anew: its terms into a table of their own, its summary packed, no vector of words.
+
+    What is damaged stays so: ``bank verify`` names it.
+    """
     if c.dialect.name == "postgresql":
         c.exec_driver_sql("ALTER TABLE insights ALTER COLUMN embedding DROP NOT NULL")
     else:  # what is deleted later is to leave no copy
@@ -308,20 +316,24 @@ def _compact(c: Connection) -> None:
     by_words = (
         c.execute(sa.select(bank.c.value).where(bank.c.key == "embedder")).scalar() == LexicalEmbedder.name
     )
-    seq = insights.c.seq
+    stored = [
+        sa.column(col.name, sa.LargeBinary() if isinstance(col.type, ExactText) else col.type)
+        for col in insights.c
+    ]
+    raw, seq = sa.table(insights.name, *stored), insights.c.seq
     owner = sa.func.coalesce(sessions.c.namespace, "").label("namespace")
-    found = sa.select(insights, owner).outerjoin(sessions, sessions.c.session_id == insights.c.session_id)
-    found = found.where(seq > sa.bindparam("after")).order_by(seq).limit(1_000)
+    found = sa.select(raw, owner).outerjoin(sessions, sessions.c.session_id == raw.c.session_id)
+    found = found.where(raw.c.seq > sa.bindparam("after")).order_by(raw.c.seq).limit(1_000)
     last = -(2**62)
     while rows := [dict(row) for row in c.execute(found, {"after": last}).mappings()]:
         last = rows[-1]["seq"]
         c.execute(sa.delete(insights).where(seq.between(rows[0]["seq"], last)))
         c.execute(sa.insert(words), [{c.name: row[c.name] for c in words.c} for row in rows])
         for row in rows:
-            row["terms"] = row["terms"][:HEAD_BYTES]
+            row["terms"], row["summary"] = row["terms"][:HEAD_BYTES], packed(row["summary"])
             row["embedding"] = b"" if by_words else row["embedding"]
             del row["namespace"]
-        c.execute(sa.insert(insights), rows)
+        c.execute(sa.insert(raw), rows)
 
 
 MIGRATIONS: dict[str, list[sa.Column[Any] | sa.Table | sa.Index | str | Callable[[Connection], None]]] = {

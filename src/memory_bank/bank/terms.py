@@ -84,8 +84,10 @@ class Postings(NamedTuple):
 
     @classmethod
     def of(cls, stored: Sequence[bytes]) -> Postings:
-        """Those of rows as ``terms_of`` returns them, numbered from 0."""
+        """Those of rows as ``terms_of`` returns them, numbered from 0. Raises ValueError."""
         size = HEAD.itemsize
+        if any(len(b) < size or (len(b) - size) % 5 for b in stored):
+            raise ValueError("damaged terms")
         counts = [(len(b) - size) // 5 for b in stored]
         terms = b"".join(b[size : size + 4 * n] for b, n in zip(stored, counts, strict=True))
         weights = b"".join(b[size + 4 * n :] for b, n in zip(stored, counts, strict=True))

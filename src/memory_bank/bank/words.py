@@ -47,7 +47,7 @@ BUCKETS = 256
 _SHIFT = np.uint32(24)
 _ROWS = -1  # the bucket that says which insights a block has
 _SIZES = struct.Struct("<II")
-DAMAGED = (ValueError, KeyError, struct.error, zlib.error)
+DAMAGED = (ValueError, LookupError, struct.error, zlib.error)
 """The errors of a block that cannot be read."""
 
 _w, _b, _i = words.c, blocks.c, insights.c
@@ -201,7 +201,7 @@ def settle_all(database: Database) -> None:
 
 def _settle(database: Database, namespace: str, most: int | None = None) -> None:
     many = count_of(words).where(_w.namespace == namespace)
-    with suppress(StorageError):  # they stay as they are
+    with suppress(StorageError, *DAMAGED):  # they stay as they are
         while most != 0 and not database.read_only and (database.value(many) or 0) >= BLOCK:
             most = None if most is None else most - 1
             if not seal(database, namespace):
@@ -221,9 +221,15 @@ def move(c: Connection, session_id: str, namespace: str | None) -> None:
         c.execute(sa.update(words).where(_w.session_id == session_id).values(namespace=namespace or ""))
 
 
-def indexed(c: Connection, damaged: list[tuple[str, int]]) -> Iterator[int]:
-    """The ``seq`` of all insights that have words; blocks that cannot be read are added to ``damaged``."""
-    yield from c.execute(sa.select(_w.seq)).scalars()
+def indexed(c: Connection, damaged: list[tuple[str, int]], broken: list[int]) -> Iterator[int]:
+    """The ``seq`` of all insights that have words.
+
+    Blocks that cannot be read are added to ``damaged``, rows of words that cannot to ``broken``.
+    """
+    size = sa.func.length(_w.terms, type_=sa.Integer)
+    is_broken = (size < HEAD.itemsize) | ((size - HEAD.itemsize) % 5 != 0)
+    broken += c.execute(sa.select(_w.seq).where(is_broken)).scalars()
+    yield from c.execute(sa.select(_w.seq).where(~is_broken)).scalars()
     for namespace, first in c.execute(sa.select(_b.namespace, _b.first).distinct()).all():
         bodies = sa.select(_b.bucket, _b.body).where(*_OF_BLOCK).order_by(_b.bucket)
         try:

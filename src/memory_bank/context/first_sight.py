@@ -58,6 +58,8 @@ LONG_LINE = 400
 """A line of more characters is shown in parts."""
 LONGEST_NUMBERED = 2_000
 """A text with a longer line has no line numbers by which ``get_record`` finds them."""
+REDACTED = "[redacted: "
+"""What stands in the stored text for a secret, which the next call may need: such an output is shown as it came."""
 MOST_PARSED = 4
 """Outputs that are kept as they were cut, for the next fold."""
 _DIFF = re.compile(r"^(?:diff --git |@@ -\d+(?:,\d+)? \+\d+(?:,\d+)? @@)", re.M)
@@ -162,7 +164,7 @@ def _shown(
 ) -> str:
     tool = settings.tools.get(pair.tool_name)
     most = settings.first_sight if tool is None or tool.first_sight is None else tool.first_sight
-    if not most or pair.call is None or is_memory_tool(pair.tool_name):
+    if not most or pair.call is None or is_memory_tool(pair.tool_name) or REDACTED in text:
         return text
     files = files_read(pair.tool_name, pair.call.text)
     output = read_output(text, to_the_letter=bool(files))

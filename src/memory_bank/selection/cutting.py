@@ -158,7 +158,7 @@ _DEFINITION = re.compile(
 )
 _RULE = re.compile(r"(?=[\s|+:=\-]*+\Z)[\s:]*+[|+\-=]")
 _FROM_ONE = re.compile(r"\s*1[\t|→]")
-_NUMBERED = re.compile(r"\s*\d{1,7}[\t|:→-]|[^\s:]{1,200}:\d{1,7}[:\-]")
+_LINE_NUMBER = re.compile(r"\s*\d{1,7}[\t|:→-]|[^\s:]{1,200}:\d{1,7}[:\-]")
 _ESCAPED_BREAK = re.compile(r"(?<!\\)\\+n")
 _WORD = re.compile(r"\w")
 _SPACE = re.compile(r"\s")
@@ -397,7 +397,7 @@ class _Cutter:
         numbered = enumerate(lines)
         for number, (at, end) in numbered:
             line = text[at:end]
-            label = "" if starts is None or _NUMBERED.match(line) else f"line {starts + number}"
+            label = "" if starts is None or _LINE_NUMBER.match(line) else f"line {starts + number}"
             inside = self._definition(line, owners) if starts is not None else ""
             bare = line.strip()
             if table is not None:

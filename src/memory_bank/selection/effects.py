@@ -127,7 +127,7 @@ _RUN_FAILED = re.compile(
     r"|^(?:\S+ : )?error(?:\[\w+\]|:| [a-z]+\d+:)"
     r"|\bfound [1-9]\d* errors?\b|^[1-9]\d* errors?$|✖ [1-9]\d* problems? \([1-9]|^could not compile"  # of compilers
     r"|\bexit(?:ed)?:? (?:with )?(?:status |code )?[1-9]\d*\.?$|\bnon-zero (?:exit )?(?:code|status)"
-    r"|\*\*\* .*\berror [1-9]"
+    r"|\*\*\* .{0,400}?\berror [1-9]"
     r"|^npm err(?:!|or\b)|^panic: |^exception in thread|^fatal: |^!? ?! \[(?:remote )?rejected|^conflict \("
     r"|^(?:terminated|killed|aborted|segmentation fault|bus error)\b|\btimed out after\b|\(core dumped\)"
     r"|^(?:uncaught )?\w*(?:error|exception): |^(?:\S+/)?(?:ba|z|da)?sh: |^\S+: line \d+: "

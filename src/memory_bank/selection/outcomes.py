@@ -48,8 +48,8 @@ _LEAST_ID = 6  # characters of a value that is an identifier by its spelling
 _NO_ID = re.compile(r"\s|\A\d{4}-\d\d-\d\d|\A[\d.,]+[A-Za-z]{1,3}\Z")  # several words, a time, a measure
 _STATE = re.compile(r"(?:^|[_\W])(?:status|state|result|message)$|(?<=[a-z])(?:Status|State|Result)$", re.I)
 _TELLING = re.compile(
-    r"(?:^|[_\W])(?:url|number|path|name|title|count|total\w*|\w*_?(?:rows|results?|cells|range|affected))$"
-    r"|(?:url|count|total|results|rows|cells|range|affected)$|^total|id$",
+    r"(?:^|[_\W])(?:number|path|name|title|total\w{0,40})$"
+    r"|(?:url|count|total|results?|rows|cells|range|affected)$|^total|id$",
     re.I,
 )
 _NAMES = ("name", "title", "subject", "label", "path", "id", "key", "url", "text")
@@ -59,16 +59,17 @@ _SUMS = (
     re.compile(
         r"\b\d+ (?:passed|failed|passing|failing|failures?|examples?|problems?|errors?|issues?)\b(?!\()"
         r"|\d%? tests? (?:passed|failed)\b|\btests run:|\bran \d+ tests?\b|^failed \(|failures?[:=] ?\d|errors?=\d"
-        r"|^--- fail|all checks passed|no issues found|^failed! +-|^passed! +-|conflict \(|\*\*\* .*\berror \d",
+        r"|^--- fail|all checks passed|no issues found|^failed! +-|^passed! +-|conflict \("
+        r"|\*\*\* .{0,160}?\berror \d",
         re.I,
     ),
     re.compile(
-        r"\b\d[\d,]* (?:\w+ ){0,2}?(?:changed|found|matched|matche?s|rows?|results?|records?|items?|packages?(?! are)"
-        r"|file\(s\)|affected|copied|moved|deleted|created|updated|inserted|imported|reformatted|written|saved|sent)\b"
-        r"|\bwarning:|\bbuild (?:success\w*|succeeded|failed|failure)\b"
+        r"\b\d[\d,]{0,20} (?:\w+ ){0,2}?(?:changed|found|matched|matche?s|rows?|results?|records?|items?"
+        r"|packages?(?! are)|file\(s\)|affected|copied|moved|deleted|created|updated|inserted|imported|reformatted"
+        r"|written|saved|sent)\b|\bwarning:|\bbuild (?:success\w*|succeeded|failed|failure)\b"
         r"|\b(?:found(?! 0 vuln)|total|added|removed|updated|inserted|deleted|created|imported|processed|saved"
         r"|returned)\b[^\n]{0,40}?\d|^(?:update|insert|delete|select|copy) \d|\bno \w+(?: \w+)? found\b"
-        r"|nothing to commit|\b[\w./-]+ -> [\w./-]+$|^\[[^\]\n]+ [0-9a-f]{7,}\]",
+        r"|nothing to commit|\b[\w./-]{1,80} -> [\w./-]{1,80}$|^\[[^\]\n]+ [0-9a-f]{7,}\]",
         re.I,
     ),
     re.compile(
@@ -252,7 +253,8 @@ def _telling(
         [
             (0 if is_state else 1 if is_id(key, text) else 2, key, text)
             for key, text in found
-            if text not in known
+            if len(key) <= _TELLING_CHARS
+            and text not in known
             and (
                 (is_state := _STATE.search(key) is not None)
                 or _TELLING.search(key)

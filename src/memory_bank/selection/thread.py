@@ -172,7 +172,7 @@ _DONE_TOGETHER = 3  # items of a plan that are done, one after the other, from w
 _MOST_FILES, _MOST_FAILING = 12, 3
 _COMMAND_CHARS = 60
 _BEFORE_COMMAND = re.compile(
-    r"\A(?:\s*cd [^&;|\n]{1,300}(?:&&|;))+|\s*(?:2>&1|\|\s*(?:tail|head|grep)\b[^|&;\n]*)"
+    r"\A(?:\s*cd [^&;|\n]{1,300}(?:&&|;))+|(?<!\s)\s*(?:2>&1|\|\s*(?:tail|head|grep)\b[^|&;\n]*)"
 )
 _MADE_BY_SHELL = re.compile(r"(?<![<=\-&\d>])>{1,2}\s*(?!/dev/null|&)([\w./~\\:-]{2,200})")
 _ANAPHORIC = re.compile(r"\W*(?:it|its|this|that|these|those|they|their|he|she|here|there)\b", re.I)

@@ -163,7 +163,7 @@ def answer_tool_call(
         text = NOTHING_STORED
     else:
         return _answer(known, state, given, max(0, max_chars), scope)
-    return ToolAnswer(text, refused=True)
+    return ToolAnswer(sendable(text), refused=True)
 
 
 def memory_tools(state: Session | None, *, max_chars: int = MAX_CHARS) -> dict[str, Callable[..., str]]:
@@ -205,7 +205,7 @@ def _answer(
         return _search(state, given, room, scope) if tool == SEARCH_MEMORY else handler(state, given, room)
     except RefusedCall as e:
         text = f"{e.sentence}\n{fence(quote_lines(e.quoted))}" if e.quoted else e.sentence
-        return ToolAnswer(text, refused=not isinstance(e, NothingFound))
+        return ToolAnswer(sendable(text), refused=not isinstance(e, NothingFound))
     except MemoryBankError as e:
         return ToolAnswer(f"The memory could not be read: {e}", refused=True)
 
