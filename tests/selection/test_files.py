@@ -191,6 +191,27 @@ def test_a_quote_has_only_lines_of_the_file_as_it_is_now(content, edits, places,
         assert body == [line for line in now if line]
 
 
+@pytest.mark.parametrize(
+    "command", ["stash", "stash pop", "checkout .", "checkout main", "reset --hard", "pull"]
+)
+def test_what_git_takes_back_is_not_told_as_it_was(command):
+    s = Session()
+    first = s.read()
+    s.edit(LINES[4], "changed = 1")
+    s.add("Bash", command=f"cd /app && git {command}")
+    assert s.now(first).missing == [3]
+
+
+@pytest.mark.parametrize(
+    "command", ["stash list", "checkout -b new", "checkout -- other.py", "checkout src/other.py", "status"]
+)
+def test_what_git_does_not_touch_stays(command):
+    s = Session()
+    first = s.read()
+    s.add("Bash", command=f"git {command}")
+    assert s.now(first).changes == []
+
+
 # -- hostile calls -------------------------------------------------------------
 @pytest.mark.parametrize(
     "command",

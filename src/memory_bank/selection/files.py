@@ -315,7 +315,11 @@ class Files:
         if file is None:
             command = "" if patches else shell_command(tool, given)
             for path, text in _shell_changes(command):
-                self._change(number, path, (), text)
+                if path:
+                    self._change(number, path, (), text)
+                else:  # of all files
+                    for known in (f for named in self._named.values() for f in named):
+                        known.changes.append((FileChange(number), len(known.copies)))
             if not refers:
                 self._calls[tool, arguments] = FileCopy(number, "", output)
                 if shown := _shell_view(command):
@@ -550,7 +554,10 @@ def _joined(folder: str, path: str) -> str:
 
 
 def _shell_changes(command: str) -> list[tuple[str, str | None]]:
-    """The files that a command changes, each with the text that it writes; None where that is not known."""
+    """The files that a command changes, each with the text that it writes; None where that is not known.
+
+    A path of "" stands for any file, as git changes them.
+    """
     if not command or len(command) > _MOST_SHELL:
         return []
     changes: list[tuple[str, str | None]] = [(a or b, None) for a, b in _OPENED.findall(command)]
@@ -590,10 +597,24 @@ def _shell_changes(command: str) -> list[tuple[str, str | None]]:
             paths = paths + named
         elif name == "cp":
             paths = paths + named[-1:]
+        elif name == "git" and _changes_tree(words):
+            changes.append(("", None))
         elif name == "git" and words[1:2] in (["checkout"], ["restore"]):
             paths = paths + named[1:]
         changes += [(_joined(folder, p), None) for p in paths if p and not re.search(r"[$*`?]|^/dev/|^&", p)]
     return changes
+
+
+def _changes_tree(words: Sequence[str]) -> bool:
+    """Whether a command of git may change any file: it goes to other commits, or takes changes back or away."""
+    verb, given = words[1] if len(words) > 1 else "", words[2:]
+    if verb == "stash":
+        return given[:1] not in (["list"], ["show"], ["drop"], ["clear"])
+    if verb == "reset":
+        return "--hard" in given
+    if verb in ("checkout", "restore", "switch") and len(given) == 1:
+        return given == ["."] or (verb != "restore" and not re.search(r"[./]|^-", given[0]))
+    return verb in ("pull", "merge", "rebase", "revert", "cherry-pick")
 
 
 def _shell_view(command: str) -> tuple[str, str] | None:

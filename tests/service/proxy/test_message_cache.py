@@ -60,6 +60,20 @@ def test_each_api_makes_its_own_of_an_equal_message():
     assert read.places == from_anthropic([message]).places
 
 
+def test_each_provider_s_api_makes_its_own_of_equal_messages():
+    messages = [said("Refund.")]
+    for n in range(4):
+        called = f'I look.\nAction: look\nAction Input: {{"n": {n}}}'
+        messages += [{"role": "assistant", "content": called}, said(f"Observation: out {n}")]
+    data, seen = json.dumps({"messages": messages}).encode(), MessageCache()
+    for _ in range(2):
+        body = seen.parse(data, "messages", provider="openai")
+        assert read_text_calls(body.value["messages"], body.derive).messages[2]["role"] == "tool"
+        body = seen.parse(data, "messages", provider="anthropic")
+        read, alone = from_anthropic(body.value["messages"], derive=body.derive), from_anthropic(messages)
+        assert (read.messages, read.places) == (alone.messages, alone.places)
+
+
 def test_what_is_made_of_a_message_is_made_once_and_known():
     seen = MessageCache(chars=8_000)
     answer = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "look", "input": {}}]}

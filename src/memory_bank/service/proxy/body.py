@@ -359,9 +359,9 @@ class MessageCache:
 
     An agent sends its whole history with each request. The messages with which an earlier request of the conversation
     began are not parsed again, and others of equal text give the same object, which is never modified; those of
-    another member, of an API that reads them in its own way, give another one. At most ``chars`` characters are kept,
-    where each message counts ``ENTRY`` more for its objects; the least recently used conversations are dropped, and
-    one with a message of more than ``LONGEST`` is not kept. Thread-safe.
+    another member or ``provider``, whose API reads them in its way, give another one. At most ``chars`` characters
+    are kept, where each message counts ``ENTRY`` more for its objects; the least recently used conversations are
+    dropped, and one with a message of more than ``LONGEST`` is not kept. Thread-safe.
     """
 
     CHARS = 32_000_000
@@ -371,19 +371,22 @@ class MessageCache:
     def __init__(self, chars: int = CHARS) -> None:
         self._limit = chars
         self._chars = 0
-        self._by_head: OrderedDict[tuple[str, str], _Conversation] = OrderedDict()
-        self._by_text: WeakValueDictionary[tuple[str, str], _CachedMessage] = WeakValueDictionary()
+        self._by_head: OrderedDict[tuple[str, str, str], _Conversation] = OrderedDict()
+        self._by_text: WeakValueDictionary[tuple[str, str, str], _CachedMessage] = WeakValueDictionary()
         self._lock = threading.Lock()
 
-    def parse(self, data: bytes, key: str, *editable: str) -> Body:
+    def parse(self, data: bytes, key: str, *editable: str, provider: str = "") -> Body:
         """``parse_body`` with cached objects as elements of the member ``key``. Raises BodyError."""
-        return self.intern(parse_body(data, key, *editable, known=self._known), key)
+        known = partial(self._known, provider)
+        return self.intern(parse_body(data, key, *editable, known=known), key, provider)
 
-    def _known(self, member: str, text: str, head: Elements) -> Elements:
+    def _known(self, provider: str, member: str, text: str, head: Elements) -> Elements:
         """The elements, from ``head`` on, with which an array begins like that of an earlier request."""
         start = head[0][1][0]
         with self._lock:
-            conversation = self._by_head.get((member, text[start : head[-1][1][1]]), _Conversation())
+            conversation = self._by_head.get(
+                (provider, member, text[start : head[-1][1][1]]), _Conversation()
+            )
             known, messages, spans = conversation.text, conversation.messages, conversation.spans
         same, differs = 0, len(spans) + 1
         while differs - same > 1:
@@ -398,13 +401,13 @@ class MessageCache:
         places = ((start + begin, start + end) for begin, end in spans[:same])
         return tuple(zip((m.message for m in messages[:same]), places, strict=True))
 
-    def intern(self, body: Body, key: str) -> Body:
+    def intern(self, body: Body, key: str, provider: str = "") -> Body:
         """The body with cached objects as elements of its member ``key``; no object occurs twice in it."""
         elements = body.elements.get(key)
         if not elements or not all(type(message) is dict for message, _ in elements):
             return body
         text, start = body.text, elements[0][1][0]
-        head = key, text[start : elements[:HEAD][-1][1][1]]
+        head = provider, key, text[start : elements[:HEAD][-1][1][1]]
         with self._lock:
             conversation = self._by_head.pop(head, _Conversation())
             self._chars -= conversation.chars
@@ -413,10 +416,10 @@ class MessageCache:
             same = shared_length([m.message for m in earlier], came)
             used, cached = set(map(id, came[:same])), list(earlier[:same])
             for message, span in elements[same:]:
-                entry = self._by_text.get((key, text[slice(*span)]))
+                entry = self._by_text.get((provider, key, text[slice(*span)]))
                 if entry is None or id(entry.message) in used:
                     entry = _CachedMessage(message)
-                    self._by_text.setdefault((key, text[slice(*span)]), entry)
+                    self._by_text.setdefault((provider, key, text[slice(*span)]), entry)
                 used.add(id(entry.message))
                 cached.append(entry)
             conversation.text, conversation.messages = text[start : elements[-1][1][1]], cached

@@ -160,7 +160,8 @@ async def _read_body(
 
     def parsed(data: bytes) -> Body:
         """The body, without the member that upstream does not know."""
-        body = proxy.cache.parse(data, exchange.api.key, "tools", "thinking", CONTEXT_MANAGEMENT)
+        editable = exchange.api.key, "tools", "thinking", CONTEXT_MANAGEMENT
+        body = proxy.cache.parse(data, *editable, provider=exchange.provider)
         return body if knows else without_member(body, CONTEXT_MANAGEMENT)
 
     try:
