@@ -144,6 +144,14 @@ def test_every_row_of_long_json_is_shown_with_the_same_members():
     assert [o["id"] for o in orders] == [r["id"] for r in rows(150)]
 
 
+def test_the_path_in_the_mark_of_a_list_finds_an_item():
+    text, state = shown(json.dumps([{"type": "text", "text": json.dumps(rows(150, with_stories=True))}]))
+    path = re.search(r'path="(.*?)"', text)[1]
+    assert "It was late, said ORD-0003." in handle_tool_call(
+        state, "get_record", {"trace_id": "#1", "path": path}
+    )
+
+
 def test_a_page_in_json_is_shown_as_a_text_with_what_stands_beside_it():
     page = "\n".join(f"Paragraph {n} tells of ORD-{n:04} and more." for n in range(700))
     text, state = shown(json.dumps({"url": "https://shop.example/a", "content": page}), "fetch")

@@ -213,8 +213,9 @@ class _Part:
             return self._of_text(self.output.text, self.output.path)
         text, path = longest_text(value)
         if 2 * len(text) < len(self.output.text):
+            item = "[3]" if isinstance(value, list) else "items[3]"
             mark = self._mark(
-                "its structure and the members that tell items apart", 'path="items[3]" or pattern="…"'
+                "its structure and the members that tell items apart", f'path="{item}" or pattern="…"'
             )
             return mark + self._of_json(value, self.room - self.count(mark))
         beside = without_text(value, text, "… shown below")

@@ -26,6 +26,7 @@ from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.errors import ConfigError
 from memory_bank.models.embedding import load_embedder
 from memory_bank.service.proxy.identity import Identity, SessionMatch
+from memory_bank.service.proxy.upstream import credential_of
 
 START = [system(), user("How many items are there?")]
 LONG = "there are so many items in the warehouse that they fill it to the roof: "
@@ -675,3 +676,14 @@ def test_a_long_list_that_is_known_far_back_only(small: World) -> None:
     assert known(small.find(chat)) == SessionMatch(first.name, "chain")
     fork = known(small.find([*chat[:4], *steps(60, "counted", 1, "b")]))
     assert fork.forked_from == first.name
+
+
+def test_clients_that_share_one_of_two_credentials_are_two():
+    def key(*headers):
+        return credential_of([(b"accept", b"*/*"), *headers])
+
+    shared, own, other = (b"authorization", b"Bearer gate"), (b"x-api-key", b"k1"), (b"x-api-key", b"k2")
+    assert key() is key((b"authorization", b" ")) is None
+    assert key(own) == key((b"authorization", b""), own) == "k1"
+    assert len({key(shared), key(shared, own), key(shared, other), key(own)}) == 4
+    assert key(shared, own) == key(own, shared)

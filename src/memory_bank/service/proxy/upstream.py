@@ -322,9 +322,10 @@ def answer_headers(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
 
 
 def credential_of(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """The credential for the upstream in these headers, None without one."""
+    """The credential for the upstream in these headers, of several all; None without one."""
     names = (b"authorization", b"api-key", b"x-api-key")
-    return next((value.decode("latin-1") for name, value in headers if name in names), None)
+    found = sorted((name, value) for name, value in headers if name in names and value.strip())
+    return b"\n".join(value for _, value in found).decode("latin-1") or None
 
 
 def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
