@@ -79,7 +79,7 @@ def check_budget(service: Service, sent: list[list[Any]]) -> None:
         sizes.append(whole)
     assert len(sizes) > STEPS
     largest = settings.history_budget + 2 * counter.count_text(get_order(0)) + 500
-    assert max(sizes) < largest < counter.count_text(get_order(0)) * STEPS / 4
+    assert max(sizes) < largest < counter.count_text(get_order(0)) * STEPS / 3
 
 
 def counted(counter: Any, segments: Any) -> int:

@@ -27,6 +27,15 @@ def noted(n):
 
 CHAT = [system(), user("Which orders are late?"), *(m for n in range(12) for m in noted(n))]
 
+WHOLE = {
+    "memory_bank": {
+        "type": "memory_bank",
+        "observer_model": "extractive",
+        "embedding_model": "lexical",
+        "first_sight": 0,
+    }
+}  # outputs as they came
+
 
 @pytest.fixture
 def database(bank_url):
@@ -41,7 +50,7 @@ def hide(message):
 
 
 def test_a_context_is_rebuilt_and_whole(database):
-    sessions = Sessions(database, configured())
+    sessions = Sessions(database, configured(WHOLE))
     made = sessions.rebuild(None, "a", CHAT)
     assert made.tokens < made.full_tokens
     assert made.plan is not None
@@ -101,7 +110,7 @@ def test_a_wider_scope_ends_at_the_namespace(database, scope):
 
 
 def test_what_is_redacted_is_sent_but_not_stored(database):
-    sessions = Sessions(database, configured(), redact=hide)
+    sessions = Sessions(database, configured(WHOLE), redact=hide)
     for n in range(4, len(CHAT) + 1, 2):
         made = sessions.rebuild(None, "a", CHAT[:n])
         assert made.context[-2:] == CHAT[n - 2 : n]  # the agent's own request keeps it
