@@ -130,7 +130,7 @@ def test_a_file_that_only_sets_prices_has_memory(tmp_path: Path) -> None:
         ScriptedServer(lambda _: say("ok")) as upstream,
         serve("--config", file, "--db", tmp_path / "b.db", "--upstream", upstream.base_url) as service,
     ):
-        assert "strategy  memory_bank, summaries: by extraction" in service.log
+        until(lambda: "strategy  memory_bank, summaries: by extraction" in service.log)
         body = {"model": "gpt-4.1-mini", "messages": [system(), user(), *rounds(40, size=2_000)]}
         answer = service.ask("/v1/chat/completions", "POST", body)
         assert (answer.status, answer.headers["x-memory-status"]) == (200, "rebuilt")
