@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -108,12 +110,21 @@ def run() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    sys.unraisablehook = _press_again
     code = _run()
     try:
         sys.stdout.flush()
     except OSError as e:
         code = _stopped_by(e)
     sys.exit(code)
+
+
+def _press_again(lost: Any) -> None:
+    """Repeat a Ctrl-C that came while Python ran a finalizer, where it would be lost."""
+    if issubclass(lost.exc_type, KeyboardInterrupt):
+        threading.Timer(0.01, _thread.interrupt_main).start()
+    else:
+        sys.__unraisablehook__(lost)
 
 
 def _run() -> int:
