@@ -131,6 +131,8 @@ MODES_OF = {"insights.stored": ("inline", "slow")} | dict.fromkeys(
     _OBSERVER, ("background", "slow", "threads")
 )
 """The modes that pass a point, where not every mode does."""
+POINTS = tuple(p for p in faults.POINTS if p != "seal.executed")
+"""Where processes are killed: a block of words is made after 4,096 insights, more than one of these banks gets."""
 MOST_PASSES = dict.fromkeys(_OBSERVER, 4) | dict.fromkeys(faults.POINTS[:3], 40)
 
 
@@ -232,9 +234,9 @@ def planned_kills(kind: str, count: int, seed: int) -> list[Kill]:
     """The kills of one database, spread over all points and all modes that pass them; without a place."""
     rng = random.Random(f"{seed}/{kind}")
     found = []
-    for i, point in enumerate(itertools.islice(itertools.cycle([*faults.POINTS, RANDOM]), count)):
+    for i, point in enumerate(itertools.islice(itertools.cycle([*POINTS, RANDOM]), count)):
         modes = MODES_OF.get(point, MODES)
-        mode = modes[(i // (len(faults.POINTS) + 1)) % len(modes)]
+        mode = modes[(i // (len(POINTS) + 1)) % len(modes)]
         found.append(
             Kill(kind, "", point, rng.randrange(1, MOST_PASSES.get(point, STEPS - 1)), mode, f"{kind}{i}")
         )
@@ -388,7 +390,7 @@ def kill_services(run: Run, services: list[Service], kills: int, rng: random.Ran
     """Kill one service after the other, and start it again."""
     points = [
         RANDOM,
-        *(p for p in faults.POINTS if run.strategy == "observed" or not p.startswith("observer.")),
+        *(p for p in POINTS if run.strategy == "observed" or not p.startswith("observer.")),
     ]
     for n in range(kills):
         service, point = services[n % len(services)], points[n % len(points)]

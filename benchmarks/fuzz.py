@@ -44,9 +44,9 @@ import requests
 
 from harness import ROOT, Service, command_line, print_head, print_row, verified, words
 from memory_bank.audit.traces import Trace, read_traces
-from memory_bank.service.proxy.api import MEMORY_TOOLS
 from memory_bank.service.proxy.exchange import THINKING_LEFT_OUT
 from memory_bank.testing import ScriptedServer, item_errors, pairing_errors, say
+from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.anthropic import message_errors
 from workload import request_of
 
@@ -463,9 +463,10 @@ def bytes_of(body: Any, rng: random.Random) -> bytes:
 def untooled(body: Any) -> Any:
     """The object of a request without the tools of memory, which stand after the client's own."""
     if isinstance(tools := body.get("tools"), list):
-        shown = [t.get("function", t).get("name") for t in tools[-len(MEMORY_TOOLS) :] if isinstance(t, dict)]
-        if set(shown) == set(MEMORY_TOOLS):
-            rest = {"tools": tools[: -len(MEMORY_TOOLS)]}
+        own = [schema["function"]["name"] for schema in TOOL_SCHEMAS]
+        last = [t for t in tools[-len(own) :] if isinstance(t, dict)]
+        if [t.get("function", t).get("name") for t in last] == own:
+            rest = {"tools": tools[: -len(own)]}
             return {k: v for k, v in body.items() if k != "tools"} | (rest if rest["tools"] else {})
     return body
 

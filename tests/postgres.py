@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -89,7 +90,17 @@ class Server:
 
     def start(self) -> None:
         """Start it again, at the same address."""
-        self._server.ensure_postgres_running()
+        with suppress(subprocess.TimeoutExpired, AssertionError):  # on a busy machine it takes longer
+            self._server.ensure_postgres_running()
+        until = time.monotonic() + 120
+        while True:
+            try:
+                self.sql("SELECT 1")
+                return
+            except Exception:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
 
     def close(self) -> None:
         """Stop the server and delete its folder."""

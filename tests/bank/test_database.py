@@ -211,7 +211,7 @@ def test_a_damaged_insight_does_not_keep_an_older_bank_closed(bank_url):
         [Insight(a_record(n).trace_id, "It is late.") for n in (1, 2)]
     )
     age(database, "8")
-    damaged = {"sqlite": "X'c3'", "postgresql": r"'\\xc3'::bytea"}[database.url.get_backend_name()]
+    damaged = {"sqlite": "X'c3'", "postgresql": r"'\xc3'::bytea"}[database.url.get_backend_name()]
     with database.write() as c:
         c.exec_driver_sql(f"UPDATE insights SET summary = {damaged} WHERE seq = 1")
     database.close()

@@ -34,12 +34,20 @@ def config_of(type_, **changes):
     return Config(memory_strategies={"it": {"type": type_, **changes}}, default_strategy="it")
 
 
+def as_came(config):
+    """A configuration by which outputs are shown as they came until they are folded."""
+    given = config.model_dump()
+    for settings in given["memory_strategies"].values():
+        settings |= {"first_sight": 0} if settings["type"] == "memory_bank" else {}
+    return Config(**given)
+
+
 class Base(StrategyContract):
     key = "it"
     config = load_config()
 
     def make_strategy(self):
-        processor = MemoryProcessor(self.config, local_state)
+        processor = MemoryProcessor(as_came(self.config), local_state)
         return lambda messages: processor.apply_strategy(messages, self.key)
 
 

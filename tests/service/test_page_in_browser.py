@@ -602,17 +602,20 @@ def test_a_record_says_why_the_model_did_not_see_it(opened, shown, screen):
     page.wait(".life li")
     assert page.clicks == 1
     spans = shown.proxied.ask("/v1/sessions/refund-audit-w11/records/9/life").json()["spans"]
-    assert [s["fate"] for s in spans] == ["kept", "listed"]
-    first, second = page.texts(".life li")
+    assert [s["fate"] for s in spans] == ["kept", "kept", "listed"]
+    first, latest, listed = page.texts(".life li")
     assert first.endswith(
         f"whole from step {spans[0]['first']} to {spans[0]['last']}: the messages were sent as they came"
     )
-    assert f"listed since step {spans[1]['first']}: it was worth less than " in second
-    assert "; other pieces were likelier to be needed: " in second
-    assert all(p["value"] in second for p in spans[1]["likelier"])
+    assert latest.endswith(
+        f"whole in step {spans[1]['first']}: among the latest calls, or all of it was chosen"
+    )
+    assert f"listed since step {spans[2]['first']}: it was worth less than " in listed
+    assert "; other pieces were likelier to be needed: " in listed
+    assert all(p["value"] in listed for p in spans[2]["likelier"])
     assert page.js("document.querySelector('.panel.record').firstElementChild.className") == "life"
     page.click(".life li:last-child a")
-    at_step(page, spans[1]["first"])
+    at_step(page, spans[2]["first"])
 
 
 @three
