@@ -89,7 +89,7 @@ def demo(
         print(line)
     print("What is not shown is stored: get_record returns it. Not counted: such")
     print("calls, and the schemas of the memory tools, some 350 tokens of each request.")
-    print("Until the first fold memory sends the same messages: short tasks gain nothing.\n")
+    print("Until the first fold memory sends the same messages but for long outputs: short tasks gain little.\n")
     print("Other prices:   memory-bank demo --model claude-sonnet-4-6")
     print("Your own runs:  memory-bank audit FILE")
 
