@@ -88,8 +88,8 @@ def demo(
     for line in _lost_id(turns, replayed, first):
         print(line)
     print("What is not shown is stored: get_record returns it. Not counted: such")
-    print("calls, and the schemas of the memory tools, some 350 tokens of each request.")
-    print("Until the first fold memory sends the same messages but for long outputs: short tasks gain little.\n")
+    print("calls, and the schemas of the memory tools, some 170 tokens of each request.")
+    print("Until the first fold memory shows only long outputs shorter: short tasks gain little.\n")
     print("Other prices:   memory-bank demo --model claude-sonnet-4-6")
     print("Your own runs:  memory-bank audit FILE")
 
