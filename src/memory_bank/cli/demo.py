@@ -89,7 +89,7 @@ def demo(
         print(line)
     print("What is not shown is stored: get_record returns it. Not counted: such")
     print("calls, and the schemas of the memory tools, some 170 tokens of each request.")
-    print("Until the first fold memory shows only long outputs shorter: short tasks gain little.\n")
+    print("Until the first fold only long outputs are shorter: short tasks gain little.\n")
     print("Other prices:   memory-bank demo --model claude-sonnet-4-6")
     print("Your own runs:  memory-bank audit FILE")
 
