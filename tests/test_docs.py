@@ -272,7 +272,7 @@ def test_the_demo_and_the_pages_tell_the_same_numbers(capsys):
         f"Sonnet 5.5, and {older}% at those of Claude Sonnet 4.6"
     )
     tutorial = (
-        f"costs {newest}% of the dollars that it costs without, with its last five interactions alone "
+        f"costs {newest}% of what it costs without. With only its last five interactions it costs "
         f"{shares[0]['keep last 5']}%"
     )
     for page, sentence in {"README.md": said, "docs/index.md": said, "docs/tutorial.md": tutorial}.items():

@@ -260,7 +260,7 @@ class Folds:
 def stored_folds(
     database: Database, session_id: str, numbers: Collection[int | None]
 ) -> dict[int, tuple[FoldContent, FoldReasons | None]]:
-    """The folds with these numbers that can be read; None for reasons that are not stored yet, or cannot be read."""
+    """The readable folds among these numbers, each with its reasons, or None where those are missing or damaged."""
     found: dict[int, tuple[FoldContent, FoldReasons | None]] = {}
     newest = sorted({n for n in numbers if n})[-KEPT:]
     for row in database.rows(_EXPLAINED, session=session_id, numbers=newest):

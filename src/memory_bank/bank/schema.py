@@ -305,7 +305,7 @@ files = sa.Table(  # what an agent keeps below /memories, by a memory tool
 
 
 def _compact(c: Connection) -> None:
-    """Write every insight anew: its terms into a table of their own, its summary packed, no vector of words.
+    """Bring insights to schema 9: terms go into a table, summaries are compressed, vectors of words are dropped.
 
     What is damaged stays so: ``bank verify`` names it.
     """

@@ -632,7 +632,7 @@ class Explained(Shown):
 
 
 def explained(excerpts: Excerpts, records: int) -> FoldReasons:
-    """Why the excerpts show what they do of every record, of so many."""
+    """The reasons of a fold: what it shows of each of the session's ``records`` first records, and why."""
     memory, selection = excerpts.memory, excerpts.selection
     tables, numbers = memory.index.tables, memory.numbers
     shown, near = sorted(selection.gains.items()), sorted(selection.edge, key=lambda e: -e[1])

@@ -61,7 +61,7 @@ LONGEST_NUMBERED = 2_000
 REDACTED = "[redacted: "
 """What stands in the stored text for a secret, which the next call may need: such an output is shown as it came."""
 MOST_PARSED = 4
-"""Outputs that are kept as they were cut, for the next fold."""
+"""The number of outputs whose pieces are kept, so that the next fold need not cut them again."""
 _DIFF = re.compile(r"^(?:diff --git |@@ -\d+(?:,\d+)? \+\d+(?:,\d+)? @@)", re.M)
 _DATA_FILE = re.compile(
     r"\.(?:csv|tsv|txt|text|log|out|err|json|jsonl|ndjson|geojson|xml|pdf|docx?|xlsx?|pptx?|html?|md|rst|eml|srt|tex)\W*\Z",

@@ -221,7 +221,7 @@ def _reasons(
 
 
 def _explain(state: _Evidence, session: MemoryBankState) -> None:
-    """Store why the newest fold of this process shows what it does; where the database fails a later step does."""
+    """Store the reasons of the latest fold made by this process; if the database fails, a later step does it."""
     fold = state.unexplained
     with suppress(StorageError):
         if fold is not None and (why := fold.why()) is not None:
