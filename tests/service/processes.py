@@ -150,5 +150,6 @@ def serve(*options: Any, port: int | None = 0, **env: str) -> Process:
         started.process.wait(30)
         started._reader.join(10)
     assert started.address, started.log
-    until(lambda: started.log.endswith("\n"))  # it told before what it serves; the reader may come later
+    told = (f"page      {started.address}/\n", '"message": "serving"')
+    until(lambda: any(t in started.log for t in told))  # told before the address; read later
     return started
