@@ -5,6 +5,8 @@ A change to a table needs a new VERSION, and an entry at the end of MIGRATIONS. 
 
 from __future__ import annotations
 
+import logging
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -16,6 +18,7 @@ from sqlalchemy.types import LargeBinary, TypeDecorator, TypeEngine, UserDefined
 
 from memory_bank.models.lexical import LexicalEmbedder
 
+log = logging.getLogger("memory_bank.Database")
 T = TypeVar("T")
 VERSION = "10"
 CONTROL = "control"
@@ -23,6 +26,7 @@ CONTROL = "control"
 WITHOUT = ("failed", "refused")
 """The statuses of steps that went without memory: it failed, its context broke a rule of the gate, or it is paused
 because upstream refused an earlier context."""
+_TELL_EACH = 5.0  # seconds, how far a long migration is
 HEAD_BYTES = 20
 """Of the terms of a record, those before the terms themselves; see ``terms.HEAD``."""
 
@@ -364,7 +368,8 @@ def _compact(c: Connection) -> None:
     owner = sa.func.coalesce(sessions.c.namespace, "").label("namespace")
     found = sa.select(raw, owner).outerjoin(sessions, sessions.c.session_id == raw.c.session_id)
     found = found.where(raw.c.seq > sa.bindparam("after")).order_by(raw.c.seq).limit(1_000)
-    last = -(2**62)
+    last, done, told = -(2**62), 0, time.monotonic()
+    total = c.execute(count_of(insights)).scalar_one()
     while rows := [dict(row) for row in c.execute(found, {"after": last}).mappings()]:
         last = rows[-1]["seq"]
         c.execute(sa.delete(insights).where(seq.between(rows[0]["seq"], last)))
@@ -374,6 +379,10 @@ def _compact(c: Connection) -> None:
             row["embedding"] = b"" if by_words else row["embedding"]
             del row["namespace"]
         c.execute(sa.insert(raw), rows)
+        done += len(rows)
+        if time.monotonic() - told > _TELL_EACH:
+            told = time.monotonic()
+            log.warning("the bank is brought to schema 9: %s of %s summaries", f"{done:,}", f"{total:,}")
 
 
 _KEY = "session_id, model, untold, control, is_billed"
