@@ -149,7 +149,7 @@ def age(database, version):
             c.exec_driver_sql(statement)
         if version <= "3":
             c.exec_driver_sql("CREATE TABLE models (namespace varchar(64) PRIMARY KEY)")
-        for statement in UNPACKED[database.url.get_backend_name()]:
+        for statement in UNPACKED[database.url.get_backend_name()] if version < "9" else ():
             c.exec_driver_sql(statement)
         added = [
             step

@@ -141,6 +141,10 @@ def fence(text: str, key: str = "", before: str = "") -> str:
     return f"{before}{Mark.OPENING} seal={seal}>\n{INTRODUCTION}\n{text}\n{Mark.CLOSING} seal={seal}>"
 
 
+FENCED = re.compile(rf"{Mark.OPENING} seal=([0-9a-f]{{8}})>.*?{Mark.CLOSING} seal=\1>\s*", re.S)
+"""A text as ``fence`` writes it, with the white space after it."""
+
+
 def sendable(text: str) -> str:
     """The text with U+FFFD for lone surrogates, which clients cannot send."""
     return text if text.isascii() else _LONE.sub("\ufffd", text)
