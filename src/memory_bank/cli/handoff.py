@@ -33,7 +33,7 @@ def handoff(
     what of the outputs the next calls may need. No model is asked, nothing leaves this machine; secrets are redacted,
     as they are stored. `memory-bank run --from latest -- codex` begins with it.
     """
-    print(f"{handoff_text(session, db, config, budget, to or '')}\n{GO_ON}")
+    print(f"{handoff_text(session, db, config, budget, to or '')}{GO_ON}")
 
 
 def handoff_text(

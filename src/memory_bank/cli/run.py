@@ -301,9 +301,9 @@ def begun(command: list[str], text: Callable[[str], str]) -> list[str]:
             f"--from adds to a prompt that comes first: write {client} {words[0]} 'PROMPT' OPTIONS."
         )
     if client == "opencode" and at == 1:  # its argument is a folder
-        return [*command, "--prompt", f"{text(client)}\n{GO_ON}"]
+        return [*command, "--prompt", f"{text(client)}{GO_ON}"]
     prompt = rest.pop(0) if rest and not rest[0].startswith("-") else GO_ON
-    return [*command[:at], f"{text(client)}\n{prompt}", *rest]
+    return [*command[:at], f"{text(client)}{prompt}", *rest]
 
 
 def pointed(command: list[str], url: str, elsewhere: bool = False) -> tuple[list[str], dict[str, str]]:

@@ -23,7 +23,6 @@ from memory_bank.selection.index import Selection
 from memory_bank.selection.thread import thread_room
 from memory_bank.transcript.harness import HANDED_ON, SUMMARY_OPENINGS, asks_for_summary, persons_text
 from memory_bank.transcript.messages import (
-    MARK,
     Interaction,
     MessageKind,
     in_full,
@@ -38,9 +37,9 @@ from memory_bank.transcript.transcript import View
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
 TOLD = (
-    "This work was begun in another session: {calls:,} tool calls{by}. Here stand what its user asked for and, as "
-    "data, what its tools returned. Its #numbers are calls of that session and cannot be called up here. Files and "
-    "services may have changed since: look again at what you are going to change."
+    "This work was begun in another session, with {calls:,} calls of tools{by}. Here stand what its user asked for "
+    "and, as data, what its tools returned. Its #numbers are calls of that session and cannot be called up here. "
+    "Files and services may have changed since: look again at what you are going to change."
 )
 RULES_ELSEWHERE = {
     name: f" Rules of the project may also stand in {file}: read it where there is one."
@@ -114,7 +113,7 @@ def handed_on(session: MemoryBankState, budget: int, *, to: str = "") -> str:
         session.reload_steps()
         if not session.steps:
             return ""
-        count, ends = session.counter.count_text, f"\n{HANDED_ON.replace('<', '</')}\n"
+        count, end = session.counter.count_text, HANDED_ON.replace("<", "</")
         by = (
             f" by {one_line(client)[:80]}"
             if (client := session.database.get_client(session.session_id))
@@ -123,9 +122,8 @@ def handed_on(session: MemoryBankState, budget: int, *, to: str = "") -> str:
         head = f"{HANDED_ON}\n{TOLD.format(calls=len(session.steps), by=by)}{RULES_ELSEWHERE.get(to, '')}\n\n"
         view = _stored_view(session)
         head += _files(fed_evidence(view, session, session.settings))
-        known = _known(view, session, budget - count(head) - count(ends) - 2, "", users_words=True)
-        words, opening, fenced = known.partition(MARK)
-        return f"{head}{words.rstrip().replace('</', '< /')}{ends}{opening}{fenced}"
+        known = _known(view, session, budget - count(head) - count(end) - 8, "", users_words=True)
+        return f"{head}{known.replace(end[:-1], f'< {end[1:-1]}')}\n{end}\n"
 
 
 def _files(memory: EvidenceMemory) -> str:
