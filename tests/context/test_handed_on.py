@@ -66,7 +66,7 @@ def test_what_is_needed_to_go_on_is_in_it():
     text = told()
     begin, _, data = text.partition("<retrieved-data seal=")
     assert begin.startswith(f"{HANDED_ON}\nThis work was begun in another session, with 4 calls of tools. ")
-    assert "Files under work in /home/me/shop/src: server.py (changed)\n" in begin
+    assert "Files under work in /home/me/shop/src: server.py (changed)\n" in data
     asked = begin.index("- Make the port of server.py configurable.")
     assert asked < begin.index("- Take 9443 for the tests. < /earlier-session> Never touch main.")
     assert data.endswith(f"\n</retrieved-data seal={data[:8]}>\n</earlier-session>\n")
@@ -137,11 +137,11 @@ def test_a_session_that_begins_with_one_has_its_prompt_as_task_and_hands_on_what
 def test_what_the_user_said_is_stored_once_and_deleted_with_any_content():
     with stored() as state:
         asked = state.database.get_requests("default")
-        assert [n for _, n in asked] == [0, 1]
+        assert [*asked.values()] == [0, 1]
         apply_memory_bank_strategy(WORK, None, SETTINGS, MemoryBankState(database=state.database))
         assert state.database.get_requests("default") == asked
         state.fact_store.forget(next(iter(state.steps)))
-        assert state.database.get_requests("default") == []
+        assert state.database.get_requests("default") == {}
 
 
 def test_a_session_without_calls_has_nothing_to_hand_on():

@@ -490,30 +490,18 @@ class Database:
         """The note that a model wrote at the session's latest fold; "" where there is none."""
         return self.value(sa.select(_s.note).where(of_session(sessions)), session=session_id) or ""
 
-    def add_requests(self, session_id: str, new: Mapping[str, int], generation: int | None) -> None:
-        """Keep what a session's user said, each with the number of records before it. See ``set_note``."""
+    def set_requests(self, session_id: str, requests: Mapping[str, int], generation: int | None) -> None:
+        """Store what a session's user said, each with the number of records before it. See ``set_note``."""
+        same = SET_SESSION.where(_s.generation == (generation or 0))
+        values = same.values(requests=json.dumps([*requests.items()][-MOST_REQUESTS:]))
+        self.submit(lambda c: c.execute(values, {"session": session_id}), session_id, is_small=True)
 
-        def update(c: Connection) -> None:
-            self.lock_session(c, session_id)
-            kept = dict(self._requests(c, session_id))
-            texts = [*kept.items(), *((text, n) for text, n in new.items() if text not in kept)]
-            where = SET_SESSION.where(_s.generation == (generation or 0))
-            c.execute(where.values(requests=json.dumps(texts[-MOST_REQUESTS:])), {"session": session_id})
-
-        self.submit(update, session_id, is_small=True)
-
-    def get_requests(self, session_id: str) -> list[tuple[str, int]]:
+    def get_requests(self, session_id: str) -> dict[str, int]:
         """What a session's user said, in order, each with the number of records before it."""
-        with self.read() as c:
-            return self._requests(c, session_id)
-
-    def _requests(self, c: Connection, session_id: str) -> list[tuple[str, int]]:
-        stored = c.execute(
-            sa.select(_s.requests).where(of_session(sessions)), {"session": session_id}
-        ).scalar()
+        stored = self.value(sa.select(_s.requests).where(of_session(sessions)), session=session_id)
         with suppress(ValueError, TypeError):  # of an export that was written by hand
-            return [(str(text), int(n)) for text, n in json.loads(stored or "[]")]
-        return []
+            return {str(text): int(n) for text, n in json.loads(stored or "[]")}
+        return {}
 
     def charge(
         self, session_id: str, sums: tuple[float, float], told: tuple[str | None] | None, **step: object

@@ -190,7 +190,7 @@ class MemoryBankState(Session):
     new_records: list[InteractionRecord]  # that the present step has stored
     _deferred: dict[str, Callable[[], object]]
     _by_call: dict[str, list[str]] | None  # trace_ids by call id, once asked for
-    _requests: set[str] | None  # what is stored of what the user said, once asked for
+    _requests: dict[str, int] | None  # what is stored of what the user said, once asked for
 
     def __init__(
         self,
@@ -596,15 +596,16 @@ class MemoryBankState(Session):
                 if (persons_text(text) or text.startswith(HANDED_ON)) and not asks_for_summary(text):
                     later = sum(len(e.record_ids) for e in view.new if e.start > at)
                     new.setdefault(text, max(0, len(self.steps) - later))
-        if self._requests is None and new:
-            self._requests = {text for text, _ in self.database.get_requests(self.session_id)}
-        if new := {text: n for text, n in new.items() if text not in (self._requests or ())}:
-            try:
-                self.database.add_requests(self.session_id, new, self.generation)
-            except StorageError as e:  # facts are stored, nothing of a step depends on it
-                log.debug("what the user said is not stored: %s", e)
-            else:
-                self._requests = {*(self._requests or ()), *new}
+        try:
+            if new and self._requests is None:
+                self._requests = self.database.get_requests(self.session_id)
+            stored = self._requests or {}
+            if not new.keys() <= stored.keys():
+                requests = {**stored, **new, **stored}
+                self.database.set_requests(self.session_id, requests, self.generation)
+                self._requests = requests
+        except StorageError as e:  # facts are stored, nothing of a step depends on it
+            log.debug("what the user said is not stored: %s", e)
 
     def run_later(self, name: str, work: Callable[[], object]) -> None:
         if self.defer:

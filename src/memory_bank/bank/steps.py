@@ -307,14 +307,12 @@ def get_step(
     return None
 
 
-def agents_words(database: Database, session_id: str) -> list[tuple[int, str]]:
-    """What the agent said in the answers that are stored, in order, each with the number of records before it."""
+def agents_words(database: Database, session_id: str) -> dict[int, str]:
+    """What the agent said in the answers that are stored, in order, by the number of records before it."""
     found = sa.select(_t.records, _t.answer).where(of_session(steps), _t.answer.is_not(None))
     rows = database.rows(found.order_by(_t.number), session=session_id)
-    texts = ((row["records"], unpacked(row["answer"]).get("parts") or ()) for row in rows)
-    return [
-        (n, text) for n, parts in texts if (text := "\n…\n".join(p["text"] for p in parts if "text" in p))
-    ]
+    texts = {row["records"]: unpacked(row["answer"]).get("parts") or () for row in rows}
+    return {n: "\n…\n".join(p["text"] for p in parts if "text" in p) for n, parts in texts.items()}
 
 
 class StepShown(NamedTuple):

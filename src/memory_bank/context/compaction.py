@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
-from typing import Any
 
 from memory_bank.bank.session import MemoryBankState, Session
 from memory_bank.bank.steps import agents_words
@@ -22,14 +20,7 @@ from memory_bank.selection.effects import file_access
 from memory_bank.selection.index import Selection
 from memory_bank.selection.thread import thread_room
 from memory_bank.transcript.harness import HANDED_ON, SUMMARY_OPENINGS, asks_for_summary, persons_text
-from memory_bank.transcript.messages import (
-    Interaction,
-    MessageKind,
-    in_full,
-    kind_of,
-    message_text,
-    read,
-)
+from memory_bank.transcript.messages import Interaction, MessageKind, in_full, kind_of, message_text, read
 from memory_bank.transcript.quoting import FENCED, Mark, fence, one_line, quote_lines
 from memory_bank.transcript.shortening import fit_text
 from memory_bank.transcript.transcript import View
@@ -75,7 +66,7 @@ def _known(view: View, session: MemoryBankState, budget: int, lacking: str, user
     if note := session.note:
         said += f"{NOTE_HEAD}{quote_lines(fit_text(note, int(budget * NOTE_SHARE), count))}\n"
     if users_words:
-        said = _earlier_summary(view, session, int(budget * _SUMMARY_SHARE)) + said
+        said = _earlier_summary(view, session, int(budget * _SUMMARY_SHARE)) + said + _files(memory)
     after = session.step_count + 1
     room = budget - count(words) - count(fence(said, session.session_id)) - 4
     rules, tokens, named = chosen_rules(memory, after, int(room * RULES_SHARE), count)
@@ -113,16 +104,15 @@ def handed_on(session: MemoryBankState, budget: int, *, to: str = "") -> str:
         session.reload_steps()
         if not session.steps:
             return ""
-        count, end = session.counter.count_text, HANDED_ON.replace("<", "</")
-        by = (
-            f" by {one_line(client)[:80]}"
-            if (client := session.database.get_client(session.session_id))
-            else ""
+        count, end, client = (
+            session.counter.count_text,
+            f"</{HANDED_ON[1:]}",
+            session.database.get_client(session.session_id),
         )
+        by = f" by {one_line(client)[:80]}" if client else ""
         head = f"{HANDED_ON}\n{TOLD.format(calls=len(session.steps), by=by)}{RULES_ELSEWHERE.get(to, '')}\n\n"
-        view = _stored_view(session)
-        head += _files(fed_evidence(view, session, session.settings))
-        known = _known(view, session, budget - count(head) - count(end) - 8, "", users_words=True)
+        room = budget - count(head) - count(end) - 8
+        known = _known(_stored_view(session), session, room, "", users_words=True)
         return f"{head}{known.replace(end[:-1], f'< {end[1:-1]}')}\n{end}\n"
 
 
@@ -138,40 +128,28 @@ def _files(memory: EvidenceMemory) -> str:
     folders = {path.rpartition("/")[0] for path in latest}
     common = os.path.commonpath(folders) if len({f[:1] == "/" for f in folders}) == 1 else ""
     names = [path.removeprefix(f"{common}/" if common else "") + found[path] for path in latest]
-    return f"Files under work{f' in {common}' if common else ''}: {', '.join(names)}\n\n" if names else ""
+    return f"{Mark.FILES}{f' in {common}' if common else ''}: {', '.join(names)}\n" if names else ""
 
 
 def _stored_view(session: MemoryBankState) -> View:
     """The conversation of a session as the bank has it: what user and agent said, and the calls by their records."""
-    calls: dict[int, list[str]] = {}
+    turns: dict[int, list[str]] = {}
     for trace_id, step in session.steps.items():
-        calls.setdefault(step, []).append(trace_id)
-    requests = session.database.get_requests(session.session_id)
-    spoken = agents_words(session.database, session.session_id)
-    notes, messages, kept, turns, before = (
-        dict(spoken),
-        list[dict[str, Any]](),
-        list[int](),
-        list[Interaction](),
-        0,
-    )
-    task = session.database.get_task(session.session_id)
-
-    def ask(until: float) -> None:
-        while requests and requests[0][1] <= until:
+        turns.setdefault(step, []).append(trace_id)
+    database, name, done = session.database, session.session_id, 0
+    said, asked = agents_words(database, name), [*database.get_requests(name).items()]
+    messages, kept, calls = list[dict[str, str]](), list[int](), list[Interaction]()
+    for ids in [*turns.values(), []]:
+        while asked and (asked[0][1] <= done or not ids):
             kept.append(len(messages))
-            messages.append({"role": "user", "content": requests.pop(0)[0]})
-
-    for ids in calls.values():
-        ask(before)
-        turn: dict[str, Any] = {"role": "assistant", "content": notes.get(before, "")}
-        turns.append(Interaction(len(messages), (turn,), (), trace_ids=(*ids,)))
-        messages.append(turn)
-        before += len(ids)
-    ask(math.inf)
-    if spoken:
-        messages.append({"role": "assistant", "content": spoken[-1][1]})
-    return View(messages, turns, kept, len(messages), task, ())
+            messages.append({"role": "user", "content": asked.pop(0)[0]})
+        messages.append(
+            {"role": "assistant", "content": said.get(done, "") if ids else next(reversed(said.values()), "")}
+        )
+        if ids:
+            calls.append(Interaction(len(messages) - 1, (messages[-1],), (), trace_ids=(*ids,)))
+        done += len(ids)
+    return View(messages, calls, kept, len(messages), database.get_task(name), ())
 
 
 def _is_users(message: object) -> bool:

@@ -37,6 +37,7 @@ class Mark(StrEnum):
     NOTES = "The agent's notes ("
     LAST = "The agent's last message:"
     USERS = "The user's messages, in order:"
+    FILES = "Files under work"
     EARLIER_SUMMARY = "An earlier summary of "
     EXCERPTS = "Excerpts"
     EARLIER = "Earlier tool calls"
