@@ -64,7 +64,7 @@ def run(
     OPENAI_BASE_URL or ANTHROPIC_BASE_URL, such as python my_agent.py. Its requests go through the service that
     runs, or through one that is started for this command and stopped after it. No file of the client is changed.
     With --from a session goes on in another client: `memory-bank run --from latest -- codex`. What the session knows
-    stands in the first message, as data, before a prompt of yours: `memory-bank run --from latest -- claude -p "Go on."`.
+    stands in the first message, as data, before a prompt of yours: `run --from latest -- claude -p "Go on."`.
     The exit code is the command's; 127 where there is no such command.
     """
     if shutil.which(command[0]) is None:
