@@ -15,9 +15,10 @@ from sqlalchemy.engine import Connection, Dialect, RowMapping
 from sqlalchemy.types import LargeBinary, TypeDecorator, TypeEngine, UserDefinedType
 
 from memory_bank.models.lexical import LexicalEmbedder
+from memory_bank.records import NAMESPACE_END
 
 T = TypeVar("T")
-VERSION = "9"
+VERSION = "10"
 HEAD_BYTES = 20
 """Of the terms of a record, those before the terms themselves; see ``terms.HEAD``."""
 
@@ -130,12 +131,11 @@ sessions = sa.Table(
     sa.Column("task", ExactText),  # what the user asked for; part of the Observer's prompt
     sa.Column("note", ExactText),  # that a model wrote at the latest fold; deleted with any content
     sa.Column("summaries", ExactText),  # JSON: texts for compactions, by digest; deleted as the note is
-    sa.Column("agent_id", sa.String(255)),  # searches may cross the sessions of one agent
     sa.Column("namespace", sa.String(64)),  # a service's tenant; NULL without keys
     sa.Column("head", sa.String(64)),  # digest of its conversation up to the end of the last interaction
     sa.Column("head_calls", ExactText),  # JSON: digests of its newest calls, to recognise an edited one
     sa.Column("forked_from", sa.String(255)),  # the session that it is a fork of
-    sa.Column("project", ExactText),  # the folder that its client works in
+    sa.Column("project", ExactText),  # searches may cross the sessions of one project
     sa.Column("client", ExactText),  # what sent its first request
     sa.Column("deleted", sa.Float(53)),  # when a service deleted it; a later write sets NULL again
     sa.Column("asked", sa.Float(53)),  # when its latest context was made
@@ -145,7 +145,7 @@ sessions = sa.Table(
     sa.Column("came", sa.LargeBinary),  # and of those that it was made of; deleted with any content
     sa.Column("in_vain", sa.BigInteger),  # tokens of the older history when a fold would have removed nothing
     sa.Column("cache", sa.String(1024)),  # JSON: what the provider reported of its prefix cache
-    sa.Index("ix_sessions_agent_id", "agent_id"),
+    sa.Index("ix_sessions_project", "project"),
     sa.Index("ix_sessions_namespace", "namespace", "created"),
 )
 
@@ -336,6 +336,15 @@ def _compact(c: Connection) -> None:
         c.execute(sa.insert(raw), rows)
 
 
+def _agents_are_projects(c: Connection) -> None:
+    """Make the agent of a session, which searches crossed the sessions of, its project."""
+    agents = sa.table("sessions", sa.column("session_id"), sa.column("agent_id"))
+    named = sa.select(*agents.c).where(agents.c.agent_id.is_not(None))
+    project = SET_SESSION.values(project=sa.bindparam("owner"))
+    for session_id, agent_id in c.execute(named).all():
+        c.execute(project, {"session": session_id, "owner": agent_id.rpartition(NAMESPACE_END)[2]})
+
+
 MIGRATIONS: dict[str, list[sa.Column[Any] | sa.Table | sa.Index | str | Callable[[Connection], None]]] = {
     "2": [sessions.c.title, *(steps.c[n] for n in ("answer", "seconds", "http_status", "error", "reason"))],
     "3": ["DROP TABLE IF EXISTS models"],
@@ -361,6 +370,11 @@ MIGRATIONS: dict[str, list[sa.Column[Any] | sa.Table | sa.Index | str | Callable
         "DROP TABLE spending",
     ],
     "8": [words, blocks, block_sessions, _compact],
+    "9": [
+        _agents_are_projects,
+        "DROP INDEX IF EXISTS ix_sessions_agent_id",
+        next(index for index in sessions.indexes if index.name == "ix_sessions_project"),
+    ],
 }
 """What brings a bank of a version to the next: missing columns and tables, statements, functions. Append only."""
 
