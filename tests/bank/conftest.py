@@ -1,6 +1,10 @@
 """The banks of these tests: in memory, in a file and in PostgreSQL, closed after each test."""
 
+from contextlib import contextmanager
+
 import pytest
+import sqlalchemy
+from sqlalchemy.engine import Engine
 from tests.contracts.insights import NumbersEmbedder, NumbersStore
 
 from memory_bank import MemoryBankSettings, MemoryBankState
@@ -66,3 +70,16 @@ def database(bank_url):
     database = Database(bank_url)
     yield database
     database.close()
+
+
+@contextmanager
+def counted_commits():
+    """The connections of the transactions that are committed meanwhile."""
+    commits = []
+
+    def count(connection):
+        commits.append(connection)
+
+    sqlalchemy.event.listen(Engine, "commit", count)
+    yield commits
+    sqlalchemy.event.remove(Engine, "commit", count)

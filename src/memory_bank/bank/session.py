@@ -7,6 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import islice, takewhile
@@ -16,6 +17,7 @@ from weakref import WeakMethod
 
 from memory_bank.bank.database import ANY, Database, Extent, LastFold, as_database
 from memory_bank.bank.files import MemoryFiles
+from memory_bank.bank.group_commit import Operation
 from memory_bank.bank.lineage import session_of
 from memory_bank.bank.retrieval import log_ingested, records_of
 from memory_bank.bank.stores import FactStore, InsightStore, WiderScope, clear_insights
@@ -185,7 +187,7 @@ class MemoryBankState(Session):
 
     steps: dict[str, int]
     new_records: list[InteractionRecord]  # that the present step has stored
-    _deferred: dict[str, Callable[[], object]]
+    _deferred: dict[str, Callable[..., object]]
     _by_call: dict[str, list[str]] | None  # trace_ids by call id, once asked for
 
     def __init__(
@@ -219,6 +221,7 @@ class MemoryBankState(Session):
         self.storage_errors = 0
         self.last_fold, self.idle = LastFold(), 0.0
         self._told: str | None = None  # what of the prefix cache is stored
+        self._charged = False  # whether the ledger has a step that is not stored
         self._saving = threading.Lock()
         self.generation: int | None = None
         self.step_count = 0
@@ -324,6 +327,8 @@ class MemoryBankState(Session):
         self.settings, self._llm_client = settings, llm_client
         self._prepared = True
         self._deferred = {}  # this step does that work itself or defers it again
+        if self._charged:  # a step whose ``finish`` has not come
+            self.save()
         if self._given_counter is None:
             self._choose_counter(settings.token_encoding)
         with self._saving:
@@ -382,33 +387,40 @@ class MemoryBankState(Session):
 
     def charge(self, charge: Charge, sent: Sequence[bytes], came: Sequence[bytes]) -> None:
         super().charge(charge, sent, came)
-        self.save(asked=True)
+        self._charged = True
+        if not self.defer:  # else in ``finish``
+            self.save()
 
-    def save(self, *, asked: bool = False) -> None:
-        """Store what the session has paid, and what its provider told of the prefix cache; ``asked``: at a step.
+    def save(self, insights: Callable[[Operation[None] | None], object] | None = None) -> None:
+        """Store what the session has paid, and what its provider told of the prefix cache.
 
-        Where the database fails, this is tried again at the next step.
+        Where the database fails, this is tried again at the next step. ``insights`` stores them in one transaction
+        with a write that it gets; what it raises is raised. No step may begin meanwhile.
         """
-        if self.database.read_only:
-            return
-        with self._saving:
-            ledger, told = self.ledger, self.prefix_cache.told
+        with self._saving if insights is None else nullcontext():  # to embed may take long
+            ledger, told, charged = self.ledger, self.prefix_cache.told, self._charged
             paid, full = ledger.take()
             step: dict[str, Any] = {}
-            if asked:
+            if charged:
                 step = {
                     "sent": b"".join(ledger.sent),
                     "came": b"".join(ledger.came),
                     "in_vain": ledger.in_vain,
                 }
-            elif not (paid or full or told != self._told):
-                return
-            try:
+            write = None
+            if (charged or paid or full or told != self._told) and not self.database.read_only:
                 news = None if told == self._told else (told,)
-                self.database.charge(self.session_id, (paid, full), news, **step)
-                self._told = told
-            except StorageError as e:
+                write = self.database.charging(self.session_id, (paid, full), news, **step)
+            try:
+                if insights is not None:
+                    insights(write)
+                elif write is not None:
+                    self.database.submit(write, self.session_id, is_small=True)
+                self._told, self._charged = told, self._charged and not charged
+            except Exception as e:
                 ledger.give_back(paid, full)
+                if insights is not None or not isinstance(e, StorageError):
+                    raise
                 log.debug("what a step costs is stored at the next one: %s", e)
 
     @property
@@ -594,6 +606,7 @@ class MemoryBankState(Session):
         """Do the work that the last step deferred. Raises StorageError, EmbeddingError: the next step does it."""
         with self.lock:
             deferred, self._deferred = self._deferred, {}
+            self.save(deferred.pop("insights", None))
             for work in deferred.values():
                 work()
 
@@ -748,5 +761,5 @@ class MemoryBankState(Session):
         super()._forget()
         self._insights.missing = {}
         self.steps = {}
-        self.new_records, self._deferred = [], {}
+        self.new_records, self._deferred, self._charged = [], {}, False
         self._task, self._by_call, self._last = "", None, None

@@ -21,6 +21,7 @@ from cachetools import LRUCache
 from sqlalchemy.engine import Connection, Row
 
 from memory_bank.bank.database import Database, Extent
+from memory_bank.bank.group_commit import Operation
 from memory_bank.bank.listing import without_insight
 from memory_bank.bank.rows import to_rows
 from memory_bank.bank.schema import (
@@ -467,8 +468,16 @@ class InsightWriter:
             self._sent.add(record.trace_id)
         return self.observer.extract(record)
 
-    def write(self, records: Sequence[InteractionRecord], task: str) -> None:
-        """Store insights of new records, and of records that an interrupted step stored without one."""
+    def write(
+        self,
+        records: Sequence[InteractionRecord],
+        task: str,
+        beside: Operation[None] | None = None,
+    ) -> None:
+        """Store insights of new records, and of records that an interrupted step stored without one.
+
+        ``beside`` is done in the same transaction, or in one of its own.
+        """
         if self.missing and self.settings.observer_mode != "off":
             new = {r.trace_id: r for r in records}
             wanted = [t for t, draft in self.missing.items() if draft is None]
@@ -481,8 +490,13 @@ class InsightWriter:
             self.missing.update((d.trace_id, d) for d in drafts)
             drafts = [draft for draft in self.missing.values() if draft is not None]
             if drafts and self.store is not None:
-                self.store.add_many(drafts, records=found, waiting=self._sent, only_wanted=True)
+                self.store.add_many(
+                    drafts, records=found, waiting=self._sent, only_wanted=True, beside=beside
+                )
+                beside = None
             self.missing.clear()
+        if beside is not None:
+            self.facts.database.submit(beside, self.facts.session_id, is_small=True)
         self._waiting += len(self._sent)
         self._sent.clear()
 
