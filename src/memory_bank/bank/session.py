@@ -222,6 +222,7 @@ class MemoryBankState(Session):
         self.last_fold, self.idle = LastFold(), 0.0
         self._told: str | None = None  # what of the prefix cache is stored
         self._charged = False  # whether the ledger has a step that is not stored
+        self.lineage: Operation[None] | None = None  # what a service adds to it, stored with the next facts
         self._saving = threading.Lock()
         self.generation: int | None = None
         self.step_count = 0
@@ -552,7 +553,10 @@ class MemoryBankState(Session):
         log.debug("Memory Bank Strategy - Step %d", step)
         later = insights_later and self.defer and self.observer_name == EXTRACTIVE
         task = self._task or view.task  # a shorter list, or a client's summary, does not replace it
-        self._store_facts(records, step, task, drafts=not later)
+        lineage, self.lineage = self.lineage, None
+        if lineage is not None and not records:
+            self.database.submit(lineage, self.session_id)
+        self._store_facts(records, step, task, drafts=not later, first=lineage)
         self.transcript.acknowledge()
         work = partial(self._insights.write, records, task)
         if later:
@@ -579,13 +583,20 @@ class MemoryBankState(Session):
                 self._insights.start()
             return len(new)
 
-    def _store_facts(self, records: Sequence[InteractionRecord], step: int, task: str, drafts: bool) -> None:
+    def _store_facts(
+        self,
+        records: Sequence[InteractionRecord],
+        step: int,
+        task: str,
+        drafts: bool,
+        first: Operation[None] | None = None,
+    ) -> None:
         if not records:
             return
         if task and task != self._task:  # kept, so that insights can be made again later
             self.database.set_session(self.session_id, task=task)
             self._task = task
-        self._insights.store_facts(records, drafts=drafts)
+        self._insights.store_facts(records, drafts=drafts, first=first)
         self.steps.update((r.trace_id, r.step_id) for r in records)
         self._by_call = None
         self.step_count = step

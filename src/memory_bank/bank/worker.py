@@ -431,8 +431,14 @@ class InsightWriter:
         mine = count_of(insights).where(waits, _i.session_id == self.facts.session_id)
         return self.facts.database.value(mine) or 0
 
-    def store_facts(self, records: Sequence[InteractionRecord], *, drafts: bool = True) -> None:
-        """Commit records.
+    def store_facts(
+        self,
+        records: Sequence[InteractionRecord],
+        *,
+        drafts: bool = True,
+        first: Operation[None] | None = None,
+    ) -> None:
+        """Commit records, with what is to be done ``first``.
 
         ``drafts``: make extractive summaries where no model makes them within the step. With an embedder that
         answers at once they are committed in the same transaction; any other is asked after the commit.
@@ -442,13 +448,23 @@ class InsightWriter:
         made: list[Insight] = []
         if drafts and (mode == "background" or (mode == "inline" and self.observer.name == EXTRACTIVE)):
             made = list(map(self._draft, observed))
-        insert = partial(self.facts.insert, rows=to_rows(records, self.facts.session_id))
+        rows = to_rows(records, self.facts.session_id)
+
+        def insert(c: Connection) -> None:
+            if first is not None:
+                self.facts.database.lock_session(c, self.facts.session_id)
+                first(c)
+            self.facts.insert(c, rows)
+
         if made and store is not None and getattr(type(store.embedding_model), "instant", False):
             embedded = store.embed(made, records, self._sent)
 
             def both(c: Connection) -> None:
                 store.insert(c, embedded)
-                insert(c)
+                self.facts.insert(c, rows)
+
+            if first is not None:  # which holds the session, and the other begins with the bank
+                self.facts.database.submit(first, self.facts.session_id)
 
             self.facts.database.submit(both, self.facts.session_id)
             fault_point("facts.stored")

@@ -17,10 +17,12 @@ from typing import Any, TypeVar, cast
 
 import sqlalchemy as sa
 from cachetools import LRUCache
+from sqlalchemy.engine import Connection
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.files import MemoryFiles
 from memory_bank.bank.folds import copy_folds
+from memory_bank.bank.group_commit import Operation
 from memory_bank.bank.listing import list_page, newest_searchable
 from memory_bank.bank.maintenance import purge
 from memory_bank.bank.schema import sessions
@@ -198,6 +200,7 @@ class Sessions:
         added: str = "",
         sender: str = "",
         sends: Callable[[], bool] = lambda: True,
+        lineage: Operation[bool] | None = None,
     ) -> Rebuilt:
         """Store what is new in the messages, and return the context of the next model call.
 
@@ -208,7 +211,7 @@ class Sessions:
         besides the messages, such as the client's tools; it counts for the context and for the full history.
         ``added``: what memory itself adds besides the messages, such as its tools. ``sender``: the program that sent
         the request, as lists group by it. ``sends``: whether the context is sent, asked once it is built; else no
-        step is recorded or charged.
+        step is recorded or charged. ``lineage`` is stored with what is new, if it returns True; else nothing is.
 
         Raises what MemoryProcessor.apply_strategy and reading the messages raise, ConfigError for an
         invalid name, and NotSentError.
@@ -231,6 +234,10 @@ class Sessions:
                 charged = None if earlier is None else earlier.ledger.last
                 count = partial(count_once, (earlier.counter if earlier else open_counter()).count_text)
                 form = None if history is None else history.form
+                if isinstance(earlier, MemoryBankState):
+                    earlier.lineage = lineage and partial(_go_on, lineage)
+                elif lineage is not None:
+                    self.database.submit(partial(_go_on, lineage), session_id)
                 leaving, tokens, shown, _ = self._processor.rebuild(
                     seen,
                     key,
@@ -626,6 +633,12 @@ class Sessions:
                     del self._kept[session_id]
             raise
         kept.agent_id = agent or kept.agent_id
+
+
+def _go_on(lineage: Operation[bool], c: Connection) -> None:
+    """Add a request to its session. Raises NotSentError where another one was faster."""
+    if not lineage(c):
+        raise NotSentError
 
 
 @lru_cache(maxsize=32)

@@ -9,9 +9,10 @@ import time
 
 import pytest
 import sqlalchemy as sa
+from tests.bank.conftest import counted_commits
 from tests.blocks import MARK
 from tests.service.processes import until
-from tests.service.proxied import head_of, post, scripted
+from tests.service.proxied import before, head_of, post, scripted, whole
 from tests.service.proxy.test_faults import locked
 from tests.service.proxy.test_messages import unmarked
 from tests.service.requests import PATHS, body_of
@@ -327,3 +328,24 @@ def test_the_limit_grows_with_the_history(tmp_path):
             post(p.port, PATHS["chat"], body, NAMED)
         [line] = [line for line in p.lines if "took longer" in line]
         assert "0.6" in line
+
+
+def test_one_commit_stands_before_the_answer(tmp_path):
+    """Facts and lineage are one transaction; what a step costs and its summaries are another, after the answer."""
+    at, steps = [], []
+    with counted_commits() as commits:
+
+        def answer(_):
+            at.append(len(commits))
+            return whole(b"{}")
+
+        with before(answer, tmp_path, strategy="memory_bank", inject_tools=False) as (_, p):
+            for count in range(4, 10):
+                begun = len(commits)
+                post(p.port, PATHS["chat"], body_of("chat", [get_order(n) for n in range(count)]), NAMED)
+                until(lambda: not p.service.proxy.rebuilder._tasks)
+                assert p.service.recorder.drain(60)
+                steps.append((at[-1] - begun, len(commits) - begun))
+            assert p.service.database.extent("s").records == 9
+    assert {first for first, _ in steps[2:]} == {1}, steps
+    assert max(every for _, every in steps[2:]) <= 4, steps

@@ -380,9 +380,9 @@ class Rebuilder:
         api, value, namespace = exchange.api, exchange.body.value, exchange.namespace
         history = api.history(exchange.body)
         is_summary = _asks_summary(exchange, history)
-        for _ in range(3):  # another conversation may continue the session meanwhile
+        for _ in range(12):  # another conversation may continue the session meanwhile
             match = self._session_of(
-                exchange, history, job, asks_summary=is_summary, records=not api.counts_only
+                exchange, history, job, asks_summary=is_summary, records=not api.counts_only, later=True
             )
             offered = self._offered(exchange, None if match is None else stored_id(namespace, match.name))
             if match is None:
@@ -421,6 +421,7 @@ class Rebuilder:
                     history=None if is_summary else history,
                     beside="".join(compact(v) for m in ("tools", "functions") if (v := value.get(m))),
                     sends=sends,
+                    lineage=match.write,
                     added=compact(offered[len(value.get("tools") or ()) :]) if offered else "",
                     sender=_program(exchange.client_headers.get("user-agent") or ""),
                 )
@@ -473,6 +474,7 @@ class Rebuilder:
         job: _Job,
         *,
         records: bool,
+        later: bool = False,
         asks_summary: bool = False,
     ) -> SessionMatch | None:
         return self.identity.session_of(
@@ -484,6 +486,7 @@ class Rebuilder:
             asks_summary=asks_summary,
             compacted=exchange.compacted,
             records=records,
+            later=later and records,
             wanted=lambda: job.end != "given up",
         )
 
