@@ -1,5 +1,6 @@
 """The banks of these tests: in memory, in a file and in PostgreSQL, closed after each test."""
 
+import threading
 from contextlib import contextmanager
 
 import pytest
@@ -74,11 +75,11 @@ def database(bank_url):
 
 @contextmanager
 def counted_commits():
-    """The connections of the transactions that are committed meanwhile."""
+    """The names of the threads that commit a transaction meanwhile, one for each."""
     commits = []
 
-    def count(connection):
-        commits.append(connection)
+    def count(_):
+        commits.append(threading.current_thread().name)
 
     sqlalchemy.event.listen(Engine, "commit", count)
     yield commits

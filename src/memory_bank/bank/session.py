@@ -221,6 +221,7 @@ class MemoryBankState(Session):
         self.storage_errors = 0
         self.last_fold, self.idle = LastFold(), 0.0
         self._told: str | None = None  # what of the prefix cache is stored
+        self._stored_lists: tuple[bytes | None, bytes | None] | None = None  # the digests of the ledger
         self._charged = False  # whether the ledger has a step that is not stored
         self.lineage: Operation[None] | None = None  # what a service adds to it, stored with the next facts
         self._saving = threading.Lock()
@@ -377,10 +378,12 @@ class MemoryBankState(Session):
             self._bank_counter = self.database.counter(self._encoding)
         ledger = self.ledger
         ledger.load(stored.paid or 0.0, stored.would_pay or 0.0)
-        ledger.sent, ledger.came = (
-            [given[i : i + DIGEST] for i in range(0, len(given), DIGEST)]
-            for given in (stored.sent or b"", stored.came or b"")
-        )
+        if (stored.sent, stored.came) != self._stored_lists:  # of another process
+            ledger.sent, ledger.came = (
+                [given[i : i + DIGEST] for i in range(0, len(given), DIGEST)]
+                for given in (stored.sent or b"", stored.came or b"")
+            )
+            self._stored_lists = stored.sent, stored.came
         ledger.in_vain = stored.in_vain
         if stored.cache != self._told:
             self.prefix_cache.tell(stored.cache)
@@ -417,6 +420,8 @@ class MemoryBankState(Session):
                     insights(write)
                 elif write is not None:
                     self.database.submit(write, self.session_id, is_small=True)
+                if charged:
+                    self._stored_lists = step["sent"], step["came"]
                 self._told, self._charged = told, self._charged and not charged
             except Exception as e:
                 ledger.give_back(paid, full)
@@ -772,5 +777,6 @@ class MemoryBankState(Session):
         super()._forget()
         self._insights.missing = {}
         self.steps = {}
-        self.new_records, self._deferred, self._charged = [], {}, False
+        self.new_records, self._deferred = [], {}
+        self._charged, self._stored_lists = False, None
         self._task, self._by_call, self._last = "", None, None

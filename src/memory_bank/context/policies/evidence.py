@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
@@ -63,10 +63,10 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     A fold is a row of the bank that is never changed: between folds a context is a function of the messages, the
     fold and the settings, in every process.
     """
-    state, past, ledger = _evidence(session, settings), view.past, session.ledger
+    state, ledger = _evidence(session, settings), session.ledger
     sight = first_sight(view, session, settings)
     size = sight.tokens  # of an interaction, as it is shown
-    cache, older = session.prefix_cache, sum(map(size, past))
+    cache, (past, older) = session.prefix_cache, sight.foldable[len(view.history)]
     if state.unexplained is not None:  # in a library, that of the step before
         session.run_later("why", partial(_explain, state, session))
     if is_cold := session.idle > settings.cache_retention:
@@ -79,8 +79,8 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
         price = price_fold(view, session, settings, older=older, rest=rest)
     budget = price.size if price else fold_budget(settings.history_budget, older)
     if settings.refresh_after == "auto":
-        latest = past[-20:]  # whose mean length predicts that of the next ones
-        mean = sum(map(size, latest)) / max(1, len(latest))
+        latest, before = min(past, 20), max(0, past - 20)  # whose mean length predicts that of the next ones
+        mean = (older - sight.foldable[bisect_left(sight.foldable, (before,))][1]) / max(1, latest)
         growth = growth_that_pays(budget, mean, *cache.ratios)
     else:
         growth = min(int(settings.refresh_after), MOST_STORED)
@@ -88,7 +88,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     if fold and not fold.growth:  # of a step whose next one folds anew
         fold = None
     stands, tokens, why = None, unfolded, SHORT if view.history else "there was no history yet"
-    if stay := len(view.history) - len(past):
+    if stay := len(view.history) - past:
         why = f"{why}; {stay:,} past turns stay whole"
     # tokens of the older history at the first fold, and at that of a list that goes on otherwise than the folded one
     common = common_length(ledger.came, view.digests)
@@ -137,7 +137,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
                 return _choice(kept, base, _foldable(view, kept.past), view, session, state)
             return replace(choice, fold=kept.number)
         why, ledger.in_vain = "the full history costs no more", older if growth else None
-    elif is_near:
+    elif is_near and session.defer:  # else nothing is gained by doing it now
         session.run_later("evidence", partial(fed_evidence, view, session, settings))
     if stands:
         return replace(stands, may_cost_more=True)  # what stands is read from the cache
