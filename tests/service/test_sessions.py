@@ -359,3 +359,16 @@ def test_what_a_step_costs_is_stored_with_its_summaries(database):
     step = other.rebuild(None, "a", CHAT)
     assert step.state.ledger.paid == pytest.approx(paid[-1] + step.state.ledger.last.paid)
     one.close(), other.close()
+
+
+def test_a_request_stores_nothing_where_another_was_faster(database):
+    sessions, session = Sessions(database, configured()), stored_id(None, "a")
+    sessions.rebuild(None, "a", CHAT[:-4])
+    for messages in (CHAT[:-2], [*CHAT[:-4], user("Go on.")]):
+        with pytest.raises(NotSentError):
+            sessions.rebuild(None, "a", messages, lineage=lambda c: False)
+        assert database.extent(session).records == 10
+    heads = []
+    sessions.rebuild(None, "a", CHAT[:-2], lineage=lambda c: not heads.append("moved"))
+    assert (database.extent(session).records, heads) == (11, ["moved"])
+    sessions.close()
