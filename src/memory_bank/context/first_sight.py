@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -89,6 +89,11 @@ class FirstSight:
     def tokens(self, interaction: Interaction) -> int:
         """The tokens of an interaction as it is shown."""
         return interaction.tokens - self.saved.get(interaction.start, 0)
+
+    def latest(self, number: int, before: int) -> int:
+        """The tokens of the latest interactions that a fold may replace, among the first ``before``."""
+        count, tokens = self.foldable[before]
+        return tokens - self.foldable[bisect_left(self.foldable, (max(0, count - number),))][1]
 
 
 def first_sight(view: View, session: MemoryBankState, settings: MemoryBankSettings) -> FirstSight:
