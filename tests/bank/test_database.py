@@ -141,6 +141,12 @@ UNPACKED = {  # insights of schema 8
     ],
 }
 
+AGENTS = (  # of schema 9: what searches crossed
+    "ALTER TABLE sessions ADD COLUMN agent_id varchar(255)",
+    "CREATE INDEX ix_sessions_agent_id ON sessions (agent_id)",
+    "UPDATE sessions SET agent_id = 'team␟clerk'",
+)
+
 
 def age(database, version):
     """Bring a bank with two insights to an older version."""
@@ -150,6 +156,8 @@ def age(database, version):
         if version <= "3":
             c.exec_driver_sql("CREATE TABLE models (namespace varchar(64) PRIMARY KEY)")
         for statement in UNPACKED[database.url.get_backend_name()] if version < "9" else ():
+            c.exec_driver_sql(statement)
+        for statement in AGENTS:
             c.exec_driver_sql(statement)
         added = [
             step
@@ -192,6 +200,7 @@ def test_a_bank_of_an_older_version_is_brought_to_this_one(bank_url, version):
         assert (totals.records, totals.insights) == (2, 2)
         database.set_session("s", title="Named")
         assert database.value(sa.select(sessions.c.title)) == "Named"
+        assert database.project_of("s") == "clerk"
         assert database.value(sa.select(schema_version.c.version_num)) == VERSION
         assert database.rows(sa.select(steps)) == database.rows(sa.select(folds)) == []
         assert database.column(sa.select(insights.c.embedding)) == [b"", b""]

@@ -52,10 +52,14 @@ _KINDS = {
     "postgres": _POSTGRES, "postgresql": _POSTGRES, "postgresql+psycopg": _POSTGRES,
 }  # fmt: skip
 _USE = "use  sqlite:///FILE , a file name, or  postgresql://USER@HOST/DATABASE ."
+MOST_REQUESTS = 60
+"""What a session's user said that is kept: the newest."""
 ANY: Any = object()
 """Any namespace, as an argument."""
 
 _s = sessions.c
+# searches over the project's sessions notice the new generation
+_JOINS = SET_SESSION.where(_s.project.is_(None)).values(generation=_s.generation + 1)
 GENERATION = sa.select(_s.generation).where(of_session(sessions))
 _COUNT = count_of(records).where(of_session(records))
 _INSIGHTS = count_of(insights).where(of_session(insights))
@@ -77,7 +81,7 @@ _SETTLE = SET_SESSION.values(
 _CHARGE = _SETTLE.values(
     asked=sa.bindparam("now"), **{k: sa.bindparam(f"new_{k}") for k in ("sent", "came", "in_vain")}
 )
-_OWNERS = sa.select(_s.agent_id, _s.namespace, _s.deleted).where(of_session(sessions))
+_OWNERS = sa.select(_s.project, _s.namespace, _s.deleted).where(of_session(sessions))
 _REVIVE = SET_SESSION.where(_s.deleted.is_not(None)).values(deleted=sa.null())
 
 
@@ -421,36 +425,34 @@ class Database:
                 self._failed_write = time.monotonic(), str(e)
             raise
 
-    def open_session(self, session_id: str, agent_id: str | None = None, namespace: str | None = ANY) -> None:
-        """Create a session, or set its agent. Raises ConfigError for invalid ids, another agent or namespace."""
-        for what, name in (("a session_id", session_id), ("an agent_id", agent_id)):
-            if not is_session_id(name) and not (what == "an agent_id" and name is None):
+    def open_session(self, session_id: str, project: str | None = None, namespace: str | None = ANY) -> None:
+        """Create a session, or set its project. Raises ConfigError for a wrong name, another project or namespace."""
+        for what, name in (("a session_id", session_id), ("a project", project)):
+            if not is_session_id(name) and not (what == "a project" and name is None):
                 raise ConfigError(
                     f"{what} must be a text of 1 to 255 characters without NUL and lone surrogates."
                 )
         mine = {"session": session_id}
         with self.read() as c:
             known = c.execute(_OWNERS, mine).first()
-        if known is None or (agent_id is not None and known[0] is None) or known[2] is not None:
+        if known is None or (project is not None and known[0] is None) or known[2] is not None:
             with self.write() as c:
                 new = {"session_id": session_id, "created": time.time(), "generation": 0}
-                new |= {"agent_id": agent_id, "namespace": None if namespace is ANY else namespace}
+                new |= {"project": project, "namespace": None if namespace is ANY else namespace}
                 self.insert_new(c, sessions, [new])
                 known = c.execute(_OWNERS, mine).one()
                 if namespace in (ANY, known[1]):
                     self.revive(c, session_id)
-                    if agent_id is not None:  # searches over the agent's sessions notice the new generation
-                        joins = {"agent_id": agent_id, "generation": _s.generation + 1}
-                        c.execute(SET_SESSION.where(_s.agent_id.is_(None)).values(joins), mine)
+                    if project is not None:
+                        c.execute(_JOINS.values(project=project), mine)
                         known = c.execute(_OWNERS, mine).one()
         if namespace not in (ANY, known[1]):
             raise ConfigError(f"there can be no session {session_id!r} here: choose another session_id.")
-        if agent_id is not None and known[0] != agent_id:
-            ids = (session_id, known[0], agent_id)
-            session, owner, other = (str(x).rpartition(NAMESPACE_END)[2] for x in ids)
+        if project is not None and known[0] != project:
+            session = session_id.rpartition(NAMESPACE_END)[2]
             raise ConfigError(
-                f"the session {session!r} belongs to the agent {owner!r}, not to {other!r}: "
-                "open it with its own agent_id, or give this agent another session_id."
+                f"the session {session!r} belongs to the project {known[0]!r}, not to {project!r}: "
+                "open it with its own project, or give this project another session_id."
             )
 
     def revive(self, c: Connection, session_id: str) -> None:
@@ -462,17 +464,24 @@ class Database:
         with self.write(erasing=True) as c:
             c.execute(SET_SESSION.values(values), {"session": session_id})
 
-    def set_origin(self, session_id: str, **values: str | None) -> None:
-        """Store a session's ``project`` and ``client`` where none are stored yet."""
-        known = {k: v for k, v in values.items() if v}
-        if known:
+    def set_origin(self, session_id: str, project: str | None, client: str) -> None:
+        """Store a session's ``project`` and ``client`` where none is stored yet."""
+        mine = {"session": session_id}
+        with self.read() as c:
+            known = c.execute(sa.select(_s.project, _s.client).where(of_session(sessions)), mine).one()
+        if (project and known[0] is None) or (client and known[1] is None):
             with self.write() as c:
-                new = SET_SESSION.where(_s.project.is_(None), _s.client.is_(None)).values(known)
-                c.execute(new, {"session": session_id})
+                c.execute(SET_SESSION.where(_s.client.is_(None)).values(client=client or None), mine)
+                if project:
+                    c.execute(_JOINS.values(project=project), mine)
 
     def get_task(self, session_id: str) -> str:
         """What the session's user asked for."""
         return self.value(sa.select(_s.task).where(of_session(sessions)), session=session_id) or ""
+
+    def get_client(self, session_id: str) -> str:
+        """What sent the session's first request; "" where that is not known."""
+        return self.value(sa.select(_s.client).where(of_session(sessions)), session=session_id) or ""
 
     def set_note(self, session_id: str, note: str, generation: int | None) -> None:
         """Store a session's note; nothing happens where content was deleted since ``generation``."""
@@ -483,6 +492,19 @@ class Database:
     def get_note(self, session_id: str) -> str:
         """The note that a model wrote at the session's latest fold; "" where there is none."""
         return self.value(sa.select(_s.note).where(of_session(sessions)), session=session_id) or ""
+
+    def set_requests(self, session_id: str, requests: Mapping[str, int], generation: int | None) -> None:
+        """Store what a session's user said, each with the number of records before it. See ``set_note``."""
+        same = SET_SESSION.where(_s.generation == (generation or 0))
+        values = same.values(requests=json.dumps([*requests.items()][-MOST_REQUESTS:]))
+        self.submit(lambda c: c.execute(values, {"session": session_id}), session_id, is_small=True)
+
+    def get_requests(self, session_id: str) -> dict[str, int]:
+        """What a session's user said, in order, each with the number of records before it."""
+        stored = self.value(sa.select(_s.requests).where(of_session(sessions)), session=session_id)
+        with suppress(ValueError, TypeError):  # of an export that was written by hand
+            return {str(text): int(n) for text, n in json.loads(stored or "[]")}
+        return {}
 
     def charging(
         self, session_id: str, sums: tuple[float, float], told: tuple[str | None] | None, **step: object
@@ -539,9 +561,9 @@ class Database:
             self.insert_new(c, bank, [{"key": f"counter:{encoding}"[:64], "value": name}])
         return self.counter(encoding) or name
 
-    def agent_of(self, session_id: str) -> str | None:
-        """The agent of a session, or None."""
-        return self.value(sa.select(_s.agent_id).where(of_session(sessions)), session=session_id)
+    def project_of(self, session_id: str) -> str | None:
+        """The project of a session, or None."""
+        return self.value(sa.select(_s.project).where(of_session(sessions)), session=session_id)
 
     def generation(self, session_id: str) -> int:
         """The generation of a session: it grows whenever rows are deleted."""

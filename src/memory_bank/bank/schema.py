@@ -15,6 +15,7 @@ from sqlalchemy.engine import Connection, Dialect, RowMapping
 from sqlalchemy.types import LargeBinary, TypeDecorator, TypeEngine, UserDefinedType
 
 from memory_bank.models.lexical import LexicalEmbedder
+from memory_bank.records import NAMESPACE_END
 
 T = TypeVar("T")
 VERSION = "10"
@@ -135,12 +136,14 @@ sessions = sa.Table(
     sa.Column("task", ExactText),  # what the user asked for; part of the Observer's prompt
     sa.Column("note", ExactText),  # that a model wrote at the latest fold; deleted with any content
     sa.Column("summaries", ExactText),  # JSON: texts for compactions, by digest; deleted as the note is
-    sa.Column("agent_id", sa.String(255)),  # searches may cross the sessions of one agent
+    sa.Column(
+        "requests", ExactText
+    ),  # JSON: what its user said, each with the number of records before it; so, too
     sa.Column("namespace", sa.String(64)),  # a service's tenant; NULL without keys
     sa.Column("head", sa.String(64)),  # digest of its conversation up to the end of the last interaction
     sa.Column("head_calls", ExactText),  # JSON: digests of its newest calls, to recognise an edited one
     sa.Column("forked_from", sa.String(255)),  # the session that it is a fork of
-    sa.Column("project", ExactText),  # the folder that its client works in
+    sa.Column("project", ExactText),  # searches may cross the sessions of one project
     sa.Column("client", ExactText),  # what sent its first request
     sa.Column("deleted", sa.Float(53)),  # when a service deleted it; a later write sets NULL again
     sa.Column("asked", sa.Float(53)),  # when its latest context was made
@@ -150,9 +153,9 @@ sessions = sa.Table(
     sa.Column("came", sa.LargeBinary),  # and of those that it was made of; deleted with any content
     sa.Column("in_vain", sa.BigInteger),  # tokens of the older history when a fold would have removed nothing
     sa.Column("cache", sa.String(1024)),  # JSON: what the provider reported of its prefix cache
-    sa.Index("ix_sessions_agent_id", "agent_id"),
     sa.Index("ix_sessions_namespace", "namespace", "created"),
 )
+PROJECT = sa.Index("ix_sessions_project", sessions.c.project)
 PRESENT = sa.Index("ix_sessions_present", sessions.c.namespace, sessions.c.deleted, sessions.c.session_id)
 """By which the sessions of a namespace are listed without reading their rows, which are long."""
 
@@ -376,6 +379,15 @@ def _compact(c: Connection) -> None:
         c.execute(sa.insert(raw), rows)
 
 
+def _agents_are_projects(c: Connection) -> None:
+    """Make the agent of a session, which searches crossed the sessions of, its project."""
+    agents = sa.table("sessions", sa.column("session_id"), sa.column("agent_id"))
+    named = sa.select(*agents.c).where(agents.c.agent_id.is_not(None))
+    project = SET_SESSION.values(project=sa.bindparam("owner"))
+    for session_id, agent_id in c.execute(named).all():
+        c.execute(project, {"session": session_id, "owner": agent_id.rpartition(NAMESPACE_END)[2]})
+
+
 _KEY = "session_id, model, untold, control, is_billed"
 _OF_STEPS = (
     "session_id, coalesce(model, :none), coalesce(untold, :none), status = 'control', billed IS NOT NULL"
@@ -462,7 +474,15 @@ MIGRATIONS: dict[str, list[sa.Column[Any] | sa.Table | sa.Index | str | Callable
         "DROP TABLE spending",
     ],
     "8": [words, blocks, block_sessions, _compact],
-    "9": [PRESENT, sums, recount],
+    "9": [
+        sessions.c.requests,
+        PRESENT,
+        sums,
+        recount,
+        _agents_are_projects,
+        "DROP INDEX IF EXISTS ix_sessions_agent_id",
+        PROJECT,
+    ],
 }
 """What brings a bank of a version to the next: missing columns and tables, statements, functions. Append only."""
 
@@ -479,7 +499,7 @@ HAS_CONTENT = records.c.mark.is_distinct_from("forgotten")
 """The condition that a record was not forgotten."""
 SET_SESSION = sa.update(sessions).where(sessions.c.session_id == SESSION)
 NEXT_GENERATION = SET_SESSION.values(generation=sessions.c.generation + 1)
-_NO_CONTENT = NEXT_GENERATION.values(note=None, summaries=None, sent=None, came=None)
+_NO_CONTENT = NEXT_GENERATION.values(note=None, summaries=None, requests=None, sent=None, came=None)
 _NO_FOLDS = sa.delete(folds).where(folds.c.session_id == SESSION)
 _UNTOLD = sa.update(steps).where(steps.c.session_id == SESSION).values(fold=None, fates=None)
 

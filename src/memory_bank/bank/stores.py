@@ -349,8 +349,8 @@ class InsightStore:
     ) -> list[Hit]:
         """At most ``limit`` insights without the session's excluded ones, best first; among equals the newer first.
 
-        By words, and by similarity where the embedder compares more than words. ``scope``: ``"agent"`` and ``"all"``
-        include other sessions, whose hits then name their session. ``only_alike``: a similarity is a reason only if
+        By words, and by similarity where the embedder compares more than words. ``"project"`` and ``"all"`` include
+        other sessions, whose hits then name their session. ``only_alike``: a similarity is a reason only if
         above the query's to texts about other things. Raises EmbeddingError, EmbedderMismatchError.
         """
         # the vectors of long queries are not cached
