@@ -17,7 +17,7 @@ from sqlalchemy.types import LargeBinary, TypeDecorator, TypeEngine, UserDefined
 from memory_bank.models.lexical import LexicalEmbedder
 
 T = TypeVar("T")
-VERSION = "9"
+VERSION = "10"
 HEAD_BYTES = 20
 """Of the terms of a record, those before the terms themselves; see ``terms.HEAD``."""
 
@@ -137,6 +137,7 @@ sessions = sa.Table(
     sa.Column("forked_from", sa.String(255)),  # the session that it is a fork of
     sa.Column("project", ExactText),  # the folder that its client works in
     sa.Column("client", ExactText),  # what sent its first request
+    sa.Column("control", sa.Boolean),  # whether chance left it without memory; NULL: it was not drawn
     sa.Column("deleted", sa.Float(53)),  # when a service deleted it; a later write sets NULL again
     sa.Column("asked", sa.Float(53)),  # when its latest context was made
     sa.Column("paid", sa.Float(53)),  # for its contexts so far, in input tokens; see ``pricing.Ledger``
@@ -361,6 +362,13 @@ MIGRATIONS: dict[str, list[sa.Column[Any] | sa.Table | sa.Index | str | Callable
         "DROP TABLE spending",
     ],
     "8": [words, blocks, block_sessions, _compact],
+    "9": [
+        sessions.c.control,
+        "UPDATE sessions SET control = TRUE WHERE EXISTS (SELECT 1 FROM steps"
+        " WHERE steps.session_id = sessions.session_id AND steps.status = 'control')",
+        "UPDATE sessions SET control = FALSE WHERE control IS NULL"
+        " AND created >= (SELECT min(created) FROM sessions WHERE control)",
+    ],
 }
 """What brings a bank of a version to the next: missing columns and tables, statements, functions. Append only."""
 

@@ -126,7 +126,7 @@ class StepRange:
 
 @dataclass(frozen=True, slots=True)
 class UsageSums:
-    """Steps with one model (None: not known) of sessions with memory, or of control ones.
+    """Steps with one model (None: not known).
 
     ``of``: the session or the number of the period that was asked by. ``reported``: steps with the provider's usage;
     ``sent`` and ``full`` are their sums. ``billed``: the sum that the provider named for these steps; None for steps
@@ -136,7 +136,6 @@ class UsageSums:
     """
 
     of: str | int | None
-    control: bool
     model: str | None
     untold: str | None
     billed: float | None
@@ -379,7 +378,6 @@ def token_curve(
 
 # What model calls cost
 
-_is_control = (_t.status == sa.literal_column(f"'{CONTROL}'")).label("control")
 _sums = tuple(map(sum_of, (*_USED, _t.tokens, _t.full_tokens)))
 _is_billed = _t.billed.is_not(None).label("is_billed")
 _counts = (
@@ -414,15 +412,15 @@ def usage_sums(
     here: sa.ColumnElement[bool] = _t.session_id.in_(mine if session_ids is None else session_ids)
     here = here if since is None else here & (_t.created >= since)
     places = {"all": sa.null(), "session": _t.session_id, "period": _period(period, offset)}
-    keys = (places[by].label("of"), _is_control, _t.model, _t.untold, _is_billed)
+    keys = (places[by].label("of"), _t.model, _t.untold, _is_billed)
     grouped = keys[1:] if by == "all" else keys
     query = sa.select(*keys, *_counts, *_sums).where(here).group_by(*grouped)
     found = []
     with database.read() as c:
-        for of, control, model, untold, is_billed, billed, *figures in c.execute(query).all():
+        for of, model, untold, is_billed, billed, *figures in c.execute(query).all():
             count, reported, errors, without, last, *tokens = figures
             n = [int(x) for x in tokens]
             key, paid = int(of) if by == "period" else of, float(billed) if is_billed else None
             counts, both = (count, reported, errors, int(without), last), _both(n[: len(_USED)])
-            found.append(UsageSums(key, bool(control), model, untold, paid, *counts, *both, *n[len(_USED) :]))
+            found.append(UsageSums(key, model, untold, paid, *counts, *both, *n[len(_USED) :]))
     return found

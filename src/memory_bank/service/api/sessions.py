@@ -19,6 +19,7 @@ from pydantic import Field
 
 from memory_bank.bank import steps
 from memory_bank.bank.folds import stored_folds
+from memory_bank.bank.holdout import comparison, is_control
 from memory_bank.bank.listing import (
     NamespaceTotals,
     SessionInfo,
@@ -110,15 +111,27 @@ class CallCosts(ResponseModel):
     models: list[ModelCost]
 
 
-class Group(ResponseModel):
-    """The steps of the sessions with memory, or of those that ``holdout`` leaves without."""
+class Ratio(ResponseModel):
+    """Mean dollars with memory and without, their share, and the ends of its 95% confidence interval."""
 
-    sessions: Count
-    steps: Count
-    tokens_per_step: float
-    full_tokens_per_step: float
-    input_per_step: float | None = Field(description="as the provider counts; null without usage")
-    cost_per_step: float | None = Field(description="of the steps with usage and a price; null without")
+    memory: float
+    control: float
+    share: float
+    low: float
+    high: float
+
+
+class Holdout(ResponseModel):
+    """What sessions with memory and those that `holdout` leaves without cost, forks with the session they are of."""
+
+    memory: Count = Field(description="sessions with memory whose cost is known")
+    control: Count = Field(description="sessions without")
+    needed: Count = Field(
+        description="sessions of the smaller group for which the saving as estimated would show"
+    )
+    per_session: Ratio | None = Field(description="null: a group has fewer than 30 sessions")
+    per_call: Ratio | None
+    compared: str = Field(description="in words", examples=["12 of about 97 sessions without memory needed"])
 
 
 class StepTotals(ResponseModel):
@@ -184,9 +197,7 @@ class Stats(ResponseModel):
     queue: Queue
     tokens: TokenSums
     cost: CallCosts
-    groups: dict[Literal["memory", "control"], Group] | None = Field(
-        description="null without a control group"
-    )
+    holdout: Holdout | None = Field(description="null where no session was left without memory")
     errors: Count = Field(description="steps that the provider or the connection to it failed")
     steps_without_memory: Count = Field(description="steps for which memory failed or was paused")
     without_memory: dict[str, Count] = Field(
@@ -360,7 +371,7 @@ def get_session(api: Api, request: Request, name: SessionName) -> SessionDetail:
         **_names(api, found),
         **_sums(api, found, steps.usage_sums(api.database, api.namespace, session_ids=[found.session_id])),
         queue=_queue(request, found).model_copy(update={"attempts": found.attempts}),
-        control=api.sessions.is_control(found.session_id),
+        control=is_control(api.database, found.session_id),
     )
 
 
@@ -410,20 +421,14 @@ def get_stats(api: Api, request: Request) -> Stats:
     """Totals of all sessions of the caller."""
     totals = namespace_totals(api.database, api.namespace)
     sums = steps.usage_sums(api.database, api.namespace)
-    groups: dict[str, Group] | None = None
-    if any(s.control for s in sums):
-        each = steps.usage_sums(api.database, api.namespace, "session")
-        sessions = Counter(control for _, control in {(s.of, s.control) for s in each})
-        groups = {
-            name: _group(api, [s for s in sums if s.control == control], sessions[control])
-            for name, control in (("memory", False), ("control", True))
-        }
+    drawn = comparison(api.database, api.sessions.config.prices, api.namespace)
+    holdout = None if drawn is None else Holdout.of(drawn, compared=str(drawn))
     without = request.app.state.service.proxy.rebuilder.without(api.namespace)
     counts = {
         "errors": sum(s.errors for s in sums),
         "steps_without_memory": sum(s.without_memory for s in sums),
     }
-    more = {"groups": groups, "without_memory": without, **counts, **_sums(api, totals, sums)}
+    more = {"holdout": holdout, "without_memory": without, **counts, **_sums(api, totals, sums)}
     return Stats.of(totals, queue=_queue(request, totals), **more)
 
 
@@ -528,21 +533,6 @@ def _costs(api: ApiContext, sums: Sequence[UsageSums]) -> CallCosts:
         unpriced=sorted(unpriced),
         untold=[Untold(reason=reason, calls=calls) for reason, calls in untold.most_common()],
         models=sorted(models, key=lambda m: (-m.calls, m.model)),
-    )
-
-
-def _group(api: ApiContext, sums: list[UsageSums], sessions: int) -> Group:
-    count = sum(s.steps for s in sums)
-    calls = sum(s.reported for s in sums)
-    told = _costs(api, sums)
-    priced = sum(m.calls for m in told.models if m.sent_cost is not None)
-    return Group(
-        sessions=sessions,
-        steps=count,
-        tokens_per_step=sum(s.tokens for s in sums) / max(1, count),
-        full_tokens_per_step=sum(s.full_tokens for s in sums) / max(1, count),
-        input_per_step=sum(s.sent.input for s in sums) / calls if calls else None,
-        cost_per_step=None if told.sent is None else told.sent / priced,
     )
 
 
