@@ -45,7 +45,7 @@ def length_of(trace: Trace) -> str:
     return next(name for name, fewest in LENGTHS.items() if number >= fewest)
 
 
-WEEKS = ((100, 0.1), (300, 0.1), (1_000, 0.1), (3_000, 0.1), (300, 0.5), (1_000, 0.5))
+WEEKS = ((100, 0.1), (300, 0.1), (1_000, 0.1), (100, 0.5), (300, 0.5), (1_000, 0.5))
 """Sessions of a week, and the share without memory."""
 
 

@@ -90,7 +90,7 @@ class SessionDollars:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The sessions that were drawn to have memory and to go without it, by what they cost.
+    """The sessions that were drawn to have memory and to go without it, by what they cost; ``compared``: in words.
 
     ``needed``: sessions of the smaller group at which the saving that memory estimates would be seen in four
     measurements of five. ``per_session`` and ``per_call`` are None below LEAST.
@@ -101,16 +101,7 @@ class Comparison:
     needed: int
     per_session: DollarRatio | None
     per_call: DollarRatio | None
-
-    def __str__(self) -> str:
-        fewest = min(self.memory, self.control)
-        few = f"{fewest} of about {self.needed:,} sessions {'without' if self.control == fewest else 'with'} memory"
-        each, told = self.per_session, ""
-        if each is not None:
-            means = f"${each.memory:.3g} a session with memory, ${each.control:.3g} without"
-            told = f"{means}: {each}; a call: {self.per_call}"
-        counts = f"{self.memory:,} sessions with memory, {self.control:,} without"
-        return "; ".join(filter(None, (told, few + " needed" if fewest < self.needed else counts)))
+    compared: str
 
 
 def compared(memory: Sequence[SessionDollars], control: Sequence[SessionDollars]) -> Comparison:
@@ -121,16 +112,21 @@ def compared(memory: Sequence[SessionDollars], control: Sequence[SessionDollars]
     J. Econometrics 29, 1985), since few sessions cost much.
     """
     counts = len(memory), len(control)
-    if not all(counts):
-        return Comparison(*counts, LEAST, None, None)
-    saved = sum(s.paid for s in memory) / (sum(s.full for s in memory) or 1.0)
-    effect = max(abs(math.log(saved or 1.0)), -math.log(1 - _SMALLEST))
-    spread = max(_mean(group)[1] for group in (memory, control))
-    needed = (_POWER / effect) ** 2 * spread * (1 + min(counts) / max(counts))
-    ratios = [_ratio(memory, control, a_call=a_call) for a_call in (False, True)]
-    return Comparison(
-        *counts, max(LEAST, math.ceil(needed)), *(ratios if min(counts) >= LEAST else (None, None))
-    )
+    needed, fewest = LEAST, min(counts)
+    if fewest:
+        saved = sum(s.paid for s in memory) / (sum(s.full for s in memory) or 1.0)
+        effect = max(abs(math.log(saved or 1.0)), -math.log(1 - _SMALLEST))
+        spread = max(_mean(group)[1] for group in (memory, control)) * (1 + fewest / max(counts))
+        needed = max(LEAST, math.ceil((_POWER / effect) ** 2 * spread))
+    each, call = (_ratio(memory, control, a_call=a_call) for a_call in (False, True))
+    told = f"{counts[0]:,} sessions with memory, {counts[1]:,} without"
+    if fewest < needed:
+        group = "without" if counts[1] == fewest else "with"
+        told = f"{fewest} of about {needed:,} sessions {group} memory needed"
+    if each is not None:
+        means = f"${each.memory:.3g} a session with memory, ${each.control:.3g} without"
+        told = f"{means}: {each}; a call: {call}; {told}"
+    return Comparison(*counts, needed, each, call, told)
 
 
 def _mean(group: Sequence[SessionDollars], *, a_call: bool = False) -> tuple[float, float]:
@@ -143,6 +139,8 @@ def _mean(group: Sequence[SessionDollars], *, a_call: bool = False) -> tuple[flo
 
 
 def _ratio(*groups: Sequence[SessionDollars], a_call: bool) -> DollarRatio | None:
+    if min(map(len, groups)) < LEAST:
+        return None
     (memory, spread), (control, other) = (_mean(group, a_call=a_call) for group in groups)
     if not memory or not control:
         return None
@@ -155,14 +153,9 @@ def _ratio(*groups: Sequence[SessionDollars], a_call: bool) -> DollarRatio | Non
 
 
 def _t975(freedom: float) -> float:
-    """The 97.5% quantile of Student's t (Abramowitz and Stegun 26.7.5; within 0.004 from 5 degrees of freedom on)."""
+    """The 97.5% quantile of Student's t (Abramowitz and Stegun 26.7.5; within 0.005 from 10 degrees of freedom on)."""
     z = NormalDist().inv_cdf(0.975)
-    terms = (
-        z,
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
+    terms = z, (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
     return sum(term / freedom**n for n, term in enumerate(terms))
 
 

@@ -136,8 +136,8 @@ def saved(
     if unknown:
         parts.append(f"the cost of {count_of(unknown, 'request')} is not known")
     if (drawn := comparison(database, prices, since=since)) is not None:
-        values["holdout"] = {**asdict(drawn), "compared": str(drawn)}
-        parts.append(f"measured beside sessions without memory: {drawn}")
+        values["holdout"] = asdict(drawn)
+        parts.append(f"measured beside sessions without memory: {drawn.compared}")
     answer(values, "; ".join(parts) + ".", as_json)
 
 

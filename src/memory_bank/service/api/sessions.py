@@ -19,7 +19,7 @@ from pydantic import Field
 
 from memory_bank.bank import steps
 from memory_bank.bank.folds import stored_folds
-from memory_bank.bank.holdout import comparison, is_control
+from memory_bank.bank.holdout import Comparison, comparison, is_control
 from memory_bank.bank.listing import (
     NamespaceTotals,
     SessionInfo,
@@ -111,29 +111,6 @@ class CallCosts(ResponseModel):
     models: list[ModelCost]
 
 
-class Ratio(ResponseModel):
-    """Mean dollars with memory and without, their share, and the ends of its 95% confidence interval."""
-
-    memory: float
-    control: float
-    share: float
-    low: float
-    high: float
-
-
-class Holdout(ResponseModel):
-    """What sessions with memory and those that `holdout` leaves without cost, forks with the session they are of."""
-
-    memory: Count = Field(description="sessions with memory whose cost is known")
-    control: Count = Field(description="sessions without")
-    needed: Count = Field(
-        description="sessions of the smaller group for which the saving as estimated would show"
-    )
-    per_session: Ratio | None = Field(description="null: a group has fewer than 30 sessions")
-    per_call: Ratio | None
-    compared: str = Field(description="in words", examples=["12 of about 97 sessions without memory needed"])
-
-
 class StepTotals(ResponseModel):
     """Sums of some steps."""
 
@@ -197,7 +174,10 @@ class Stats(ResponseModel):
     queue: Queue
     tokens: TokenSums
     cost: CallCosts
-    holdout: Holdout | None = Field(description="null where no session was left without memory")
+    holdout: Comparison | None = Field(
+        description="dollars of sessions with memory and of those `holdout` leaves without; null without any. "
+        "`needed`: sessions of the smaller group for which the saving as estimated would show"
+    )
     errors: Count = Field(description="steps that the provider or the connection to it failed")
     steps_without_memory: Count = Field(description="steps for which memory failed or was paused")
     without_memory: dict[str, Count] = Field(
@@ -421,8 +401,7 @@ def get_stats(api: Api, request: Request) -> Stats:
     """Totals of all sessions of the caller."""
     totals = namespace_totals(api.database, api.namespace)
     sums = steps.usage_sums(api.database, api.namespace)
-    drawn = comparison(api.database, api.sessions.config.prices, api.namespace)
-    holdout = None if drawn is None else Holdout.of(drawn, compared=str(drawn))
+    holdout = comparison(api.database, api.sessions.config.prices, api.namespace)
     without = request.app.state.service.proxy.rebuilder.without(api.namespace)
     counts = {
         "errors": sum(s.errors for s in sums),
