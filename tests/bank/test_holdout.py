@@ -62,7 +62,8 @@ def test_too_few_sessions_tell_how_many_are_needed():
     assert "less (95% interval: " in many.compared
     assert compared(*week(3_000, 0.5, 0.98, 1)).needed > few.needed  # a small saving is seen late
     assert (
-        str(compared([], [SessionDollars(1.0, 1.0, 3)])) == f"0 of about {LEAST} sessions with memory needed"
+        compared([], [SessionDollars(1.0, 1.0, 3)]).compared
+        == f"0 of about {LEAST} sessions with memory needed"
     )
 
 

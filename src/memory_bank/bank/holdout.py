@@ -153,7 +153,7 @@ def _ratio(*groups: Sequence[SessionDollars], a_call: bool) -> DollarRatio | Non
 
 
 def _t975(freedom: float) -> float:
-    """The 97.5% quantile of Student's t (Abramowitz and Stegun 26.7.5; within 0.005 from 10 degrees of freedom on)."""
+    """The 97.5% quantile of Student's t (Abramowitz and Stegun 26.7.5; within 0.005 from 10 of freedom on)."""
     z = NormalDist().inv_cdf(0.975)
     terms = z, (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
     return sum(term / freedom**n for n, term in enumerate(terms))
