@@ -2,7 +2,7 @@
 
     python benchmarks/lengths.py
     python benchmarks/lengths.py my-runs.jsonl --strategy memory_bank --price 0.1/1
-    python benchmarks/lengths.py --price 0.1/1.25 --limit 6 --weeks 1000
+    python benchmarks/lengths.py --price 0.1/1.25 --weeks 1000
 
 Dollars are those of the input in percent of the same run without memory: the mean of the runs
 and the dearest run. ``--price`` is what a token costs that is read from the cache / written to it, as shares of the
