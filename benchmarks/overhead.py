@@ -9,7 +9,8 @@ where the command ``litellm`` is installed. Agents whose histories have so many 
 request. CPU milliseconds of the process a request, with what it does after the answer: the median of the rounds, in
 which the servers take turns, and resident memory at the end.
 ``cold``: the first request of a service that has just been started, of a session that its bank has.
-``library``: a new interpreter, from ``import memory_bank`` to its first context; ``Memory.context`` between folds.
+``library``: a new interpreter whose modules are compiled, as those of an installed package are, from
+``import memory_bank`` to its first context; ``Memory.context`` between folds.
 """
 
 from __future__ import annotations
@@ -311,16 +312,23 @@ def library_part(rounds: int, against: str | None) -> None:
         "library", "import (CPU ms)", "to the first context", "resident MB", "a step at 30 calls", "at 5,000"
     )
 
+    compiled = tempfile.TemporaryDirectory()
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": compiled.name}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+
     def run(python: str, script: str, *args: str) -> list[float]:
-        done = subprocess.run([python, "-c", script, *args], capture_output=True, text=True, check=True)
+        command = [python, "-c", script, *args]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
         return [float(value) for value in done.stdout.split()]
 
     for name, python in {"ours": sys.executable, "ours (against)": against}.items():
         if python:
+            run(python, LIBRARY)
             begun = zip(*(run(python, LIBRARY) for _ in range(rounds)), strict=True)
             steps = [run(python, BETWEEN, str(Path(__file__).parent), calls)[0] for calls in ("30", "5000")]
             first, context, mb = map(statistics.median, begun)
             print_row(name, f"{first:.0f}", f"{context:.0f}", f"{mb:.0f}", *(f"{ms:.1f}" for ms in steps))
+    compiled.cleanup()
 
 
 def main() -> None:

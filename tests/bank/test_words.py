@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import sqlalchemy as sa
+from cachetools import LRUCache
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,9 +72,11 @@ def test_a_block_gives_back_what_it_was_made_of(texts):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_blocks_rank_as_rows_do(bank, seed, small, monkeypatch):
-    """Sessions of two namespaces write, replace, forget and clear; a bank without blocks is the reference."""
+    """Sessions of two namespaces write, replace, forget and clear; a bank that has no blocks and keeps no words between
+    searches is the reference."""
     random_ = random.Random(seed)
     database, plain = bank.database(), Database()
+    plain.kept_words = LRUCache(0, lambda rows: rows.bytes)
     sessions = {"a": None, "b": None, "x/c": "x", "x/d": "x"}
     ids = {name: [] for name in sessions}
     was_sealed = False
@@ -109,6 +112,26 @@ def test_blocks_rank_as_rows_do(bank, seed, small, monkeypatch):
     assert was_sealed
     assert list(verify(database)) == []
     plain.close()
+
+
+def test_a_search_reads_words_that_it_has_kept_once_and_keeps_a_bounded_size(bank):
+    database = bank.database()
+    fill(database, "a", [f"{name} apple" for name in NAMES])
+    mine = InsightStore("lexical", database, "a")
+    first = mine.rank("ORD-2 apple")
+    read = []
+    sa.event.listen(database._engine, "before_cursor_execute", lambda *event: read.append(event[2]))
+    assert mine.rank("ORD-2 apple") == first
+    (statement,) = (s for s in read if "words.terms" in s)
+    assert "words.seq >" in statement  # only what is newer
+    fill(database, "a", ["ORD-9 apple"])
+    assert len(mine.rank("ORD-9")) == len(NAMES) + 1
+    kept = database.kept_words.currsize
+    for n in range(9):
+        fill(database, f"s{n}", [" ".join(f"w{n}-{k}" for k in range(2_000)) for _ in range(60)])
+        InsightStore("lexical", database, f"s{n}").rank("w1-1")
+    assert kept < database.kept_words.currsize <= database.kept_words.maxsize
+    assert mine.rank("ORD-2 apple")[0].trace_id == first[0].trace_id
 
 
 def test_what_is_deleted_leaves_no_words(bank, small):

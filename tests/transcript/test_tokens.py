@@ -71,6 +71,29 @@ def test_an_unknown_encoding_is_approximate():
     assert open_counter("no_such_encoding").approximate
 
 
+def test_a_vocabulary_is_held_without_its_table_unless_the_program_has_it(monkeypatch):
+    """The table of o200k_base takes 24 MB; what a program gets of tiktoken itself has it."""
+    import tiktoken
+    from tiktoken import registry
+
+    ranks = {bytes([i]): i for i in range(256)} | {b"ab": 256}
+    opened = []
+
+    def construct(name):
+        opened.append(name)
+        return {"name": name, "pat_str": r"[\s\S]+", "mergeable_ranks": dict(ranks), "special_tokens": {}}
+
+    assert tiktoken.list_encoding_names()
+    for name in ("with-memory", "with-program"):
+        monkeypatch.setitem(registry.ENCODING_CONSTRUCTORS, name, lambda name=name: construct(name))
+    theirs = tiktoken.get_encoding("with-program")
+    for name in ("with-memory", "with-program"):
+        counter = open_counter(name)
+        assert (counter.name, counter.count_text("abab c")) == (name, 4)
+    assert opened == ["with-program", "with-memory"]
+    assert theirs._mergeable_ranks == tiktoken.get_encoding("with-memory")._mergeable_ranks == ranks
+
+
 def test_calls_and_results_cost():
     assert counter.count_message(call(("a", "find", {"q": "x" * 400}))) > 50
     assert counter.count_message(result("a", "x " * 100)) > 90

@@ -45,6 +45,7 @@ from memory_bank.records import NAMESPACE_END
 
 T = TypeVar("T")
 _ROOM = 16 * 2**20  # bytes that a disk should have left: a step may be that long
+_KEPT = 6 * 2**20  # bytes of words that a process keeps after a search
 _SQLITE, _POSTGRES = ("sqlite", "Sqlite"), ("postgres", "Postgres")  # modules and classes, imported when used
 _KINDS = {
     "sqlite": _SQLITE, "sqlite+pysqlite": _SQLITE,
@@ -142,6 +143,7 @@ class Database:
         self.write_lock = threading.RLock()
         self.failed: Callable[[], None] | None = None  # called at every operation that fails
         self.searches: LRUCache[Hashable, object] = LRUCache(16)  # vectors of namespaces
+        self.kept_words: LRUCache[Hashable, Any] = LRUCache(_KEPT, lambda rows: rows.bytes)  # see ``words``
         self.loose_words = 0  # stored since it was last looked whether they make a block
         self.is_lost = False
         self._failed_write: tuple[float, str] | None = None  # when, and the error, if the latest one failed

@@ -107,7 +107,7 @@ def superseding(database: Database, session_id: str, trace_id: str) -> str | Non
 class InsightSearch:
     """Ranks the insights in the scope of a session. Thread-safe.
 
-    Their words are read from the database at each search. ``compares``: the embedder compares more than words, so
+    Their words are read from the database, see ``words``. ``compares``: the embedder compares more than words, so
     its similarities count as well; SQLite's vectors are in memory then, in an index that follows the rows.
     """
 
@@ -150,7 +150,9 @@ class InsightSearch:
         terms = terms_of_query(query)
         with self.database.snapshot() as c:
             try:
-                index = read_index(c, namespace_of(c, own), terms, self._sessions, own)
+                index = read_index(
+                    c, self.database.kept_words, namespace_of(c, own), terms, self._sessions, own
+                )
             except DAMAGED as e:
                 what = "its index of words is damaged: run  memory-bank bank verify --repair"
                 raise StorageError(f"{self.database.name}: {what} --db {self.database.name}") from e

@@ -75,6 +75,24 @@ def heads_of(stored: Sequence[bytes]) -> Any:
     return np.frombuffer(b"".join(b[: HEAD.itemsize] for b in stored), HEAD)
 
 
+def parts_of(stored: Sequence[bytes]) -> tuple[Any, Any, Any]:
+    """Of what ``terms_of`` returned: how many terms each has, their terms, their weights. Raises ValueError."""
+    sizes = np.fromiter(map(len, stored), np.int64, len(stored)) - HEAD.itemsize
+    if (sizes < 0).any() or (sizes % 5).any():
+        raise ValueError("damaged terms")
+    ends = (HEAD.itemsize + 4 * (sizes // 5)).tolist()
+    terms = b"".join(b[HEAD.itemsize : end] for b, end in zip(stored, ends, strict=True))
+    weights = b"".join(b[end:] for b, end in zip(stored, ends, strict=True))
+    return sizes // 5, np.frombuffer(terms, "<u4"), np.frombuffer(weights, np.uint8)
+
+
+def may_be_of(query: Hashes, terms: Any) -> Any:
+    """The numbers of the terms that may be a query's: the others differ in the first half of their bits."""
+    wanted = np.zeros(2**16, bool)
+    wanted[query >> 16] = True
+    return np.flatnonzero(wanted[terms >> 16])
+
+
 class Postings(NamedTuple):
     """Terms of numbered rows: the i-th is ``terms[i]``, of row ``rows[i]``, with the stored weight ``weights[i]``."""
 
@@ -85,14 +103,8 @@ class Postings(NamedTuple):
     @classmethod
     def of(cls, stored: Sequence[bytes]) -> Postings:
         """Those of rows as ``terms_of`` returns them, numbered from 0. Raises ValueError."""
-        size = HEAD.itemsize
-        if any(len(b) < size or (len(b) - size) % 5 for b in stored):
-            raise ValueError("damaged terms")
-        counts = [(len(b) - size) // 5 for b in stored]
-        terms = b"".join(b[size : size + 4 * n] for b, n in zip(stored, counts, strict=True))
-        weights = b"".join(b[size + 4 * n :] for b, n in zip(stored, counts, strict=True))
-        rows = np.repeat(np.arange(len(stored), dtype=np.uint32), counts)
-        return cls(np.frombuffer(terms, "<u4"), rows, np.frombuffer(weights, np.uint8))
+        counts, terms, weights = parts_of(stored)
+        return cls(terms, np.repeat(np.arange(len(stored), dtype=np.uint32), counts), weights)
 
     def stored(self, heads: Any) -> list[bytes]:
         """The rows as ``terms_of`` returned them, of their ``heads_of``."""
@@ -105,10 +117,8 @@ class Postings(NamedTuple):
         ]
 
     def asked(self, query: Hashes) -> Postings:
-        """Those that may be of a query's terms: the others are left out by the first half of their bits."""
-        wanted = np.zeros(2**16, bool)
-        wanted[query >> 16] = True
-        at = wanted[self.terms >> 16]
+        """Those that may be of a query's terms."""
+        at = may_be_of(query, self.terms)
         return Postings(*(column[at] for column in self))
 
 

@@ -2,41 +2,48 @@
 
 The terms of a new insight are a row of ``words``. As soon as a namespace has BLOCK such rows, they become a block
 (``seal``): the terms of all of them, in BUCKETS parts by the first bits of a term, so that a search reads a few parts
-of each block, whatever the process has read before. Whoever deletes an insight takes its block apart first
-(``delete_insights``): a block has no words of what is not there.
+of each block, whatever the process has read before. Rows that are in no block yet are kept by a process that has read
+them, 6 MiB in all, and each search asks the database which of them are still there. Whoever deletes an insight
+takes its block apart first (``delete_insights``): a block has no words of what is not there.
 """
 
 from __future__ import annotations
 
 import json
 import struct
+import threading
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import sqlalchemy as sa
+from cachetools import LRUCache
 from sqlalchemy.engine import Connection
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.schema import (
     INSIGHT_OF_RECORD,
+    LAST,
     SESSION,
     block_sessions,
     blocks,
     count_of,
+    count_rows,
     in_parts,
     insights,
     of_session,
     records,
     sessions,
+    sum_of,
     waits,
     words,
 )
-from memory_bank.bank.terms import HEAD, Postings, heads_of
+from memory_bank.bank.terms import HEAD, Postings, heads_of, may_be_of, parts_of
 from memory_bank.errors import StorageError
 from memory_bank.faults import fault_point
 from memory_bank.models.lexical import Hashes
@@ -75,6 +82,7 @@ _LOOSE = (
     .where(_w.namespace == _NAMESPACE)
     .order_by(_w.seq)
 )
+_EXTENT = sa.select(sa.func.count(), sum_of(_w.seq)).where(_w.namespace == _NAMESPACE, _w.seq <= LAST)
 _BODIES = sa.select(_b.first, _b.bucket, _b.body).where(
     _b.namespace == _NAMESPACE, _b.bucket.in_(sa.bindparam("buckets", expanding=True))
 )
@@ -92,6 +100,8 @@ def delete_insights(c: Connection, which: sa.ColumnElement[bool], **values: obje
     """Within a write, delete insights and their words; returns how many."""
     gone = c.execute(sa.delete(insights).where(which).returning(_i.seq, _i.session_id), values).all()
     left = {row.seq: row.session_id for row in gone}
+    for name, count in Counter(left.values()).items():
+        count_rows(c, name, insights=-count)
     while left:
         for part in in_parts(list(left)):
             loose = sa.delete(words).where(_w.seq.in_(part)).returning(_w.seq)
@@ -268,20 +278,89 @@ class Indexed:
     loose: int  # of the insights, those in no block
 
 
+class LooseWords(NamedTuple):
+    """Rows of ``words`` in the order of ``seq``: what a process keeps of them.
+
+    ``session`` are numbers in ``names``; ``counts``: how many of the ``terms`` and ``weights`` each has.
+    """
+
+    names: tuple[str, ...] = ()
+    seqs: Any = np.zeros(0, np.int64)
+    session: Any = np.zeros(0, np.int64)
+    place: Any = np.zeros(0, np.int64)
+    heads: Any = np.zeros(0, HEAD)
+    counts: Any = np.zeros(0, np.int64)
+    terms: Any = np.zeros(0, np.uint32)
+    weights: Any = np.zeros(0, np.uint8)
+
+    @property
+    def bytes(self) -> int:
+        """What they take in memory."""
+        return sum(column.nbytes for column in self[1:])
+
+    def extended(self, rows: Sequence[Any]) -> LooseWords:
+        """These and newer ones."""
+        seqs, of_session, stored, place = zip(*rows, strict=True)
+        numbers = {name: number for number, name in enumerate(dict.fromkeys((*self.names, *of_session)))}
+        session = [numbers[name] for name in of_session]
+        new = *map(np.array, (seqs, session, place)), heads_of(stored), *parts_of(stored)
+        return LooseWords(tuple(numbers), *map(np.concatenate, zip(self[1:], new, strict=True)))
+
+    def asked(self, query: Hashes) -> Postings:
+        """Those that may be of a query's terms, of rows numbered from 0."""
+        at = may_be_of(query, self.terms)
+        rows = np.searchsorted(np.cumsum(self.counts), at, "right")
+        return Postings(self.terms[at], rows, self.weights[at])
+
+
+_keeping = threading.Lock()
+
+
+def _loose_words(
+    c: Connection,
+    kept: LRUCache[Hashable, LooseWords],
+    key: Hashable,
+    which: sa.ColumnElement[bool],
+    values: Any,
+) -> LooseWords:
+    """The rows of ``words`` of a scope; those that are in ``kept`` under the ``key`` are not read again."""
+    with _keeping:
+        found = kept.get(key, LooseWords())
+    if len(found.seqs):
+        extent = c.execute(_EXTENT.where(which), {**values, "last": int(found.seqs[-1])}).one()
+        if tuple(map(int, extent)) != (len(found.seqs), found.seqs.sum()):
+            found = LooseWords()  # some were deleted, or are in a block now
+    last = int(found.seqs[-1]) if len(found.seqs) else -1
+    if new := c.execute(_LOOSE.where(which, _w.seq > LAST), {**values, "last": last}).all():
+        found = found.extended(new)
+        with _keeping, suppress(ValueError):  # more than there is room for
+            kept[key] = found
+    return found
+
+
 def read_index(
-    c: Connection, namespace: str, query: Hashes, sessions_of: sa.Select[Any] | None, session_id: str
+    c: Connection,
+    kept: LRUCache[Hashable, LooseWords],
+    namespace: str,
+    query: Hashes,
+    sessions_of: sa.Select[Any] | None,
+    session_id: str,
 ) -> Indexed:
-    """What a search needs, within a snapshot: of the sessions of a statement, or of the whole ``namespace``."""
+    """What a search needs, within a snapshot: of the sessions of a statement, or of the whole ``namespace``.
+
+    ``kept``: words in no block that this process has read before.
+    """
     values: dict[str, Any] = {"namespace": namespace, "session": session_id}
-    loose, bodies, included = _LOOSE, _BODIES, None
+    bodies, included = _BODIES, None
+    which: sa.ColumnElement[bool] = sa.true()
     if sessions_of is not None:
-        loose = loose.where(_w.session_id.in_(sessions_of))
         s = block_sessions.c
         firsts = list(
             c.execute(sa.select(s.first).where(s.session_id.in_(sessions_of)).distinct(), values).scalars()
         )
         bodies, values["firsts"] = bodies.where(_b.first.in_(sa.bindparam("firsts", expanding=True))), firsts
-        included = set(c.execute(sessions_of, values).scalars())
+        which = _w.session_id.in_(sessions_of)
+        included = frozenset(c.execute(sessions_of, values).scalars())
     names: dict[str, int] = {}
     parts: list[tuple[Any, ...]] = []
     postings: list[Postings] = []
@@ -301,13 +380,12 @@ def read_index(
         terms, of, weights = _unpacked(body).asked(query)
         numbers = start[first][of]
         postings.append(Postings(terms[numbers >= 0], numbers[numbers >= 0], weights[numbers >= 0]))
-    fresh = c.execute(loose, values).all()
-    if fresh:
-        rows_of, of_session, stored, places = zip(*fresh, strict=True)
-        known = np.array([names.setdefault(name, len(names)) for name in of_session])
-        parts.append((np.array(rows_of), known, np.array(places), heads_of(stored)))
-        terms, of, weights = Postings.of(stored).asked(query)
-        postings.append(Postings(terms, of.astype(np.int64) + total, weights))
+    loose = _loose_words(c, kept, (namespace, included), which, values)
+    if len(loose.seqs):
+        known = np.array([names.setdefault(name, len(names)) for name in loose.names])[loose.session]
+        parts.append((loose.seqs, known, loose.place, loose.heads))
+        terms, of, weights = loose.asked(query)
+        postings.append(Postings(terms, of + total, weights))
     if not parts:
         parts.append((*(np.zeros(0, np.int64),) * 3, np.zeros(0, HEAD)))
     seqs, session, place, heads = map(np.concatenate, zip(*parts, strict=True))
@@ -317,7 +395,7 @@ def read_index(
     terms, of, weights = _joined(postings)
     return Indexed(
         list(names), seqs[order], session[order], place[order], heads[order],
-        Postings(terms, number[of.astype(np.int64)], weights), len(fresh),
+        Postings(terms, number[of.astype(np.int64)], weights), len(loose.seqs),
     )  # fmt: skip
 
 

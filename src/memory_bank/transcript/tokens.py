@@ -188,10 +188,7 @@ class _Vocabulary:
 
     def _load(self) -> None:
         try:
-            import tiktoken
-
-            count = encoding_counter(tiktoken.get_encoding(self._name))
-            self._counter = MessageCounter(self._name, False, count)
+            self._counter = MessageCounter(self._name, False, encoding_counter(_encoding(self._name)))
         except Exception as e:  # no network, no cache, an unknown encoding: the estimate serves
             kind = type(e).__name__
             log.info(
@@ -200,6 +197,21 @@ class _Vocabulary:
 
 
 _vocabulary = lru_cache(maxsize=8)(_Vocabulary)
+
+
+def _encoding(name: str) -> Any:
+    """The tiktoken encoding: the program's own where it has loaded that, else one without the table of its ranks.
+
+    tiktoken keeps the table (24 MB) beside the native form of it, which alone counts.
+    """
+    import tiktoken
+    from tiktoken import registry
+
+    if name in registry.ENCODINGS or name not in tiktoken.list_encoding_names():
+        return tiktoken.get_encoding(name)
+    encoding = tiktoken.Encoding(**registry.ENCODING_CONSTRUCTORS[name]())  # type: ignore[index]
+    encoding._mergeable_ranks = {}
+    return encoding
 
 
 def encoding_counter(encoding: Any) -> TextCounter:
