@@ -174,7 +174,7 @@ def shortened(value, room, **worth):
 
 
 def test_every_row_has_the_same_few_members_those_of_most_worth():
-    text = shortened({"total": 100, "items": rows_of(100)}, 4_500, id=1, price=0.5)
+    text = shortened({"total": 100, "items": rows_of(100)}, 5_000, id=1, price=0.5)
     shown, without = text.rsplit("\n", 1)
     assert without == "(without items.text)"
     value = json.loads(shown)
@@ -182,7 +182,7 @@ def test_every_row_has_the_same_few_members_those_of_most_worth():
     assert head == {"… 100 items as rows of": ["id", "kind", "price"]}
     assert rows == [[row["id"], row["kind"], row["price"]] for row in rows_of(100)]
     assert value["total"] == 100
-    assert len(text) <= 4_500
+    assert len(text) <= 5_000
     only = json.loads(shortened({"items": rows_of(100)}, 2_400, id=1, price=0.5).split("\n(without")[0])
     assert only == {"items": {"id": [row["id"] for row in rows_of(100)]}}
 
@@ -274,10 +274,10 @@ def test_json_that_was_cut_off_is_shown_densely_with_all_that_it_holds(note, asc
 
 @pytest.mark.parametrize(
     "text",
-    ["[INFO] " + "log line\n" * 500, '{"a": 1}\n{"b": 2}', '["a", "b" ' + "x" * 5_000, '{"a": 1', "[1, 2"],
+    ["[INFO] " + "log line\n" * 500, '{"a": 1}\n{"b": 2}', '["a", "b" ' + "x" * 5_000, '{"a":1', "[1, 2"],
 )
 def test_what_is_no_json_that_was_cut_off_stays(text):
-    assert read_output(text).text in (text, '{"a":1}', "{}\n1", "[1]\n2")
+    assert read_output(text).text == text
 
 
 def test_the_longest_text_is_found_and_replaced():

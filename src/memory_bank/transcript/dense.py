@@ -21,6 +21,7 @@ MOST_CHARS = 4_000_000  # of an output that is read
 _DEPTH = 100  # deeper values stay as they came
 _FEWEST = 4  # items of a list that may have members in common
 _SHARE = 0.8  # of the items that have a member in common
+_OTHERWISE = "items, but those that say otherwise"
 _EMPTY = frozenset(("null", '""', "[]", "{}"))
 _LONE = re.compile("[\ud800-\udfff]")
 
@@ -197,23 +198,21 @@ def _joined(members: Sequence[tuple[str, str]], but: Sequence[str] = ()) -> str:
 
 def _without_repeats(rows: Sequence[Sequence[tuple[str, str]]]) -> list[str]:
     """Objects, after one that says once what most of them have in common: the others have members of that name."""
+    if rows[0] and rows[0][0][0].endswith(f'{_OTHERWISE}"'):  # a list as this function wrote it
+        return [_joined(row, [key for key, _ in row]) for row in rows]
     members = [dict(row) for row in rows]
     names = Counter(key for row in members for key in row)
     is_once = all(len(own) == len(row) for own, row in zip(members, rows, strict=True))
     common: dict[str, str] = {}
-    for name in [n for n, times in names.items() if times >= _SHARE * len(rows)] if is_once else ():
-        text, times = Counter(row.get(name, "null") for row in members).most_common(1)[0]
+    for name in [n for n, times in names.items() if times == len(rows)] if is_once else ():
+        text, times = Counter(row[name] for row in members).most_common(1)[0]
         if text not in _EMPTY and times >= _SHARE * len(rows):
             common[name] = text
     saved = sum((len(rows) - 1) * (len(name) + len(text)) for name, text in common.items())
-    head = f'{{"all {len(rows)} items, but those that say otherwise":{_joined([*common.items()])}}}'
+    head = f'{{"all {len(rows)} {_OTHERWISE}":{_joined([*common.items()])}}}'
     if saved < 2 * len(head):
         return [_joined(row) for row in rows]
-    missing = ([(key, "null") for key in common if key not in row] for row in members)
-    left = (
-        [(key, text) for key, text in row if common.get(key) != text] + none
-        for row, none in zip(rows, missing, strict=True)
-    )
+    left = ([(key, text) for key, text in row if common.get(key) != text] for row in rows)
     return [head, *(_joined(row, [*common]) for row in left)]
 
 

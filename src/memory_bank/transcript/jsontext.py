@@ -30,6 +30,7 @@ def parse_output(text: str) -> Any:
 _LEXEME = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.S)
 _CUT_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*(\\(?:u[\da-fA-F]{0,3})?)\Z")
 _CUT_NUMBER = re.compile(r"(?<=[\s:,\[])[-+.\w]+\Z")
+_LEAST_CUT = 500  # characters of a text that may be JSON without its end
 _MOST_AFTER = 2_000  # characters of what a client says after JSON that it has cut
 
 
@@ -53,7 +54,7 @@ def complete_json(text: str) -> tuple[str, str] | None:
             closing.append("}" if mark == "{" else "]")
         elif mark in "}]" and closing:
             closing.pop()
-    if not closing or len(rest) > _MOST_AFTER:
+    if not closing or len(rest) > _MOST_AFTER or len(text) < _LEAST_CUT:
         return None
     if in_string:
         cut = _CUT_ESCAPE.search(body)
@@ -62,7 +63,7 @@ def complete_json(text: str) -> tuple[str, str] | None:
         body = body.rstrip()
         if cut := _CUT_NUMBER.search(body):  # a number that may go on
             body, rest = body[: cut.start()].rstrip(), cut[0] + rest
-        body = f"{body}null" if body.endswith(":") else body.removesuffix(",")
+        body = f'{body}"…"' if body.endswith(":") else body.removesuffix(",")
     end = "".join(reversed(closing))
     for whole in (body + end, f'{body}:"…"{end}'):  # the name of a member, perhaps, whose value is missing
         try:
