@@ -52,6 +52,8 @@ _KINDS = {
     "postgres": _POSTGRES, "postgresql": _POSTGRES, "postgresql+psycopg": _POSTGRES,
 }  # fmt: skip
 _USE = "use  sqlite:///FILE , a file name, or  postgresql://USER@HOST/DATABASE ."
+MOST_REQUESTS = 60
+"""What a session's user said that is kept: the newest."""
 ANY: Any = object()
 """Any namespace, as an argument."""
 
@@ -474,6 +476,10 @@ class Database:
         """What the session's user asked for."""
         return self.value(sa.select(_s.task).where(of_session(sessions)), session=session_id) or ""
 
+    def get_client(self, session_id: str) -> str:
+        """What sent the session's first request; "" where that is not known."""
+        return self.value(sa.select(_s.client).where(of_session(sessions)), session=session_id) or ""
+
     def set_note(self, session_id: str, note: str, generation: int | None) -> None:
         """Store a session's note; nothing happens where content was deleted since ``generation``."""
         same = SET_SESSION.where(_s.generation == (generation or 0))
@@ -483,6 +489,19 @@ class Database:
     def get_note(self, session_id: str) -> str:
         """The note that a model wrote at the session's latest fold; "" where there is none."""
         return self.value(sa.select(_s.note).where(of_session(sessions)), session=session_id) or ""
+
+    def set_requests(self, session_id: str, requests: Mapping[str, int], generation: int | None) -> None:
+        """Store what a session's user said, each with the number of records before it. See ``set_note``."""
+        same = SET_SESSION.where(_s.generation == (generation or 0))
+        values = same.values(requests=json.dumps([*requests.items()][-MOST_REQUESTS:]))
+        self.submit(lambda c: c.execute(values, {"session": session_id}), session_id, is_small=True)
+
+    def get_requests(self, session_id: str) -> dict[str, int]:
+        """What a session's user said, in order, each with the number of records before it."""
+        stored = self.value(sa.select(_s.requests).where(of_session(sessions)), session=session_id)
+        with suppress(ValueError, TypeError):  # of an export that was written by hand
+            return {str(text): int(n) for text, n in json.loads(stored or "[]")}
+        return {}
 
     def charge(
         self, session_id: str, sums: tuple[float, float], told: tuple[str | None] | None, **step: object

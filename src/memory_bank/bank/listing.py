@@ -171,6 +171,11 @@ def session_details(database: Database, namespace: str | None, session_id: str) 
         return next(iter(_details(c, one)), None)
 
 
+def latest_used(database: Database) -> str | None:
+    """The id of the session with the newest record of a bank; None without one."""
+    return database.value(sa.select(_r.session_id).order_by(_r.seq.desc()).limit(1))
+
+
 def newest_searchable(database: Database, namespace: str | None, agent_id: str | None = None) -> str | None:
     """The id of the newest session with records of a namespace, or of an agent in it; None without one."""
     has_records = sa.exists().where(_r.session_id == _s.session_id)

@@ -135,6 +135,9 @@ sessions = sa.Table(
     sa.Column("task", ExactText),  # what the user asked for; part of the Observer's prompt
     sa.Column("note", ExactText),  # that a model wrote at the latest fold; deleted with any content
     sa.Column("summaries", ExactText),  # JSON: texts for compactions, by digest; deleted as the note is
+    sa.Column(
+        "requests", ExactText
+    ),  # JSON: what its user said, each with the number of records before it; so, too
     sa.Column("agent_id", sa.String(255)),  # searches may cross the sessions of one agent
     sa.Column("namespace", sa.String(64)),  # a service's tenant; NULL without keys
     sa.Column("head", sa.String(64)),  # digest of its conversation up to the end of the last interaction
@@ -462,7 +465,7 @@ MIGRATIONS: dict[str, list[sa.Column[Any] | sa.Table | sa.Index | str | Callable
         "DROP TABLE spending",
     ],
     "8": [words, blocks, block_sessions, _compact],
-    "9": [PRESENT, sums, recount],
+    "9": [sessions.c.requests, PRESENT, sums, recount],
 }
 """What brings a bank of a version to the next: missing columns and tables, statements, functions. Append only."""
 
@@ -479,7 +482,7 @@ HAS_CONTENT = records.c.mark.is_distinct_from("forgotten")
 """The condition that a record was not forgotten."""
 SET_SESSION = sa.update(sessions).where(sessions.c.session_id == SESSION)
 NEXT_GENERATION = SET_SESSION.values(generation=sessions.c.generation + 1)
-_NO_CONTENT = NEXT_GENERATION.values(note=None, summaries=None, sent=None, came=None)
+_NO_CONTENT = NEXT_GENERATION.values(note=None, summaries=None, requests=None, sent=None, came=None)
 _NO_FOLDS = sa.delete(folds).where(folds.c.session_id == SESSION)
 _UNTOLD = sa.update(steps).where(steps.c.session_id == SESSION).values(fold=None, fates=None)
 

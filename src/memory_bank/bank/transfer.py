@@ -64,7 +64,9 @@ EXACT = "$utf8"
 _BATCH = 256
 _TWO_HALVES = re.compile("[\ud800-\udbff][\udc00-\udfff]")  # a JSON parser would join them
 _TABLES = {"record": records, "insight": insights}
-_OF_SESSION = [sessions.c[name] for name in ("created", "title", "task", "note", "agent_id", "namespace")]
+_OF_SESSION = [
+    sessions.c[name] for name in ("created", "title", "task", "note", "requests", "agent_id", "namespace")
+]
 _LEFT_OUT = ("seq", "session_id", "terms")
 _OLDER = ("job", "spending")
 """Kinds of lines in exports of older banks: an insight with a job waits, what calls cost is left out."""

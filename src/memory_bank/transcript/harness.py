@@ -11,9 +11,11 @@ HARNESS_TAGS = (
     "environment_context", "user_instructions", "permissions instructions", "INSTRUCTIONS", "turn_aborted",
     "collaboration_mode", "skills_instructions", "apps_instructions", "plugins_instructions",
     "system-reminder", "command-name", "command-message", "command-args", "local-command-stdout",
-    "local-command-caveat", "environment_details",
+    "local-command-caveat", "environment_details", "earlier-session",
 )  # fmt: skip
-"""Tags of blocks that Codex, Claude Code and Cline put into user messages."""
+"""Tags of blocks that Codex, Claude Code and Cline put into user messages, and ``HANDED_ON``'s."""
+HANDED_ON = "<earlier-session>"
+"""How a user message begins in which ``memory-bank handoff`` tells of an earlier session."""
 
 SUMMARY_OPENINGS = (
     "This session is being continued from a previous conversation",
