@@ -318,6 +318,14 @@ def get_step(
     return None
 
 
+def agents_words(database: Database, session_id: str) -> dict[int, str]:
+    """What the agent said in the answers that are stored, in order, by the number of records before it."""
+    found = sa.select(_t.records, _t.answer).where(of_session(steps), _t.answer.is_not(None))
+    rows = database.rows(found.order_by(_t.number), session=session_id)
+    texts = {row["records"]: unpacked(row["answer"]).get("parts") or () for row in rows}
+    return {n: "\n…\n".join(p["text"] for p in parts if "text" in p) for n, parts in texts.items()}
+
+
 class StepShown(NamedTuple):
     """What is known of the context of a step; ``fates``: first and last numbers of records, as in StepToStore."""
 
