@@ -42,6 +42,7 @@ from memory_bank.bank.schema import (
     like_prefix,
     of_session,
     records,
+    recount,
     rows_by_id,
     steps,
     waits,
@@ -169,6 +170,7 @@ class FactStore:
                 delete_insights(c, of_session(insights) & (_i.trace_id == trace_id), **self._mine)
                 contents = {"answer": None, "error": None}
                 c.execute(sa.update(steps).where(of_session(steps)).values(contents), self._mine)
+                recount(c, self.session_id)
                 content_deleted(c, self._mine)
         return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 import time
@@ -24,11 +23,12 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.files import MemoryFiles
 from memory_bank.bank.folds import copy_folds
 from memory_bank.bank.group_commit import Operation
+from memory_bank.bank.holdout import is_control
 from memory_bank.bank.listing import list_page, newest_searchable
 from memory_bank.bank.maintenance import purge
-from memory_bank.bank.schema import CONTROL, sessions
+from memory_bank.bank.schema import sessions
 from memory_bank.bank.session import MemoryBankState, Session
-from memory_bank.bank.steps import StepFigures
+from memory_bank.bank.steps import CONTROL, StepFigures
 from memory_bank.bank.stores import FactStore
 from memory_bank.config import Config, MemoryBankSettings, NoStrategySettings, StoredSettings
 from memory_bank.context.build import build_context
@@ -111,6 +111,7 @@ class _Kept:
     """A session in use: the lock that serializes its steps, and its memory for searches."""
 
     namespace: str | None
+    control: bool | None = None  # whether it goes without memory
     lock: AbstractContextManager[object] = field(default_factory=threading.RLock)
     generation: int | None = None  # when a step last registered it in the database
     users: int = 0  # running steps and searches
@@ -158,8 +159,7 @@ class Sessions:
         self._on_rebuilt = rebuilt
         self._queued = queued
         self.traced = traced or (lambda operation, session_id: nullcontext())  # noqa: ARG005
-        known = {CONTROL: NoStrategySettings(), **config.memory_strategies}
-        self._processor = MemoryProcessor(config.model_copy(update={"memory_strategies": known}), self._open)
+        self._processor = MemoryProcessor(config, self._open)
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         # sessions whose next preview only adds what is new
         self._previews: LRUCache[tuple[str, str], _Preview] = LRUCache(4)
@@ -221,9 +221,6 @@ class Sessions:
         session_id = writable_id(namespace, name)
         key = strategy or self.strategy
         self.config.strategy(key)
-        control = self.is_control(session_id)
-        if control:
-            key = CONTROL
         seen = self._hidden(messages, None if history is None else history.memo)
         client = llm_client if llm_client is not None else self.llm_client
         with self._holding(session_id, namespace) as kept:
@@ -231,6 +228,10 @@ class Sessions:
                 self._register(session_id, kept, project)
             if kept.generation is None:
                 self.database.set_origin(session_id, origin[0] or _project_of(seen), origin[1])
+            if kept.control is None:
+                share = self.config.service.holdout
+                kept.control = is_control(self.database, session_id, share, stores=True)
+            control = kept.control
             with kept.lock:  # the plan must be this step's
                 earlier = self._processor.state(key, session_id)
                 charged = None if earlier is None else earlier.ledger.last
@@ -252,6 +253,7 @@ class Sessions:
                     added=count(added),
                     beside=count(beside) if beside else 0,
                     sends=sends,
+                    as_it_came=control,
                 )
                 shown = leaving if form is None else shown
                 state = self._processor.state(key, session_id)
@@ -423,9 +425,12 @@ class Sessions:
         return known is not None and not isinstance(known, NoStrategySettings)
 
     def is_control(self, session_id: str) -> bool:
-        """Whether a session is one of the share ``holdout`` without memory: decided by a hash of its id."""
-        digest = hashlib.sha256(session_id.encode("utf-8", "surrogatepass")).digest()
-        return int.from_bytes(digest[:8]) / 2**64 < self.config.service.holdout
+        """Whether a session is, or will be, one of the share ``holdout`` that goes without memory."""
+        with self._lock:
+            kept = self._kept.get(session_id)
+        if kept is not None and kept.control is not None:
+            return kept.control
+        return is_control(self.database, session_id, self.config.service.holdout)
 
     def finish(self, step: Rebuilt) -> None:
         """Do the work that a step left for after its context was returned; if it fails, the next step does it."""
