@@ -114,7 +114,10 @@ PROMPT = "T\nfix it"
         (["codex", "exec", "--json"], ["codex", "exec", GO_ON, "--json"]),
         (["opencode"], ["opencode", "--prompt", GO_ON]),
         (["opencode", "folder"], ["opencode", "folder", "--prompt", GO_ON]),
-        (["opencode", "run", "fix it"], ["opencode", "run", PROMPT]),
+        (
+            ["opencode", "run", "fix it", "--agent", "x"],
+            ["opencode", "run", "--agent", "x", "--", "T\nfix", "it"],
+        ),
     ],
 )
 def test_a_client_begins_with_it_before_a_prompt(command, begins):

@@ -303,6 +303,8 @@ def begun(command: list[str], text: Callable[[str], str]) -> list[str]:
     if client == "opencode" and at == 1:  # its argument is a folder
         return [*command, "--prompt", f"{text(client)}{GO_ON}"]
     prompt = rest.pop(0) if rest and not rest[0].startswith("-") else GO_ON
+    if client == "opencode":  # which puts quotes around an argument with blanks, and joins them
+        return [*command[:at], *rest, "--", *f"{text(client)}{prompt}".split(" ")]
     return [*command[:at], f"{text(client)}{prompt}", *rest]
 
 
