@@ -375,18 +375,21 @@ def test_sessions_are_grouped_by_the_folder_and_the_program_that_sent_them(tmp_p
 
     with priced(tmp_path) as (_, p):
         asked(p, b"a", "/home/me/shop", b"claude-cli/2.1.4 (external, cli)")
-        asked(p, b"b", "/srv/shop/", b"codex_cli_rs/0.46.0 (Linux)")
-        asked(p, b"b", "/srv/shop/", b"codex_cli_rs/0.46.0 (Linux)")
+        asked(p, b"b", "/srv/mail/", b"codex_cli_rs/0.46.0 (Linux)")
+        asked(p, b"b", "/srv/mail/", b"codex_cli_rs/0.46.0 (Linux)")
         asked(p, b"c", "none", b"OpenAI/Python 1.60.0")
         assert p.service.recorder.drain(60)
 
         def groups(by):
             found = p.ask(f"/v1/stats/groups?by={by}").json()["groups"]
             assert all(g["sent_cost"] is not None and g["last_used"] > 1e9 for g in found)
-            return {g["name"]: (g["sessions"], g["tokens"]["steps"]) for g in found}
+            return {
+                g["name"] and g["name"].partition("@")[0]: (g["sessions"], g["tokens"]["steps"])
+                for g in found
+            }
 
-        assert groups("project") == {"shop": (2, 3), None: (1, 1)}
-        assert groups("agent") == {"claude-cli": (1, 1), "codex_cli_rs": (1, 2), "OpenAI/Python": (1, 1)}
+        assert groups("project") == {"shop": (1, 1), "mail": (1, 2), None: (1, 1)}
+        assert groups("client") == {"claude-cli": (1, 1), "codex_cli_rs": (1, 2), "OpenAI/Python": (1, 1)}
         assert p.ask("/v1/stats/groups").status == p.ask("/v1/stats/groups?by=model").status == 422
         p.ask("/v1/sessions/a", "DELETE")
         assert groups("project") == {"shop": (1, 2), None: (1, 1)}
@@ -407,3 +410,6 @@ def test_a_session_is_handed_on(tmp_path):
     assert "CLAUDE.md" in text
     assert text.endswith("</earlier-session>\n")
     assert (wrong, missing) == ([422] * 4, 404)
+
+
+assert groups("project") == {"mail": (1, 2), None: (1, 1)}

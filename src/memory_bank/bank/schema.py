@@ -5,6 +5,8 @@ A change to a table needs a new VERSION, and an entry at the end of MIGRATIONS. 
 
 from __future__ import annotations
 
+import logging
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -15,7 +17,9 @@ from sqlalchemy.engine import Connection, Dialect, RowMapping
 from sqlalchemy.types import LargeBinary, TypeDecorator, TypeEngine, UserDefinedType
 
 from memory_bank.models.lexical import LexicalEmbedder
+from memory_bank.records import NAMESPACE_END
 
+log = logging.getLogger("memory_bank.Database")
 T = TypeVar("T")
 VERSION = "10"
 CONTROL = "control"
@@ -23,6 +27,7 @@ CONTROL = "control"
 WITHOUT = ("failed", "refused")
 """The statuses of steps that went without memory: it failed, its context broke a rule of the gate, or it is paused
 because upstream refused an earlier context."""
+_TELL_EACH = 5.0  # seconds, how far a long migration is
 HEAD_BYTES = 20
 """Of the terms of a record, those before the terms themselves; see ``terms.HEAD``."""
 
@@ -138,12 +143,11 @@ sessions = sa.Table(
     sa.Column(
         "requests", ExactText
     ),  # JSON: what its user said, each with the number of records before it; so, too
-    sa.Column("agent_id", sa.String(255)),  # searches may cross the sessions of one agent
     sa.Column("namespace", sa.String(64)),  # a service's tenant; NULL without keys
     sa.Column("head", sa.String(64)),  # digest of its conversation up to the end of the last interaction
     sa.Column("head_calls", ExactText),  # JSON: digests of its newest calls, to recognise an edited one
     sa.Column("forked_from", sa.String(255)),  # the session that it is a fork of
-    sa.Column("project", ExactText),  # the folder that its client works in
+    sa.Column("project", ExactText),  # searches may cross the sessions of one project
     sa.Column("client", ExactText),  # what sent its first request
     sa.Column("deleted", sa.Float(53)),  # when a service deleted it; a later write sets NULL again
     sa.Column("asked", sa.Float(53)),  # when its latest context was made
@@ -153,9 +157,9 @@ sessions = sa.Table(
     sa.Column("came", sa.LargeBinary),  # and of those that it was made of; deleted with any content
     sa.Column("in_vain", sa.BigInteger),  # tokens of the older history when a fold would have removed nothing
     sa.Column("cache", sa.String(1024)),  # JSON: what the provider reported of its prefix cache
-    sa.Index("ix_sessions_agent_id", "agent_id"),
     sa.Index("ix_sessions_namespace", "namespace", "created"),
 )
+PROJECT = sa.Index("ix_sessions_project", sessions.c.project)
 PRESENT = sa.Index("ix_sessions_present", sessions.c.namespace, sessions.c.deleted, sessions.c.session_id)
 """By which the sessions of a namespace are listed without reading their rows, which are long."""
 
@@ -367,7 +371,8 @@ def _compact(c: Connection) -> None:
     owner = sa.func.coalesce(sessions.c.namespace, "").label("namespace")
     found = sa.select(raw, owner).outerjoin(sessions, sessions.c.session_id == raw.c.session_id)
     found = found.where(raw.c.seq > sa.bindparam("after")).order_by(raw.c.seq).limit(1_000)
-    last = -(2**62)
+    last, done, told = -(2**62), 0, time.monotonic()
+    total = c.execute(count_of(insights)).scalar_one()
     while rows := [dict(row) for row in c.execute(found, {"after": last}).mappings()]:
         last = rows[-1]["seq"]
         c.execute(sa.delete(insights).where(seq.between(rows[0]["seq"], last)))
@@ -377,6 +382,19 @@ def _compact(c: Connection) -> None:
             row["embedding"] = b"" if by_words else row["embedding"]
             del row["namespace"]
         c.execute(sa.insert(raw), rows)
+        done += len(rows)
+        if time.monotonic() - told > _TELL_EACH:
+            told = time.monotonic()
+            log.warning("the bank is brought to schema 9: %s of %s summaries", f"{done:,}", f"{total:,}")
+
+
+def _agents_are_projects(c: Connection) -> None:
+    """Make the agent of a session, which searches crossed the sessions of, its project."""
+    agents = sa.table("sessions", sa.column("session_id"), sa.column("agent_id"))
+    named = sa.select(*agents.c).where(agents.c.agent_id.is_not(None))
+    project = SET_SESSION.values(project=sa.bindparam("owner"))
+    for session_id, agent_id in c.execute(named).all():
+        c.execute(project, {"session": session_id, "owner": agent_id.rpartition(NAMESPACE_END)[2]})
 
 
 _KEY = "session_id, model, untold, control, is_billed"
@@ -465,7 +483,15 @@ MIGRATIONS: dict[str, list[sa.Column[Any] | sa.Table | sa.Index | str | Callable
         "DROP TABLE spending",
     ],
     "8": [words, blocks, block_sessions, _compact],
-    "9": [sessions.c.requests, PRESENT, sums, recount],
+    "9": [
+        sessions.c.requests,
+        PRESENT,
+        sums,
+        recount,
+        _agents_are_projects,
+        "DROP INDEX IF EXISTS ix_sessions_agent_id",
+        PROJECT,
+    ],
 }
 """What brings a bank of a version to the next: missing columns and tables, statements, functions. Append only."""
 

@@ -154,7 +154,7 @@ class MemoryBankState(Session):
     Args:
         embedding_model: a name as in the settings, or any object with ``encode``; None: as the settings say.
         database: a Database, a file name or a URL.
-        agent_id: the agent that owns the session, for searches of a ``scope`` wider than the session.
+        project: the project of the session, whose sessions the ``scope`` "project" searches.
         namespace: the tenant that owns it, where several share a database.
         counter: counts tokens instead of the encoding that the settings name.
         on_waiting: called when records wait to be observed, instead of starting a thread that observes them.
@@ -198,7 +198,7 @@ class MemoryBankState(Session):
         *,
         database: Database | str | Path | None = None,
         session_id: str = DEFAULT,
-        agent_id: str | None = None,
+        project: str | None = None,
         namespace: str | None = None,
         counter: TokenCounter | None = None,
         on_waiting: Callable[[], None] | None = None,
@@ -208,11 +208,11 @@ class MemoryBankState(Session):
         super().__init__(session_id, counter or approximate_counter())
         self._shares_database = isinstance(database, Database)
         self.database = as_database(database)
-        self._name, self._owner = session_id, (agent_id, ANY if namespace is None else namespace)
+        self._name, self._owner = session_id, (project, ANY if namespace is None else namespace)
         self._fixed = fixed
         self._last: Sequence[object] | None = None  # the last list with calls that was read in the session
         self._parked: dict[str, Any] | None = None  # the session that the state was in before
-        if agent_id is not None or namespace is not None:
+        if project is not None or namespace is not None:
             self.database.open_session(session_id, *self._owner)
         self.files: MemoryFiles | None = MemoryFiles(self.database, namespace=namespace)
         self._on_waiting = on_waiting
@@ -244,7 +244,7 @@ class MemoryBankState(Session):
         session_id: str = DEFAULT,
         embedding_model: Embedder | str | None = None,
         *,
-        agent_id: str | None = None,
+        project: str | None = None,
         namespace: str | None = None,
         counter: TokenCounter | None = None,
         on_waiting: Callable[[], None] | None = None,
@@ -253,13 +253,13 @@ class MemoryBankState(Session):
     ) -> MemoryBankState:
         """Open a durable session: a file name, ``sqlite:///bank.db`` or ``postgresql://user@host/database``.
 
-        A session that exists continues where it stopped. The other arguments are those of the class; ``agent_id`` is
+        A session that exists continues where it stopped. The other arguments are those of the class; ``project`` is
         stored the first time it is given. A Database that is passed in stays open when the session is closed.
         Raises DatabaseOpenError, DatabaseVersionError, EmbedderLoadError, EmbedderMismatchError, ConfigError for
-        another agent or namespace.
+        another project or namespace.
         """
         return cls(
-            embedding_model, database=url, session_id=session_id, agent_id=agent_id, namespace=namespace,
+            embedding_model, database=url, session_id=session_id, project=project, namespace=namespace,
             counter=counter, on_waiting=on_waiting, defer=defer, fixed=fixed,
         )  # fmt: skip
 
@@ -625,9 +625,9 @@ class MemoryBankState(Session):
                 work()
 
     @property
-    def agent_id(self) -> str | None:
-        """The agent that owns the session; None where none was named."""
-        return self.database.agent_of(self.session_id)
+    def project(self) -> str | None:
+        """The project of the session; None where none was named."""
+        return self.database.project_of(self.session_id)
 
     @property
     def wider(self) -> WiderScope | None:

@@ -26,6 +26,7 @@ from urllib.parse import quote, urlsplit
 import typer
 
 from memory_bank.cli.handoff import GO_ON, handoff_text
+from memory_bank.cli.project import project_header
 from memory_bank.cli.setup import ATTRIBUTION, CLIENTS, claude_code, is_elsewhere, toml_value
 from memory_bank.cli.shared import CONFIG, DB, one_line, service_settings, spent, tell
 from memory_bank.errors import ConfigError, ServiceError
@@ -311,10 +312,19 @@ def begun(command: list[str], text: Callable[[str], str]) -> list[str]:
 def pointed(command: list[str], url: str, elsewhere: bool = False) -> tuple[list[str], dict[str, str]]:
     """A command, and the environment in which it runs, so that its model requests go to the service.
 
+    Those of the clients that are known name the project of this folder's repository.
     ``elsewhere``: the Messages API is not Anthropic's own.
     """
     variables = os.environ | {name: form.format(url=url) for name, form in ADDRESSES.items()}
-    variables.setdefault("OPENCODE_CONFIG_CONTENT", json.dumps(CLIENTS["opencode"].values(url)))
+    header = project_header()
+    opencode = CLIENTS["opencode"].values(url)
+    for each in opencode["provider"].values() if header else ():
+        each["options"]["headers"] = header
+    variables.setdefault("OPENCODE_CONFIG_CONTENT", json.dumps(opencode))
+    own = variables.get("ANTHROPIC_CUSTOM_HEADERS", "")  # of Claude Code
+    if header and not any(name in own.lower() for name in header):
+        lines = [own.strip(), *(f"{name}: {value}" for name, value in header.items())]
+        variables["ANTHROPIC_CUSTOM_HEADERS"] = "\n".join(filter(None, lines))
     for name in ("NO_PROXY", "no_proxy"):
         variables[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1,localhost")))
     added: list[str] = []
@@ -327,6 +337,8 @@ def pointed(command: list[str], url: str, elsewhere: bool = False) -> tuple[list
             provider = values["model_providers"]["memory_bank"]
             del provider["env_key"]
             provider["requires_openai_auth"] = True
+        if header:
+            values["model_providers"]["memory_bank"]["http_headers"] = header
         added = [a for key, value in values.items() for a in ("-c", f"{key}={toml_value(value)}")]
     return [command[0], *added, *command[1:]], variables
 

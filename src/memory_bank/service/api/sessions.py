@@ -142,7 +142,7 @@ class SessionFigures(ResponseModel):
     created: Time
     last_written: Time | None
     task: str = Field(description="the user's task; in a list its beginning")
-    agent: str | None
+    project: str | None
     forked_from: str | None = Field(description="the session that it was forked from")
     records: Count
     steps: Count = Field(description="number of the latest step with records")
@@ -218,6 +218,7 @@ class SessionsQuery(RequestModel):
     only: Only = None
     since: Since | None = None
     model: str | None = Field(None, max_length=255, description="only sessions with steps for this model")
+    project: str | None = Field(None, max_length=LONGEST_NAME, description="only sessions of this project")
 
 
 class TitleRequest(RequestModel):
@@ -242,7 +243,7 @@ class Days(ResponseModel):
 
 
 class NamedGroup(StepTotals):
-    """The steps of the sessions of a project, or of an agent."""
+    """The steps of the sessions of a project, or of a client."""
 
     name: str | None = Field(description="null: of sessions that name none")
     sessions: Count
@@ -258,9 +259,8 @@ class NamedGroups(ResponseModel):
 class GroupsQuery(RequestModel):
     """Query of ``get_groups``."""
 
-    by: Literal["project", "agent"] = Field(
-        description="the folder that a client names as the one it works in; the agent that a session was given, or "
-        "else the program that sent its first request"
+    by: Literal["project", "client"] = Field(
+        description="the project of a session; the program that sent its first request"
     )
 
 
@@ -279,7 +279,7 @@ def list_sessions(api: Api, request: Request, query: Annotated[SessionsQuery, Qu
     """The caller's sessions, a page at a time."""
     after = None if query.after is None else stored_id(api.namespace, query.after)
     prefix = stored_id(api.namespace, "x")[:-1]
-    plain = (query.sort, query.only, query.model, query.since) == ("created", None, None, None)
+    plain = (query.sort, query.only, query.model, query.since, query.project) == ("created", *[None] * 4)
     ranked = None if plain else _ranked(api, query)
     found = list_page(api.database, api.namespace, query.limit, after, query.q.strip(), prefix, ranked)
     if found is None:
@@ -323,7 +323,7 @@ def _totals(api: ApiContext, sums: Sequence[UsageSums]) -> dict[str, Any]:
 def _ranked(api: ApiContext, query: SessionsQuery) -> list[str]:
     """The ids of the sessions that a query wants, in its order; the newest first among equals."""
     used = _by(steps.usage_sums(api.database, api.namespace, "session", since=query.since))
-
+    of = None if query.project is None else origins(api.database, api.namespace)
     worth: dict[str, Callable[[list[UsageSums]], Any]] = {
         "used": lambda sums: max((s.last for s in sums), default=0.0),
         "saved": lambda sums: _saved(api, sums),
@@ -337,6 +337,7 @@ def _ranked(api: ApiContext, query: SessionsQuery) -> list[str]:
         if (query.since is None or used[i])
         and (query.only is None or any(getattr(s, query.only) for s in used[i]))
         and (query.model is None or any(s.model == query.model for s in used[i]))
+        and (of is None or of[i][0] == query.project)
     ]  # fmt: skip
     return sorted(ids, key=lambda i: worth[query.sort](used[i]), reverse=True) if query.sort in worth else ids
 
@@ -348,7 +349,7 @@ def _saved(api: ApiContext, sums: Sequence[UsageSums]) -> tuple[float, float]:
 
 
 def _names(api: ApiContext, info: Any) -> dict[str, str | None]:
-    ids = {"name": info.session_id, "agent": info.agent_id, "forked_from": info.forked_from}
+    ids = {"name": info.session_id, "forked_from": info.forked_from}
     return {key: None if id_ is None else api.public(id_) for key, id_ in ids.items()}
 
 
@@ -482,15 +483,13 @@ def get_days(api: Api, query: Annotated[DaysQuery, Query()]) -> Days:
     return Days(days=found)
 
 
-@route(router, "GET", "/stats/groups", "Get the totals of each project or agent", 422)
+@route(router, "GET", "/stats/groups", "Get the totals of each project or client", 422)
 def get_groups(api: Api, query: Annotated[GroupsQuery, Query()]) -> NamedGroups:
-    """The steps of the caller's sessions by project, or by agent; those that saved most first."""
+    """The steps of the caller's sessions by project, or by client; those that saved most first."""
     of, grouped = origins(api.database, api.namespace), defaultdict[str | None, list[UsageSums]](list)
     for s in steps.usage_sums(api.database, api.namespace, "session"):
-        project, agent, client = of.get(str(s.of), (None, None, None))
-        grouped[project if query.by == "project" else client if agent is None else api.public(agent)].append(
-            s
-        )
+        project, client = of.get(str(s.of), (None, None))
+        grouped[project if query.by == "project" else client].append(s)
     return NamedGroups.of(
         groups=[
             NamedGroup.of(
