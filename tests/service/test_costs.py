@@ -392,7 +392,7 @@ def test_sessions_are_grouped_by_the_folder_and_the_program_that_sent_them(tmp_p
         assert groups("client") == {"claude-cli": (1, 1), "codex_cli_rs": (1, 2), "OpenAI/Python": (1, 1)}
         assert p.ask("/v1/stats/groups").status == p.ask("/v1/stats/groups?by=model").status == 422
         p.ask("/v1/sessions/a", "DELETE")
-        assert groups("project") == {"shop": (1, 2), None: (1, 1)}
+        assert groups("project") == {"mail": (1, 2), None: (1, 1)}
 
 
 def test_a_session_is_handed_on(tmp_path):
@@ -410,6 +410,3 @@ def test_a_session_is_handed_on(tmp_path):
     assert "CLAUDE.md" in text
     assert text.endswith("</earlier-session>\n")
     assert (wrong, missing) == ([422] * 4, 404)
-
-
-assert groups("project") == {"mail": (1, 2), None: (1, 1)}
