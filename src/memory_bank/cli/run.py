@@ -360,7 +360,7 @@ def pointed(command: list[str], url: str, elsewhere: bool = False) -> tuple[list
 
 
 def _run(command: list[str], variables: dict[str, str], given: str = "") -> int:
-    """Run a command with this terminal, or with an input that is ``given``; signals reach it; returns its exit code."""
+    """Run a command with this terminal, or an input that is ``given``; signals reach it; returns its exit code."""
     process: subprocess.Popen[bytes] | None = None
 
     def pass_on(number: int, _frame: object) -> None:
