@@ -13,6 +13,7 @@ from contextlib import closing
 
 import pytest
 import sqlalchemy as sa
+from tests.bank.test_steps import a_step
 from tests.contracts.stores import a_record, together
 from tests.postgres import python
 
@@ -24,6 +25,7 @@ from memory_bank.bank.listing import list_sessions, namespace_totals
 from memory_bank.bank.maintenance import verify
 from memory_bank.bank.schema import MIGRATIONS, VERSION, folds, insights, schema_version, sessions, steps
 from memory_bank.bank.sqlite import schema_script
+from memory_bank.bank.steps import add_steps
 from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.errors import ConfigError, DatabaseOpenError, DatabaseVersionError, StorageError
 from memory_bank.records import Insight
@@ -216,6 +218,23 @@ def test_a_bank_of_an_older_version_is_brought_to_this_one(bank_url, version):
     if version < "8":
         with Database(bank_url).write() as c:
             c.exec_driver_sql("ALTER TABLE steps DROP COLUMN manifest")  # PostgreSQL's bank is used again
+
+
+def test_the_groups_of_an_older_bank_stay(bank_url):
+    """Before schema 10 a hash of the id decided at each step; its steps say how."""
+    database = Database(bank_url)
+    names = ["before", "control", "memory"]
+    for created, name in enumerate(names):
+        database.open_session(name)
+        database.set_session(name, created=float(created))
+        add_steps(database, [a_step(name, status="control" if name == "control" else "rebuilt")])
+    age(database, "9")
+    database.close()
+    with closing(Database(bank_url)) as database:
+        found = database.rows(
+            sa.select(sessions.c.session_id, sessions.c.control).order_by(sessions.c.created)
+        )
+    assert [tuple(row.values()) for row in found] == [("before", None), ("control", True), ("memory", False)]
 
 
 def test_a_damaged_insight_does_not_keep_an_older_bank_closed(bank_url):

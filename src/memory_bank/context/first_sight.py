@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -92,12 +92,14 @@ _OTHER_FILE = re.compile(r"(?:/|[^./\\]\.(?!\w*json|ipynb\Z|lock\Z|map\Z|webmani
 class FirstSight:
     """The edits of a conversation's outputs, by position, and the tokens that they save, by interaction's start.
 
-    ``kept``: edits by what they are a function of. ``count``: interactions that were read, of messages with the
-    ``digests``, as the settings and tools ``made_for`` have them.
+    ``foldable``: for the first so many interactions, how many of them a fold may replace, and their tokens as they
+    are shown. ``kept``: edits by what they are a function of. ``count``: interactions that were read, of messages
+    with the ``digests``, as the settings and tools ``made_for`` have them.
     """
 
     edits: dict[int, Edit] = field(default_factory=dict)
     saved: dict[int, int] = field(default_factory=dict)
+    foldable: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
     kept: dict[tuple[object, ...], Edit | None] = field(default_factory=dict)
     count: int = 0
     digests: object = None
@@ -106,6 +108,11 @@ class FirstSight:
     def tokens(self, interaction: Interaction) -> int:
         """The tokens of an interaction as it is shown."""
         return interaction.tokens - self.saved.get(interaction.start, 0)
+
+    def latest(self, number: int, before: int) -> int:
+        """The tokens of the latest interactions that a fold may replace, among the first ``before``."""
+        count, tokens = self.foldable[before]
+        return tokens - self.foldable[bisect_left(self.foldable, (max(0, count - number),))][1]
 
 
 def first_sight(view: View, session: MemoryBankState, settings: MemoryBankSettings) -> FirstSight:
@@ -116,6 +123,7 @@ def first_sight(view: View, session: MemoryBankState, settings: MemoryBankSettin
         sight.kept, sight.made_for, sight.digests = {}, made_for, None
     if sight.digests is not view.digests or sight.count > len(view.interactions):
         sight.edits, sight.saved, sight.count, sight.digests = {}, {}, 0, view.digests
+    del sight.foldable[max(1, sight.count) :]
     again = view.interactions[sight.count - 1 :] if sight.count else view.interactions
     if sight.count:  # the tail, which may have grown
         sight.saved.pop(again[0].start, None)
@@ -143,6 +151,9 @@ def first_sight(view: View, session: MemoryBankState, settings: MemoryBankSettin
                 sight.edits[position] = edit
                 sight.saved[interaction.start] = sight.saved.get(interaction.start, 0) + saved
                 less += saved
+        number, tokens = sight.foldable[-1]
+        more = (0, 0) if interaction.stays else (1, sight.tokens(interaction))
+        sight.foldable.append((number + more[0], tokens + more[1]))
     sight.count = len(view.interactions)
     return sight
 
