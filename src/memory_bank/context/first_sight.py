@@ -11,7 +11,7 @@ import logging
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,11 +35,14 @@ from memory_bank.transcript.dense import (
     without_text,
 )
 from memory_bank.transcript.harness import persons_text
+from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import (
     Interaction,
     MessageKind,
     Pair,
+    Result,
     is_memory_tool,
+    is_text_part,
     kind_of,
     message_text,
 )
@@ -130,7 +133,7 @@ def first_sight(view: View, session: MemoryBankState, settings: MemoryBankSettin
         for pair, trace_id in zip(interaction.pairs, interaction.trace_ids, strict=True):
             if trace_id is None or pair.call is None or pair.result is None or pair.result_at is None:
                 continue
-            text, position = pair.result.output_text, interaction.start + pair.result_at
+            text, position = _text_of(pair.result), interaction.start + pair.result_at
             if text is None or len(text) < LEAST_JSON:
                 continue
             key = (trace_id, _task(view, interaction.start))
@@ -153,6 +156,16 @@ def first_sight(view: View, session: MemoryBankState, settings: MemoryBankSettin
         sight.foldable.append((number + more[0], tokens + more[1]))
     sight.count = len(view.interactions)
     return sight
+
+
+def _text_of(result: Result) -> str | None:
+    """The output as text; several text parts as MCP's list of them; None for others."""
+    parts = result.content
+    if (text := result.output_text) is not None or result.extra or not isinstance(parts, (list, tuple)):
+        return text
+    if not all(isinstance(p, Mapping) and set(p) == {"type", "text"} and is_text_part(p) for p in parts):
+        return None
+    return compact([{"type": "text", "text": part["text"]} for part in parts])
 
 
 def _task(view: View, before: int) -> str:
@@ -225,6 +238,8 @@ class _Part:
         is_page = output.value is None or 2 * len(self.page[0]) >= len(output.text)
         if not is_page:
             self.output = output = opened(output)
+            text = output.text
+        if output.path is None:  # several texts
             text = output.text
         call = pair.call.text if pair.call else ""
         self.parsed = parse_record(1, text, self.count, trace_id, pair.tool_name, call)
