@@ -7,8 +7,12 @@ import subprocess
 import sys
 
 import pytest
+import sqlalchemy as sa
 from tests.cli.conftest import COMMAND, environment, shell
 
+from memory_bank.bank.database import Database
+from memory_bank.bank.schema import sessions
+from memory_bank.cli.project import projects_of
 from memory_bank.cli.run import begun
 from memory_bank.testing import ScriptedServer, say
 
@@ -24,6 +28,22 @@ def test_the_latest_session_is_told_with_what_to_do(cli, bank):
     assert done.out.endswith("</earlier-session>\nGo on with this work.\n")
     assert cli("handoff", "two", "--db", bank).out == done.out
     assert "- alpha\n" in cli("handoff", "one", "--db", bank, "--to", "codex").out
+
+
+def test_the_latest_is_of_this_folders_project(cli, bank, tmp_path, monkeypatch):
+    """By the folder that a prompt named; another project's session is never handed on unasked."""
+    (tmp_path / "shop").mkdir()
+    monkeypatch.chdir(tmp_path / "shop")
+    database = Database(bank)
+    database.set_origin("two", "other@0123456789ab", "")
+    assert "- alpha\n" in cli("handoff", "latest", "--db", bank).out  # of the sessions without a project
+    database.set_origin("one", "another@0123456789ab", "")
+    done = cli("handoff", "latest", "--db", bank)
+    assert (done.code, "of this project" in done.sentence()) == (1, True)
+    assert "- alpha\n" in cli("handoff", "one", "--db", bank).out
+    with database.write() as c:
+        c.execute(sa.update(sessions).where(sessions.c.session_id == "one").values(project=projects_of()[-1]))
+    assert "- alpha\n" in cli("handoff", "latest", "--db", bank).out
 
 
 def test_a_budget_is_kept(cli, bank):

@@ -42,14 +42,16 @@ def handoff_text(
     """What a client is told of a session, without what to do. Raises ConfigError, StorageError."""
     from memory_bank.bank.listing import latest_used
     from memory_bank.bank.session import MemoryBankState
+    from memory_bank.cli.project import projects_of
     from memory_bank.context import handed_on
     from memory_bank.transcript import open_counter
 
     with contextlib.closing(open_bank(db, config, None if session == LATEST else session)) as database:
-        name = latest_used(database) if session == LATEST else session
+        name = latest_used(database, projects_of()) if session == LATEST else session
         if name is None:
             raise StorageError(
-                f"{database.name} has no session with tool calls yet: nothing can be handed on."
+                f"{database.name} has no session with tool calls yet of this project: `memory-bank bank sessions` "
+                "lists those of others."
             )
         state = MemoryBankState(database=database, session_id=name, counter=open_counter(), fixed=True)
         text = handed_on(state, budget, to=to)
