@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import re
 import secrets
 import threading
 import time
@@ -43,6 +45,7 @@ from memory_bank.errors import ConfigError, DatabaseOpenError, DatabaseVersionEr
 from memory_bank.faults import fault_point
 from memory_bank.records import NAMESPACE_END
 
+log = logging.getLogger("memory_bank.Database")
 T = TypeVar("T")
 _ROOM = 16 * 2**20  # bytes that a disk should have left: a step may be that long
 _KEPT = 6 * 2**20  # bytes of words that a process keeps after a search
@@ -52,6 +55,7 @@ _KINDS = {
     "postgres": _POSTGRES, "postgresql": _POSTGRES, "postgresql+psycopg": _POSTGRES,
 }  # fmt: skip
 _USE = "use  sqlite:///FILE , a file name, or  postgresql://USER@HOST/DATABASE ."
+READ_VERSION = "SELECT version_num FROM schema_version"
 MOST_REQUESTS = 60
 """What a session's user said that is kept: the newest."""
 ANY: Any = object()
@@ -158,6 +162,11 @@ class Database:
             try:
                 self._create(must_exist)
             except (SQLAlchemyError, ValueError, OSError) as e:
+                if re.search("is locked|lock timeout", first_line(e)):
+                    raise DatabaseOpenError(
+                        f"{self.name}: another process has been bringing it to another schema for a minute: start "
+                        "again when that has ended."
+                    ) from e
                 raise DatabaseOpenError(f"{self.name} cannot be opened: {self.say(e, opening=True)}.") from e
             self._wipe(0)  # after a crash the log still holds what had been deleted
         except BaseException:
@@ -202,6 +211,10 @@ class Database:
         """Unix seconds by the clock that all processes share."""
         return time.time()
 
+    def version_in_write(self, c: Connection) -> str:
+        """The schema that the bank has now, and until the end of a write: who changes it waits for that."""
+        return str(c.connection.driver_connection.execute(READ_VERSION).fetchone()[0])  # type: ignore[union-attr]
+
     def lock_bank(self, c: Connection, *, exclusive: bool = False) -> bool:
         """Within a write, lock the bank's embedder: shared, or exclusively to change it.
 
@@ -239,6 +252,10 @@ class Database:
             raise DatabaseOpenError(f"{self.name} holds no bank yet: check the URL given by --db.")
         with self._transaction(creating=True) as connection:
             version = self._version(connection)  # another process may have created it meanwhile
+            if version not in (None, VERSION):
+                log.info(
+                    "%s is brought from schema %s to schema %s; others wait", self.name, version, VERSION
+                )
             if version is None:
                 metadata.create_all(connection, checkfirst=False)
                 connection.execute(sa.insert(schema_version), {"version_num": VERSION})
@@ -279,6 +296,14 @@ class Database:
                 "open it with that version."
             )
         return version
+
+    def _check_version(self, version: str) -> None:
+        """Raise StorageError if another process has brought the bank to another schema."""
+        if version != VERSION:
+            raise StorageError(
+                f"{self.name} has schema {version} by now, which another version of memory_bank has made: start this "
+                "process again with that version. Nothing is stored until then."
+            )
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -383,6 +408,8 @@ class Database:
         with self.write_lock if self.exclusive else nullcontext(), self._engine.connect() as connection:
             self.check_place(connection)
             self.begin_write(connection, creating, erasing)
+            if not (creating or self.in_memory):
+                self._check_version(self.version_in_write(connection))
             fault_point("write.begun")
             try:
                 yield connection
@@ -417,6 +444,9 @@ class Database:
             except (SQLAlchemyError, OverflowError) as e:
                 if self.failed is not None:
                     self.failed()
+                if not self.in_memory and re.search("no such|does not exist", first_line(e)):
+                    with suppress(SQLAlchemyError), self._reader.connect() as c:
+                        self._check_version(str(c.exec_driver_sql(READ_VERSION).scalar()))
                 raise StorageError(
                     f"{self.name}: {self.say(e)}; nothing was changed, the same call can be made again."
                 ) from e
@@ -506,10 +536,10 @@ class Database:
             return {str(text): int(n) for text, n in json.loads(stored or "[]")}
         return {}
 
-    def charge(
+    def charging(
         self, session_id: str, sums: tuple[float, float], told: tuple[str | None] | None, **step: object
-    ) -> None:
-        """Add to what a session has paid and would have paid.
+    ) -> Callable[[Connection], None]:
+        """The write that adds to what a session has paid and would have paid.
 
         ``told``: what its provider now tells of the prefix cache; ``step``: ``sent``, ``came``, ``in_vain`` of one.
         """
@@ -522,7 +552,7 @@ class Database:
             else:
                 c.execute(_SETTLE, values)
 
-        self.submit(update, session_id, is_small=True)
+        return update
 
     def add_summary(self, session_id: str, text: str, generation: int | None) -> str:
         """Keep a text that stands for a conversation, and a few older ones; its digest. See ``set_note``."""

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from memory_bank.bank.database import Database
+from memory_bank.bank.group_commit import Operation
 from memory_bank.bank.rows import rederived
 from memory_bank.bank.schema import (
     SET_SESSION,
@@ -147,8 +148,8 @@ class Lineage:
         """The ``seq`` of a session's newest record, 0 for none."""
         return self.database.value(_NEWEST, session=session_id) or 0
 
-    def go_on(self, session_id: str, head: str | None, entry: LineageEntry) -> bool:
-        """Add a request to a session. Returns False and changes nothing if its head is not ``head``."""
+    def going_on(self, session_id: str, head: str | None, entry: LineageEntry) -> Operation[bool]:
+        """The write that adds a request to a session; it returns False and changes nothing if its head is another."""
 
         def write(c: Connection) -> bool:
             new = {"session": session_id, "old": head, "new": entry.head}
@@ -162,7 +163,7 @@ class Lineage:
             fault_point("lineage.executed")
             return True
 
-        return self.database.submit(write, session_id)
+        return write
 
     def begin(
         self, session_id: str, namespace: str | None, entry: LineageEntry, fork: ForkPoint | None = None
@@ -174,11 +175,12 @@ class Lineage:
             twin = sa.select(_s.session_id).join(lineage, _s.session_id == _l.session_id)
             if c.execute(twin.where(_l.digest == entry.whole, _s.head == entry.head).limit(1)).first():
                 return False
-            task = sa.select(_s.task).where(_s.session_id == forked_from)
+            of_parent = sa.select(_s.task, _s.control).where(_s.session_id == forked_from)
+            task, control = c.execute(of_parent).first() or (None, None)
             row = {  # its agent is set by the step that follows
                 "session_id": session_id, "created": time.time(), "generation": 0,
-                "task": c.execute(task).scalar(), "namespace": namespace, "head": entry.head,
-                "head_calls": entry.head_calls, "forked_from": forked_from,
+                "task": task, "namespace": namespace, "head": entry.head,
+                "head_calls": entry.head_calls, "forked_from": forked_from, "control": control,
             }  # fmt: skip
             if fork is not None and fork.upto:
                 self.database.lock_bank(c)

@@ -5,6 +5,8 @@ A change to a table needs a new VERSION, and an entry at the end of MIGRATIONS. 
 
 from __future__ import annotations
 
+import logging
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -17,13 +19,13 @@ from sqlalchemy.types import LargeBinary, TypeDecorator, TypeEngine, UserDefined
 from memory_bank.models.lexical import LexicalEmbedder
 from memory_bank.records import NAMESPACE_END
 
+log = logging.getLogger("memory_bank.Database")
 T = TypeVar("T")
 VERSION = "10"
-CONTROL = "control"
-"""The status of steps of a session that is left without memory to compare with."""
 WITHOUT = ("failed", "refused")
 """The statuses of steps that went without memory: it failed, its context broke a rule of the gate, or it is paused
 because upstream refused an earlier context."""
+_TELL_EACH = 5.0  # seconds, how far a long migration is
 HEAD_BYTES = 20
 """Of the terms of a record, those before the terms themselves; see ``terms.HEAD``."""
 
@@ -145,6 +147,7 @@ sessions = sa.Table(
     sa.Column("forked_from", sa.String(255)),  # the session that it is a fork of
     sa.Column("project", ExactText),  # searches may cross the sessions of one project
     sa.Column("client", ExactText),  # what sent its first request
+    sa.Column("control", sa.Boolean),  # whether chance left it without memory; NULL: it was not drawn
     sa.Column("deleted", sa.Float(53)),  # when a service deleted it; a later write sets NULL again
     sa.Column("asked", sa.Float(53)),  # when its latest context was made
     sa.Column("paid", sa.Float(53)),  # for its contexts so far, in input tokens; see ``pricing.Ledger``
@@ -324,7 +327,6 @@ sums = sa.Table(  # of each session's rows, kept as they are written, so that no
     sa.Column("session_id", sa.String(255), primary_key=True),
     sa.Column("model", ExactText, primary_key=True),  # of the steps; "": not known, or no steps
     sa.Column("untold", ExactText, primary_key=True),  # why their tokens are not known; "": they are
-    sa.Column("control", sa.Boolean, primary_key=True),
     sa.Column("is_billed", sa.Boolean, primary_key=True),
     *(
         sa.Column(
@@ -367,7 +369,8 @@ def _compact(c: Connection) -> None:
     owner = sa.func.coalesce(sessions.c.namespace, "").label("namespace")
     found = sa.select(raw, owner).outerjoin(sessions, sessions.c.session_id == raw.c.session_id)
     found = found.where(raw.c.seq > sa.bindparam("after")).order_by(raw.c.seq).limit(1_000)
-    last = -(2**62)
+    last, done, told = -(2**62), 0, time.monotonic()
+    total = c.execute(count_of(insights)).scalar_one()
     while rows := [dict(row) for row in c.execute(found, {"after": last}).mappings()]:
         last = rows[-1]["seq"]
         c.execute(sa.delete(insights).where(seq.between(rows[0]["seq"], last)))
@@ -377,6 +380,10 @@ def _compact(c: Connection) -> None:
             row["embedding"] = b"" if by_words else row["embedding"]
             del row["namespace"]
         c.execute(sa.insert(raw), rows)
+        done += len(rows)
+        if time.monotonic() - told > _TELL_EACH:
+            told = time.monotonic()
+            log.warning("the bank is brought to schema 9: %s of %s summaries", f"{done:,}", f"{total:,}")
 
 
 def _agents_are_projects(c: Connection) -> None:
@@ -388,10 +395,8 @@ def _agents_are_projects(c: Connection) -> None:
         c.execute(project, {"session": session_id, "owner": agent_id.rpartition(NAMESPACE_END)[2]})
 
 
-_KEY = "session_id, model, untold, control, is_billed"
-_OF_STEPS = (
-    "session_id, coalesce(model, :none), coalesce(untold, :none), status = 'control', billed IS NOT NULL"
-)
+_KEY = "session_id, model, untold, is_billed"
+_OF_STEPS = "session_id, coalesce(model, :none), coalesce(untold, :none), billed IS NOT NULL"
 _NONE = sa.bindparam("none", b"", sa.LargeBinary)
 
 
@@ -407,17 +412,15 @@ def _adding(columns: Iterable[str], values: str) -> sa.TextClause:
 
 def _adding_steps(where: str) -> sa.TextClause:
     found = ", ".join((_OF_STEPS, *(f":sign * {value}" for value in _SUMMED.values()), "max(created)"))
-    return _adding(_SUMMED, f"SELECT {found} FROM steps WHERE {where} GROUP BY 1, 2, 3, 4, 5")
+    return _adding(_SUMMED, f"SELECT {found} FROM steps WHERE {where} GROUP BY 1, 2, 3, 4")
 
 
 def _counting(table: str, where: str) -> sa.TextClause:
-    found = f"SELECT session_id, :none, :none, false, false, count(*) FROM {table} WHERE {where}"
+    found = f"SELECT session_id, :none, :none, false, count(*) FROM {table} WHERE {where}"
     return _adding([table], f"{found} GROUP BY session_id")
 
 
-_ADD_ROWS = _adding(
-    ("records", "insights"), "VALUES (:session, :none, :none, false, false, :records, :insights)"
-)
+_ADD_ROWS = _adding(("records", "insights"), "VALUES (:session, :none, :none, false, :records, :insights)")
 _ADD_STEPS = _adding_steps("session_id = :session AND number IN :numbers").bindparams(
     sa.bindparam("numbers", expanding=True)
 )
@@ -482,6 +485,11 @@ MIGRATIONS: dict[str, list[sa.Column[Any] | sa.Table | sa.Index | str | Callable
         _agents_are_projects,
         "DROP INDEX IF EXISTS ix_sessions_agent_id",
         PROJECT,
+        sessions.c.control,
+        "UPDATE sessions SET control = TRUE WHERE EXISTS (SELECT 1 FROM steps"
+        " WHERE steps.session_id = sessions.session_id AND steps.status = 'control')",
+        "UPDATE sessions SET control = FALSE WHERE control IS NULL"
+        " AND created >= (SELECT min(created) FROM sessions WHERE control)",
     ],
 }
 """What brings a bank of a version to the next: missing columns and tables, statements, functions. Append only."""

@@ -58,6 +58,12 @@ def run(
     ),
     db: str | None = DB,
     config: Path | None = CONFIG,
+    holdout: float | None = typer.Option(
+        None,
+        min=0,
+        max=1,
+        help="Share of sessions that go without memory by chance, to measure what it saves.",
+    ),
 ) -> None:
     """Run a command with memory, and print what memory saved: `memory-bank run -- claude`.
 
@@ -80,7 +86,12 @@ def run(
     if from_ is not None:
         command = begun(command, lambda client: handoff_text(from_, db, config, to=client))
     running = running_service(db, config)
-    with _started(db, config) if running is None else contextlib.nullcontext(running) as url:
+    if running is not None and holdout is not None:
+        raise ConfigError(
+            f"the service at {running} decides its own share of sessions without memory: set holdout in its "
+            "[service], or stop it."
+        )
+    with _started(db, config, holdout) if running is None else contextlib.nullcontext(running) as url:
         before, began = _figures(url), time.time()
         later = (
             f", later `memory-bank serve{f' --db {shlex.quote(db)}' if db else ''}`"
@@ -232,7 +243,7 @@ def _has_bank(health: Mapping[str, Any], db: str) -> bool:
 
 
 @contextlib.contextmanager
-def _started(db: str | None, config: Path | None) -> Iterator[str]:
+def _started(db: str | None, config: Path | None, holdout: float | None = None) -> Iterator[str]:
     """Start a service on a free port; it ends with the block, or with this process."""
     command = [sys.executable, "-c", _SERVE, "serve"]
     command += ["--host", "127.0.0.1", "--port", "0", *(["--db", db] if db else [])]
@@ -242,6 +253,8 @@ def _started(db: str | None, config: Path | None) -> Iterator[str]:
         n for n in ADDRESSES if (url := local_address(os.environ.get(n, ""))) and _is_service(url, port)
     }
     variables = {k: v for k, v in os.environ.items() if k not in services}  # the rest may be its upstream
+    if holdout is not None:
+        variables["MEMORY_BANK_SERVICE__HOLDOUT"] = str(holdout)
     if older := variables.get("OPENAI_API_BASE"):  # the name of an older client
         variables["OPENAI_BASE_URL"] = variables.get("OPENAI_BASE_URL") or older
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:

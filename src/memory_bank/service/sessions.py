@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 import time
@@ -18,15 +17,18 @@ from typing import Any, TypeVar, cast
 
 import sqlalchemy as sa
 from cachetools import LRUCache
+from sqlalchemy.engine import Connection
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.files import MemoryFiles
 from memory_bank.bank.folds import copy_folds
+from memory_bank.bank.group_commit import Operation
+from memory_bank.bank.holdout import is_control
 from memory_bank.bank.listing import list_page, newest_searchable
 from memory_bank.bank.maintenance import purge
-from memory_bank.bank.schema import CONTROL, sessions
+from memory_bank.bank.schema import sessions
 from memory_bank.bank.session import MemoryBankState, Session
-from memory_bank.bank.steps import StepFigures
+from memory_bank.bank.steps import CONTROL, StepFigures
 from memory_bank.bank.stores import FactStore
 from memory_bank.config import Config, MemoryBankSettings, NoStrategySettings, StoredSettings
 from memory_bank.context.build import build_context
@@ -109,6 +111,7 @@ class _Kept:
     """A session in use: the lock that serializes its steps, and its memory for searches."""
 
     namespace: str | None
+    control: bool | None = None  # whether it goes without memory
     lock: AbstractContextManager[object] = field(default_factory=threading.RLock)
     generation: int | None = None  # when a step last registered it in the database
     users: int = 0  # running steps and searches
@@ -156,8 +159,7 @@ class Sessions:
         self._on_rebuilt = rebuilt
         self._queued = queued
         self.traced = traced or (lambda operation, session_id: nullcontext())  # noqa: ARG005
-        known = {CONTROL: NoStrategySettings(), **config.memory_strategies}
-        self._processor = MemoryProcessor(config.model_copy(update={"memory_strategies": known}), self._open)
+        self._processor = MemoryProcessor(config, self._open)
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         # sessions whose next preview only adds what is new
         self._previews: LRUCache[tuple[str, str], _Preview] = LRUCache(4)
@@ -198,6 +200,7 @@ class Sessions:
         added: str = "",
         origin: tuple[str | None, str] = (None, ""),
         sends: Callable[[], bool] = lambda: True,
+        lineage: Operation[bool] | None = None,
     ) -> Rebuilt:
         """Store what is new in the messages, and return the context of the next model call.
 
@@ -209,7 +212,7 @@ class Sessions:
         ``added``: what memory itself adds besides the messages, such as its tools. ``project``: that it must be of.
         ``origin``: the project that the request names, else its first prompts do, and the program that sent it, for a
         session that has none yet. ``sends``: whether the context is sent, asked once it is built; else no step is
-        recorded or charged.
+        recorded or charged. ``lineage`` is stored with what is new, if it returns True; else nothing is.
 
         Raises what MemoryProcessor.apply_strategy and reading the messages raise, ConfigError for an
         invalid name, and NotSentError.
@@ -218,9 +221,6 @@ class Sessions:
         session_id = writable_id(namespace, name)
         key = strategy or self.strategy
         self.config.strategy(key)
-        control = self.is_control(session_id)
-        if control:
-            key = CONTROL
         seen = self._hidden(messages, None if history is None else history.memo)
         client = llm_client if llm_client is not None else self.llm_client
         with self._holding(session_id, namespace) as kept:
@@ -228,11 +228,19 @@ class Sessions:
                 self._register(session_id, kept, project)
             if kept.generation is None:
                 self.database.set_origin(session_id, origin[0] or _project_of(seen), origin[1])
+            if kept.control is None:
+                share = self.config.service.holdout
+                kept.control = is_control(self.database, session_id, share, stores=True)
+            control = kept.control
             with kept.lock:  # the plan must be this step's
                 earlier = self._processor.state(key, session_id)
                 charged = None if earlier is None else earlier.ledger.last
                 count = partial(count_once, (earlier.counter if earlier else open_counter()).count_text)
                 form = None if history is None else history.form
+                if isinstance(earlier, MemoryBankState):
+                    earlier.lineage = lineage and partial(_go_on, lineage)
+                elif lineage is not None:
+                    self.database.submit(partial(_go_on, lineage), session_id)
                 leaving, tokens, shown, _ = self._processor.rebuild(
                     seen,
                     key,
@@ -245,6 +253,7 @@ class Sessions:
                     added=count(added),
                     beside=count(beside) if beside else 0,
                     sends=sends,
+                    as_it_came=control,
                 )
                 shown = leaving if form is None else shown
                 state = self._processor.state(key, session_id)
@@ -416,9 +425,12 @@ class Sessions:
         return known is not None and not isinstance(known, NoStrategySettings)
 
     def is_control(self, session_id: str) -> bool:
-        """Whether a session is one of the share ``holdout`` without memory: decided by a hash of its id."""
-        digest = hashlib.sha256(session_id.encode("utf-8", "surrogatepass")).digest()
-        return int.from_bytes(digest[:8]) / 2**64 < self.config.service.holdout
+        """Whether a session is, or will be, one of the share ``holdout`` that goes without memory."""
+        with self._lock:
+            kept = self._kept.get(session_id)
+        if kept is not None and kept.control is not None:
+            return kept.control
+        return is_control(self.database, session_id, self.config.service.holdout)
 
     def finish(self, step: Rebuilt) -> None:
         """Do the work that a step left for after its context was returned; if it fails, the next step does it."""
@@ -634,6 +646,12 @@ def _project_of(messages: Sequence[object]) -> str | None:
     """The project that the first prompts of a conversation name; what a tool or the model said is not asked."""
     prompts = takewhile(lambda m: read(m, "role") in ("system", "developer", "user"), messages[:_PROMPTS])
     return next(filter(None, (project_of(content_text(read(m, "content"))) for m in prompts)), None)
+
+
+def _go_on(lineage: Operation[bool], c: Connection) -> None:
+    """Add a request to its session. Raises NotSentError where another one was faster."""
+    if not lineage(c):
+        raise NotSentError
 
 
 @lru_cache(maxsize=32)

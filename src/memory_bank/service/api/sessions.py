@@ -19,6 +19,7 @@ from pydantic import Field
 
 from memory_bank.bank import steps
 from memory_bank.bank.folds import stored_folds
+from memory_bank.bank.holdout import Comparison, comparison, is_control
 from memory_bank.bank.listing import (
     NamespaceTotals,
     SessionInfo,
@@ -110,17 +111,6 @@ class CallCosts(ResponseModel):
     models: list[ModelCost]
 
 
-class Group(ResponseModel):
-    """The steps of the sessions with memory, or of those that ``holdout`` leaves without."""
-
-    sessions: Count
-    steps: Count
-    tokens_per_step: float
-    full_tokens_per_step: float
-    input_per_step: float | None = Field(description="as the provider counts; null without usage")
-    cost_per_step: float | None = Field(description="of the steps with usage and a price; null without")
-
-
 class StepTotals(ResponseModel):
     """Sums of some steps."""
 
@@ -184,8 +174,9 @@ class Stats(ResponseModel):
     queue: Queue
     tokens: TokenSums
     cost: CallCosts
-    groups: dict[Literal["memory", "control"], Group] | None = Field(
-        description="null without a control group"
+    holdout: Comparison | None = Field(
+        description="dollars of sessions with memory and of those `holdout` leaves without; null without any. "
+        "`needed`: sessions of the smaller group for which the saving as estimated would show"
     )
     errors: Count = Field(description="steps that the provider or the connection to it failed")
     steps_without_memory: Count = Field(description="steps for which memory failed or was paused")
@@ -361,7 +352,7 @@ def get_session(api: Api, request: Request, name: SessionName) -> SessionDetail:
         **_names(api, found),
         **_sums(api, found, steps.usage_sums(api.database, api.namespace, session_ids=[found.session_id])),
         queue=_queue(request, found).model_copy(update={"attempts": found.attempts}),
-        control=api.sessions.is_control(found.session_id),
+        control=is_control(api.database, found.session_id),
     )
 
 
@@ -411,20 +402,13 @@ def get_stats(api: Api, request: Request) -> Stats:
     """Totals of all sessions of the caller."""
     totals = namespace_totals(api.database, api.namespace)
     sums = steps.usage_sums(api.database, api.namespace)
-    groups: dict[str, Group] | None = None
-    if any(s.control for s in sums):
-        each = steps.usage_sums(api.database, api.namespace, "session")
-        sessions = Counter(control for _, control in {(s.of, s.control) for s in each})
-        groups = {
-            name: _group(api, [s for s in sums if s.control == control], sessions[control])
-            for name, control in (("memory", False), ("control", True))
-        }
+    holdout = comparison(api.database, api.sessions.config.prices, api.namespace)
     without = request.app.state.service.proxy.rebuilder.without(api.namespace)
     counts = {
         "errors": sum(s.errors for s in sums),
         "steps_without_memory": sum(s.without_memory for s in sums),
     }
-    more = {"groups": groups, "without_memory": without, **counts, **_sums(api, totals, sums)}
+    more = {"holdout": holdout, "without_memory": without, **counts, **_sums(api, totals, sums)}
     return Stats.of(totals, queue=_queue(request, totals), **more)
 
 
@@ -527,21 +511,6 @@ def _costs(api: ApiContext, sums: Sequence[UsageSums]) -> CallCosts:
         unpriced=sorted(unpriced),
         untold=[Untold(reason=reason, calls=calls) for reason, calls in untold.most_common()],
         models=sorted(models, key=lambda m: (-m.calls, m.model)),
-    )
-
-
-def _group(api: ApiContext, sums: list[UsageSums], sessions: int) -> Group:
-    count = sum(s.steps for s in sums)
-    calls = sum(s.reported for s in sums)
-    told = _costs(api, sums)
-    priced = sum(m.calls for m in told.models if m.sent_cost is not None)
-    return Group(
-        sessions=sessions,
-        steps=count,
-        tokens_per_step=sum(s.tokens for s in sums) / max(1, count),
-        full_tokens_per_step=sum(s.full_tokens for s in sums) / max(1, count),
-        input_per_step=sum(s.sent.input for s in sums) / calls if calls else None,
-        cost_per_step=None if told.sent is None else told.sent / priced,
     )
 
 
