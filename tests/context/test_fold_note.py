@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import threading
 from contextlib import closing
 from itertools import pairwise
@@ -69,18 +70,57 @@ def numbered():
     )
 
 
-def test_a_note_of_each_fold_is_shown_from_the_next_one_on_and_counted_in_dollars():
+def test_each_fold_shows_a_note_that_was_asked_for_when_it_drew_near_and_is_counted():
     model, state = numbered(), MemoryBankState("lexical")
     contexts = steps(state, model)
     folds = folds_of(contexts)
     assert len(folds) >= 3
-    assert len(model.calls) == len(folds)  # one call a fold
-    assert NOTE_HEAD not in str(contexts[folds[0]])
-    for number, place in enumerate(folds[1:], 1):
+    assert len(model.calls) in (len(folds), len(folds) + 1)  # one call a fold, and the next one may be near
+    asked = "\n".join(m["content"] for m in model.calls[0].messages)
+    latest = max(int(n) for n in re.findall(r"#(\d+) list_items", asked))
+    assert latest > 0.6 * folds[0]  # of the calls before the first fold
+    for number, place in enumerate(folds, 1):
         assert f"{NOTE_HEAD}Note {number}: pages" in memory(contexts[place])
-        stands = contexts[place : [*folds, len(contexts)][number + 1]]
+        stands = contexts[place : [*folds, len(contexts)][number]]
         assert {memory(c) for c in stands} == {memory(contexts[place])}  # a note breaks no prefix
-    assert [s.calls for s in list_sessions(state.database)] == [len(folds)]
+    assert [s.calls for s in list_sessions(state.database)] == [len(model.calls)]
+
+
+def test_where_one_call_brings_a_fold_the_next_one_shows_the_note_that_is_asked_for_then():
+    model, state = numbered(), MemoryBankState("lexical")
+    large = SETTINGS.model_copy(update={"refresh_after": 100})
+    contexts = steps(state, model, settings=large)
+    folds = folds_of(contexts)
+    assert len(folds) > 10
+    assert len(folds) - 1 <= len(model.calls) <= len(folds) + 1
+    assert f"{NOTE_HEAD}Note {len(folds) - 1}: pages" in memory(contexts[folds[-1]])
+
+
+def test_several_processes_ask_once_for_the_note_of_a_fold(bank_url):
+    model = numbered()
+    with closing(Database(bank_url)) as database:
+        states = [MemoryBankState.open(database, "a") for _ in range(3)]
+        contexts = []
+        for n, end in enumerate(range(4, len(CHAT) + 1, 2)):
+            state = states[n % 3]
+            contexts.append(apply_memory_bank_strategy(CHAT[:end], model, SETTINGS, state)[0])
+            state.flush(60)
+        folds = folds_of(contexts)
+        assert len(folds) >= 3
+        assert len(model.calls) in (len(folds), len(folds) + 1)
+        assert all(f"{NOTE_HEAD}Note {n}:" in memory(contexts[p]) for n, p in enumerate(folds, 1))
+        for state in states:
+            state.close()
+
+
+def test_the_model_reads_what_the_user_said_later():
+    model, state = numbered(), MemoryBankState("lexical")
+    turn = user("<system-reminder>Be brief.</system-reminder>\nCount the bins, too.")
+    said = {"role": "assistant", "content": "Yes."}
+    steps(state, model, [*CHAT[:12], said, turn, *looks(40, start=50)], start=18)
+    asked = "\n".join(m["content"] for m in model.calls[0].messages)
+    assert "Count the shelves.\nThen the user said: Count the bins, too.\n" in asked
+    assert "Be brief" not in asked
 
 
 def test_the_model_reads_the_calls_since_the_note_before_the_words_of_the_agent_and_that_note():
@@ -127,7 +167,8 @@ def test_a_model_that_hangs_or_fails_delays_no_step(caplog):
     fails, state = ScriptedModel(lambda *_: ValueError("ITM-secret")), MemoryBankState("lexical")
     with caplog.at_level(logging.DEBUG):
         contexts = steps(state, fails)
-    assert len(fails.calls) == len(folds_of(contexts)) >= 3
+    assert len(fails.calls) - len(folds_of(contexts)) in (0, 1, 2)  # at the first fold once more
+    assert len(folds_of(contexts)) >= 3
     assert "no note at a fold of session default" in caplog.text
     assert "ITM-secret" not in caplog.text
     gates = ScriptedModel([ValueError, "Now it works."], loop_last=True)

@@ -318,3 +318,37 @@ def test_a_quote_of_a_file_whose_edit_is_not_known_says_before(layout):
     assert LINES[49] in context
     assert ("[… #1, before edit #2]" if layout == "native" else "(before edit #2)\n") in context
     assert "edit #" not in folded([m for m in messages if m not in changed], layout=layout)
+
+
+@pytest.mark.parametrize(("search", "output"), [
+    ({"name": "Grep", "pattern": "handler_"}, "src/app/routes.py:4:def handler_1():\nother.py:9:handler_1()"),
+    ({"name": "mcp__x__search_files", "query": "handler_"}, '[{"type": "text", "text": "src/app/routes.py:4: handler_1"}]'),
+    ({"name": "Bash", "command": "cd /repo && grep -n handler_ src/app/routes.py | head -3"}, "4:def handler_1():\n9:def handler_2():"),
+    ({"name": "Bash", "command": "npx tsc --noEmit"}, "src/app/routes.py:4:9 - error TS2304: no name"),
+], ids=["grep", "wrapped", "one file", "compiler"])  # fmt: skip
+def test_numbered_lines_of_a_search_know_which_change_came_after_them(search, output):
+    s = Session()
+    early = s.edit(LINES[1], "# before the search")
+    arguments = dict(search)
+    found = s.add(arguments.pop("name"), output, **arguments)
+    assert early < found
+    assert not s.files.changed_since(str(found), output)
+    s.add("Edit", file_path="/repo/src/app/views.py", old_string="a", new_string="b")
+    assert not s.files.changed_since(str(found), output)
+    later = s.add("Edit", file_path="/repo/src/app/routes.py", old_string="a", new_string="b")
+    s.add("Edit", file_path="/repo/src/app/routes.py", old_string="b", new_string="c")
+    assert s.files.changed_since(str(found), output) == later
+    if "routes.py:" in output:
+        assert not s.files.changed_since(str(found), "other.py:9:handler_1()")  # what a quote leaves out
+
+
+@pytest.mark.parametrize("layout", ["native", "block"])
+def test_a_quote_of_a_search_says_that_its_file_was_edited_later(layout):
+    shown = "\n".join(f"{PATH}:{n}:{line}" for n, line in enumerate(LINES, 1))
+    search = [call(("g", "Grep", {"pattern": "handler_"})), result("g", shown)]
+    change = edit("e", LINES[39], "# other")
+    messages = [system(), *ASKING, *search, *change, *rounds(14, size=4_000, start=100)]
+    context = folded(messages, layout=layout)
+    assert f"{PATH}:" in context
+    assert ("#1, before edit #2]" if layout == "native" else "(before edit #2)\n") in context
+    assert "edit #" not in folded([m for m in messages if m not in change], layout=layout)

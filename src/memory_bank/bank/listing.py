@@ -35,6 +35,7 @@ from memory_bank.bank.schema import (
     sessions,
     steps,
     sum_of,
+    sums,
     waits,
 )
 from memory_bank.records import Brief, Insight, InteractionRecord
@@ -249,24 +250,17 @@ def origins(
 
 def namespace_totals(database: Database, namespace: str | None) -> NamespaceTotals:
     """The sums of a namespace."""
-    ever = sa.select(_s.session_id).where(of_namespace(namespace))
-    present = ever.where(_s.deleted.is_(None))
+    mine, present = of_namespace(namespace), _s.deleted.is_(None)
+    kept = (sum_of(sums.c[name]) for name in ("records", "insights", "steps", "full_tokens", "tokens"))
+    of_waiting, of_calls = (sa.exists().where(_s.session_id == t.session_id, mine) for t in (_i, calls.c))
+    wait = sa.select(sa.func.count(), sa.func.count(_i.redo)).where(waits, of_waiting.where(present))
     with database.snapshot() as c:
-
-        def sums(of: sa.ColumnElement[str], which: sa.Select[Any], *columns: Any) -> tuple[Any, ...]:
-            return tuple(c.execute(sa.select(*columns).where(of.in_(which))).one())
-
-        n = sa.func.count()
-        there, facts, summaries = (sums(t.session_id, present, n)[0] for t in (_s, _r, _i))
-        of_few = _i.session_id.concat(
-            ""
-        )  # SQLite reads the index of those that wait, not all of each session
-        waiting, failing = c.execute(
-            sa.select(n, sa.func.count(_i.redo)).where(waits, of_few.in_(present))
-        ).one()
-        asked = sums(calls.c.session_id, ever, sum_of(calls.c.calls))[0]
-        tokens = sums(_t.session_id, present, *_TOKENS)
-    counts = there, facts, summaries, waiting, failing, int(asked)
+        there = c.execute(count_of(sessions).where(mine, present)).scalar_one()
+        of_present = sa.select(*kept).join_from(sessions, sums, sums.c.session_id == _s.session_id)
+        facts, summaries, *tokens = c.execute(of_present.where(mine, present)).one()
+        waiting, failing = c.execute(wait).one()
+        asked = c.execute(sa.select(sum_of(calls.c.calls)).where(of_calls)).scalar_one()
+    counts = there, int(facts), int(summaries), waiting, failing, int(asked)
     return NamespaceTotals(*counts, Tokens(*map(int, tokens)))
 
 
@@ -278,8 +272,8 @@ def _details(c: Connection, query: sa.Select[*tuple[Any, ...]]) -> list[SessionI
         for figures in _FIGURES:
             for row in c.execute(figures, values).mappings():
                 each[row["session_id"]] |= row
-        for session_id, *sums in c.execute(_TOKENS_EACH, values):
-            each[session_id]["tokens"] = Tokens(*map(int, sums))
+        for session_id, *tokens in c.execute(_TOKENS_EACH, values):
+            each[session_id]["tokens"] = Tokens(*map(int, tokens))
         for session_id, count in _unobserved(c, list(each)).items():
             each[session_id]["unobserved"] = count
         found += (SessionInfo(**{**row, "calls": int(row.get("calls", 0))}) for row in each.values())

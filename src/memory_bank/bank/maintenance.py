@@ -40,9 +40,11 @@ from memory_bank.bank.schema import (
     lineage,
     of_session,
     records,
+    recount,
     sessions,
     steps,
     sum_of,
+    sums,
 )
 from memory_bank.bank.terms import terms_of
 from memory_bank.bank.words import add_insights, delete_insights, delete_words, indexed
@@ -146,6 +148,7 @@ def _purge(c: Connection, name: str, before: float | None, dry_run: bool) -> Pur
         delete_insights(c, doomed.pop(insights), **session)
         for table, which in doomed.items():
             c.execute(sa.delete(table).where(which), session)
+        recount(c, name)
         fault_point("purge.executed")
         if emptied:
             c.execute(sa.delete(lineage).where(of_session(lineage)), session)
@@ -197,7 +200,7 @@ def verify(
     check = _Verification(database, counts, repair, report or (lambda *_: None))
     for part in (
         check.file, check.sessions, check.embedder, check.records, check.insights, check.words, check.folds,
-         check.files,
+         check.files, check.sums,
     ):  # fmt: skip
         try:
             yield from part()
@@ -353,6 +356,23 @@ class _Verification:
                     )
             what = "it" if part is f.body else "why it shows what it does"
             yield Defect("fold", f"fold {number}: {what} cannot be read", _name(name), mended=self.repair)
+
+    def sums(self) -> Iterator[Defect]:
+        """The kept sums of a session are those of its rows."""
+        names = ("records", "insights", "steps", "tokens", "full_tokens")
+        zero, one = (sa.literal_column(digit, sa.Integer) for digit in "01")
+        less = [sa.select(sums.c.session_id, *(sums.c[name] for name in names))]
+        for table in (records, insights, steps):
+            row = {table.name: one} | ({n: steps.c[n] for n in names[3:]} if table is steps else {})
+            less.append(sa.select(table.c.session_id, *(-row.get(name, zero) for name in names)))
+        rest = sa.union_all(*less).subquery().c
+        wrong = sa.or_(*(sa.func.sum(rest[name]) != 0 for name in names))
+        for name in self.database.column(sa.select(rest.session_id).group_by(rest.session_id).having(wrong)):
+            if self.repair:
+                with self.database.write() as c:
+                    self.database.lock_session(c, name)
+                    recount(c, name)
+            yield Defect("sums", "its sums are not those of its rows", _name(name), mended=self.repair)
 
     def files(self) -> Iterator[Defect]:
         """Every file of an agent is readable and in a folder."""

@@ -6,7 +6,7 @@ A change to a table needs a new VERSION, and an entry at the end of MIGRATIONS. 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,7 +17,12 @@ from sqlalchemy.types import LargeBinary, TypeDecorator, TypeEngine, UserDefined
 from memory_bank.models.lexical import LexicalEmbedder
 
 T = TypeVar("T")
-VERSION = "9"
+VERSION = "10"
+CONTROL = "control"
+"""The status of steps of a session that is left without memory to compare with."""
+WITHOUT = ("failed", "refused")
+"""The statuses of steps that went without memory: it failed, its context broke a rule of the gate, or it is paused
+because upstream refused an earlier context."""
 HEAD_BYTES = 20
 """Of the terms of a record, those before the terms themselves; see ``terms.HEAD``."""
 
@@ -148,6 +153,8 @@ sessions = sa.Table(
     sa.Index("ix_sessions_agent_id", "agent_id"),
     sa.Index("ix_sessions_namespace", "namespace", "created"),
 )
+PRESENT = sa.Index("ix_sessions_present", sessions.c.namespace, sessions.c.deleted, sessions.c.session_id)
+"""By which the sessions of a namespace are listed without reading their rows, which are long."""
 
 records = _of_records(
     "records",
@@ -293,6 +300,39 @@ steps = sa.Table(  # cost and composition of a session's contexts; old answers a
     sa.Column("untold", ExactText),  # why the tokens are not known
 )
 
+USED = tuple(
+    steps.c[name]
+    for name in (
+        "input_tokens", "cached_tokens", "written_tokens", "output_tokens",
+        "full_input_tokens", "full_cached_tokens", "full_written_tokens",
+        "written_hour_tokens", "full_written_hour_tokens",
+    )
+)  # fmt: skip
+"""What the provider reported of a step, and the estimate for the full history."""
+_SUMMED = {  # the columns of ``sums``, and what they sum over steps
+    "steps": "count(*)", "reported": "count(full_input_tokens)", "errors": "count(error)",
+    "without_memory": f"sum(CASE WHEN status IN {WITHOUT} THEN 1 ELSE 0 END)",
+    **{name: f"coalesce(sum({name}), 0)" for name in (*(c.name for c in USED), "tokens", "full_tokens", "billed")},
+}  # fmt: skip
+
+sums = sa.Table(  # of each session's rows, kept as they are written, so that no total counts them
+    "sums",
+    metadata,
+    sa.Column("session_id", sa.String(255), primary_key=True),
+    sa.Column("model", ExactText, primary_key=True),  # of the steps; "": not known, or no steps
+    sa.Column("untold", ExactText, primary_key=True),  # why their tokens are not known; "": they are
+    sa.Column("control", sa.Boolean, primary_key=True),
+    sa.Column("is_billed", sa.Boolean, primary_key=True),
+    *(
+        sa.Column(
+            name, sa.Float(53) if name == "billed" else sa.BigInteger, nullable=False, server_default="0"
+        )
+        for name in ("records", "insights", *_SUMMED)
+    ),
+    sa.Column("last", sa.Float(53)),  # when the latest of the steps began
+    sqlite_with_rowid=False,
+)
+
 files = sa.Table(  # what an agent keeps below /memories, by a memory tool
     "files",
     metadata,
@@ -336,6 +376,67 @@ def _compact(c: Connection) -> None:
         c.execute(sa.insert(raw), rows)
 
 
+_KEY = "session_id, model, untold, control, is_billed"
+_OF_STEPS = (
+    "session_id, coalesce(model, :none), coalesce(untold, :none), status = 'control', billed IS NOT NULL"
+)
+_NONE = sa.bindparam("none", b"", sa.LargeBinary)
+
+
+def _adding(columns: Iterable[str], values: str) -> sa.TextClause:
+    """The statement that adds values to ``sums``, as SQLite and PostgreSQL read it."""
+    added = [f"{name} = sums.{name} + excluded.{name}" for name in columns]
+    if "steps" in columns:
+        columns, newer = [*columns, "last"], "sums.last > excluded.last"
+        added.append(f"last = CASE WHEN {newer} THEN sums.last ELSE excluded.last END")
+    head = f"INSERT INTO sums ({_KEY}, {', '.join(columns)}) {values}"
+    return sa.text(f"{head} ON CONFLICT ({_KEY}) DO UPDATE SET {', '.join(added)}").bindparams(_NONE)
+
+
+def _adding_steps(where: str) -> sa.TextClause:
+    found = ", ".join((_OF_STEPS, *(f":sign * {value}" for value in _SUMMED.values()), "max(created)"))
+    return _adding(_SUMMED, f"SELECT {found} FROM steps WHERE {where} GROUP BY 1, 2, 3, 4, 5")
+
+
+def _counting(table: str, where: str) -> sa.TextClause:
+    found = f"SELECT session_id, :none, :none, false, false, count(*) FROM {table} WHERE {where}"
+    return _adding([table], f"{found} GROUP BY session_id")
+
+
+_ADD_ROWS = _adding(
+    ("records", "insights"), "VALUES (:session, :none, :none, false, false, :records, :insights)"
+)
+_ADD_STEPS = _adding_steps("session_id = :session AND number IN :numbers").bindparams(
+    sa.bindparam("numbers", expanding=True)
+)
+_ALL, _MINE = "1 = 1", "session_id = :session"
+_RECOUNT = {
+    where: [_counting("records", where), _counting("insights", where), _adding_steps(where)]
+    for where in (_ALL, _MINE)
+}
+
+
+def count_rows(c: Connection, session_id: str, *, records: int = 0, insights: int = 0) -> None:
+    """Within a write that has inserted or deleted rows of a session, add their number to its sums."""
+    if records or insights:
+        c.execute(_ADD_ROWS, {"session": session_id, "records": records, "insights": insights})
+
+
+def count_steps(c: Connection, session_id: str, numbers: Sequence[int], sign: int = 1) -> None:
+    """Within a write, add the steps of these numbers to their session's sums; with -1 take them away."""
+    if numbers:
+        c.execute(_ADD_STEPS, {"session": session_id, "numbers": numbers, "sign": sign})
+
+
+def recount(c: Connection, session_id: str | None = None) -> None:
+    """Within a write, make the sums of a session, or of all, anew from its rows."""
+    every = sa.delete(sums)
+    c.execute(every if session_id is None else every.where(sums.c.session_id == session_id))
+    for statement in _RECOUNT[_ALL if session_id is None else _MINE]:
+        given = {"session": session_id, "sign": 1}
+        c.execute(statement, {name: given[name] for name in given if f":{name}" in statement.text})
+
+
 MIGRATIONS: dict[str, list[sa.Column[Any] | sa.Table | sa.Index | str | Callable[[Connection], None]]] = {
     "2": [sessions.c.title, *(steps.c[n] for n in ("answer", "seconds", "http_status", "error", "reason"))],
     "3": ["DROP TABLE IF EXISTS models"],
@@ -361,6 +462,7 @@ MIGRATIONS: dict[str, list[sa.Column[Any] | sa.Table | sa.Index | str | Callable
         "DROP TABLE spending",
     ],
     "8": [words, blocks, block_sessions, _compact],
+    "9": [PRESENT, sums, recount],
 }
 """What brings a bank of a version to the next: missing columns and tables, statements, functions. Append only."""
 

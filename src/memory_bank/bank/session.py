@@ -612,15 +612,18 @@ class MemoryBankState(Session):
         """What a model noted at the latest fold: what was decided, tried, and is left to do; "" for nothing."""
         return self.database.get_note(self.session_id)
 
-    def note_later(self, calls: Sequence[tuple[int, str, str]], task: str, done: Callable[[], None]) -> None:
+    def note_later(
+        self, calls: Sequence[tuple[int, str, str]], said: Sequence[str], done: Callable[[], None]
+    ) -> None:
         """Have the Observer's model write the note of a fold in a thread, and call ``done`` once it is stored.
 
-        ``calls`` are those since the note before: number, trace_id, the agent's words. Nothing happens without a
-        model, or while a note is being written: the next one is then about these calls, too.
+        ``calls`` are those since the note before: number, trace_id, the agent's words; ``said``: what the user said,
+        from the task on. Nothing happens without a model, or while a note is being written: the next one is then
+        about these calls, too.
         """
         observer, generation, count = self._insights.observer, self.generation, self.counter.count_text
         facts, session_id, noted = self.fact_store, self.session_id, self.note
-        task = self._task or task
+        task = [self._task, *(s for s in said if s != self._task)] if self._task else said
         if observer.name == EXTRACTIVE or (self._noting is not None and self._noting.is_alive()):
             return
 

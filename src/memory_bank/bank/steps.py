@@ -16,17 +16,24 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.folds import FoldReasons
-from memory_bank.bank.schema import of_namespace, of_session, records, sessions, steps, sum_of
+from memory_bank.bank.schema import (
+    CONTROL,
+    USED,
+    WITHOUT,
+    count_steps,
+    of_namespace,
+    of_session,
+    records,
+    sessions,
+    steps,
+    sum_of,
+    sums,
+)
 from memory_bank.plan import Fate
 from memory_bank.pricing import Usage
 
-CONTROL = "control"
-"""The status of steps of a session that is left without memory to compare with."""
 AS_IT_CAME = ("unchanged", CONTROL, "failed", "refused")
 """The statuses of steps whose messages were sent as they came."""
-WITHOUT = ("failed", "refused")
-"""The statuses of steps that went without memory: it failed, its context broke a rule of the gate, or it is paused
-because upstream refused an earlier context."""
 _SWEEP = 256
 """Steps between two deletions of all old answers; in between, only those that the newest replace go."""
 
@@ -40,18 +47,16 @@ _REASONS = {
 }
 
 _t = steps.c
-_USED = (
-    _t.input_tokens, _t.cached_tokens, _t.written_tokens, _t.output_tokens,
-    _t.full_input_tokens, _t.full_cached_tokens, _t.full_written_tokens,
-    _t.written_hour_tokens, _t.full_written_hour_tokens,
-)  # fmt: skip
 _REPORTED = _t.full_input_tokens  # NULL without usage
 _without = _t.status.in_(sa.literal_column(f"'{status}'") for status in WITHOUT)
 _ENDED = ("seconds", "http_status", "error", "reason")
 _BILL = ("billed", "untold")
-_OUTCOME = ("tokens", "full_tokens", "status", "model", *_ENDED, *_BILL, *(c.name for c in _USED))
+_OUTCOME = ("tokens", "full_tokens", "status", "model", *_ENDED, *_BILL, *(c.name for c in USED))
 _LISTED = tuple(c for c in _t if c.name not in ("fates", "answer"))
-_ADD_OUTCOME = sa.update(steps).where(of_session(steps), _t.created == sa.bindparam("made"))
+_MADE = sa.select(_t.number, _t.created).where(
+    of_session(steps), _t.created.in_(sa.bindparam("made", expanding=True))
+)
+_ADD_OUTCOME = sa.update(steps).where(of_session(steps), _t.number == sa.bindparam("of"))
 _SESSION = sa.select(sessions.c.generation, sessions.c.deleted).where(of_session(sessions))
 _LAST = sa.select(sa.func.max(_t.number)).where(of_session(steps))
 _old = _t.number > sa.bindparam("above"), _t.number <= sa.bindparam("to"), _t.answer.is_not(None)
@@ -174,10 +179,15 @@ def add_steps(database: Database, new: Sequence[StepToStore], kept: int | None =
             database.lock_session(c, session_id)
             mine = [s for s in new if s.figures.session_id == session_id]
             _add(database, c, session_id, [s for s in mine if not s.outcome], kept)
-            for step in (s for s in mine if s.outcome):
-                row = _row(step.figures)
-                values = {"session": session_id, "made": row["created"], "answer": step.answer}
-                c.execute(_ADD_OUTCOME, values | {k: row[k] for k in _OUTCOME})
+            if outcomes := {s.figures.created: s for s in mine if s.outcome}:
+                found = c.execute(_MADE, {"session": session_id, "made": [*outcomes]}).all()
+                numbers = [number for number, _ in found]
+                count_steps(c, session_id, numbers, -1)
+                for number, made in found:
+                    row = _row(outcomes[made].figures)
+                    values = {"session": session_id, "of": number, "answer": outcomes[made].answer}
+                    c.execute(_ADD_OUTCOME, values | {k: row[k] for k in _OUTCOME})
+                count_steps(c, session_id, numbers)
 
 
 def _add(
@@ -200,6 +210,7 @@ def _add(
             row["fates"] = json.dumps({fate: _runs(numbers) for fate, numbers in step.fates.items()})
         rows.append(row)
     c.execute(sa.insert(steps), rows)
+    count_steps(c, session_id, range(before + 1, last + 1))
     if kept is not None:
         above = 0 if before // _SWEEP != last // _SWEEP else before - kept
         c.execute(_DROP_ANSWERS, {**session, "above": above, "to": last - kept})
@@ -228,13 +239,13 @@ def _row(step: StepFigures) -> dict[str, Any]:
             sent.input, sent.cached, sent.written, sent.output, full.input, full.cached, full.written,
             sent.written_hour, full.written_hour,
         )  # fmt: skip
-        row |= {c.name: n for c, n in zip(_USED, counts, strict=True)}
+        row |= {c.name: n for c, n in zip(USED, counts, strict=True)}
     return row
 
 
 def _figures(row: RowMapping) -> StepFigures:
     values = {k: row[k] for k in StepFigures.__dataclass_fields__ if k not in ("sent", "full")}
-    counts = [row[c.name] for c in _USED]
+    counts = [row[c.name] for c in USED]
     sent, full = (None, None) if row[_REPORTED.name] is None else _both([n or 0 for n in counts])
     return StepFigures(**values, sent=sent, full=full)
 
@@ -380,11 +391,17 @@ def token_curve(
 # What model calls cost
 
 _is_control = (_t.status == sa.literal_column(f"'{CONTROL}'")).label("control")
-_sums = tuple(map(sum_of, (*_USED, _t.tokens, _t.full_tokens)))
 _is_billed = _t.billed.is_not(None).label("is_billed")
-_counts = (
+_counted_by: tuple[Any, ...] = _is_control, _t.model, _t.untold, _is_billed
+_counted = (
     sum_of(_t.billed), sa.func.count(), sa.func.count(_REPORTED), sa.func.count(_t.error),
     sum_of(sa.case((_without, 1), else_=0)), sa.func.max(_t.created),
+    *map(sum_of, (*USED, _t.tokens, _t.full_tokens)),
+)  # fmt: skip
+_kept_by = tuple(sums.c[name] for name in ("control", "model", "untold", "is_billed"))
+_kept = (
+    *(sum_of(sums.c[name]) for name in ("billed", "steps", "reported", "errors", "without_memory")),
+    sa.func.max(sums.c.last), *(sum_of(sums.c[c.name]) for c in (*USED, _t.tokens, _t.full_tokens)),
 )  # fmt: skip
 
 
@@ -411,18 +428,22 @@ def usage_sums(
     the cost of are apart, and those without usage by the reason.
     """
     mine = sa.select(sessions.c.session_id).where(of_namespace(namespace), sessions.c.deleted.is_(None))
-    here: sa.ColumnElement[bool] = _t.session_id.in_(mine if session_ids is None else session_ids)
-    here = here if since is None else here & (_t.created >= since)
-    places = {"all": sa.null(), "session": _t.session_id, "period": _period(period, offset)}
-    keys = (places[by].label("of"), _is_control, _t.model, _t.untold, _is_billed)
-    grouped = keys[1:] if by == "all" else keys
-    query = sa.select(*keys, *_counts, *_sums).where(here).group_by(*grouped)
+    ids = mine if session_ids is None else session_ids
+    if by == "period" or since is not None:
+        table, keys, figures, here = steps, _counted_by, _counted, _t.created >= (since or 0.0)
+    else:
+        table, keys, figures, here = sums, _kept_by, _kept, sums.c.steps > 0
+    places = {"all": sa.null(), "session": table.c.session_id, "period": _period(period, offset)}
+    of = places[by].label("of")
+    query = sa.select(of, *keys, *figures).where(table.c.session_id.in_(ids), here)
+    query = query.group_by(*keys) if by == "all" else query.group_by(of, *keys)
     found = []
     with database.read() as c:
-        for of, control, model, untold, is_billed, billed, *figures in c.execute(query).all():
-            count, reported, errors, without, last, *tokens = figures
+        for of, control, model, untold, is_billed, billed, *numbers in c.execute(query).all():
+            count, reported, errors, without, last, *tokens = numbers
             n = [int(x) for x in tokens]
             key, paid = int(of) if by == "period" else of, float(billed) if is_billed else None
-            counts, both = (count, reported, errors, int(without), last), _both(n[: len(_USED)])
-            found.append(UsageSums(key, bool(control), model, untold, paid, *counts, *both, *n[len(_USED) :]))
+            counts, both = (count, reported, errors, int(without), last), _both(n[: len(USED)])
+            names = bool(control), model or None, untold or None
+            found.append(UsageSums(key, *names, paid, *counts, *both, *n[len(USED) :]))
     return found

@@ -35,6 +35,7 @@ from memory_bank.bank.schema import (
     SET_SESSION,
     content_deleted,
     count_of,
+    count_rows,
     in_parts,
     insights,
     like_prefix,
@@ -115,7 +116,9 @@ class FactStore:
     def insert(self, c: Connection, rows: dict[str, Any]) -> None:
         """Within a write, insert the rows of ``to_rows`` that do not exist. Raises RecordConflictError."""
         self.database.lock_session(c, self.session_id)
-        if self.database.insert_new(c, records, list(rows.values())) != len(rows):  # some exist already
+        new = self.database.insert_new(c, records, list(rows.values()))
+        count_rows(c, self.session_id, records=new)
+        if new != len(rows):  # some exist already
             for old in rows_by_id(c, _BY_IDS, self.session_id, list(rows)).values():
                 if old["mark"] != FORGOTTEN:
                     check_same(rows[old["trace_id"]], old)
@@ -176,7 +179,8 @@ class FactStore:
         """Delete every record of the session."""
         with self.database.erase() as c:
             self.database.lock_session(c, self.session_id)
-            c.execute(sa.delete(records).where(of_session(records)), self._mine)
+            gone = c.execute(sa.delete(records).where(of_session(records)), self._mine).rowcount
+            count_rows(c, self.session_id, records=-gone)
             c.execute(SET_SESSION.values(NO_LEDGER), self._mine)
             content_deleted(c, self._mine)
 
@@ -311,10 +315,13 @@ class InsightStore:
         if not rows:
             return
         short = [{**r, "terms": r["terms"][:HEAD_BYTES]} for r in rows]
-        if self.database.insert_new(c, insights, short) != len(rows):  # some exist already
+        new = self.database.insert_new(c, insights, short)
+        count_rows(c, self.session_id, insights=new)
+        if new != len(rows):  # some exist already
             for part in in_parts([r["trace_id"] for r in rows]):
                 delete_insights(c, of_session(insights) & _i.trace_id.in_(part), **self._mine)
             c.execute(sa.insert(insights), short)
+            count_rows(c, self.session_id, insights=len(rows))
         add_insights(c, rows)
         fault_point("insights.executed")
 

@@ -23,6 +23,7 @@ log = logging.getLogger("memory_bank.Observer")
 EXTRACTIVE = "extractive"
 _ARGUMENT_CHARS = 2_000
 _TASK_CHARS = 4_000
+_TURNS, _TURN_CHARS = 20, 500  # of the user's later turns, the latest, that a note is made of
 _SUMMARY_CHARS = 4_000  # an answer far beyond 200 words is cut here
 _BLOCK_CHARS = 60_000  # of all calls in one request for a running summary; of one call, and of its arguments:
 _CALL_CHARS, _CALL_ARGUMENT_CHARS = 4_000, 800
@@ -94,15 +95,20 @@ class Observer:
         log.debug("observed %s (%s): %d characters", record.tool_name, record.trace_id, len(summary))
         return Insight(record.trace_id, summary[:_SUMMARY_CHARS], self.name)
 
-    def note(self, before: str, calls: Sequence[str], user_query: str) -> str | Trouble:
-        """The notes after more calls (the latest, if many), or why none. Raises PromptError, StorageError."""
+    def note(self, before: str, calls: Sequence[str], said: Sequence[str]) -> str | Trouble:
+        """The notes after more calls (the latest, if many), or why none. Raises PromptError, StorageError.
+
+        ``said``: what the user said, the task first.
+        """
         sent: list[str] = []
         for call in reversed(calls):
             if sent and sum(map(len, sent)) + len(call) > _NOTE_CHARS:
                 sent.append(f"({len(calls) - len(sent)} earlier calls are left out)")
                 break
             sent.append(call)
-        values = {"task": _shortened_task(user_query), "notes": before or "(none yet)"}
+        task, *later = said or [""]
+        later = [f"Then the user said: {shorten(None, _TURN_CHARS, text=s).text}" for s in later[-_TURNS:]]
+        values = {"task": "\n".join([_shortened_task(task), *later]), "notes": before or "(none yet)"}
         values["calls"] = "\n\n".join(reversed(sent))
         return self._answer(fill_prompt(load_prompt("note"), values))
 

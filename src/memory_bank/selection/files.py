@@ -32,6 +32,10 @@ _OPENED = re.compile(
     r"\bopen\(\s*['\"]([^'\"\n]+)['\"]\s*,\s*['\"][wa]|\bPath\(['\"]([^'\"\n]+)['\"]\)\.write_"
 )
 _OPERATORS = ";&|<>()\n"
+_SEARCHES = frozenset(("grep", "egrep", "fgrep", "rg", "ag", "ack"))
+_NUMBERED_LINE = re.compile(
+    r"^((?:[A-Za-z]:)?[^\s:\"'<>|*?]{1,200}\.\w{1,8}):\d{1,7}(?=[:\s-])", re.MULTILINE
+)
 _SHOWS = frozenset(("cat", "nl", "head", "tail", "sed", "bat"))
 _MOST_COMPARED = 2_000_000  # lines of a file times lines of a place in a patch
 _MOST_CHANGES = 100  # of one call that are applied
@@ -293,6 +297,9 @@ class Files:
     def __init__(self) -> None:
         self._named: dict[str, list[_File]] = {}  # by the last part of their paths
         self._shown: dict[str, tuple[_File, FileCopy]] = {}  # by what the caller calls a call
+        # by what the caller calls a call the files of which it shows numbered lines, each as it is printed, with how
+        # many changes it had
+        self._matches: dict[str, dict[str, tuple[_File, int]]] = {}
         self._calls: dict[tuple[str, str], FileCopy] = {}  # other outputs, by tool and arguments
 
     def add(
@@ -320,6 +327,9 @@ class Files:
                 else:  # of all files
                     for known in (f for named in self._named.values() for f in named):
                         known.changes.append((FileChange(number), len(known.copies)))
+            for path, printed in _numbered(command, output):
+                known = self._file(path)
+                self._matches.setdefault(key, {})[printed] = known, len(known.changes)
             if not refers:
                 self._calls[tool, arguments] = FileCopy(number, "", output)
                 if shown := _shell_view(command):
@@ -347,6 +357,12 @@ class Files:
         file, copy = self._shown[key]
         file.settle()
         return copy
+
+    def changed_since(self, key: str, quote: str) -> int:
+        """The first later change of a file from which a quote of a call has numbered lines; 0 for none."""
+        matches = self._matches.get(key, {}).items()
+        changes = [f.changes[at] for printed, (f, at) in matches if len(f.changes) > at and printed in quote]
+        return min((change.number for change, _ in changes), default=0)
 
     def meant(self, tool: str, arguments: str, output: str) -> list[FileCopy]:
         """The copies that an answer may mean which only refers to an earlier result, the likeliest first."""
@@ -380,11 +396,8 @@ class Files:
         return file
 
     def _show(self, number: int, path: str, part: str, output: str) -> tuple[_File, FileCopy]:
-        parts = parts_of(parse_output(output)) if output[:1] in ("{", "[") else []
-        is_wrapped = parts and all(isinstance(p, dict) and is_text_part(p) for p in parts)
         file = self._file(path)
-        text = "\n".join(map(part_text, parts)) if is_wrapped else output
-        return file, file.add(FileCopy(number, part, text))
+        return file, file.add(FileCopy(number, part, _plain(output)))
 
     def _change(
         self, number: int, path: str, hunks: Sequence[Hunk], written: str | None = None,
@@ -414,6 +427,13 @@ class Files:
                 self._named[_name(file.path)].remove(file)
                 file.path = patch.moved
                 self._named.setdefault(_name(file.path), []).insert(0, file)
+
+
+def _plain(output: str) -> str:
+    """The text of an output that is wrapped in parts; others as they are."""
+    parts = parts_of(parse_output(output)) if output[:1] in ("{", "[") else []
+    is_wrapped = parts and all(isinstance(p, dict) and is_text_part(p) for p in parts)
+    return "\n".join(map(part_text, parts)) if is_wrapped else output
 
 
 def _name(path: str) -> str:
@@ -615,6 +635,17 @@ def _changes_tree(words: Sequence[str]) -> bool:
     if verb in ("checkout", "restore", "switch") and len(given) == 1:
         return given == ["."] or (verb != "restore" and not re.search(r"[./]|^-", given[0]))
     return verb in ("pull", "merge", "rebase", "revert", "cherry-pick")
+
+
+def _numbered(command: str, output: str) -> Iterator[tuple[str, str]]:
+    """The files of which an output shows lines with their numbers, as a search does, and how each is printed."""
+    text = _plain(output)
+    printed = dict.fromkeys(found[1] for found in islice(_NUMBERED_LINE.finditer(text), _MOST_PLACES))
+    yield from ((path, f"{path}:") for path in islice(printed, _MOST_CHANGES))
+    if not printed and command[:_MOST_SHELL] and re.match(r"\d+[:-]", text):
+        for folder, words, _ in _commands(command[:_MOST_SHELL]):
+            if words[0] in _SEARCHES and len(words) > 2 and not words[-1].startswith("-"):
+                yield _joined(folder, words[-1]), ""  # of one file: its name is not printed
 
 
 def _shell_view(command: str) -> tuple[str, str] | None:

@@ -472,6 +472,8 @@ class EvidenceIndex:
             if item.kind == "output" and not copy.missing and (now := copy.quoted(item.cut, places)):
                 was, quote = quote, now[0].quote(now[1])
                 state = "" if quote == was else f"with edit #{changes[-1]}"
+        elif item.kind == "output" and (number := self.files.changed_since(item.trace_id, quote)):
+            state = f"before edit #{number}"
         rest = selection.rest.get(record)
         return f"{quote.removesuffix(GAP).rstrip()}\n{_rest_line(rest)}\n{GAP}" if rest else quote, state
 

@@ -23,9 +23,9 @@ from memory_bank.bank.files import MemoryFiles
 from memory_bank.bank.folds import copy_folds
 from memory_bank.bank.listing import list_page, newest_searchable
 from memory_bank.bank.maintenance import purge
-from memory_bank.bank.schema import sessions
+from memory_bank.bank.schema import CONTROL, sessions
 from memory_bank.bank.session import MemoryBankState, Session
-from memory_bank.bank.steps import CONTROL, StepFigures
+from memory_bank.bank.steps import StepFigures
 from memory_bank.bank.stores import FactStore
 from memory_bank.config import Config, MemoryBankSettings, NoStrategySettings, StoredSettings
 from memory_bank.context.build import build_context

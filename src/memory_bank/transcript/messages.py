@@ -516,14 +516,15 @@ def task_text(segments: Iterable[Segment]) -> str | None:
 
     Blocks that a client puts into user messages, and its summaries, are left out.
     """
-    for segment in segments:
-        if isinstance(segment, Utterance) and segment.kind is MessageKind.USER:
-            content = read(segment.message, "content")
-            parts = content if isinstance(content, (list, tuple)) else [content_text(content)]
-            texts = [persons_text(part_text(part)) for part in parts]
-            if task := "\n".join(t for t in texts if t):
-                return task
-    return None
+    said = (s.message for s in segments if isinstance(s, Utterance) and s.kind is MessageKind.USER)
+    return next(filter(None, map(persons_words, said)), None)
+
+
+def persons_words(message: object) -> str:
+    """What a person said in a user message: its text without what the client put there."""
+    content = read(message, "content")
+    parts = content if isinstance(content, (list, tuple)) else [content_text(content)]
+    return "\n".join(filter(None, [persons_text(part_text(part)) for part in parts]))
 
 
 class Parser:

@@ -31,7 +31,17 @@ from memory_bank.errors import StorageError
 from memory_bank.plan import Choice
 from memory_bank.pricing import common_length, growth_that_pays
 from memory_bank.transcript.chat import edited_message
-from memory_bank.transcript.messages import Interaction, content_text, in_full, read, same_objects, with_hint
+from memory_bank.transcript.messages import (
+    Interaction,
+    MessageKind,
+    content_text,
+    in_full,
+    kind_of,
+    persons_words,
+    read,
+    same_objects,
+    with_hint,
+)
 from memory_bank.transcript.quoting import Mark, quote_lines
 from memory_bank.transcript.shortening import fit_text
 from memory_bank.transcript.transcript import View
@@ -58,7 +68,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     the prices decide, and a fold waits that would make the run cost more than the full history, and a little. A
     session whose prefix the provider has forgotten (``cache_retention``) is folded at once. Where the selection
     fails, the context has the list of calls and the latest interactions, and the log a warning. With ``fold_note`` a
-    fold shows the note that a model wrote after the fold before.
+    fold shows the note that a model was asked for when it drew near.
 
     A fold is a row of the bank that is never changed: between folds a context is a function of the messages, the
     fold and the settings, in every process.
@@ -102,10 +112,14 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
         grown = sum(map(size, _foldable(view, fold.count)))
         # where nothing was added to the interactions of the fold, a new one would be the same
         is_due = len(since) + fold.past > fold.count if is_cold else grown > (growth and fold.growth)
-        is_near = grown > NEAR * fold.growth
+        near = NEAR * fold.growth
     else:
+        grown = older
         is_due = older > (budget if is_cold or anew else first)
-        is_near = older > NEAR * max(first, price.wait if price else 0)
+        near = NEAR * max(first, price.wait if price else 0)
+    is_near = grown > near
+    # once between two folds, at a step that all processes agree on: whichever has it asks for the note
+    state.asks |= is_near and bool(past) and grown - size(past[-1]) <= near
     in_vain = ledger.in_vain
     if older <= budget or (in_vain is not None and in_vain <= older <= in_vain + growth):
         is_due = False
@@ -131,14 +145,16 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
         if gone or made.tokens + choice_tokens(view, choice) < tokens:
             ledger.in_vain = None
             kept = _kept_fold(made, view, session, state)
-            if settings.fold_note == "observer":
+            if settings.fold_note == "observer" and (
+                state.asks or not is_near or not growth or not (fold or session.note)
+            ):  # it came too suddenly: the next one has it
                 _note_later(state, view, session)
             if kept.body is not made.body:
                 return _choice(kept, base, _foldable(view, kept.past), view, session, state)
             return replace(choice, fold=kept.number)
         why, ledger.in_vain = "the full history costs no more", older if growth else None
     elif is_near:
-        session.run_later("evidence", partial(fed_evidence, view, session, settings))
+        session.run_later("evidence", partial(_prepare, state, view, session, settings))
     if stands:
         return replace(stands, may_cost_more=True)  # what stands is read from the cache
     return replace(base, unchanged=why)
@@ -334,6 +350,7 @@ class _Evidence:
     about: tuple[Sequence[Interaction], str] | None = None
     turns: tuple[FoldContent | None, Sequence[Interaction], Mapping[int, Edit]] = (None, (), {})
     unexplained: Fold | None = None  # of this process, whose reasons are not stored yet
+    asks: bool = False  # whether the next fold is near, and its note not asked for
     noted: int = 0  # the number of the latest record that the note is about; 0 where that is not known
 
 
@@ -408,12 +425,22 @@ def fed_evidence(view: View, session: MemoryBankState, settings: MemoryBankSetti
     return memory
 
 
+def _prepare(state: _Evidence, view: View, session: MemoryBankState, settings: MemoryBankSettings) -> None:
+    """Prepare the next fold, and ask for its note once."""
+    fed_evidence(view, session, settings)
+    if state.asks and settings.fold_note == "observer":
+        _note_later(state, view, session)
+
+
 def _note_later(state: _Evidence, view: View, session: MemoryBankState) -> None:
     """Have a note written about the calls before the tail that the one before is not about."""
     assert state.memory is not None
+    state.asks = False
     words = {next(filter(None, e.trace_ids), ""): e.note for e in view.history}
     apart = view.tail.record_ids if view.tail else ()
     numbers = state.memory.numbers
     calls = [(n, t, words.get(t, "")) for t, n in numbers.items() if n > state.noted and t not in apart]
     if calls:
-        session.note_later(calls, view.task, lambda: setattr(state, "noted", calls[-1][0]))
+        users = (m for m in view.messages if kind_of(m) is MessageKind.USER)
+        said = [*filter(None, map(persons_words, users))]
+        session.note_later(calls, said, lambda: setattr(state, "noted", calls[-1][0]))

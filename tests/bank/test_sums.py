@@ -1,0 +1,187 @@
+"""The kept sums of sessions are what counting their rows would give, whatever was written, deleted and by whom."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from tests.contracts.stores import a_record
+
+from memory_bank.bank.database import Database
+from memory_bank.bank.lineage import ForkPoint, Lineage, LineageEntry
+from memory_bank.bank.listing import namespace_totals
+from memory_bank.bank.maintenance import purge, verify
+from memory_bank.bank.schema import CONTROL, count_rows, recount, sums
+from memory_bank.bank.steps import StepFigures, StepToStore, add_steps, usage_sums
+from memory_bank.bank.stores import FactStore, InsightStore
+from memory_bank.bank.transfer import export_lines, import_lines
+from memory_bank.pricing import Usage
+from memory_bank.records import Insight
+
+SESSIONS = ["a", "b", "n/c"]
+
+
+def kept(database):
+    """All kept sums but those of nothing."""
+    rows = [dict(r) for r in database.rows(sa.select(sums))]
+    numbers = {c.name for c in sums.c} - {*sums.primary_key.columns.keys(), "last"}
+    for row in rows:
+        row["billed"] = round(row["billed"], 6)
+        if not row["steps"]:
+            row["last"] = None
+    return sorted((r for r in rows if any(r[n] for n in numbers)), key=repr)
+
+
+def comparable(used):
+    return sorted((replace(u, last=0.0, billed=round(u.billed or 0.0, 6)) for u in used), key=repr)
+
+
+def assert_as_counted(database):
+    before, totals = kept(database), [namespace_totals(database, n) for n in (None, "n")]
+    used = (usage_sums(database, None, "session"), usage_sums(database, None, "session", since=0.0))
+    assert comparable(used[0]) == comparable(used[1])
+    assert [d for d in verify(database) if d.kind == "sums"] == []
+    with database.write() as c:
+        recount(c)
+    after = kept(database)
+    latest = [[r.pop("last") for r in rows] for rows in (before, after)]
+    assert before == after
+    assert max(filter(None, latest[0]), default=0) == max(filter(None, latest[1]), default=0)
+    assert totals == [namespace_totals(database, n) for n in (None, "n")]
+
+
+def a_step(session, made, kind, outcome=False):
+    usage = Usage(100 + kind, 50, 10, 5)
+    figures = StepFigures(
+        session, made, 2**33 + kind, 90, 3, 1, ["rebuilt", CONTROL, "failed", "refused"][kind % 4], "s", 1.0,
+        model=[None, "m", "other", "m"][kind % 4], sent=usage if kind % 3 else None, full=usage if kind % 3 else None,
+        billed=0.1 * kind if kind % 5 == 1 else None, untold="no usage" if kind % 3 == 0 else None,
+        error="wrong" if kind % 7 == 0 else None,
+    )  # fmt: skip
+    return StepToStore(figures, outcome=outcome)
+
+
+def insights_of(numbers):
+    return [Insight(a_record(n).trace_id, f"It is late {n}.") for n in numbers]
+
+
+numbers = st.lists(st.integers(1, 8), min_size=1, max_size=4, unique=True)
+session = st.sampled_from(SESSIONS)
+kinds = st.integers(0, 11)
+operation = st.one_of(
+    st.tuples(st.just("records"), session, numbers), st.tuples(st.just("insights"), session, numbers),
+    st.tuples(st.just("step"), session, kinds), st.tuples(st.just("outcome"), session, kinds),
+    st.tuples(st.just("both"), session, kinds), st.tuples(st.just("forget"), session, st.integers(1, 8)),
+    st.tuples(st.sampled_from(["clear", "purge", "delete", "fork", "leave", "copy"]), session, st.just(None)),
+)  # fmt: skip
+
+
+def do(database, clock, number, what, name, value):
+    facts = FactStore(database, name)
+    if what == "records":
+        facts.store_many([a_record(n) for n in value])
+    elif what == "insights":
+        InsightStore("lexical", database, name).add_many(insights_of(value))
+    elif what == "step":
+        clock[name] = 10.0 * number
+        add_steps(database, [a_step(name, clock[name], value)], 2)
+    elif what == "outcome" and name in clock:
+        add_steps(database, [a_step(name, clock[name], value, outcome=True)], 2)
+    elif what == "both":
+        clock[name] = time.time()  # newer than a deletion
+        add_steps(database, [a_step(name, clock[name], k, outcome=k > value) for k in (value, value + 1)], 2)
+    elif what == "forget":
+        facts.forget(a_record(value).trace_id)
+    elif what == "clear":
+        facts.clear()
+        InsightStore("lexical", database, name).clear()
+    elif what == "purge":
+        list(purge(database, session_id=name))
+    elif what == "delete":
+        database.set_session(name, deleted=time.time())
+    elif what in ("fork", "leave"):
+        newest = Lineage(database).newest(name)
+        point = ForkPoint(name, newest, 0, takes=newest if what == "leave" else 0)
+        Lineage(database).begin(f"fork{number}", None, LineageEntry(f"d{number}", (), f"h{number}"), point)
+    elif what == "copy":
+        lines = [
+            json.dumps(line).replace(f'"{name}"', f'"copy of {name}"')
+            for line in export_lines(database, name)
+        ]
+        list(import_lines(database, enumerate(lines, 1)))
+
+
+@settings(phases=[Phase.explicit, Phase.generate])
+@given(st.lists(st.tuples(st.booleans(), operation), max_size=14))
+def test_sums_are_as_counted_after_any_writes(operations):
+    database, clock = Database(), {}
+    for name in SESSIONS:
+        database.open_session(name, namespace="n" if "/" in name else None)
+    for number, (_, each) in enumerate(operations, 1):
+        do(database, clock, number, *each)
+    assert_as_counted(database)
+
+
+def test_sums_are_as_counted_when_several_write_at_once(bank_url):
+    databases = [Database(bank_url) for _ in range(3)]
+    databases[0].open_session("s")
+
+    def write(of):
+        for n in range(12):
+            FactStore(databases[of], "s").store_many([a_record(m) for m in range(1 + n, 4 + n)])
+            InsightStore("lexical", databases[of], "s").add_many(insights_of(range(1 + n, 3 + n)))
+            add_steps(
+                databases[of], [a_step("s", 100.0 * of + n, n), a_step("s", 100.0 * of + n, n + 1, True)], 2
+            )
+            if n == 6 and of == 1:
+                FactStore(databases[of], "s").clear()
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(write, range(3)))
+    left = namespace_totals(databases[1], None)
+    assert left.records > 0
+    assert left.tokens.steps == 36
+    assert_as_counted(databases[2])
+    for database in databases:
+        database.close()
+
+
+@pytest.mark.parametrize("point", ["facts.executed", "insights.executed", "purge.executed"])
+def test_a_process_that_is_killed_within_a_write_leaves_the_sums_right(bank_url, point):
+    database = Database(bank_url)
+    database.open_session("s")
+    FactStore(database, "s").store_many([a_record(1)])
+    InsightStore("lexical", database, "s").add_many(insights_of([1]))
+    writes = (
+        "import sys; from tests.bank.test_sums import *; d = Database(sys.argv[1]);"
+        "FactStore(d, 's').store_many([a_record(2)]);"
+        "InsightStore('lexical', d, 's').add_many(insights_of([2])); list(purge(d, session_id='s'))"
+    )
+    env = {**os.environ, "MEMORY_BANK_FAULT": f"{point}:1"}
+    done = subprocess.run([sys.executable, "-c", writes, bank_url], env=env, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert namespace_totals(database, None).records == (1 if point == "facts.executed" else 2)
+    assert_as_counted(database)
+    database.close()
+
+
+def test_sums_that_are_wrong_are_found_and_mended(bank_url):
+    database = Database(bank_url)
+    database.open_session("s")
+    FactStore(database, "s").store_many([a_record(1)])
+    with database.write() as c:
+        count_rows(c, "s", records=5)
+    assert [(d.kind, d.session_id) for d in verify(database)] == [("sums", "s")]
+    assert namespace_totals(database, None).records == 6
+    assert [d.mended for d in verify(database, repair=True)] == [True]
+    assert namespace_totals(database, None).records == 1
+    assert list(verify(database)) == []
+    database.close()
