@@ -84,14 +84,6 @@ def test_any_text_has_terms_and_finds_itself(text):
         assert found(text, text) == [0]
 
 
-def test_a_summary_adds_what_its_record_has_not():
-    record = InteractionRecord.create(1, "get_order", {"id": 7}, "the order is open")
-    plain, more = terms_of("", record), terms_of("get_order: the order is open. Urgent!", record)
-    left, right = (Postings.of([terms]).terms.tolist() for terms in (plain, more))
-    assert set(right) - set(left) == set(terms_of_query("urgent").tolist())
-    assert heads_of([plain])["length"] == heads_of([more])["length"]
-
-
 def test_the_same_call_has_the_same_state_and_a_failed_one_has_none():
     def state(tool, arguments, output):
         return heads_of([terms_of("", InteractionRecord.create(1, tool, arguments, output))])[0]

@@ -30,7 +30,7 @@ from memory_bank.bank.schema import (
     sessions,
     sum_of,
 )
-from memory_bank.bank.terms import bm25, rarest_terms, terms_of_query
+from memory_bank.bank.terms import bm25, is_question, rarest_terms, terms_of_query
 from memory_bank.bank.words import BLOCK, DAMAGED, Indexed, namespace_of, read_index, settle
 from memory_bank.errors import StorageError
 from memory_bank.models.lexical import Hashes
@@ -39,11 +39,11 @@ from memory_bank.records import Hit
 
 Vectors = npt.NDArray[Any]
 
-# Fitted to runs, shells and talks together: the even parts of ``benchmarks/search.py``.
-NEIGHBOURS = 0.4, 0.2  # of the scores of the records of its session that are one away, and two
+# Chosen on the even parts of ``benchmarks/search.py``: runs, shells, talks and facts that change.
+NEIGHBOUR = 0.2  # of the score of each record beside it in its session
 RECENT = 0.5  # by how much more the newest record of the searching session counts
 OLDER = 0.9  # what is left of that one record earlier
-NEAR = 0.2  # by how much worse a newer record may fit to come before an older one about the same thing
+NEAR = 0.3  # by how much worse the newest answer to a question may fit than an older one
 _LEADING = 40  # records that are compared for that
 _RANK = 60  # of reciprocal ranks
 _ROWS_AT_ONCE = 10_000
@@ -267,16 +267,15 @@ def _compare_words(index: Indexed, query: Hashes, own: str) -> tuple[Vectors, Ve
     words, most = bm25(query, index.postings, index.heads["length"].astype(np.float64))
     order = np.lexsort((index.place, index.session))
     session = index.session[order]
-    near = words.copy()
-    for distance, share in enumerate(NEIGHBOURS, 1):
-        one, other = order[distance:], order[:-distance]
-        together = share * (session[distance:] == session[:-distance])
-        near[one] += words[other] * together
-        near[other] += words[one] * together
+    in_order, near = words[order], words.copy()
+    together = np.diff(session) == 0
+    near[order[1:]] += NEIGHBOUR * in_order[:-1] * together
+    near[order[:-1]] += NEIGHBOUR * in_order[1:] * together
     mine = order[session == (index.names.index(own) if own in index.names else -1)]
     near[mine] *= 1 + RECENT * OLDER ** np.arange(len(mine))[::-1]
-    near = _newer_first(near, rarest_terms(query, index.postings, len(near)), index.place)
-    return words, near, max(most, 1e-9) * (1 + 2 * sum(NEIGHBOURS)) * (1 + RECENT)
+    if is_question(query):
+        near = _newer_first(near, rarest_terms(query, index.postings, len(near)), index.place)
+    return words, near, max(most, 1e-9) * (1 + 2 * NEIGHBOUR) * (1 + RECENT)
 
 
 def _newer_first(scores: Vectors, rarest: Vectors, place: Vectors) -> Vectors:

@@ -19,17 +19,16 @@ from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import readable_output
 
 BESIDE = 0.3  # weight of summary, tool and arguments beside an output
+QUESTION = 6  # terms, at most
 SATURATION, LENGTH = 1.2, 0.5  # k1 and b of BM25 (Robertson and Zaragoza, 2009)
 _FINE = 23  # a stored weight is one byte: 23 times its logarithm
 HEAD = np.dtype([("length", "<f4"), ("call", "<u8"), ("output", "<u8")])
-"""What stands before the terms: the sum of the record's weights, and hashes of its call and of its output.
+"""What stands before the terms: the sum of all weights, and hashes of the record's call and of its output.
 
 By these a later call of the same arguments is found, and whether it returned something else. The call is 0 where the
 output says nothing about it: there is no record, the call has failed, or it is a message or other prose.
 """
 _MANNER = {"description", "timeout", "limit", "max_results", "verbose"}  # arguments that name no object
-
-_SPEAKERS = {"speaker", "role", "author", "sender"}  # arguments of a message
 
 _SENTENCES = re.compile(
     r"(?<![^\W\d_])(?:[^\W\d_][^\W\d_'’]*+[,.!?;]*+\s++){5,}+[^\W\d_]*+"
@@ -38,8 +37,6 @@ _SENTENCES = re.compile(
 
 def terms_of(summary: str, record: InteractionRecord | None) -> bytes:
     """The terms of a summary with its record, as they are stored: those of the output count most.
-
-    A summary counts by the terms that its record has not, and adds nothing to the length.
 
     That is a HEAD, then the terms in ascending order (uint32), then their weights (uint8, logarithms).
     """
@@ -51,22 +48,18 @@ def terms_of(summary: str, record: InteractionRecord | None) -> bytes:
         output = readable_output(record)[1] if "base64" in text else text
         arguments, is_said = record.raw_input, _is_prose(output)
         given = arguments if isinstance(arguments, str) else compact(arguments)
-        beside = f"{record.tool_name}\n{given}"
+        beside = f"{record.tool_name}\n{given}\n{summary}"
         if isinstance(arguments, dict):
-            is_said = is_said or not _SPEAKERS.isdisjoint(arguments)
+            is_said = is_said or "speaker" in arguments or arguments.get("role") in ("user", "assistant")
             arguments = sorted((k, compact(v)) for k, v in arguments.items() if k not in _MANNER)
         if not is_failure(output) and not is_said:
             call = _digest(compact([record.tool_name, arguments])) or 1
     hashes, is_beside = hashed_terms(output, beside)
     weights = np.where(is_beside, BESIDE, 1.0)
-    length = weights.sum()
-    if record is not None:
-        added = np.setdiff1d(hashed_terms(summary)[0], hashes)
-        hashes, weights = np.append(hashes, added), np.append(weights, np.full(len(added), BESIDE))
     terms, which = np.unique(hashes, return_inverse=True)
     sums = np.rint(_FINE * np.log1p(np.bincount(which, weights, len(terms))))
     stored = np.minimum(sums, 255).astype(np.uint8)
-    head = np.array((length, call, _digest(output)), HEAD)
+    head = np.array((weights.sum(), call, _digest(output)), HEAD)
     return b"".join((head.tobytes(), terms.astype("<u4").tobytes(), stored.tobytes()))
 
 
@@ -135,6 +128,11 @@ def terms_of_query(query: str) -> Hashes:
     """The different terms of a query, without the words that every text has, unless it has no others."""
     asked = np.unique(hashed_terms(query)[0])
     return left if len(left := np.setdiff1d(asked, stop_terms())) else asked
+
+
+def is_question(query: Hashes) -> bool:
+    """Whether a query is so short that it asks for one thing; what agents write before a call is longer."""
+    return len(query) <= QUESTION
 
 
 def bm25(query: Hashes, postings: Postings, lengths: Any) -> tuple[Any, float]:
