@@ -2,15 +2,22 @@
 
     python benchmarks/lengths.py
     python benchmarks/lengths.py my-runs.jsonl --strategy memory_bank --price 0.1/1
+    python benchmarks/lengths.py --price 0.1/1.25 --weeks 1000
 
 Dollars are those of the input in percent of the same run without memory: the mean of the runs
 and the dearest run. ``--price`` is what a token costs that is read from the cache / written to it, as shares of the
 input price; the strategy gets it as its model's price. Data sets and strategies are named as in
 ``benchmarks/evidence.py``; the default strategy has a model that was trained without the set.
+
+``--weeks`` draws weeks of sessions from these runs, of each length and set as many as there are in the data, and a
+``holdout`` in each. What a run costs with memory and without is known, and so the true ratio of dollars: the table
+says in how many weeks the interval that the service tells has it, and in how many it sees a saving, also of a memory
+that saves nothing (A/A).
 """
 
 from __future__ import annotations
 
+import random
 import statistics
 import sys
 from dataclasses import replace
@@ -22,6 +29,7 @@ from measuring.measure import measure
 from measuring.strategies import parse_strategy
 from memory_bank import load_config
 from memory_bank.audit.traces import Trace, TraceFiles, is_turn
+from memory_bank.bank.holdout import LEAST, Comparison, SessionDollars, compared
 from memory_bank.transcript import calls_of
 from meters import data_name, find
 
@@ -37,6 +45,60 @@ def length_of(trace: Trace) -> str:
     return next(name for name, fewest in LENGTHS.items() if number >= fewest)
 
 
+WEEKS = ((100, 0.1), (300, 0.1), (1_000, 0.1), (100, 0.5), (300, 0.5), (1_000, 0.5))
+"""Sessions of a week, and the share without memory."""
+
+
+Sessions = list[tuple[SessionDollars, float]]  # what each costs without memory, and with it
+
+
+def week(
+    sessions: Sessions, weights: list[float], count: int, share: float, dice: random.Random
+) -> Comparison:
+    """What the service tells of a week."""
+    memory, control = [], []
+    for session, paid in dice.choices(sessions, weights, k=count):
+        if dice.random() < share:
+            control.append(session)
+        else:
+            memory.append(replace(session, paid=paid))
+    return compared(memory, control)
+
+
+def print_weeks(runs: list[tuple[Run, float]], weeks: int) -> None:
+    """Print how often a holdout's interval is right in weeks of runs, each with the number of runs it stands for."""
+    print_head(
+        "sessions a week", "holdout", "memory", "true ratio", "a session: right", "a call: right",
+        "interval, median", "sees a saving", "needed, median",
+    )  # fmt: skip
+    both: Sessions = [(SessionDollars(r.full, r.full, r.steps), r.paid) for r, _ in runs]
+    weights = [weight for _, weight in runs]
+    for name, sessions in (("as measured", both), ("A/A", [(s, s.full) for s, _ in both])):
+        full = sum(weight * s.full for (s, _), weight in zip(sessions, weights, strict=True))
+        true = sum(weight * paid for (_, paid), weight in zip(sessions, weights, strict=True)) / full
+        for count, share in WEEKS:
+            dice = random.Random(f"{count} {share}")
+            found = [week(sessions, weights, count, share, dice) for _ in range(weeks)]
+            told = [(f.per_session, f.per_call) for f in found if f.per_session and f.per_call]
+            cells = [f"under {LEAST}", "", "", ""]
+            if told:
+                right = [
+                    statistics.fmean(r.low <= true <= r.high for r in ratios)
+                    for ratios in zip(*told, strict=True)
+                ]
+                low, high = (
+                    statistics.median(ends) for ends in zip(*((r.low, r.high) for r, _ in told), strict=True)
+                )
+                seen = statistics.fmean(r.high < 1 for r, _ in told)
+                cells = [
+                    *(f"{100 * r:.1f}%" for r in right),
+                    f"{low:.2f} to {high:.2f}",
+                    f"{100 * seen:.0f}%",
+                ]
+            needed = round(statistics.median(f.needed for f in found))
+            print_row(count, f"{share:.0%}", name, f"{true:.2f}", *cells, needed)
+
+
 def main() -> int:
     """Print the table; exit code 1 where a strategy raised."""
     parser = command_line(__doc__)
@@ -45,10 +107,12 @@ def main() -> int:
     parser.add_argument("--strategy", default=STRATEGY)
     parser.add_argument("--price", action="append", help="by default 0.1/1.25 and 0.05/1.25")
     parser.add_argument("--limit", type=int, help="this many runs of each length and set")
+    parser.add_argument("--weeks", type=int, help="weeks of each kind, at the first price")
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
     prices = options.price or ["0.1/1.25", "0.05/1.25"]
     runs: dict[tuple[str, str], list[Run]] = {(n, p): [] for n in LENGTHS for p in prices}
+    stands_for: list[tuple[Run, float]] = []
     for path in (find(name, options.data_dir) for name in options.data):
         of_length: dict[str, list[Trace]] = {name: [] for name in LENGTHS}
         for trace in TraceFiles([path], print):
@@ -61,7 +125,10 @@ def main() -> int:
                 [measured] = measure(
                     traces, [replace(strategy, model=MODEL)], jobs=options.jobs, limit=options.limit
                 )
-                runs[name, price] += [run_of(rows, parse_price(price)) for rows in measured.rows if rows]
+                made = [run_of(rows, parse_price(price)) for rows in measured.rows if rows]
+                runs[name, price] += made
+                if price == prices[0]:
+                    stands_for += [(run, len(traces) / len(made)) for run in made]
     print_head("tool calls", "runs", *(f"{title} at {p}" for p in prices for title in ("$", "worst run")))
     for name in LENGTHS:
         cells: list[object] = []
@@ -70,6 +137,9 @@ def main() -> int:
             shares = [r.paid / r.full for r in own] or [float("nan")]
             cells += [f"{100 * share:.0f}%" for share in (statistics.fmean(shares), max(shares))]
         print_row(name, len(runs[name, prices[0]]), *cells)
+    if options.weeks:
+        print()
+        print_weeks(stands_for, options.weeks)
     raised = sum(r.errors for own in runs.values() for r in own)
     return verdict([f"the strategy raised at {raised} steps"] if raised else [])
 

@@ -10,7 +10,7 @@ measured in a process of its own, at the median of a few where it can be repeate
 - ``bytes``: of the database, a record; ``raw`` of its arguments and output alone
 - ``fill``: a record; ``open``: the bank; ``step``: one more call of a session, stored, and its context
 - ``search``: over all sessions, the first of a process with what it adds to its memory, and the ones after
-- ``list``: all sessions, as ``bank sessions`` counts them; ``totals``: those of the page
+- ``list``: all sessions, as ``bank sessions`` counts them; ``totals``: those of the page, with a step for each record
 - ``forget``: a record; ``purge``: a session; ``verify``; ``backup`` (SQLite)
 
 Times are seconds of the wall clock, except the two of a search, which are of the CPU.
@@ -40,6 +40,7 @@ from memory_bank.bank.backup import backup
 from memory_bank.bank.database import Database
 from memory_bank.bank.listing import list_sessions, namespace_totals
 from memory_bank.bank.maintenance import purge, verify
+from memory_bank.bank.steps import usage_sums
 from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.models.observer import Observer
 from memory_bank.processor import apply_memory_bank_strategy
@@ -128,6 +129,22 @@ def copy(database: Database, number: int, count: int) -> None:
                 c.exec_driver_sql(f"SELECT setval('{table}_seq_seq', {shift + count})")
 
 
+def add_steps(database: Database) -> None:
+    """A step for each record, as a service keeps them."""
+    r = schema.records.c
+    columns: dict[str, Any] = {
+        "session_id": r.session_id, "number": r.seq, "records": r.step_id, "created": r.timestamp,
+    }  # fmt: skip
+    step = {
+        "messages": 9, "status": "rebuilt", "strategy": "memory_bank", "milliseconds": 5.0, "model": "gpt-4.1",
+        "full_tokens": 9_000, "tokens": 5_000, "input_tokens": 5_000,
+    }  # fmt: skip
+    columns |= {name: sa.literal(value, schema.steps.c[name].type) for name, value in step.items()}
+    with database.write() as c:
+        c.execute(sa.insert(schema.steps).from_select(list(columns), sa.select(*columns.values())))
+        schema.recount(c)
+
+
 def searched(where: str) -> dict[str, float]:
     """Opening a bank, and searches of a process that has read nothing of it."""
     times, texts = list[float](), Texts(2)
@@ -171,8 +188,9 @@ def used(where: str) -> dict[str, float]:
             apply_memory_bank_strategy(messages, None, SETTINGS, state)
 
         measure("step", step, 5)
+    add_steps(database)
     measure("list", lambda: list_sessions(database))
-    measure("totals", lambda: namespace_totals(database, None), 3)
+    measure("totals", lambda: (namespace_totals(database, None), usage_sums(database, None)), 3)
     facts = FactStore(database, f"{0:032x}")
     measure("forget", lambda: facts.forget(facts.page()[0].trace_id))
     measure("purge", lambda: list(purge(database, session_id=f"{0:032x}")))

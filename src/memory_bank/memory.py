@@ -56,7 +56,7 @@ class Memory(Closing):
         llm_client: writes summaries where the configuration asks for a model: an ``openai.OpenAI``, or anything
             with ``generate_plain``. None: no model is called.
         options: further settings of the strategy, such as ``keep_recent``, and arguments of MemoryBankState, such as
-            ``agent_id``.
+            ``project``.
 
     Every method that works has a twin for asyncio with an ``a`` before its name, which leaves the event loop free.
     A context manager, synchronous or asynchronous. Thread-safe. ``len(memory)`` and iteration are of its records.

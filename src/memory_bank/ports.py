@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, NotRequired, Protocol, TypedDict, runtime_checkable
 
-Scope = Literal["session", "agent", "all"]
+Scope = Literal["session", "project", "all"]
 """Whose records a search may find: those of the session, of its agent's sessions, of all sessions."""
 
 

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -18,6 +19,7 @@ from memory_bank.config import Config, MemoryBankSettings, as_settings, load_con
 from memory_bank.context.build import Policy, build_context, charge_step
 from memory_bank.context.gate import leave
 from memory_bank.context.policies import policy_of
+from memory_bank.context.policies.plain import choose_all
 from memory_bank.errors import ConfigError, LoopDetectedError, StorageError
 from memory_bank.plan import NO_PLAN, Context, Form
 from memory_bank.ports import LLMClient
@@ -272,17 +274,20 @@ class MemoryProcessor:
         added: int = 0,
         beside: int = 0,
         sends: Callable[[], bool] | None = None,
+        as_it_came: bool = False,
     ) -> Applied:
         """As ``apply_strategy``; with a ``form``, for chat messages that were read of it, and are sent in it.
 
         ``beside``: tokens that are sent beside the messages with memory and without. ``sends``, of a caller that
-        records the step itself, says whether the context is sent; it is asked before the step is charged. Raises
-        NotSentError where it is not.
+        records the step itself, says whether the context is sent; it is asked before the step is charged.
+        ``as_it_came``: the context is the messages, of which what is new is stored. Raises NotSentError where it is
+        not sent.
         """
         check_shape(messages)
         key = memory_key or self.config.default_strategy
         settings = self.config.strategy(key)
         policy = policy_of(settings, llm_client)
+        policy = replace(policy, choose=choose_all) if as_it_came else policy
         session = self._session(key, session_id, stored=policy.bank is not None)
         if model:
             price, _ = known_price(self.config.prices, model) or (None, "")

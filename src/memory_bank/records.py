@@ -107,6 +107,15 @@ class Hit(NamedTuple):
     newer: tuple[str | None, str] | None = None
 
 
+def project_key(kind: str, place: str) -> str | None:
+    """The key of a project: the last part of its place, for people, and a digest; None for a place without a name.
+
+    ``kind`` says what the place is, so that no folder of a prompt has the key of a remote.
+    """
+    name = "".join(c for c in place.rpartition("/")[2] if c.isprintable() and c != NAMESPACE_END).strip()
+    return f"{name[:120]}@{content_key(kind, place).hex()[:12]}" if name else None
+
+
 def content_key(*parts: str | bytes) -> bytes:
     """A 32-byte key of some texts or byte strings, length-prefixed so that no two lists share one."""
     digest = hashlib.sha256()

@@ -29,13 +29,13 @@ class Bank:
     def facts(self, session_id="default"):
         return FactStore(self.database(), session_id)
 
-    def store(self, session_id="default", agent_id=None):
+    def store(self, session_id="default", project=None):
         database = self.database()
-        database.open_session(session_id, agent_id)
+        database.open_session(session_id, project)
         return NumbersStore(NumbersEmbedder(), database, session_id)
 
-    def state(self, session_id, agent_id=None):
-        return MemoryBankState("lexical", database=self.database(), session_id=session_id, agent_id=agent_id)
+    def state(self, session_id, project=None):
+        return MemoryBankState("lexical", database=self.database(), session_id=session_id, project=project)
 
     def close(self):
         for database in self.open:

@@ -1,19 +1,23 @@
 """Databases: opened, migrated, refused in one sentence, and whole after a kill."""
 
+import logging
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
+import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
 import sqlalchemy as sa
+from tests.bank.test_steps import a_step
 from tests.contracts.stores import a_record, together
 from tests.postgres import python
 
+from memory_bank.bank import schema as schema_module
 from memory_bank.bank import sqlite as module
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder
@@ -21,6 +25,7 @@ from memory_bank.bank.listing import list_sessions, namespace_totals
 from memory_bank.bank.maintenance import verify
 from memory_bank.bank.schema import MIGRATIONS, VERSION, folds, insights, schema_version, sessions, steps
 from memory_bank.bank.sqlite import schema_script
+from memory_bank.bank.steps import add_steps
 from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.errors import ConfigError, DatabaseOpenError, DatabaseVersionError, StorageError
 from memory_bank.records import Insight
@@ -141,15 +146,23 @@ UNPACKED = {  # insights of schema 8
     ],
 }
 
+AGENTS = (  # of schema 9: what searches crossed
+    "ALTER TABLE sessions ADD COLUMN agent_id varchar(255)",
+    "CREATE INDEX ix_sessions_agent_id ON sessions (agent_id)",
+    "UPDATE sessions SET agent_id = 'team␟clerk'",
+)
 
-def age(database, version):
-    """Bring a bank with two insights to an older version."""
+
+def age(database, version, *last):
+    """Bring a bank with two insights to an older version; ``last``: more statements."""
     with database.write() as c:
         for statement in OLDER if version < "8" else ():
             c.exec_driver_sql(statement)
         if version <= "3":
             c.exec_driver_sql("CREATE TABLE models (namespace varchar(64) PRIMARY KEY)")
         for statement in UNPACKED[database.url.get_backend_name()] if version < "9" else ():
+            c.exec_driver_sql(statement)
+        for statement in AGENTS:
             c.exec_driver_sql(statement)
         added = [
             step
@@ -163,7 +176,8 @@ def age(database, version):
                 column.drop(c)
                 continue
             c.exec_driver_sql(f"ALTER TABLE {column.table} DROP COLUMN {column.name}")
-        c.exec_driver_sql(f"UPDATE schema_version SET version_num = '{version}'")
+        for statement in (f"UPDATE schema_version SET version_num = '{version}'", *last):
+            c.exec_driver_sql(statement)
 
 
 @pytest.mark.parametrize("version", list(MIGRATIONS))
@@ -192,6 +206,7 @@ def test_a_bank_of_an_older_version_is_brought_to_this_one(bank_url, version):
         assert (totals.records, totals.insights) == (2, 2)
         database.set_session("s", title="Named")
         assert database.value(sa.select(sessions.c.title)) == "Named"
+        assert database.project_of("s") == "clerk"
         assert database.value(sa.select(schema_version.c.version_num)) == VERSION
         assert database.rows(sa.select(steps)) == database.rows(sa.select(folds)) == []
         assert database.column(sa.select(insights.c.embedding)) == [b"", b""]
@@ -205,6 +220,23 @@ def test_a_bank_of_an_older_version_is_brought_to_this_one(bank_url, version):
             c.exec_driver_sql("ALTER TABLE steps DROP COLUMN manifest")  # PostgreSQL's bank is used again
 
 
+def test_the_groups_of_an_older_bank_stay(bank_url):
+    """Before schema 10 a hash of the id decided at each step; its steps say how."""
+    database = Database(bank_url)
+    names = ["before", "control", "memory"]
+    for created, name in enumerate(names):
+        database.open_session(name)
+        database.set_session(name, created=float(created))
+        add_steps(database, [a_step(name, status="control" if name == "control" else "rebuilt")])
+    age(database, "9")
+    database.close()
+    with closing(Database(bank_url)) as database:
+        found = database.rows(
+            sa.select(sessions.c.session_id, sessions.c.control).order_by(sessions.c.created)
+        )
+    assert [tuple(row.values()) for row in found] == [("before", None), ("control", True), ("memory", False)]
+
+
 def test_a_damaged_insight_does_not_keep_an_older_bank_closed(bank_url):
     database = Database(bank_url)
     database.open_session("s")
@@ -212,16 +244,71 @@ def test_a_damaged_insight_does_not_keep_an_older_bank_closed(bank_url):
     InsightStore("lexical", database, "s").add_many(
         [Insight(a_record(n).trace_id, "It is late.") for n in (1, 2)]
     )
-    age(database, "8")
     damaged = {"sqlite": "X'c3'", "postgresql": r"'\xc3'::bytea"}[database.url.get_backend_name()]
-    with database.write() as c:
-        c.exec_driver_sql(f"UPDATE insights SET summary = {damaged} WHERE seq = 1")
+    age(database, "8", f"UPDATE insights SET summary = {damaged} WHERE seq = 1")
     database.close()
     with closing(Database(bank_url)) as database:
         assert [d.what for d in verify(database)] == ["its summary is not readable"]
         assert len(list(verify(database, repair=True))) == 1
         assert list(verify(database)) == []
         assert database.column(sa.select(insights.c.summary)) == ["It is late."]
+
+
+def test_a_process_beside_one_that_brings_the_bank_to_a_newer_schema_stores_nothing(bank_url):
+    """It waits for the other one, and then each write, and each read of what has gone, says what to do."""
+    old, new = Database(bank_url), Database(bank_url)
+    facts = FactStore(old, "s")
+    facts.store_many([a_record(1)])
+    with ThreadPoolExecutor(1) as pool:
+        with new._transaction(creating=True) as c:
+            c.exec_driver_sql("UPDATE schema_version SET version_num = '9999'")
+            waits = pool.submit(facts.store_many, [a_record(2)])
+            time.sleep(0.3)
+            assert not waits.done()
+        with pytest.raises(StorageError, match=r"has schema 9999 by now.*start this process again"):
+            waits.result()
+    assert facts.size() == 1
+    with new._transaction(creating=True) as c:
+        c.exec_driver_sql("ALTER TABLE calls RENAME TO gone")
+    try:
+        with pytest.raises(StorageError, match="has schema 9999 by now"):
+            list_sessions(old)
+    finally:  # PostgreSQL's bank is used again
+        with new._transaction(creating=True) as c:
+            c.exec_driver_sql("ALTER TABLE gone RENAME TO calls")
+            c.exec_driver_sql(f"UPDATE schema_version SET version_num = '{VERSION}'")
+    facts.store_many([a_record(2)])
+    old.close()
+    new.close()
+
+
+def test_an_opening_that_waits_in_vain_for_another_says_so(bank_url, monkeypatch):
+    postgres_module = pytest.importorskip("memory_bank.bank.postgres")
+    database = Database(bank_url)
+    age(database, "9")
+    for each in (module, postgres_module):
+        monkeypatch.setattr(each, "CREATION_TIMEOUT_MS", 100)
+    with database._transaction(creating=True) as c:
+        c.exec_driver_sql("UPDATE schema_version SET version_num = version_num")
+        with pytest.raises(DatabaseOpenError, match="another process has been bringing it to another schema"):
+            Database(bank_url)
+    database.close()
+    Database(bank_url).close()
+
+
+def test_a_long_way_to_this_schema_tells_how_far_it_is(tmp_path, monkeypatch, caplog):
+    database = Database(tmp_path / "bank.db")
+    FactStore(database, "s").store_many([a_record(1)])
+    InsightStore("lexical", database, "s").add_many([Insight(a_record(1).trace_id, "It is late.")])
+    age(database, "8")
+    database.close()
+    monkeypatch.setattr(schema_module, "_TELL_EACH", -1.0)
+    with caplog.at_level(logging.INFO, "memory_bank.Database"):
+        Database(tmp_path / "bank.db").close()
+    assert [r.getMessage().partition(" is brought ")[2] for r in caplog.records] == [
+        f"from schema 8 to schema {VERSION}; others wait",
+        "to schema 9: 1 of 1 summaries",
+    ]
 
 
 def test_a_newer_schema(tmp_path):

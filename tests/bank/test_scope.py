@@ -1,4 +1,4 @@
-"""Whose records a search finds: the session's, unless it is asked for those of its agent, or for all."""
+"""Whose records a search finds: the session's, unless it is asked for those of its project, or for all."""
 
 import json
 import random
@@ -26,7 +26,7 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import re_embed
 from memory_bank.errors import ConfigError
 
-SCOPES = ("session", "agent", "all")
+SCOPES = ("session", "project", "all")
 
 
 def settings(scope="session", **changes):
@@ -69,10 +69,10 @@ def told_by_everything(state, scope="session"):
 
 
 @pytest.mark.parametrize(
-    "agents", first_short([("a", "a"), ("a", "b"), (None, None), ("a", None), (None, "a")], 2)
+    "projects", first_short([("a", "a"), ("a", "b"), (None, None), ("a", None), (None, "a")], 2)
 )
-def test_nothing_leaks_under_session(bank, agents):
-    own, other = bank.state("own", agents[0]), bank.state("other", agents[1])
+def test_nothing_leaks_under_session(bank, projects):
+    own, other = bank.state("own", projects[0]), bank.state("other", projects[1])
     run(other, "RIVAL", n=5)
     assert "RIVAL" not in told_by_everything(own)  # while it holds nothing itself
     assert own.fact_store.size() == own.insight_store.size() == 0
@@ -134,11 +134,11 @@ def test_a_wider_step_leaves_nothing_behind(bank):
         )
 
 
-# --- what "agent" and "all" add
+# --- what "project" and "all" add
 
 
 def family(bank):
-    """Two sessions of agent a, one of b, one of nobody; each with three records of a word of its own."""
+    """Two sessions of project a, one of b, one of nobody; each with three records of a word of its own."""
     states = {
         "a1": bank.state("a1", "a"),
         "a2": bank.state("a2", "a"),
@@ -168,10 +168,10 @@ EVERY = {"a1", "a2", "b1", "n1", "n2"}
     ("session", "scope", "seen"),
     [
         ("a1", "session", {"a1"}),
-        ("a1", "agent", {"a1", "a2"}),
+        ("a1", "project", {"a1", "a2"}),
         ("a1", "all", EVERY),
-        ("b1", "agent", {"b1"}),
-        ("n1", "agent", {"n1"}),  # without an agent: only itself
+        ("b1", "project", {"b1"}),
+        ("n1", "project", {"n1"}),  # without a project: only itself
         ("n1", "all", EVERY),
     ],
 )
@@ -193,7 +193,7 @@ def test_each_scope_finds_its_own(bank, session, scope, seen):
 
 
 def test_without_another_session_a_wider_scope_changes_nothing(bank):
-    for scope in ("agent", "all"):
+    for scope in ("project", "all"):
         messages = [system(), user("Which is late?"), *rounds(6)]
         alone = MemoryBankState("lexical", session_id="only")
         state = bank.state("only", "a")
@@ -210,7 +210,7 @@ def test_what_another_session_was_reset_of_is_gone(bank):
     assert words(search(state, "all")) == EVERY
     gone = list(states["a2"].fact_store.steps())
     states["a2"].reset()
-    for scope in ("agent", "all"):
+    for scope in ("project", "all"):
         assert "a2" not in words(search(state, scope))
         assert "a2" not in words(
             handle_tool_call(state, "search_memory", {"query": "late order WORDa2-1001"})
@@ -219,56 +219,56 @@ def test_what_another_session_was_reset_of_is_gone(bank):
             answer = handle_tool_call(state, "get_record", {"trace_id": trace_id})
             assert "There is no record with the trace_id" in answer
     run(states["a2"], "WORDa2", n=1)
-    assert words(search(state, "agent")) == {"a1", "a2"}
+    assert words(search(state, "project")) == {"a1", "a2"}
 
 
 def test_a_new_record_elsewhere_is_found_at_once(bank):
     one, two = bank.state("one", "a"), bank.state("two", "a")
-    run(one, "ONE", "agent")
+    run(one, "ONE", "project")
     for n in (1, 2, 3):
         run(two, "TWO", n=n)
-        assert search(one, "agent").count("of the session two") == n
+        assert search(one, "project").count("of the session two") == n
 
 
-def test_a_session_that_is_given_its_agent_later_joins(bank):
+def test_a_session_that_is_given_its_project_later_joins(bank):
     early, late = bank.state("early"), bank.state("late", "a")
     run(early, "EARLY")
     run(late, "LATE")  # newer rows, which the index knows before the older ones join
-    assert "EARLY" not in search(late, "agent")
+    assert "EARLY" not in search(late, "project")
     again = bank.state("early", "a")
-    assert again.agent_id == early.agent_id == "a"
-    assert "EARLY" in search(late, "agent")
-    assert "LATE" in search(early, "agent")  # it was open all the while
+    assert again.project == early.project == "a"
+    assert "EARLY" in search(late, "project")
+    assert "LATE" in search(early, "project")  # it was open all the while
     assert again.fact_store.size() == 3
 
 
-# --- agents
+# --- projects
 
 
-def test_a_session_belongs_to_one_agent(bank):
-    assert bank.state("s").agent_id is None
-    assert bank.state("s", "a").agent_id == "a"
-    assert bank.state("s").agent_id == "a"  # None leaves what is there
-    assert bank.state("s", "a").agent_id == "a"
-    with pytest.raises(ConfigError, match=r"the session 's' belongs to the agent 'a', not to 'b': open it"):
+def test_a_session_belongs_to_one_project(bank):
+    assert bank.state("s").project is None
+    assert bank.state("s", "a").project == "a"
+    assert bank.state("s").project == "a"  # None leaves what is there
+    assert bank.state("s", "a").project == "a"
+    with pytest.raises(ConfigError, match=r"the session 's' belongs to the project 'a', not to 'b': open it"):
         bank.state("s", "b")
     state = bank.state("s")
     state.reset()
-    assert bank.state("s").agent_id == "a"
+    assert bank.state("s").project == "a"
 
 
-@pytest.mark.parametrize("agent_id", ["", "x" * 256, "\0", "\ud800", 5])
-def test_agent_ids_that_no_database_takes(bank, agent_id):
-    with pytest.raises(ConfigError, match="an agent_id must be"):
-        bank.state("s", agent_id)
+@pytest.mark.parametrize("project", ["", "x" * 256, "\0", "\ud800", 5])
+def test_projects_that_no_database_takes(bank, project):
+    with pytest.raises(ConfigError, match="a project must be"):
+        bank.state("s", project)
 
 
-def test_open_takes_the_agent(tmp_path):
-    with MemoryBankState.open(tmp_path / "bank.db", "s", agent_id="a") as state:
-        assert state.agent_id == "a"
+def test_open_takes_the_project(tmp_path):
+    with MemoryBankState.open(tmp_path / "bank.db", "s", project="a") as state:
+        assert state.project == "a"
     with (
-        pytest.raises(ConfigError, match="belongs to the agent 'a'"),
-        MemoryBankState.open(tmp_path / "bank.db", "s", agent_id="b"),
+        pytest.raises(ConfigError, match="belongs to the project 'a'"),
+        MemoryBankState.open(tmp_path / "bank.db", "s", project="b"),
     ):
         pass
 
@@ -284,11 +284,11 @@ def test_of_agents_that_open_a_session_at_once_one_wins(bank):
         except ConfigError:
             lost.append(agent)
 
-    threads = [threading.Thread(target=open_, args=(d, f"agent{i}")) for i, d in enumerate(databases)]
+    threads = [threading.Thread(target=open_, args=(d, f"project{i}")) for i, d in enumerate(databases)]
     [t.start() for t in threads]
     [t.join() for t in threads]
     assert len(won) == 1 and len(lost) == 3
-    assert databases[0].agent_of("contended") == won[0]
+    assert databases[0].project_of("contended") == won[0]
 
 
 # --- ranking across sessions
@@ -299,7 +299,7 @@ def test_ties_across_sessions_newer_first_every_time(bank):
     for n in range(30):
         (one, two)[n % 2].add(f"{n:02}", "1 1")
     expected = [(f"{n:02}", (None, "two")[n % 2]) for n in range(29, -1, -1)]
-    for scope in ("agent", "all"):
+    for scope in ("project", "all"):
         for limit in (None, 30, 7, 1, 0):
             found = one.rank("1 0", limit=limit, scope=scope)
             assert [(h.trace_id, h.session_id) for h in found] == expected[:limit]
@@ -311,15 +311,17 @@ def test_one_trace_id_in_two_sessions_is_two_records(bank):
     one, two = bank.store("one", "a"), bank.store("two", "a")
     one.add_many([Insight("east", "1 0"), Insight("north", "0 1")])
     two.add_many([Insight("east", "1 1 other"), Insight("west", "-1 0")])
-    found = one.rank("1 0", scope="agent")
+    found = one.rank("1 0", scope="project")
     assert [(h.trace_id, h.session_id) for h in found] == [
         ("east", None), ("east", "two"), ("north", None), ("west", "two"),
     ]  # fmt: skip
     assert [h.score for h in found] == pytest.approx([score_at(n) for n in range(4)])
-    excluded = one.rank("1 0", exclude=["east"], scope="agent", limit=2)
+    excluded = one.rank("1 0", exclude=["east"], scope="project", limit=2)
     assert [(h.trace_id, h.session_id) for h in excluded] == [("east", "two"), ("north", None)]
     one.add("east", "-1 0")
-    assert [(h.trace_id, h.session_id) for h in one.rank("1 0", scope="agent", limit=1)] == [("east", "two")]
+    assert [(h.trace_id, h.session_id) for h in one.rank("1 0", scope="project", limit=1)] == [
+        ("east", "two")
+    ]
     assert [h.session_id for h in found[1:3]] == ["two", None]
 
 
@@ -328,7 +330,7 @@ def test_get_record_of_a_shared_trace_id_prefers_the_own_then_the_newest(bank):
     for i, state in enumerate(states[1:], 1):
         record = InteractionRecord("shared-trace-id", 1, "find", {}, {"from": i})
         state.fact_store.store(record)
-    states[0].scope = "agent"
+    states[0].scope = "project"
     assert '{"from":2}' in handle_tool_call(states[0], "get_record", {"trace_id": "shared-trace-id"})
     told = handle_tool_call(states[0], "get_record", {"trace_id": "shared-tr"})
     assert "fits 2 records: shared-trace-id (session three), shared-trace-id (session two)" in told
@@ -351,13 +353,13 @@ def test_re_embedding_reaches_every_scope(bank):
 
 @pytest.mark.parametrize("seed", first_short(range(6), 1))
 def test_any_writing_ranks_as_one_store_of_all_would(bank, seed):
-    """Sessions of two agents write, replace and clear; each scope ranks as a single list of its rows."""
+    """Sessions of two projects write, replace and clear; each scope ranks as a single list of its rows."""
     random_ = random.Random(seed)
-    agents = {"a1": "a", "a2": "a", "b1": "b", "n1": None}
-    stores = {s: bank.store(s, a) for s, a in agents.items()}
+    projects = {"a1": "a", "a2": "a", "b1": "b", "n1": None}
+    stores = {s: bank.store(s, a) for s, a in projects.items()}
     rows = {}  # (session, trace_id) → vector, in the order of writing
     for _ in range(40):
-        session = random_.choice(list(agents))
+        session = random_.choice(list(projects))
         verb = random_.choice(["add", "add", "add", "clear"])
         if verb == "clear" and random_.random() < 0.4:
             stores[session].clear()
@@ -371,12 +373,12 @@ def test_any_writing_ranks_as_one_store_of_all_would(bank, seed):
             for t, text in new.items():
                 rows.pop((session, t), None)
                 rows[session, t] = text
-        asking = random_.choice(list(agents))
+        asking = random_.choice(list(projects))
         for scope in SCOPES:
             seen = {
                 "session": {asking},
-                "all": set(agents),
-                "agent": {s for s, a in agents.items() if s == asking or (a and a == agents[asking])},
+                "all": set(projects),
+                "project": {s for s, a in projects.items() if s == asking or (a and a == projects[asking])},
             }[scope]
             hidden = {f"t{random_.randrange(8)}" for _ in range(random_.choice([0, 2]))}
             fitting = [(at, v) for at, v in rows.items() if at[0] in seen]
@@ -415,8 +417,8 @@ def test_an_index_of_several_sessions_sees_every_write_once(writes):
 def test_tools_without_an_embedder_read_other_sessions_records(bank):
     one = bank.state("one", "a")
     run(one, "ONE")
-    two = MemoryBankState(database=bank.database(), session_id="two", agent_id="a")
-    two.scope = "agent"
+    two = MemoryBankState(database=bank.database(), session_id="two", project="a")
+    two.scope = "project"
     trace_id = next(iter(one.fact_store.steps()))
     assert "ONE-1000" in handle_tool_call(two, "get_record", {"trace_id": trace_id})
     assert "Nothing matches" in handle_tool_call(two, "search_memory", {"query": "late"})
@@ -424,7 +426,7 @@ def test_tools_without_an_embedder_read_other_sessions_records(bank):
 
 def test_a_search_says_how_much_there_is(bank):
     states = family(bank)
-    ask(states["a1"], "agent")
+    ask(states["a1"], "project")
     answer = handle_tool_call(states["a1"], "search_memory", {"query": "late order", "top_k": 2})
     assert "[2 of 6 records." in answer
     exact = handle_tool_call(states["a1"], "search_memory", {"query": "WORDa1-1001", "top_k": 1})

@@ -102,7 +102,7 @@ def test_blocks_rank_as_rows_do(bank, seed, small, monkeypatch):
         if verb == "clear" and n % 2:
             ids[name] = []
         was_sealed = was_sealed or bool(count(database, blocks))
-        for scope in ("session", "agent", "all"):
+        for scope in ("session", "project", "all"):
             query = " ".join(random_.choices(NAMES, k=2))
             mine, theirs = (
                 opened(each, name, sessions[name])[1].rank(query, ids[name][:1], scope=scope)

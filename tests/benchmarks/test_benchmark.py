@@ -95,10 +95,15 @@ def test_budgets_as_shares_of_the_older_history(tmp_path):
 def test_dollars_by_length(tmp_path):
     """A row for each length, with the mean and the dearest run at each price; a run below a fold costs hardly less."""
     done = bench(ROOT / "examples" / "shop-refunds.jsonl", ROOT / "examples" / "invoice-check.jsonl", "--strategy",
-                 "memory_bank?token_encoding=approximate", "--price", "0.1/1.25", command="lengths.py")  # fmt: skip
+                 "memory_bank?token_encoding=approximate", "--price", "0.1/1.25", "--weeks", 5,
+                 command="lengths.py")  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = dict(re.findall(r"^\| ([a-z\d ]+) \| (\d+ \| \S+ \| \S+) \|$", done.stdout, re.M))
     assert list(rows) == ["over 100", "51 to 100", "26 to 50", "11 to 25", "up to 10"]
     assert rows["26 to 50"] in ("1 | 100% | 100%", "1 | 99% | 99%")
     assert rows["up to 10"].startswith("0 |")
     assert 40 < int(re.search(r"(\d+)%", rows["over 100"])[1]) < 75
+    weeks = re.findall(r"^\| ([\d,]+) \| (\d+)% \| (as measured|A/A) \| (\S+) \|", done.stdout, re.M)
+    assert len(weeks) == 12
+    assert {true for *_, kind, true in weeks if kind == "A/A"} == {"1.00"}
+    assert all(0.4 < float(true) < 1 for *_, kind, true in weeks if kind == "as measured")

@@ -17,6 +17,7 @@ VERBS = {
         "run",
         "serve",
         "connect",
+        "handoff",
         "saved",
         "demo",
         "audit",

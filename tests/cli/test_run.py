@@ -85,6 +85,26 @@ def test_a_service_is_started_and_what_was_saved_is_printed(variables, tmp_path)
     assert (tmp_path / "data" / "memory-bank" / "bank.db").exists()
 
 
+def test_a_share_of_sessions_goes_without_memory(variables):
+    done = run(variables, "--holdout", "1", "--", *USES)
+    assert done.returncode == 0
+    assert "12 model requests;" in done.stderr and "(0% less)" in done.stderr
+    saved = subprocess.run([*COMMAND, "saved"], env=variables, capture_output=True, text=True)
+    assert (
+        "; measured beside sessions without memory: 0 of about 30 sessions with memory needed."
+        in saved.stdout
+    )
+    done = run(variables, "--holdout", "0", "--", *USES)  # the session stays as it was drawn
+    assert "(0% less)" in done.stderr
+
+
+@pytest.mark.parametrize("share", ["1.5", "-0.1", "ten", "nan"])
+def test_a_share_that_is_none_starts_nothing(variables, share):
+    done = run(variables, "--holdout", share, "--", *USES)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"memory-bank: Invalid value for '--holdout': Input should be .*\n", done.stderr)
+
+
 def test_the_address_of_its_page_is_printed(variables, port):
     done = run(variables, "--", *USES)
     page = re.search(
@@ -127,6 +147,9 @@ def test_a_running_service_is_used_and_goes_on(variables, tmp_path, port):
         assert address(other) != url
         same = run(variables, "--db", str(tmp_path / "own.db"), "true")
         assert address(same) == url
+        share = run(variables, "--holdout", "0.1", "--", *USES)
+        assert (share.returncode, share.stdout) == (2, "")
+        assert f"the service at {url} decides its own share of sessions without memory: set " in share.stderr
     finally:
         serve.terminate()
         serve.wait(20)

@@ -70,7 +70,7 @@ def a_full_bank(database: Database) -> None:
     database.set_session("one", task=f"the task {HALVES}")
     FactStore(database, "two").store(a_record(1, raw_output="another"))
     with database.write() as c:
-        c.exec_driver_sql("UPDATE sessions SET agent_id = 'agent ü' WHERE session_id = 'two'")
+        c.exec_driver_sql("UPDATE sessions SET project = X'70c3bc' WHERE session_id = 'two'")
     FactStore(database, "nothing in it")
 
 
@@ -179,13 +179,26 @@ def test_another_record_refuses_its_session_only(tmp_path: Path) -> None:
     assert [line for line in lines_of(target) if '"one"' in line] == before
 
 
-def test_the_session_of_another_agent_is_refused(tmp_path: Path) -> None:
+def test_the_session_of_another_project_is_refused(tmp_path: Path) -> None:
     source, target = Database(tmp_path / "a.db"), Database(tmp_path / "b.db")
     a_full_bank(source)
     take(target, lines_of(source))
     with target.write() as c:
-        c.exec_driver_sql("UPDATE sessions SET agent_id = 'another' WHERE session_id = 'two'")
-    assert "another agent" in take(target, lines_of(source))[2].reason
+        c.exec_driver_sql("UPDATE sessions SET project = X'616e6f74686572' WHERE session_id = 'two'")
+    assert "another project" in take(target, lines_of(source))[2].reason
+
+
+def test_the_agent_of_an_older_export_is_the_project(tmp_path: Path) -> None:
+    source, target = Database(tmp_path / "a.db"), Database(tmp_path / "b.db")
+    source.open_session("team␟s", "clerk", "team")
+    FactStore(source, "team␟s").store(a_record(1))
+    lines = [json.loads(line) for line in lines_of(source)]
+    for line in lines:
+        if "session" in line and line["session"].pop("project", None):
+            line["session"]["agent_id"] = "team␟clerk"
+    assert "agent_id" in json.dumps(lines)
+    take(target, [json.dumps(line) for line in lines])
+    assert target.project_of("team␟s") == "clerk"
 
 
 def test_sessions_stay_with_the_key_that_made_them(tmp_path: Path, bank_url: str) -> None:

@@ -136,12 +136,57 @@ def test_what_the_task_names_is_among_the_parts():
 def test_every_row_of_long_json_is_shown_with_the_same_members():
     output = json.dumps({"type": "text", "text": json.dumps({"orders": rows(150, with_stories=True)})})
     text, _ = shown(output)
-    mark, body = text.split("\n")
+    mark, body = text.split("\n", 1)
     assert "#1: " in mark and 'path="items[3]"' in mark
-    note, head, *orders = json.loads(body)["orders"]
-    assert note == "… 150 items, of each without: story"
-    assert head == {"all 150 items, but those that say otherwise": {"status": "open"}}
-    assert [o["id"] for o in orders] == [r["id"] for r in rows(150)]
+    head, *orders = json.loads(body.split("\n(without")[0])["orders"]
+    assert head == {"… 150 items as rows of": ["id", "status", "late"]}
+    assert [order[0] for order in orders] == [r["id"] for r in rows(150)]
+    assert COUNT(text) <= 4_000
+
+
+def test_members_that_the_users_message_names_come_first():
+    items = [
+        {
+            "id": f"ORD-{n:04}",
+            **{k: f"A {k} called {n * 37 % 901} of the north" for k in ("courier", "depot", "shop")},
+        }
+        for n in range(190)
+    ]
+    for name, other in (("courier", "depot"), ("depot", "courier")):
+        given = [
+            system(),
+            user(f"Group by {name}."),
+            call(("c1", "get_orders", {})),
+            result("c1", json.dumps(items)),
+        ]
+        context, _ = processor_of().apply_strategy(given, "b", tools=TOOL_SCHEMAS)
+        head = context[-1]["content"].split("\n")[1]
+        assert f'"{name}"' in head and f'"{other}"' not in head
+
+
+def test_json_that_was_cut_off_is_shown_as_json_and_its_items_can_be_got():
+    whole = json.dumps(
+        {"type": "text", "text": json.dumps({"orders": rows(400, with_stories=True)}, indent=2)}
+    )
+    text, state = shown(whole[:100_000] + "\n\n(Cut: the whole is in out.json)")
+    assert text.endswith("(Cut: the whole is in out.json)")
+    assert '"ORD-0090"' in text
+    answer = handle_tool_call(state, "get_record", {"trace_id": "#1", "path": "orders[90]"})
+    assert "It was late, said ORD-0090." in answer
+
+
+def test_pieces_of_strings_stand_as_they_are():
+    output = json.dumps(
+        {f"page {n}": "\n".join(f"{n}.{line}" for line in LOG.split("\n")[n::40]) for n in range(40)}
+    )
+    text, _ = shown(output, "read_pages")
+    assert COUNT(text) <= 4_000 and "\\n… " not in text and "('" not in text
+
+
+def test_the_json_that_a_tool_makes_of_a_sheet_is_no_text_that_an_edit_repeats():
+    output = json.dumps(rows(100), indent=2)
+    assert len(shown(output, "read_excel", {"path": "orders.xlsx"})[0]) < len(output) // 2
+    assert shown(output, "read_file", {"path": ".prettierrc"})[0] == output
 
 
 def test_the_path_in_the_mark_of_a_list_finds_an_item():

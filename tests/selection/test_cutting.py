@@ -348,3 +348,39 @@ def test_a_gap_in_code_names_the_function_that_the_next_line_is_in(mark):
     begins = next(n for n, s in enumerate(cut.segments) if "func (s *Store) Write" in s.text)
     assert "in Write:" not in cut.quote([begins, both[-1]])  # its first line stands just before
     assert "in " not in cut_text("\n".join(["type of order: new", "class of 1999"] * 30)).quote([2])
+
+
+BASE64 = [
+    "iVBORw0KGgoAAAANSUhEUgAAAAUAAAAFCAYAAACNbyblAAAAHElEQVQI12P4//8/w38GIAXDIBKE",
+    "0DHxgljNBAAO9TXL0Y4OHwAAAABJRU5ErkJggg8kR9XzO1Fi7vyzgN1PJvfoP8BadyVdWdAZmds1",
+]
+DUMP = [
+    "00000000: 3678 748a cb44 a48a fc16 5a1b 0c2d 11ff  6xt..D....Z..-..",
+    "00000010: 89 50 4e 47 0d 0a 1a 0a 00 00 00 0d 49 48 44 52  .PNG",
+]
+DRAWN = "M10.5 20.25 L30.5 40 C50 60.1 70 80.2 90.3 10 " * 12
+
+
+@pytest.mark.parametrize(
+    "noise", [BASE64, DUMP, [f'<path d="{DRAWN}" fill="none"/>']], ids=["base64", "dump", "drawing"]
+)
+def test_base64_hex_dumps_and_drawings_are_left_out_and_marked(noise):
+    cut = cut_text("\n".join(["order A-1 is paid", *noise, "order A-2 is open"]))
+    quote = cut.quote(range(len(cut.segments)))
+    assert quote.startswith("order A-1 is paid")
+    assert "order A-2 is open" in quote
+    assert len(quote) < 450
+    assert cut.skipped > 60
+    assert GAP in quote
+
+
+@pytest.mark.parametrize("line", [
+    BASE64[0],  # alone it may be a key
+    "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\n" * 2,  # digests
+    "id,2024,3.5,4.25,17,22.75,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18",
+    f"Free cells: {', '.join(f'A{n}' for n in range(1, 90))}",
+    "CREATE TABLE orders (id INTEGER PRIMARY KEY, total REAL, note TEXT)",
+], ids=["key", "digests", "numbers", "cells", "sentence"])  # fmt: skip
+def test_a_key_digests_and_rows_of_numbers_are_no_noise(line):
+    cut = cut_text(f"first line\n{line.strip()}\nlast line")
+    assert line.strip() in cut.quote(range(len(cut.segments)))

@@ -138,8 +138,8 @@ def test_what_is_unchanged_is_what_was_sent(messages):
         (b'{"messages": [], "mesages": []}', "invalid_request", "'mesages'"),
         (b'{"messages": [{"role": "user"}, 3]}', "invalid_messages", "messages[1]"),
         (b'{"messages": [{"content": "my secret"}]}', "invalid_messages", "messages[0]"),
-        (b'{"messages": [], "agent_id": "\\ud800"}', "invalid_request", "agent_id"),
-        (b'{"messages": [], "agent_id": ""}', "invalid_request", "agent_id"),
+        (b'{"messages": [], "project": "\\ud800"}', "invalid_request", "project"),
+        (b'{"messages": [], "project": ""}', "invalid_request", "project"),
     ],
 )
 def test_a_body_that_cannot_be_used_is_refused_with_a_sentence(http, body, code, says):
@@ -155,11 +155,11 @@ def test_a_body_of_another_kind_is_refused(http):
     assert "application/json" in told(answer, 415, "http_error")
 
 
-def test_a_session_is_one_agents(http):
-    given = {"messages": CHAT[:4], "agent_id": "clerk"}
+def test_a_session_is_of_one_project(http):
+    given = {"messages": CHAT[:4], "project": "clerk"}
     assert http.post("/v1/sessions/s/context", json=given).status_code == 200
-    assert http.get("/v1/sessions/s").json()["agent"] == "clerk"
-    told(http.post("/v1/sessions/s/context", json={**given, "agent_id": "other"}), 422, "invalid_settings")
+    assert http.get("/v1/sessions/s").json()["project"] == "clerk"
+    told(http.post("/v1/sessions/s/context", json={**given, "project": "other"}), 422, "invalid_settings")
 
 
 def test_a_loop_is_told_where_the_configuration_raises(tmp_path):
@@ -361,22 +361,22 @@ def found_everywhere(http, **query):
 def test_one_search_finds_what_any_session_holds(http):
     assert found_everywhere(http, q="anything") == Hits(hits=[], note=None)
     ingested(
-        http, "one", tool_outputs=[{**OUTPUT, "raw_output": "the zephyr carrier is late"}], agent_id="bot"
+        http, "one", tool_outputs=[{**OUTPUT, "raw_output": "the zephyr carrier is late"}], project="bot"
     )
     ingested(http, "two", tool_outputs=[{**OUTPUT, "raw_output": "the walrus carrier is early"}])
     ingested(http, "three", tool_outputs=[{**OUTPUT, "raw_output": "unrelated text"}])
     [hit] = found_everywhere(http, q="zephyr").hits
     assert (hit.session, hit.why, hit.reason, hit.newer) == ("one", "holds", 'holds "zephyr" at line 1', None)
     assert {h.session for h in found_everywhere(http, q="which carrier").hits} == {"one", "two"}
-    assert {h.session for h in found_everywhere(http, q="which carrier", agent="bot").hits} == {"one"}
-    assert found_everywhere(http, q="carrier", agent="nobody").hits == []
+    assert {h.session for h in found_everywhere(http, q="which carrier", project="bot").hits} == {"one"}
+    assert found_everywhere(http, q="carrier", project="nobody").hits == []
     assert found_everywhere(http, q="xylophone quartz").hits == []
     for wrong in (
         {},
         {"q": ""},
         {"q": " "},
         {"q": "x" * 8_001},
-        {"q": "x", "agent": ""},
+        {"q": "x", "project": ""},
         {"q": "x", "scope": "all"},
     ):
         told(http.get("/v1/search", params=wrong), 422, "invalid_request")

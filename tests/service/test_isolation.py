@@ -98,7 +98,7 @@ CASES = {
         Ask("/v1/sessions/{namespace}%E2%90%9F{session}/title", "PUT", {"title": "mine"}, status=404),
     ],
     "GET /v1/sessions/{name}/export": [Ask("/v1/sessions/{session}/export", status=404), Ask("/v1/sessions/{namespace}%E2%90%9F{session}/export", status=404)],
-    "GET /v1/stats/groups": [Ask(f"/v1/stats/groups?by={by}", status=200) for by in ("project", "agent")],
+    "GET /v1/stats/groups": [Ask(f"/v1/stats/groups?by={by}", status=200) for by in ("project", "client")],
     "GET /v1/stats/wrong": [Ask("/v1/stats/wrong?limit=500", status=200), Ask("/v1/stats/wrong?session={session}", status=404)],
     "GET /v1/sessions/{name}/records/{trace_id}/life": [
         Ask(f"{place}/life", status=404)
@@ -114,13 +114,13 @@ CASES = {
     "POST /v1/sessions/{name}/reset": [Ask("/v1/sessions/{session}/reset", "POST", status=404)],
     "POST /v1/sessions/{name}/context": [
         Ask("/v1/sessions/{session}/context", "POST", {"messages": conversation("{word}", 2)}, status=200),
-        Ask("/v1/sessions/{session}/context", "POST", {"messages": conversation("{word}", 2), "agent_id": "{agent}", "strategy": "wide"}, status=200),
+        Ask("/v1/sessions/{session}/context", "POST", {"messages": conversation("{word}", 2), "project": "{agent}", "strategy": "wide"}, status=200),
         Ask("/v1/sessions/{namespace}%E2%90%9F{session}/context", "POST", {"messages": conversation("{word}", 1)}, status=422),
-        Ask("/v1/sessions/mine/context", "POST", {"messages": conversation("{word}", 2), "agent_id": "{namespace}␟{agent}"}, status=422),
+        Ask("/v1/sessions/mine/context", "POST", {"messages": conversation("{word}", 2), "project": "{namespace}␟{agent}"}, status=422),
     ],
     "POST /v1/sessions/{name}/ingest": [
         Ask("/v1/sessions/{session}/ingest", "POST", {"messages": conversation("{word}", 2)}, status=200),
-        Ask("/v1/sessions/{session}/ingest", "POST", {"tool_outputs": [{"tool_name": "f", "raw_input": {}, "raw_output": "x"}], "agent_id": "{agent}"}, status=200),
+        Ask("/v1/sessions/{session}/ingest", "POST", {"tool_outputs": [{"tool_name": "f", "raw_input": {}, "raw_output": "x"}], "project": "{agent}"}, status=200),
         Ask("/v1/sessions/{namespace}%E2%90%9F{session}/ingest", "POST", {"messages": []}, status=422),
     ],
     "GET /v1/sessions/{name}/search": [
@@ -129,7 +129,7 @@ CASES = {
     ],
     "GET /v1/search": [
         Ask("/v1/search?q={word}", status=200), Ask(f"/v1/search?q={WORD}&top_k=50", status=200),
-        Ask("/v1/search?q={word}&agent={agent}", status=200), Ask("/v1/search?q={word}&agent={namespace}%E2%90%9F{agent}"),
+        Ask("/v1/search?q={word}&project={agent}", status=200), Ask("/v1/search?q={word}&agent={namespace}%E2%90%9F{agent}"),
     ],
     "ANY /v1/search": [Ask("/v1/search?q={word}", "POST", {}, status=405)],
     "ANY /v1/search/{rest:path}": [Ask("/v1/search/{session}", status=404)],
@@ -279,8 +279,8 @@ class World:
         self.served = served
         chat = {"messages": conversation(said=HIDDEN)}
         for path, body in (
-            ("/v1/sessions/falcon-plan/context", {**chat, "agent_id": "falcon-bot"}),
-            ("/v1/sessions/wide/context", {**chat, "agent_id": "falcon-bot", "strategy": "wide"}),
+            ("/v1/sessions/falcon-plan/context", {**chat, "project": "falcon-bot"}),
+            ("/v1/sessions/wide/context", {**chat, "project": "falcon-bot", "strategy": "wide"}),
             ("/v1/sessions/own/ingest", chat),
             ("/v1/chat/completions", {"model": "m", **chat}),
         ):
@@ -298,7 +298,7 @@ class World:
         """Somebody who has two sessions already, which the victim has of the same name."""
         key = next(self._operators if operator else self._strangers)
         for name, calls in (("own", 2), ("wide", 4)):  # so that no random seal turns their order by savings
-            body = {"messages": conversation("mole", calls), "agent_id": "mole-bot"}
+            body = {"messages": conversation("mole", calls), "project": "mole-bot"}
             self.done(key, Ask(f"/v1/sessions/{name}/context", "POST", body, status=200))
         assert self.served.app.state.service.recorder.drain(30)  # steps are noted beside the requests
         return key
@@ -499,7 +499,7 @@ def test_without_a_key_all_that_is_not_open_is_closed(world):
 
 def test_equal_names_and_contents_stay_apart(world):
     for name, calls in (("falcon-plan", 3), ("wide", 2)):
-        body = {"messages": conversation(calls=calls), "agent_id": "falcon-bot", "strategy": "wide"}
+        body = {"messages": conversation(calls=calls), "project": "falcon-bot", "strategy": "wide"}
         world.done(world.twin_key, Ask(f"/v1/sessions/{name}/context", "POST", body, status=200))
     theirs = world.ask(world.victim_key, Ask("/v1/sessions/falcon-plan/records")).json()["records"]
     mine = world.ask(world.twin_key, Ask("/v1/sessions/falcon-plan/records")).json()["records"]

@@ -464,11 +464,11 @@ def test_the_overview_has_the_money_the_days_and_the_prices(opened, shown, scree
     page.js(by % "day")
     page.wait(f"document.querySelector('.wide tbody').children.length === {len(days['days'])}")
     assert page.texts(".wide tbody td.text")[0] == days["days"][-1]["day"]
-    page.js(by % "agent")
+    page.js(by % "client")
     page.wait("document.querySelector('.wide tbody td.text').innerText === 'claude-cli'")
     assert (
         "Sessions\tLast use" in page.text(".wide thead")
-        and page.texts(".home-page h2")[2] == "Agents that saved most"
+        and page.texts(".home-page h2")[2] == "Clients that saved most"
     )
     page.js(by % "project")
     page.wait("document.querySelector('.wide tbody td.text').innerText === 'no project is named'")

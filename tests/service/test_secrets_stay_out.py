@@ -77,7 +77,7 @@ def test_no_secret_is_stored_or_logged(tmp_path, caplog, strategy):
     messages = a_run()
     with caplog.at_level(logging.DEBUG):
         for n in (4, 20, len(messages) - 3, len(messages)):
-            made = service.sessions.rebuild("one", "run", messages[:n], agent_id="agent")
+            made = service.sessions.rebuild("one", "run", messages[:n], project="shop")
         with service.sessions.reading("one", "run") as state:
             state.flush(5)
             size = state.fact_store.size()

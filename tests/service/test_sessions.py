@@ -92,12 +92,12 @@ def test_no_name_is_another_namespaces_session(database):
     assert sessions.rebuild("one", "same", CHAT).records == 12
 
 
-@pytest.mark.parametrize("scope", ["agent", "all"])
+@pytest.mark.parametrize("scope", ["project", "all"])
 def test_a_wider_scope_ends_at_the_namespace(database, scope):
     bank = load_config().strategy("memory_bank").model_dump()
     sessions = Sessions(database, configured({"memory_bank": bank | {"scope": scope}}))
     for namespace, name, messages in (("one", "a", CHAT), ("one", "b", CHAT[:4]), ("two", "c", CHAT[:4])):
-        sessions.finish(sessions.rebuild(namespace, name, messages, agent_id="x"))
+        sessions.finish(sessions.rebuild(namespace, name, messages, project="x"))
     with sessions.reading("one", "b") as state:
         assert 'holds "ord-1007"' in handle_tool_call(state, "search_memory", {"query": "ORD-1007"})
         assert state.wider.size() == 13
@@ -231,10 +231,10 @@ def test_every_strategy_serves(database, strategy):
 )
 def test_a_name_that_holds_a_secret_is_refused(database, name):
     sessions = Sessions(database, configured())
-    for refused in ({"name": name}, {"name": "run", "agent_id": name}):
+    for refused in ({"name": name}, {"name": "run", "project": name}):
         for store in (
-            lambda given: sessions.rebuild(None, given["name"], CHAT, agent_id=given.get("agent_id")),
-            lambda given: sessions.writing(None, given["name"], agent_id=given.get("agent_id")).__enter__(),
+            lambda given: sessions.rebuild(None, given["name"], CHAT, project=given.get("project")),
+            lambda given: sessions.writing(None, given["name"], project=given.get("project")).__enter__(),
         ):
             with pytest.raises(ConfigError, match="looks like a secret") as refusal:
                 store(refused)

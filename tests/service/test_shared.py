@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+import sqlalchemy as sa
 from tests.chats import rounds, system, user
 from tests.cli.conftest import environment
 from tests.postgres import Server
@@ -26,6 +27,7 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.keys import Keys
 from memory_bank.bank.listing import list_sessions
 from memory_bank.bank.maintenance import purge, verify
+from memory_bank.bank.schema import VERSION
 from memory_bank.bank.stores import FactStore
 from memory_bank.testing import ScriptedServer, say
 from memory_bank.transcript.pairing import pairing_errors
@@ -204,6 +206,32 @@ def test_the_proxy_goes_on_where_the_disk_is_full(tmp_path: Path) -> None:
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
         until(lambda: chatted(service, "s", conversation("s", 21, 3_000)) in WELL)
     assert_holds(tmp_path / "b.db", s=21)
+
+
+def test_a_service_that_is_left_behind_by_a_newer_schema_forwards_and_loses_nothing(bank_url: str) -> None:
+    def brought_to(schema: str) -> None:
+        with Database(bank_url)._transaction(creating=True) as c:  # as a migration does it
+            c.exec_driver_sql(f"UPDATE schema_version SET version_num = '{schema}'")
+
+    with (
+        ScriptedServer(lambda body: say("yes")) as upstream,
+        serve("--db", bank_url, "--upstream", upstream.base_url) as service,
+    ):
+        assert chatted(service, "s", conversation("s", 8, 3_000)) in WELL
+        other = Database(bank_url)
+        brought_to("9999")
+        try:
+            assert chatted(service, "s", conversation("s", 9, 3_000)) == "failed"
+            assert upstream.requests[-1].body["messages"] == conversation("s", 9, 3_000)
+            assert FactStore(other, "s").size() == 8
+            storage = service.ask("/health").json()["parts"]["storage"]
+            assert "has schema 9999 by now" in storage["trouble"], storage
+        finally:
+            other.close()
+            with sa.create_engine(other.url).begin() as c:
+                c.exec_driver_sql(f"UPDATE schema_version SET version_num = '{VERSION}'")
+        until(lambda: chatted(service, "s", conversation("s", 11, 3_000)) in WELL)
+    assert_holds(bank_url, s=11)
 
 
 def test_a_worker_that_dies_while_the_database_is_away(postgres: Server, postgres_url: str) -> None:

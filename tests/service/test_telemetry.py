@@ -97,6 +97,7 @@ def test_what_a_call_is_told_by(seen: Seen) -> None:
     }
     assert dict(span.attributes) == common | {
         "gen_ai.conversation.id": stored_id("ns", "Ada"),
+        "gen_ai.conversation.compacted": True,
         "gen_ai.usage.input_tokens": 120,
         "gen_ai.usage.output_tokens": 7,
         "memory_bank.status": "rebuilt",
@@ -112,6 +113,13 @@ def test_what_a_call_is_told_by(seen: Seen) -> None:
         ({**common, "gen_ai.token.type": "output"}, 7),
         ({**common, "gen_ai.token.type": "input"}, 120),
     ]
+
+
+@pytest.mark.parametrize("memory", ["unchanged", "passed", "failed", "answered", ""])
+def test_only_a_rebuilt_request_is_said_to_be_compacted(seen: Seen, memory: str) -> None:
+    """The convention: true where the context was compacted, else no attribute."""
+    call(seen, exchange=exchanged(memory=memory))
+    assert "gen_ai.conversation.compacted" not in seen.spans()["chat gpt-4.1"].attributes
 
 
 @pytest.mark.parametrize(

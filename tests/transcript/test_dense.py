@@ -1,12 +1,13 @@
 """JSON outputs in their dense form: no value is changed, and each can be found."""
 
 import json
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memory_bank.transcript.dense import longest_text, read_output, shorten_json, without_text
+from memory_bank.transcript.dense import Part, longest_text, opened, read_output, without_text
 
 KEYS = st.sampled_from(["id", "name", "type", "text", "content", "status", "é", "a b", ""])
 SCALARS = st.one_of(
@@ -163,38 +164,44 @@ def rows_of(count):
     ]
 
 
-def shortened(value, room):
-    return shorten_json(read_output(json.dumps(value)).value, room)
+def worth_by_name(**names):
+    """A worth of so much for each text under a name, little for others."""
+    return lambda name, texts: dict.fromkeys(texts, names.get(name, 0.001))
 
 
-def test_every_row_has_the_same_few_members():
-    text = shortened({"total": 100, "items": rows_of(100)}, 6_000)
-    value = json.loads(text)
-    note, head, *rows = value["items"]
-    assert note == "… 100 items, of each without: text"
-    assert head == {"all 100 items, but those that say otherwise": {"kind": "file"}}
-    assert [row["id"] for row in rows] == [row["id"] for row in rows_of(100)]
-    assert {frozenset(row) for row in rows} == {frozenset({"id", "price"})}
+def shortened(value, room, **worth):
+    return Part(read_output(json.dumps(value)).value, worth_by_name(**worth)).shown(room)
+
+
+def test_every_row_has_the_same_few_members_those_of_most_worth():
+    text = shortened({"total": 100, "items": rows_of(100)}, 5_000, id=1, price=0.5)
+    shown, without = text.rsplit("\n", 1)
+    assert without == "(without items.text)"
+    value = json.loads(shown)
+    head, *rows = value["items"]
+    assert head == {"… 100 items as rows of": ["id", "kind", "price"]}
+    assert rows == [[row["id"], row["kind"], row["price"]] for row in rows_of(100)]
     assert value["total"] == 100
-    assert len(text) <= 6_600
+    assert len(text) <= 5_000
+    only = json.loads(shortened({"items": rows_of(100)}, 2_400, id=1, price=0.5).split("\n(without")[0])
+    assert only == {"items": {"id": [row["id"] for row in rows_of(100)]}}
 
 
-def test_rows_are_left_out_in_the_middle_where_one_member_is_too_much():
-    rows = json.loads(shortened(rows_of(1_000), 3_000))
-    ids = [row["id"] for row in rows if isinstance(row, dict) and "id" in row]
-    assert ids[0] == "ITM-0000-0000"
-    assert ids[-1].startswith("ITM-0999")
-    (gap,) = (row for row in rows[1:] if isinstance(row, str))
-    assert gap == f"… {1_000 - len(ids):,} items"
+def test_what_two_members_say_counts_once():
+    rows = [{"entered": {"text": f"Row {n}"}, "shown": f"Row {n}", "owner": f"Ann {n}"} for n in range(50)]
+    text = shortened(rows, 1_700, text=1, shown=1.1, owner=0.5)
+    assert json.loads(text.split("\n(without")[0])[0] == {"… 50 items as rows of": ["shown", "owner"]}
+
+
+def test_where_no_member_of_every_item_fits_there_is_no_part():
+    assert shortened(rows_of(1_000), 3_000) == ""
 
 
 @given(VALUES, st.integers(0, 300))
 def test_a_part_is_json_of_about_the_length(value, room):
-    value = {"it": value}
-    text = shortened(value, room)
-    json.loads(text)
+    text = shortened({"it": value}, room)
+    json.loads(text.split("\n(without")[0] or "0")
     assert "\ud800" not in text
-    assert shorten_json(read_output(json.dumps(value)).value, 10**6) == read_output(json.dumps(value)).text
 
 
 def test_words_and_numbers_are_never_cut():
@@ -202,10 +209,75 @@ def test_words_and_numbers_are_never_cut():
         {"id": f"{n:02}{'x' * 90}", "n": 12345678901234567890123 + n, "text": "some words " * 30}
         for n in range(20)
     ]
-    for room in (100, 1_000, 3_000):
-        for item in json.loads(shortened(value, room)):
-            if isinstance(item, dict) and len(item) != 1:
-                assert item in [{k: v for k, v in whole.items() if k in item} for whole in value]
+    for room in (1_000, 3_000, 5_000):
+        for word in re.findall(r"xx+|\d{9,}", shortened(value, room)):
+            assert word == "x" * 90 or int(word) in range(12345678901234567890123, 12345678901234567890143)
+
+
+def test_the_cells_of_a_sheet_are_rows():
+    cells = [
+        {
+            "address": f"{'AB'[c]}{r}",
+            "value": f"{r}/{c}",
+            "row": r,
+            "column": c + 1,
+            "validation": {"on": False},
+        }
+        for r in range(1, 7)
+        for c in range(2)
+    ]
+    output = opened(read_output(json.dumps({"sheet": "S", "cells": cells})))
+    assert json.loads(output.text) == {
+        "sheet": "S",
+        "cells": [{"row": r, "A": f"{r}/0", "B": f"{r}/1"} for r in range(1, 7)],
+    }
+    cut = opened(read_output(json.dumps(cells)[:-60] + " … (cut)"))
+    assert '{"row":6,"A":"6/0"}' in cut.text
+
+
+def test_json_in_a_string_is_opened():
+    inner = json.dumps([{"name": f"n{n}"} for n in range(30)])
+    output = opened(read_output(json.dumps({"history": [inner]})))
+    assert json.loads(output.text) == {"history": [json.loads(inner)]}
+
+
+# -- JSON whose end is missing
+
+LONG = {
+    "page": "one",
+    "items": [{"id": f"ITM-{n}", "text": 'a \\ "b"\né\t', "n": -n * 1.5, "e": []} for n in range(40)],
+}
+NOTE = "\n\n(The output was cut: the whole is in out.json)"
+
+
+@pytest.mark.parametrize("note", ["", NOTE])
+@pytest.mark.parametrize("ascii_only", [True, False])
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_json_that_was_cut_off_is_shown_densely_with_all_that_it_holds(note, ascii_only, wrapped):
+    text = json.dumps(LONG, indent=2, ensure_ascii=ascii_only)
+    text = json.dumps({"type": "text", "text": text}) if wrapped else text
+    for at in range(len(text) // 2, len(text) - 40, 7):
+        output = read_output(text[:at] + note)
+        assert output.value is not None
+        assert output.rest.strip().endswith(note.strip())
+        assert len(output.text) < at * 0.8
+        for number in range(15):
+            assert f"ITM-{number}" in output.text
+        shown = json.loads(output.text[: len(output.text) - len(output.rest.strip())])
+        items = [dict(item) for item in shown["items"]]
+        assert [i["id"] for i in items if i.get("id", "").startswith("ITM-1")][:5] == [
+            f"ITM-{n}" for n in (1, *range(10, 14))
+        ]
+        numbers = [item["n"] for item in items if isinstance(item.get("n"), float)]
+        assert numbers == [-n * 1.5 for n in range(len(numbers))]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[INFO] " + "log line\n" * 500, '{"a": 1}\n{"b": 2}', '["a", "b" ' + "x" * 5_000, '{"a":1', "[1, 2"],
+)
+def test_what_is_no_json_that_was_cut_off_stays(text):
+    assert read_output(text).text == text
 
 
 def test_the_longest_text_is_found_and_replaced():
@@ -214,10 +286,8 @@ def test_the_longest_text_is_found_and_replaced():
     ).value
     text, path = longest_text(value)
     assert (text, path) == ("word " * 99, 'page["a b"]')
-    assert (
-        shorten_json(without_text(value, text, "…"), 999)
-        == '{"ok":true,"page":{"title":"Hello","a b":"…"},"url":"u"}'
-    )
+    beside = Part(without_text(value, text, "…"), worth_by_name()).shown(999)
+    assert beside == '{"ok":true,"page":{"title":"Hello","a b":"…"},"url":"u"}'
     assert longest_text([1]) == ("", "")
 
 
@@ -248,4 +318,4 @@ def test_deep_and_wide_values_take_no_long():
         {"a_" * 100_000: [1] * 100},
         [{"a_" * 20_000 + "b": n} for n in range(9)],
     ):
-        assert len(shorten_json(read_output(json.dumps([value] * 4)).value, 16_000)) < 10**6
+        assert len(shortened([value] * 4, 16_000)) < 10**6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -122,4 +123,26 @@ def test_requests_for_a_summary(prompt):
     ],
 )
 def test_the_project_is_the_folder_that_a_client_names(said, project):
-    assert project_of(said) == project
+    """Its name for people, and a digest of the whole path: two folders of one name are two projects."""
+    key = project_of(said)
+    assert (key and key.rpartition("@")[0]) == project
+    assert key is None or re.fullmatch(r"[0-9a-f]{12}", key.rpartition("@")[2])
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("/home/me/shop", "/home/me/shop/", True),
+        ("/home/me/shop", "/home/you/shop", False),
+        ("/home/me/shop", "/home/me/shop/.claude/worktrees/fix-1", True),
+        ("/home/me/shop", "/home/me/shop/.worktrees/fix-1/src", True),
+        ("/home/me/shop", "/home/me/worktrees/shop", False),
+        ("/home/me/.codex/worktrees/a1b2/shop", "/home/me/.codex/worktrees/c3d4/shop", True),
+        ("/home/me/.codex/worktrees/a1b2/shop", "/home/me/.codex/worktrees/a1b2/mail", False),
+        ("C:\\work\\shop", "C:/work/shop", True),
+    ],
+)
+def test_worktrees_of_a_folder_are_one_project(one, other, same):
+    keys = {project_of(f"<cwd>{folder}</cwd>") for folder in (one, other)}
+    assert None not in keys
+    assert len(keys) == (1 if same else 2)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import re
 import secrets
 import threading
 import time
@@ -43,6 +45,7 @@ from memory_bank.errors import ConfigError, DatabaseOpenError, DatabaseVersionEr
 from memory_bank.faults import fault_point
 from memory_bank.records import NAMESPACE_END
 
+log = logging.getLogger("memory_bank.Database")
 T = TypeVar("T")
 _ROOM = 16 * 2**20  # bytes that a disk should have left: a step may be that long
 _KEPT = 6 * 2**20  # bytes of words that a process keeps after a search
@@ -52,10 +55,15 @@ _KINDS = {
     "postgres": _POSTGRES, "postgresql": _POSTGRES, "postgresql+psycopg": _POSTGRES,
 }  # fmt: skip
 _USE = "use  sqlite:///FILE , a file name, or  postgresql://USER@HOST/DATABASE ."
+READ_VERSION = "SELECT version_num FROM schema_version"
+MOST_REQUESTS = 60
+"""What a session's user said that is kept: the newest."""
 ANY: Any = object()
 """Any namespace, as an argument."""
 
 _s = sessions.c
+# searches over the project's sessions notice the new generation
+_JOINS = SET_SESSION.where(_s.project.is_(None)).values(generation=_s.generation + 1)
 GENERATION = sa.select(_s.generation).where(of_session(sessions))
 _COUNT = count_of(records).where(of_session(records))
 _INSIGHTS = count_of(insights).where(of_session(insights))
@@ -77,7 +85,7 @@ _SETTLE = SET_SESSION.values(
 _CHARGE = _SETTLE.values(
     asked=sa.bindparam("now"), **{k: sa.bindparam(f"new_{k}") for k in ("sent", "came", "in_vain")}
 )
-_OWNERS = sa.select(_s.agent_id, _s.namespace, _s.deleted).where(of_session(sessions))
+_OWNERS = sa.select(_s.project, _s.namespace, _s.deleted).where(of_session(sessions))
 _REVIVE = SET_SESSION.where(_s.deleted.is_not(None)).values(deleted=sa.null())
 
 
@@ -154,6 +162,11 @@ class Database:
             try:
                 self._create(must_exist)
             except (SQLAlchemyError, ValueError, OSError) as e:
+                if re.search("is locked|lock timeout", first_line(e)):
+                    raise DatabaseOpenError(
+                        f"{self.name}: another process has been bringing it to another schema for a minute: start "
+                        "again when that has ended."
+                    ) from e
                 raise DatabaseOpenError(f"{self.name} cannot be opened: {self.say(e, opening=True)}.") from e
             self._wipe(0)  # after a crash the log still holds what had been deleted
         except BaseException:
@@ -198,6 +211,10 @@ class Database:
         """Unix seconds by the clock that all processes share."""
         return time.time()
 
+    def version_in_write(self, c: Connection) -> str:
+        """The schema that the bank has now, and until the end of a write: who changes it waits for that."""
+        return str(c.connection.driver_connection.execute(READ_VERSION).fetchone()[0])  # type: ignore[union-attr]
+
     def lock_bank(self, c: Connection, *, exclusive: bool = False) -> bool:
         """Within a write, lock the bank's embedder: shared, or exclusively to change it.
 
@@ -235,6 +252,10 @@ class Database:
             raise DatabaseOpenError(f"{self.name} holds no bank yet: check the URL given by --db.")
         with self._transaction(creating=True) as connection:
             version = self._version(connection)  # another process may have created it meanwhile
+            if version not in (None, VERSION):
+                log.info(
+                    "%s is brought from schema %s to schema %s; others wait", self.name, version, VERSION
+                )
             if version is None:
                 metadata.create_all(connection, checkfirst=False)
                 connection.execute(sa.insert(schema_version), {"version_num": VERSION})
@@ -275,6 +296,14 @@ class Database:
                 "open it with that version."
             )
         return version
+
+    def _check_version(self, version: str) -> None:
+        """Raise StorageError if another process has brought the bank to another schema."""
+        if version != VERSION:
+            raise StorageError(
+                f"{self.name} has schema {version} by now, which another version of memory_bank has made: start this "
+                "process again with that version. Nothing is stored until then."
+            )
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -379,6 +408,8 @@ class Database:
         with self.write_lock if self.exclusive else nullcontext(), self._engine.connect() as connection:
             self.check_place(connection)
             self.begin_write(connection, creating, erasing)
+            if not (creating or self.in_memory):
+                self._check_version(self.version_in_write(connection))
             fault_point("write.begun")
             try:
                 yield connection
@@ -413,6 +444,9 @@ class Database:
             except (SQLAlchemyError, OverflowError) as e:
                 if self.failed is not None:
                     self.failed()
+                if not self.in_memory and re.search("no such|does not exist", first_line(e)):
+                    with suppress(SQLAlchemyError), self._reader.connect() as c:
+                        self._check_version(str(c.exec_driver_sql(READ_VERSION).scalar()))
                 raise StorageError(
                     f"{self.name}: {self.say(e)}; nothing was changed, the same call can be made again."
                 ) from e
@@ -421,36 +455,34 @@ class Database:
                 self._failed_write = time.monotonic(), str(e)
             raise
 
-    def open_session(self, session_id: str, agent_id: str | None = None, namespace: str | None = ANY) -> None:
-        """Create a session, or set its agent. Raises ConfigError for invalid ids, another agent or namespace."""
-        for what, name in (("a session_id", session_id), ("an agent_id", agent_id)):
-            if not is_session_id(name) and not (what == "an agent_id" and name is None):
+    def open_session(self, session_id: str, project: str | None = None, namespace: str | None = ANY) -> None:
+        """Create a session, or set its project. Raises ConfigError for a wrong name, another project or namespace."""
+        for what, name in (("a session_id", session_id), ("a project", project)):
+            if not is_session_id(name) and not (what == "a project" and name is None):
                 raise ConfigError(
                     f"{what} must be a text of 1 to 255 characters without NUL and lone surrogates."
                 )
         mine = {"session": session_id}
         with self.read() as c:
             known = c.execute(_OWNERS, mine).first()
-        if known is None or (agent_id is not None and known[0] is None) or known[2] is not None:
+        if known is None or (project is not None and known[0] is None) or known[2] is not None:
             with self.write() as c:
                 new = {"session_id": session_id, "created": time.time(), "generation": 0}
-                new |= {"agent_id": agent_id, "namespace": None if namespace is ANY else namespace}
+                new |= {"project": project, "namespace": None if namespace is ANY else namespace}
                 self.insert_new(c, sessions, [new])
                 known = c.execute(_OWNERS, mine).one()
                 if namespace in (ANY, known[1]):
                     self.revive(c, session_id)
-                    if agent_id is not None:  # searches over the agent's sessions notice the new generation
-                        joins = {"agent_id": agent_id, "generation": _s.generation + 1}
-                        c.execute(SET_SESSION.where(_s.agent_id.is_(None)).values(joins), mine)
+                    if project is not None:
+                        c.execute(_JOINS.values(project=project), mine)
                         known = c.execute(_OWNERS, mine).one()
         if namespace not in (ANY, known[1]):
             raise ConfigError(f"there can be no session {session_id!r} here: choose another session_id.")
-        if agent_id is not None and known[0] != agent_id:
-            ids = (session_id, known[0], agent_id)
-            session, owner, other = (str(x).rpartition(NAMESPACE_END)[2] for x in ids)
+        if project is not None and known[0] != project:
+            session = session_id.rpartition(NAMESPACE_END)[2]
             raise ConfigError(
-                f"the session {session!r} belongs to the agent {owner!r}, not to {other!r}: "
-                "open it with its own agent_id, or give this agent another session_id."
+                f"the session {session!r} belongs to the project {known[0]!r}, not to {project!r}: "
+                "open it with its own project, or give this project another session_id."
             )
 
     def revive(self, c: Connection, session_id: str) -> None:
@@ -462,17 +494,24 @@ class Database:
         with self.write(erasing=True) as c:
             c.execute(SET_SESSION.values(values), {"session": session_id})
 
-    def set_origin(self, session_id: str, **values: str | None) -> None:
-        """Store a session's ``project`` and ``client`` where none are stored yet."""
-        known = {k: v for k, v in values.items() if v}
-        if known:
+    def set_origin(self, session_id: str, project: str | None, client: str) -> None:
+        """Store a session's ``project`` and ``client`` where none is stored yet."""
+        mine = {"session": session_id}
+        with self.read() as c:
+            known = c.execute(sa.select(_s.project, _s.client).where(of_session(sessions)), mine).one()
+        if (project and known[0] is None) or (client and known[1] is None):
             with self.write() as c:
-                new = SET_SESSION.where(_s.project.is_(None), _s.client.is_(None)).values(known)
-                c.execute(new, {"session": session_id})
+                c.execute(SET_SESSION.where(_s.client.is_(None)).values(client=client or None), mine)
+                if project:
+                    c.execute(_JOINS.values(project=project), mine)
 
     def get_task(self, session_id: str) -> str:
         """What the session's user asked for."""
         return self.value(sa.select(_s.task).where(of_session(sessions)), session=session_id) or ""
+
+    def get_client(self, session_id: str) -> str:
+        """What sent the session's first request; "" where that is not known."""
+        return self.value(sa.select(_s.client).where(of_session(sessions)), session=session_id) or ""
 
     def set_note(self, session_id: str, note: str, generation: int | None) -> None:
         """Store a session's note; nothing happens where content was deleted since ``generation``."""
@@ -483,6 +522,19 @@ class Database:
     def get_note(self, session_id: str) -> str:
         """The note that a model wrote at the session's latest fold; "" where there is none."""
         return self.value(sa.select(_s.note).where(of_session(sessions)), session=session_id) or ""
+
+    def set_requests(self, session_id: str, requests: Mapping[str, int], generation: int | None) -> None:
+        """Store what a session's user said, each with the number of records before it. See ``set_note``."""
+        same = SET_SESSION.where(_s.generation == (generation or 0))
+        values = same.values(requests=json.dumps([*requests.items()][-MOST_REQUESTS:]))
+        self.submit(lambda c: c.execute(values, {"session": session_id}), session_id, is_small=True)
+
+    def get_requests(self, session_id: str) -> dict[str, int]:
+        """What a session's user said, in order, each with the number of records before it."""
+        stored = self.value(sa.select(_s.requests).where(of_session(sessions)), session=session_id)
+        with suppress(ValueError, TypeError):  # of an export that was written by hand
+            return {str(text): int(n) for text, n in json.loads(stored or "[]")}
+        return {}
 
     def charge(
         self, session_id: str, sums: tuple[float, float], told: tuple[str | None] | None, **step: object
@@ -539,9 +591,9 @@ class Database:
             self.insert_new(c, bank, [{"key": f"counter:{encoding}"[:64], "value": name}])
         return self.counter(encoding) or name
 
-    def agent_of(self, session_id: str) -> str | None:
-        """The agent of a session, or None."""
-        return self.value(sa.select(_s.agent_id).where(of_session(sessions)), session=session_id)
+    def project_of(self, session_id: str) -> str | None:
+        """The project of a session, or None."""
+        return self.value(sa.select(_s.project).where(of_session(sessions)), session=session_id)
 
     def generation(self, session_id: str) -> int:
         """The generation of a session: it grows whenever rows are deleted."""

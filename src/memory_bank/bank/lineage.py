@@ -174,11 +174,12 @@ class Lineage:
             twin = sa.select(_s.session_id).join(lineage, _s.session_id == _l.session_id)
             if c.execute(twin.where(_l.digest == entry.whole, _s.head == entry.head).limit(1)).first():
                 return False
-            task = sa.select(_s.task).where(_s.session_id == forked_from)
+            of_parent = sa.select(_s.task, _s.control).where(_s.session_id == forked_from)
+            task, control = c.execute(of_parent).first() or (None, None)
             row = {  # its agent is set by the step that follows
                 "session_id": session_id, "created": time.time(), "generation": 0,
-                "task": c.execute(task).scalar(), "namespace": namespace, "head": entry.head,
-                "head_calls": entry.head_calls, "forked_from": forked_from,
+                "task": task, "namespace": namespace, "head": entry.head,
+                "head_calls": entry.head_calls, "forked_from": forked_from, "control": control,
             }  # fmt: skip
             if fork is not None and fork.upto:
                 self.database.lock_bank(c)

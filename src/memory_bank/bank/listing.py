@@ -76,7 +76,7 @@ class SessionInfo:
     last_written: float | None
     title: str | None
     task: str
-    agent_id: str | None
+    project: str | None
     forked_from: str | None
     records: int = 0
     steps: int = 0
@@ -115,7 +115,7 @@ def _of_each(
 
 
 _BASE = sa.select(
-    _s.session_id, _s.created, _s.agent_id, _s.forked_from, _s.title, _s.task,
+    _s.session_id, _s.created, _s.project, _s.forked_from, _s.title, _s.task,
     _of_each(records, _r.timestamp, newest=True).label("last_written"),
     sa.func.coalesce(_of_each(records, _r.step_id, newest=True), 0).label("steps"),
 )  # fmt: skip
@@ -171,12 +171,17 @@ def session_details(database: Database, namespace: str | None, session_id: str) 
         return next(iter(_details(c, one)), None)
 
 
-def newest_searchable(database: Database, namespace: str | None, agent_id: str | None = None) -> str | None:
-    """The id of the newest session with records of a namespace, or of an agent in it; None without one."""
+def latest_used(database: Database) -> str | None:
+    """The id of the session with the newest record of a bank; None without one."""
+    return database.value(sa.select(_r.session_id).order_by(_r.seq.desc()).limit(1))
+
+
+def newest_searchable(database: Database, namespace: str | None, project: str | None = None) -> str | None:
+    """The id of the newest session with records of a namespace, or of a project in it; None without one."""
     has_records = sa.exists().where(_r.session_id == _s.session_id)
     found = sa.select(_s.session_id).where(of_namespace(namespace), has_records)
-    if agent_id is not None:
-        found = found.where(_s.agent_id == agent_id)
+    if project is not None:
+        found = found.where(_s.project == project)
     return database.value(found.order_by(_s.created.desc(), _s.session_id.desc()).limit(1))
 
 
@@ -236,16 +241,11 @@ def session_ids(database: Database, namespace: str | None, first: int | None = N
     return database.column(mine.order_by(_s.created.desc(), _s.session_id.desc()))
 
 
-def origins(
-    database: Database, namespace: str | None
-) -> dict[str, tuple[str | None, str | None, str | None]]:
-    """The project, agent_id and client of each session of a namespace."""
-    found = sa.select(_s.session_id, _s.project, _s.agent_id, _s.client).where(
-        of_namespace(namespace), _s.deleted.is_(None)
-    )
-    return {
-        row["session_id"]: (row["project"], row["agent_id"], row["client"]) for row in database.rows(found)
-    }
+def origins(database: Database, namespace: str | None) -> dict[str, tuple[str | None, str | None]]:
+    """The project and the client of each session of a namespace."""
+    columns = _s.session_id, _s.project, _s.client
+    found = sa.select(*columns).where(of_namespace(namespace), _s.deleted.is_(None))
+    return {row["session_id"]: (row["project"], row["client"]) for row in database.rows(found)}
 
 
 def namespace_totals(database: Database, namespace: str | None) -> NamespaceTotals:

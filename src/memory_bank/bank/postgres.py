@@ -16,7 +16,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError, InvalidatePoolError
 
-from memory_bank.bank.database import Database, first_line
+from memory_bank.bank.database import READ_VERSION, Database, first_line
 from memory_bank.bank.schema import WAITING, bank, of_session, sessions, waits
 from memory_bank.errors import INSTALL, DatabaseOpenError, StorageError
 
@@ -37,6 +37,7 @@ _HELD, _USED, _POOLED = (
     "memory_bank.pooled",
 )  # keys of a connection's info
 _CREATING = 0x6D656D62616E6B  # "membank": the advisory lock of those who create a bank
+_LOCK_VERSION = f"SELECT pg_advisory_xact_lock_shared({_CREATING}); {READ_VERSION}"
 _SECRETS = ("password", "sslpassword")
 
 # Parameters of libpq that the URL may override: no call waits long for an unreachable server.
@@ -199,6 +200,12 @@ class Postgres(Database):
 
     def now(self, c: Connection) -> float:
         return float(c.exec_driver_sql("SELECT extract(epoch FROM clock_timestamp())").scalar_one())
+
+    def version_in_write(self, c: Connection) -> str:
+        """See Database. In one message: the second statement sees what was committed while the first one waited."""
+        cursor = c.connection.driver_connection.execute(_LOCK_VERSION, prepare=False)  # type: ignore[union-attr]
+        cursor.nextset()
+        return str(cursor.fetchone()[0])
 
     def lock_bank(self, c: Connection, *, exclusive: bool = False) -> bool:
         """See Database. Neither mode blocks reads."""

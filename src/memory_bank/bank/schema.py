@@ -5,6 +5,8 @@ A change to a table needs a new VERSION, and an entry at the end of MIGRATIONS. 
 
 from __future__ import annotations
 
+import logging
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -15,14 +17,15 @@ from sqlalchemy.engine import Connection, Dialect, RowMapping
 from sqlalchemy.types import LargeBinary, TypeDecorator, TypeEngine, UserDefinedType
 
 from memory_bank.models.lexical import LexicalEmbedder
+from memory_bank.records import NAMESPACE_END
 
+log = logging.getLogger("memory_bank.Database")
 T = TypeVar("T")
 VERSION = "10"
-CONTROL = "control"
-"""The status of steps of a session that is left without memory to compare with."""
 WITHOUT = ("failed", "refused")
 """The statuses of steps that went without memory: it failed, its context broke a rule of the gate, or it is paused
 because upstream refused an earlier context."""
+_TELL_EACH = 5.0  # seconds, how far a long migration is
 HEAD_BYTES = 20
 """Of the terms of a record, those before the terms themselves; see ``terms.HEAD``."""
 
@@ -135,13 +138,16 @@ sessions = sa.Table(
     sa.Column("task", ExactText),  # what the user asked for; part of the Observer's prompt
     sa.Column("note", ExactText),  # that a model wrote at the latest fold; deleted with any content
     sa.Column("summaries", ExactText),  # JSON: texts for compactions, by digest; deleted as the note is
-    sa.Column("agent_id", sa.String(255)),  # searches may cross the sessions of one agent
+    sa.Column(
+        "requests", ExactText
+    ),  # JSON: what its user said, each with the number of records before it; so, too
     sa.Column("namespace", sa.String(64)),  # a service's tenant; NULL without keys
     sa.Column("head", sa.String(64)),  # digest of its conversation up to the end of the last interaction
     sa.Column("head_calls", ExactText),  # JSON: digests of its newest calls, to recognise an edited one
     sa.Column("forked_from", sa.String(255)),  # the session that it is a fork of
-    sa.Column("project", ExactText),  # the folder that its client works in
+    sa.Column("project", ExactText),  # searches may cross the sessions of one project
     sa.Column("client", ExactText),  # what sent its first request
+    sa.Column("control", sa.Boolean),  # whether chance left it without memory; NULL: it was not drawn
     sa.Column("deleted", sa.Float(53)),  # when a service deleted it; a later write sets NULL again
     sa.Column("asked", sa.Float(53)),  # when its latest context was made
     sa.Column("paid", sa.Float(53)),  # for its contexts so far, in input tokens; see ``pricing.Ledger``
@@ -150,9 +156,9 @@ sessions = sa.Table(
     sa.Column("came", sa.LargeBinary),  # and of those that it was made of; deleted with any content
     sa.Column("in_vain", sa.BigInteger),  # tokens of the older history when a fold would have removed nothing
     sa.Column("cache", sa.String(1024)),  # JSON: what the provider reported of its prefix cache
-    sa.Index("ix_sessions_agent_id", "agent_id"),
     sa.Index("ix_sessions_namespace", "namespace", "created"),
 )
+PROJECT = sa.Index("ix_sessions_project", sessions.c.project)
 PRESENT = sa.Index("ix_sessions_present", sessions.c.namespace, sessions.c.deleted, sessions.c.session_id)
 """By which the sessions of a namespace are listed without reading their rows, which are long."""
 
@@ -321,7 +327,6 @@ sums = sa.Table(  # of each session's rows, kept as they are written, so that no
     sa.Column("session_id", sa.String(255), primary_key=True),
     sa.Column("model", ExactText, primary_key=True),  # of the steps; "": not known, or no steps
     sa.Column("untold", ExactText, primary_key=True),  # why their tokens are not known; "": they are
-    sa.Column("control", sa.Boolean, primary_key=True),
     sa.Column("is_billed", sa.Boolean, primary_key=True),
     *(
         sa.Column(
@@ -364,7 +369,8 @@ def _compact(c: Connection) -> None:
     owner = sa.func.coalesce(sessions.c.namespace, "").label("namespace")
     found = sa.select(raw, owner).outerjoin(sessions, sessions.c.session_id == raw.c.session_id)
     found = found.where(raw.c.seq > sa.bindparam("after")).order_by(raw.c.seq).limit(1_000)
-    last = -(2**62)
+    last, done, told = -(2**62), 0, time.monotonic()
+    total = c.execute(count_of(insights)).scalar_one()
     while rows := [dict(row) for row in c.execute(found, {"after": last}).mappings()]:
         last = rows[-1]["seq"]
         c.execute(sa.delete(insights).where(seq.between(rows[0]["seq"], last)))
@@ -374,12 +380,23 @@ def _compact(c: Connection) -> None:
             row["embedding"] = b"" if by_words else row["embedding"]
             del row["namespace"]
         c.execute(sa.insert(raw), rows)
+        done += len(rows)
+        if time.monotonic() - told > _TELL_EACH:
+            told = time.monotonic()
+            log.warning("the bank is brought to schema 9: %s of %s summaries", f"{done:,}", f"{total:,}")
 
 
-_KEY = "session_id, model, untold, control, is_billed"
-_OF_STEPS = (
-    "session_id, coalesce(model, :none), coalesce(untold, :none), status = 'control', billed IS NOT NULL"
-)
+def _agents_are_projects(c: Connection) -> None:
+    """Make the agent of a session, which searches crossed the sessions of, its project."""
+    agents = sa.table("sessions", sa.column("session_id"), sa.column("agent_id"))
+    named = sa.select(*agents.c).where(agents.c.agent_id.is_not(None))
+    project = SET_SESSION.values(project=sa.bindparam("owner"))
+    for session_id, agent_id in c.execute(named).all():
+        c.execute(project, {"session": session_id, "owner": agent_id.rpartition(NAMESPACE_END)[2]})
+
+
+_KEY = "session_id, model, untold, is_billed"
+_OF_STEPS = "session_id, coalesce(model, :none), coalesce(untold, :none), billed IS NOT NULL"
 _NONE = sa.bindparam("none", b"", sa.LargeBinary)
 
 
@@ -395,17 +412,15 @@ def _adding(columns: Iterable[str], values: str) -> sa.TextClause:
 
 def _adding_steps(where: str) -> sa.TextClause:
     found = ", ".join((_OF_STEPS, *(f":sign * {value}" for value in _SUMMED.values()), "max(created)"))
-    return _adding(_SUMMED, f"SELECT {found} FROM steps WHERE {where} GROUP BY 1, 2, 3, 4, 5")
+    return _adding(_SUMMED, f"SELECT {found} FROM steps WHERE {where} GROUP BY 1, 2, 3, 4")
 
 
 def _counting(table: str, where: str) -> sa.TextClause:
-    found = f"SELECT session_id, :none, :none, false, false, count(*) FROM {table} WHERE {where}"
+    found = f"SELECT session_id, :none, :none, false, count(*) FROM {table} WHERE {where}"
     return _adding([table], f"{found} GROUP BY session_id")
 
 
-_ADD_ROWS = _adding(
-    ("records", "insights"), "VALUES (:session, :none, :none, false, false, :records, :insights)"
-)
+_ADD_ROWS = _adding(("records", "insights"), "VALUES (:session, :none, :none, false, :records, :insights)")
 _ADD_STEPS = _adding_steps("session_id = :session AND number IN :numbers").bindparams(
     sa.bindparam("numbers", expanding=True)
 )
@@ -462,7 +477,20 @@ MIGRATIONS: dict[str, list[sa.Column[Any] | sa.Table | sa.Index | str | Callable
         "DROP TABLE spending",
     ],
     "8": [words, blocks, block_sessions, _compact],
-    "9": [PRESENT, sums, recount],
+    "9": [
+        sessions.c.requests,
+        PRESENT,
+        sums,
+        recount,
+        _agents_are_projects,
+        "DROP INDEX IF EXISTS ix_sessions_agent_id",
+        PROJECT,
+        sessions.c.control,
+        "UPDATE sessions SET control = TRUE WHERE EXISTS (SELECT 1 FROM steps"
+        " WHERE steps.session_id = sessions.session_id AND steps.status = 'control')",
+        "UPDATE sessions SET control = FALSE WHERE control IS NULL"
+        " AND created >= (SELECT min(created) FROM sessions WHERE control)",
+    ],
 }
 """What brings a bank of a version to the next: missing columns and tables, statements, functions. Append only."""
 
@@ -479,7 +507,7 @@ HAS_CONTENT = records.c.mark.is_distinct_from("forgotten")
 """The condition that a record was not forgotten."""
 SET_SESSION = sa.update(sessions).where(sessions.c.session_id == SESSION)
 NEXT_GENERATION = SET_SESSION.values(generation=sessions.c.generation + 1)
-_NO_CONTENT = NEXT_GENERATION.values(note=None, summaries=None, sent=None, came=None)
+_NO_CONTENT = NEXT_GENERATION.values(note=None, summaries=None, requests=None, sent=None, came=None)
 _NO_FOLDS = sa.delete(folds).where(folds.c.session_id == SESSION)
 _UNTOLD = sa.update(steps).where(steps.c.session_id == SESSION).values(fold=None, fates=None)
 

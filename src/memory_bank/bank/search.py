@@ -54,11 +54,11 @@ _SPARE = 1_000  # rows more than asked for that are ranked by similarity
 
 _t = insights.c
 _own = sessions.alias()
-_mine = sa.select(_own.c.agent_id, _own.c.namespace).where(_own.c.session_id == SESSION)
-_agent, _namespace = (_mine.with_only_columns(c).scalar_subquery() for c in _mine.selected_columns)
+_mine = sa.select(_own.c.project, _own.c.namespace).where(_own.c.session_id == SESSION)
+_project, _namespace = (_mine.with_only_columns(c).scalar_subquery() for c in _mine.selected_columns)
 _IN_NAMESPACE = sessions.c.namespace.is_not_distinct_from(_namespace)  # NULL is one namespace
-# Without an agent: NULL equals nothing.
-_OF_AGENT = (sessions.c.session_id == SESSION) | ((sessions.c.agent_id == _agent) & _IN_NAMESPACE)
+# Without a project: NULL equals nothing.
+_OF_PROJECT = (sessions.c.session_id == SESSION) | ((sessions.c.project == _project) & _IN_NAMESPACE)
 
 _old, _older = insights.alias(), records.alias()
 _call, _output, _old_call, _old_output = (
@@ -88,7 +88,7 @@ def within(session_id: sa.ColumnElement[str], scope: Scope) -> sa.ColumnElement[
     """The condition that a session_id is in the scope of the session of the parameter ``session``."""
     if scope == "session":
         return session_id == SESSION
-    included = _IN_NAMESPACE if scope == "all" else _OF_AGENT
+    included = _IN_NAMESPACE if scope == "all" else _OF_PROJECT
     return session_id.in_(sa.select(sessions.c.session_id).where(included))
 
 
@@ -368,7 +368,7 @@ def _nearest_rows(scope: Scope) -> sa.Select[Any]:
 def _new_vectors(scope: Scope) -> sa.Select[Any]:
     """The vectors after ``last`` and the sum of the generations, at one moment.
 
-    Generations only grow, and so does their sum, also when a session gets its agent and joins a scope.
+    Generations only grow, and so does their sum, also when a session gets its project and joins a scope.
     """
     new = (
         sa.select(_t.seq, _t.embedding)

@@ -28,7 +28,7 @@ from memory_bank.plan import NO_PLAN, Context, Plan
 from memory_bank.ports import Embedder, Scope, TokenCounter
 from memory_bank.pricing import Charge, Ledger, PrefixCache
 from memory_bank.records import InteractionRecord
-from memory_bank.transcript.harness import SUMMARY_OPENINGS
+from memory_bank.transcript.harness import HANDED_ON, SUMMARY_OPENINGS, asks_for_summary, persons_text
 from memory_bank.transcript.jsontext import dump_value
 from memory_bank.transcript.messages import (
     Interaction,
@@ -40,7 +40,8 @@ from memory_bank.transcript.messages import (
     parse_messages,
     task_text,
 )
-from memory_bank.transcript.shortening import fit_text
+from memory_bank.transcript.quoting import FENCED
+from memory_bank.transcript.shortening import fit_text, shorten_text
 from memory_bank.transcript.tokens import APPROXIMATE, approximate_counter, is_loading, open_counter
 from memory_bank.transcript.transcript import DIGEST, Transcript, View, is_same, said_in
 
@@ -50,9 +51,11 @@ DEFAULT = "default"
 """The session of a caller that names none."""
 _OF_SESSION = frozenset({
     "session_id", "generation", "last_plan", "steps", "step_count", "transcript",
-    "_insights", "_caches", "_task", "_by_call", "_last",
+    "_insights", "_caches", "_task", "_by_call", "_last", "_requests",
 })  # fmt: skip
 """The attributes of a MemoryBankState that are about one session."""
+REQUEST_CHARS = 8_000
+"""Most characters that are kept of what the user said at once."""
 NOTE_TOKENS = 300
 """Most tokens of the note at a fold."""
 
@@ -151,7 +154,7 @@ class MemoryBankState(Session):
     Args:
         embedding_model: a name as in the settings, or any object with ``encode``; None: as the settings say.
         database: a Database, a file name or a URL.
-        agent_id: the agent that owns the session, for searches of a ``scope`` wider than the session.
+        project: the project of the session, whose sessions the ``scope`` "project" searches.
         namespace: the tenant that owns it, where several share a database.
         counter: counts tokens instead of the encoding that the settings name.
         on_waiting: called when records wait to be observed, instead of starting a thread that observes them.
@@ -187,6 +190,7 @@ class MemoryBankState(Session):
     new_records: list[InteractionRecord]  # that the present step has stored
     _deferred: dict[str, Callable[[], object]]
     _by_call: dict[str, list[str]] | None  # trace_ids by call id, once asked for
+    _requests: dict[str, int] | None  # what is stored of what the user said, once asked for
 
     def __init__(
         self,
@@ -194,7 +198,7 @@ class MemoryBankState(Session):
         *,
         database: Database | str | Path | None = None,
         session_id: str = DEFAULT,
-        agent_id: str | None = None,
+        project: str | None = None,
         namespace: str | None = None,
         counter: TokenCounter | None = None,
         on_waiting: Callable[[], None] | None = None,
@@ -204,11 +208,11 @@ class MemoryBankState(Session):
         super().__init__(session_id, counter or approximate_counter())
         self._shares_database = isinstance(database, Database)
         self.database = as_database(database)
-        self._name, self._owner = session_id, (agent_id, ANY if namespace is None else namespace)
+        self._name, self._owner = session_id, (project, ANY if namespace is None else namespace)
         self._fixed = fixed
         self._last: Sequence[object] | None = None  # the last list with calls that was read in the session
         self._parked: dict[str, Any] | None = None  # the session that the state was in before
-        if agent_id is not None or namespace is not None:
+        if project is not None or namespace is not None:
             self.database.open_session(session_id, *self._owner)
         self.files: MemoryFiles | None = MemoryFiles(self.database, namespace=namespace)
         self._on_waiting = on_waiting
@@ -240,7 +244,7 @@ class MemoryBankState(Session):
         session_id: str = DEFAULT,
         embedding_model: Embedder | str | None = None,
         *,
-        agent_id: str | None = None,
+        project: str | None = None,
         namespace: str | None = None,
         counter: TokenCounter | None = None,
         on_waiting: Callable[[], None] | None = None,
@@ -249,13 +253,13 @@ class MemoryBankState(Session):
     ) -> MemoryBankState:
         """Open a durable session: a file name, ``sqlite:///bank.db`` or ``postgresql://user@host/database``.
 
-        A session that exists continues where it stopped. The other arguments are those of the class; ``agent_id`` is
+        A session that exists continues where it stopped. The other arguments are those of the class; ``project`` is
         stored the first time it is given. A Database that is passed in stays open when the session is closed.
         Raises DatabaseOpenError, DatabaseVersionError, EmbedderLoadError, EmbedderMismatchError, ConfigError for
-        another agent or namespace.
+        another project or namespace.
         """
         return cls(
-            embedding_model, database=url, session_id=session_id, agent_id=agent_id, namespace=namespace,
+            embedding_model, database=url, session_id=session_id, project=project, namespace=namespace,
             counter=counter, on_waiting=on_waiting, defer=defer, fixed=fixed,
         )  # fmt: skip
 
@@ -541,6 +545,7 @@ class MemoryBankState(Session):
         later = insights_later and self.defer and self.observer_name == EXTRACTIVE
         task = self._task or view.task  # a shorter list, or a client's summary, does not replace it
         self._store_facts(records, step, task, drafts=not later)
+        self._store_requests(view)
         self.transcript.acknowledge()
         work = partial(self._insights.write, records, task)
         if later:
@@ -580,6 +585,28 @@ class MemoryBankState(Session):
         self.new_records = list(records)
         log_ingested(records)
 
+    def _store_requests(self, view: View) -> None:
+        """Store what the user said since the call before the new ones, for whoever goes on with the task."""
+        known = len(view.interactions) - len(view.new)
+        start = view.interactions[known - 1].stop if known else 0
+        new: dict[str, int] = {}
+        for at in range(start, len(view.messages)) if self.steps else ():
+            if kind_of(message := view.messages[at]) is MessageKind.USER:
+                text = shorten_text(FENCED.sub("", message_text(message)), REQUEST_CHARS)
+                if (persons_text(text) or text.startswith(HANDED_ON)) and not asks_for_summary(text):
+                    later = sum(len(e.record_ids) for e in view.new if e.start > at)
+                    new.setdefault(text, max(0, len(self.steps) - later))
+        try:
+            if new and self._requests is None:
+                self._requests = self.database.get_requests(self.session_id)
+            stored = self._requests or {}
+            if not new.keys() <= stored.keys():
+                requests = {**stored, **new, **stored}
+                self.database.set_requests(self.session_id, requests, self.generation)
+                self._requests = requests
+        except StorageError as e:  # facts are stored, nothing of a step depends on it
+            log.debug("what the user said is not stored: %s", e)
+
     def run_later(self, name: str, work: Callable[[], object]) -> None:
         if self.defer:
             self.put_off(name, work)
@@ -598,9 +625,9 @@ class MemoryBankState(Session):
                 work()
 
     @property
-    def agent_id(self) -> str | None:
-        """The agent that owns the session; None where none was named."""
-        return self.database.agent_of(self.session_id)
+    def project(self) -> str | None:
+        """The project of the session; None where none was named."""
+        return self.database.project_of(self.session_id)
 
     @property
     def wider(self) -> WiderScope | None:
@@ -752,4 +779,4 @@ class MemoryBankState(Session):
         self._insights.missing = {}
         self.steps = {}
         self.new_records, self._deferred = [], {}
-        self._task, self._by_call, self._last = "", None, None
+        self._task, self._by_call, self._last, self._requests = "", None, None, None

@@ -17,7 +17,6 @@ from sqlalchemy.engine import Connection, RowMapping
 from memory_bank.bank.database import Database
 from memory_bank.bank.folds import FoldReasons
 from memory_bank.bank.schema import (
-    CONTROL,
     USED,
     WITHOUT,
     count_steps,
@@ -32,6 +31,8 @@ from memory_bank.bank.schema import (
 from memory_bank.plan import Fate
 from memory_bank.pricing import Usage
 
+CONTROL = "control"
+"""The status of steps of a session that is left without memory to compare with."""
 AS_IT_CAME = ("unchanged", CONTROL, "failed", "refused")
 """The statuses of steps whose messages were sent as they came."""
 _SWEEP = 256
@@ -131,7 +132,7 @@ class StepRange:
 
 @dataclass(frozen=True, slots=True)
 class UsageSums:
-    """Steps with one model (None: not known) of sessions with memory, or of control ones.
+    """Steps with one model (None: not known).
 
     ``of``: the session or the number of the period that was asked by. ``reported``: steps with the provider's usage;
     ``sent`` and ``full`` are their sums. ``billed``: the sum that the provider named for these steps; None for steps
@@ -141,7 +142,6 @@ class UsageSums:
     """
 
     of: str | int | None
-    control: bool
     model: str | None
     untold: str | None
     billed: float | None
@@ -318,6 +318,14 @@ def get_step(
     return None
 
 
+def agents_words(database: Database, session_id: str) -> dict[int, str]:
+    """What the agent said in the answers that are stored, in order, by the number of records before it."""
+    found = sa.select(_t.records, _t.answer).where(of_session(steps), _t.answer.is_not(None))
+    rows = database.rows(found.order_by(_t.number), session=session_id)
+    texts = {row["records"]: unpacked(row["answer"]).get("parts") or () for row in rows}
+    return {n: "\n…\n".join(p["text"] for p in parts if "text" in p) for n, parts in texts.items()}
+
+
 class StepShown(NamedTuple):
     """What is known of the context of a step; ``fates``: first and last numbers of records, as in StepToStore."""
 
@@ -390,15 +398,14 @@ def token_curve(
 
 # What model calls cost
 
-_is_control = (_t.status == sa.literal_column(f"'{CONTROL}'")).label("control")
 _is_billed = _t.billed.is_not(None).label("is_billed")
-_counted_by: tuple[Any, ...] = _is_control, _t.model, _t.untold, _is_billed
+_counted_by: tuple[Any, ...] = _t.model, _t.untold, _is_billed
 _counted = (
     sum_of(_t.billed), sa.func.count(), sa.func.count(_REPORTED), sa.func.count(_t.error),
     sum_of(sa.case((_without, 1), else_=0)), sa.func.max(_t.created),
     *map(sum_of, (*USED, _t.tokens, _t.full_tokens)),
 )  # fmt: skip
-_kept_by = tuple(sums.c[name] for name in ("control", "model", "untold", "is_billed"))
+_kept_by = tuple(sums.c[name] for name in ("model", "untold", "is_billed"))
 _kept = (
     *(sum_of(sums.c[name]) for name in ("billed", "steps", "reported", "errors", "without_memory")),
     sa.func.max(sums.c.last), *(sum_of(sums.c[c.name]) for c in (*USED, _t.tokens, _t.full_tokens)),
@@ -439,11 +446,11 @@ def usage_sums(
     query = query.group_by(*keys) if by == "all" else query.group_by(of, *keys)
     found = []
     with database.read() as c:
-        for of, control, model, untold, is_billed, billed, *numbers in c.execute(query).all():
+        for of, model, untold, is_billed, billed, *numbers in c.execute(query).all():
             count, reported, errors, without, last, *tokens = numbers
             n = [int(x) for x in tokens]
             key, paid = int(of) if by == "period" else of, float(billed) if is_billed else None
             counts, both = (count, reported, errors, int(without), last), _both(n[: len(USED)])
-            names = bool(control), model or None, untold or None
+            names = model or None, untold or None
             found.append(UsageSums(key, *names, paid, *counts, *both, *n[len(USED) :]))
     return found

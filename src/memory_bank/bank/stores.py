@@ -41,6 +41,7 @@ from memory_bank.bank.schema import (
     like_prefix,
     of_session,
     records,
+    recount,
     rows_by_id,
     steps,
     waits,
@@ -168,6 +169,7 @@ class FactStore:
                 delete_insights(c, of_session(insights) & (_i.trace_id == trace_id), **self._mine)
                 contents = {"answer": None, "error": None}
                 c.execute(sa.update(steps).where(of_session(steps)).values(contents), self._mine)
+                recount(c, self.session_id)
                 content_deleted(c, self._mine)
         return found
 
@@ -341,8 +343,8 @@ class InsightStore:
     ) -> list[Hit]:
         """At most ``limit`` insights without the session's excluded ones, best first; among equals the newer first.
 
-        By words, and by similarity where the embedder compares more than words. ``scope``: ``"agent"`` and ``"all"``
-        include other sessions, whose hits then name their session. ``only_alike``: a similarity is a reason only if
+        By words, and by similarity where the embedder compares more than words. ``"project"`` and ``"all"`` include
+        other sessions, whose hits then name their session. ``only_alike``: a similarity is a reason only if
         above the query's to texts about other things. Raises EmbeddingError, EmbedderMismatchError.
         """
         # the vectors of long queries are not cached

@@ -56,6 +56,7 @@ from memory_bank.errors import ConfigError, EmbedderMismatchError, FileError, Re
 from memory_bank.faults import fault_point
 from memory_bank.models.lexical import LexicalEmbedder
 from memory_bank.ports import Embedder
+from memory_bank.records import NAMESPACE_END
 from memory_bank.vectors import embedder_name
 
 FORMAT = 2
@@ -64,7 +65,9 @@ EXACT = "$utf8"
 _BATCH = 256
 _TWO_HALVES = re.compile("[\ud800-\udbff][\udc00-\udfff]")  # a JSON parser would join them
 _TABLES = {"record": records, "insight": insights}
-_OF_SESSION = [sessions.c[name] for name in ("created", "title", "task", "note", "agent_id", "namespace")]
+_OF_SESSION = [
+    sessions.c[name] for name in ("created", "title", "task", "note", "requests", "project", "namespace")
+]
 _LEFT_OUT = ("seq", "session_id", "terms")
 _OLDER = ("job", "spending")
 """Kinds of lines in exports of older banks: an insight with a job waits, what calls cost is left out."""
@@ -159,6 +162,8 @@ class _ReadSession:
             "created": time.time(),
             **{k: v for k, v in _object(value, "beginning").items() if v is not None},
         }
+        if owner := given.pop("agent_id", None):  # of exports before schema 10
+            given["project"] = str(owner).rpartition(NAMESPACE_END)[2]
         format_: Any = given.get("format")
         counts = _object(given.get("rows"), "rows")
         named = _object(given.get("embedder", {}), "embedder")
@@ -321,11 +326,12 @@ def _write_session(database: Database, session: _ReadSession, model: Embedder | 
         is_new = database.insert_new(c, sessions, [{**header, "session_id": name, "generation": 0}]) == 1
         database.lock_session(c, name)
         before = c.execute(sa.select(sessions).where(of_session(sessions)), mine).mappings().one()
-        for what in ("agent_id", "namespace"):
+        for what in ("project", "namespace"):
             if None not in (before[what], header[what]) and before[what] != header[what]:
-                other = f"another {what.removesuffix('_id')}"
-                raise RecordError(f"the session belongs to {other} in this bank: import it into another bank")
-        values = {what: before[what] or header[what] for what in ("task", "title", "agent_id", "namespace")}
+                raise RecordError(
+                    f"the session belongs to another {what} in this bank: import it into another bank"
+                )
+        values = {what: before[what] or header[what] for what in ("task", "title", "project", "namespace")}
         if before["namespace"] != values["namespace"]:
             move(c, name, values["namespace"])
         c.execute(SET_SESSION.values(values), mine)

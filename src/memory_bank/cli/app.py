@@ -16,6 +16,7 @@ from memory_bank import __version__
 from memory_bank.cli import audit, bank, service, setup
 from memory_bank.cli.demo import demo
 from memory_bank.cli.doctor import doctor
+from memory_bank.cli.handoff import handoff
 from memory_bank.cli.observe import observe
 from memory_bank.cli.run import run as run_command
 from memory_bank.cli.shared import Stopped, one_line, tell
@@ -28,8 +29,9 @@ _GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "": (
         "Memory for tool-calling agents: prompts stay small, and every tool output can be fetched by its id.",
         {
-            "run": run_command, "serve": service.serve, "connect": setup.connect, "saved": bank.saved, "demo": demo,
-            "audit": audit.audit, "config": setup.config, "doctor": doctor, "mcp": service.mcp,
+            "run": run_command, "serve": service.serve, "connect": setup.connect, "handoff": handoff,
+            "saved": bank.saved, "demo": demo, "audit": audit.audit, "config": setup.config, "doctor": doctor,
+            "mcp": service.mcp,
         },
     ),
     "keys": (

@@ -92,8 +92,12 @@ def saved(
     config: Path | None = CONFIG,
     as_json: bool = JSON,
 ) -> None:
-    """Say how many dollars and tokens memory has saved: in all requests of a bank, or in those of today."""
+    """Say how many dollars and tokens memory has saved: in all requests of a bank, or in those of today.
+
+    Where a share of sessions goes without memory (`holdout`), also what is measured beside them.
+    """
     from memory_bank.audit.figures import count_of
+    from memory_bank.bank.holdout import comparison
     from memory_bank.bank.listing import list_sessions
     from memory_bank.bank.steps import usage_sums
     from memory_bank.config import load_config
@@ -131,6 +135,9 @@ def saved(
         parts.append(spent("", values["tokens"], values["full_tokens"], "tokens sent"))
     if unknown:
         parts.append(f"the cost of {count_of(unknown, 'request')} is not known")
+    if (drawn := comparison(database, prices, since=since)) is not None:
+        values["holdout"] = asdict(drawn)
+        parts.append(f"measured beside sessions without memory: {drawn.compared}")
     answer(values, "; ".join(parts) + ".", as_json)
 
 

@@ -17,7 +17,7 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,6 +25,8 @@ from urllib.parse import quote, urlsplit
 
 import typer
 
+from memory_bank.cli.handoff import GO_ON, handoff_text
+from memory_bank.cli.project import project_header
 from memory_bank.cli.setup import ATTRIBUTION, CLIENTS, claude_code, is_elsewhere, toml_value
 from memory_bank.cli.shared import CONFIG, DB, one_line, service_settings, spent, tell
 from memory_bank.errors import ConfigError, ServiceError
@@ -48,14 +50,28 @@ _SIGNALS = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT
 
 def run(
     command: list[str] = typer.Argument(..., help="The command with its arguments, after `--`."),
+    from_: str | None = typer.Option(
+        None,
+        "--from",
+        metavar="SESSION",
+        help="Begin with what `handoff` prints of this session, or of latest.",
+    ),
     db: str | None = DB,
     config: Path | None = CONFIG,
+    holdout: float | None = typer.Option(
+        None,
+        min=0,
+        max=1,
+        help="Share of sessions that go without memory by chance, to measure what it saves.",
+    ),
 ) -> None:
     """Run a command with memory, and print what memory saved: `memory-bank run -- claude`.
 
     The command may be claude, codex, opencode, or any program that takes the address of the model's API from
     OPENAI_BASE_URL or ANTHROPIC_BASE_URL, such as python my_agent.py. Its requests go through the service that
     runs, or through one that is started for this command and stopped after it. No file of the client is changed.
+    With --from a session goes on in another client: `memory-bank run --from latest -- codex`. What the session knows
+    stands in the first message, as data, before a prompt of yours: `run --from latest -- claude -p "Go on."`.
     The exit code is the command's; 127 where there is no such command.
     """
     if shutil.which(command[0]) is None:
@@ -67,8 +83,15 @@ def run(
             else f"there is no command {name!r}: check its name, or install it."
         )
         raise typer.Exit(126 if is_file else 127)
+    if from_ is not None:
+        command = begun(command, lambda client: handoff_text(from_, db, config, to=client))
     running = running_service(db, config)
-    with _started(db, config) if running is None else contextlib.nullcontext(running) as url:
+    if running is not None and holdout is not None:
+        raise ConfigError(
+            f"the service at {running} decides its own share of sessions without memory: set holdout in its "
+            "[service], or stop it."
+        )
+    with _started(db, config, holdout) if running is None else contextlib.nullcontext(running) as url:
         before, began = _figures(url), time.time()
         later = (
             f", later `memory-bank serve{f' --db {shlex.quote(db)}' if db else ''}`"
@@ -220,7 +243,7 @@ def _has_bank(health: Mapping[str, Any], db: str) -> bool:
 
 
 @contextlib.contextmanager
-def _started(db: str | None, config: Path | None) -> Iterator[str]:
+def _started(db: str | None, config: Path | None, holdout: float | None = None) -> Iterator[str]:
     """Start a service on a free port; it ends with the block, or with this process."""
     command = [sys.executable, "-c", _SERVE, "serve"]
     command += ["--host", "127.0.0.1", "--port", "0", *(["--db", db] if db else [])]
@@ -230,6 +253,8 @@ def _started(db: str | None, config: Path | None) -> Iterator[str]:
         n for n in ADDRESSES if (url := local_address(os.environ.get(n, ""))) and _is_service(url, port)
     }
     variables = {k: v for k, v in os.environ.items() if k not in services}  # the rest may be its upstream
+    if holdout is not None:
+        variables["MEMORY_BANK_SERVICE__HOLDOUT"] = str(holdout)
     if older := variables.get("OPENAI_API_BASE"):  # the name of an older client
         variables["OPENAI_BASE_URL"] = variables.get("OPENAI_BASE_URL") or older
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
@@ -267,14 +292,50 @@ def end_with_stdin() -> None:
 
 # -- the command
 
+_BEFORE_PROMPT = {"claude": ("-p", "--print"), "codex": ("exec", "e"), "opencode": ("run",)}
+"""By client, what stands between its name and a prompt."""
+
+
+def begun(command: list[str], text: Callable[[str], str]) -> list[str]:
+    """A command whose client begins with a text for it, before a prompt that the command has, else ``GO_ON``.
+
+    Raises ConfigError for an unknown client, and for a prompt at the end of other arguments.
+    """
+    client = Path(command[0]).stem
+    if client not in _BEFORE_PROMPT:
+        name = one_line(client, 80)
+        raise ConfigError(
+            f"--from begins claude, codex or opencode: give {name} the text of `memory-bank handoff` yourself."
+        )
+    words = _BEFORE_PROMPT[client]
+    at = 2 if command[1:2] and command[1] in words else 1
+    rest = command[at:]
+    if rest and rest[0].startswith("-") and not rest[-1].startswith("-") and any(map(str.isspace, rest[-1])):
+        raise ConfigError(
+            f"--from adds to a prompt that comes first: write {client} {words[0]} 'PROMPT' OPTIONS."
+        )
+    if client == "opencode" and at == 1:  # its argument is a folder
+        return [*command, "--prompt", f"{text(client)}{GO_ON}"]
+    prompt = rest.pop(0) if rest and not rest[0].startswith("-") else GO_ON
+    return [*command[:at], f"{text(client)}{prompt}", *rest]
+
 
 def pointed(command: list[str], url: str, elsewhere: bool = False) -> tuple[list[str], dict[str, str]]:
     """A command, and the environment in which it runs, so that its model requests go to the service.
 
+    Those of the clients that are known name the project of this folder's repository.
     ``elsewhere``: the Messages API is not Anthropic's own.
     """
     variables = os.environ | {name: form.format(url=url) for name, form in ADDRESSES.items()}
-    variables.setdefault("OPENCODE_CONFIG_CONTENT", json.dumps(CLIENTS["opencode"].values(url)))
+    header = project_header()
+    opencode = CLIENTS["opencode"].values(url)
+    for each in opencode["provider"].values() if header else ():
+        each["options"]["headers"] = header
+    variables.setdefault("OPENCODE_CONFIG_CONTENT", json.dumps(opencode))
+    own = variables.get("ANTHROPIC_CUSTOM_HEADERS", "")  # of Claude Code
+    if header and not any(name in own.lower() for name in header):
+        lines = [own.strip(), *(f"{name}: {value}" for name, value in header.items())]
+        variables["ANTHROPIC_CUSTOM_HEADERS"] = "\n".join(filter(None, lines))
     for name in ("NO_PROXY", "no_proxy"):
         variables[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1,localhost")))
     added: list[str] = []
@@ -287,6 +348,8 @@ def pointed(command: list[str], url: str, elsewhere: bool = False) -> tuple[list
             provider = values["model_providers"]["memory_bank"]
             del provider["env_key"]
             provider["requires_openai_auth"] = True
+        if header:
+            values["model_providers"]["memory_bank"]["http_headers"] = header
         added = [a for key, value in values.items() for a in ("-c", f"{key}={toml_value(value)}")]
     return [command[0], *added, *command[1:]], variables
 

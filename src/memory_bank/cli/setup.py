@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import typer
 
+from memory_bank.cli.project import project_header
 from memory_bank.cli.shared import CONFIG, JSON, one_line, print_json, service_settings, table, tell
 from memory_bank.errors import ConfigError
 from memory_bank.service.server.database import default_database
@@ -180,6 +181,10 @@ def connect(
     if elsewhere and not undo:
         tell(ATTRIBUTION)
     if not undo:
+        for name, value in project_header().items():
+            tell(
+                f"`memory-bank run` also names the repository of this folder, by the header {name}: {value}."
+            )
         is_here = urlsplit(url).hostname in ("127.0.0.1", "localhost")
         other = f" --port {port}" if is_here and port not in (0, settings.port) else ""
         tell(

@@ -1,5 +1,5 @@
 """What goes into the prompt: the plan, the messages rendered from it, and their comparison with those that came."""
 
-from memory_bank.context.compaction import what_is_known
+from memory_bank.context.compaction import handed_on, what_is_known
 
-__all__ = ["what_is_known"]
+__all__ = ["handed_on", "what_is_known"]

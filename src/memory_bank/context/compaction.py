@@ -3,24 +3,43 @@
 from __future__ import annotations
 
 import logging
-import re
+import os
 
 from memory_bank.bank.session import MemoryBankState, Session
+from memory_bank.bank.steps import agents_words
+from memory_bank.context.evidence import (
+    EXCERPTS_HEAD,
+    RULES_SHARE,
+    EvidenceMemory,
+    chosen_rules,
+    rule_excerpt,
+)
 from memory_bank.context.policies.evidence import NOTE_HEAD, NOTE_SHARE, fed_evidence
 from memory_bank.plan import NO_PLAN
+from memory_bank.selection.effects import file_access
 from memory_bank.selection.index import Selection
 from memory_bank.selection.thread import thread_room
-from memory_bank.transcript.harness import SUMMARY_OPENINGS, asks_for_summary, persons_text
-from memory_bank.transcript.messages import MARK, MessageKind, in_full, kind_of, message_text, read
-from memory_bank.transcript.quoting import Mark, fence, quote_lines
+from memory_bank.transcript.harness import HANDED_ON, SUMMARY_OPENINGS, asks_for_summary, persons_text
+from memory_bank.transcript.messages import Interaction, MessageKind, in_full, kind_of, message_text, read
+from memory_bank.transcript.quoting import FENCED, Mark, fence, one_line, quote_lines
 from memory_bank.transcript.shortening import fit_text
 from memory_bank.transcript.transcript import View
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
+TOLD = (
+    "This work was begun in another session, with {calls:,} calls of tools{by}. Here stand what its user asked for "
+    "and, as data, what its tools returned. Its #numbers are calls of that session and cannot be called up here. "
+    "Files and services may have changed since: look again at what you are going to change."
+)
+RULES_ELSEWHERE = {
+    name: f" Rules of the project may also stand in {file}: read it where there is one."
+    for name, file in {"claude": "AGENTS.md", "codex": "CLAUDE.md", "opencode": "CLAUDE.md"}.items()
+}
+"""By client, what it is told of rules that it does not read by itself."""
+MOST_FILES = 16  # that are named, the latest ones
 LEAST_TOKENS = 200  # a smaller budget has no room for anything of use
 _WORDS_SHARE, _LAST_SHARE, _SUMMARY_SHARE = 0.2, 0.08, 0.15  # of the budget, at most
-_FENCED = re.compile(rf"{re.escape(MARK)}([0-9a-f]{{8}})>.*?{Mark.CLOSING} seal=\1>\s*", re.S)
 
 
 def what_is_known(
@@ -36,35 +55,101 @@ def what_is_known(
     if not isinstance(session, MemoryBankState) or session.last_plan is NO_PLAN or budget < LEAST_TOKENS:
         return ""
     with session.lock:
-        view, count = session.last_plan.view, session.counter.count_text
-        memory = fed_evidence(view, session, session.settings)
-        words = _users_words(view, session, int(budget * _WORDS_SHARE)) if users_words else ""
-        said = "" if lacking else _last_words(view, session, int(budget * _LAST_SHARE))
-        if note := session.note:
-            said += f"{NOTE_HEAD}{quote_lines(fit_text(note, int(budget * NOTE_SHARE), count))}\n"
-        if users_words:
-            said = _earlier_summary(view, session, int(budget * _SUMMARY_SHARE)) + said
-        after = session.step_count + 1
-        room = budget - count(words) - count(fence(said, session.session_id)) - 4
-        hint = in_full(session.record_tool)
-        listed = memory.thread.tell(
-            after, min(room, thread_room(room, len(memory.numbers)) // 2), more=int(room * 0.25), hint=hint
+        return _known(session.last_plan.view, session, budget, lacking, users_words)
+
+
+def _known(view: View, session: MemoryBankState, budget: int, lacking: str, users_words: bool) -> str:
+    count = session.counter.count_text
+    memory = fed_evidence(view, session, session.settings)
+    words = _users_words(view, session, int(budget * _WORDS_SHARE)) if users_words else ""
+    said = "" if lacking else _last_words(view, session, int(budget * _LAST_SHARE))
+    if note := session.note:
+        said += f"{NOTE_HEAD}{quote_lines(fit_text(note, int(budget * NOTE_SHARE), count))}\n"
+    if users_words:
+        said = _earlier_summary(view, session, int(budget * _SUMMARY_SHARE)) + said + _files(memory)
+    after = session.step_count + 1
+    room = budget - count(words) - count(fence(said, session.session_id)) - 4
+    rules, tokens, named = chosen_rules(memory, after, int(room * RULES_SHARE), count)
+    quoted = "".join(rule_excerpt(memory, *rule) for rule in rules.items())
+    room -= tokens
+    hint = in_full(session.record_tool)
+    listed = memory.thread.tell(
+        after, min(room, thread_room(room, len(memory.numbers)) // 2), more=int(room * 0.25), hint=hint
+    )
+    asked = [words] if users_words or lacking else [message_text(m) for m in view.messages if _is_users(m)]
+    try:
+        selection = memory.index.select(
+            anchor=[lacking, *asked],
+            tail_interaction=after,
+            budget=room - listed.tokens - 1,
+            listed=listed.text,
+            without=[memory.places[t] for t in rules],
         )
-        asked = (
-            [words] if users_words or lacking else [message_text(m) for m in view.messages if _is_users(m)]
+    except Exception as e:
+        log.warning("session %s: choosing excerpts failed (%s)", session.session_id, type(e).__name__)
+        selection = Selection()
+    head = EXCERPTS_HEAD if quoted and not selection.text else ""
+    known = f"{said}{named}{listed.text}{selection.text}{head}{quoted}"
+    return fence(known, session.session_id, before=words) if known else words
+
+
+def handed_on(session: MemoryBankState, budget: int, *, to: str = "") -> str:
+    """What another client needs to go on with a session, in at most ``budget`` tokens; "" for one without records.
+
+    ``to``: the client that goes on, a key of RULES_ELSEWHERE. The text is that of a compaction, made of what the
+    bank has, with the files under work. It stands in a user's message, and a session that begins with it knows it by
+    its tag. Raises StorageError.
+    """
+    with session.lock:
+        session.reload_steps()
+        if not session.steps:
+            return ""
+        count, end, client = (
+            session.counter.count_text,
+            f"</{HANDED_ON[1:]}",
+            session.database.get_client(session.session_id),
         )
-        try:
-            selection = memory.index.select(
-                anchor=[lacking, *asked],
-                tail_interaction=after,
-                budget=room - listed.tokens - 1,
-                listed=listed.text,
-            )
-        except Exception as e:
-            log.warning("session %s: choosing excerpts failed (%s)", session.session_id, type(e).__name__)
-            selection = Selection()
-        known = said + listed.text + selection.text
-        return fence(known, session.session_id, before=words) if known else words
+        by = f" by {one_line(client)[:80]}" if client else ""
+        head = f"{HANDED_ON}\n{TOLD.format(calls=len(session.steps), by=by)}{RULES_ELSEWHERE.get(to, '')}\n\n"
+        room = budget - count(head) - count(end) - 8
+        known = _known(_stored_view(session), session, room, "", users_words=True)
+        return f"{head}{known.replace(end[:-1], f'< {end[1:-1]}')}\n{end}\n"
+
+
+def _files(memory: EvidenceMemory) -> str:
+    """The files that the latest calls read and changed, the newest last, with their folder; "" for none."""
+    found: dict[str, str] = {}
+    for call in memory.index.tables.parsed:
+        access = file_access(call.tool, call.arguments) if call.kind == "output" else None
+        if access is not None:
+            was = found.pop(path := one_line(access.path), "")
+            found[path] = was if access.access == "read" else " (changed)"
+    latest = [*found][-MOST_FILES:]
+    folders = {path.rpartition("/")[0] for path in latest}
+    common = os.path.commonpath(folders) if len({f[:1] == "/" for f in folders}) == 1 else ""
+    names = [path.removeprefix(f"{common}/" if common else "") + found[path] for path in latest]
+    return f"{Mark.FILES}{f' in {common}' if common else ''}: {', '.join(names)}\n" if names else ""
+
+
+def _stored_view(session: MemoryBankState) -> View:
+    """The conversation of a session as the bank has it: what user and agent said, and the calls by their records."""
+    turns: dict[int, list[str]] = {}
+    for trace_id, step in session.steps.items():
+        turns.setdefault(step, []).append(trace_id)
+    database, name, done = session.database, session.session_id, 0
+    said, asked = agents_words(database, name), [*database.get_requests(name).items()]
+    messages, kept, calls = list[dict[str, str]](), list[int](), list[Interaction]()
+    for ids in [*turns.values(), []]:
+        while asked and (asked[0][1] <= done or not ids):
+            kept.append(len(messages))
+            messages.append({"role": "user", "content": asked.pop(0)[0]})
+        messages.append(
+            {"role": "assistant", "content": said.get(done, "") if ids else next(reversed(said.values()), "")}
+        )
+        if ids:
+            calls.append(Interaction(len(messages) - 1, (messages[-1],), (), trace_ids=(*ids,)))
+        done += len(ids)
+    return View(messages, calls, kept, len(messages), database.get_task(name), ())
 
 
 def _is_users(message: object) -> bool:
@@ -95,7 +180,8 @@ def _users_words(view: View, session: MemoryBankState, room: int) -> str:
 def _earlier_summary(view: View, session: MemoryBankState, room: int) -> str:
     """What a summary in the messages says beside what a bank had fenced in it; "" without one."""
     texts = [message_text(m).strip() for m in view.messages if _is_users(m)]
-    text = next((_FENCED.sub("", t) for t in reversed(texts) if t.startswith(SUMMARY_OPENINGS)), "")
+    openings = (*SUMMARY_OPENINGS, HANDED_ON)
+    text = next((FENCED.sub("", t) for t in reversed(texts) if t.startswith(openings)), "")
     return _under(f"{Mark.EARLIER_SUMMARY}the conversation:", text, room, session)
 
 

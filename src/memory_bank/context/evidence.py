@@ -339,6 +339,45 @@ def choose(
     return chooser.excerpts(listed.text, NOTHING, listed.named), chooser.whole
 
 
+def chosen_rules(
+    memory: EvidenceMemory,
+    before: int,
+    room: int,
+    count: Callable[[str], int],
+    kept: Collection[str] = (),
+    alone: Mapping[str, Callable[[str], int]] = {},
+) -> tuple[dict[str, str], int, str]:
+    """The rules read before an interaction: those quoted whole, the tokens of all, the line that names the others.
+
+    ``kept``: records that the context shows; ``alone``: those whose call stands in its place, with what counts it.
+    """
+    left, quoted, named = room, dict[str, str](), list[str]()
+    trace_ids = {number: trace_id for trace_id, number in memory.numbers.items()}
+    for number, (name, is_newest) in memory.thread.rules(before).items():
+        trace_id, text = trace_ids[number], ""
+        if trace_id in kept:
+            continue
+        if (place := memory.places.get(trace_id)) is not None:
+            text = memory.index.tables.parsed[place].cut.sources[0].strip()
+            header = memory.index.header(place)
+        if text and any(text in other for other in quoted.values()):
+            continue
+        tokens = alone[trace_id](trace_id) if trace_id in alone else count(header) if text else 0
+        tokens += count(text)
+        if text and is_newest and tokens <= left:
+            quoted[trace_id] = text
+            left -= tokens
+        elif len(named) < MOST_RULES:
+            named.append(f"#{number} {ending(one_line(name), RULE_CHARS)}")
+    line = f"{Mark.RULES}{', '.join(named)}\n" if named else ""
+    return quoted, room - left + count(line), line
+
+
+def rule_excerpt(memory: EvidenceMemory, trace_id: str, text: str) -> str:
+    """Rules that are quoted whole, with the line above them."""
+    return f"{memory.index.header(memory.places[trace_id])}\n{quote_lines(text)}\n"
+
+
 class _Chooser:
     """Chooses, within the budget, the newest interactions whole, the list of calls and excerpts of the rest."""
 
@@ -397,27 +436,10 @@ class _Chooser:
 
     def _take_rules(self) -> tuple[int, str]:
         """Choose the rules that are quoted whole: their tokens, and the line that names the others."""
-        memory, count, left = self._memory, self._session.counter.count_text, self._rules_room
-        trace_ids = {number: trace_id for trace_id, number in memory.numbers.items()}
-        named: list[str] = []
-        for number, (name, is_newest) in memory.thread.rules(self._first_step).items():
-            trace_id, text = trace_ids[number], ""
-            if trace_id in self._kept:
-                continue
-            if (place := memory.places.get(trace_id)) is not None:
-                text = memory.index.tables.parsed[place].cut.sources[0].strip()
-                header = memory.index.header(place)
-            if text and any(text in other for other in self._rules.values()):
-                continue
-            tokens = self._tokens_alone(trace_id) if trace_id in self._at else count(header) if text else 0
-            tokens += count(text)
-            if text and is_newest and tokens <= left:
-                self._rules[trace_id] = text
-                left -= tokens
-            elif len(named) < MOST_RULES:
-                named.append(f"#{number} {ending(one_line(name), RULE_CHARS)}")
-        line = f"{Mark.RULES}{', '.join(named)}\n" if named else ""
-        return self._rules_room - left + count(line), line
+        at = self._first_step, self._rules_room, self._session.counter.count_text
+        alone = dict.fromkeys(self._at, self._tokens_alone)
+        self._rules, tokens, line = chosen_rules(self._memory, *at, self._kept, alone)
+        return tokens, line
 
     def listed(self, room: int, shown: Collection[int] = (), first: ThreadText = ThreadText()) -> ThreadText:
         """The list of calls, without those that are ``shown`` elsewhere."""
@@ -443,7 +465,7 @@ class _Chooser:
         listed = self.listed(self._list_room, {self._memory.numbers[t] for t in self._rules})
         selection = self._select(self.room - listed.tokens - tokens - 1, listed.text)
         text = _second(line, listed.text) + selection.text
-        quoted = "".join(self._rule_excerpt(t) for t in self._rules)
+        quoted = "".join(rule_excerpt(self._memory, *rule) for rule in self._rules.items())
         text += f"{'' if selection.text or not quoted else EXCERPTS_HEAD}{quoted}"
         return self.excerpts(text, selection, listed.named)
 
@@ -527,7 +549,7 @@ class _Chooser:
             if trace_id in self._at:
                 shown[trace_id] = replace(self._call(trace_id), quote=quote_lines(text), whole=True)
         notes: dict[int, str] = {}
-        elsewhere = [self._rule_excerpt(trace_id) for trace_id in self._rules if trace_id not in self._at]
+        elsewhere = [rule_excerpt(memory, *rule) for rule in self._rules.items() if rule[0] not in self._at]
         for record, places in sorted(selection.shown.items()):
             trace_id, parsed = memory.owner(record), memory.index.tables.parsed[record]
             quote, state = memory.index.quote(record, places, selection)
@@ -551,10 +573,6 @@ class _Chooser:
             in_place |= self._shorten(turn, calls, notes.get(start, ""))
         numbers = {call.number for call in shown.values()}
         return in_place, EXCERPTS_HEAD + "".join(elsewhere) if elsewhere else "", numbers
-
-    def _rule_excerpt(self, trace_id: str) -> str:
-        header = self._memory.index.header(self._memory.places[trace_id])
-        return f"{header}\n{quote_lines(self._rules[trace_id])}\n"
 
     def _shorten(self, turn: Interaction, shown: Mapping[int, ShownCall], note: str) -> dict[int, Edit]:
         """``shorten_turn``, once for a turn that shows the same."""

@@ -15,18 +15,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings
 from memory_bank.context.evidence import evidence_model
+from memory_bank.selection.cutting import WIDTH
 from memory_bank.selection.effects import asks_for_part, files_read, rules_read
 from memory_bank.selection.index import EvidenceIndex
-from memory_bank.selection.values import ParsedRecord, parse_record
+from memory_bank.selection.values import LONGEST, fold, parse_record, words_of
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.dense import (
+    WITHOUT,
     DenseOutput,
+    Part,
     longest_text,
+    opened,
     read_output,
-    shorten_json,
     without_text,
 )
 from memory_bank.transcript.harness import persons_text
@@ -49,7 +54,8 @@ LEAST_JSON = 2_000
 LEAST_SAVED = 0.05
 """The share of an output's tokens from which it is shown otherwise than it came."""
 LEAST_CACHED = 1_100
-"""Tokens of a context that an output is not to bring below: providers keep no shorter prefix in their cache."""
+"""Tokens of a context that an output is not to bring below, if it saves fewer: providers keep no shorter prefix in
+their cache."""
 BEGINNING, END = 400, 500
 """Characters that are shown of the beginning and the end of a long text."""
 TASK_CHARS = 4_000
@@ -58,6 +64,14 @@ LONG_LINE = 400
 """A line of more characters is shown in parts."""
 LONGEST_NUMBERED = 2_000
 """A text with a longer line has no line numbers by which ``get_record`` finds them."""
+NAMED = 3.0
+"""How much more a member is worth whose name the user's message or the call has."""
+TABLE = 1.2
+"""How much more it is worth that all items are there, with the same members, than pieces of as many values."""
+NEAR = 0.85
+"""The share of the tokens for a table from which no more is tried."""
+LEAST_WORTH = 0.0001
+"""What a character of a text is worth that the evidence model does not score."""
 REDACTED = "[redacted: "
 """What stands in the stored text for a secret, which the next call may need: such an output is shown as it came."""
 MOST_PARSED = 4
@@ -67,6 +81,8 @@ _DATA_FILE = re.compile(
     r"\.(?:csv|tsv|txt|text|log|out|err|json|jsonl|ndjson|geojson|xml|pdf|docx?|xlsx?|pptx?|html?|md|rst|eml|srt|tex)\W*\Z",
     re.I,
 )
+_OTHER_FILE = re.compile(r"(?:/|[^./\\]\.(?!\w*json|ipynb\Z|lock\Z|map\Z|webmanifest\Z|har\Z)\w+)\Z", re.I)
+"""A folder, or a file whose own text is no JSON: of JSON that a tool returns for it an edit repeats nothing."""
 
 
 @dataclass(slots=True)
@@ -118,9 +134,8 @@ def first_sight(view: View, session: MemoryBankState, settings: MemoryBankSettin
                 continue
             whole = view.tokens_between(position, position + 1)
             saved = whole - edit.tokens
-            if (
-                saved > whole * LEAST_SAVED
-                and view.tokens_before[position + 1] - less - saved >= LEAST_CACHED
+            if saved > whole * LEAST_SAVED and (
+                saved > LEAST_CACHED or view.tokens_before[position + 1] - less - saved >= LEAST_CACHED
             ):
                 sight.edits[position] = edit
                 sight.saved[interaction.start] = sight.saved.get(interaction.start, 0) + saved
@@ -167,7 +182,7 @@ def _shown(
     if not most or pair.call is None or is_memory_tool(pair.tool_name) or REDACTED in text:
         return text
     files = files_read(pair.tool_name, pair.call.text)
-    output = read_output(text, to_the_letter=bool(files))
+    output = read_output(text, to_the_letter=not all(map(_OTHER_FILE.search, files)))
     if (
         len(output.text) <= most
         or not session.record_tool
@@ -178,13 +193,8 @@ def _shown(
         or rules_read(pair.tool_name, pair.call.text, text)
     ):
         return output.text
-    number = next(n for n, t in enumerate(session.steps, 1) if t == trace_id)
-    parsed = parse_record(1, text, session.counter.count_text, trace_id, pair.tool_name, pair.call.text)
-    known = session.cache("parsed records")
-    known[trace_id] = parsed
-    if len(known) > MOST_PARSED:
-        del known[next(iter(known))]
-    shown = _Part(output, parsed, number, task, session, settings).shown()
+    part = _Part(output, text, pair, trace_id, task, session, settings)
+    shown = part.shown()
     return shown if len(shown) < len(output.text) else output.text
 
 
@@ -192,35 +202,63 @@ class _Part:
     """The part of a long output that is shown, in ``first_sight_tokens``."""
 
     def __init__(
-        self,
-        output: DenseOutput,
-        parsed: ParsedRecord,
-        number: int,
-        task: str,
-        session: MemoryBankState,
-        settings: MemoryBankSettings,
-    ) -> None:
-        self.output, self.parsed, self.task = output, parsed, task
+        self, output: DenseOutput, text: str, pair: Pair, trace_id: str, task: str,
+        session: MemoryBankState, settings: MemoryBankSettings,
+    ) -> None:  # fmt: skip
+        self.output, self.task = output, task
         self.count, self.room = session.counter.count_text, settings.first_sight_tokens
-        self.model = evidence_model(settings.evidence_model)
+        number = next(n for n, t in enumerate(session.steps, 1) if t == trace_id)
         self.head = f"{Mark.SHORTENED} #{number}: {len(output.text):,} characters"
         self.fetch = f'{session.record_tool}("#{number}"'
+        self.page = longest_text(output.value)
+        is_page = output.value is None or 2 * len(self.page[0]) >= len(output.text)
+        if not is_page:
+            self.output = output = opened(output)
+            text = output.text
+        call = pair.call.text if pair.call else ""
+        self.parsed = parse_record(1, text, self.count, trace_id, pair.tool_name, call)
+        if is_page:
+            known = session.cache("parsed records")
+            known[trace_id] = self.parsed
+            if len(known) > MOST_PARSED:
+                del known[next(iter(known))]
+        self.index = index = EvidenceIndex(evidence_model(settings.evidence_model), self.count)
+        index.tables.set_anchor([task])
+        index.add_parsed(self.parsed)
+        self.named = {*words_of(f"{task} {call[:TASK_CHARS]}")}
+        ids, chance = index.chances(self.parsed.interaction + 1)
+        self.chances = np.zeros(index.tables.values.size)
+        self.chances[ids] = chance
+        self.chance_of = dict(
+            zip(map(index.tables.forms.__getitem__, ids.tolist()), chance.tolist(), strict=True)
+        )
+        self.is_page = is_page
 
     def shown(self) -> str:
         """The part, after the mark that says what is missing and how to get it."""
-        value = self.output.value
-        if value is None:
+        if self.output.value is None:
             return self._of_text(self.output.text, self.output.path)
-        text, path = longest_text(value)
-        if 2 * len(text) < len(self.output.text):
-            item = "[3]" if isinstance(value, list) else "items[3]"
-            mark = self._mark(
-                "its structure and the members that tell items apart", f'path="{item}" or pattern="…"'
-            )
-            return mark + self._of_json(value, self.room - self.count(mark))
-        beside = without_text(value, text, "… shown below")
+        if not self.is_page:
+            pieces = self._of_text(self.output.text, "items[3]")
+            item = "[3]" if isinstance(self.output.value, list) else "items[3]"
+            mark = self._mark("of all items the members likeliest needed", f'path="{item}" or pattern="…"')
+            table = self._of_json(self.output.value, self.room - self.count(mark))
+            is_table = table and TABLE * self._worth_of(mark + table) > self._worth_of(pieces)
+            return mark + table if is_table else pieces
+        text, path = self.page
+        beside = without_text(self.output.value, text, "… shown below")
         path = path if not self.output.path else f"{self.output.path}.{path}"
         return self._of_text(text, path, self._of_json(beside, self.room // 4) + "\n")
+
+    def _worth(self, name: str, texts: Sequence[str]) -> dict[str, float]:
+        """How likely each of the texts under a name is needed."""
+        times = NAMED if self.named.intersection(words_of(name)) else 1
+
+        def likely(text: str) -> float:
+            chance = self.chance_of.get(fold(text), 0.0) if len(text) <= LONGEST else 0.0
+            return times * max(chance, LEAST_WORTH * min(len(text), WIDTH))
+
+        return {text: likely(text) for text in texts}
 
     def _mark(self, shown: str, where: str) -> str:
         return (
@@ -230,13 +268,22 @@ class _Part:
 
     def _of_json(self, value: Any, room: int) -> str:
         """JSON in so many tokens."""
+        part, shown = Part(value, self._worth), ""
         chars = int(room * len(self.output.text) / max(1, self.count(self.output.text)))
-        for _ in range(5):
-            shown = shorten_json(value, chars)
-            if (tokens := self.count(shown)) <= room:
+        for _ in range(4):
+            tokens = self.count(part_shown := part.shown(chars))
+            if tokens <= room:
+                shown = part_shown
+            if not part_shown or NEAR * room <= tokens <= room or (tokens <= room and WITHOUT not in shown):
                 break
-            chars = int(chars * room / tokens * 0.97)
-        return quote_lines(shown)
+            chars = int(chars * room / tokens * 0.98)
+        rest = self.output.rest.strip()
+        return quote_lines(f"{shown}\n{rest}" if shown and rest else shown)
+
+    def _worth_of(self, shown: str) -> float:
+        """What is likely needed of it, in all."""
+        t = self.index.tables
+        return float(self.chances[t.standing_in(fold(shown))].sum())
 
     def _of_text(self, text: str, path: str | None, before: str = "") -> str:
         """The beginning, the end, and between them in their order the pieces that the next calls may need."""
@@ -256,9 +303,7 @@ class _Part:
             f'path="{path}", {where}' if path else where,
         )
         room = self.room - self.count(mark + before)
-        index = EvidenceIndex(self.model, self.count)
-        index.tables.set_anchor([self.task])
-        index.add_parsed(self.parsed)
+        index = self.index
         chosen = index.select(
             anchor=[self.task, text[:begin], text[end:]],
             tail_interaction=self.parsed.interaction + 1,
@@ -272,7 +317,7 @@ class _Part:
                 spans = [(s.start, s.end) for s in inside if s.source == source]
                 shown = _with_gaps(text, [(0, begin), *spans, (end, len(text))], is_numbered)
             else:
-                quote = index.quote(0, places, chosen)
+                quote, _ = index.quote(0, places, chosen)
                 shown = f"{quote_lines(text[:begin])}\n{quote}\n{quote_lines(text[end:])}"
             over = self.count(shown) - room
             if over <= 0 or not chosen.gains:

@@ -20,6 +20,7 @@ MAX_ESCAPED = 8_000_000  # characters of a text that is searched for an escaped 
 MAX_DEPTH = 60  # containers, and strings that are cut as texts, in one another
 LONGEST_WORD = 400  # a longer unbroken run (base64, minified data) is left out
 NAMED_LINES = 40  # texts of more lines name the line at which a quote goes on
+MAX_PATH = 20_000  # characters of the path of a drawing that are left out
 MAX_INDENT = 200  # characters of the longest indentation that a quote begins with
 LONG_CELL = 56  # values with more characters are shortened in a segment's short form
 CELL_START = 28  # characters of a shortened value that stay, cut after a word
@@ -159,6 +160,10 @@ _DEFINITION = re.compile(
 _RULE = re.compile(r"(?=[\s|+:=\-]*+\Z)[\s:]*+[|+\-=]")
 _FROM_ONE = re.compile(r"\s*1[\t|→]")
 _LINE_NUMBER = re.compile(r"\s*\d{1,7}[\t|:→-]|[^\s:]{1,200}:\d{1,7}[:\-]")
+# What nobody copies by hand: lines of base64 or of a hex dump, a piece of the path of a drawing
+_BASE64 = re.compile(r"(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])(?=\D*\d)[A-Za-z0-9+/]{60,400}={0,2}")
+_HEX_DUMP = re.compile(r"[0-9a-fA-F]{4,8}:? +(?:[0-9a-fA-F]{2}(?:[0-9a-fA-F]{2})? +){7,16}.{0,20}")
+_DRAWN = re.compile(r"[MLHVCSQTAZmlhvcsqtaz\d.,\- ]{60,}")
 _ESCAPED_BREAK = re.compile(r"(?<!\\)\\+n")
 _WORD = re.compile(r"\w")
 _SPACE = re.compile(r"\s")
@@ -372,6 +377,8 @@ class _Cutter:
         room = self.width * 5 // 4 - (start - self._start)
         previous = -1
         for first, last in _wrap(self._text, start, stop, self.width, max(40, min(room, self.width))):
+            if _is_drawn(self._text, first, last):
+                continue
             if previous >= 0 or first > start:
                 self.skipped += max(0, first - max(previous, start) - 1)
                 self._close(first if first <= previous + 1 else -1)
@@ -400,6 +407,10 @@ class _Cutter:
             label = "" if starts is None or _LINE_NUMBER.match(line) else f"line {starts + number}"
             inside = self._definition(line, owners) if starts is not None else ""
             bare = line.strip()
+            if table is None and _is_noise(text, lines, number):
+                self._close()
+                self.skipped += end - at
+                continue
             if table is not None:
                 mark, names = table
                 if mark in line:
@@ -533,6 +544,23 @@ def _row_cells(line: str, at: int, mark: str, names: list[str]) -> list[Cell]:
             cells.append((names[number] if number < len(names) else "", start, start + len(bare)))
         at += len(part) + 1
     return cells
+
+
+def _is_noise(text: str, lines: list[tuple[int, int]], number: int) -> bool:
+    """Whether a line is one of several of base64 or of a hex dump."""
+    for noise in (_BASE64, _HEX_DUMP):
+        if noise.fullmatch(text, *lines[number]):
+            beside = lines[max(0, number - 1) : number] + lines[number + 1 : number + 2]
+            return any(noise.fullmatch(text, *span) for span in beside)
+    return False
+
+
+def _is_drawn(text: str, first: int, last: int) -> bool:
+    """Whether a piece of a line is part of the path of a drawing, ``d="M10 20 L…"``, but for its beginning."""
+    if not _DRAWN.fullmatch(text, first, last):
+        return False
+    at = text.rfind(' d="', max(0, first - MAX_PATH), first)
+    return at >= 0 and text.find('"', at + 4, first) < 0
 
 
 def _lines(text: str, start: int, stop: int) -> Iterator[tuple[int, int]]:

@@ -17,8 +17,8 @@ from anyio import to_thread
 
 from memory_bank import __version__
 from memory_bank.bank.database import Database
-from memory_bank.bank.schema import CONTROL, WITHOUT
-from memory_bank.bank.steps import StepFigures
+from memory_bank.bank.schema import WITHOUT
+from memory_bank.bank.steps import CONTROL, StepFigures
 from memory_bank.config import Config, ServiceSettings
 from memory_bank.errors import (
     ConfigError,

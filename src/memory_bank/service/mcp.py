@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote
 from memory_bank import __version__
 from memory_bank.bank.rows import is_trace_id
 from memory_bank.errors import InvalidRequestError, MemoryBankError, MissingExtraError, NotFoundError
-from memory_bank.service.security.access import LOCAL, Caller, caller_of
+from memory_bank.service.security.access import LOCAL, Caller, caller_of, project_named
 from memory_bank.service.sessions import Sessions
 from memory_bank.service.threads import in_thread
 from memory_bank.tools import (
@@ -64,8 +64,8 @@ _TEMPLATE = {
 }
 _Answer = dict[str, Any]
 """A result as the protocol writes it."""
-_Handler = Callable[[Caller, str | None, Any], _Answer]
-"""Answers a request: the caller, the session that a header names, the request's parameters."""
+_Handler = Callable[[Caller, Mapping[str, str], Any], _Answer]
+"""Answers a request: the caller, the headers, the request's parameters."""
 
 
 def create_server(sessions: Sessions, session: str | None = None) -> Server[Any]:
@@ -73,9 +73,9 @@ def create_server(sessions: Sessions, session: str | None = None) -> Server[Any]
     memory = _McpHandlers(sessions, session)
 
     def answering(handler: _Handler, kind: Any) -> Callable[[Any, Any], Any]:
-        def answer(caller: Caller, header: str | None, params: Any) -> Any:
+        def answer(caller: Caller, headers: Mapping[str, str], params: Any) -> Any:
             try:
-                return kind.model_validate(handler(caller, header, params))
+                return kind.model_validate(handler(caller, headers, params))
             except MemoryBankError as e:
                 wrong = isinstance(e, (InvalidRequestError, NotFoundError))
                 code = types.INVALID_PARAMS if wrong else types.INTERNAL_ERROR
@@ -84,8 +84,8 @@ def create_server(sessions: Sessions, session: str | None = None) -> Server[Any]
         async def handle(context: Any, params: Any) -> Any:
             request = context.request  # None over stdio
             caller = LOCAL if request is None else caller_of(request)
-            header = None if request is None else request.headers.get("x-memory-session")
-            return await in_thread("tools", answer, caller, header, params)
+            headers = {} if request is None else request.headers
+            return await in_thread("tools", answer, caller, headers, params)
 
         return handle
 
@@ -140,15 +140,15 @@ class _McpHandlers:
         wrong = isinstance(error, InvalidRequestError)
         return str(error) if wrong else f"The memory could not be read: {error}"
 
-    def call_tool(self, caller: Caller, header: str | None, params: Any) -> _Answer:
+    def call_tool(self, caller: Caller, headers: Mapping[str, str], params: Any) -> _Answer:
         given = dict(params.arguments or {})
         try:
             if params.name == MEMORY_FILES and self.sessions.config.service.memory_files:
-                answer = self._files(caller, given)
+                answer = self._files(caller, headers, given)
             elif params.name in (SEARCH_MEMORY, GET_RECORD) and given.get("scope") not in (None, "session"):
                 answer = self._search_all(caller, given)
             else:
-                name = self._session(caller, given.pop("session", None), header)
+                name = self._session(caller, given.pop("session", None), headers)
                 given.pop("scope", None)
                 asked = self._forget if params.name == FORGET_RECORD else partial(self._read, params.name)
                 answer = asked(caller, name, given)
@@ -164,8 +164,9 @@ class _McpHandlers:
             return said
         return {**said, "structuredContent": {"result": answer.text, "records": list(answer.records)}}
 
-    def _files(self, caller: Caller, given: _Answer) -> ToolAnswer:
+    def _files(self, caller: Caller, headers: Mapping[str, str], given: _Answer) -> ToolAnswer:
         project = given.pop("project", None)
+        project = project_named(caller.namespace, headers) or project
         if not isinstance(project, str) or not project.strip():
             return ToolAnswer(_NO_PROJECT, refused=True)
         return answer_tool_call(self.sessions.files(caller.namespace, project.strip()), MEMORY_FILES, given)
@@ -200,7 +201,7 @@ class _McpHandlers:
             raise InvalidRequestError("There is no such record: give a whole trace_id.")
         return ToolAnswer(f"The record {trace_id} is forgotten: its content was deleted.")
 
-    def list_resources(self, caller: Caller, header: str | None, params: Any) -> _Answer:
+    def list_resources(self, caller: Caller, headers: Mapping[str, str], params: Any) -> _Answer:
         """The list of sessions, and the records of the requested session, if there is one."""
         found: list[_Answer] = []
         if params and params.cursor is not None:
@@ -213,7 +214,7 @@ class _McpHandlers:
         else:
             found.append(_INDEX)
             try:
-                name, after = self._session(caller, None, header), 0
+                name, after = self._session(caller, None, headers), 0
             except InvalidRequestError:
                 return {"resources": found}
         with self.sessions.reading(caller.namespace, name) as state:
@@ -231,7 +232,7 @@ class _McpHandlers:
             return {"resources": found}
         return {"resources": found, "nextCursor": json.dumps([name, lines[_PAGE - 1].number])}
 
-    def read_resource(self, caller: Caller, _header: str | None, params: Any) -> _Answer:
+    def read_resource(self, caller: Caller, _headers: Mapping[str, str], params: Any) -> _Answer:
         uri, kind = str(params.uri), "text/plain"
         if uri == SESSIONS:
             names = self.sessions.names(caller.namespace, _PAGE)
@@ -248,10 +249,10 @@ class _McpHandlers:
             raise InvalidRequestError(f"There is no such resource: there are {SESSIONS} and {RECORD}.")
         return {"contents": [{"uri": uri, "mimeType": kind, "text": text}]}
 
-    def _session(self, caller: Caller, wanted: Any, header: str | None) -> str:
+    def _session(self, caller: Caller, wanted: Any, headers: Mapping[str, str]) -> str:
         if wanted is not None and not isinstance(wanted, str):
             raise InvalidRequestError("session is the name of a session, a text.")
-        if name := wanted or header or self.session:
+        if name := wanted or headers.get("x-memory-session") or self.session:
             return name
         names = self._names(caller)
         if not names:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 import time
@@ -12,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from copy import copy as copied
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from itertools import takewhile
 from operator import is_
 from typing import Any, TypeVar, cast
 
@@ -21,11 +21,12 @@ from cachetools import LRUCache
 from memory_bank.bank.database import Database
 from memory_bank.bank.files import MemoryFiles
 from memory_bank.bank.folds import copy_folds
+from memory_bank.bank.holdout import is_control
 from memory_bank.bank.listing import list_page, newest_searchable
 from memory_bank.bank.maintenance import purge
-from memory_bank.bank.schema import CONTROL, sessions
+from memory_bank.bank.schema import sessions
 from memory_bank.bank.session import MemoryBankState, Session
-from memory_bank.bank.steps import StepFigures
+from memory_bank.bank.steps import CONTROL, StepFigures
 from memory_bank.bank.stores import FactStore
 from memory_bank.config import Config, MemoryBankSettings, NoStrategySettings, StoredSettings
 from memory_bank.context.build import build_context
@@ -108,7 +109,7 @@ class _Kept:
     """A session in use: the lock that serializes its steps, and its memory for searches."""
 
     namespace: str | None
-    agent_id: str | None = None
+    control: bool | None = None  # whether it goes without memory
     lock: AbstractContextManager[object] = field(default_factory=threading.RLock)
     generation: int | None = None  # when a step last registered it in the database
     users: int = 0  # running steps and searches
@@ -156,8 +157,7 @@ class Sessions:
         self._on_rebuilt = rebuilt
         self._queued = queued
         self.traced = traced or (lambda operation, session_id: nullcontext())  # noqa: ARG005
-        known = {CONTROL: NoStrategySettings(), **config.memory_strategies}
-        self._processor = MemoryProcessor(config.model_copy(update={"memory_strategies": known}), self._open)
+        self._processor = MemoryProcessor(config, self._open)
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         # sessions whose next preview only adds what is new
         self._previews: LRUCache[tuple[str, str], _Preview] = LRUCache(4)
@@ -187,7 +187,7 @@ class Sessions:
         name: str,
         messages: list[object],
         *,
-        agent_id: str | None = None,
+        project: str | None = None,
         strategy: str | None = None,
         llm_client: LLMClient | None = None,
         size: int = 0,
@@ -196,7 +196,7 @@ class Sessions:
         tools: Sequence[object] | None = None,
         beside: str | None = None,
         added: str = "",
-        sender: str = "",
+        origin: tuple[str | None, str] = (None, ""),
         sends: Callable[[], bool] = lambda: True,
     ) -> Rebuilt:
         """Store what is new in the messages, and return the context of the next model call.
@@ -206,26 +206,29 @@ class Sessions:
         ``model``: that the request is for; its price decides how often the history is folded. ``tools``: those that
         the model gets; the context names ``get_record`` only where it is among them. ``beside``: what the proxy sends
         besides the messages, such as the client's tools; it counts for the context and for the full history.
-        ``added``: what memory itself adds besides the messages, such as its tools. ``sender``: the program that sent
-        the request, as lists group by it. ``sends``: whether the context is sent, asked once it is built; else no
-        step is recorded or charged.
+        ``added``: what memory itself adds besides the messages, such as its tools. ``project``: that it must be of.
+        ``origin``: the project that the request names, else its first prompts do, and the program that sent it, for a
+        session that has none yet. ``sends``: whether the context is sent, asked once it is built; else no step is
+        recorded or charged.
 
         Raises what MemoryProcessor.apply_strategy and reading the messages raise, ConfigError for an
         invalid name, and NotSentError.
         """
         began = time.perf_counter()
         session_id = writable_id(namespace, name)
-        agent = None if agent_id is None else writable_id(namespace, agent_id)
         key = strategy or self.strategy
         self.config.strategy(key)
-        control = self.is_control(session_id)
-        if control:
-            key = CONTROL
         seen = self._hidden(messages, None if history is None else history.memo)
         client = llm_client if llm_client is not None else self.llm_client
         with self._holding(session_id, namespace) as kept:
-            if kept.generation is None or (agent is not None and kept.agent_id != agent):
-                self._register(session_id, kept, agent)
+            if kept.generation is None or project is not None:
+                self._register(session_id, kept, project)
+            if kept.generation is None:
+                self.database.set_origin(session_id, origin[0] or _project_of(seen), origin[1])
+            if kept.control is None:
+                share = self.config.service.holdout
+                kept.control = is_control(self.database, session_id, share, stores=True)
+            control = kept.control
             with kept.lock:  # the plan must be this step's
                 earlier = self._processor.state(key, session_id)
                 charged = None if earlier is None else earlier.ledger.last
@@ -243,17 +246,14 @@ class Sessions:
                     added=count(added),
                     beside=count(beside) if beside else 0,
                     sends=sends,
+                    as_it_came=control,
                 )
                 shown = leaving if form is None else shown
                 state = self._processor.state(key, session_id)
                 plan = None if state is None or state.last_plan is NO_PLAN else state.last_plan
                 if isinstance(state, MemoryBankState) and state.generation != kept.generation:
                     # first use, or another process reset the session
-                    self.database.open_session(session_id, agent, namespace)
-                    if kept.generation is None:
-                        prompts = map(content_text, (read(m, "content") for m in seen[:_PROMPTS]))
-                        project = next(filter(None, map(project_of, prompts)), None)
-                        self.database.set_origin(session_id, project=project, client=sender)
+                    self.database.open_session(session_id, project, namespace)
                     kept.generation = state.generation
                 if not sends():  # also messages that went through, which were not asked for
                     last = None if state is None else state.ledger.last
@@ -418,9 +418,12 @@ class Sessions:
         return known is not None and not isinstance(known, NoStrategySettings)
 
     def is_control(self, session_id: str) -> bool:
-        """Whether a session is one of the share ``holdout`` without memory: decided by a hash of its id."""
-        digest = hashlib.sha256(session_id.encode("utf-8", "surrogatepass")).digest()
-        return int.from_bytes(digest[:8]) / 2**64 < self.config.service.holdout
+        """Whether a session is, or will be, one of the share ``holdout`` that goes without memory."""
+        with self._lock:
+            kept = self._kept.get(session_id)
+        if kept is not None and kept.control is not None:
+            return kept.control
+        return is_control(self.database, session_id, self.config.service.holdout)
 
     def finish(self, step: Rebuilt) -> None:
         """Do the work that a step left for after its context was returned; if it fails, the next step does it."""
@@ -444,17 +447,18 @@ class Sessions:
 
     @contextmanager
     def searching(
-        self, namespace: str | None, agent: str | None = None
+        self, namespace: str | None, project: str | None = None
     ) -> Iterator[tuple[MemoryBankState | None, Scope]]:
-        """A memory and the scope in which it searches every session of a namespace, or those of an agent.
+        """A memory and the scope in which it searches every session of a namespace, or those of a project.
 
         It is that of the newest session with records; None without one. Raises ConfigError for an invalid name.
         """
-        agent_id = None if agent is None else stored_id(namespace, agent)
-        session_id = newest_searchable(self.database, namespace, agent_id)
+        if project is not None:
+            stored_id(namespace, project)
+        session_id = newest_searchable(self.database, namespace, project)
         held = nullcontext() if session_id is None else self._reading(namespace, session_id)
         with held as state:
-            yield state, "all" if agent is None else "agent"
+            yield state, "all" if project is None else "project"
 
     @contextmanager
     def _reading(self, namespace: str | None, session_id: str) -> Iterator[MemoryBankState]:
@@ -472,12 +476,11 @@ class Sessions:
 
     @contextmanager
     def writing(
-        self, namespace: str | None, name: str, *, agent_id: str | None = None
+        self, namespace: str | None, name: str, *, project: str | None = None
     ) -> Iterator[MemoryBankState]:
-        """``reading`` for a caller that stores; creates the session. Raises ConfigError, also for another agent."""
-        agent = None if agent_id is None else writable_id(namespace, agent_id)
+        """``reading`` for a caller that stores; creates the session. Raises ConfigError, also for another project."""
         session_id = writable_id(namespace, name)
-        self.database.open_session(session_id, agent, namespace)
+        self._open_session(session_id, namespace, project)
         with self.traced("create_memory", session_id), self.reading(namespace, name) as state:
             yield state
 
@@ -580,7 +583,6 @@ class Sessions:
         return MemoryBankState.open(
             self.database,
             session_id,
-            agent_id=kept.agent_id,
             namespace=kept.namespace,
             on_waiting=self._queued,
             defer=True,
@@ -616,16 +618,27 @@ class Sessions:
             with self._lock:
                 kept.users -= 1
 
-    def _register(self, session_id: str, kept: _Kept, agent: str | None) -> None:
-        """Create a session for its first step. Raises ConfigError if it belongs to another agent or namespace."""
+    def _open_session(self, session_id: str, namespace: str | None, project: str | None) -> None:
+        """Create a session of a project. Raises ConfigError, also for a project whose name holds a secret."""
+        if project is not None:
+            writable_id(namespace, project)
+        self.database.open_session(session_id, project, namespace)
+
+    def _register(self, session_id: str, kept: _Kept, project: str | None) -> None:
+        """Create a session for its first step. Raises ConfigError if it belongs to another project or namespace."""
         try:
-            self.database.open_session(session_id, agent, kept.namespace)
+            self._open_session(session_id, kept.namespace, project)
         except ConfigError:
             with self._lock:
                 if self._kept.get(session_id) is kept and kept.generation is None:
                     del self._kept[session_id]
             raise
-        kept.agent_id = agent or kept.agent_id
+
+
+def _project_of(messages: Sequence[object]) -> str | None:
+    """The project that the first prompts of a conversation name; what a tool or the model said is not asked."""
+    prompts = takewhile(lambda m: read(m, "role") in ("system", "developer", "user"), messages[:_PROMPTS])
+    return next(filter(None, (project_of(content_text(read(m, "content"))) for m in prompts)), None)
 
 
 @lru_cache(maxsize=32)

@@ -13,7 +13,7 @@ from types import EllipsisType
 from typing import Any, NamedTuple
 
 from memory_bank.transcript.framing import content_of, framed_member
-from memory_bank.transcript.jsontext import compact, is_deep, join_key, leaves
+from memory_bank.transcript.jsontext import compact, complete_json, is_deep, join_key, leaves
 from memory_bank.transcript.shortening import joins
 
 LINE_CHARS = 2_000
@@ -86,6 +86,8 @@ def _json_values(text: str) -> Iterator[Any]:
     Of several values between other words the list is one, too.
     """
     value = parse_exact(text)
+    if value is None and text[:64].lstrip()[:1] in ("{", "[") and (cut := complete_json(text)):
+        value = parse_exact(cut[0])
     found = [*islice(_json_between(text), MAX_LINES)] if value is None else [value]
     value = found[0] if len(found) == 1 else found or None
     while isinstance(value, (dict, list)):

@@ -8,17 +8,20 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from json.encoder import encode_basestring
 from typing import Any, NamedTuple
 
-from memory_bank.transcript.jsontext import join_key
-from memory_bank.transcript.shortening import pack_string, share
+from memory_bank.transcript.jsontext import complete_json, join_key
+from memory_bank.transcript.shortening import pack_string
 
 MOST_CHARS = 4_000_000  # of an output that is read
 _DEPTH = 100  # deeper values stay as they came
 _FEWEST = 4  # items of a list that may have members in common
 _SHARE = 0.8  # of the items that have a member in common
+_OTHERWISE = "items, but those that say otherwise"
 _EMPTY = frozenset(("null", '""', "[]", "{}"))
 _LONE = re.compile("[\ud800-\udfff]")
 
@@ -26,12 +29,14 @@ _LONE = re.compile("[\ud800-\udfff]")
 class DenseOutput(NamedTuple):
     """``text``: the output's content; ``path``: of the member that holds it, "" for all of it, None for several.
 
-    ``value``: the object or the list that the content is, for ``shorten_json``; None for other texts.
+    ``value``: the object or the list that the content is, for ``shorten_json``; None for other texts. ``rest``: what
+    the text says after a value that was cut off, as clients and tools cut long outputs.
     """
 
     text: str
     path: str | None = ""
     value: Any = None
+    rest: str = ""
 
 
 class _Object(tuple[tuple[str, Any], ...]):
@@ -54,18 +59,21 @@ def read_output(text: str, *, to_the_letter: bool = False) -> DenseOutput:
     """
     path = ""
     for _ in range(_DEPTH):
-        value = _parse(text)
+        value, rest = _parse(text), ""
+        if value is None and _may_be_json(text) and (cut := complete_json(text)):
+            value, rest = _parse(cut[0]), cut[1]
         if value is None:
             return DenseOutput(text, path)
         inner = _wrapped(value)
         if inner is None:
             if to_the_letter:
-                return DenseOutput(text, path, value)
+                return DenseOutput(text, path, None if rest else value)
             try:
-                return DenseOutput(_written(value), path, value)
+                return DenseOutput(_written(value) + (rest and f"\n{rest.lstrip()}"), path, value, rest)
             except RecursionError:
                 return DenseOutput(text, path)
         step, texts = inner
+        texts = [*texts[:-1], texts[-1] + rest]
         if len(texts) != 1:
             parts = texts if to_the_letter else [read_output(part).text for part in texts]
             return DenseOutput(_sendable("\n".join(parts)), None)
@@ -87,7 +95,7 @@ def _sendable(text: str) -> str:
 
 def _parse(text: str) -> Any:
     """The object or the list that a text is; None for any other text."""
-    if text[:64].lstrip()[:1] not in ("{", "[") or len(text) > MOST_CHARS:
+    if not _may_be_json(text):
         return None
     try:
         return json.loads(
@@ -95,6 +103,10 @@ def _parse(text: str) -> Any:
         )
     except (ValueError, RecursionError):
         return None
+
+
+def _may_be_json(text: str) -> bool:
+    return text[:64].lstrip()[:1] in ("{", "[") and len(text) <= MOST_CHARS
 
 
 def _wrapped(value: Any) -> tuple[list[str | int], list[str]] | None:
@@ -137,29 +149,44 @@ def _repeats(structured: Any, texts: Sequence[str]) -> bool:
     return len(texts) == 1 and structured in (_parse(texts[0]), _Object([("result", texts[0])]))
 
 
-def _write(value: Any, depth: int = 0, sizes: dict[int, int] | None = None) -> str:
-    """Write a value densely. Raises RecursionError for a deep one. ``sizes``: gets the length of each, by its id."""
+def _write(value: Any, depth: int = 0, *, part: bool = False) -> str:
+    """Write a value densely. Raises RecursionError for a deep one. ``part``: the items of a list as rows."""
     if isinstance(value, _Literal):
         return str(value)
     if isinstance(value, str):
         return encode_basestring(value)
     if isinstance(value, _Object):
-        text = _joined([(encode_basestring(key), _write(inner, depth + 1, sizes)) for key, inner in value])
-    elif not isinstance(value, list):
+        return _joined(
+            [(encode_basestring(key), _write(inner, depth + 1, part=part)) for key, inner in value]
+        )
+    if not isinstance(value, list):
         return "null" if value is None else "true" if value else "false"
-    elif depth > _DEPTH:
+    if depth > _DEPTH:
         raise RecursionError
-    elif len(value) >= _FEWEST and all(isinstance(item, _Object) for item in value):
+    if len(value) >= _FEWEST and all(isinstance(item, _Object) for item in value):
         rows = [
-            [(encode_basestring(key), _write(inner, depth + 2, sizes)) for key, inner in item]
+            [(encode_basestring(key), _write(inner, depth + 2, part=part)) for key, inner in item]
             for item in value
         ]
-        text = f"[{','.join(_without_repeats(rows))}]"
-    else:
-        text = f"[{','.join([_write(item, depth + 1, sizes) for item in value])}]"
-    if sizes is not None:
-        sizes[id(value)] = len(text)
-    return text
+        if part and (text := _as_rows(rows)):
+            return text
+        return f"[{','.join(_without_repeats(rows))}]"
+    return f"[{','.join([_write(item, depth + 1, part=part) for item in value])}]"
+
+
+def _as_rows(rows: Sequence[Sequence[tuple[str, str]]]) -> str:
+    """Objects with the same members as lists of their values, after one of the names; "" for others."""
+    names = dict.fromkeys(name for row in rows for name, _ in row)
+    if sum(map(len, rows)) < _FILLED * len(names) * len(rows) or any(
+        len(dict(row)) < len(row) for row in rows
+    ):
+        return ""
+    if len(names) == 1:
+        return f"{{{next(iter(names))}:[{','.join([row[0][1] if row else 'null' for row in rows])}]}}"
+    joint = ",\n"
+    lines = [f'{{"… {len(rows):,} items as rows of":[{",".join(names)}]}}']
+    lines += [f"[{','.join([dict(row).get(name, 'null') for name in names])}]" for row in rows]
+    return f"[{joint.join(lines)}]"
 
 
 def _joined(members: Sequence[tuple[str, str]], but: Sequence[str] = ()) -> str:
@@ -171,6 +198,8 @@ def _joined(members: Sequence[tuple[str, str]], but: Sequence[str] = ()) -> str:
 
 def _without_repeats(rows: Sequence[Sequence[tuple[str, str]]]) -> list[str]:
     """Objects, after one that says once what most of them have in common: the others have members of that name."""
+    if rows[0] and rows[0][0][0].endswith(f'{_OTHERWISE}"'):  # a list as this function wrote it
+        return [_joined(row, [key for key, _ in row]) for row in rows]
     members = [dict(row) for row in rows]
     names = Counter(key for row in members for key in row)
     is_once = all(len(own) == len(row) for own, row in zip(members, rows, strict=True))
@@ -180,7 +209,7 @@ def _without_repeats(rows: Sequence[Sequence[tuple[str, str]]]) -> list[str]:
         if text not in _EMPTY and times >= _SHARE * len(rows):
             common[name] = text
     saved = sum((len(rows) - 1) * (len(name) + len(text)) for name, text in common.items())
-    head = f'{{"all {len(rows)} items, but those that say otherwise":{_joined([*common.items()])}}}'
+    head = f'{{"all {len(rows)} {_OTHERWISE}":{_joined([*common.items()])}}}'
     if saved < 2 * len(head):
         return [_joined(row) for row in rows]
     left = ([(key, text) for key, text in row if common.get(key) != text] for row in rows)
@@ -188,15 +217,16 @@ def _without_repeats(rows: Sequence[Sequence[tuple[str, str]]]) -> list[str]:
 
 
 # -- a part of JSON -----------------------------------------------------------
-_CELLS = (
-    400,
-    160,
-    80,
-)  # characters of a value in a row at most, the first of these that fits, and a cut word's rest
-_LEAST = 16  # characters that a value is cut to
-_TELLING = re.compile(
-    r"(?i)ids?\Z|(?:\b|_)(?:uuid|sha|name|title|key|path|url|link|href|email|number|label|slug|code)s?\Z"
-)
+_CELLS = (60, 160, 400, 1 << 30)
+"""Characters that are shown of a value in every item: the least, then more where there is room."""
+_MANY = 40  # members that are objects, of an object that is read as a list
+_FILLED = 0.7  # of the cells of a table whose items are written as rows
+_MOST_LEFT_OUT = 500  # characters that say which members are left out
+
+WITHOUT = "\n(without "
+"""What stands before the names of the members that are left out."""
+Names = tuple[str, ...]
+"""The way to a value by the names of members; the items of a list share one."""
 
 
 def longest_text(value: Any) -> tuple[str, str]:
@@ -216,113 +246,134 @@ def without_text(value: Any, text: str, other: str) -> Any:
     return other if value == text else value
 
 
-def shorten_json(value: Any, room: int) -> str:
-    """About ``room`` characters of a value as ``read_output`` returns it; each cut says how much is missing.
+def opened(output: DenseOutput) -> DenseOutput:
+    """The output with what strings that hold JSON hold, in their places."""
+    value = _open(output.value)
+    rest = output.rest and f"\n{output.rest.lstrip()}"
+    return output._replace(value=value, text=_written(value) + rest)
 
-    An object keeps its members. Of a list of objects every item has the same few members, those that tell items apart
-    first; where even one is too much, items are left out in the middle. Words and numbers are never cut.
+
+def _open(value: Any) -> Any:
+    if isinstance(value, _Object):
+        return _Object([(key, _open(inner)) for key, inner in value])
+    if isinstance(value, list):
+        return [_open(item) for item in _grid(value) or value]
+    if type(value) is str and len(value) > _CELLS[0] and (inner := _parse(value)) is not None:
+        return _open(inner)
+    return value
+
+
+def _grid(cells: list[Any]) -> list[Any]:
+    """The rows of a sheet whose cells are items with a row, a column and a value; empty for other lists."""
+    rows: dict[str, list[tuple[str, Any]]] = {}
+    for n, cell in enumerate(cells):
+        members = dict(cell) if isinstance(cell, _Object) else {}
+        row, column, at = (members.get(name) for name in ("row", "column", "address"))
+        if isinstance(row, _Literal) and isinstance(column, (str, _Literal)) and "value" in members:
+            name = at.removesuffix(row) if isinstance(at, str) else column
+            rows.setdefault(row, [("row", row)]).append((str(name), members["value"]))
+        elif n < len(cells) - 1:  # the last one may be cut off
+            return []
+        else:
+            rows[""] = [*cell] if isinstance(cell, _Object) else []
+    return [_Object(row) for row in rows.values()] if len(rows) >= _FEWEST else []
+
+
+class Part:
+    """What is shown of a value as ``read_output`` returns it: of every item the same members.
+
+    Those of most worth for their length come first. ``worth``: of the texts under a name, by text; what two members
+    say counts once. What is left out is named at the end. Words and numbers are never cut.
     """
-    return _LONE.sub("\ufffd", _Packer().pack(value, room))
 
+    def __init__(self, value: Any, worth: Callable[[str, Sequence[str]], Mapping[str, float]]) -> None:
+        self._value = value
+        self._columns: dict[Names, _Column] = {}
+        self._add(value, (), 0)
+        for way, column in self._columns.items():
+            column.worth = worth(way[-1] if way else "", [*column.texts])
 
-class _Packer:
-    """Shortens one value. What was made of a part is kept, as tables within tables ask for it many times."""
+    def shown(self, room: int) -> str:
+        """About so many characters; "" where there is no room for one member of every item."""
+        columns, said, chosen, used = self._columns, set[str](), dict[Names, int](), 0
+        heap = [(-sum(c.worth.values()) / c.sizes[0], n, way) for n, (way, c) in enumerate(columns.items())]
+        heapify(heap)
+        while heap:
+            _, n, way = heappop(heap)
+            column = columns[way]
+            new = sum([much for text, much in column.worth.items() if text not in said]) / column.sizes[0]
+            if heap and -new > heap[0][0]:
+                heappush(heap, (-new, n, way))
+            elif used + column.sizes[0] <= room:
+                used += column.sizes[0]
+                chosen[way] = 0
+                said.update(column.worth)
+        for level in range(1, len(_CELLS)):
+            for way in chosen:
+                more = columns[way].sizes[level] - columns[way].sizes[chosen[way]]
+                if used + more <= room:
+                    used += more
+                    chosen[way] = level
+        if not chosen:
+            return ""
+        shown = _write(self._with(self._value, (), chosen), part=True)
+        left = dict.fromkeys(".".join(_first_without(way, chosen)) for way in columns if way not in chosen)
+        without = f"{WITHOUT}{', '.join(left)[:_MOST_LEFT_OUT]})" if left else ""
+        return _LONE.sub("\ufffd", shown + without)
 
-    def __init__(self) -> None:
-        self._sizes: dict[int, int] = {}  # by id, as those of what was packed
-        self._packed: dict[tuple[int, int], str] = {}
-
-    def pack(self, value: Any, room: int) -> str:
-        """A value in about so many characters."""
-        if not isinstance(value, (_Object, list)):
-            text = _write(value)
-            if len(text) <= room or not isinstance(value, str) or isinstance(value, _Literal):
-                return text
-            is_word = len(value) <= 100 and not any(map(str.isspace, value))
-            return text if is_word else pack_string(value, max(room, _LEAST))
-        known = id(value), room
-        if known not in self._packed:
-            self._packed[known] = self._pack(value, room)
-        return self._packed[known]
-
-    def _size(self, value: Any) -> int:
-        """The characters of a value that is written whole."""
-        if isinstance(value, (_Object, list)) and id(value) in self._sizes:
-            return self._sizes[id(value)]
-        return len(_write(value, 0, self._sizes))
-
-    def _pack(self, value: Any, room: int) -> str:
-        if self._size(value) <= room or not value:
-            return _write(value)
+    def _add(self, value: Any, way: Names, names: int) -> None:
+        """Add what a value holds to the columns; ``names``: the characters of those since the item that it is in."""
         if isinstance(value, _Object):
-            return self._object(value, room)
-        is_table = len(value) >= _FEWEST and all(isinstance(item, _Object) for item in value)
-        return self._rows(value, room) if is_table else self._list(value, room)
+            is_list = _is_list_like(value)
+            for key, inner in value:
+                if _says(inner):
+                    self._add(inner, (*way, "*" if is_list else key), 2 if is_list else names + len(key) + 3)
+        elif isinstance(value, list):
+            for item in value:
+                self._add(item, way, 2)
+        else:
+            if (column := self._columns.get(way)) is None:
+                column = self._columns[way] = _Column({}, [0] * len(_CELLS))
+            text = value if isinstance(value, str) else _write(value)
+            column.texts[text] = None
+            for level, most in enumerate(_CELLS):
+                column.sizes[level] += min(len(text), most + 10) + names + 1
 
-    def _object(self, value: _Object, room: int) -> str:
-        members = [(encode_basestring(key), inner) for key, inner in value if _says(inner)]
-        sizes = [self._size(inner) for _, inner in members]
-        shown, used = 0, 24
-        for (key, _), size in zip(members, sizes, strict=True):
-            used += len(key) + 2 + min(size, _LEAST)
-            if used > room and shown:
-                break
-            shown += 1
-        shares = share(sizes[:shown], room - 24 - sum(len(key) + 2 for key, _ in members[:shown]))
-        parts = [
-            f"{key}:{self.pack(inner, most)}" for (key, inner), most in zip(members, shares, strict=False)
-        ]
-        if shown < len(members):
-            parts.append(f'"…":"{len(members) - shown:,} more members"')
-        return f"{{{','.join(parts)}}}"
-
-    def _list(self, value: list[Any], room: int) -> str:
-        """The first items, as many as have room for a fair share."""
-        sizes = [self._size(item) for item in value]
-        fair = max(_LEAST, room // 12, sum(sizes) // len(sizes) * 3 // 2)
-        shown, used = 0, 30
-        for size in sizes:
-            used += min(size, fair) + 1
-            if used > room and shown:
-                break
-            shown += 1
-        shares = share(sizes[:shown], room - 30 - shown)
-        parts = [self.pack(item, most) for item, most in zip(value, shares, strict=False)]
-        if shown < len(value):
-            parts.append(f'"… {len(value) - shown:,} more items"')
-        return f"[{','.join(parts)}]"
-
-    def _rows(self, rows: list[_Object], room: int) -> str:
-        """Every item with the same members; items are left out in the middle."""
-        for cell in _CELLS:
-            table = [
-                {encode_basestring(k): self.pack(inner, cell) for k, inner in row if _says(inner)}
-                for row in rows
-            ]
-            texts: dict[str, list[str]] = {}
-            for row in table:
-                for name, text in row.items():
-                    texts.setdefault(name, []).append(text)
-            sizes = {name: sum(map(len, some)) + (len(name) + 2) * len(some) for name, some in texts.items()}
-            if sum(sizes.values()) + 3 * len(rows) <= room:
-                break
-        worth = {name: (1 + 3 * len({*some}) / len(rows)) * len(some) for name, some in texts.items()}
-        used, chosen = 60 + 3 * len(rows), set[str]()
-        for name in sorted(
-            texts, key=lambda n: -worth[n] * (3 if _TELLING.search(n[1:-1][-80:]) else 1) / sizes[n]
-        ):
-            if used + sizes[name] <= room or not chosen:
-                used += sizes[name]
-                chosen.add(name)
-        shown = _without_repeats([[(k, text) for k, text in row.items() if k in chosen] for row in table])
-        left = [json.loads(name) for name in texts if name not in chosen]
-        needed = sum(map(len, shown)) + len(shown) + 80
-        if needed > room and (most := max(2, len(shown) * room // needed)) < len(shown):
-            first = (most * 2 + 2) // 3
-            last = len(shown) - (most - first)
-            shown[first:last] = [f'"… {last - first:,} items"']
-        if left:
-            shown.insert(
-                0, encode_basestring(f"… {len(rows):,} items, of each without: {', '.join(left)[:1000]}")
+    def _with(self, value: Any, way: Names, chosen: Mapping[Names, int]) -> Any:
+        """The value with the chosen columns, texts cut as they are."""
+        if isinstance(value, _Object):
+            is_list = _is_list_like(value)
+            members = (
+                (k, self._with(v, (*way, "*" if is_list else k), chosen)) for k, v in value if _says(v)
             )
-        return f"[{','.join(shown)}]"
+            return _Object([(key, inner) for key, inner in members if _says(inner)])
+        if isinstance(value, list):
+            return [inner for item in value if _says(inner := self._with(item, way, chosen))]
+        if way not in chosen:
+            return None
+        most = _CELLS[chosen[way]]
+        is_word = type(value) is str and len(value) <= 100 and not any(map(str.isspace, value))
+        if type(value) is not str or len(value) <= most or is_word:
+            return value
+        return json.loads(pack_string(value, most))
+
+
+@dataclass(slots=True)
+class _Column:
+    """The values of one way: their texts, the characters that they take by the longest shown, what each is worth."""
+
+    texts: dict[str, None]
+    sizes: list[int]
+    worth: Mapping[str, float] = field(default_factory=dict)
+
+
+def _is_list_like(value: _Object) -> bool:
+    return len(value) >= _MANY and all(isinstance(inner, (_Object, list)) for _, inner in value)
+
+
+def _first_without(way: Names, chosen: Mapping[Names, int]) -> Names:
+    """The shortest beginning of a way that is the beginning of no chosen one."""
+    for n in range(1, len(way)):
+        if not any(other[:n] == way[:n] for other in chosen):
+            return way[:n]
+    return way

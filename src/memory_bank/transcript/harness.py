@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import re
 
+from memory_bank.records import project_key
+
 HARNESS_TAGS = (
     "environment_context", "user_instructions", "permissions instructions", "INSTRUCTIONS", "turn_aborted",
     "collaboration_mode", "skills_instructions", "apps_instructions", "plugins_instructions",
     "system-reminder", "command-name", "command-message", "command-args", "local-command-stdout",
-    "local-command-caveat", "environment_details",
+    "local-command-caveat", "environment_details", "earlier-session",
 )  # fmt: skip
-"""Tags of blocks that Codex, Claude Code and Cline put into user messages."""
+"""Tags of blocks that Codex, Claude Code and Cline put into user messages, and ``HANDED_ON``'s."""
+HANDED_ON = "<earlier-session>"
+"""How a user message begins in which ``memory-bank handoff`` tells of an earlier session."""
 
 SUMMARY_OPENINGS = (
     "This session is being continued from a previous conversation",
@@ -64,6 +68,7 @@ _FOLDER = re.compile(
     r"((?:~|/|[a-z]:[\\/])[^\n]{0,300}?)(?=[\n<>()`'\"|,;]|\.?\s*$|\.\s)",
     re.I,
 )
+_WORKTREE = re.compile(r"/(?:\.claude/|\.)worktrees/.+|(?<=/\.codex/worktrees)/[^/]+(?=/[^/]+)")
 _SHORT = 700  # characters of the longest of them
 
 _OPENING = re.compile(
@@ -87,10 +92,14 @@ def persons_text(text: str) -> str:
 
 
 def project_of(text: str) -> str | None:
-    """The name of the folder that a client says it works in; None where its prompt names none."""
+    """The key of the folder that a client says it works in, of worktrees one; None where its prompt names none."""
     found = _FOLDER.search(text[:_PROMPT])
-    name = re.split(r"[\\/]", found[1].strip().rstrip("\\/."))[-1].strip() if found else ""
-    return name[:120] or None
+    return project_of_place(found[1]) if found else None
+
+
+def project_of_place(folder: str) -> str | None:
+    """The key of a folder as a client writes its path; None for one without a name."""
+    return project_key("folder", _WORKTREE.sub("", folder.strip().rstrip("\\/.").replace("\\", "/")))
 
 
 def asks_for_summary(text: str) -> bool:

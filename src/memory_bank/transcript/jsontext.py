@@ -27,6 +27,53 @@ def parse_output(text: str) -> Any:
     return {RAW: text} if is_deep(value) else value
 
 
+_LEXEME = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.S)
+_CUT_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*(\\(?:u[\da-fA-F]{0,3})?)\Z")
+_CUT_NUMBER = re.compile(r"(?<=[\s:,\[])[-+.\w]+\Z")
+_LEAST_CUT = 500  # characters of a text that may be JSON without its end
+_MOST_AFTER = 2_000  # characters of what a client says after JSON that it has cut
+
+
+def complete_json(text: str) -> tuple[str, str] | None:
+    """JSON whose end is missing, with an end, and what follows where it was cut; None for other texts. Linear."""
+    try:
+        json.loads(text)
+        return None
+    except RecursionError:
+        return None
+    except ValueError as e:
+        at, said = getattr(e, "pos", 0), str(e)
+    if at < len(text) // 2 and not said.startswith("Unterminated"):
+        return None
+    in_string = said.startswith(("Unterminated", "Invalid"))
+    at = len(text) if said.startswith("Unterminated") else at
+    body, rest = text[:at], text[at:]
+    closing: list[str] = []
+    for lexeme in _LEXEME.finditer(body):
+        if (mark := lexeme[0][0]) in "{[":
+            closing.append("}" if mark == "{" else "]")
+        elif mark in "}]" and closing:
+            closing.pop()
+    if not closing or len(rest) > _MOST_AFTER or len(text) < _LEAST_CUT:
+        return None
+    if in_string:
+        cut = _CUT_ESCAPE.search(body)
+        body, rest = f'{body[: cut.start(1)] if cut else body}"', rest.lstrip("\\")
+    else:
+        body = body.rstrip()
+        if cut := _CUT_NUMBER.search(body):  # a number that may go on
+            body, rest = body[: cut.start()].rstrip(), cut[0] + rest
+        body = f'{body}"…"' if body.endswith(":") else body.removesuffix(",")
+    end = "".join(reversed(closing))
+    for whole in (body + end, f'{body}:"…"{end}'):  # the name of a member, perhaps, whose value is missing
+        try:
+            json.loads(whole)
+        except (ValueError, RecursionError):
+            continue
+        return whole, rest
+    return None
+
+
 def parse_arguments(arguments: Any) -> Any:
     """The arguments of a call as an object: parsed text, ``{}`` for none, ``{"_raw": …}`` for all else."""
     if isinstance(arguments, Mapping):

@@ -37,6 +37,7 @@ class Mark(StrEnum):
     NOTES = "The agent's notes ("
     LAST = "The agent's last message:"
     USERS = "The user's messages, in order:"
+    FILES = "Files under work"
     EARLIER_SUMMARY = "An earlier summary of "
     EXCERPTS = "Excerpts"
     EARLIER = "Earlier tool calls"
@@ -139,6 +140,10 @@ def fence(text: str, key: str = "", before: str = "") -> str:
     seal = hashlib.sha256(f"memory_bank\0{key}".encode("utf-8", "surrogatepass")).hexdigest()[:8]
     before, text = (_without(seal, sendable(given)) for given in (before, text))
     return f"{before}{Mark.OPENING} seal={seal}>\n{INTRODUCTION}\n{text}\n{Mark.CLOSING} seal={seal}>"
+
+
+FENCED = re.compile(rf"{Mark.OPENING} seal=([0-9a-f]{{8}})>.*?{Mark.CLOSING} seal=\1>\s*", re.S)
+"""A text as ``fence`` writes it, with the white space after it."""
 
 
 def sendable(text: str) -> str:

@@ -471,11 +471,11 @@ def test_equal_calls_of_the_past_are_told_apart_in_a_fork(world: World) -> None:
 def test_a_fork_belongs_to_whoever_asks_for_it(world: World) -> None:
     chat = [*START, *steps(2)]
     name = known(world.find(chat)).name
-    world.sessions.rebuild(None, name, chat, agent_id="ada")
+    world.sessions.rebuild(None, name, chat, project="ada")
     world.ask([*chat, *steps(1, start=2, label="a")])
     other = known(world.find([*chat, *steps(1, start=2, label="b")]))
-    world.sessions.rebuild(None, other.name, chat, agent_id="bob")
-    assert [world.database.agent_of(n) for n in (name, other.name)] == ["ada", "bob"]
+    world.sessions.rebuild(None, other.name, chat, project="bob")
+    assert [world.database.project_of(n) for n in (name, other.name)] == ["ada", "bob"]
 
 
 # --- prompt_cache_key

@@ -61,7 +61,7 @@ def _nonempty(value: Any) -> Any:
     return value
 
 
-def _agent_id(value: Any) -> Any:
+def _project(value: Any) -> Any:
     if not _text(value) or len(value) > LONGEST_NAME or not value.isprintable():
         raise ValueError(f"must be 1 to {LONGEST_NAME} printable characters")
     return value
@@ -70,12 +70,12 @@ def _agent_id(value: Any) -> Any:
 # pydantic's str refuses lone surrogates, which agents do send.
 Text = Annotated[Any, AfterValidator(_text), WithJsonSchema({"type": "string"})]
 Name = Annotated[Any, AfterValidator(_nonempty), WithJsonSchema({"type": "string", "minLength": 1})]
-AgentId = Annotated[
+Project = Annotated[
     Any,
-    AfterValidator(_agent_id),
+    AfterValidator(_project),
     WithJsonSchema({"type": "string", "minLength": 1, "maxLength": LONGEST_NAME}),
 ]
-_OWNER = Field(None, description="the agent that the session belongs to, for a wider scope")
+_PROJECT = Field(None, description="the project that the session belongs to, whose sessions a search reaches")
 Message = Annotated[
     Any,
     WithJsonSchema(
@@ -98,7 +98,7 @@ class ContextRequest(RequestModel):
     )
     messages: list[Message] = Field(description="the whole conversation, as it would be sent to the model")
     strategy: str | None = Field(None, description="key of a strategy in the configuration")
-    agent_id: AgentId | None = _OWNER
+    project: Project | None = _PROJECT
     plan: StrictBool = Field(True, description="false omits the plan, which is long after thousands of calls")
     tools: list[Any] | None = Field(
         None, description="the tools of the call: the context names get_record where it is among them"
@@ -147,7 +147,7 @@ class IngestRequest(RequestModel):
     )
     tool_outputs: list[ToolOutput] = Field(default_factory=list, description="the outputs of one step")
     task: Text = Field("", description="the user's task, with tool_outputs")
-    agent_id: AgentId | None = _OWNER
+    project: Project | None = _PROJECT
 
 
 class Ingested(ResponseModel):
@@ -172,8 +172,8 @@ class SearchQuery(RequestModel):
 class SearchAllQuery(SearchQuery):
     """Query of ``search_all``."""
 
-    agent: str | None = Field(
-        None, min_length=1, max_length=LONGEST_NAME, description="only sessions of this agent"
+    project: str | None = Field(
+        None, min_length=1, max_length=LONGEST_NAME, description="only sessions of this project"
     )
 
 
@@ -213,7 +213,7 @@ def build_context(api: Api, name: SessionName, body: JsonBody) -> BuiltContext:
     The session is created if it does not exist. The same conversation again stores nothing twice.
     """
     query = ContextRequest.parse(body.value)
-    given = {member: getattr(query, member) for member in ("agent_id", "strategy", "tools")}
+    given = {member: getattr(query, member) for member in ("project", "strategy", "tools")}
     step = api.sessions.rebuild(api.namespace, name, _checked(query.messages), size=len(body.data), **given)
     plan = step.plan.manifest() if step.plan is not None and query.plan else None
     api.sessions.finish(step)  # so that a search finds what this request has stored
@@ -268,7 +268,7 @@ def ingest(
     else:
         outputs = [_redacted(api, output) for output in query.tool_outputs]
         task = query.task and api.sessions.redacted_text(query.task)
-    with api.sessions.writing(api.namespace, name, agent_id=query.agent_id) as state:
+    with api.sessions.writing(api.namespace, name, project=query.project) as state:
         if "messages" in given:
             view = Transcript(state.session_id, approximate_counter()).update(seen)  # its tokens are not used
             ids = [t for interaction in view.interactions for t in interaction.trace_ids if t]
@@ -330,7 +330,7 @@ def search_session(api: Api, name: SessionName, query: Annotated[SearchQuery, Qu
 @route(router, "GET", "/search", "Search all sessions", 422, 501)
 def search_all(api: Api, query: Annotated[SearchAllQuery, Query()]) -> Hits:
     """Search all of your sessions at once. A record is found as soon as it has a summary."""
-    with api.sessions.searching(api.namespace, query.agent) as (state, scope):
+    with api.sessions.searching(api.namespace, query.project) as (state, scope):
         return _hits(api, state, query, scope)
 
 

@@ -19,6 +19,7 @@ from pydantic import Field
 
 from memory_bank.bank import steps
 from memory_bank.bank.folds import stored_folds
+from memory_bank.bank.holdout import Comparison, comparison, is_control
 from memory_bank.bank.listing import (
     NamespaceTotals,
     SessionInfo,
@@ -110,17 +111,6 @@ class CallCosts(ResponseModel):
     models: list[ModelCost]
 
 
-class Group(ResponseModel):
-    """The steps of the sessions with memory, or of those that ``holdout`` leaves without."""
-
-    sessions: Count
-    steps: Count
-    tokens_per_step: float
-    full_tokens_per_step: float
-    input_per_step: float | None = Field(description="as the provider counts; null without usage")
-    cost_per_step: float | None = Field(description="of the steps with usage and a price; null without")
-
-
 class StepTotals(ResponseModel):
     """Sums of some steps."""
 
@@ -139,7 +129,7 @@ class SessionFigures(ResponseModel):
     created: Time
     last_written: Time | None
     task: str = Field(description="the user's task; in a list its beginning")
-    agent: str | None
+    project: str | None
     forked_from: str | None = Field(description="the session that it was forked from")
     records: Count
     steps: Count = Field(description="number of the latest step with records")
@@ -184,8 +174,9 @@ class Stats(ResponseModel):
     queue: Queue
     tokens: TokenSums
     cost: CallCosts
-    groups: dict[Literal["memory", "control"], Group] | None = Field(
-        description="null without a control group"
+    holdout: Comparison | None = Field(
+        description="dollars of sessions with memory and of those `holdout` leaves without; null without any. "
+        "`needed`: sessions of the smaller group for which the saving as estimated would show"
     )
     errors: Count = Field(description="steps that the provider or the connection to it failed")
     steps_without_memory: Count = Field(description="steps for which memory failed or was paused")
@@ -215,6 +206,7 @@ class SessionsQuery(RequestModel):
     only: Only = None
     since: Since | None = None
     model: str | None = Field(None, max_length=255, description="only sessions with steps for this model")
+    project: str | None = Field(None, max_length=LONGEST_NAME, description="only sessions of this project")
 
 
 class TitleRequest(RequestModel):
@@ -239,7 +231,7 @@ class Days(ResponseModel):
 
 
 class NamedGroup(StepTotals):
-    """The steps of the sessions of a project, or of an agent."""
+    """The steps of the sessions of a project, or of a client."""
 
     name: str | None = Field(description="null: of sessions that name none")
     sessions: Count
@@ -255,9 +247,8 @@ class NamedGroups(ResponseModel):
 class GroupsQuery(RequestModel):
     """Query of ``get_groups``."""
 
-    by: Literal["project", "agent"] = Field(
-        description="the folder that a client names as the one it works in; the agent that a session was given, or "
-        "else the program that sent its first request"
+    by: Literal["project", "client"] = Field(
+        description="the project of a session; the program that sent its first request"
     )
 
 
@@ -276,7 +267,7 @@ def list_sessions(api: Api, request: Request, query: Annotated[SessionsQuery, Qu
     """The caller's sessions, a page at a time."""
     after = None if query.after is None else stored_id(api.namespace, query.after)
     prefix = stored_id(api.namespace, "x")[:-1]
-    plain = (query.sort, query.only, query.model, query.since) == ("created", None, None, None)
+    plain = (query.sort, query.only, query.model, query.since, query.project) == ("created", *[None] * 4)
     ranked = None if plain else _ranked(api, query)
     found = list_page(api.database, api.namespace, query.limit, after, query.q.strip(), prefix, ranked)
     if found is None:
@@ -320,7 +311,7 @@ def _totals(api: ApiContext, sums: Sequence[UsageSums]) -> dict[str, Any]:
 def _ranked(api: ApiContext, query: SessionsQuery) -> list[str]:
     """The ids of the sessions that a query wants, in its order; the newest first among equals."""
     used = _by(steps.usage_sums(api.database, api.namespace, "session", since=query.since))
-
+    of = None if query.project is None else origins(api.database, api.namespace)
     worth: dict[str, Callable[[list[UsageSums]], Any]] = {
         "used": lambda sums: max((s.last for s in sums), default=0.0),
         "saved": lambda sums: _saved(api, sums),
@@ -334,6 +325,7 @@ def _ranked(api: ApiContext, query: SessionsQuery) -> list[str]:
         if (query.since is None or used[i])
         and (query.only is None or any(getattr(s, query.only) for s in used[i]))
         and (query.model is None or any(s.model == query.model for s in used[i]))
+        and (of is None or of[i][0] == query.project)
     ]  # fmt: skip
     return sorted(ids, key=lambda i: worth[query.sort](used[i]), reverse=True) if query.sort in worth else ids
 
@@ -345,7 +337,7 @@ def _saved(api: ApiContext, sums: Sequence[UsageSums]) -> tuple[float, float]:
 
 
 def _names(api: ApiContext, info: Any) -> dict[str, str | None]:
-    ids = {"name": info.session_id, "agent": info.agent_id, "forked_from": info.forked_from}
+    ids = {"name": info.session_id, "forked_from": info.forked_from}
     return {key: None if id_ is None else api.public(id_) for key, id_ in ids.items()}
 
 
@@ -360,7 +352,7 @@ def get_session(api: Api, request: Request, name: SessionName) -> SessionDetail:
         **_names(api, found),
         **_sums(api, found, steps.usage_sums(api.database, api.namespace, session_ids=[found.session_id])),
         queue=_queue(request, found).model_copy(update={"attempts": found.attempts}),
-        control=api.sessions.is_control(found.session_id),
+        control=is_control(api.database, found.session_id),
     )
 
 
@@ -410,20 +402,13 @@ def get_stats(api: Api, request: Request) -> Stats:
     """Totals of all sessions of the caller."""
     totals = namespace_totals(api.database, api.namespace)
     sums = steps.usage_sums(api.database, api.namespace)
-    groups: dict[str, Group] | None = None
-    if any(s.control for s in sums):
-        each = steps.usage_sums(api.database, api.namespace, "session")
-        sessions = Counter(control for _, control in {(s.of, s.control) for s in each})
-        groups = {
-            name: _group(api, [s for s in sums if s.control == control], sessions[control])
-            for name, control in (("memory", False), ("control", True))
-        }
+    holdout = comparison(api.database, api.sessions.config.prices, api.namespace)
     without = request.app.state.service.proxy.rebuilder.without(api.namespace)
     counts = {
         "errors": sum(s.errors for s in sums),
         "steps_without_memory": sum(s.without_memory for s in sums),
     }
-    more = {"groups": groups, "without_memory": without, **counts, **_sums(api, totals, sums)}
+    more = {"holdout": holdout, "without_memory": without, **counts, **_sums(api, totals, sums)}
     return Stats.of(totals, queue=_queue(request, totals), **more)
 
 
@@ -452,15 +437,13 @@ def get_days(api: Api, query: Annotated[DaysQuery, Query()]) -> Days:
     return Days(days=found)
 
 
-@route(router, "GET", "/stats/groups", "Get the totals of each project or agent", 422)
+@route(router, "GET", "/stats/groups", "Get the totals of each project or client", 422)
 def get_groups(api: Api, query: Annotated[GroupsQuery, Query()]) -> NamedGroups:
-    """The steps of the caller's sessions by project, or by agent; those that saved most first."""
+    """The steps of the caller's sessions by project, or by client; those that saved most first."""
     of, grouped = origins(api.database, api.namespace), defaultdict[str | None, list[UsageSums]](list)
     for s in steps.usage_sums(api.database, api.namespace, "session"):
-        project, agent, client = of.get(str(s.of), (None, None, None))
-        grouped[project if query.by == "project" else client if agent is None else api.public(agent)].append(
-            s
-        )
+        project, client = of.get(str(s.of), (None, None))
+        grouped[project if query.by == "project" else client].append(s)
     return NamedGroups.of(
         groups=[
             NamedGroup.of(
@@ -528,21 +511,6 @@ def _costs(api: ApiContext, sums: Sequence[UsageSums]) -> CallCosts:
         unpriced=sorted(unpriced),
         untold=[Untold(reason=reason, calls=calls) for reason, calls in untold.most_common()],
         models=sorted(models, key=lambda m: (-m.calls, m.model)),
-    )
-
-
-def _group(api: ApiContext, sums: list[UsageSums], sessions: int) -> Group:
-    count = sum(s.steps for s in sums)
-    calls = sum(s.reported for s in sums)
-    told = _costs(api, sums)
-    priced = sum(m.calls for m in told.models if m.sent_cost is not None)
-    return Group(
-        sessions=sessions,
-        steps=count,
-        tokens_per_step=sum(s.tokens for s in sums) / max(1, count),
-        full_tokens_per_step=sum(s.full_tokens for s in sums) / max(1, count),
-        input_per_step=sum(s.sent.input for s in sums) / calls if calls else None,
-        cost_per_step=None if told.sent is None else told.sent / priced,
     )
 
 

@@ -132,6 +132,8 @@ class Telemetry:
             session = exchange.session
             more = {
                 "gen_ai.conversation.id": session and stored_id(exchange.namespace, session),
+                # never false: "if and only if" the context was compacted
+                "gen_ai.conversation.compacted": exchange.memory == "rebuilt" or None,
                 "gen_ai.usage.input_tokens": exchange.usage.input,
                 "gen_ai.usage.output_tokens": exchange.usage.output,
                 "memory_bank.status": exchange.memory or None,

@@ -30,7 +30,7 @@ from memory_bank.service.proxy.api import NotRebuiltError, Provider, RequestHist
 from memory_bank.service.proxy.body import as_object, objects_of
 from memory_bank.service.proxy.exchange import Exchange
 from memory_bank.service.proxy.identity import Identity, SessionMatch, client_session
-from memory_bank.service.security.access import public_name, stored_id
+from memory_bank.service.security.access import project_named, public_name, stored_id
 from memory_bank.service.sessions import Rebuilt, Sessions, count_once
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.anthropic import marks_beside
@@ -380,6 +380,7 @@ class Rebuilder:
         api, value, namespace = exchange.api, exchange.body.value, exchange.namespace
         history = api.history(exchange.body)
         is_summary = _asks_summary(exchange, history)
+        project = project_named(namespace, exchange.client_headers)
         for _ in range(3):  # another conversation may continue the session meanwhile
             match = self._session_of(
                 exchange, history, job, asks_summary=is_summary, records=not api.counts_only
@@ -422,7 +423,7 @@ class Rebuilder:
                     beside="".join(compact(v) for m in ("tools", "functions") if (v := value.get(m))),
                     sends=sends,
                     added=compact(offered[len(value.get("tools") or ()) :]) if offered else "",
-                    sender=_program(exchange.client_headers.get("user-agent") or ""),
+                    origin=(project, _program(exchange.client_headers.get("user-agent") or "")),
                 )
                 break
             except NotSentError:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.keys import ApiKey, Keys, digest_of, key_id_of
@@ -68,6 +69,16 @@ def writable_id(namespace: str | None, name: str) -> str:
     if kind := known_form(name[:LONGEST_NAME]):
         raise ConfigError(f"a name holds what looks like a secret ({kind}): choose another name.")
     return stored_id(namespace, name)
+
+
+def project_named(namespace: str | None, headers: Mapping[str, str]) -> str | None:
+    """The project that a request names. Raises ConfigError for a name that is none."""
+    if "x-memory-agent" in headers:
+        raise ConfigError("there is no header x-memory-agent: name the project by x-memory-project.")
+    named = unquote(headers.get("x-memory-project") or "").strip()
+    if named:
+        writable_id(namespace, named)
+    return named or None
 
 
 def public_name(namespace: str | None, session_id: str) -> str:

@@ -3,7 +3,7 @@
 import { Failure, Poll, get, key } from "./api.js";
 import { Compare } from "./compare.js";
 import { el, plainText, put } from "./dom.js";
-import { count, dollars, less, plural, saved, short } from "./format.js";
+import { count, less, plural, saved, short } from "./format.js";
 import { Home } from "./home.js";
 import { RecordView } from "./record.js";
 import { go, link, read, wrong } from "./route.js";
@@ -125,8 +125,6 @@ function title() {
 
 // -- the whole service, the connection
 
-const perStep = (group) => (group.cost_per_step === null ? `${short(group.tokens_per_step)} tokens` : `${dollars(group.cost_per_step)}, ${short(group.tokens_per_step)} tokens`);
-
 const stats = new Poll(10_000, async () => {
   const s = await get("v1/stats");
   const without = Object.values(s.without_memory).reduce((sum, n) => sum + n, 0);
@@ -135,7 +133,6 @@ const stats = new Poll(10_000, async () => {
     ["sessions", count(s.sessions)],
     ["tokens", s.tokens.full ? `${short(s.tokens.sent)} sent, ${s.tokens.sent > s.tokens.full ? s.tokens.compared : less(s.tokens.sent, s.tokens.full)}` : "none sent"],
     ...(s.cost.sent === null ? [] : [[word === "saved" ? "saved in all" : "cost more in all", figure]]),
-    ...(s.groups ? [["per step", [s.groups.memory, s.groups.control].map(perStep).join(" with memory, ") + " in the control group"]] : []),
     ...(without ? [["without memory", el("a", { class: "bad", href: wrong({ only: "without_memory" }) }, plural(without, "request"))]] : []),
     ...(s.queue.open && s.queue.model ? [["summaries waiting", count(s.queue.open) + (s.queue.failing ? `, ${count(s.queue.failing)} failing` : "")]] : []),
   ];

@@ -89,8 +89,9 @@ export class Home {
     const reasons = Object.entries(s.without_memory).map(([why, n]) => `${why.replaceAll("_", " ")} ${count(n)}`);
     const waiting = s.queue.open ? `${count(s.queue.open)} waiting${s.queue.model ? "" : " for a model that this service does not ask"}` : "none waiting";
     const sums = { tokens: s.tokens, sent_cost: s.cost.sent, full_cost: s.cost.full, errors: s.errors, without_memory: s.steps_without_memory };
-    drawn(this.all, [sums, s.queue, reasons], () => [
+    drawn(this.all, [sums, s.queue, reasons, s.holdout], () => [
       tiles(sums, {}, reasons.length ? `since the start: ${reasons.join(", ")}` : ""),
+      s.holdout ? tile("Measured by holdout", s.holdout.per_session ? `${less(s.holdout.per_session.share, 1)} a session` : "too few sessions", s.holdout.compared) : "",
       tile("Summaries", plural(s.queue.calls, "call"), `of a model, ${waiting}${s.queue.failing ? `, ${count(s.queue.failing)} failing` : ""}`),
     ]);
     this.drawModels(s.cost);
@@ -146,10 +147,12 @@ export class Home {
 
   async drawTop() {
     const by = this.by;
-    const asked = { session: ["v1/sessions", { sort: "saved", limit: TOP }], project: ["v1/stats/groups", { by }], agent: ["v1/stats/groups", { by }] };
+    const asked = { session: ["v1/sessions", { sort: "saved", limit: TOP }], project: ["v1/stats/groups", { by }], client: ["v1/stats/groups", { by }] };
     const got = by === "day" ? { groups: [...this.days].reverse() } : await get(...asked[by]);
     if (by !== this.by) return;
     const rows = got.groups ?? got.sessions.filter((s) => s.tokens.steps);
+    const plain = (name) => (by === "project" && name ? name.replace(/@[0-9a-f]{12}$/, "") : name); // without the digest of its place
+    const shown = (name) => (rows.filter((s) => plain(s.name) === plain(name)).length === 1 ? plain(name) : name);
     const made = rows.map((s) => {
       const at = { session: { session: s.name }, day: { since: s.start, until: s.start + 24 * HOUR } }[by]; // where a red figure leads
       const red = (n, told, only) => (!n ? told : at ? el("a", { class: "bad", href: wrong({ only, ...at }) }, told) : told);
@@ -160,12 +163,12 @@ export class Home {
         ...["errors", "without_memory"].map((only) => red(s[only], s[only] ? count(s[only]) : "", only)),
         ...(by === "day" ? [] : [by === "session" ? (s.models[0] ? told(s.models[0]) : "") : count(s.sessions), ago(s.last_used)]),
       ];
-      const name = by === "session" ? named(s, link(s.name)) : by === "day" ? s.day : el("b", {}, told(s.name ?? `no ${by} is named`));
+      const name = by === "session" ? named(s, link(s.name)) : by === "day" ? s.day : el("b", { title: s.name ?? "" }, told(shown(s.name) ?? `no ${by} is named`));
       return el("tr", {}, el("td", { class: "text" }, name), cells.map((c) => el("td", {}, c)));
     });
     const chip = (name) => el("button", { type: "button", class: "small", "aria-pressed": String(name === by), onclick: () => this.choose(name) }, `by ${name}`);
     const heads = [by[0].toUpperCase() + by.slice(1), "Steps", "Tokens", "Saved", "Paid", "Without memory", "Provider errors", "Steps without memory", ...(by === "day" ? [] : [by === "session" ? "Model" : "Sessions", "Last use"])];
-    drawn(this.top, [by, rows, rows.map((s) => ago(s.last_used))], () => made.length ? [el("div", { class: "bar title" }, el("h2", {}, by === "day" ? "Each day" : `${by[0].toUpperCase() + by.slice(1)}s that saved most`), el("span", { class: "turn" }, ["session", "project", "agent", "day"].map(chip))), el("div", { class: "wide" }, table(heads, made))] : "");
+    drawn(this.top, [by, rows, rows.map((s) => ago(s.last_used))], () => made.length ? [el("div", { class: "bar title" }, el("h2", {}, by === "day" ? "Each day" : `${by[0].toUpperCase() + by.slice(1)}s that saved most`), el("span", { class: "turn" }, ["session", "project", "client", "day"].map(chip))), el("div", { class: "wide" }, table(heads, made))] : "");
   }
 
   drawModels(cost) {

@@ -155,7 +155,7 @@ export class SessionView {
     const i = this.info;
     const facts = [
       ["name", i.title && told(this.name)],
-      ["agent", i.agent && told(i.agent)],
+      ["project", i.project && told(i.project)],
       ["forked from", i.forked_from && el("a", { href: link(i.forked_from) }, told(i.forked_from))],
       ["model", i.cost.models.length ? told(i.cost.models.map((m) => m.model).join(", ")) : null],
       ["without summary", i.unobserved ? count(i.unobserved) : null],

@@ -1,0 +1,193 @@
+"""The sessions that chance leaves without memory, and what the others cost beside them."""
+
+from __future__ import annotations
+
+import hmac
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from statistics import NormalDist
+
+import numpy as np
+import sqlalchemy as sa
+
+from memory_bank.bank.database import ANY, Database
+from memory_bank.bank.schema import (
+    SESSION,
+    SET_SESSION,
+    in_parts,
+    of_namespace,
+    of_session,
+    records,
+    sessions,
+    steps,
+)
+from memory_bank.bank.steps import usage_sums
+from memory_bank.config import Price
+from memory_bank.pricing import costs, known_price
+
+LEAST = 30
+"""Sessions of each group below which no interval is told: dollars a session are skewed, it would be too narrow."""
+_SMALLEST = 0.1  # a saving that is to be seen even where less is expected
+_POWER = NormalDist().inv_cdf(0.975) + NormalDist().inv_cdf(0.8)
+
+_s = sessions.c
+_CONTROL = sa.select(_s.control).where(of_session(sessions))
+_BEGUN = sa.select(
+    sa.or_(
+        _s.forked_from.is_not(None),
+        *(sa.exists().where(table.c.session_id == SESSION) for table in (records, steps)),
+    )
+).where(of_session(sessions))
+
+
+def is_control(database: Database, session_id: str, share: float = 0.0, *, stores: bool = False) -> bool:
+    """Whether a session goes without memory: as stored, else drawn by chance for a ``share``.
+
+    Every process draws the same, by the bank's secret, which no client knows. ``stores``: what is drawn stays, also
+    with another share; a fork has it from its session. What began before there was a share is never drawn.
+    """
+    if (known := database.value(_CONTROL, session=session_id)) is not None or not share:
+        return bool(known)
+    if database.value(_BEGUN, session=session_id):
+        return False
+    digest = hmac.digest(database.secret(), session_id.encode("utf-8", "surrogatepass"), "sha256")
+    drawn = int.from_bytes(digest[:8]) < share * 2**64
+    if not stores:
+        return drawn
+    with database.write() as c:  # the first one's stays
+        c.execute(SET_SESSION.where(_s.control.is_(None)).values(control=drawn), {"session": session_id})
+    return bool(database.value(_CONTROL, session=session_id))
+
+
+@dataclass(frozen=True, slots=True)
+class DollarRatio:
+    """Mean dollars with memory and without, their ``share``, and the ends of its 95% confidence interval."""
+
+    memory: float
+    control: float
+    share: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{_change(self.share)} (95% interval: {_change(self.low)} to {_change(self.high)})"
+
+
+def _change(share: float) -> str:
+    return f"{abs(1 - share):.0%} {'more' if share > 1 else 'less'}"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionDollars:
+    """What one drawn session and its forks cost in all, with the full histories (estimated), and its priced calls."""
+
+    paid: float
+    full: float
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The sessions that were drawn to have memory and to go without it, by what they cost; ``compared``: in words.
+
+    ``needed``: sessions of the smaller group at which the saving that memory estimates would be seen in four
+    measurements of five. ``per_session`` and ``per_call`` are None below LEAST.
+    """
+
+    memory: int
+    control: int
+    needed: int
+    per_session: DollarRatio | None
+    per_call: DollarRatio | None
+    compared: str
+
+
+def compared(memory: Sequence[SessionDollars], control: Sequence[SessionDollars]) -> Comparison:
+    """The ratio of the groups' means, with Welch's interval on its logarithm (B. L. Welch, Biometrika 34, 1947).
+
+    Sessions are what is drawn, so that variances are of sessions. Dollars a call are a ratio of sums, by the delta
+    method (Deng, Knoblich, Lu, KDD 2018, arXiv:1803.06336); residuals are those of a jackknife (MacKinnon, White,
+    J. Econometrics 29, 1985), since few sessions cost much.
+    """
+    counts = len(memory), len(control)
+    needed, fewest = LEAST, min(counts)
+    if fewest:
+        saved = sum(s.paid for s in memory) / (sum(s.full for s in memory) or 1.0)
+        effect = max(abs(math.log(saved or 1.0)), -math.log(1 - _SMALLEST))
+        spread = max(_mean(group)[1] for group in (memory, control)) * (1 + fewest / max(counts))
+        needed = max(LEAST, math.ceil((_POWER / effect) ** 2 * spread))
+    each, call = (_ratio(memory, control, a_call=a_call) for a_call in (False, True))
+    told = f"{counts[0]:,} sessions with memory, {counts[1]:,} without"
+    if fewest < needed:
+        group = "without" if counts[1] == fewest else "with"
+        told = f"{fewest} of about {needed:,} sessions {group} memory needed"
+    if each is not None:
+        means = f"${each.memory:.3g} a session with memory, ${each.control:.3g} without"
+        told = f"{means}: {each}; a call: {call}; {told}"
+    return Comparison(*counts, needed, each, call, told)
+
+
+def _mean(group: Sequence[SessionDollars], *, a_call: bool = False) -> tuple[float, float]:
+    """Dollars a session, or a call, and their variance times the sessions, as a share of the mean's square."""
+    paid = np.array([s.paid for s in group])
+    units = np.array([s.calls if a_call else 1 for s in group], dtype=float)
+    mean = float(paid.sum() / units.sum())
+    residuals = (paid - mean * units) / (1 - np.minimum(units / units.sum(), 0.5))
+    return mean, float(np.mean(residuals**2)) / (float(paid.mean()) or 1.0) ** 2
+
+
+def _ratio(*groups: Sequence[SessionDollars], a_call: bool) -> DollarRatio | None:
+    if min(map(len, groups)) < LEAST:
+        return None
+    (memory, spread), (control, other) = (_mean(group, a_call=a_call) for group in groups)
+    if not memory or not control:
+        return None
+    errors = spread / len(groups[0]), other / len(groups[1])
+    parts = sum(e**2 / max(1, len(group) - 1) for e, group in zip(errors, groups, strict=True))
+    half = _t975(sum(errors) ** 2 / parts if parts else math.inf) * math.sqrt(sum(errors))
+    return DollarRatio(
+        memory, control, memory / control, *(memory / control * math.exp(h) for h in (-half, half))
+    )
+
+
+def _t975(freedom: float) -> float:
+    """The 97.5% quantile of Student's t (Abramowitz and Stegun 26.7.5; within 0.005 from 10 of freedom on)."""
+    z = NormalDist().inv_cdf(0.975)
+    terms = z, (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    return sum(term / freedom**n for n, term in enumerate(terms))
+
+
+def comparison(
+    database: Database, prices: Mapping[str, Price], namespace: str | None = ANY, since: float | None = None
+) -> Comparison | None:
+    """What the drawn sessions of a namespace, or of all, cost ``since`` a time; None where each has memory."""
+    mine = sa.select(_s.session_id, _s.control, _s.forked_from).where(
+        _s.control.is_not(None), _s.deleted.is_(None)
+    )
+    mine = mine if namespace is ANY else mine.where(of_namespace(namespace))
+    drawn = {row["session_id"]: row for row in database.rows(mine)}
+    if not any(row["control"] for row in drawn.values()):
+        return None
+
+    def root(session_id: str) -> str:
+        """What was drawn: forks count to it."""
+        while (parent := drawn[session_id]["forked_from"]) in drawn:
+            session_id = parent
+        return session_id
+
+    sums: dict[str, SessionDollars] = {}
+    parts = (
+        usage_sums(database, None, "session", session_ids=p, since=since) for p in in_parts([*drawn], 10_000)
+    )
+    for s in chain.from_iterable(parts):
+        price, _ = known_price(prices, s.model or "") or (None, "")
+        pair = costs(s.sent, s.full, price, s.billed) if s.reported else None
+        if pair is not None:
+            old = sums.get(key := root(str(s.of)), SessionDollars(0.0, 0.0, 0))
+            sums[key] = SessionDollars(old.paid + pair[0], old.full + pair[1], old.calls + s.reported)
+    groups = (
+        [v for k, v in sums.items() if bool(drawn[k]["control"]) is control] for control in (False, True)
+    )
+    return compared(*groups)

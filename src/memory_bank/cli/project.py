@@ -1,0 +1,78 @@
+"""The key of the project in a folder: of its git repository's remote, else of the repository itself."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit
+
+from memory_bank.records import project_key
+from memory_bank.transcript.harness import project_of_place
+
+_SECONDS = 5.0  # for git; a folder on a network may be slow
+_SCP = re.compile(r"(?:[^@/\s]*@)?([^:/\s]{2,}):(.*)")  # git@host:path; one letter is a drive of Windows
+_PORTS = {"http": 80, "https": 443, "git": 9418}  # of others, such as ssh, a port says nothing of the place
+
+
+def project_of_folder(folder: str | os.PathLike[str] = ".") -> str | None:
+    """The key of the project whose repository a folder is in; None without a repository, or without git.
+
+    Worktrees and clones of one remote have one key, forks have others. The key has the last part of the URL's path
+    and a digest of host and path: no user, no password, no token.
+    """
+    remotes = _git(folder, "remote").splitlines()
+    for remote in sorted(remotes, key=lambda name: name != "origin")[:1]:
+        if place := normalised_remote(_git(folder, "remote", "get-url", remote), folder):
+            return project_key("remote", place)
+    common = _git(folder, "rev-parse", "--git-common-dir")
+    place = Path(os.path.realpath(Path(folder, common))).as_posix() if common else ""
+    return project_key("repository", _without_git(place))
+
+
+def project_header(folder: str | os.PathLike[str] = ".") -> dict[str, str]:
+    """The header that names the project of a folder; none where it has no repository."""
+    project = project_of_folder(folder)
+    return {} if project is None else {"x-memory-project": quote(project, safe="@ ")}
+
+
+def projects_of(folder: str | os.PathLike[str] = ".") -> list[str]:
+    """The keys of a folder's sessions: by the header of its repository, and by the folder in their prompts."""
+    keys = project_of_folder(folder), project_of_place(Path(os.path.realpath(folder)).as_posix())
+    return [key for key in keys if key is not None]
+
+
+def normalised_remote(url: str, folder: str | os.PathLike[str] = ".") -> str | None:
+    """A remote's host and path, the same over ssh and https, without what logs in; None where it names none."""
+    host, path = "", url
+    if "://" in url:
+        try:
+            parts = urlsplit(url)
+            host, port, path = parts.hostname or "", parts.port, unquote(parts.path)
+        except ValueError:
+            return None
+        if port not in (None, _PORTS.get(parts.scheme)) and parts.scheme in _PORTS:
+            host += f":{port}"
+    elif scp := _SCP.fullmatch(url):
+        host, path = scp[1].lower(), scp[2]
+    if path and not host:
+        return _without_git(Path(os.path.realpath(Path(folder, path))).as_posix())
+    path = _without_git(path.strip("/"))
+    return f"{host}/{path}" if path else None
+
+
+def _without_git(path: str) -> str:
+    return path.rstrip("/").removesuffix("/.git").removesuffix(".git").rstrip("/")
+
+
+def _git(folder: str | os.PathLike[str], *arguments: str) -> str:
+    """What a command of git prints about a folder; "" where it fails or there is no git."""
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            ["git", "-C", os.fspath(folder), *arguments], capture_output=True, text=True, errors="replace",
+            stdin=subprocess.DEVNULL, timeout=_SECONDS, check=False,
+        )  # fmt: skip
+        return done.stdout.strip() if done.returncode == 0 else ""
+    return ""
