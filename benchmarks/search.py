@@ -281,7 +281,7 @@ class TextBook:
         lengths = [count.total() for count in counts]
         mean = statistics.mean(lengths) or 1
         scores = [0.0] * known
-        for term in set(terms(query)):
+        for term in dict.fromkeys(terms(query)):
             holders = [n for n, count in enumerate(counts) if term in count]
             idf = math.log(1 + (known - len(holders) + 0.5) / (len(holders) + 0.5))
             for n in holders:
