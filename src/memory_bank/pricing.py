@@ -10,7 +10,7 @@ import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from operator import attrgetter
@@ -312,13 +312,14 @@ class SentContext:
 
     ``standing``: tokens of the messages that the request before had too, counted up to LEAST_STANDING; 0 where that
     was of another model, was not answered, or is older than the provider's retention. ``is_longer``: it begins with
-    the whole context before.
+    the whole context before. ``counts``: the tokens of each message that was counted for this.
     """
 
     messages: Sequence[object]
     model: str
     at: float
     standing: int = 0
+    counts: list[int] = field(default_factory=list)
     is_longer: bool = False
     is_answered: bool = False
 
@@ -381,10 +382,10 @@ class PrefixCache:
         if before is not None and same and sent.at - before.at <= retention:
             length = common_length(before.messages, messages)
             sent.is_longer = length == len(before.messages)
-            for message in messages[:length]:
-                sent.standing += count(message)
-                if sent.standing >= LEAST_STANDING:
-                    break
+            sent.counts = before.counts[:length]
+            while len(sent.counts) < length and sum(sent.counts) < LEAST_STANDING:
+                sent.counts.append(count(messages[len(sent.counts)]))
+            sent.standing = sum(sent.counts)
         return sent
 
     def answered(self, sent: SentContext, cached: int | None, *, by_marks: bool = False) -> None:

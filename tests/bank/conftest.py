@@ -1,6 +1,11 @@
 """The banks of these tests: in memory, in a file and in PostgreSQL, closed after each test."""
 
+import threading
+from contextlib import contextmanager
+
 import pytest
+import sqlalchemy
+from sqlalchemy.engine import Engine
 from tests.contracts.insights import NumbersEmbedder, NumbersStore
 
 from memory_bank import MemoryBankSettings, MemoryBankState
@@ -66,3 +71,16 @@ def database(bank_url):
     database = Database(bank_url)
     yield database
     database.close()
+
+
+@contextmanager
+def counted_commits():
+    """The names of the threads that commit a transaction meanwhile, one for each."""
+    commits = []
+
+    def count(_):
+        commits.append(threading.current_thread().name)
+
+    sqlalchemy.event.listen(Engine, "commit", count)
+    yield commits
+    sqlalchemy.event.remove(Engine, "commit", count)

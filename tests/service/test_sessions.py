@@ -4,6 +4,7 @@ import json
 import threading
 
 import pytest
+from tests.bank.conftest import counted_commits
 from tests.chats import call, parted, result, system, user
 from tests.growth import cpu_seconds
 from tests.service.serving import configured
@@ -330,13 +331,44 @@ def test_the_second_preview_only_reads_what_is_new(database):
 
 def test_a_step_that_is_given_up_at_the_first_use_by_a_process_leaves_what_was_sent_before(database):
     one, other = (Sessions(database, configured()) for _ in range(2))
-    one.rebuild(None, "a", CHAT[:-2])
+    one.finish(one.rebuild(None, "a", CHAT[:-2]))
     session = stored_id(None, "a")
     before, answers = database.extent(session), iter([True, False])
     with pytest.raises(NotSentError):
         other.rebuild(None, "a", CHAT, sends=lambda: next(answers))
+    one.close(), other.close()
     after = database.extent(session)
     assert before.sent
     assert (after.sent, after.came) == (before.sent, before.came)
     assert (after.paid, after.would_pay) == pytest.approx((before.paid, before.would_pay))
+
+
+def test_what_a_step_costs_is_stored_with_its_summaries(database):
+    """In one transaction after the answer; a step whose work was dropped is charged by the next one."""
+    one, other = (Sessions(database, configured()) for _ in range(2))
+    session, paid = stored_id(None, "a"), []
+    for count, finishes in ((8, True), (10, False), (12, True)):
+        step = one.rebuild(None, "a", CHAT[: 2 + 2 * count])
+        paid.append(step.state.ledger.paid)
+        if finishes:
+            with counted_commits() as commits:
+                one.finish(step)
+            assert len(commits) == 1
+        stored = database.extent(session)
+        assert (stored.records, stored.paid) == (count, pytest.approx(paid[-1] if finishes else paid[0]))
+    step = other.rebuild(None, "a", CHAT)
+    assert step.state.ledger.paid == pytest.approx(paid[-1] + step.state.ledger.last.paid)
     one.close(), other.close()
+
+
+def test_a_request_stores_nothing_where_another_was_faster(database):
+    sessions, session = Sessions(database, configured()), stored_id(None, "a")
+    sessions.rebuild(None, "a", CHAT[:-4])
+    for messages in (CHAT[:-2], [*CHAT[:-4], user("Go on.")]):
+        with pytest.raises(NotSentError):
+            sessions.rebuild(None, "a", messages, lineage=lambda c: False)
+        assert database.extent(session).records == 10
+    heads = []
+    sessions.rebuild(None, "a", CHAT[:-2], lineage=lambda c: not heads.append("moved"))
+    assert (database.extent(session).records, heads) == (11, ["moved"])
+    sessions.close()

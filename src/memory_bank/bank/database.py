@@ -536,10 +536,10 @@ class Database:
             return {str(text): int(n) for text, n in json.loads(stored or "[]")}
         return {}
 
-    def charge(
+    def charging(
         self, session_id: str, sums: tuple[float, float], told: tuple[str | None] | None, **step: object
-    ) -> None:
-        """Add to what a session has paid and would have paid.
+    ) -> Callable[[Connection], None]:
+        """The write that adds to what a session has paid and would have paid.
 
         ``told``: what its provider now tells of the prefix cache; ``step``: ``sent``, ``came``, ``in_vain`` of one.
         """
@@ -552,7 +552,7 @@ class Database:
             else:
                 c.execute(_SETTLE, values)
 
-        self.submit(update, session_id, is_small=True)
+        return update
 
     def add_summary(self, session_id: str, text: str, generation: int | None) -> str:
         """Keep a text that stands for a conversation, and a few older ones; its digest. See ``set_note``."""

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from memory_bank.bank.database import Database
+from memory_bank.bank.group_commit import Operation
 from memory_bank.bank.rows import rederived
 from memory_bank.bank.schema import (
     SET_SESSION,
@@ -147,8 +148,8 @@ class Lineage:
         """The ``seq`` of a session's newest record, 0 for none."""
         return self.database.value(_NEWEST, session=session_id) or 0
 
-    def go_on(self, session_id: str, head: str | None, entry: LineageEntry) -> bool:
-        """Add a request to a session. Returns False and changes nothing if its head is not ``head``."""
+    def going_on(self, session_id: str, head: str | None, entry: LineageEntry) -> Operation[bool]:
+        """The write that adds a request to a session; it returns False and changes nothing if its head is another."""
 
         def write(c: Connection) -> bool:
             new = {"session": session_id, "old": head, "new": entry.head}
@@ -162,7 +163,7 @@ class Lineage:
             fault_point("lineage.executed")
             return True
 
-        return self.database.submit(write, session_id)
+        return write
 
     def begin(
         self, session_id: str, namespace: str | None, entry: LineageEntry, fork: ForkPoint | None = None

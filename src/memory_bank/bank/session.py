@@ -7,6 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import islice, takewhile
@@ -16,6 +17,7 @@ from weakref import WeakMethod
 
 from memory_bank.bank.database import ANY, Database, Extent, LastFold, as_database
 from memory_bank.bank.files import MemoryFiles
+from memory_bank.bank.group_commit import Operation
 from memory_bank.bank.lineage import session_of
 from memory_bank.bank.retrieval import log_ingested, records_of
 from memory_bank.bank.stores import FactStore, InsightStore, WiderScope, clear_insights
@@ -188,7 +190,7 @@ class MemoryBankState(Session):
 
     steps: dict[str, int]
     new_records: list[InteractionRecord]  # that the present step has stored
-    _deferred: dict[str, Callable[[], object]]
+    _deferred: dict[str, Callable[..., object]]
     _by_call: dict[str, list[str]] | None  # trace_ids by call id, once asked for
     _requests: dict[str, int] | None  # what is stored of what the user said, once asked for
 
@@ -223,6 +225,9 @@ class MemoryBankState(Session):
         self.storage_errors = 0
         self.last_fold, self.idle = LastFold(), 0.0
         self._told: str | None = None  # what of the prefix cache is stored
+        self._stored_lists: tuple[bytes | None, bytes | None] | None = None  # the digests of the ledger
+        self._charged = False  # whether the ledger has a step that is not stored
+        self.lineage: Operation[None] | None = None  # what a service adds to it, stored with the next facts
         self._saving = threading.Lock()
         self.generation: int | None = None
         self.step_count = 0
@@ -328,6 +333,8 @@ class MemoryBankState(Session):
         self.settings, self._llm_client = settings, llm_client
         self._prepared = True
         self._deferred = {}  # this step does that work itself or defers it again
+        if self._charged:  # a step whose ``finish`` has not come
+            self.save()
         if self._given_counter is None:
             self._choose_counter(settings.token_encoding)
         with self._saving:
@@ -375,10 +382,12 @@ class MemoryBankState(Session):
             self._bank_counter = self.database.counter(self._encoding)
         ledger = self.ledger
         ledger.load(stored.paid or 0.0, stored.would_pay or 0.0)
-        ledger.sent, ledger.came = (
-            [given[i : i + DIGEST] for i in range(0, len(given), DIGEST)]
-            for given in (stored.sent or b"", stored.came or b"")
-        )
+        if (stored.sent, stored.came) != self._stored_lists:  # of another process
+            ledger.sent, ledger.came = (
+                [given[i : i + DIGEST] for i in range(0, len(given), DIGEST)]
+                for given in (stored.sent or b"", stored.came or b"")
+            )
+            self._stored_lists = stored.sent, stored.came
         ledger.in_vain = stored.in_vain
         if stored.cache != self._told:
             self.prefix_cache.tell(stored.cache)
@@ -386,33 +395,42 @@ class MemoryBankState(Session):
 
     def charge(self, charge: Charge, sent: Sequence[bytes], came: Sequence[bytes]) -> None:
         super().charge(charge, sent, came)
-        self.save(asked=True)
+        self._charged = True
+        if not self.defer:  # else in ``finish``
+            self.save()
 
-    def save(self, *, asked: bool = False) -> None:
-        """Store what the session has paid, and what its provider told of the prefix cache; ``asked``: at a step.
+    def save(self, insights: Callable[[Operation[None] | None], object] | None = None) -> None:
+        """Store what the session has paid, and what its provider told of the prefix cache.
 
-        Where the database fails, this is tried again at the next step.
+        Where the database fails, this is tried again at the next step. ``insights`` stores them in one transaction
+        with a write that it gets; what it raises is raised. No step may begin meanwhile.
         """
-        if self.database.read_only:
-            return
-        with self._saving:
-            ledger, told = self.ledger, self.prefix_cache.told
+        with self._saving if insights is None else nullcontext():  # to embed may take long
+            ledger, told, charged = self.ledger, self.prefix_cache.told, self._charged
             paid, full = ledger.take()
             step: dict[str, Any] = {}
-            if asked:
+            if charged:
                 step = {
                     "sent": b"".join(ledger.sent),
                     "came": b"".join(ledger.came),
                     "in_vain": ledger.in_vain,
                 }
-            elif not (paid or full or told != self._told):
-                return
-            try:
+            write = None
+            if (charged or paid or full or told != self._told) and not self.database.read_only:
                 news = None if told == self._told else (told,)
-                self.database.charge(self.session_id, (paid, full), news, **step)
-                self._told = told
-            except StorageError as e:
+                write = self.database.charging(self.session_id, (paid, full), news, **step)
+            try:
+                if insights is not None:
+                    insights(write)
+                elif write is not None:
+                    self.database.submit(write, self.session_id, is_small=True)
+                if charged:
+                    self._stored_lists = step["sent"], step["came"]
+                self._told, self._charged = told, self._charged and not charged
+            except Exception as e:
                 ledger.give_back(paid, full)
+                if insights is not None or not isinstance(e, StorageError):
+                    raise
                 log.debug("what a step costs is stored at the next one: %s", e)
 
     @property
@@ -544,7 +562,10 @@ class MemoryBankState(Session):
         log.debug("Memory Bank Strategy - Step %d", step)
         later = insights_later and self.defer and self.observer_name == EXTRACTIVE
         task = self._task or view.task  # a shorter list, or a client's summary, does not replace it
-        self._store_facts(records, step, task, drafts=not later)
+        lineage, self.lineage = self.lineage, None
+        if lineage is not None and not records:
+            self.database.submit(lineage, self.session_id)
+        self._store_facts(records, step, task, drafts=not later, first=lineage)
         self._store_requests(view)
         self.transcript.acknowledge()
         work = partial(self._insights.write, records, task)
@@ -572,13 +593,20 @@ class MemoryBankState(Session):
                 self._insights.start()
             return len(new)
 
-    def _store_facts(self, records: Sequence[InteractionRecord], step: int, task: str, drafts: bool) -> None:
+    def _store_facts(
+        self,
+        records: Sequence[InteractionRecord],
+        step: int,
+        task: str,
+        drafts: bool,
+        first: Operation[None] | None = None,
+    ) -> None:
         if not records:
             return
         if task and task != self._task:  # kept, so that insights can be made again later
             self.database.set_session(self.session_id, task=task)
             self._task = task
-        self._insights.store_facts(records, drafts=drafts)
+        self._insights.store_facts(records, drafts=drafts, first=first)
         self.steps.update((r.trace_id, r.step_id) for r in records)
         self._by_call = None
         self.step_count = step
@@ -621,6 +649,7 @@ class MemoryBankState(Session):
         """Do the work that the last step deferred. Raises StorageError, EmbeddingError: the next step does it."""
         with self.lock:
             deferred, self._deferred = self._deferred, {}
+            self.save(deferred.pop("insights", None))
             for work in deferred.values():
                 work()
 
@@ -779,4 +808,5 @@ class MemoryBankState(Session):
         self._insights.missing = {}
         self.steps = {}
         self.new_records, self._deferred = [], {}
+        self._charged, self._stored_lists = False, None
         self._task, self._by_call, self._last, self._requests = "", None, None, None

@@ -14,6 +14,7 @@ from sqlalchemy.engine import Connection
 
 from memory_bank.bank.database import Database, as_database
 from memory_bank.bank.embedder import bind, check_embedder, dimension_of
+from memory_bank.bank.group_commit import Operation
 from memory_bank.bank.listing import Outline, count_records, list_outlines, stored_rows
 from memory_bank.bank.rows import (
     FORGOTTEN,
@@ -254,17 +255,24 @@ class InsightStore:
         records: Iterable[InteractionRecord] = (),
         waiting: Collection[str] = (),
         only_wanted: bool = False,
+        beside: Operation[None] | None = None,
     ) -> None:
         """Embed and store several insights, in one batch and one transaction. Raises as ``add``.
 
         ``records`` are those of the insights; the others are read. ``waiting``: trace_ids of those for which the
         Observer's model is to be asked. ``only_wanted``: nothing is stored for a record that was deleted meanwhile,
-        or that has another insight, unless that one waits and this one does not.
+        or that has another insight, unless that one waits and this one does not. ``beside`` is done after them.
         """
         rows = self.embed(batch, records, waiting)
         if rows:
+
+            def write(c: Connection) -> None:
+                self.insert(c, rows, only_wanted)
+                if beside is not None:
+                    beside(c)
+
             with self._lock:
-                self.database.submit(lambda c: self.insert(c, rows, only_wanted), self.session_id)
+                self.database.submit(write, self.session_id)
             fault_point("insights.stored")
             settle(self.database, self.session_id, len(rows))
 

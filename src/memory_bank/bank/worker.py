@@ -21,6 +21,7 @@ from cachetools import LRUCache
 from sqlalchemy.engine import Connection, Row
 
 from memory_bank.bank.database import Database, Extent
+from memory_bank.bank.group_commit import Operation
 from memory_bank.bank.listing import without_insight
 from memory_bank.bank.rows import to_rows
 from memory_bank.bank.schema import (
@@ -32,6 +33,7 @@ from memory_bank.bank.schema import (
     insights,
     records,
     sum_of,
+    sums,
     waits,
 )
 from memory_bank.bank.stores import FactStore, InsightStore
@@ -158,10 +160,12 @@ class Worker:
         Those of sessions that have insights; ``every``: also of sessions for which none was ever wanted. Returns how
         many. Raises StorageError, EmbeddingError.
         """
+        differs = sa.func.sum(sums.c.records) != sa.func.sum(sums.c.insights)
+        some_lack = sa.select(sums.c.session_id).group_by(sums.c.session_id).having(differs)
         bare = (
             sa.select(_r.session_id)
             .outerjoin(insights, INSIGHT_OF_RECORD)
-            .where(HAS_CONTENT, _i.seq.is_(None))
+            .where(_r.session_id.in_(some_lack), HAS_CONTENT, _i.seq.is_(None))
         )
         if self._session_id is not None:
             bare = bare.where(_r.session_id == self._session_id)
@@ -430,8 +434,14 @@ class InsightWriter:
         mine = count_of(insights).where(waits, _i.session_id == self.facts.session_id)
         return self.facts.database.value(mine) or 0
 
-    def store_facts(self, records: Sequence[InteractionRecord], *, drafts: bool = True) -> None:
-        """Commit records.
+    def store_facts(
+        self,
+        records: Sequence[InteractionRecord],
+        *,
+        drafts: bool = True,
+        first: Operation[None] | None = None,
+    ) -> None:
+        """Commit records, with what is to be done ``first``.
 
         ``drafts``: make extractive summaries where no model makes them within the step. With an embedder that
         answers at once they are committed in the same transaction; any other is asked after the commit.
@@ -441,13 +451,23 @@ class InsightWriter:
         made: list[Insight] = []
         if drafts and (mode == "background" or (mode == "inline" and self.observer.name == EXTRACTIVE)):
             made = list(map(self._draft, observed))
-        insert = partial(self.facts.insert, rows=to_rows(records, self.facts.session_id))
+        rows = to_rows(records, self.facts.session_id)
+
+        def insert(c: Connection) -> None:
+            if first is not None:
+                self.facts.database.lock_session(c, self.facts.session_id)
+                first(c)
+            self.facts.insert(c, rows)
+
         if made and store is not None and getattr(type(store.embedding_model), "instant", False):
             embedded = store.embed(made, records, self._sent)
 
             def both(c: Connection) -> None:
                 store.insert(c, embedded)
-                insert(c)
+                self.facts.insert(c, rows)
+
+            if first is not None:  # which holds the session, and the other begins with the bank
+                self.facts.database.submit(first, self.facts.session_id)
 
             self.facts.database.submit(both, self.facts.session_id)
             fault_point("facts.stored")
@@ -467,8 +487,16 @@ class InsightWriter:
             self._sent.add(record.trace_id)
         return self.observer.extract(record)
 
-    def write(self, records: Sequence[InteractionRecord], task: str) -> None:
-        """Store insights of new records, and of records that an interrupted step stored without one."""
+    def write(
+        self,
+        records: Sequence[InteractionRecord],
+        task: str,
+        beside: Operation[None] | None = None,
+    ) -> None:
+        """Store insights of new records, and of records that an interrupted step stored without one.
+
+        ``beside`` is done in the same transaction, or in one of its own.
+        """
         if self.missing and self.settings.observer_mode != "off":
             new = {r.trace_id: r for r in records}
             wanted = [t for t, draft in self.missing.items() if draft is None]
@@ -481,8 +509,13 @@ class InsightWriter:
             self.missing.update((d.trace_id, d) for d in drafts)
             drafts = [draft for draft in self.missing.values() if draft is not None]
             if drafts and self.store is not None:
-                self.store.add_many(drafts, records=found, waiting=self._sent, only_wanted=True)
+                self.store.add_many(
+                    drafts, records=found, waiting=self._sent, only_wanted=True, beside=beside
+                )
+                beside = None
             self.missing.clear()
+        if beside is not None:
+            self.facts.database.submit(beside, self.facts.session_id, is_small=True)
         self._waiting += len(self._sent)
         self._sent.clear()
 

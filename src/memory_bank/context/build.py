@@ -169,8 +169,10 @@ def _message_tokens(context: Context, counter: TokenCounter) -> Iterator[int]:
             yield view.tokens_between(position, position + 1)
         elif position is not None and position in edits:
             yield edits[position].tokens
-        elif message == context.plan.memory:
+        elif position is None and message == context.plan.memory:
             yield context.plan.memory_tokens
+        elif position is not None and position == context.plan.host:
+            yield context.plan.memory_tokens + view.tokens_between(position, position + 1)
         else:
             yield counter.count_message(message)
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,11 +35,14 @@ from memory_bank.transcript.dense import (
     without_text,
 )
 from memory_bank.transcript.harness import persons_text
+from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import (
     Interaction,
     MessageKind,
     Pair,
+    Result,
     is_memory_tool,
+    is_text_part,
     kind_of,
     message_text,
 )
@@ -89,12 +92,14 @@ _OTHER_FILE = re.compile(r"(?:/|[^./\\]\.(?!\w*json|ipynb\Z|lock\Z|map\Z|webmani
 class FirstSight:
     """The edits of a conversation's outputs, by position, and the tokens that they save, by interaction's start.
 
-    ``kept``: edits by what they are a function of. ``count``: interactions that were read, of messages with the
-    ``digests``, as the settings and tools ``made_for`` have them.
+    ``foldable``: for the first so many interactions, how many of them a fold may replace, and their tokens as they
+    are shown. ``kept``: edits by what they are a function of. ``count``: interactions that were read, of messages
+    with the ``digests``, as the settings and tools ``made_for`` have them.
     """
 
     edits: dict[int, Edit] = field(default_factory=dict)
     saved: dict[int, int] = field(default_factory=dict)
+    foldable: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
     kept: dict[tuple[object, ...], Edit | None] = field(default_factory=dict)
     count: int = 0
     digests: object = None
@@ -103,6 +108,11 @@ class FirstSight:
     def tokens(self, interaction: Interaction) -> int:
         """The tokens of an interaction as it is shown."""
         return interaction.tokens - self.saved.get(interaction.start, 0)
+
+    def latest(self, number: int, before: int) -> int:
+        """The tokens of the latest interactions that a fold may replace, among the first ``before``."""
+        count, tokens = self.foldable[before]
+        return tokens - self.foldable[bisect_left(self.foldable, (max(0, count - number),))][1]
 
 
 def first_sight(view: View, session: MemoryBankState, settings: MemoryBankSettings) -> FirstSight:
@@ -113,6 +123,7 @@ def first_sight(view: View, session: MemoryBankState, settings: MemoryBankSettin
         sight.kept, sight.made_for, sight.digests = {}, made_for, None
     if sight.digests is not view.digests or sight.count > len(view.interactions):
         sight.edits, sight.saved, sight.count, sight.digests = {}, {}, 0, view.digests
+    del sight.foldable[max(1, sight.count) :]
     again = view.interactions[sight.count - 1 :] if sight.count else view.interactions
     if sight.count:  # the tail, which may have grown
         sight.saved.pop(again[0].start, None)
@@ -122,7 +133,7 @@ def first_sight(view: View, session: MemoryBankState, settings: MemoryBankSettin
         for pair, trace_id in zip(interaction.pairs, interaction.trace_ids, strict=True):
             if trace_id is None or pair.call is None or pair.result is None or pair.result_at is None:
                 continue
-            text, position = pair.result.output_text, interaction.start + pair.result_at
+            text, position = _text_of(pair.result), interaction.start + pair.result_at
             if text is None or len(text) < LEAST_JSON:
                 continue
             key = (trace_id, _task(view, interaction.start))
@@ -140,8 +151,21 @@ def first_sight(view: View, session: MemoryBankState, settings: MemoryBankSettin
                 sight.edits[position] = edit
                 sight.saved[interaction.start] = sight.saved.get(interaction.start, 0) + saved
                 less += saved
+        number, tokens = sight.foldable[-1]
+        more = (0, 0) if interaction.stays else (1, sight.tokens(interaction))
+        sight.foldable.append((number + more[0], tokens + more[1]))
     sight.count = len(view.interactions)
     return sight
+
+
+def _text_of(result: Result) -> str | None:
+    """The output as text; several text parts as MCP's list of them; None for others."""
+    parts = result.content
+    if (text := result.output_text) is not None or result.extra or not isinstance(parts, (list, tuple)):
+        return text
+    if not all(isinstance(p, Mapping) and set(p) == {"type", "text"} and is_text_part(p) for p in parts):
+        return None
+    return compact([{"type": "text", "text": part["text"]} for part in parts])
 
 
 def _task(view: View, before: int) -> str:
@@ -215,6 +239,8 @@ class _Part:
         if not is_page:
             self.output = output = opened(output)
             text = output.text
+        if output.path is None:  # several texts
+            text = output.text
         call = pair.call.text if pair.call else ""
         self.parsed = parse_record(1, text, self.count, trace_id, pair.tool_name, call)
         if is_page:
@@ -239,8 +265,8 @@ class _Part:
         if self.output.value is None:
             return self._of_text(self.output.text, self.output.path)
         if not self.is_page:
-            pieces = self._of_text(self.output.text, "items[3]")
             item = "[3]" if isinstance(self.output.value, list) else "items[3]"
+            pieces = self._of_text(self.output.text, item)
             mark = self._mark("of all items the members likeliest needed", f'path="{item}" or pattern="…"')
             table = self._of_json(self.output.value, self.room - self.count(mark))
             is_table = table and TABLE * self._worth_of(mark + table) > self._worth_of(pieces)

@@ -17,10 +17,12 @@ from typing import Any, TypeVar, cast
 
 import sqlalchemy as sa
 from cachetools import LRUCache
+from sqlalchemy.engine import Connection
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.files import MemoryFiles
 from memory_bank.bank.folds import copy_folds
+from memory_bank.bank.group_commit import Operation
 from memory_bank.bank.holdout import is_control
 from memory_bank.bank.listing import list_page, newest_searchable
 from memory_bank.bank.maintenance import purge
@@ -198,6 +200,7 @@ class Sessions:
         added: str = "",
         origin: tuple[str | None, str] = (None, ""),
         sends: Callable[[], bool] = lambda: True,
+        lineage: Operation[bool] | None = None,
     ) -> Rebuilt:
         """Store what is new in the messages, and return the context of the next model call.
 
@@ -209,7 +212,7 @@ class Sessions:
         ``added``: what memory itself adds besides the messages, such as its tools. ``project``: that it must be of.
         ``origin``: the project that the request names, else its first prompts do, and the program that sent it, for a
         session that has none yet. ``sends``: whether the context is sent, asked once it is built; else no step is
-        recorded or charged.
+        recorded or charged. ``lineage`` is stored with what is new, if it returns True; else nothing is.
 
         Raises what MemoryProcessor.apply_strategy and reading the messages raise, ConfigError for an
         invalid name, and NotSentError.
@@ -234,6 +237,10 @@ class Sessions:
                 charged = None if earlier is None else earlier.ledger.last
                 count = partial(count_once, (earlier.counter if earlier else open_counter()).count_text)
                 form = None if history is None else history.form
+                if isinstance(earlier, MemoryBankState):
+                    earlier.lineage = lineage and partial(_go_on, lineage)
+                elif lineage is not None:
+                    self.database.submit(partial(_go_on, lineage), session_id)
                 leaving, tokens, shown, _ = self._processor.rebuild(
                     seen,
                     key,
@@ -639,6 +646,12 @@ def _project_of(messages: Sequence[object]) -> str | None:
     """The project that the first prompts of a conversation name; what a tool or the model said is not asked."""
     prompts = takewhile(lambda m: read(m, "role") in ("system", "developer", "user"), messages[:_PROMPTS])
     return next(filter(None, (project_of(content_text(read(m, "content"))) for m in prompts)), None)
+
+
+def _go_on(lineage: Operation[bool], c: Connection) -> None:
+    """Add a request to its session. Raises NotSentError where another one was faster."""
+    if not lineage(c):
+        raise NotSentError
 
 
 @lru_cache(maxsize=32)

@@ -29,8 +29,8 @@ _LONE = re.compile("[\ud800-\udfff]")
 class DenseOutput(NamedTuple):
     """``text``: the output's content; ``path``: of the member that holds it, "" for all of it, None for several.
 
-    ``value``: the object or the list that the content is, for ``shorten_json``; None for other texts. ``rest``: what
-    the text says after a value that was cut off, as clients and tools cut long outputs.
+    ``value``: the object or the list that the content is, for a table; None for other texts. ``rest``: what the text
+    says after a value that was cut off, as clients and tools cut long outputs.
     """
 
     text: str

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import socket
+import statistics
 import threading
 import time
 
 import pytest
 import sqlalchemy as sa
+from tests.bank.conftest import counted_commits
 from tests.blocks import MARK
 from tests.service.processes import until
-from tests.service.proxied import head_of, post, scripted
+from tests.service.proxied import before, head_of, post, scripted, whole
 from tests.service.proxy.test_faults import locked
 from tests.service.proxy.test_messages import unmarked
 from tests.service.requests import PATHS, body_of
@@ -24,6 +26,7 @@ from memory_bank.service.proxy.rebuild import CONTINUED, GROWS, Rebuilder
 from memory_bank.testing import say
 
 NAMED = b"x-memory-session: s"
+RECORDER = "memory-bank-steps"
 FOLDS = {"folds": {**BANK, "refresh_after": 4_000}}
 apis = pytest.mark.parametrize("api", list(PATHS))
 
@@ -327,3 +330,26 @@ def test_the_limit_grows_with_the_history(tmp_path):
             post(p.port, PATHS["chat"], body, NAMED)
         [line] = [line for line in p.lines if "took longer" in line]
         assert "0.6" in line
+
+
+def test_one_commit_stands_before_the_answer(tmp_path):
+    """Facts and lineage are one transaction; what a step costs and its summaries are another, after the answer."""
+    at, steps = [], []
+    with counted_commits() as commits:
+
+        def answer(_):
+            at.append(len(commits))
+            return whole(b"{}")
+
+        with before(answer, tmp_path, strategy="memory_bank", inject_tools=False) as (_, p):
+            for count in range(4, 10):
+                begun = len(commits)
+                post(p.port, PATHS["chat"], body_of("chat", [get_order(n) for n in range(count)]), NAMED)
+                p.told(len(at))
+                until(lambda: not p.service.proxy.rebuilder._tasks)
+                assert p.service.recorder.drain(60)
+                steps.append((commits[begun : at[-1]], commits[begun:]))
+            assert p.service.database.extent("s").records == 9
+    assert all(first for first, _ in steps)
+    every = [len([name for name in names if name != RECORDER]) for _, names in steps[2:]]
+    assert statistics.median(every) == 2, steps  # a fold, or the bank's counter, is another one

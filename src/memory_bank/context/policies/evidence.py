@@ -73,10 +73,10 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     A fold is a row of the bank that is never changed: between folds a context is a function of the messages, the
     fold and the settings, in every process.
     """
-    state, past, ledger = _evidence(session, settings), view.past, session.ledger
+    state, ledger = _evidence(session, settings), session.ledger
     sight = first_sight(view, session, settings)
     size = sight.tokens  # of an interaction, as it is shown
-    cache, older = session.prefix_cache, sum(map(size, past))
+    cache, (past, older) = session.prefix_cache, sight.foldable[len(view.history)]
     if state.unexplained is not None:  # in a library, that of the step before
         session.run_later("why", partial(_explain, state, session))
     if is_cold := session.idle > settings.cache_retention:
@@ -89,8 +89,9 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
         price = price_fold(view, session, settings, older=older, rest=rest)
     budget = price.size if price else fold_budget(settings.history_budget, older)
     if settings.refresh_after == "auto":
-        latest = past[-20:]  # whose mean length predicts that of the next ones
-        mean = sum(map(size, latest)) / max(1, len(latest))
+        mean = sight.latest(20, len(view.history)) / max(
+            1, min(past, 20)
+        )  # which predicts that of the next ones
         growth = growth_that_pays(budget, mean, *cache.ratios)
     else:
         growth = min(int(settings.refresh_after), MOST_STORED)
@@ -98,7 +99,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     if fold and not fold.growth:  # of a step whose next one folds anew
         fold = None
     stands, tokens, why = None, unfolded, SHORT if view.history else "there was no history yet"
-    if stay := len(view.history) - len(past):
+    if stay := len(view.history) - past:
         why = f"{why}; {stay:,} past turns stay whole"
     # tokens of the older history at the first fold, and at that of a list that goes on otherwise than the folded one
     common = common_length(ledger.came, view.digests)
@@ -119,7 +120,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
         near = NEAR * max(first, price.wait if price else 0)
     is_near = grown > near
     # once between two folds, at a step that all processes agree on: whichever has it asks for the note
-    state.asks |= is_near and bool(past) and grown - size(past[-1]) <= near
+    state.asks |= is_near and past > 0 and grown - sight.latest(1, len(view.history)) <= near
     in_vain = ledger.in_vain
     if older <= budget or (in_vain is not None and in_vain <= older <= in_vain + growth):
         is_due = False
@@ -153,7 +154,9 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
                 return _choice(kept, base, _foldable(view, kept.past), view, session, state)
             return replace(choice, fold=kept.number)
         why, ledger.in_vain = "the full history costs no more", older if growth else None
-    elif is_near:
+    elif is_near and (
+        session.defer or settings.fold_note == "observer"
+    ):  # else nothing is gained by doing it now
         session.run_later("evidence", partial(_prepare, state, view, session, settings))
     if stands:
         return replace(stands, may_cost_more=True)  # what stands is read from the cache
@@ -403,6 +406,7 @@ def fed_evidence(view: View, session: MemoryBankState, settings: MemoryBankSetti
     stored = session.fact_store.get_many([t for t in missing if t not in records])
     records.update((r.trace_id, r) for r in stored)
     parsed = session.cache("parsed records")  # by first_sight
+    shown = session.cache("shown arguments")  # where a session is handed on
     notes: dict[str, str] = {}  # what the agent said, by the first record of each turn
     starts: dict[str, int] = {}  # of each record's turn
     left = set(missing)
@@ -421,7 +425,7 @@ def fed_evidence(view: View, session: MemoryBankState, settings: MemoryBankSetti
             continue
         while kept and kept[-1] < starts.get(trace_id, 0):
             anchor.append(content_text(read(view.messages[kept.pop()], "content")))
-        memory.add(record, notes.get(trace_id, ""), anchor, parsed.pop(trace_id, None))
+        memory.add(record, notes.get(trace_id, ""), anchor, parsed.pop(trace_id, None), shown.get(trace_id))
     return memory
 
 

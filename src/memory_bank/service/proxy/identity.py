@@ -34,6 +34,7 @@ from typing import Literal, NamedTuple
 from urllib.parse import unquote
 
 from memory_bank.bank.database import Database
+from memory_bank.bank.group_commit import Operation
 from memory_bank.bank.lineage import ForkPoint, KnownDigest, Lineage, LineageEntry
 from memory_bank.bank.rows import is_session_id
 from memory_bank.errors import ConfigError, StorageError
@@ -67,13 +68,15 @@ _FIRST_DIGESTS = 16  # looked up in the first query; the others only if none of 
 class SessionMatch:
     """The session of a request: its public ``name``, ``how`` it was found, and the parent of a new fork.
 
-    ``head`` is the head that the request gave the session; None for a request that stored nothing.
+    ``head`` is the head that the request gave the session; None for a request that stored nothing. ``write`` is left
+    to the caller: it gives the session this head, or returns False where another request was faster.
     """
 
     name: str
     how: How
     forked_from: str | None = None
     head: str | None = field(default=None, repr=False, compare=False)
+    write: Operation[bool] | None = field(default=None, repr=False, compare=False)
 
 
 class Identity:
@@ -93,6 +96,7 @@ class Identity:
         asks_summary: bool = False,
         compacted: str | None = None,
         records: bool = True,
+        later: bool = False,
         wanted: Callable[[], bool] = lambda: True,
     ) -> SessionMatch | None:
         """The session that a request belongs to; None for a conversation that has had no tool call yet.
@@ -101,8 +105,9 @@ class Identity:
         ``upstream_key`` separates the conversations of clients with different keys; it is not stored.
         ``asks_summary``: the request asks for a summary of the conversation, as clients do before they compact it.
         ``compacted``: the session that a compaction item of ours in the request names.
-        ``records``: False only looks the session up and stores nothing. ``wanted``: whether somebody still waits for
-        the request; later ones may have arrived otherwise, and it begins no fork beside them.
+        ``records``: False only looks the session up and stores nothing. ``later``: what the request adds to a session
+        that it continues is left to the caller, as the match's ``write``. ``wanted``: whether somebody still waits
+        for the request; later ones may have arrived otherwise, and it begins no fork beside them.
 
         Raises ConfigError for an invalid name, StorageError, NotSentError.
         """
@@ -116,7 +121,9 @@ class Identity:
         else:
             key, seed = named.name, content_key(chain_seed(namespace, None), "name", named.name)
         chain = digest_chain(seed, history)
-        search = _Search(self, namespace, seed, key, named, body, history, asks_summary, records, wanted)
+        search = _Search(
+            self, namespace, seed, key, named, body, history, asks_summary, records, later, wanted
+        )
         if chain is None:
             return named and search.without_calls(named)
         search.latest = chain.latest
@@ -149,6 +156,7 @@ class _Search:
     history: RequestHistory
     asks_summary: bool
     records: bool
+    later: bool
     wanted: Callable[[], bool]
     latest: Sequence[DigestedInteraction] = ()  # of the list
     # by session, the digests of the list that it knows; any of these rows stands for the session
@@ -180,16 +188,21 @@ class _Search:
         entry = self._entry(chain, new, keep_calls=not new)
         rows = self._rows[session.session_id]
         has_news = entry.head != session.head or any(d not in rows for d in (*entry.calls, entry.whole))
-        if has_news and not self._go_on(session.session_id, session.head, entry):
+        write = None
+        if has_news and self.later:
+            write = self.identity.lineage.going_on(session.session_id, session.head, entry)
+        elif has_news and not self._go_on(session.session_id, session.head, entry):
             return None
         how = "calls" if by_calls and self.named is None else self.how
-        return SessionMatch(public_name(self.namespace, session.session_id), how, head=entry.head)
+        name = public_name(self.namespace, session.session_id)
+        return SessionMatch(name, how, head=entry.head, write=write)
 
     def _go_on(self, session_id: str, head: str | None, entry: LineageEntry) -> bool:
         """Add the request to the session if it has this head; where nothing is stored, only tell."""
         if not self.records:
             return self.identity.lineage.head(session_id) == head
-        return self.identity.lineage.go_on(session_id, head, entry)
+        write = self.identity.lineage.going_on(session_id, head, entry)
+        return self.identity.lineage.database.submit(write, session_id)
 
     def _begin(self, chain: DigestChain, name: str) -> SessionMatch | None:
         """Begin a session or a fork, or go on in one of the name; None where it is taken or another was faster."""

@@ -381,9 +381,9 @@ class Rebuilder:
         history = api.history(exchange.body)
         is_summary = _asks_summary(exchange, history)
         project = project_named(namespace, exchange.client_headers)
-        for _ in range(3):  # another conversation may continue the session meanwhile
+        for _ in range(12):  # another conversation may continue the session meanwhile
             match = self._session_of(
-                exchange, history, job, asks_summary=is_summary, records=not api.counts_only
+                exchange, history, job, asks_summary=is_summary, records=not api.counts_only, later=True
             )
             offered = self._offered(exchange, None if match is None else stored_id(namespace, match.name))
             if match is None:
@@ -422,6 +422,7 @@ class Rebuilder:
                     history=None if is_summary else history,
                     beside="".join(compact(v) for m in ("tools", "functions") if (v := value.get(m))),
                     sends=sends,
+                    lineage=match.write,
                     added=compact(offered[len(value.get("tools") or ()) :]) if offered else "",
                     origin=(project, _program(exchange.client_headers.get("user-agent") or "")),
                 )
@@ -474,6 +475,7 @@ class Rebuilder:
         job: _Job,
         *,
         records: bool,
+        later: bool = False,
         asks_summary: bool = False,
     ) -> SessionMatch | None:
         return self.identity.session_of(
@@ -485,6 +487,7 @@ class Rebuilder:
             asks_summary=asks_summary,
             compacted=exchange.compacted,
             records=records,
+            later=later and records,
             wanted=lambda: job.end != "given up",
         )
 
