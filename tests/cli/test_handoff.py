@@ -7,11 +7,9 @@ import subprocess
 import sys
 
 import pytest
-import sqlalchemy as sa
 from tests.cli.conftest import COMMAND, environment, shell
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.schema import sessions
 from memory_bank.cli.project import projects_of
 from memory_bank.cli.run import begun
 from memory_bank.testing import ScriptedServer, say
@@ -30,20 +28,18 @@ def test_the_latest_session_is_told_with_what_to_do(cli, bank):
     assert "- alpha\n" in cli("handoff", "one", "--db", bank, "--to", "codex").out
 
 
-def test_the_latest_is_of_this_folders_project(cli, bank, tmp_path, monkeypatch):
-    """By the folder that a prompt named; another project's session is never handed on unasked."""
-    (tmp_path / "shop").mkdir()
-    monkeypatch.chdir(tmp_path / "shop")
+def test_the_latest_is_one_of_the_folders_project(cli, bank, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     database = Database(bank)
-    database.set_origin("two", "other@0123456789ab", "")
-    assert "- alpha\n" in cli("handoff", "latest", "--db", bank).out  # of the sessions without a project
-    database.set_origin("one", "another@0123456789ab", "")
-    done = cli("handoff", "latest", "--db", bank)
-    assert (done.code, "of this project" in done.sentence()) == (1, True)
-    assert "- alpha\n" in cli("handoff", "one", "--db", bank).out
-    with database.write() as c:
-        c.execute(sa.update(sessions).where(sessions.c.session_id == "one").values(project=projects_of()[-1]))
+    database.set_session("one", project=projects_of()[-1])
     assert "- alpha\n" in cli("handoff", "latest", "--db", bank).out
+    for name in ("one", "two"):
+        database.set_session(name, project="another")
+    assert (
+        "has no session with tool calls of this folder's project"
+        in cli("handoff", "latest", "--db", bank).sentence()
+    )
+    database.close()
 
 
 def test_a_budget_is_kept(cli, bank):
@@ -74,7 +70,10 @@ def test_no_bank_and_none_with_calls(cli, tmp_path, bank):
     for name in ("one", "two"):
         assert cli.bank(bank, "purge", "--session", name).code == 0
     done = cli("handoff", "latest", "--db", bank)
-    assert (done.code, "has no session with tool calls yet" in done.sentence()) == (1, True)
+    assert (done.code, "has no session with tool calls of this folder's project" in done.sentence()) == (
+        1,
+        True,
+    )
     done = cli("handoff", "one", "--db", bank)
     assert (done.code, done.sentence()) == (
         1,
@@ -134,11 +133,11 @@ PROMPT = "T\nfix it"
         (["codex", "exec", "--json"], ["codex", "exec", GO_ON, "--json"]),
         (["opencode"], ["opencode", "--prompt", GO_ON]),
         (["opencode", "folder"], ["opencode", "folder", "--prompt", GO_ON]),
-        (["opencode", "run", "fix it"], ["opencode", "run", PROMPT]),
+        (["opencode", "run", "fix it", "--agent", "x"], ["opencode", "run", "--agent", "x"]),
     ],
 )
 def test_a_client_begins_with_it_before_a_prompt(command, begins):
-    assert begun(command, lambda _: TEXT) == begins
+    assert begun(command, lambda _: TEXT) == (begins, PROMPT if "run" in command else "")
 
 
 def test_clients_and_prompts_that_are_not_known(cli, bank):

@@ -170,12 +170,13 @@ def session_details(database: Database, namespace: str | None, session_id: str) 
         return next(iter(_details(c, one)), None)
 
 
-def latest_used(database: Database, projects: Sequence[str] = ()) -> str | None:
-    """The id of the session with the newest record: of these projects, else of none; None without one."""
-    newest = sa.select(_r.session_id).order_by(_r.seq.desc()).limit(1)
-    joined = newest.join(sessions, _s.session_id == _r.session_id)
-    tried = joined.where(_s.project.in_(projects)), joined.where(_s.project.is_(None))
-    return next((found for query in tried if (found := database.value(query)) is not None), None)
+def latest_used(database: Database, projects: Sequence[str]) -> str | None:
+    """The id of the session with the newest record, of some projects, else of those without one; None for neither."""
+    newest = sa.select(_r.session_id).join(sessions, _s.session_id == _r.session_id).order_by(_r.seq.desc())
+    found: Iterator[str | None] = (
+        database.value(newest.where(of).limit(1)) for of in (_s.project.in_(projects), _s.project.is_(None))
+    )
+    return next(filter(None, found), None)
 
 
 def newest_searchable(database: Database, namespace: str | None, project: str | None = None) -> str | None:
