@@ -39,6 +39,7 @@ from clients import (
 )
 from harness import command_line
 from memory_bank.testing import Reply, ScriptedServer, calls, fail, say
+from memory_bank.transcript.harness import persons_text
 from memory_bank.transcript.tokens import open_counter
 
 ASKED = re.compile(r"Read the orders (\d+) to (\d+)\b.*?payment ids of the orders ([\d, ]+)")
@@ -84,7 +85,7 @@ class Model:
         if shell is None or not tasks:
             return say("Payments of orders")
         text = json.dumps(messages)
-        asked = ASKED.search(AGENT.sub("", tasks[-1]))
+        asked = ASKED.search(AGENT.sub("", persons_text(tasks[-1]) or tasks[-1]))  # not what was handed on
         assert asked is not None
         first, last = int(asked[1]), int(asked[2])
         if self._is_refused(text):

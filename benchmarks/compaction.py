@@ -13,6 +13,10 @@ to what they belong to), the characters that these calls copied from it, tokens,
 files were read again. Clients differ: Codex keeps the
 user's messages itself, Claude Code does not, so that an answer to it repeats them (``--users-words``).
 
+``--handoff 2000 4000 8000``: instead, what `memory-bank handoff` says of the half of each recorded run in so many
+tokens, beside the agent's own newest words in ``--summary`` tokens: the share of the values of earlier outputs that
+the next 30 calls take. Its bank has what a service stores: calls, what the user said, the answers.
+
 ``--notes 20``: instead, what the notes of ``fold_note`` cost in the first 20 recorded runs, by a model whose notes
 have the allowed 300 tokens, at the prices of gpt-4.1-mini, beside what the runs' own requests cost at those of
 gpt-4.1 (input alone, with a prefix cache).
@@ -36,14 +40,26 @@ from measuring.tables import markdown_table
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.audit.costs import Costs, ScriptedCache, named_counter
 from memory_bank.audit.figures import percent
-from memory_bank.audit.logs import ANSWER, ASSIST, FULL, OWN, Compaction, KeptByOne, compactions_of, kept_by
+from memory_bank.audit.logs import (
+    ANSWER,
+    ASSIST,
+    FULL,
+    OWN,
+    Compaction,
+    KeptByOne,
+    compactions_of,
+    kept_by,
+    next_calls,
+)  # fmt: skip
 from memory_bank.audit.sessions import Client, log_files
 from memory_bank.audit.traces import Trace, TraceFiles, read_traces
 from memory_bank.bank.session import NOTE_TOKENS
+from memory_bank.bank.steps import StepFigures, StepToStore, add_steps, packed
 from memory_bank.config import Price, ServiceSettings
+from memory_bank.context import handed_on
 from memory_bank.pricing import Usage, cost
 from memory_bank.testing import ScriptedModel
-from memory_bank.transcript import ENCODING, MessageKind, content_text, kind_of, read
+from memory_bank.transcript import ENCODING, MessageKind, calls_of, content_text, kind_of, read
 from memory_bank.transcript.shortening import fit_text
 
 LOCAL = MemoryBankSettings(selection="evidence", embedding_model="lexical", observer_model="extractive")
@@ -171,6 +187,59 @@ def print_notes(runs: Iterator[Trace], costs: Costs) -> None:
     print(f"\n{share}")
 
 
+def half_of(run: Trace) -> Compaction | None:
+    """A run that stops at its half, with the next calls; None where calls are missing on a side."""
+    at = len(run.messages) // 2
+    while at < len(run.messages) and kind_of(run.messages[at]) is MessageKind.RESULT:
+        at += 1
+    history, after = list(run.messages[:at]), next_calls(run.messages[at:])
+    has_calls = any(kind_of(m) is MessageKind.CALL for m in history)
+    return Compaction(run, 1, history, "", after, at) if has_calls and after else None
+
+
+def handed(history: list[Any], budgets: Sequence[int], costs: Costs) -> list[str]:
+    """What is handed on of a conversation, with each budget, by a process that has its bank alone."""
+    with MemoryBankState("lexical", counter=costs.counter, fixed=True) as state:
+        apply_memory_bank_strategy(history, None, LOCAL.model_copy(update={"observer_mode": "off"}), state)
+        records, answers = 0, list[StepToStore]()
+        for number, message in enumerate(m for m in history if read(m, "role") == "assistant"):
+            text = content_text(read(message, "content"))
+            said = packed({"parts": [{"text": text}] if text else [], "calls": []})
+            figures = StepFigures(state.session_id, number + 1.0, 0, 0, 0, records, "rebuilt", "", 0.0)
+            answers.append(StepToStore(figures, answer=said))
+            records += len(calls_of(message))
+        add_steps(state.database, answers, ServiceSettings().steps_kept)
+        other = MemoryBankState(database=state.database, counter=costs.counter, fixed=True)
+        return [handed_on(other, budget) for budget in budgets]
+
+
+def print_handoff(runs: Iterator[Trace], budgets: Sequence[int], summary: int, costs: Costs) -> None:
+    """A row a budget: what is handed on holds of the values that the next calls take."""
+    rows: dict[str, list[KeptByOne]] = {}
+    for run in runs:
+        half = half_of(run)
+        values = half.needed_values() if half else []
+        if half is None or not values:
+            continue
+        texts = [("the agent's words", agents_words(half.history, summary, costs))]
+        texts += [
+            (f"handoff {b:,}", t) for b, t in zip(budgets, handed(half.history, budgets, costs), strict=True)
+        ]
+        for name, text in texts:
+            messages = [{"role": "user", "content": text}]
+            rows.setdefault(name, []).append(kept_by(lambda messages=messages: messages, values, costs))  # type: ignore[misc]
+    lines = []
+    for name, kept in rows.items():
+        needed = sum(k.needed for k in kept)
+        shares = [
+            percent(ratio(sum(getattr(k, part) for k in kept), needed)) for part in ("present", "bound")
+        ]
+        lines.append(
+            [name, f"{len(kept)}", f"{needed:,}", *shares, f"{sum(k.tokens for k in kept) / len(kept):,.0f}"]
+        )
+    print(markdown_table(["", "runs", "values", "values %", "bound %", "tokens"], lines))
+
+
 def main() -> None:
     parser = command_line(__doc__ or "")
     parser.add_argument("paths", nargs="+", type=Path)
@@ -191,11 +260,19 @@ def main() -> None:
         "--users-words", action="store_true", help="answers to runs repeat the user's messages"
     )
     parser.add_argument("--notes", type=int, help="what notes at folds cost in so many recorded runs")
+    parser.add_argument(
+        "--handoff", type=int, nargs="+", help="what a session's handoff holds in so many tokens"
+    )
+    parser.add_argument("--limit", type=int, help="so many recorded runs, of --handoff")
     parser.add_argument("--json", type=Path, help="write all compactions, without contents")
     options = parser.parse_args()
     client: Client = "Claude Code" if options.users_words else "message list"
     costs, seen, rows, began = Costs(named_counter(ENCODING)), set[str](), [], time.perf_counter()
     reads: list[Rereads] = []
+    if options.handoff:
+        runs = (run for path in options.paths for run in read_traces(path) if isinstance(run, Trace))
+        print_handoff(islice(runs, options.limit), options.handoff, options.summary, costs)
+        return
     if options.notes:
         runs = (run for path in options.paths for run in read_traces(path) if isinstance(run, Trace))
         print_notes(islice(runs, options.notes), costs)

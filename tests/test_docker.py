@@ -15,6 +15,7 @@ import pytest
 
 from memory_bank.config import Config, load_config
 from tests.cli.conftest import COMMAND, environment
+from tests.service.processes import serve
 
 ROOT = Path(__file__).parents[1]
 
@@ -208,6 +209,42 @@ def test_the_service_finds_its_database(compose: Any) -> None:
     volumes = {v.split(":")[0] for v in database["volumes"]}
     assert volumes <= set(compose["volumes"])
     assert (ROOT / service["build"] / "Dockerfile").exists()
+
+
+@pytest.fixture
+def replicas() -> Any:
+    """compose.replicas.yaml, where ``!reset`` takes away what compose.yaml has."""
+    yaml = pytest.importorskip("yaml")
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc,name-defined]
+        pass
+
+    Loader.add_constructor("!reset", lambda *_: None)
+    return yaml.load((ROOT / "compose.replicas.yaml").read_text(), Loader)
+
+
+def test_the_replicas_stand_behind_a_balancer_that_asks_each(
+    compose: Any, replicas: Any, tmp_path: Path
+) -> None:
+    service, balancer = replicas["services"]["service"], replicas["services"]["balancer"]
+    assert service["ports"] is None  # three cannot have one port of the host
+    assert balancer["ports"] == compose["services"]["service"]["ports"]
+    assert balancer["depends_on"] == {"service": {"condition": "service_healthy"}}  # by the image's check
+    ((source, told),) = replicas["configs"].items()
+    assert [c["source"] for c in balancer["configs"]] == [source]
+    lines = dict(line.strip().split(" ", 1) for line in told["content"].splitlines() if " " in line.strip())
+    count, address = re.fullmatch(r"service (\d+) (\S+) check .*", lines["server-template"]).groups()  # type: ignore[union-attr]
+    assert (int(count), address) == (service["deploy"]["replicas"], f"service:{the('EXPOSE')}")
+    assert lines["bind"] == f":{the('EXPOSE')}"
+    method, path, host = re.fullmatch(
+        r"send meth (\S+) uri (\S+) hdr Host (\S+)", lines["http-check"]
+    ).groups()  # type: ignore[union-attr]
+    pytest.importorskip("fastapi")
+    with serve("--db", tmp_path / "bank.db") as each:
+        assert each.ask(path, method, host=host).status == 200
+    page = (ROOT / "docs/howto/docker.md").read_text()
+    used = set(re.findall(r"\$\{(\w+)", (ROOT / "compose.replicas.yaml").read_text()))
+    assert [name for name in sorted(used) if f"`{name}`" not in page] == []
 
 
 def test_the_password_is_never_in_the_file(compose: Any) -> None:

@@ -9,6 +9,8 @@ import sys
 import pytest
 from tests.cli.conftest import COMMAND, environment, shell
 
+from memory_bank.bank.database import Database
+from memory_bank.cli.project import projects_of
 from memory_bank.cli.run import begun
 from memory_bank.testing import ScriptedServer, say
 
@@ -24,6 +26,20 @@ def test_the_latest_session_is_told_with_what_to_do(cli, bank):
     assert done.out.endswith("</earlier-session>\nGo on with this work.\n")
     assert cli("handoff", "two", "--db", bank).out == done.out
     assert "- alpha\n" in cli("handoff", "one", "--db", bank, "--to", "codex").out
+
+
+def test_the_latest_is_one_of_the_folders_project(cli, bank, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    database = Database(bank)
+    database.set_session("one", project=projects_of()[-1])
+    assert "- alpha\n" in cli("handoff", "latest", "--db", bank).out
+    for name in ("one", "two"):
+        database.set_session(name, project="another")
+    assert (
+        "has no session with tool calls of this folder's project"
+        in cli("handoff", "latest", "--db", bank).sentence()
+    )
+    database.close()
 
 
 def test_a_budget_is_kept(cli, bank):
@@ -54,7 +70,10 @@ def test_no_bank_and_none_with_calls(cli, tmp_path, bank):
     for name in ("one", "two"):
         assert cli.bank(bank, "purge", "--session", name).code == 0
     done = cli("handoff", "latest", "--db", bank)
-    assert (done.code, "has no session with tool calls yet" in done.sentence()) == (1, True)
+    assert (done.code, "has no session with tool calls of this folder's project" in done.sentence()) == (
+        1,
+        True,
+    )
     done = cli("handoff", "one", "--db", bank)
     assert (done.code, done.sentence()) == (
         1,
@@ -114,11 +133,11 @@ PROMPT = "T\nfix it"
         (["codex", "exec", "--json"], ["codex", "exec", GO_ON, "--json"]),
         (["opencode"], ["opencode", "--prompt", GO_ON]),
         (["opencode", "folder"], ["opencode", "folder", "--prompt", GO_ON]),
-        (["opencode", "run", "fix it"], ["opencode", "run", PROMPT]),
+        (["opencode", "run", "fix it", "--agent", "x"], ["opencode", "run", "--agent", "x"]),
     ],
 )
 def test_a_client_begins_with_it_before_a_prompt(command, begins):
-    assert begun(command, lambda _: TEXT) == begins
+    assert begun(command, lambda _: TEXT) == (begins, PROMPT if "run" in command else "")
 
 
 def test_clients_and_prompts_that_are_not_known(cli, bank):

@@ -144,6 +144,15 @@ def test_every_row_of_long_json_is_shown_with_the_same_members():
     assert COUNT(text) <= 4_000
 
 
+def test_pieces_of_json_say_how_its_items_are_got():
+    text, state = shown(
+        json.dumps([{"a": f"ORD-{n:05}", "b": f"N-{n}", "c": f"X-{n * 7}"} for n in range(900)])
+    )
+    assert "its beginning, its end" in text and COUNT(text) <= 4_000
+    path = re.search(r'path="(.*?)"', text)[1]
+    assert "ORD-00003" in handle_tool_call(state, "get_record", {"trace_id": "#1", "path": path})
+
+
 def test_members_that_the_users_message_names_come_first():
     items = [
         {
@@ -181,6 +190,23 @@ def test_pieces_of_strings_stand_as_they_are():
     )
     text, _ = shown(output, "read_pages")
     assert COUNT(text) <= 4_000 and "\\n… " not in text and "('" not in text
+
+
+def test_several_text_parts_are_one_output():
+    parts = [{"type": "text", "text": t} for t in (json.dumps(rows(40), indent=2), "Two pages.")]
+    (part,) = shown(parts)[0]
+    assert part["type"] == "text"
+    assert part["text"].endswith("]\nTwo pages.") and len(part["text"]) < len(parts[0]["text"]) / 2
+    lines = LOG.split("\n")
+    logs = [{"type": "text", "text": "\n".join(lines[n : n + 100])} for n in range(0, 600, 100)]
+    ((part,), state) = shown(logs, "run_report")
+    assert part["text"].startswith("[… #1: ") and COUNT(part["text"]) <= 4_000
+    assert lines[0] in part["text"] and lines[-1] in part["text"]
+    missing = next(line for line in lines if line not in part["text"])
+    order = re.search(r"ORD-\d+", missing)[0]
+    assert missing in handle_tool_call(state, "get_record", {"trace_id": "#1", "pattern": order})
+    short = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert shown(short)[0] == short
 
 
 def test_the_json_that_a_tool_makes_of_a_sheet_is_no_text_that_an_edit_repeats():
@@ -396,6 +422,14 @@ def forms():
         blocks.turn(blocks.use("c1", "get_orders")),
         blocks.user(blocks.answer("c1", [{"type": "text", "text": text}])),
     ]
+    two = [text, "More."]
+    several = [
+        blocks.user(TASK),
+        blocks.turn(blocks.use("c1", "get_orders")),
+        blocks.user(blocks.answer("c1", [{"type": "text", "text": part} for part in two])),
+    ]
+    many = [{"type": "text", "text": f"{expected}\nMore."}]
+    yield pytest.param(several, lambda m: m["content"][0]["content"], many, id="several blocks")
     yield pytest.param(chat, lambda m: m["content"], expected, id="chat")
     yield pytest.param(parts, lambda m: m["content"][0]["text"], expected, id="parts")
     yield pytest.param(responses, lambda m: m["output"], expected, id="responses")

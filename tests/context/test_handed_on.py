@@ -72,7 +72,9 @@ def test_what_is_needed_to_go_on_is_in_it():
     assert data.endswith(f"\n</retrieved-data seal={data[:8]}>\n</earlier-session>\n")
     assert "#4 Bash command=pytest -q tests/test_server.py → error: 1 failed, 3 passed\n" in data
     assert "assert 9443 == 8443" in data
-    assert "8080" not in data.replace("old_string=8080", "")  # as the file is now, not as it was read
+    assert "PORT = 9443" in data
+    assert "8080" not in data  # as the file is now, not as it was read
+    assert "9090" not in data  # an edit that was replaced
     assert "get_record" not in text
 
 

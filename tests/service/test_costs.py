@@ -360,3 +360,20 @@ def test_sessions_are_grouped_by_the_folder_and_the_program_that_sent_them(tmp_p
         assert p.ask("/v1/stats/groups").status == p.ask("/v1/stats/groups?by=model").status == 422
         p.ask("/v1/sessions/a", "DELETE")
         assert groups("project") == {"mail": (1, 2), None: (1, 1)}
+
+
+def test_a_session_is_handed_on(tmp_path):
+    with priced(tmp_path) as (_, p):
+        step_of(p, rounds(12, size=4000), b"a")
+        told = p.ask("/v1/sessions/a/handoff?budget=1000&to=codex")
+        wrong = [
+            p.ask(f"/v1/sessions/a/handoff?{q}").status for q in ("budget=5", "budget=x", "to=vim", "of=b")
+        ]
+        missing = p.ask("/v1/sessions/never/handoff").status
+    text = told.json()["text"]
+    assert text.startswith(
+        "<earlier-session>\nThis work was begun in another session, with 12 calls of tools"
+    )
+    assert "CLAUDE.md" in text
+    assert text.endswith("</earlier-session>\n")
+    assert (wrong, missing) == ([422] * 4, 404)

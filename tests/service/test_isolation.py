@@ -97,6 +97,7 @@ CASES = {
         Ask("/v1/sessions/{session}/title", "PUT", {"title": "mine"}, status=404),
         Ask("/v1/sessions/{namespace}%E2%90%9F{session}/title", "PUT", {"title": "mine"}, status=404),
     ],
+    "GET /v1/sessions/{name}/handoff": [Ask("/v1/sessions/{session}/handoff", status=404), Ask("/v1/sessions/{namespace}%E2%90%9F{session}/handoff", status=404)],
     "GET /v1/sessions/{name}/export": [Ask("/v1/sessions/{session}/export", status=404), Ask("/v1/sessions/{namespace}%E2%90%9F{session}/export", status=404)],
     "GET /v1/stats/groups": [Ask(f"/v1/stats/groups?by={by}", status=200) for by in ("project", "client")],
     "GET /v1/stats/wrong": [Ask("/v1/stats/wrong?limit=500", status=200), Ask("/v1/stats/wrong?session={session}", status=404)],

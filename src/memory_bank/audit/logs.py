@@ -252,7 +252,7 @@ def compactions_of(session: Trace, seen: set[str]) -> Iterator[Compaction]:
         if before is not None:
             history = [{"role": "user", "content": before}, *history]
         start, before = position, summary
-        after = _next_calls(session.messages[position:stop])
+        after = next_calls(session.messages[position:stop])
         pairs = list(pairwise(map(kind_of, history)))
         if summary is not None and summary not in seen and after and _ANSWERED in pairs:
             seen.add(summary)
@@ -260,7 +260,7 @@ def compactions_of(session: Trace, seen: set[str]) -> Iterator[Compaction]:
             yield Compaction(session, number, history, summary, after, tail)
 
 
-def _next_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def next_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages up to the thirtieth call; none when there is no call."""
     count = 0
     for position, message in enumerate(messages):

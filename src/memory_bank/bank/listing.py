@@ -140,15 +140,14 @@ def _by_session(
     return (found if where is None else found.where(where)).group_by(table.c.session_id)
 
 
-_TOKENS = (sa.func.count(), sum_of(_t.full_tokens), sum_of(_t.tokens))
+_kept = {n: sum_of(sums.c[n]) for n in ("records", "insights", "steps", "full_tokens", "tokens")}
 _most = sa.func.coalesce(sa.func.max(sa.case((_i.redo.is_not(None), _i.attempts))), 0)
 _FIGURES = (
-    _by_session(records, records=sa.func.count()),
-    _by_session(insights, insights=sa.func.count(), to_redo=sa.func.count(_i.redo)),
+    _by_session(insights, _i.redo.is_not(None), to_redo=sa.func.count()),
     _by_session(insights, waits, waiting=sa.func.count(), failing=sa.func.count(_i.redo), attempts=_most),
     _by_session(calls, calls=sum_of(calls.c.calls)),
 )
-_TOKENS_EACH = _by_session(steps, **dict(zip(("steps", "full", "sent"), _TOKENS, strict=True)))
+_KEPT_EACH = _by_session(sums, **_kept)
 
 
 def has_session(database: Database, session_id: str) -> bool:
@@ -171,9 +170,13 @@ def session_details(database: Database, namespace: str | None, session_id: str) 
         return next(iter(_details(c, one)), None)
 
 
-def latest_used(database: Database) -> str | None:
-    """The id of the session with the newest record of a bank; None without one."""
-    return database.value(sa.select(_r.session_id).order_by(_r.seq.desc()).limit(1))
+def latest_used(database: Database, projects: Sequence[str]) -> str | None:
+    """The id of the session with the newest record, of some projects, else of those without one; None for neither."""
+    newest = sa.select(_r.session_id).join(sessions, _s.session_id == _r.session_id).order_by(_r.seq.desc())
+    found: Iterator[str | None] = (
+        database.value(newest.where(of).limit(1)) for of in (_s.project.in_(projects), _s.project.is_(None))
+    )
+    return next(filter(None, found), None)
 
 
 def newest_searchable(database: Database, namespace: str | None, project: str | None = None) -> str | None:
@@ -251,12 +254,11 @@ def origins(database: Database, namespace: str | None) -> dict[str, tuple[str | 
 def namespace_totals(database: Database, namespace: str | None) -> NamespaceTotals:
     """The sums of a namespace."""
     mine, present = of_namespace(namespace), _s.deleted.is_(None)
-    kept = (sum_of(sums.c[name]) for name in ("records", "insights", "steps", "full_tokens", "tokens"))
     of_waiting, of_calls = (sa.exists().where(_s.session_id == t.session_id, mine) for t in (_i, calls.c))
     wait = sa.select(sa.func.count(), sa.func.count(_i.redo)).where(waits, of_waiting.where(present))
     with database.snapshot() as c:
         there = c.execute(count_of(sessions).where(mine, present)).scalar_one()
-        of_present = sa.select(*kept).join_from(sessions, sums, sums.c.session_id == _s.session_id)
+        of_present = sa.select(*_kept.values()).join_from(sessions, sums, sums.c.session_id == _s.session_id)
         facts, summaries, *tokens = c.execute(of_present.where(mine, present)).one()
         waiting, failing = c.execute(wait).one()
         asked = c.execute(sa.select(sum_of(calls.c.calls)).where(of_calls)).scalar_one()
@@ -272,8 +274,9 @@ def _details(c: Connection, query: sa.Select[*tuple[Any, ...]]) -> list[SessionI
         for figures in _FIGURES:
             for row in c.execute(figures, values).mappings():
                 each[row["session_id"]] |= row
-        for session_id, *tokens in c.execute(_TOKENS_EACH, values):
-            each[session_id]["tokens"] = Tokens(*map(int, tokens))
+        for session_id, facts, summaries, *tokens in c.execute(_KEPT_EACH, values):
+            kept = {"records": int(facts), "insights": int(summaries), "tokens": Tokens(*map(int, tokens))}
+            each[session_id] |= kept
         for session_id, count in _unobserved(c, list(each)).items():
             each[session_id]["unobserved"] = count
         found += (SessionInfo(**{**row, "calls": int(row.get("calls", 0))}) for row in each.values())

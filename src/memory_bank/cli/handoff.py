@@ -8,6 +8,7 @@ from typing import Literal
 
 import typer
 
+from memory_bank.cli.project import projects_of
 from memory_bank.cli.shared import CONFIG, DB, one_line, open_bank
 from memory_bank.config import ServiceSettings
 from memory_bank.errors import StorageError
@@ -19,7 +20,9 @@ GO_ON = "Go on with this work."
 
 
 def handoff(
-    session: str = typer.Argument(..., help="The name of a session, as `bank sessions` lists it, or latest."),
+    session: str = typer.Argument(
+        ..., help="The name of a session, as `bank sessions` lists it, or latest: of this folder's project."
+    ),
     to: Literal["claude", "codex", "opencode"] | None = typer.Option(
         None, "--to", help="The client that goes on: it is told which rules it does not read by itself."
     ),
@@ -46,10 +49,10 @@ def handoff_text(
     from memory_bank.transcript import open_counter
 
     with contextlib.closing(open_bank(db, config, None if session == LATEST else session)) as database:
-        name = latest_used(database) if session == LATEST else session
+        name = latest_used(database, projects_of()) if session == LATEST else session
         if name is None:
             raise StorageError(
-                f"{database.name} has no session with tool calls yet: nothing can be handed on."
+                f"{database.name} has no session with tool calls of this folder's project: name one of another."
             )
         state = MemoryBankState(database=database, session_id=name, counter=open_counter(), fixed=True)
         text = handed_on(state, budget, to=to)

@@ -83,8 +83,9 @@ def run(
             else f"there is no command {name!r}: check its name, or install it."
         )
         raise typer.Exit(126 if is_file else 127)
+    given = ""
     if from_ is not None:
-        command = begun(command, lambda client: handoff_text(from_, db, config, to=client))
+        command, given = begun(command, lambda client: handoff_text(from_, db, config, to=client))
     running = running_service(db, config)
     if running is not None and holdout is not None:
         raise ConfigError(
@@ -103,7 +104,7 @@ def run(
         elsewhere = is_elsewhere(_named_upstreams(settings).get("anthropic", ("", ""))[1])
         if elsewhere and Path(command[0]).stem == "claude":
             tell(ATTRIBUTION)
-        code = _run(*pointed(command, url, elsewhere))
+        code = _run(*pointed(command, url, elsewhere), given)
         is_used = _report(
             url, before, _figures(url), "" if running is None else " of all clients of the service"
         )
@@ -296,10 +297,11 @@ _BEFORE_PROMPT = {"claude": ("-p", "--print"), "codex": ("exec", "e"), "opencode
 """By client, what stands between its name and a prompt."""
 
 
-def begun(command: list[str], text: Callable[[str], str]) -> list[str]:
+def begun(command: list[str], text: Callable[[str], str]) -> tuple[list[str], str]:
     """A command whose client begins with a text for it, before a prompt that the command has, else ``GO_ON``.
 
-    Raises ConfigError for an unknown client, and for a prompt at the end of other arguments.
+    And what the client reads from its standard input, "" for nothing of ours. Raises ConfigError for an unknown
+    client, and for a prompt at the end of other arguments.
     """
     client = Path(command[0]).stem
     if client not in _BEFORE_PROMPT:
@@ -315,9 +317,12 @@ def begun(command: list[str], text: Callable[[str], str]) -> list[str]:
             f"--from adds to a prompt that comes first: write {client} {words[0]} 'PROMPT' OPTIONS."
         )
     if client == "opencode" and at == 1:  # its argument is a folder
-        return [*command, "--prompt", f"{text(client)}{GO_ON}"]
+        return [*command, "--prompt", f"{text(client)}{GO_ON}"], ""
     prompt = rest.pop(0) if rest and not rest[0].startswith("-") else GO_ON
-    return [*command[:at], f"{text(client)}{prompt}", *rest]
+    begin = f"{text(client)}{prompt}"
+    if client == "opencode":  # which puts an argument with blanks into quotes
+        return [*command[:at], *rest], begin
+    return [*command[:at], begin, *rest], ""
 
 
 def pointed(command: list[str], url: str, elsewhere: bool = False) -> tuple[list[str], dict[str, str]]:
@@ -354,8 +359,8 @@ def pointed(command: list[str], url: str, elsewhere: bool = False) -> tuple[list
     return [command[0], *added, *command[1:]], variables
 
 
-def _run(command: list[str], variables: dict[str, str]) -> int:
-    """Run a command with this terminal; signals reach it; returns its exit code as a shell does."""
+def _run(command: list[str], variables: dict[str, str], given: str = "") -> int:
+    """Run a command with this terminal, or an input that is ``given``; signals reach it; returns its exit code."""
     process: subprocess.Popen[bytes] | None = None
 
     def pass_on(number: int, _frame: object) -> None:
@@ -365,8 +370,11 @@ def _run(command: list[str], variables: dict[str, str]) -> int:
 
     before = {number: signal.signal(number, pass_on) for number in _SIGNALS}
     try:
-        process = subprocess.Popen(command, env=variables)
-        code = process.wait()
+        with tempfile.TemporaryFile() as file:
+            file.write(given.encode())
+            file.seek(0)
+            process = subprocess.Popen(command, env=variables, stdin=file if given else None)
+            code = process.wait()
     except OSError as e:
         tell(f"{one_line(command[0], 200)} cannot be run ({e.strerror}): check the file.")
         return 127 if isinstance(e, FileNotFoundError) else 126

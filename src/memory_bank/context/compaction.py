@@ -20,6 +20,7 @@ from memory_bank.selection.effects import file_access
 from memory_bank.selection.index import Selection
 from memory_bank.selection.thread import thread_room
 from memory_bank.transcript.harness import HANDED_ON, SUMMARY_OPENINGS, asks_for_summary, persons_text
+from memory_bank.transcript.jsontext import compact, parse_arguments
 from memory_bank.transcript.messages import Interaction, MessageKind, in_full, kind_of, message_text, read
 from memory_bank.transcript.quoting import FENCED, Mark, fence, one_line, quote_lines
 from memory_bank.transcript.shortening import fit_text
@@ -112,8 +113,25 @@ def handed_on(session: MemoryBankState, budget: int, *, to: str = "") -> str:
         by = f" by {one_line(client)[:80]}" if client else ""
         head = f"{HANDED_ON}\n{TOLD.format(calls=len(session.steps), by=by)}{RULES_ELSEWHERE.get(to, '')}\n\n"
         room = budget - count(head) - count(end) - 8
+        session.cache("shown arguments").update(_edits_that_stand(session))
         known = _known(_stored_view(session), session, room, "", users_words=True)
         return f"{head}{known.replace(end[:-1], f'< {end[1:-1]}')}\n{end}\n"
+
+
+def _edits_that_stand(session: MemoryBankState) -> dict[str, str]:
+    """By trace_id the arguments of edits of files without what they replaced, and what was replaced since."""
+    found: dict[str, str] = {}
+    later: dict[str, list[str]] = {}  # by file what later edits replace
+    for record in reversed(session.fact_store.get_many([*session.steps])):
+        text = compact(record.raw_input) if record.input_text is None else record.input_text
+        access, given = file_access(record.tool_name, text), parse_arguments(text)
+        if access is not None and access.access == "edit":
+            since = later.setdefault(access.path, [])
+            gone = {k: k[:3] == "old" or (k[:3] == "new" and any(o in str(v) or str(v) in o for o in since))
+                    for k, v in given.items()}  # fmt: skip
+            found[record.trace_id] = compact({k: v for k, v in given.items() if not gone[k]})
+            since += [str(v) for k, v in given.items() if k[:3] == "old" and str(v).strip()]
+    return found
 
 
 def _files(memory: EvidenceMemory) -> str:

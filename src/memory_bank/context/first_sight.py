@@ -11,7 +11,7 @@ import logging
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,11 +35,14 @@ from memory_bank.transcript.dense import (
     without_text,
 )
 from memory_bank.transcript.harness import persons_text
+from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import (
     Interaction,
     MessageKind,
     Pair,
+    Result,
     is_memory_tool,
+    is_text_part,
     kind_of,
     message_text,
 )
@@ -130,7 +133,7 @@ def first_sight(view: View, session: MemoryBankState, settings: MemoryBankSettin
         for pair, trace_id in zip(interaction.pairs, interaction.trace_ids, strict=True):
             if trace_id is None or pair.call is None or pair.result is None or pair.result_at is None:
                 continue
-            text, position = pair.result.output_text, interaction.start + pair.result_at
+            text, position = _text_of(pair.result), interaction.start + pair.result_at
             if text is None or len(text) < LEAST_JSON:
                 continue
             key = (trace_id, _task(view, interaction.start))
@@ -153,6 +156,16 @@ def first_sight(view: View, session: MemoryBankState, settings: MemoryBankSettin
         sight.foldable.append((number + more[0], tokens + more[1]))
     sight.count = len(view.interactions)
     return sight
+
+
+def _text_of(result: Result) -> str | None:
+    """The output as text; several text parts as MCP's list of them; None for others."""
+    parts = result.content
+    if (text := result.output_text) is not None or result.extra or not isinstance(parts, (list, tuple)):
+        return text
+    if not all(isinstance(p, Mapping) and set(p) == {"type", "text"} and is_text_part(p) for p in parts):
+        return None
+    return compact([{"type": "text", "text": part["text"]} for part in parts])
 
 
 def _task(view: View, before: int) -> str:
@@ -226,6 +239,8 @@ class _Part:
         if not is_page:
             self.output = output = opened(output)
             text = output.text
+        if output.path is None:  # several texts
+            text = output.text
         call = pair.call.text if pair.call else ""
         self.parsed = parse_record(1, text, self.count, trace_id, pair.tool_name, call)
         if is_page:
@@ -250,8 +265,8 @@ class _Part:
         if self.output.value is None:
             return self._of_text(self.output.text, self.output.path)
         if not self.is_page:
-            pieces = self._of_text(self.output.text, "items[3]")
             item = "[3]" if isinstance(self.output.value, list) else "items[3]"
+            pieces = self._of_text(self.output.text, item)
             mark = self._mark("of all items the members likeliest needed", f'path="{item}" or pattern="…"')
             table = self._of_json(self.output.value, self.room - self.count(mark))
             is_table = table and TABLE * self._worth_of(mark + table) > self._worth_of(pieces)

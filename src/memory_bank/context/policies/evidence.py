@@ -406,6 +406,7 @@ def fed_evidence(view: View, session: MemoryBankState, settings: MemoryBankSetti
     stored = session.fact_store.get_many([t for t in missing if t not in records])
     records.update((r.trace_id, r) for r in stored)
     parsed = session.cache("parsed records")  # by first_sight
+    shown = session.cache("shown arguments")  # where a session is handed on
     notes: dict[str, str] = {}  # what the agent said, by the first record of each turn
     starts: dict[str, int] = {}  # of each record's turn
     left = set(missing)
@@ -424,7 +425,7 @@ def fed_evidence(view: View, session: MemoryBankState, settings: MemoryBankSetti
             continue
         while kept and kept[-1] < starts.get(trace_id, 0):
             anchor.append(content_text(read(view.messages[kept.pop()], "content")))
-        memory.add(record, notes.get(trace_id, ""), anchor, parsed.pop(trace_id, None))
+        memory.add(record, notes.get(trace_id, ""), anchor, parsed.pop(trace_id, None), shown.get(trace_id))
     return memory
 
 

@@ -29,8 +29,10 @@ from memory_bank.bank.listing import (
     session_details,
     session_ids,
 )
+from memory_bank.bank.session import MemoryBankState
 from memory_bank.bank.steps import StepFigures, StepRange, UsageSums
 from memory_bank.bank.transfer import export_lines
+from memory_bank.context import handed_on
 from memory_bank.errors import InvalidRequestError, NotFoundError
 from memory_bank.pricing import Price, Usage, costs, known_price
 from memory_bank.service.api.openapi import Count, NextNumber, RequestModel, ResponseModel, Time, errors
@@ -46,6 +48,7 @@ from memory_bank.service.api.requests import (
 )
 from memory_bank.service.security.access import LONGEST_NAME, stored_id
 from memory_bank.service.threads import in_thread
+from memory_bank.transcript import open_counter
 from memory_bank.transcript.shortening import cut_at_edge
 
 router = APIRouter(prefix="/v1", tags=["sessions"])
@@ -341,6 +344,21 @@ def _names(api: ApiContext, info: Any) -> dict[str, str | None]:
     return {key: None if id_ is None else api.public(id_) for key, id_ in ids.items()}
 
 
+class HandoffQuery(RequestModel):
+    """Query of ``hand_on``."""
+
+    budget: Annotated[int, Field(ge=500, le=20_000, description="tokens of the text, at most")] = 4_000
+    to: Literal["claude", "codex", "opencode"] | None = Field(
+        default=None, description="the client that goes on: it is told which rules it does not read by itself"
+    )
+
+
+class Handoff(ResponseModel):
+    """What a client is told of a session; its prompt comes after it."""
+
+    text: str
+
+
 @route(router, "GET", "/sessions/{name}", "Get one session", 404)
 def get_session(api: Api, request: Request, name: SessionName) -> SessionDetail:
     """Its counts, the Observer's queue, and the tokens of its contexts."""
@@ -361,6 +379,18 @@ def rename_session(api: Api, name: SessionName, body: JsonBody) -> None:
     """Store what lists show beside the session's name; searches of the list find it."""
     title = TitleRequest.parse(body.value).title
     api.database.set_session(api.known(name), title=api.sessions.redacted_text((title or "").strip()) or None)
+
+
+@route(router, "GET", "/sessions/{name}/handoff", "Hand a session on", 404, 422)
+def hand_on(api: Api, name: SessionName, query: Annotated[HandoffQuery, Query()]) -> Handoff:
+    """What another client needs to go on, as ``memory-bank handoff`` prints it: the beginning of a user's message."""
+    state = MemoryBankState(
+        database=api.database, session_id=api.known(name), counter=open_counter(), fixed=True
+    )
+    text = handed_on(state, query.budget, to=query.to or "")
+    if not text:
+        raise NotFoundError("the session has no tool calls: there is nothing to hand on.")
+    return Handoff(text=text)
 
 
 @router.get(

@@ -52,6 +52,7 @@ export class SessionView {
     put(this.tabs.panels.search, el("div", { class: "bar" }, this.field), el("div", { class: "scroll" }, this.hits.told, this.hits.list));
     this.title = el("h1", { id: "session-title", tabindex: "-1" }, told(name, "name"));
     this.done = el("p", { class: "failure", role: "status", hidden: true });
+    this.handed = el("pre", { class: "handed", hidden: true, tabindex: "0", "aria-label": "What another client needs to go on" });
     this.renaming = el(
       "form", { class: "renaming", hidden: true, onsubmit: (e) => this.rename(e) },
       el("input", { "aria-label": "The name that the lists show", placeholder: "A name for the lists", maxlength: "120", autocomplete: "off" }), el("button", { type: "submit", class: "small" }, "Keep"),
@@ -61,12 +62,13 @@ export class SessionView {
       "p", { class: "actions", role: "group", "aria-label": "What to do with this session" },
       copier("Copy name", async () => name), act("Rename", () => this.askName(), "Give it a name for the lists"),
       el("a", { class: "button small", href: sideBySide(name) }, "Compare"),
+      copier("Hand on", () => this.handOn()),
       act("Export", () => this.attempt(() => save(at(name, "export"), {}, `${name.replace(/[^\w.-]+/g, "_")}.jsonl`)), "All records, as memory-bank bank import reads them"),
       act("Delete", (e) => this.remove(e.currentTarget), "Delete the session and its records for good"),
     );
     put(
       box,
-      el("div", { class: "head" }, el("a", { class: "up", href: "#/" }, "All sessions"), el("div", { class: "title" }, this.title), actions, this.renaming, this.done, this.about, this.figures),
+      el("div", { class: "head" }, el("a", { class: "up", href: "#/" }, "All sessions"), el("div", { class: "title" }, this.title), actions, this.renaming, this.handed, this.done, this.about, this.figures),
       this.curve.element, this.tabs.list, ...Object.values(this.tabs.panels),
     );
     this.polls = [new Poll(2000, () => this.news()), new Poll(15_000, () => this.inform())];
@@ -113,6 +115,17 @@ export class SessionView {
       put(this.done, error.message);
       this.done.hidden = false;
     }
+  }
+
+  /** What another client needs to go on, shown below the buttons and copied. */
+  async handOn() {
+    let text = "";
+    await this.attempt(async () => {
+      text = (await get(at(this.name, "handoff"))).text;
+      put(this.handed, text);
+      this.handed.hidden = false;
+    });
+    return text;
   }
 
   askName() {
