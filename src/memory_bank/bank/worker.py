@@ -488,10 +488,7 @@ class InsightWriter:
         return self.observer.extract(record)
 
     def write(
-        self,
-        records: Sequence[InteractionRecord],
-        task: str,
-        beside: Operation[None] | None = None,
+        self, records: Sequence[InteractionRecord], task: str, beside: Operation[None] | None = None
     ) -> None:
         """Store insights of new records, and of records that an interrupted step stored without one.
 
