@@ -162,7 +162,8 @@ def age(database, version, *last):
             c.exec_driver_sql("CREATE TABLE models (namespace varchar(64) PRIMARY KEY)")
         for statement in UNPACKED[database.url.get_backend_name()] if version < "9" else ():
             c.exec_driver_sql(statement)
-        for statement in AGENTS:
+        has_agents = "agent_id" in {column["name"] for column in sa.inspect(c).get_columns("sessions")}
+        for statement in AGENTS[1:] if has_agents else AGENTS:  # PostgreSQL's bank is used again
             c.exec_driver_sql(statement)
         added = [
             step

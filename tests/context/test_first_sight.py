@@ -144,6 +144,15 @@ def test_every_row_of_long_json_is_shown_with_the_same_members():
     assert COUNT(text) <= 4_000
 
 
+def test_pieces_of_json_say_how_its_items_are_got():
+    text, state = shown(
+        json.dumps([{"a": f"ORD-{n:05}", "b": f"N-{n}", "c": f"X-{n * 7}"} for n in range(900)])
+    )
+    assert "its beginning, its end" in text and COUNT(text) <= 4_000
+    path = re.search(r'path="(.*?)"', text)[1]
+    assert "ORD-00003" in handle_tool_call(state, "get_record", {"trace_id": "#1", "path": path})
+
+
 def test_members_that_the_users_message_names_come_first():
     items = [
         {

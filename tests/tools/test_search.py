@@ -53,6 +53,32 @@ def test_exact_identifiers_come_first_with_their_place(state, query):
         assert first.reason == 'holds "px-9" at parcel'
 
 
+def test_a_record_with_an_identifier_of_the_query_comes_first_unless_it_is_superseded(state):
+    state.add([
+        record(7, "read_mail", {"n": 1}, "Where the parcel of the customer is: the parcel is with the customer's carrier."),
+        record(8, "read_mail", {"n": 2}, "Where is the parcel, the customer asks, where is the parcel of the customer?"),
+        record(9, "list_parcels", {}, "PX-9, PX-10, PX-11"),
+        record(10, "list_parcels", {}, "none is left"),
+    ])  # fmt: skip
+    found = steps(state, "where is the parcel PX-9 of the customer", 8, by_agent=False)
+    assert set(found[:3]) == {3, 9, 10}
+    assert found.index(10) < found.index(9)
+
+
+def test_of_two_that_fit_alike_the_newer_comes_first(bank):
+    """Whoever said it and however: a message, an output, the arguments of a call."""
+    talk = bank.state("talk")
+    talk.add([
+        record(1, "message", {"speaker": "user"}, "Let us hold the design review on Tuesday in room Linden."),
+        record(2, "get_weather", {"city": "Porto"}, {"sky": "clear", "wind": 3}),
+        record(3, "get_rates", {"of": "EUR"}, {"USD": 1.08, "GBP": 0.85}),
+        record(4, "message", {"speaker": "Priya"}, "I cannot come: the design review moves to Thursday, please."),
+        record(5, "get_rates", {"of": "USD"}, {"EUR": 0.92, "GBP": 0.79}),
+        record(6, "get_weather", {"city": "Ghent"}, {"sky": "rain", "wind": 9}),
+    ])  # fmt: skip
+    assert steps(talk, "when is the design review", by_agent=False)[:2] == [4, 1]
+
+
 def test_a_query_that_nothing_matches_finds_nothing(state):
     assert search_session(state, "zeppelin quantum xyzzy", 20).matches == []
 
@@ -78,6 +104,8 @@ def test_messages_of_a_conversation_do_not_supersede_one_another(bank):
         "How are the driving lessons of your sister going these days?",
         "She passed the test on her second attempt and bought a used car.",
         "Let us talk again next week about the trip to the mountains.",
+        "In Porto.",
+        "At 12:15, I think?",
     ]
     talk = bank.state("talk")
     talk.add([

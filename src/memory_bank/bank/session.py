@@ -410,11 +410,8 @@ class MemoryBankState(Session):
             paid, full = ledger.take()
             step: dict[str, Any] = {}
             if charged:
-                step = {
-                    "sent": b"".join(ledger.sent),
-                    "came": b"".join(ledger.came),
-                    "in_vain": ledger.in_vain,
-                }
+                sent, came = b"".join(ledger.sent), b"".join(ledger.came)
+                step = {"sent": sent, "came": came, "in_vain": ledger.in_vain}
             write = None
             if (charged or paid or full or told != self._told) and not self.database.read_only:
                 news = None if told == self._told else (told,)
@@ -594,13 +591,9 @@ class MemoryBankState(Session):
             return len(new)
 
     def _store_facts(
-        self,
-        records: Sequence[InteractionRecord],
-        step: int,
-        task: str,
-        drafts: bool,
+        self, records: Sequence[InteractionRecord], step: int, task: str, drafts: bool,
         first: Operation[None] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if not records:
             return
         if task and task != self._task:  # kept, so that insights can be made again later

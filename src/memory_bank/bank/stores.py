@@ -44,6 +44,7 @@ from memory_bank.bank.schema import (
     records,
     recount,
     rows_by_id,
+    sessions,
     steps,
     waits,
 )
@@ -443,6 +444,12 @@ class WiderScope:
         with self.database.read() as c:
             found = c.execute(others.order_by(_r.seq.desc()).limit(20), {"session": self.session_id})
             return [(session_id, known) for session_id, known in found]
+
+    def tasks(self, session_ids: Collection[str]) -> dict[str, str]:
+        """What these sessions are called: their titles, else their tasks."""
+        named = sa.select(sessions.c.session_id, sessions.c.title, sessions.c.task)
+        rows = self.database.rows(named.where(sessions.c.session_id.in_(session_ids)))
+        return {row["session_id"]: row["title"] or row["task"] or "" for row in rows}
 
     def size(self) -> int:
         """The number of records in the scope, those of the own session included."""

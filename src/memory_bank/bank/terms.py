@@ -19,13 +19,14 @@ from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import readable_output
 
 BESIDE = 0.3  # weight of summary, tool and arguments beside an output
+QUESTION = 6  # terms, at most
 SATURATION, LENGTH = 1.2, 0.5  # k1 and b of BM25 (Robertson and Zaragoza, 2009)
 _FINE = 23  # a stored weight is one byte: 23 times its logarithm
 HEAD = np.dtype([("length", "<f4"), ("call", "<u8"), ("output", "<u8")])
 """What stands before the terms: the sum of all weights, and hashes of the record's call and of its output.
 
 By these a later call of the same arguments is found, and whether it returned something else. The call is 0 where the
-output says nothing about it: there is no record, the call has failed, or it is prose.
+output says nothing about it: there is no record, the call has failed, or it is a message or other prose.
 """
 _MANNER = {"description", "timeout", "limit", "max_results", "verbose"}  # arguments that name no object
 
@@ -45,12 +46,13 @@ def terms_of(summary: str, record: InteractionRecord | None) -> bytes:
         if text is None or ("\\u" in text and not isinstance(value, str)):  # JSON with escaped letters
             text = compact(value)
         output = readable_output(record)[1] if "base64" in text else text
-        arguments = record.raw_input
+        arguments, is_said = record.raw_input, _is_prose(output)
         given = arguments if isinstance(arguments, str) else compact(arguments)
         beside = f"{record.tool_name}\n{given}\n{summary}"
         if isinstance(arguments, dict):
+            is_said = is_said or "speaker" in arguments or arguments.get("role") in ("user", "assistant")
             arguments = sorted((k, compact(v)) for k, v in arguments.items() if k not in _MANNER)
-        if not is_failure(output) and not _is_prose(output):
+        if not is_failure(output) and not is_said:
             call = _digest(compact([record.tool_name, arguments])) or 1
     hashes, is_beside = hashed_terms(output, beside)
     weights = np.where(is_beside, BESIDE, 1.0)
@@ -128,6 +130,11 @@ def terms_of_query(query: str) -> Hashes:
     return left if len(left := np.setdiff1d(asked, stop_terms())) else asked
 
 
+def is_question(query: Hashes) -> bool:
+    """Whether a query is so short that it asks for one thing; what agents write before a call is longer."""
+    return len(query) <= QUESTION
+
+
 def bm25(query: Hashes, postings: Postings, lengths: Any) -> tuple[Any, float]:
     """BM25 of each row (float64), 0 where it has no term of a query, and the most that a row could have.
 
@@ -145,3 +152,12 @@ def bm25(query: Hashes, postings: Postings, lengths: Any) -> tuple[Any, float]:
         scores[rows] += weight * weights / (weights + norms[rows])
         most += weight
     return scores, most
+
+
+def rarest_terms(query: Hashes, postings: Postings, size: int) -> Any:
+    """Of each of ``size`` rows the number of the rarest term of a query that it has, -1 without one."""
+    found = np.full(size, -1)
+    rows = [postings.rows[postings.terms == term] for term in query]
+    for number in sorted(range(len(rows)), key=lambda n: -len(rows[n])):
+        found[rows[number]] = number
+    return found

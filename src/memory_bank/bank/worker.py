@@ -33,6 +33,7 @@ from memory_bank.bank.schema import (
     insights,
     records,
     sum_of,
+    sums,
     waits,
 )
 from memory_bank.bank.stores import FactStore, InsightStore
@@ -159,10 +160,12 @@ class Worker:
         Those of sessions that have insights; ``every``: also of sessions for which none was ever wanted. Returns how
         many. Raises StorageError, EmbeddingError.
         """
+        differs = sa.func.sum(sums.c.records) != sa.func.sum(sums.c.insights)
+        some_lack = sa.select(sums.c.session_id).group_by(sums.c.session_id).having(differs)
         bare = (
             sa.select(_r.session_id)
             .outerjoin(insights, INSIGHT_OF_RECORD)
-            .where(HAS_CONTENT, _i.seq.is_(None))
+            .where(_r.session_id.in_(some_lack), HAS_CONTENT, _i.seq.is_(None))
         )
         if self._session_id is not None:
             bare = bare.where(_r.session_id == self._session_id)
@@ -485,10 +488,7 @@ class InsightWriter:
         return self.observer.extract(record)
 
     def write(
-        self,
-        records: Sequence[InteractionRecord],
-        task: str,
-        beside: Operation[None] | None = None,
+        self, records: Sequence[InteractionRecord], task: str, beside: Operation[None] | None = None
     ) -> None:
         """Store insights of new records, and of records that an interrupted step stored without one.
 

@@ -265,8 +265,8 @@ class _Part:
         if self.output.value is None:
             return self._of_text(self.output.text, self.output.path)
         if not self.is_page:
-            pieces = self._of_text(self.output.text, "items[3]")
             item = "[3]" if isinstance(self.output.value, list) else "items[3]"
+            pieces = self._of_text(self.output.text, item)
             mark = self._mark("of all items the members likeliest needed", f'path="{item}" or pattern="…"')
             table = self._of_json(self.output.value, self.room - self.count(mark))
             is_table = table and TABLE * self._worth_of(mark + table) > self._worth_of(pieces)

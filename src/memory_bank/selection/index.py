@@ -48,7 +48,6 @@ FREE_USES, OTHERS_COUNT = (
     8,
 )  # calls to itself that use a source's values for free, and for each that another makes
 SELF_WORTH = 0.1  # of values of a source whose values only calls to itself have used
-EDGE = 0.2  # extra worth of a segment whose neighbour was chosen, as a share of the values at the cut
 NEAR_MISSES = 12
 
 
@@ -360,7 +359,6 @@ class EvidenceIndex:
         source = [self._source[r] for r in record]
         shares = np.maximum(SOURCE_SHARE, self._trust()) * budget
         left_of: list[float] = shares.tolist()  # of each source, until its pieces count less
-        bonus = [0.0] * total
         done = bytearray(total)
 
         def price(n: int) -> int:
@@ -374,7 +372,7 @@ class EvidenceIndex:
             if done[n]:
                 continue
             values = all_values[ends[n] : ends[n + 1]]
-            gain = gains[n] = factor[n] * sum(map(left.__getitem__, values), bonus[n]) + copied[n]
+            gain = gains[n] = factor[n] * sum(map(left.__getitem__, values)) + copied[n]
             if gain <= 1e-9:
                 continue
             cost = price(n)
@@ -396,13 +394,10 @@ class EvidenceIndex:
             left_of[source[n]] -= cost
             opened_record, opened_block = record_cost[record[n]], block_cost[block[n]]
             record_cost[record[n]] = block_cost[block[n]] = 0
-            cheaper: list[int] = []  # or worth more
-            for other, near in ((n + 1, values[-2:]), (n - 1, values[:1])):
+            cheaper: list[int] = []
+            for other in (n + 1, n - 1):
                 is_beside = 0 <= other < total and record[other] == record[n]
                 if is_beside and not done[other] and abs(place[other] - place[n]) == 1:
-                    extra = EDGE * sum([left[v] for v in near])
-                    bonus[other] += extra
-                    gains[other] += extra
                     gaps[other] = 0
                     cheaper.append(other)
             for value in values:

@@ -7,6 +7,7 @@ are answered still.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -244,11 +245,16 @@ def _search(state: Any, given: Mapping[str, Any], room: int, scope: Scope | None
     if not found:
         raise NothingFound(_nothing(state, query, trouble))
     excerpt = min(700, max(80, room // len(found) - 400))
+    tasks = searched.tasks({m.outline.session_id for m, _ in found})
     blocks, described = [], []
     for number, (m, record) in enumerate(found, 1):
         o = m.outline
         session_id = state.session_id if scope and m.session_id is None else m.session_id
         where = f"step {o.step_id}{_of_session(session_id)}"
+        if session_id is not None:
+            task, days = one_line(tasks.get(session_id, "")), int((time.time() - record.timestamp) / 86_400)
+            where += f" ({compact(cut_at_edge(task, 60))}, " if task else " ("
+            where += f"{days} day{'' if days == 1 else 's'} ago)" if days > 0 else "today)"
         named = f"trace_id {o.trace_id}," if session_id else f"#{o.number}"
         lines = [
             f"[{number}] {named} {one_line(o.tool_name)}, {where}, {m.reason}",

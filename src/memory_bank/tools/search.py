@@ -12,7 +12,7 @@ import numpy as np
 
 from memory_bank.bank.listing import Outline, outlines, without_insight
 from memory_bank.bank.stores import WiderScope
-from memory_bank.bank.terms import Postings, bm25, heads_of, terms_of, terms_of_query
+from memory_bank.bank.terms import Postings, bm25, heads_of, is_question, terms_of, terms_of_query
 from memory_bank.errors import EmbeddingError
 from memory_bank.ports import Scope
 from memory_bank.records import Brief, Hit, InteractionRecord
@@ -68,10 +68,11 @@ def search_session(
 ) -> SearchResult:
     """Search a session (a ``MemoryBankState``), or a ``scope``, by default the state's, for what fits a query.
 
-    Best first, but records whose output contains the whole query before all others, and before an output the later
-    one of the same call. ``by_agent``: the records of the latest step, which an agent has in view, come last.
-    Of records without an insight the session's newest 400 are found, by words. Answers of our own tools are never
-    found: they quote other records. Raises EmbedderMismatchError, StorageError.
+    Best first, but records whose output contains the whole query before all others, then, if it is short, those that
+    contain an identifier of it, and before an output the later one of the same call. ``by_agent``: the records of the
+    latest step, which an agent has in view, come last. Of records without an insight the session's newest 400 are
+    found, by words. Answers of our own tools are never found: they quote other records. Raises EmbedderMismatchError,
+    StorageError.
     """
     if not (isinstance(query, str) and isinstance(top_k, int)):
         raise TypeError("a search takes words, a name or an id as str, and top_k as int")
@@ -93,6 +94,9 @@ def search_session(
     hits = sorted((h for h in hits if h.why), key=lambda h: h.session_id is None and h.trace_id in last)
     found = [_with_place(match, forms) for match in _loaded(state, scope, _newest_first(hits)[:top_k])]
     whole_query = wanted[0] if wanted and wanted[0] == query else None
+    if is_question(terms_of_query(query)):
+        latest = {m.newer for m in found if m.holds is not None}  # before what they supersede
+        found.sort(key=lambda m: m.holds is None and m.outline.trace_id not in latest)
     found.sort(key=lambda m: whole_query is None or m.holds != whole_query)
     return SearchResult(found, trouble)
 

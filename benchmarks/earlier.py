@@ -1,0 +1,102 @@
+"""Measures what the earlier sessions of a project would have answered.
+
+    python benchmarks/earlier.py FILES... [--limit 40]
+
+The runs of a file are taken as the sessions of one project, in the order of the file; nothing of a later run is
+searched. Queries are the arguments of calls that look something up, at most eight a run, spread over it. A record
+answers if it has at least half of the lines that the call returned, of 20 characters or more. "any" is the share of
+calls that some record of an earlier run answers; hit@k, one of the first k results; tokens@k, what ``search_memory``
+says with so many results.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import sys
+from collections import Counter
+from pathlib import Path
+
+from harness import command_line, print_head, print_row
+from memory_bank import InteractionRecord, MemoryBankSettings, MemoryBankState, handle_tool_call
+from memory_bank.audit.traces import Trace, read_traces
+from memory_bank.bank.database import Database
+from memory_bank.bank.retrieval import records_of
+from memory_bank.selection.effects import changes_something
+from memory_bank.tools.search import search_session
+from memory_bank.transcript.jsontext import compact
+from memory_bank.transcript.tokens import approximate_counter, open_counter
+from memory_bank.transcript.transcript import Transcript
+
+PLACES = (1, 3, 10)
+QUERIES = 8
+SETTINGS = MemoryBankSettings(
+    selection="evidence", observer_model="extractive", embedding_model="lexical", scope="project"
+)
+
+
+def lines_of(record: InteractionRecord) -> set[str]:
+    """The lines by which an output is known again, without the numbers that a client writes before them."""
+    output = record.output_text or compact(record.raw_output)
+    stripped = (re.sub(r"^\s*\d+\s*[→|\t:]", "", line).strip() for line in output[:200_000].splitlines())
+    return {line for line in stripped if len(line) >= 20}
+
+
+def look_ups(records: list[InteractionRecord]) -> list[InteractionRecord]:
+    """The calls that only look, and returned something that can be known again."""
+    found = [
+        r
+        for r in records
+        if isinstance(r.raw_input, dict)
+        and not changes_something(r.tool_name, compact(r.raw_input))
+        and len(lines_of(r)) >= 3
+    ]
+    return found[:: max(1, len(found) // QUERIES)][:QUERIES]
+
+
+def measure(path: Path, limit: int) -> None:
+    database, count = Database(""), open_counter().count_text
+    holders: dict[str, set[tuple[str, str]]] = {}  # by line, the records that have it
+    rows: list[list[float]] = []
+    for number, trace in enumerate([t for t in read_traces(path) if isinstance(t, Trace)][:limit]):
+        name = f"run {number}"
+        view = Transcript(name, approximate_counter()).update(trace.messages)
+        records, _ = records_of(view.interactions, {}, 0)
+        asking = MemoryBankState.open(database, f"asks {number}", project="p")
+        asking.prepare(SETTINGS)
+        for record in look_ups(records) if number else ():
+            query = " ".join(v for v in record.raw_input.values() if isinstance(v, str))[:2_000]
+            lines = lines_of(record)
+            shared = Counter(place for line in lines for place in holders.get(line, ()))
+            answers = {place for place, n in shared.items() if 2 * n >= len(lines)}
+            matches = search_session(asking, query, max(PLACES)).matches
+            places = [(m.outline.session_id, m.outline.trace_id) for m in matches]
+            hits = (not answers.isdisjoint(places[:k]) for k in PLACES)
+            said = (handle_tool_call(asking, "search_memory", {"query": query, "top_k": k}) for k in PLACES)
+            rows.append([float(x) for x in (bool(answers), *hits, *map(count, said))])
+        with MemoryBankState.open(database, name, project="p") as state:
+            state.prepare(SETTINGS)
+            state.add(records, task=trace.task)
+        for record in records:
+            for line in lines_of(record):
+                holders.setdefault(line, set()).add((name, record.trace_id))
+    means = [statistics.mean(column) for column in zip(*rows, strict=True)]
+    told = (f"{100 * m:.1f}" for m in means[:4]), (f"{m:,.0f}" for m in means[4:])
+    print_row(path.name.split(".")[0], len(rows), *told[0], *told[1])
+
+
+def main() -> int:
+    parser = command_line(__doc__)
+    parser.add_argument("files", nargs="*", type=Path)
+    parser.add_argument("--limit", type=int, default=40)
+    args = parser.parse_args()
+    if args.files:
+        columns = [*(f"hit@{k}" for k in PLACES), *(f"tokens@{k}" for k in PLACES)]
+        print_head("runs", "look-ups", "any", *columns)
+    for path in args.files:
+        measure(path, args.limit)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
