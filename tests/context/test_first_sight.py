@@ -200,6 +200,14 @@ def test_pieces_of_strings_stand_as_they_are():
     assert COUNT(text) <= 4_000 and "\\n… " not in text and "('" not in text
 
 
+def test_many_short_texts_in_one_text_are_shown_in_part():
+    orders = [json.dumps({"said": f"ORD-{n} is late. " + f"It rains {n}. " * 20}) for n in range(90)]
+    output = json.dumps({"page": json.dumps(orders)})
+    text, _ = shown(output, "read_page")
+    assert text.startswith("[… #1: ") and COUNT(text) <= 4_000
+    assert sum(f"ORD-{n} is late" in text for n in range(90)) > 3
+
+
 def test_several_text_parts_are_one_output():
     parts = [{"type": "text", "text": t} for t in (json.dumps(rows(40), indent=2), "Two pages.")]
     (part,) = shown(parts)[0]

@@ -22,7 +22,7 @@ from memory_bank.selection.thread import thread_room
 from memory_bank.transcript.harness import HANDED_ON, SUMMARY_OPENINGS, asks_for_summary, persons_text
 from memory_bank.transcript.jsontext import compact, parse_arguments
 from memory_bank.transcript.messages import Interaction, MessageKind, in_full, kind_of, message_text, read
-from memory_bank.transcript.quoting import FENCED, Mark, fence, one_line, quote_lines
+from memory_bank.transcript.quoting import Mark, fence, one_line, quote_lines, without_fenced
 from memory_bank.transcript.shortening import fit_text
 from memory_bank.transcript.transcript import View
 
@@ -115,6 +115,7 @@ def handed_on(session: MemoryBankState, budget: int, *, to: str = "") -> str:
         room = budget - count(head) - count(end) - 8
         session.cache("shown arguments").update(_edits_that_stand(session))
         known = _known(_stored_view(session), session, room, "", users_words=True)
+        known = known.replace("\0", "\ufffd")  # no argument of a command may have it
         return f"{head}{known.replace(end[:-1], f'< {end[1:-1]}')}\n{end}\n"
 
 
@@ -199,7 +200,7 @@ def _earlier_summary(view: View, session: MemoryBankState, room: int) -> str:
     """What a summary in the messages says beside what a bank had fenced in it; "" without one."""
     texts = [message_text(m).strip() for m in view.messages if _is_users(m)]
     openings = (*SUMMARY_OPENINGS, HANDED_ON)
-    text = next((FENCED.sub("", t) for t in reversed(texts) if t.startswith(openings)), "")
+    text = next((without_fenced(t) for t in reversed(texts) if t.startswith(openings)), "")
     return _under(f"{Mark.EARLIER_SUMMARY}the conversation:", text, room, session)
 
 

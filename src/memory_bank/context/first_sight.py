@@ -327,7 +327,9 @@ class _Part:
         is_one = 5 * chars[source] > 3 * chars.total()  # else many texts in one
         if cut.sources[source] != text:  # a string within the text, or its content without line numbers
             text, path = cut.sources[source], None
-        begin, end = _line_end(text, BEGINNING), _line_start(text, len(text) - END)
+        begin, end = 0, len(text)  # of the longest of many short texts
+        if end > BEGINNING + END:
+            begin, end = _line_end(text, BEGINNING), _line_start(text, end - END)
         is_numbered = path is not None and max(map(len, text.split("\n"))) <= LONGEST_NUMBERED
         where = 'lines="…" or pattern="…"' if is_numbered else 'pattern="…"'
         mark = self._mark(
