@@ -12,8 +12,8 @@ def work(seconds, said):
         time.sleep(seconds)
         print(said, flush=True)
 
-threading.Thread(target=work, args=(0.3, "worked"), daemon=True).start()
-late = threading.Timer(0.15, work, (0.0, "too late"))
+threading.Thread(target=work, args=(1.5, "worked"), daemon=True).start()
+late = threading.Timer(1.0, work, (0.0, "too late"))
 late.daemon = True
 late.start()
 {}

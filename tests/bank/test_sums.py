@@ -19,8 +19,8 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.lineage import ForkPoint, Lineage, LineageEntry
 from memory_bank.bank.listing import namespace_totals
 from memory_bank.bank.maintenance import purge, verify
-from memory_bank.bank.schema import CONTROL, count_rows, recount, sums
-from memory_bank.bank.steps import StepFigures, StepToStore, add_steps, usage_sums
+from memory_bank.bank.schema import count_rows, recount, sums
+from memory_bank.bank.steps import CONTROL, StepFigures, StepToStore, add_steps, usage_sums
 from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.bank.transfer import export_lines, import_lines
 from memory_bank.pricing import Usage

@@ -161,7 +161,9 @@ _RULE = re.compile(r"(?=[\s|+:=\-]*+\Z)[\s:]*+[|+\-=]")
 _FROM_ONE = re.compile(r"\s*1[\t|→]")
 _LINE_NUMBER = re.compile(r"\s*\d{1,7}[\t|:→-]|[^\s:]{1,200}:\d{1,7}[:\-]")
 # What nobody copies by hand: lines of base64 or of a hex dump, a piece of the path of a drawing
-_BASE64 = re.compile(r"(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])(?=\D*\d)[A-Za-z0-9+/]{60,400}={0,2}")
+_BASE64 = re.compile(
+    r"(?=[^a-z]{0,400}[a-z])(?=[^A-Z]{0,400}[A-Z])(?=\D{0,400}\d)[A-Za-z0-9+/]{60,400}={0,2}"
+)
 _HEX_DUMP = re.compile(r"[0-9a-fA-F]{4,8}:? +(?:[0-9a-fA-F]{2}(?:[0-9a-fA-F]{2})? +){7,16}.{0,20}")
 _DRAWN = re.compile(r"[MLHVCSQTAZmlhvcsqtaz\d.,\- ]{60,}")
 _ESCAPED_BREAK = re.compile(r"(?<!\\)\\+n")
