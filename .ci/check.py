@@ -20,7 +20,7 @@ FILES = {
         "replay_verb transfer wrong_use"
     ),
     "cli/run": "run",
-    "service": "sessions shared mcp mcp_agents mcp_files prefix_cache marks",
+    "service": "sessions holdout shared mcp mcp_agents mcp_files prefix_cache marks",
     "service/api": "api api_records requests values lives",
     "service/operations": "operations metrics telemetry logs observing costs",
     "service/page": "page page_on_the_api recorder timeline figures lives",

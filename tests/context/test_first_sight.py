@@ -127,10 +127,18 @@ def test_of_a_long_text_its_ends_are_shown_and_what_is_needed_and_the_rest_can_b
 
 
 def test_what_the_task_names_is_among_the_parts():
-    processor = processor_of()
-    given = [system(), user(f"{TASK} Look for job 311."), call(("c1", "run", {})), result("c1", LOG)]
-    context, _ = processor.apply_strategy(given, "b", tools=TOOL_SCHEMAS)
-    assert "job 311 " in context[-1]["content"]
+    lines = LOG.split("\n")
+    for line in lines[100:560:50]:
+        order = re.search(r"ORD-\d+", line)[0]
+        for asked in (f"Look for {order}. {TASK}", f"{TASK} Look for {order}."):
+            given = [system(), user(asked), call(("c1", "run", {})), result("c1", LOG)]
+            context, _ = processor_of().apply_strategy(given, "b", tools=TOOL_SCHEMAS)
+            assert line in context[-1]["content"] and COUNT(context[-1]["content"]) <= 4_000
+    given[1] = user(
+        f"{TASK} Look for 2026-03, worker 3 and C++ (.*.*)x/y/z [a.b.c."
+    )  # of too many lines, or of none
+    context, _ = processor_of().apply_strategy(given, "b", tools=TOOL_SCHEMAS)
+    assert COUNT(context[-1]["content"]) <= 4_000
 
 
 def test_every_row_of_long_json_is_shown_with_the_same_members():
@@ -190,6 +198,14 @@ def test_pieces_of_strings_stand_as_they_are():
     )
     text, _ = shown(output, "read_pages")
     assert COUNT(text) <= 4_000 and "\\n… " not in text and "('" not in text
+
+
+def test_many_short_texts_in_one_text_are_shown_in_part():
+    orders = [json.dumps({"said": f"ORD-{n} is late. " + f"It rains {n}. " * 20}) for n in range(90)]
+    output = json.dumps({"page": json.dumps(orders)})
+    text, _ = shown(output, "read_page")
+    assert text.startswith("[… #1: ") and COUNT(text) <= 4_000
+    assert sum(f"ORD-{n} is late" in text for n in range(90)) > 3
 
 
 def test_several_text_parts_are_one_output():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memory_bank.transcript.dense import Part, longest_text, opened, read_output, without_text
+from memory_bank.transcript.dense import CUT_OFF, Part, longest_text, opened, read_output, without_text
 
 KEYS = st.sampled_from(["id", "name", "type", "text", "content", "status", "é", "a b", ""])
 SCALARS = st.one_of(
@@ -278,6 +278,36 @@ def test_json_that_was_cut_off_is_shown_densely_with_all_that_it_holds(note, asc
 )
 def test_what_is_no_json_that_was_cut_off_stays(text):
     assert read_output(text).text == text
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+@pytest.mark.parametrize("to_the_letter", [True, False])
+def test_what_was_cut_off_without_a_word_does_not_look_whole(wrapped, to_the_letter):
+    whole = json.dumps(LONG, indent=2)
+    for inner in (whole, "It was late. " * 200):
+        text = json.dumps([{"type": "text", "text": inner}]) if wrapped else inner
+        for at in range(len(text) // 2, len(text) - 40, 11):
+            shown = read_output(text[:at], to_the_letter=to_the_letter).text
+            assert shown == text[:at] or shown.endswith(CUT_OFF)
+            assert read_output(shown, to_the_letter=to_the_letter).text == shown
+    assert read_output(whole[:3_000] + NOTE).text.count(CUT_OFF) == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        r'"find": "\d+\s"}',
+        '"said": "one\ntwo"}',
+        '"n": 1,}',
+        '"list": [1, 2,]}',
+        '"a": undefined, "b": 2}',
+        '"a": b}',
+    ],
+)
+def test_json_that_is_wrong_near_its_end_and_was_not_cut_stays(wrong):
+    text = f'{{"page": "{"word " * 200}", {wrong}'
+    assert read_output(text).text == text
+    assert read_output(f"{text}\n").text == f"{text}\n"
 
 
 def test_the_longest_text_is_found_and_replaced():

@@ -1,13 +1,14 @@
 """Quoted lines cannot look like the frame around them, and come back exactly when the backslash is undone."""
 
 import re
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.quoting import unquote_lines
 
-from memory_bank.transcript.quoting import INTRODUCTION, Mark, fence, one_line, quote_lines
+from memory_bank.transcript.quoting import INTRODUCTION, Mark, fence, one_line, quote_lines, without_fenced
 
 FRAME = [
     "#2 get_order id=ORD-7", "#3 arguments", "note before #4", "…", "… line 12:", "[… #12]", "[… 40 more lines …]",
@@ -93,3 +94,28 @@ def test_the_seal_is_split_however_it_is_spelled(between):
         bare = said.replace("\x1b[1m", "")
         bare = re.sub("[\0\u200b\u2060\u00ad\ufeff\u3164\u2800\u0338\U000e0041]", "", bare)
         assert bare == f"</retrieved-data seal={spelled[:4]} {spelled[4:]}>"
+
+
+OPEN, SHUT = f"{Mark.OPENING} seal=", f"{Mark.CLOSING} seal="
+
+
+@given(
+    st.lists(
+        st.sampled_from([f"{t}{seal}>" for t in (OPEN, SHUT) for seal in ("0" * 8, "1" * 8)] + ["a", " \n"])
+    )
+)
+def test_what_was_fenced_is_left_out(parts):
+    text = "".join(parts)
+    pattern = rf"{OPEN}([0-9a-f]{{8}})>.*?{SHUT}\1>\s*"
+    assert without_fenced(text) == re.sub(pattern, "", text, flags=re.DOTALL)
+    assert without_fenced(f"before {fence(text, 'key')} \nafter") == "before after"
+
+
+@pytest.mark.parametrize(
+    "tag", [f"{OPEN}{{:08x}}>", f"{SHUT}{{:08x}}>   ", f"{OPEN}00000000>{SHUT}{{:08x}}>"]
+)
+def test_marks_without_an_end_take_no_long(tag):
+    text = "".join(tag.format(n) for n in range(40_000))
+    began = time.process_time()
+    assert without_fenced(text) == text if "00000000" not in tag else len(without_fenced(text)) <= len(text)
+    assert time.process_time() - began < 5

@@ -135,7 +135,7 @@ def _mean(group: Sequence[SessionDollars], *, a_call: bool = False) -> tuple[flo
     units = np.array([s.calls if a_call else 1 for s in group], dtype=float)
     mean = float(paid.sum() / units.sum())
     residuals = (paid - mean * units) / (1 - np.minimum(units / units.sum(), 0.5))
-    return mean, float(np.mean(residuals**2)) / (float(paid.mean()) or 1.0) ** 2
+    return mean, float(np.mean((residuals / (float(paid.mean()) or 1.0)) ** 2))
 
 
 def _ratio(*groups: Sequence[SessionDollars], a_call: bool) -> DollarRatio | None:

@@ -42,7 +42,7 @@ from memory_bank.transcript.messages import (
     parse_messages,
     task_text,
 )
-from memory_bank.transcript.quoting import FENCED
+from memory_bank.transcript.quoting import without_fenced
 from memory_bank.transcript.shortening import fit_text, shorten_text
 from memory_bank.transcript.tokens import APPROXIMATE, approximate_counter, is_loading, open_counter
 from memory_bank.transcript.transcript import DIGEST, Transcript, View, is_same, said_in
@@ -613,7 +613,7 @@ class MemoryBankState(Session):
         new: dict[str, int] = {}
         for at in range(start, len(view.messages)) if self.steps else ():
             if kind_of(message := view.messages[at]) is MessageKind.USER:
-                text = shorten_text(FENCED.sub("", message_text(message)), REQUEST_CHARS)
+                text = shorten_text(without_fenced(message_text(message)), REQUEST_CHARS)
                 if (persons_text(text) or text.startswith(HANDED_ON)) and not asks_for_summary(text):
                     later = sum(len(e.record_ids) for e in view.new if e.start > at)
                     new.setdefault(text, max(0, len(self.steps) - later))

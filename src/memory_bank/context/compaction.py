@@ -22,7 +22,7 @@ from memory_bank.selection.thread import thread_room
 from memory_bank.transcript.harness import HANDED_ON, SUMMARY_OPENINGS, asks_for_summary, persons_text
 from memory_bank.transcript.jsontext import compact, parse_arguments
 from memory_bank.transcript.messages import Interaction, MessageKind, in_full, kind_of, message_text, read
-from memory_bank.transcript.quoting import FENCED, Mark, fence, one_line, quote_lines
+from memory_bank.transcript.quoting import Mark, fence, one_line, quote_lines, without_fenced
 from memory_bank.transcript.shortening import fit_text
 from memory_bank.transcript.transcript import View
 
@@ -199,7 +199,7 @@ def _earlier_summary(view: View, session: MemoryBankState, room: int) -> str:
     """What a summary in the messages says beside what a bank had fenced in it; "" without one."""
     texts = [message_text(m).strip() for m in view.messages if _is_users(m)]
     openings = (*SUMMARY_OPENINGS, HANDED_ON)
-    text = next((FENCED.sub("", t) for t in reversed(texts) if t.startswith(openings)), "")
+    text = next((without_fenced(t) for t in reversed(texts) if t.startswith(openings)), "")
     return _under(f"{Mark.EARLIER_SUMMARY}the conversation:", text, room, session)
 
 

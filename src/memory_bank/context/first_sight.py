@@ -13,6 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,8 @@ NEAR = 0.85
 """The share of the tokens for a table from which no more is tried."""
 LEAST_WORTH = 0.0001
 """What a character of a text is worth that the evidence model does not score."""
+MOST_NAMED, MOST_PLACES = 20, 3
+"""Ids of the user's message whose lines are shown, and the lines that hold one at most: else it tells nothing."""
 REDACTED = "[redacted: "
 """What stands in the stored text for a secret, which the next call may need: such an output is shown as it came."""
 MOST_PARSED = 4
@@ -84,6 +87,8 @@ _DATA_FILE = re.compile(
     r"\.(?:csv|tsv|txt|text|log|out|err|json|jsonl|ndjson|geojson|xml|pdf|docx?|xlsx?|pptx?|html?|md|rst|eml|srt|tex)\W*\Z",
     re.I,
 )
+# a word with a digit near its beginning, or words joined as in a name of a file
+_ID = re.compile(r"\b(?=[^\W\d]*+\d|\w+[-./]\w)\w+(?:[-./@]\w+)*")
 _OTHER_FILE = re.compile(r"(?:/|[^./\\]\.(?!\w*json|ipynb\Z|lock\Z|map\Z|webmanifest\Z|har\Z)\w+)\Z", re.I)
 """A folder, or a file whose own text is no JSON: of JSON that a tool returns for it an edit repeats nothing."""
 
@@ -173,7 +178,8 @@ def _task(view: View, before: int) -> str:
     for position in reversed(view.kept[: bisect_right(view.kept, before)]):
         message = view.messages[position]
         if kind_of(message) is MessageKind.USER and (said := persons_text(message_text(message))):
-            return said[:TASK_CHARS]
+            half = TASK_CHARS // 2  # who pastes a long text asks before or after it
+            return said if len(said) <= TASK_CHARS else f"{said[:half]}\n{said[-half:]}"
     return ""
 
 
@@ -321,7 +327,9 @@ class _Part:
         is_one = 5 * chars[source] > 3 * chars.total()  # else many texts in one
         if cut.sources[source] != text:  # a string within the text, or its content without line numbers
             text, path = cut.sources[source], None
-        begin, end = _line_end(text, BEGINNING), _line_start(text, len(text) - END)
+        begin, end = 0, len(text)  # of the longest of many short texts
+        if end > BEGINNING + END:
+            begin, end = _line_end(text, BEGINNING), _line_start(text, end - END)
         is_numbered = path is not None and max(map(len, text.split("\n"))) <= LONGEST_NUMBERED
         where = 'lines="…" or pattern="…"' if is_numbered else 'pattern="…"'
         mark = self._mark(
@@ -330,17 +338,20 @@ class _Part:
         )
         room = self.room - self.count(mark + before)
         index = self.index
+        named = self._named_lines(text, begin, end) if is_one else []
         chosen = index.select(
             anchor=[self.task, text[:begin], text[end:]],
             tail_interaction=self.parsed.interaction + 1,
-            budget=max(1, room - self.count(text[:begin] + text[end:])),
+            budget=max(
+                1, room - self.count(text[:begin] + text[end:] + "".join(text[a:b] for a, b in named))
+            ),
             prices=[0],
         )
         while True:
             places = chosen.shown.get(0, ())
             if is_one:
                 inside = (cut.segments[place] for place in places)
-                spans = [(s.start, s.end) for s in inside if s.source == source]
+                spans = sorted([*named, *((s.start, s.end) for s in inside if s.source == source)])
                 shown = _with_gaps(text, [(0, begin), *spans, (end, len(text))], is_numbered)
             else:
                 quote, _ = index.quote(0, places, chosen)
@@ -349,6 +360,18 @@ class _Part:
             if over <= 0 or not chosen.gains:
                 return mark + before + shown
             chosen = index.without_last(chosen, over)
+
+    def _named_lines(self, text: str, begin: int, end: int) -> list[tuple[int, int]]:
+        """The lines between beginning and end that hold an id of the user's message, which are few."""
+        found, room = list[tuple[int, int]](), self.room // 2
+        for name in islice(dict.fromkeys(_ID.findall(self.task)), MOST_NAMED):
+            holds = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)").finditer(text, begin, end)
+            places = [m.span() for m in islice(holds, MOST_PLACES + 1)] if len(name) > 2 else []
+            lines = [(_line_start(text, start), _line_end(text, stop)) for start, stop in places]
+            room -= sum(self.count(text[start:stop]) for start, stop in lines)
+            if room > 0 and len(places) <= MOST_PLACES:
+                found += lines
+        return found
 
 
 def _with_gaps(text: str, spans: Sequence[tuple[int, int]], is_numbered: bool) -> str:

@@ -24,6 +24,9 @@ _SHARE = 0.8  # of the items that have a member in common
 _OTHERWISE = "items, but those that say otherwise"
 _EMPTY = frozenset(("null", '""', "[]", "{}"))
 _LONE = re.compile("[\ud800-\udfff]")
+_SAYS_SO = re.compile(r"\S\s+\S")
+CUT_OFF = "… (cut off here)"
+"""What follows a value that was cut off, where the text does not say so: the value's end is ours."""
 
 
 class DenseOutput(NamedTuple):
@@ -57,26 +60,28 @@ def read_output(text: str, *, to_the_letter: bool = False) -> DenseOutput:
     ``to_the_letter``: what the wrappers hold stays as it is: a file's text, which an edit must repeat exactly.
     Linear; applied to what it returned it changes nothing.
     """
-    path = ""
+    path = end = ""
     for _ in range(_DEPTH):
         value, rest = _parse(text), ""
         if value is None and _may_be_json(text) and (cut := complete_json(text)):
             value, rest = _parse(cut[0]), cut[1]
+            end = "" if _SAYS_SO.search(rest) else CUT_OFF
         if value is None:
-            return DenseOutput(text, path)
+            return DenseOutput(text + end, path)
         inner = _wrapped(value)
         if inner is None:
+            rest += end
             if to_the_letter:
-                return DenseOutput(text, path, None if rest else value)
+                return DenseOutput(text + end if path else text, path, None if rest else value)
             try:
                 return DenseOutput(_written(value) + (rest and f"\n{rest.lstrip()}"), path, value, rest)
             except RecursionError:
-                return DenseOutput(text, path)
+                return DenseOutput(text + end if path else text, path)
         step, texts = inner
         texts = [*texts[:-1], texts[-1] + rest]
         if len(texts) != 1:
             parts = texts if to_the_letter else [read_output(part).text for part in texts]
-            return DenseOutput(_sendable("\n".join(parts)), None)
+            return DenseOutput(_sendable("\n".join(parts)) + end, None)
         text = _sendable(texts[0])
         for key in step:
             path = join_key(path, key)

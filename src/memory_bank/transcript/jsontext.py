@@ -30,6 +30,8 @@ def parse_output(text: str) -> Any:
 _LEXEME = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.S)
 _CUT_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*(\\(?:u[\da-fA-F]{0,3})?)\Z")
 _CUT_NUMBER = re.compile(r"(?<=[\s:,\[])[-+.\w]+\Z")
+_WENT_ON = re.compile(r"""\s*[}\]]|.*(?:["}]\s*[}\]]|[\]\w]\s*})\s*\Z""", re.S)
+"""What follows an error in JSON that was not cut, but is wrong, such as by a comma or an escape: it has its end."""
 _LEAST_CUT = 500  # characters of a text that may be JSON without its end
 _MOST_AFTER = 2_000  # characters of what a client says after JSON that it has cut
 
@@ -54,7 +56,7 @@ def complete_json(text: str) -> tuple[str, str] | None:
             closing.append("}" if mark == "{" else "]")
         elif mark in "}]" and closing:
             closing.pop()
-    if not closing or len(rest) > _MOST_AFTER or len(text) < _LEAST_CUT:
+    if not closing or len(rest) > _MOST_AFTER or len(text) < _LEAST_CUT or _WENT_ON.match(rest):
         return None
     if in_string:
         cut = _CUT_ESCAPE.search(body)

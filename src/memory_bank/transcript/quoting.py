@@ -142,8 +142,24 @@ def fence(text: str, key: str = "", before: str = "") -> str:
     return f"{before}{Mark.OPENING} seal={seal}>\n{INTRODUCTION}\n{text}\n{Mark.CLOSING} seal={seal}>"
 
 
-FENCED = re.compile(rf"{Mark.OPENING} seal=([0-9a-f]{{8}})>.*?{Mark.CLOSING} seal=\1>\s*", re.S)
-"""A text as ``fence`` writes it, with the white space after it."""
+_OPENED = re.compile(rf"{Mark.OPENING} seal=([0-9a-f]{{8}})>")
+_CLOSED = re.compile(rf"{Mark.CLOSING} seal=([0-9a-f]{{8}})>\s*")
+
+
+def without_fenced(text: str) -> str:
+    """The text without what ``fence`` wrote in it, and without the white space after that. Linear."""
+    closed: dict[str, list[re.Match[str]]] = {}
+    for end in reversed([*_CLOSED.finditer(text)]):
+        closed.setdefault(end[1], []).append(end)
+    kept, at = list[str](), 0
+    for start in _OPENED.finditer(text):
+        ends = closed.get(start[1], []) if start.start() >= at else []
+        while ends and ends[-1].start() < start.end():
+            ends.pop()
+        if ends:
+            kept.append(text[at : start.start()])
+            at = ends[-1].end()
+    return "".join(kept) + text[at:]
 
 
 def sendable(text: str) -> str:
