@@ -82,6 +82,12 @@ def test_any_sessions_can_be_compared(memory, control):
             assert 0 <= ratio.low <= ratio.share <= ratio.high
 
 
+@pytest.mark.parametrize("bill", [1e200, 1e-200])
+def test_bills_that_no_provider_sends_are_compared_too(bill):
+    odd, usual = [SessionDollars(bill, bill, 2)] * LEAST, [SessionDollars(1.0, 2.0, 3)] * LEAST
+    assert compared(odd, usual).per_session.memory == pytest.approx(bill)
+
+
 def test_forks_count_to_their_session_and_what_has_no_price_to_none(bank_url):
     with closing(Database(bank_url)) as bank:
 

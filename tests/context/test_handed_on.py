@@ -175,3 +175,19 @@ def test_the_text_keeps_to_its_budget_and_data_stays_in_its_frame(budget, output
     assert data.count(f"</retrieved-data seal={data[:8]}>") == 1
     assert data.endswith(f"\n</retrieved-data seal={data[:8]}>\n</earlier-session>\n")
     assert persons_text(f"{text}Do it.") == "Do it."
+
+
+def test_it_can_be_the_argument_of_a_command():
+    odd = [user("fix \0 it"), call(("c1", "Bash", {"command": "cat a.bin"})), result("c1", "order-9\0 9981")]
+    with stored(odd) as state:
+        text = handed_on(state, 4_000)
+    assert "order-9" in text
+    assert "\0" not in text
+
+
+@pytest.mark.parametrize("kept", ["[" * 100_000, '[["a", 1e999]]', '{"a": 1}', "[[1]]", "no json"])
+def test_what_an_import_says_that_the_user_said_may_be_anything(kept):
+    with stored() as state:
+        state.database.set_session(state.session_id, requests=kept)
+        assert state.database.get_requests(state.session_id) == {}
+        assert "Make the port" in handed_on(state, 4_000)

@@ -170,6 +170,27 @@ def test_a_session_without_memory_is_sent_to_the_byte_and_stored(tmp_path, path,
     assert step["sent_cost"] == step["full_cost"] > 0
 
 
+@pytest.mark.parametrize("key", [{}, {"prompt_cache_key": "the-key"}])
+@pytest.mark.parametrize("share", [1.0, 1e-9])
+def test_the_tools_of_a_conversation_without_a_name_stay_as_they_were_at_its_first_request(
+    tmp_path, key, share
+):
+    with before(upstream, tmp_path, inject_tools=True, holdout=share) as (model, p):
+        for count in (0, 1, 2):
+            messages = [system(), user(), *rounds(count)]
+            post(p.port, CHAT, {"model": "m", "messages": messages, "tools": TOOLS, **key})
+            p.told(count + 1)
+            assert p.service.recorder.drain(60)
+    assert [json.loads(got.body)["tools"] for got in model.got] == [TOOLS] * 3
+
+
+def test_a_session_that_the_client_names_has_its_tools_from_the_first_request_on(tmp_path):
+    with before(upstream, tmp_path, inject_tools=True, holdout=1e-9) as (model, p):
+        for count in (0, 1, 2):
+            step_of(p, "a", [system(), user(), *rounds(count)])
+    assert [len(json.loads(got.body)["tools"]) for got in model.got] == [2] * 3
+
+
 def test_a_preview_shows_the_group_and_draws_nothing(tmp_path):
     settings = configured(database=str(tmp_path / "bank.db"), strategy="folding", holdout=1.0)
     with closing(Database(tmp_path / "bank.db")) as bank:

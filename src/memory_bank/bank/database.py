@@ -532,7 +532,7 @@ class Database:
     def get_requests(self, session_id: str) -> dict[str, int]:
         """What a session's user said, in order, each with the number of records before it."""
         stored = self.value(sa.select(_s.requests).where(of_session(sessions)), session=session_id)
-        with suppress(ValueError, TypeError):  # of an export that was written by hand
+        with suppress(ValueError, TypeError, OverflowError, RecursionError):  # of an export written by hand
             return {str(text): int(n) for text, n in json.loads(stored or "[]")}
         return {}
 

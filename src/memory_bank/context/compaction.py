@@ -115,6 +115,7 @@ def handed_on(session: MemoryBankState, budget: int, *, to: str = "") -> str:
         room = budget - count(head) - count(end) - 8
         session.cache("shown arguments").update(_edits_that_stand(session))
         known = _known(_stored_view(session), session, room, "", users_words=True)
+        known = known.replace("\0", "\ufffd")  # no argument of a command may have it
         return f"{head}{known.replace(end[:-1], f'< {end[1:-1]}')}\n{end}\n"
 
 

@@ -381,14 +381,15 @@ def named_session(
     namespace: str | None,
     headers: Mapping[str, str],
     body: Mapping[str, object],
-    history: RequestHistory,
+    history: RequestHistory | None,
     asks_summary: bool = False,
 ) -> SessionMatch | None:
     """The session that the client names: by our header or member, or by an id that it sends by itself.
 
     Under an id of its own, a client also sends requests that are no part of the conversation (a title, a
     summary of one page); those have neither calls nor tools and do not belong to the session. A request for a
-    summary of the conversation (``asks_summary``) belongs to it all the same. Raises ConfigError.
+    summary of the conversation (``asks_summary``) belongs to it all the same. Without a ``history`` all do. Raises
+    ConfigError.
     """
     named = {key.lower(): value for key, value in headers.items()}
     if HEADER in named:
@@ -401,7 +402,8 @@ def named_session(
     # a short id may be in use by somebody else too
     if len(found) < 16 or not _is_name(namespace, found) or known_form(found):
         return None
-    belongs = asks_summary or bool(body.get("tools")) or MessageKind.CALL in history.kinds
+    is_called = history is None or MessageKind.CALL in history.kinds
+    belongs = asks_summary or is_called or bool(body.get("tools"))
     if not belongs and not any(i.get("type") == "additional_tools" for i in objects_of(body.get("input"))):
         return None
     return SessionMatch(found, "client")

@@ -29,7 +29,7 @@ from memory_bank.service.failures import code_of
 from memory_bank.service.proxy.api import NotRebuiltError, Provider, RequestHistory, own_tools
 from memory_bank.service.proxy.body import as_object, objects_of
 from memory_bank.service.proxy.exchange import Exchange
-from memory_bank.service.proxy.identity import Identity, SessionMatch, client_session
+from memory_bank.service.proxy.identity import Identity, SessionMatch, client_session, named_session
 from memory_bank.service.security.access import project_named, public_name, stored_id
 from memory_bank.service.sessions import Rebuilt, Sessions, count_once
 from memory_bank.tools import TOOL_SCHEMAS
@@ -529,6 +529,8 @@ class Rebuilder:
                 decided = self._decisions.get(session_id)
             if decided is None and asks:
                 decided = self.identity.lineage.tools_decided(session_id)
+        if decided is None and self.sessions.config.service.holdout and not _names(exchange, session_id):
+            return None  # it is drawn after its first request, which cannot know whether it has memory
         if decided is None:
             decided = not api.binds_tools(value) and (self.inject is True or _has_room(exchange))
         return api.offer_tools(value) if decided else None
@@ -543,6 +545,12 @@ class Rebuilder:
                 self.identity.lineage.decide_tools(session_id, decided := offered)
             with self._lock:
                 self._decisions[session_id] = decided
+
+
+def _names(exchange: Exchange, session_id: str | None) -> bool:
+    """Whether the client itself names this session, as from its first request on."""
+    named = named_session(exchange.namespace, exchange.client_headers, exchange.body.value, None)
+    return named is not None and session_id == stored_id(exchange.namespace, named.name)
 
 
 def _has_room(exchange: Exchange) -> bool:
