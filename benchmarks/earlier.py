@@ -5,8 +5,9 @@
 The runs of a file are taken as the sessions of one project, in the order of the file; nothing of a later run is
 searched. Queries are the arguments of calls that look something up, at most eight a run, spread over it. A record
 answers if it has at least half of the lines that the call returned, of 20 characters or more. "any" is the share of
-calls that some record of an earlier run answers; hit@k, one of the first k results; tokens@k, what ``search_memory``
-says with so many results.
+calls that some record of an earlier run answers; hit@k, one of the first k results; worth, the first one, and the
+search's answer and the record that it names have fewer tokens than what the call returned; tokens@k, what
+``search_memory`` says with so many results.
 """
 
 from __future__ import annotations
@@ -72,8 +73,13 @@ def measure(path: Path, limit: int) -> None:
             matches = search_session(asking, query, max(PLACES)).matches
             places = [(m.outline.session_id, m.outline.trace_id) for m in matches]
             hits = (not answers.isdisjoint(places[:k]) for k in PLACES)
-            said = (handle_tool_call(asking, "search_memory", {"query": query, "top_k": k}) for k in PLACES)
-            rows.append([float(x) for x in (bool(answers), *hits, *map(count, said))])
+            said = [
+                count(handle_tool_call(asking, "search_memory", {"query": query, "top_k": k})) for k in PLACES
+            ]
+            read = handle_tool_call(asking, "get_record", {"trace_id": places[0][1]}) if places else ""
+            returned = record.output_text or compact(record.raw_output)
+            is_worth = not answers.isdisjoint(places[:1]) and said[0] + count(read) < count(returned)
+            rows.append([float(x) for x in (bool(answers), *hits, is_worth, *said)])
         with MemoryBankState.open(database, name, project="p") as state:
             state.prepare(SETTINGS)
             state.add(records, task=trace.task)
@@ -81,7 +87,7 @@ def measure(path: Path, limit: int) -> None:
             for line in lines_of(record):
                 holders.setdefault(line, set()).add((name, record.trace_id))
     means = [statistics.mean(column) for column in zip(*rows, strict=True)]
-    told = (f"{100 * m:.1f}" for m in means[:4]), (f"{m:,.0f}" for m in means[4:])
+    told = (f"{100 * m:.1f}" for m in means[:5]), (f"{m:,.0f}" for m in means[5:])
     print_row(path.name.split(".")[0], len(rows), *told[0], *told[1])
 
 
@@ -91,7 +97,7 @@ def main() -> int:
     parser.add_argument("--limit", type=int, default=40)
     args = parser.parse_args()
     if args.files:
-        columns = [*(f"hit@{k}" for k in PLACES), *(f"tokens@{k}" for k in PLACES)]
+        columns = [*(f"hit@{k}" for k in PLACES), "worth", *(f"tokens@{k}" for k in PLACES)]
         print_head("runs", "look-ups", "any", *columns)
     for path in args.files:
         measure(path, args.limit)

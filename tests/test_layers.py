@@ -34,7 +34,7 @@ MAP: dict[str, set[str]] = {
     "history": {"bank", "context", "errors", "models", "pages", "ports", "records", "transcript", "vectors"},
     "processor": {"bank", "config", "context", "errors", "plan", "ports", "pricing", "transcript"},
     "orchestrator": {"bank", "closing", "config", "errors", "models", "plan", "pricing", "processor", "records", "transcript"},
-    "tools": {"bank", "context", "errors", "ports", "records", "transcript"},
+    "tools": {"bank", "context", "errors", "ports", "records", "selection", "transcript"},
     "memory": {"bank", "closing", "config", "errors", "plan", "ports", "processor", "records", "tools"},
     "integrations": {"bank", "config", "errors", "history", "plan", "ports", "processor", "tools", "transcript"},
     "testing": {"bank", "closing", "errors", "history", "models", "ports", "records", "transcript", "vectors"},

@@ -26,6 +26,7 @@ from memory_bank import (
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import re_embed
 from memory_bank.errors import ConfigError
+from memory_bank.tools.search import search_session
 
 SCOPES = ("session", "project", "all")
 
@@ -457,3 +458,78 @@ def test_what_another_session_was_about_and_when_is_told_as_data(bank):
     assert (
         answer.index("<retrieved-data") < answer.index("Refunds of March") < answer.index("</retrieved-data")
     )
+
+
+CODE = "\n".join(f"def late_order_{n}(): return {n}" for n in range(9))
+
+
+def stored(bank, session_id, *calls, project="a"):
+    """A session with these calls: trace_id, tool, arguments, output."""
+    state = bank.state(session_id, project)
+    now = time.time()
+    state.add([InteractionRecord(t, n, *call, now) for n, (t, *call) in enumerate(calls, 1)], task="Mend it")
+    return state
+
+
+def first_of(state, query, top_k=9, scope="project"):
+    return [m.outline.trace_id for m in search_session(state, query, top_k, scope=scope).matches]
+
+
+def test_beyond_the_session_the_calls_of_a_path_come_first_whole_then_newest(bank):
+    """Each session may have the project in another folder; what only tells of a path comes after what read it."""
+    path = "app/orders/late.py"
+    stored(
+        bank, "one",
+        ("whole-1", "read_file", {"path": f"/home/ada/shop/{path}"}, CODE),
+        ("tells", "list_files", {"folder": "all"}, f"{path} {path}\n" * 9),
+        ("part", "read_file", {"path": f"/home/ada/shop/{path}", "offset": 3, "limit": 2}, CODE[:90]),
+        ("other", "read_file", {"path": "/home/ada/shop/lib/late.py"}, CODE + path),
+    )  # fmt: skip
+    stored(bank, "two", ("whole-2", "read_file", {"path": f"/home/eve/work/3/{path}"}, CODE))
+    stored(bank, "rival", ("alien", "read_file", {"path": f"/home/ada/shop/{path}"}, CODE), project="b")
+    asking = stored(bank, "three", ("own", "ping", {}, "pong"))
+    for query in (path, f"/srv/build/{path}", f"late orders of customers: what does {path} do?"):
+        found = first_of(asking, query)
+        assert found[:3] == ["whole-2", "whole-1", "part"], query
+        assert "alien" not in found
+        assert first_of(asking, query, 1) == ["whole-2"]
+    assert first_of(asking, path, scope="session") == []
+
+
+def test_beyond_the_session_the_calls_of_a_command_or_an_id_come_first(bank):
+    stored(
+        bank, "one",
+        ("asked", "get_order", {"id": "ORD-48213"}, {"state": "late"}),
+        ("told", "list_orders", {}, "ORD-48213 ORD-48213 ORD-48214"),
+        ("ran", "bash", {"command": "git log --oneline"}, "1f66caf2 A piece"),
+        ("noted", "read_notes", {}, "Try git log --oneline, always git log --oneline"),
+    )  # fmt: skip
+    asking = stored(bank, "two", ("own", "ping", {}, "pong"))
+    assert first_of(asking, "ORD-48213")[0] == "asked"
+    assert first_of(asking, "git log --oneline")[0] == "ran"
+
+
+def test_a_file_of_another_session_says_what_a_later_call_did_with_it(bank):
+    path = {"path": "/home/ada/shop/app/late.py"}
+    one = stored(bank, "one", ("read-1", "read_file", path, CODE))
+    asking = stored(bank, "two", ("own", "ping", {}, "pong"))
+
+    def said():
+        found = search_session(asking, "app/late.py", 9, scope="project").matches
+        return {m.outline.trace_id: m.reason.partition("; the file was ")[2] for m in found}
+
+    assert said() == {"read-1": "not seen since"}
+    stored(bank, "alien", ("e-0", "edit_file", {**path, "old": "1", "new": "2"}, "done"), project="b")
+    assert said() == {"read-1": "not seen since"}
+    stored(bank, "three", ("read-2", "read_file", path, CODE))
+    assert said() == {"read-2": "not seen since", "read-1": "read again by read-2"}
+    stored(bank, "four", ("e-1", "edit_file", {**path, "old": "return 1", "new": "return 2"}, "done"))
+    assert said()["read-1"] == said()["read-2"] == "changed by e-1"
+    stored(bank, "five", ("read-3", "read_file", path, CODE.replace("return 1", "return 2")))
+    found = search_session(asking, "app/late.py", 9, scope="project").matches
+    assert (found[0].outline.trace_id, found[0].newer) == ("read-3", None)
+    assert {m.outline.trace_id: m.newer for m in found if m.newer} == {"read-1": "read-3", "read-2": "read-3"}
+    answer = search(asking, "project", "app/late.py")
+    assert "superseded by read-3, a later result of the same call; the file was changed by e-1" in answer
+    own = search_session(one, "app/late.py", 9, scope="session").matches
+    assert [(m.newer, m.since) for m in own] == [(None, "")]

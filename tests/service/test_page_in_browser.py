@@ -287,6 +287,21 @@ def test_a_record_is_there_to_the_letter_summarised_searched_and_copied(opened, 
 
 
 @pytest.mark.short
+def test_what_cannot_be_handed_on_copies_nothing(opened, service):
+    sent(service, "empty-handed", [user("Look."), *rounds(3, size=300)])
+    page = opened("#/s/empty-handed", ready=".actions button:nth-of-type(3)")
+    page.js("navigator.clipboard.writeText = t => { window.copied = t; return Promise.resolve(); }")
+    hand_on = "[...document.querySelectorAll('.actions button')].find(b => b.innerText === 'Hand on')"
+    page.js(f"{hand_on}.click()")
+    page.wait("document.defaultView.copied?.startsWith('<earlier-session>')")
+    page.js("window.copied = 'mine'; window.fetch = () => Promise.reject(new TypeError('no network'))")
+    page.wait(f"{hand_on} !== undefined")
+    page.js(f"{hand_on}.click()")
+    page.wait("document.querySelector('.failure:not([hidden])') !== null")
+    assert page.js("window.copied") == "mine"
+
+
+@pytest.mark.short
 def test_forget_is_pressed_twice_and_deletes_the_content(opened, service):
     sent(service, "marks", [user("Look."), *rounds(6, size=300)])
     [record] = [r for r in service.ask("/v1/sessions/marks/records").json()["records"] if r["number"] == 2]

@@ -184,7 +184,7 @@ class InsightSearch:
 
     def _hits(self, index: Indexed, own: str, found: Sequence[tuple[int, float, str]]) -> list[Hit]:
         """The hits of rows with their scores and reasons; those that were deleted meanwhile are left out."""
-        newer = _superseded(index, [row for row, *_ in found])
+        newer = _superseded(index, [row for row, *_ in found], self._sessions is None)
         seqs = [int(index.seqs[row]) for row in {*(row for row, *_ in found), *newer.values()}]
         with self.database.read() as c:
             places = {
@@ -295,15 +295,18 @@ def _newer_first(scores: Vectors, rarest: Vectors, place: Vectors) -> Vectors:
     return found
 
 
-def _superseded(index: Indexed, rows: Sequence[int]) -> dict[int, int]:
-    """Of these rows, those whose call was made again later and returned something else, with the latest of it."""
+def _superseded(index: Indexed, rows: Sequence[int], apart: bool) -> dict[int, int]:
+    """Of these rows, those whose call was made again later and returned something else, with the latest of it.
+
+    ``apart``: only in the same session, as where the sessions are not of one project.
+    """
     calls, outputs, found = index.heads["call"], index.heads["output"], dict[int, int]()
     wanted = np.flatnonzero(np.isin(calls, calls[np.array(rows, np.intp)]) & (calls != 0))
     latest: dict[tuple[int, int], int] = {}
     for row in wanted[np.argsort(index.place[wanted], kind="stable")].tolist():
-        latest[int(index.session[row]), int(calls[row])] = row
+        latest[apart and int(index.session[row]), int(calls[row])] = row
     for row in rows:
-        last = latest.get((int(index.session[row]), int(calls[row])), row)
+        last = latest.get((apart and int(index.session[row]), int(calls[row])), row)
         if outputs[last] != outputs[row]:
             found[row] = last
     return found

@@ -37,6 +37,7 @@ from memory_bank.bank.schema import (
     content_deleted,
     count_of,
     count_rows,
+    first_bytes,
     in_parts,
     insights,
     like_prefix,
@@ -63,6 +64,8 @@ from memory_bank.vectors import embedder_name, encode_documents, encode_queries
 EMBEDDING_MODEL: str = MemoryBankSettings.model_fields["embedding_model"].default
 Place = tuple[str, str]
 """``(session_id, trace_id)`` of a record."""
+Call = tuple[int, str, str]
+"""``seq`` of a record, its tool, and the first 16 KiB of its arguments."""
 _r, _i = records.c, insights.c
 _BY_IDS = sa.select(*_r).where(of_session(records), _r.trace_id.in_(IDS))
 _INSIGHTS = sa.select(_i.trace_id, _i.summary, _i.source, _i.redo).where(
@@ -433,6 +436,19 @@ class WiderScope:
                 at = (row["session_id"], row["trace_id"])
                 if at in part:
                     found[at] = from_row(row), insight_of(row)
+        return found
+
+    def calls(self, where: Sequence[Place]) -> dict[Place, Call]:
+        """The calls of records; missing ones are left out."""
+        heads = sa.select(
+            _r.session_id, _r.trace_id, _r.seq, _r.tool_name, first_bytes(_r.input, 2**14).label("head")
+        )
+        found: dict[Place, Call] = {}
+        for part in in_parts(where):
+            named = _r.session_id.in_({s for s, _ in part}), _r.trace_id.in_({t for _, t in part})
+            for row in self.database.rows(heads.where(self._within, *named), session=self.session_id):
+                head = bytes(row["head"] or b"").decode("utf-8", "ignore")
+                found[row["session_id"], row["trace_id"]] = row["seq"], row["tool_name"], head
         return found
 
     def elsewhere(self, trace_id: str, *, beginning: bool = False) -> list[Place]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, takewhile
@@ -11,17 +11,21 @@ from typing import Any
 import numpy as np
 
 from memory_bank.bank.listing import Outline, outlines, without_insight
-from memory_bank.bank.stores import WiderScope
+from memory_bank.bank.stores import Call, Place, WiderScope
 from memory_bank.bank.terms import Postings, bm25, heads_of, is_question, terms_of, terms_of_query
 from memory_bank.errors import EmbeddingError
 from memory_bank.ports import Scope
 from memory_bank.records import Brief, Hit, InteractionRecord
+from memory_bank.selection.effects import file_access
 from memory_bank.tools.matching import find, identifiers_in, normal, place_of, runs
 from memory_bank.transcript.jsontext import compact
 
 _MAX_EXACT_CHARS = 200  # longer texts are not searched for exactly
 _MAX_WANTED = 20  # identifiers of a query that are searched for exactly
 _MAX_EXAMINED = 400  # records without an insight that are looked at
+_COMPARED = 200  # records of a wider scope whose arguments are compared
+_LATER = 400  # calls that name the files of results
+_COMPARED_CHARS = 4_000  # of their arguments
 _MAX_READ = 2 * 2**20  # bytes of an output in which a place is looked for
 
 
@@ -32,7 +36,8 @@ class SearchMatch(Brief):
     ``why`` it was: see ``Hit``; also "holds", for an output that contains the text ``holds`` exactly, at ``place``: a
     JSON path, or ``line 7``. ``score`` is how well it fits, 0 to 1. ``session_id`` is None for a record of the
     searched session, else the id of the session that has it. ``newer`` is the trace_id of the latest record of the
-    same call, which returned something else. ``record`` is None where the output is over 2 MiB.
+    same call, which returned something else. ``since``: what a later call did with the file that
+    another session read. ``record`` is None where the output is over 2 MiB.
     """
 
     outline: Outline
@@ -42,6 +47,7 @@ class SearchMatch(Brief):
     holds: str | None = None
     place: str = ""
     newer: str | None = None
+    since: str = ""
     record: InteractionRecord | None = None
 
     @property
@@ -52,7 +58,7 @@ class SearchMatch(Brief):
         if self.holds is not None:
             why = f'holds "{normal(self.holds)}"' + (f" at {self.place}" if self.place else "")
         newer = f"; superseded by {self.newer}, a later result of the same call" if self.newer else ""
-        return why + newer
+        return why + newer + (f"; the file was {self.since}" if self.since else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +74,11 @@ def search_session(
 ) -> SearchResult:
     """Search a session (a ``MemoryBankState``), or a ``scope``, by default the state's, for what fits a query.
 
-    Best first, but records whose output contains the whole query before all others, then, if it is short, those that
-    contain an identifier of it, and before an output the later one of the same call. ``by_agent``: the records of the
-    latest step, which an agent has in view, come last. Of records without an insight the session's newest 400 are
-    found, by words. Answers of our own tools are never found: they quote other records. Raises EmbedderMismatchError,
-    StorageError.
+    Best first, but beyond the session those whose call has the query, or a path or an id of it, before all others;
+    then records whose output contains the whole query, then, if it is short, those that contain an identifier of it,
+    and before an output the later one of the same call. ``by_agent``: the records of the latest step, which an agent
+    has in view, come last. Of records without an insight the session's newest 400 are found, by words. Answers of our
+    own tools are never found: they quote other records. Raises EmbedderMismatchError, StorageError.
     """
     if not (isinstance(query, str) and isinstance(top_k, int)):
         raise TypeError("a search takes words, a name or an id as str, and top_k as int")
@@ -84,7 +90,8 @@ def search_session(
     last = {t for t, _ in takewhile(lambda item: item[1] == step, steps)} if by_agent else set()
     trouble, hits = None, list[Hit]()
     if (store := state.insight_store) is not None:
-        ranked = partial(store.rank, query, limit=top_k + len(last), scope=scope)
+        limit = max(top_k, _COMPARED if scope != "session" else 0) + len(last)
+        ranked = partial(store.rank, query, limit=limit, scope=scope)
         try:
             hits = ranked(only_alike=True)
         except EmbeddingError as e:
@@ -92,12 +99,22 @@ def search_session(
     if store is None or store.size() != state.fact_store.size():
         hits = sorted([*hits, *_without_insight(state, query)], key=lambda hit: -hit.score)
     hits = sorted((h for h in hits if h.why), key=lambda h: h.session_id is None and h.trace_id in last)
-    found = [_with_place(match, forms) for match in _loaded(state, scope, _newest_first(hits)[:top_k])]
+    hits, first = _newest_first(hits), list[Place]()
+    if scope != "session":
+        at = {(h.session_id or state.session_id, h.trace_id): h for h in hits}
+        asked = [(s, t) for s, t in at if s != state.session_id or t not in last]
+        first = _same_call_first(WiderScope(state.database, state.session_id, scope).calls(asked), forms)
+        hits = [at[place] for place in dict.fromkeys([*first, *at])]
+    found = [_with_place(match, forms) for match in _loaded(state, scope, hits[:top_k])]
     whole_query = wanted[0] if wanted and wanted[0] == query else None
     if is_question(terms_of_query(query)):
         latest = {m.newer for m in found if m.holds is not None}  # before what they supersede
         found.sort(key=lambda m: m.holds is None and m.outline.trace_id not in latest)
     found.sort(key=lambda m: whole_query is None or m.holds != whole_query)
+    ranks = {place: n for n, place in enumerate(first)}
+    found.sort(key=lambda m: ranks.get((m.outline.session_id, m.outline.trace_id), len(first)))
+    if scope != "session" and store is not None:
+        found = _said_of_files(state, scope, found)
     return SearchResult(found, trouble)
 
 
@@ -113,12 +130,63 @@ def _without_insight(state: Any, query: str) -> list[Hit]:
     return [Hit(trace_id, score / most, None, "words") for trace_id, score in newest_first if score > 0]
 
 
+def _same_call_first(calls: Mapping[Place, Call], forms: Collection[str]) -> list[Place]:
+    """The calls whose arguments have texts of a query: first those with most, of these whole files, then the newest.
+
+    Of a path its last four names count, and two are enough: each session may have the project in another folder.
+    """
+    ends = [(runs(each[0][1].rpartition("/")[2]), each) for each in map(_ends, forms)]
+    found: dict[Place, tuple[int, int, int]] = {}
+    for place, (seq, tool, arguments) in calls.items():
+        folded = arguments[:_COMPARED_CHARS].casefold()
+        near = [each for name, each in ends if not folded.isascii() or all(run in folded for run in name)]
+        text = normal(folded) if near else ""
+        if most := sum(next((n for n, end in each if find(text, end) >= 0), 0) for each in near):
+            file = file_access(tool, arguments)
+            part = 2 if file is None or file.access != "read" else int(file.part != "")
+            found[place] = -most, part, -seq
+    return sorted(found, key=found.__getitem__)
+
+
+def _ends(text: str) -> list[tuple[int, str]]:
+    """How much each end of a text counts, and the end: a path's last four names, three, two; any other as a whole."""
+    names = [] if " " in text else text.strip("/").split("/")
+    return [(n, "/".join(names[-n:])) for n in range(min(4, len(names)), 1, -1)] or [(1, text)]
+
+
+def _said_of_files(state: Any, scope: Scope, found: Sequence[SearchMatch]) -> list[SearchMatch]:
+    """The matches; those of other sessions that read a file with what later calls in the scope did with it."""
+    said, read = list(found), dict[int, str]()
+    for n, m in enumerate(found):
+        file = m.session_id and m.record and file_access(m.record.tool_name, compact(m.record.raw_input))
+        if file and file.access == "read":
+            read[n] = _ends(normal(file.path))[0][1]
+    if not read:
+        return said
+    names = " ".join({end.rpartition("/")[2] for end in read.values()})
+    hits = state.insight_store.rank(names, limit=_LATER, scope=scope, only_words=True)
+    places = [(h.session_id or state.session_id, h.trace_id) for h in hits if h.why == "words"]
+    calls = WiderScope(state.database, state.session_id, scope).calls(places)
+    later: dict[str, list[tuple[bool, int, str]]] = {}
+    for (_, trace_id), (seq, tool, arguments) in calls.items():
+        if (file := file_access(tool, arguments)) is not None:
+            end = _ends(normal(file.path))[0][1]
+            later.setdefault(end, []).append((file.access != "read", seq, trace_id))
+    for n, end in read.items():
+        if since := [call for call in later.get(end, ()) if call[1] > found[n].outline.seq]:
+            is_edit, _, trace_id = max(since)
+            said[n] = replace(said[n], since=f"{'changed' if is_edit else 'read again'} by {trace_id}")
+        elif len(hits) < _LATER:  # else not all calls were compared
+            said[n] = replace(said[n], since="not seen since")
+    return said
+
+
 def _newest_first(hits: Sequence[Hit]) -> list[Hit]:
-    """The hits, before each the latest record of the same call, where that returned something else."""
+    """The hits, before each its session's latest record of the same call, where that returned something else."""
     known = {(hit.session_id, hit.trace_id): hit for hit in hits}
     ordered: dict[tuple[str | None, str], Hit] = {}
     for hit in hits:
-        if hit.newer is not None:
+        if hit.newer is not None and hit.newer[0] == hit.session_id:
             latest = Hit(hit.newer[1], hit.score, hit.newer[0], hit.why)
             ordered.setdefault(hit.newer, known.get(hit.newer, latest))
         ordered.setdefault((hit.session_id, hit.trace_id), hit)

@@ -86,6 +86,7 @@ export function copier(label, text) {
   const button = el("button", { type: "button", class: "small" }, label);
   button.addEventListener("click", async () => {
     const whole = await text();
+    if (!whole) return; // what was copied before stays
     let done = true;
     try {
       await navigator.clipboard.writeText(whole);
