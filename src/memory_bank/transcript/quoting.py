@@ -88,7 +88,7 @@ def _looks(c: str) -> str:
 
 def _pattern(mark: Mark) -> str:
     """A mark as a regular expression over what a text looks like."""
-    text = re.escape(mark).replace("0", r"\d").replace(r"\ ", " +").replace(r"\[", r"\[ *")
+    text = re.escape(mark).replace("0", r"\d").replace(r"\ ", " ++").replace(r"\[", r"\[ *+")
     text = text.replace("…", r"(?:…|\.\.\.(?= ?(?:#|line )\d))").replace("'", "['\u2019]")
     if mark is Mark.OUTCOME:  # arrows are common, this line ends with the number of its call
         return rf"{text}(?=[^\n]*\[…)"
