@@ -82,6 +82,7 @@ def test_no_bank_and_none_with_calls(cli, tmp_path, bank):
 
 
 def test_a_bank_in_use_by_a_service(bank, cli, port):
+    pytest.importorskip("fastapi", reason="needs the extra service")
     command = [*COMMAND, "serve", "--db", str(bank), "--port", str(port)]
     with ScriptedServer(lambda _: say("done")) as upstream:
         service = subprocess.Popen(
@@ -149,6 +150,7 @@ def test_clients_and_prompts_that_are_not_known(cli, bank):
 
 
 def test_run_begins_a_client_with_the_session(tmp_path, bank, port):
+    pytest.importorskip("fastapi", reason="needs the extra service")
     client = tmp_path / "codex"
     client.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[-2:]))\n")
     client.chmod(0o700)

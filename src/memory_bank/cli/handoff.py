@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from enum import StrEnum
 from pathlib import Path
-from typing import Literal
 
 import typer
 
@@ -17,13 +17,14 @@ LATEST = "latest"
 DEFAULT_TOKENS = ServiceSettings().compaction_tokens
 MOST_TOKENS = 20_000  # an argument of a command has at most 128 KiB
 GO_ON = "Go on with this work."
+Client = StrEnum("Client", ["claude", "codex", "opencode"])
 
 
 def handoff(
     session: str = typer.Argument(
         ..., help="The name of a session, as `bank sessions` lists it, or latest: of this folder's project."
     ),
-    to: Literal["claude", "codex", "opencode"] | None = typer.Option(
+    to: Client | None = typer.Option(
         None, "--to", help="The client that goes on: it is told which rules it does not read by itself."
     ),
     budget: int = typer.Option(DEFAULT_TOKENS, min=500, max=MOST_TOKENS, help="Tokens of the text, at most."),

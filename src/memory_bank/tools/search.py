@@ -25,7 +25,7 @@ _MAX_WANTED = 20  # identifiers of a query that are searched for exactly
 _MAX_EXAMINED = 400  # records without an insight that are looked at
 _COMPARED = 200  # records of a wider scope whose arguments are compared
 _LATER = 400  # calls that name the files of results
-_COMPARED_CHARS = 4_000  # of their arguments
+_COMPARED_CHARS = 400  # of their arguments: what a long text mentions is not what the call is of
 _MAX_READ = 2 * 2**20  # bytes of an output in which a place is looked for
 
 
