@@ -77,7 +77,7 @@ def test_no_bank_and_none_with_calls(cli, tmp_path, bank):
     done = cli("handoff", "one", "--db", bank)
     assert (done.code, done.sentence()) == (
         1,
-        "the session 'one' has no tool calls: there is nothing to hand on.",
+        "the session 'one' has no tool calls: nothing to hand on.",
     )
 
 

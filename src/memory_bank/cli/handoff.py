@@ -58,7 +58,5 @@ def handoff_text(
         state = MemoryBankState(database=database, session_id=name, counter=open_counter(), fixed=True)
         text = handed_on(state, budget, to=to)
     if not text:
-        raise StorageError(
-            f"the session {one_line(name, 80)!r} has no tool calls: there is nothing to hand on."
-        )
+        raise StorageError(f"the session {one_line(name, 80)!r} has no tool calls: nothing to hand on.")
     return text

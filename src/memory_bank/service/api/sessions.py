@@ -389,7 +389,7 @@ def hand_on(api: Api, name: SessionName, query: Annotated[HandoffQuery, Query()]
     )
     text = handed_on(state, query.budget, to=query.to or "")
     if not text:
-        raise NotFoundError("the session has no tool calls: there is nothing to hand on.")
+        raise NotFoundError("the session has no tool calls: nothing to hand on.")
     return Handoff(text=text)
 
 
