@@ -485,7 +485,7 @@ def test_beyond_the_session_the_calls_of_a_path_come_first_whole_then_newest(ban
         ("part", "read_file", {"path": f"/home/ada/shop/{path}", "offset": 3, "limit": 2}, CODE[:90]),
         ("other", "read_file", {"path": "/home/ada/shop/lib/late.py"}, CODE + path),
     )  # fmt: skip
-    stored(bank, "two", ("whole-2", "read_file", {"path": f"/home/eve/work/3/{path}"}, CODE))
+    stored(bank, "two", ("whole-2", "read_file", {"path": f"/home/eve/src/3/{path}"}, CODE))
     stored(bank, "rival", ("alien", "read_file", {"path": f"/home/ada/shop/{path}"}, CODE), project="b")
     asking = stored(bank, "three", ("own", "ping", {}, "pong"))
     for query in (path, f"/srv/build/{path}", f"late orders of customers: what does {path} do?"):

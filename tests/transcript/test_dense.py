@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memory_bank.transcript.dense import CUT_OFF, Part, longest_text, opened, read_output, without_text
+from memory_bank.transcript.dense import CUT_OFF, JsonPart, longest_text, opened, read_output, without_text
 
 KEYS = st.sampled_from(["id", "name", "type", "text", "content", "status", "é", "a b", ""])
 SCALARS = st.one_of(
@@ -170,7 +170,7 @@ def worth_by_name(**names):
 
 
 def shortened(value, room, **worth):
-    return Part(read_output(json.dumps(value)).value, worth_by_name(**worth)).shown(room)
+    return JsonPart(read_output(json.dumps(value)).value, worth_by_name(**worth)).shown(room)
 
 
 def test_every_row_has_the_same_few_members_those_of_most_worth():
@@ -316,7 +316,7 @@ def test_the_longest_text_is_found_and_replaced():
     ).value
     text, path = longest_text(value)
     assert (text, path) == ("word " * 99, 'page["a b"]')
-    beside = Part(without_text(value, text, "…"), worth_by_name()).shown(999)
+    beside = JsonPart(without_text(value, text, "…"), worth_by_name()).shown(999)
     assert beside == '{"ok":true,"page":{"title":"Hello","a b":"…"},"url":"u"}'
     assert longest_text([1]) == ("", "")
 

@@ -456,7 +456,7 @@ class Database:
             raise
 
     def open_session(self, session_id: str, project: str | None = None, namespace: str | None = ANY) -> None:
-        """Create a session, or set its project. Raises ConfigError for a wrong name, another project or namespace."""
+        """Create a session if it is missing. Raises ConfigError for a bad name, or a session of another project."""
         for what, name in (("a session_id", session_id), ("a project", project)):
             if not is_session_id(name) and not (what == "a project" and name is None):
                 raise ConfigError(

@@ -130,7 +130,7 @@ def compared(memory: Sequence[SessionDollars], control: Sequence[SessionDollars]
 
 
 def _mean(group: Sequence[SessionDollars], *, a_call: bool = False) -> tuple[float, float]:
-    """Dollars a session, or a call, and their variance times the sessions, as a share of the mean's square."""
+    """The mean dollars of a session (or call), and the variance between sessions divided by the mean squared."""
     paid = np.array([s.paid for s in group])
     units = np.array([s.calls if a_call else 1 for s in group], dtype=float)
     mean = float(paid.sum() / units.sum())

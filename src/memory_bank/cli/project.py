@@ -33,7 +33,7 @@ def project_of_folder(folder: str | os.PathLike[str] = ".") -> str | None:
 
 
 def project_header(folder: str | os.PathLike[str] = ".") -> dict[str, str]:
-    """The header that names the project of a folder; none where it has no repository."""
+    """The request header that names a folder's project; empty where the folder is in no repository."""
     project = project_of_folder(folder)
     return {} if project is None else {"x-memory-project": quote(project, safe="@ ")}
 

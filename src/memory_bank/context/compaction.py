@@ -136,7 +136,7 @@ def _edits_that_stand(session: MemoryBankState) -> dict[str, str]:
 
 
 def _files(memory: EvidenceMemory) -> str:
-    """The files that the latest calls read and changed, the newest last, with their folder; "" for none."""
+    """A line that names the files of the latest calls, the newest last, and which were changed; "" for none."""
     found: dict[str, str] = {}
     for call in memory.index.tables.parsed:
         access = file_access(call.tool, call.arguments) if call.kind == "output" else None

@@ -29,7 +29,7 @@ from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.dense import (
     WITHOUT,
     DenseOutput,
-    Part,
+    JsonPart,
     longest_text,
     opened,
     read_output,
@@ -164,7 +164,7 @@ def first_sight(view: View, session: MemoryBankState, settings: MemoryBankSettin
 
 
 def _text_of(result: Result) -> str | None:
-    """The output as text; several text parts as MCP's list of them; None for others."""
+    """The text of a tool result; several text parts as a JSON list of them; None where a part is no text."""
     parts = result.content
     if (text := result.output_text) is not None or result.extra or not isinstance(parts, (list, tuple)):
         return text
@@ -300,7 +300,7 @@ class _Part:
 
     def _of_json(self, value: Any, room: int) -> str:
         """JSON in so many tokens."""
-        part, shown = Part(value, self._worth), ""
+        part, shown = JsonPart(value, self._worth), ""
         chars = int(room * len(self.output.text) / max(1, self.count(self.output.text)))
         for _ in range(4):
             tokens = self.count(part_shown := part.shown(chars))

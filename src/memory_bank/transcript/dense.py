@@ -284,7 +284,7 @@ def _grid(cells: list[Any]) -> list[Any]:
     return [_Object(row) for row in rows.values()] if len(rows) >= _FEWEST else []
 
 
-class Part:
+class JsonPart:
     """What is shown of a value as ``read_output`` returns it: of every item the same members.
 
     Those of most worth for their length come first. ``worth``: of the texts under a name, by text; what two members
