@@ -33,6 +33,7 @@ from memory_bank.bank.schema import (
     count_of,
     folds,
     insights,
+    keep_sums,
     metadata,
     of_namespace,
     of_session,
@@ -258,6 +259,7 @@ class Database:
                 )
             if version is None:
                 metadata.create_all(connection, checkfirst=False)
+                keep_sums(connection)
                 connection.execute(sa.insert(schema_version), {"version_num": VERSION})
             elif version != VERSION:
                 created: set[object] = set()
