@@ -19,7 +19,16 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.lineage import ForkPoint, Lineage, LineageEntry
 from memory_bank.bank.listing import namespace_totals
 from memory_bank.bank.maintenance import purge, verify
-from memory_bank.bank.schema import recount, schema_version, sums, triggers
+from memory_bank.bank.schema import (
+    count_of,
+    insights,
+    records,
+    recount,
+    schema_version,
+    sessions,
+    sums,
+    triggers,
+)
 from memory_bank.bank.steps import CONTROL, StepFigures, StepToStore, add_steps, usage_sums
 from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.bank.transfer import export_lines, import_lines
@@ -45,6 +54,9 @@ def comparable(used):
 
 
 def assert_as_counted(database):
+    for name in database.column(sa.select(sessions.c.session_id)):
+        counted = [database.value(count_of(t).where(t.c.session_id == name)) for t in (records, insights)]
+        assert [*database.extent(name)[1:3]] == counted
     before, totals = kept(database), [namespace_totals(database, n) for n in (None, "n")]
     used = (usage_sums(database, None, "session"), usage_sums(database, None, "session", since=0.0))
     assert comparable(used[0]) == comparable(used[1])

@@ -37,9 +37,9 @@ from memory_bank.bank.schema import (
     metadata,
     of_namespace,
     of_session,
-    records,
     schema_version,
     sessions,
+    sums,
     waits,
 )
 from memory_bank.errors import ConfigError, DatabaseOpenError, DatabaseVersionError, StorageError
@@ -66,15 +66,18 @@ _s = sessions.c
 # searches over the project's sessions notice the new generation
 _JOINS = SET_SESSION.where(_s.project.is_(None)).values(generation=_s.generation + 1)
 GENERATION = sa.select(_s.generation).where(of_session(sessions))
-_COUNT = count_of(records).where(of_session(records))
-_INSIGHTS = count_of(insights).where(of_session(insights))
+# one of a session's sums has its rows, the others have its steps
+_RECORDS, _INSIGHTS = (
+    sa.select(sa.func.coalesce(sa.func.max(sums.c[n]), 0)).where(of_session(sums))
+    for n in ("records", "insights")
+)
 # few wait: they are found by their own index, not among all insights of the session
 _WAITING = count_of(insights).where(waits, sa.func.coalesce(insights.c.session_id, "") == SESSION)
 _FOLD, _FOLDED = (
     sa.select(sa.func.max(c)).where(of_session(folds)) for c in (folds.c.number, folds.c.created)
 )
 LEDGER = (_s.asked, _s.paid, _s.would_pay, _s.sent, _s.came, _s.in_vain, _s.cache)
-_COUNTS = (q.scalar_subquery() for q in (_COUNT, _INSIGHTS, _WAITING, _FOLD, _FOLDED))
+_COUNTS = (q.scalar_subquery() for q in (_RECORDS, _INSIGHTS, _WAITING, _FOLD, _FOLDED))
 _EXTENT = sa.select(sa.func.coalesce(_s.generation, 0), *_COUNTS, *LEDGER).select_from(
     sa.select(sa.literal(1)).subquery().outerjoin(sessions, of_session(sessions))
 )
