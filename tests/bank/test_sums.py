@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
+from tests.bank.test_database import drop_triggers
 from tests.contracts.stores import a_record
 
 from memory_bank.bank.database import Database
@@ -27,7 +28,6 @@ from memory_bank.bank.schema import (
     schema_version,
     sessions,
     sums,
-    triggers,
 )
 from memory_bank.bank.steps import CONTROL, StepFigures, StepToStore, add_steps, usage_sums
 from memory_bank.bank.stores import FactStore, InsightStore
@@ -223,12 +223,7 @@ def test_sums_of_schema_10_beside_an_older_process_are_right_once_the_bank_is_op
     database = Database(bank_url)
     FactStore(database, "s").store_many([a_record(1)])
     with database.write() as c:
-        for statement in triggers(c.dialect.name):
-            kind, name = statement.split()[1:3]
-            if kind == "FUNCTION":
-                c.exec_driver_sql(f"DROP FUNCTION {name} CASCADE")
-            elif c.dialect.name == "sqlite":
-                c.exec_driver_sql(f"DROP TRIGGER {name}")
+        drop_triggers(c)
     write_as_schema_9(database)
     assert namespace_totals(database, None).records == 1
     with database.write() as c:
