@@ -293,7 +293,8 @@ def _add_cell(text: str, key: str, found: dict[str, Candidate], cell: bool) -> N
         return
     whole = _strip(text).strip(" *\"'`")
     if '="' in text or " | " in text:
-        text = _UNION.sub(" ", DRAWING.sub(" ", text))
+        plain = _UNION.sub(" ", DRAWING.sub(" ", text))
+        whole, text = whole if plain == text else "", plain
     if "<" in whole and len(whole) <= 3 * LONGEST:
         whole = _TAGS.sub("", whole).strip()
     if whole and len(whole) <= LONGEST and (cell or (" " in whole and len(whole) <= LONGEST_LINE)):
