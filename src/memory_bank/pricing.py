@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from operator import attrgetter
 from typing import NamedTuple
@@ -54,7 +54,8 @@ class Ratios(NamedTuple):
 
     def of(self, usage: Usage) -> float:
         """What a reported usage costs in input tokens, without the output."""
-        return 1e6 * cost(usage, Price(prompt=1.0, completion=0.0, cached=self.read, cache_write=self.write))
+        read = usage.input - usage.cached - usage.written + usage.cached * self.read
+        return read + (usage.written - usage.written_hour) * self.write + usage.written_hour * HOUR_WRITE
 
 
 # by the beginning of a model's name, without its provider
@@ -156,6 +157,7 @@ def known_price(prices: Mapping[str, Price], model: str) -> tuple[Price, str] | 
     return None if price is None else (price, f"{shipped.source}, {shipped.date}")
 
 
+@lru_cache(256)
 def normal_name(model: str) -> str:
     """The name of a model without its provider, in the one form that ``ListPrices`` uses."""
     return re.sub(r"^.*/|^.*anthropic\.", "", model.lower()).replace(".", "-").rstrip("-")

@@ -44,7 +44,7 @@ from memory_bank.transcript.messages import (
 )
 from memory_bank.transcript.quoting import without_fenced
 from memory_bank.transcript.shortening import fit_text, shorten_text
-from memory_bank.transcript.tokens import APPROXIMATE, approximate_counter, is_loading, open_counter
+from memory_bank.transcript.tokens import APPROXIMATE, is_loading, open_counter
 from memory_bank.transcript.transcript import DIGEST, Transcript, View, is_same, said_in
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
@@ -207,7 +207,7 @@ class MemoryBankState(Session):
         defer: bool = False,
         fixed: bool = False,
     ) -> None:
-        super().__init__(session_id, counter or approximate_counter())
+        super().__init__(session_id, counter or open_counter(APPROXIMATE))
         self._shares_database = isinstance(database, Database)
         self.database = as_database(database)
         self._name, self._owner = session_id, (project, ANY if namespace is None else namespace)
@@ -317,7 +317,7 @@ class MemoryBankState(Session):
 
     @property
     def embedder_name(self) -> str:
-        return "" if self.insight_store is None else self.insight_store.embedder_name
+        return "" if self._insights.store is None else self._insights.store.embedder_name
 
     @property
     def observer_name(self) -> str:
@@ -394,7 +394,7 @@ class MemoryBankState(Session):
             self._told = stored.cache
 
     def charge(self, charge: Charge, sent: Sequence[bytes], came: Sequence[bytes]) -> None:
-        super().charge(charge, sent, came)
+        self.ledger.add(charge, sent, came)
         self._charged = True
         if not self.defer:  # else in ``finish``
             self.save()
@@ -415,7 +415,9 @@ class MemoryBankState(Session):
             write = None
             if (charged or paid or full or told != self._told) and not self.database.read_only:
                 news = None if told == self._told else (told,)
-                write = self.database.charging(self.session_id, (paid, full), news, **step)
+                write = partial(
+                    self.database.charge, session_id=self.session_id, sums=(paid, full), told=news, step=step
+                )
             try:
                 if insights is not None:
                     insights(write)
@@ -439,8 +441,8 @@ class MemoryBankState(Session):
         if self._encoding != encoding:
             self._encoding = encoding
             self._bank_counter = self.database.counter(encoding)
-        counter = approximate_counter() if self._bank_counter == APPROXIMATE else open_counter(encoding)
-        if counter.name != self.counter.name:
+        wanted = APPROXIMATE if self._bank_counter == APPROXIMATE else encoding
+        if self.counter.name != wanted and (counter := open_counter(wanted)).name != self.counter.name:
             self.counter = counter
             self.transcript = self._new_transcript()
 
@@ -555,14 +557,17 @@ class MemoryBankState(Session):
         """Store what is new in a view: facts in one transaction, then insights; these may wait for ``finish``."""
         if view.interactions:
             self._insights.bind(self.settings.embedding_model)
-        records, step = records_of(view.new, self.steps, self.step_count)
+        records, step = list[InteractionRecord](), self.step_count
+        if view.new:
+            records, step = records_of(view.new, self.steps, self.step_count)
         log.debug("Memory Bank Strategy - Step %d", step)
         later = insights_later and self.defer and self.observer_name == EXTRACTIVE
         task = self._task or view.task  # a shorter list, or a client's summary, does not replace it
         lineage, self.lineage = self.lineage, None
-        if lineage is not None and not records:
+        if records:
+            self._store_facts(records, step, task, drafts=not later, first=lineage)
+        elif lineage is not None:
             self.database.submit(lineage, self.session_id)
-        self._store_facts(records, step, task, drafts=not later, first=lineage)
         self._store_requests(view)
         self.transcript.acknowledge()
         work = partial(self._insights.write, records, task)
@@ -584,7 +589,8 @@ class MemoryBankState(Session):
             new = [r for r in {r.trace_id: r for r in records}.values() if r.trace_id not in known]
             if new and self._prepared:
                 self._insights.bind(self.settings.embedding_model)
-            self._store_facts(new, max([self.step_count, *(r.step_id for r in new)]), task, drafts=True)
+            if new:
+                self._store_facts(new, max(self.step_count, *(r.step_id for r in new)), task, drafts=True)
             if self.insight_store is not None:
                 self._insights.write(new, task)
                 self._insights.start()
@@ -594,8 +600,6 @@ class MemoryBankState(Session):
         self, records: Sequence[InteractionRecord], step: int, task: str, drafts: bool,
         first: Operation[None] | None = None,
     ) -> None:  # fmt: skip
-        if not records:
-            return
         if task and task != self._task:  # kept, so that insights can be made again later
             self.database.set_session(self.session_id, task=task)
             self._task = task
@@ -630,7 +634,7 @@ class MemoryBankState(Session):
 
     def run_later(self, name: str, work: Callable[[], object]) -> None:
         if self.defer:
-            self.put_off(name, work)
+            self._deferred[name] = work
         else:
             work()
 

@@ -386,6 +386,7 @@ class InsightWriter:
         self.missing: dict[str, Insight | None] = {}
         self.settings = MemoryBankSettings()
         self.observer = Observer()
+        self._client: object = None  # that the Observer was made for
         self._sent: set[str] = set()  # of the missing, those for which the model is to be asked
         self._bare: int | None = None  # how many stored records need no insight, where that is known
         self._waiting = 0
@@ -399,10 +400,11 @@ class InsightWriter:
 
         ``anew``: nothing is known of the session yet. Raises ConfigError, StorageError.
         """
-        self.settings = settings
-        book = partial(book_call, self.facts.database, self.facts.session_id)
-        is_durable = not self.facts.database.in_memory
-        self.observer = Observer.create(llm_client, settings, book, self._logged, is_durable)
+        if settings is not self.settings or llm_client is not self._client or self.observer.book is None:
+            book = partial(book_call, self.facts.database, self.facts.session_id)
+            is_durable = not self.facts.database.in_memory
+            self.observer = Observer.create(llm_client, settings, book, self._logged, is_durable)
+            self.settings, self._client = settings, llm_client
         self._waiting = stored.waiting
         if anew:
             self.missing, self._bare = {}, None
@@ -452,13 +454,6 @@ class InsightWriter:
         if drafts and (mode == "background" or (mode == "inline" and self.observer.name == EXTRACTIVE)):
             made = list(map(self._draft, observed))
         rows = to_rows(records, self.facts.session_id)
-
-        def insert(c: Connection) -> None:
-            if first is not None:
-                self.facts.database.lock_session(c, self.facts.session_id)
-                first(c)
-            self.facts.insert(c, rows)
-
         if made and store is not None and getattr(type(store.embedding_model), "instant", False):
             embedded = store.embed(made, records, self._sent)
 
@@ -473,7 +468,9 @@ class InsightWriter:
             fault_point("facts.stored")
             settle(self.facts.database, self.facts.session_id, len(embedded))
         else:
-            self.facts.database.submit(insert, self.facts.session_id)
+            self.facts.database.submit(
+                partial(self.facts.insert, rows=rows, first=first), self.facts.session_id
+            )
             fault_point("facts.stored")
             by_id = {d.trace_id: d for d in made}
             if mode != "off" and store is not None:

@@ -25,7 +25,7 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -127,9 +127,8 @@ class Identity:
         if chain is None:
             return named and search.without_calls(named)
         search.latest = chain.latest
-        names = _new_names(namespace, key)
         for _ in range(12):  # another request may move a head meanwhile
-            found = search.attempt(chain, names)
+            found = search.attempt(chain)
             if found is not None:
                 return found
         raise StorageError("too many requests continue one conversation at once: send the request again.")
@@ -159,6 +158,7 @@ class _Search:
     later: bool
     wanted: Callable[[], bool]
     latest: Sequence[DigestedInteraction] = ()  # of the list
+    _has_begun: bool = False
     # by session, the digests of the list that it knows; any of these rows stands for the session
     _rows: dict[str, dict[str, KnownDigest]] = field(default_factory=dict)
     _by_digest: dict[str, list[KnownDigest]] = field(default_factory=dict)
@@ -172,7 +172,7 @@ class _Search:
         """What is noted of a session."""
         return content_key(self.seed, *parts).hex()
 
-    def attempt(self, chain: DigestChain, names: Iterator[str]) -> SessionMatch | None:
+    def attempt(self, chain: DigestChain) -> SessionMatch | None:
         """Continue, fork or begin a session; None where another request was faster."""
         self._rows.clear()
         self._by_digest.clear()
@@ -182,7 +182,7 @@ class _Search:
             self._take(chain.ends[_FIRST_DIGESTS:])
             continued = self._continued(chain)
         if continued is None:
-            return self._begin(chain, next(names))
+            return self._begin(chain)
         session, known_until, by_calls = continued
         new = [i for i in chain.latest if i.stop > known_until]
         entry = self._entry(chain, new, keep_calls=not new)
@@ -204,9 +204,9 @@ class _Search:
         write = self.identity.lineage.going_on(session_id, head, entry)
         return self.identity.lineage.database.submit(write, session_id)
 
-    def _begin(self, chain: DigestChain, name: str) -> SessionMatch | None:
+    def _begin(self, chain: DigestChain) -> SessionMatch | None:
         """Begin a session or a fork, or go on in one of the name; None where it is taken or another was faster."""
-        lineage = self.identity.lineage
+        lineage, name = self.identity.lineage, self._new_name()
         known_until, fork = self._fork(chain)
         entry = self._entry(chain, [i for i in chain.latest if i.stop > known_until])
         if self.named is not None:
@@ -271,6 +271,13 @@ class _Search:
             found = family
         newest = max(found, key=lambda s: self.identity.lineage.newest(s.session_id), default=None)
         return newest, None, not is_compacted
+
+    def _new_name(self) -> str:
+        """The client's name or key for the first conversation with it; else, and at a later attempt, a random one."""
+        key, is_first, self._has_begun = self.key, not self._has_begun, True
+        if key is None or not _is_name(self.namespace, key) or known_form(key):
+            return f"auto-{secrets.token_hex(10)}"
+        return key if is_first else f"{key[: LONGEST_NAME - 13]}~{secrets.token_hex(6)}"
 
     def _opening(self) -> str:
         """The digest of the messages before the first call but the system messages."""
@@ -459,16 +466,6 @@ def _is_name(namespace: str | None, name: str) -> bool:
     with suppress(ConfigError):
         return is_session_id(stored_id(namespace, name))
     return False
-
-
-def _new_names(namespace: str | None, key: str | None) -> Iterator[str]:
-    """Names for a new session: the client's name or key for the first conversation with it, else random ones."""
-    if key is None or not _is_name(namespace, key) or known_form(key):
-        while True:
-            yield f"auto-{secrets.token_hex(10)}"
-    yield key
-    while True:
-        yield f"{key[: LONGEST_NAME - 13]}~{secrets.token_hex(6)}"
 
 
 # ---------------------------------------------------------------------- digests

@@ -71,13 +71,13 @@ class MemoryFailedError(Exception):
         self.reason = reason
 
 
+@dataclass(slots=True, eq=False)
 class _Job:
     """A rebuild in a thread: "taken" before it is charged, "put" before it is recorded and sent, or "given up"."""
 
-    def __init__(self) -> None:
-        self.session_id: str | None = None
-        self.end = ""
-        self._lock = threading.Lock()
+    session_id: str | None = None
+    end: str = ""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def moves(self, end: Literal["taken", "put", "given up"], *before: str) -> bool:
         """Whether its end is now ``end``, coming from one of ``before``; the first who moves it decides."""
@@ -365,13 +365,10 @@ class Rebuilder:
     async def _finish(self, rebuilt: Rebuilt) -> None:
         """Do the work that was put off for a context, once its request is on its way."""
         await asyncio.sleep(0.01)  # in which the request goes upstream
-
-        def finish() -> None:
-            self._unfinished.discard(rebuilt.state)  # a step from now on is another task's
-            self.sessions.finish(rebuilt)
-
         try:
-            await to_thread.run_sync(finish, limiter=self._finishers)
+            async with self._finishers:
+                self._unfinished.discard(rebuilt.state)  # a step from now on is another task's
+                await to_thread.run_sync(self.sessions.finish, rebuilt, limiter=self._threads)
         except Exception as e:  # the next step does it; the error's text may hold contents
             log.error("the work put off by a step failed with an unforeseen %s", type(e).__name__)
 
