@@ -333,15 +333,16 @@ NAMED = 80
 class PrefixCache:
     """What a provider charges for a prefix that it has seen, and what it was sent last. Thread-safe.
 
-    ``ratios`` are 0.1 and 1 until ``take_price`` is called, and 1 and 1 while the provider reports that nothing is
-    cached; ``told`` is what it reported, which a bank keeps with the session. As no prefix stands in a session that
-    folds at every step, a cache is assumed again after RETRY_AFTER answers, or at the first with cached tokens.
+    ``ratios`` are 0.1 and 1 until ``take_price`` is called, for a ``model``, and 1 and 1 while the provider reports
+    that nothing is cached; ``told`` is what it reported, which a bank keeps with the session. As no prefix stands in
+    a session that folds at every step, a cache is assumed again after RETRY_AFTER answers, or at the first with
+    cached tokens.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._model = ""
+        self.model = ""
         self._ratios = _USUAL
         self._last: SentContext | None = None
         self._counted = self._grown = (0, 0)  # tokens as memory and as the provider count them
@@ -367,8 +368,8 @@ class PrefixCache:
             ratios = Ratios(price.cached / price.prompt, write / price.prompt)
         with self._lock:
             self._ratios = ratios
-            if model != self._model:
-                self._model, self._misses = model, 0
+            if model != self.model:
+                self.model, self._misses = model, 0
 
     def send(
         self, messages: Sequence[object], model: str, count: Callable[[object], int], retention: float
@@ -429,13 +430,13 @@ class PrefixCache:
     def told(self) -> str | None:
         """What was reported of the model's cache, as JSON; None where that is as at the beginning."""
         with self._lock:
-            return json.dumps([self._model[:NAMED], self._misses]) if self._misses else None
+            return json.dumps([self.model[:NAMED], self._misses]) if self._misses else None
 
     def tell(self, told: str | None) -> None:
         """Take what another process was told; nothing of another model."""
-        model, misses, *_ = json.loads(told) if told else (self._model[:NAMED], 0)
+        model, misses, *_ = json.loads(told) if told else (self.model[:NAMED], 0)
         with self._lock:
-            if model == self._model[:NAMED]:
+            if model == self.model[:NAMED]:
                 self._misses = misses
 
 

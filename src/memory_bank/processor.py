@@ -289,7 +289,7 @@ class MemoryProcessor:
         policy = policy_of(settings, llm_client)
         policy = replace(policy, choose=choose_all) if as_it_came else policy
         session = self._session(key, session_id, stored=policy.bank is not None)
-        if model:
+        if model and model != session.prefix_cache.model:
             price, _ = known_price(self.config.prices, model) or (None, "")
             session.prefix_cache.take_price(price, model)
         session.ledger.added, session.ledger.beside = added, beside
@@ -297,10 +297,10 @@ class MemoryProcessor:
         applied = _apply(messages, session, policy, tools, form, recorded_as, sends)
         if settings.type == "no_strategy" and input_token_count is not None:
             applied = applied._replace(tokens=input_token_count)
-        if self.config.loop_detection == "warn":
-            session.run_later("loops", partial(self._check_loops, applied.messages))
-        elif self.config.loop_detection != "off":
+        if self.config.loop_detection == "raise":
             self._check_loops(applied.messages)
+        elif self.config.loop_detection == "warn" and getattr(session, "new_records", True):
+            session.run_later("loops", partial(self._check_loops, applied.messages))
         return applied
 
     def _check_loops(self, messages: Sequence[Any]) -> None:

@@ -558,7 +558,7 @@ class MemoryBankState(Session):
         if view.interactions:
             self._insights.bind(self.settings.embedding_model)
         records, step = list[InteractionRecord](), self.step_count
-        if view.new:
+        if any(t and t not in self.steps for e in view.new for t in e.trace_ids):
             records, step = records_of(view.new, self.steps, self.step_count)
         log.debug("Memory Bank Strategy - Step %d", step)
         later = insights_later and self.defer and self.observer_name == EXTRACTIVE

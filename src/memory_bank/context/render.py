@@ -76,7 +76,9 @@ def written(
     for position, change in entries:
         if position is None:
             out.append(change)
-        elif change and position in edits:
+        elif not change:
+            out.append(messages[position])
+        elif position in edits:
             out.append(copy_of(edits[position].message))
         else:
             out.append(edited_message(messages[position], change))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -210,15 +211,16 @@ class Sessions:
         the model gets; the context names ``get_record`` only where it is among them. ``beside``: what the proxy sends
         besides the messages, such as the client's tools; it counts for the context and for the full history.
         ``added``: what memory itself adds besides the messages, such as its tools. ``project``: that it must be of.
-        ``origin``: the project that the request names, else its first prompts do, and the program that sent it, for a
-        session that has none yet. ``sends``: whether the context is sent, asked once it is built; else no step is
-        recorded or charged. ``lineage`` is stored with what is new, if it returns True; else nothing is.
+        ``origin``: the project that the request names, else its first prompts do, and its user agent, for a session
+        that has none yet; of ``claude-cli/2.1.4 (external)`` "claude-cli" is kept. ``sends``: whether the
+        context is sent, asked once it is built; else no step is recorded or charged. ``lineage`` is stored with what
+        is new, if it returns True; else nothing is.
 
         Raises what MemoryProcessor.apply_strategy and reading the messages raise, ConfigError for an
         invalid name, and NotSentError.
         """
         began = time.perf_counter()
-        session_id = writable_id(namespace, name)
+        session_id = stored_id(namespace, name)
         key = strategy or self.strategy
         self.config.strategy(key)
         seen = self._hidden(messages, None if history is None else history.memo)
@@ -227,7 +229,8 @@ class Sessions:
             if kept.generation is None or project is not None:
                 self._register(session_id, kept, project)
             if kept.generation is None:
-                self.database.set_origin(session_id, origin[0] or _project_of(seen), origin[1])
+                program = re.split(r"[/ ]v?\d|[ (]", origin[1], maxsplit=1)[0][:60].strip("/")
+                self.database.set_origin(session_id, origin[0] or _project_of(seen), program)
             if kept.control is None:
                 share = self.config.service.holdout
                 kept.control = is_control(self.database, session_id, share, stores=True)
@@ -634,6 +637,7 @@ class Sessions:
     def _register(self, session_id: str, kept: _Kept, project: str | None) -> None:
         """Create a session for its first step. Raises ConfigError if it belongs to another project or namespace."""
         try:
+            writable_id(kept.namespace, public_name(kept.namespace, session_id))
             self._open_session(session_id, kept.namespace, project)
         except ConfigError:
             with self._lock:

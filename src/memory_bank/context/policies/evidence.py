@@ -26,7 +26,7 @@ from memory_bank.context.evidence import (
     explained,
 )
 from memory_bank.context.first_sight import FirstSight, first_sight
-from memory_bank.context.fold_rule import fold_budget, is_priced, price_fold
+from memory_bank.context.fold_rule import fold_budget, price_fold
 from memory_bank.errors import StorageError
 from memory_bank.plan import Choice
 from memory_bank.pricing import common_length, growth_that_pays
@@ -89,7 +89,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     base = _base(sight, settings)
     unfolded = choice_tokens(view, replace(base, keep_all=True))
     price = None
-    if is_priced(settings):
+    if settings.history_budget == settings.refresh_after == "auto":  # the prices decide
         rest = choice_tokens(view, replace(base, edits=_still_shown(base, view, view.tail_start)))
         price = price_fold(view, session, settings, older=older, rest=rest)
     budget = price.size if price else fold_budget(settings.history_budget, older)
@@ -405,8 +405,9 @@ class _Evidence:
 
 def _evidence(session: MemoryBankState, settings: MemoryBankSettings) -> _Evidence:
     """What the session keeps in memory for its folds."""
-    made = partial(_Evidence, Folds(session.database, session.session_id))
-    state: _Evidence = session.cache("evidence", made)
+    state: _Evidence = session.cache(
+        "evidence", lambda: _Evidence(Folds(session.database, session.session_id))
+    )
     if (
         state.settings is None
         or state.settings[0] is not settings

@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import is_
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
+
+from anyio import to_thread
 
 from memory_bank.errors import BodyError, MissingExtraError
 from memory_bank.transcript.messages import same_objects
@@ -49,6 +51,7 @@ _STATES = 8  # at the end of a list whose last messages change, such as by cache
 _whitespace = re.compile(r"[ \t\n\r]*")
 _raw_decode = json.JSONDecoder().raw_decode
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 def decompressed(data: bytes, coding: str, most: int) -> bytes | None:
@@ -59,6 +62,13 @@ def decompressed(data: bytes, coding: str, most: int) -> bytes | None:
     except (KeyError, zlib.error, zstd.ZstdError):
         return None
     return plain if decoder.eof and not decoder.unused_data and len(plain) <= most else None
+
+
+async def in_thread_if_large(data: bytes, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Do work on a body here, in a default thread if the body is large. Most of it is known from the one before."""
+    if len(data) < 262_144:
+        return work(*args, **kwargs)
+    return await to_thread.run_sync(lambda: work(*args, **kwargs), abandon_on_cancel=True)
 
 
 @dataclass(slots=True, eq=False)

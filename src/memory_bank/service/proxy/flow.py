@@ -19,7 +19,7 @@ from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
 from memory_bank.models.usage import ReportedUsage
 from memory_bank.service.failures import failure
 from memory_bank.service.proxy.api import Dialect
-from memory_bank.service.proxy.body import Body, decompressed, without_member
+from memory_bank.service.proxy.body import Body, decompressed, in_thread_if_large, without_member
 from memory_bank.service.proxy.chat import ChatDialect
 from memory_bank.service.proxy.exchange import OTHER, REFUSED, Exchange, SessionRefusals
 from memory_bank.service.proxy.memory_calls import answer_memory_calls
@@ -36,7 +36,6 @@ from memory_bank.service.proxy.upstream import (
     request_headers,
 )
 from memory_bank.service.security.access import caller_of
-from memory_bank.service.threads import in_thread_if_large
 
 log = logging.getLogger("memory_bank.Service")
 

@@ -302,7 +302,8 @@ class _Search:
             session = next(iter(rows.values()))
             until = chain.positions.get(session.head or "", 0)
             # otherwise the list begins like another session
-            by_calls = self._until_by_calls(session) if first is None or first in rows else 0
+            may_be = until < self.latest[-1].stop and (first is None or first in rows)
+            by_calls = self._until_by_calls(session) if may_be else 0
             for known_until, says_calls in ((until, False), (by_calls, True)):
                 new = (known_until, not says_calls, chain.whole in rows)
                 if known_until and new > rank:

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import logging
 import math
-import re
 import threading
 import time
 import traceback
@@ -234,7 +233,7 @@ class Rebuilder:
             return
         if step.broke:
             share.without[step.broke] += 1
-        elif exchange.reason is None:
+        elif exchange.reason is None and share.failures:
             share.works()
         if step.state not in self._unfinished:
             self._unfinished.add(step.state)
@@ -421,7 +420,7 @@ class Rebuilder:
                     sends=sends,
                     lineage=match.write,
                     added=compact(offered[len(value.get("tools") or ()) :]) if offered else "",
-                    origin=(project, _program(exchange.client_headers.get("user-agent") or "")),
+                    origin=(project, exchange.client_headers.get("user-agent") or ""),
                 )
                 break
             except NotSentError:
@@ -598,8 +597,3 @@ def _conversation(exchange: Exchange) -> bytes:
 
 def _unseen(count: int) -> str:
     return f"no tool calls seen in {count} requests"
-
-
-def _program(user_agent: str) -> str:
-    """The name of a program, of its user agent: ``claude-cli/2.1.4 (external)`` is "claude-cli"."""
-    return re.split(r"[/ ]v?\d|[ (]", user_agent, maxsplit=1)[0][:60].strip("/")

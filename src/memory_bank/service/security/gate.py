@@ -219,7 +219,9 @@ class Gate:
                 body = failures.body(message, "invalid_request", 400)
                 await guarded.send_error(400, body, {"connection": "close"})
                 return
-            if _head_bytes(scope) > MOST_HEAD:
+            # its first line and headers, as most clients write them
+            line = len(scope["method"]) + len(scope.get("raw_path") or b"") + len(scope["query_string"]) + 16
+            if line + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > MOST_HEAD:
                 body = failures.body(f"a request's head has up to {MOST_HEAD:,} bytes.", "too_large", 431)
                 await guarded.send_error(431, body, {"connection": "close"})
                 return
@@ -293,12 +295,6 @@ def path_by_segments(scope: Scope) -> str:
     else:
         segments = scope["path"].split("/")
     return "/".join(s.replace("%", "%25").replace("/", "%2F") for s in segments)
-
-
-def _head_bytes(scope: Scope) -> int:
-    """The bytes of a request's first line and headers, as most clients write them."""
-    line = len(scope["method"]) + len(scope.get("raw_path") or b"") + len(scope["query_string"]) + 16
-    return line + sum(len(name) + len(value) + 4 for name, value in scope["headers"])
 
 
 class ResponseAborted(Exception):
