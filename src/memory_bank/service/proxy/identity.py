@@ -501,7 +501,7 @@ class DigestedInteraction(NamedTuple):
                 output = pair.result.output_text
                 if output is None:
                     output = dump_value(pair.result.raw_output)
-                called = content_key(self.seed, b"called", _encode(call_id), _encode(pair.tool_name))
+                called = content_key(self.seed, b"called", call_id, pair.tool_name)
                 whole = hashlib.sha256(self.seed + b"outcome" + pair.content_key()).hexdigest()
                 size = len(pair.call.text if pair.call else "") + len(output or "")
                 found.append(CallDigest(called.hex()[:32], whole[:32], size))
@@ -530,7 +530,7 @@ def chain_seed(namespace: str | None, upstream_key: str | None, cache_key: str |
     The upstream key enters as a hash that is never used alone.
     """
     secret = b"" if upstream_key is None else hashlib.sha256(_encode(upstream_key)).digest()
-    parts = (b"\0" if part is None else _encode(part) for part in (namespace, cache_key))
+    parts = (b"\0" if part is None else part for part in (namespace, cache_key))
     return content_key(b"memory_bank lineage 1", secret, *parts)
 
 
@@ -545,7 +545,7 @@ def digest_chain(seed: bytes, history: RequestHistory) -> DigestChain | None:
     for interaction in latest:
         calls = (pair.call for pair in interaction.pairs if pair.call is not None)
         found = next((str(c.call_id) for c in calls if looks_random(c.call_id, c.name)), None)
-        by_end[interaction.stop] = found and content_key(seed, b"call", _encode(found)).hex()
+        by_end[interaction.stop] = found and content_key(seed, b"call", found).hex()
     data = memo.of_each("canonical", messages, canonical_bytes)
     if None in by_end.values():  # named by all that came before but the system messages
         said = [b"" if k is MessageKind.SYSTEM else d for k, d in zip(kinds, data, strict=True)]

@@ -268,25 +268,9 @@ class Rebuilder:
         self, limit: float, job: _Job, work: Callable[[_Job, Exchange], None], exchange: Exchange
     ) -> bool:
         """Work on a request in a thread; False where it has not begun to change it within the limit."""
-
-        def run() -> None:
-            with self._lock:
-                self._running.add(job)
-            try:
-                work(job, exchange)
-            except (NotRebuiltError, MemoryFailedError, NotSentError):
-                raise
-            except MemoryBankError as e:
-                raise MemoryFailedError(code_of(e), f"{type(e).__name__}: {e}") from None
-            except Exception as e:  # the error's text may hold contents
-                place = traceback.extract_tb(e.__traceback__)[-1]
-                sentence = f"an unforeseen {type(e).__name__} at {place.name}:{place.lineno}"
-                raise MemoryFailedError("unforeseen", sentence) from None
-            finally:
-                with self._lock:
-                    self._running.discard(job)
-
-        task = self._start(to_thread.run_sync(run, limiter=self._threads))
+        with self._lock:
+            self._running.add(job)
+        task = self._start(to_thread.run_sync(work, job, exchange, limiter=self._threads), job)
         try:
             await asyncio.wait({task}, timeout=limit)
             if not task.done() and not job.moves("given up", ""):
@@ -295,16 +279,26 @@ class Rebuilder:
                 return False
             await task
             return True
+        except (NotRebuiltError, MemoryFailedError, NotSentError):
+            raise
+        except MemoryBankError as e:
+            raise MemoryFailedError(code_of(e), f"{type(e).__name__}: {e}") from None
+        except Exception as e:  # the error's text may hold contents
+            place = traceback.extract_tb(e.__traceback__)[-1]
+            sentence = f"an unforeseen {type(e).__name__} at {place.name}:{place.lineno}"
+            raise MemoryFailedError("unforeseen", sentence) from None
         finally:
             job.moves("given up", "", "taken")  # also where the client has gone
             if job.end == "given up" and job.session_id is not None:
                 exchange.session = public_name(exchange.namespace, job.session_id)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Begin work that goes on whoever waits for it."""
+    def _start(self, work: Coroutine[Any, Any, None], job: _Job | None = None) -> asyncio.Task[None]:
+        """Begin work, maybe that of a job, that goes on whoever waits for it."""
 
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
+            with self._lock:
+                self._running -= {job}
             if not task.cancelled():
                 task.exception()  # which nobody may have waited for
 
