@@ -67,7 +67,8 @@ class Session(Closing):
 
     ``last_plan`` is the plan of the last step, ``NO_PLAN`` before the first. ``prefix_cache`` is what the provider
     charges for a prefix that it has seen; a reset keeps it. ``ledger``: what was paid so far. ``record_tool``: the
-    name under which the step's agent has ``get_record``, "" where it has no such tool. ``lock`` guards all the rest.
+    name under which the step's agent has ``get_record``, "" where it has no such tool. ``observer_name``: the label
+    of the step's insights, "extractive" or "llm:MODEL"; "" where there are none. ``lock`` guards all the rest.
     """
 
     def __init__(self, session_id: str = DEFAULT, counter: TokenCounter | None = None) -> None:
@@ -80,17 +81,12 @@ class Session(Closing):
         self.ledger = Ledger()
         self.over_budget_logged = False
         self.rules_logged: set[str] = set()  # of the exit, that a context would have broken
-        self.record_tool = ""
+        self.record_tool = self.observer_name = ""
         self._caches: dict[str, Any] = {}
 
     @property
     def embedder_name(self) -> str:
         """The name of the embedding model; "" where there is none."""
-        return ""
-
-    @property
-    def observer_name(self) -> str:
-        """The label of the step's insights, "extractive" or "llm:MODEL"; "" where there are none."""
         return ""
 
     def prepare(self, settings: MemoryBankSettings | None, llm_client: object = None) -> None:
@@ -319,10 +315,6 @@ class MemoryBankState(Session):
     def embedder_name(self) -> str:
         return "" if self._insights.store is None else self._insights.store.embedder_name
 
-    @property
-    def observer_name(self) -> str:
-        return self._insights.observer.name
-
     def prepare(self, settings: MemoryBankSettings | None, llm_client: object = None) -> None:
         """Begin a step: take its settings, and load what is stored and not known yet.
 
@@ -352,6 +344,7 @@ class MemoryBankState(Session):
             self._task = self.database.get_task(self.session_id)
             self.generation = generation
         self._insights.begin(settings, llm_client, stored, anew=is_new)
+        self.observer_name = self._insights.observer.name
         self.scope = settings.scope
         self.new_records = []
 

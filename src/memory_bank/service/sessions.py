@@ -41,7 +41,7 @@ from memory_bank.errors import ConfigError, EmbeddingError, NotFoundError, Stora
 from memory_bank.models.embedding import load_embedder
 from memory_bank.plan import NO_PLAN, Context, Form, Plan
 from memory_bank.ports import LLMClient, Scope, TokenCounter
-from memory_bank.pricing import Charge, SentContext, Usage
+from memory_bank.pricing import Charge, SentContext
 from memory_bank.processor import MemoryProcessor, NotSentError, change_since
 from memory_bank.service.proxy.api import RequestHistory
 from memory_bank.service.proxy.body import Memo
@@ -74,7 +74,7 @@ class Rebuilt(StepFigures):
     the request before had too, ``beside_tokens``: of the client's tools. ``proxied``: the proxy sends the request,
     and reports how many tokens it sent in all.
     ``changes_again``: neither this context nor the one before begins as its predecessor. ``sent_context``: the
-    context for ``answered``, ``charge`` what the step costs as far as is known. ``fates``: see StepToStore.
+    context for the prefix cache, ``charge`` what the step costs as far as is known. ``fates``: see StepToStore.
     """
 
     context: list[object] = field(repr=False)
@@ -317,17 +317,6 @@ class Sessions:
         if self._on_rebuilt is not None:
             self._on_rebuilt(step)
         return step
-
-    def answered(self, step: Rebuilt, cached: int | None, *, by_marks: bool) -> None:
-        """Take the cached tokens that an answer to a context reports, without waiting; see ``PrefixCache``."""
-        if step.state is not None and step.sent_context is not None:
-            step.state.prefix_cache.answered(step.sent_context, cached, by_marks=by_marks)
-
-    def billed(self, step: Rebuilt, sent: Usage, full: Usage, ratio: float) -> None:
-        """Take the usage reported for a step, and that of its full history; ``ratio``: to memory's counts."""
-        if step.state is not None and step.charge is not None and sent.input:
-            ratios = step.state.prefix_cache.ratios
-            step.state.ledger.settle(step.charge, ratios.of(sent) / ratio, ratios.of(full) / ratio)
 
     def compared(self, step: Rebuilt, tokens: int, reported: int) -> tuple[int, float | None]:
         """How memory's counts compare with the provider's, as ``full_usage`` takes it: tokens, and the ratio.
