@@ -15,16 +15,20 @@ from pathlib import Path
 from typing import Any, cast
 from weakref import WeakMethod
 
+from sqlalchemy.engine import Connection
+
 from memory_bank.bank.database import ANY, Database, Extent, LastFold, as_database
 from memory_bank.bank.files import MemoryFiles
 from memory_bank.bank.group_commit import Operation
 from memory_bank.bank.lineage import session_of
 from memory_bank.bank.retrieval import log_ingested, records_of
+from memory_bank.bank.rows import to_rows
 from memory_bank.bank.stores import FactStore, InsightStore, WiderScope, clear_insights
 from memory_bank.bank.worker import InsightWriter
 from memory_bank.closing import Closing
 from memory_bank.config import MemoryBankSettings
 from memory_bank.errors import ConfigError, EmbeddingError, StorageError
+from memory_bank.faults import fault_point
 from memory_bank.models.observer import EXTRACTIVE, describe_call
 from memory_bank.plan import NO_PLAN, Context, Plan
 from memory_bank.ports import Embedder, Scope, TokenCounter
@@ -82,6 +86,7 @@ class Session(Closing):
         self.over_budget_logged = False
         self.rules_logged: set[str] = set()  # of the exit, that a context would have broken
         self.record_tool = self.observer_name = ""
+        self.is_prepared = False  # whether a step has begun that reads a bank
         self._caches: dict[str, Any] = {}
 
     @property
@@ -228,7 +233,6 @@ class MemoryBankState(Session):
         self.generation: int | None = None
         self.step_count = 0
         self._noting: threading.Thread | None = None  # writes a note
-        self._prepared = False  # whether a step has begun
         self._llm_client: object = None
         self._given_counter = counter
         self._encoding: str | None = None
@@ -323,7 +327,7 @@ class MemoryBankState(Session):
         """
         settings = self.settings if settings is None else settings
         self.settings, self._llm_client = settings, llm_client
-        self._prepared = True
+        self.is_prepared = True
         self._deferred = {}  # this step does that work itself or defers it again
         if self._charged:  # a step whose ``finish`` has not come
             self.save()
@@ -580,7 +584,7 @@ class MemoryBankState(Session):
         with self.lock:
             known = {r.trace_id for r in self.fact_store.get_many([r.trace_id for r in records])}
             new = [r for r in {r.trace_id: r for r in records}.values() if r.trace_id not in known]
-            if new and self._prepared:
+            if new and self.is_prepared:
                 self._insights.bind(self.settings.embedding_model)
             if new:
                 self._store_facts(new, max(self.step_count, *(r.step_id for r in new)), task, drafts=True)
@@ -596,7 +600,23 @@ class MemoryBankState(Session):
         if task and task != self._task:  # kept, so that insights can be made again later
             self.database.set_session(self.session_id, task=task)
             self._task = task
-        self._insights.store_facts(records, drafts=drafts, first=first)
+        made = self._insights.drafts(records) if drafts else []
+        rows = to_rows(records, self.session_id)
+        embedded = self._insights.embedded(made, records)
+        if embedded:
+
+            def both(c: Connection) -> None:
+                self.insight_store.insert(c, embedded)
+                self.fact_store.insert(c, rows)
+
+            if first is not None:  # which holds the session, and the other begins with the bank
+                self.database.submit(first, self.session_id)
+            self.database.submit(both, self.session_id)
+        else:
+            write = partial(self.fact_store.insert, rows=rows, first=first)
+            self.database.submit(write, self.session_id)
+        fault_point("facts.stored")
+        self._insights.stored(records, made, embedded)
         self.steps.update((r.trace_id, r.step_id) for r in records)
         self._by_call = None
         self.step_count = step
@@ -726,7 +746,7 @@ class MemoryBankState(Session):
             self.finish()
         if self.lock.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
             try:
-                if self.insight_store is not None and (self._prepared or self._insights.missing):
+                if self.insight_store is not None and (self.is_prepared or self._insights.missing):
                     self._insights.flush(self._task)
             finally:
                 self.lock.release()

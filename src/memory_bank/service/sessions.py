@@ -37,18 +37,19 @@ from memory_bank.context.evidence import evidence_model
 from memory_bank.context.gate import leave
 from memory_bank.context.policies import policy_of
 from memory_bank.context.policies.evidence import choose_standing
+from memory_bank.context.policies.plain import choose_all
 from memory_bank.errors import ConfigError, EmbeddingError, NotFoundError, StorageError
 from memory_bank.models.embedding import load_embedder
 from memory_bank.plan import NO_PLAN, Context, Form, Plan
 from memory_bank.ports import LLMClient, Scope, TokenCounter
 from memory_bank.pricing import Charge, SentContext
-from memory_bank.processor import MemoryProcessor, NotSentError, change_since
+from memory_bank.processor import MemoryProcessor, NotSentError, apply_policy, change_since
 from memory_bank.service.proxy.api import RequestHistory
 from memory_bank.service.proxy.body import Memo
 from memory_bank.service.security.access import public_name, stored_id, writable_id
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.harness import project_of
-from memory_bank.transcript.messages import check_messages, content_text, read, same_objects
+from memory_bank.transcript.messages import check_messages, check_shape, content_text, read, same_objects
 from memory_bank.transcript.tokens import ENCODING, is_loading, open_counter
 from memory_bank.transcript.turns import ADDED
 
@@ -223,6 +224,7 @@ class Sessions:
         session_id = stored_id(namespace, name)
         key = strategy or self.strategy
         self.config.strategy(key)
+        check_shape(messages)
         seen = self._hidden(messages, None if history is None else history.memo)
         client = llm_client if llm_client is not None else self.llm_client
         with self._holding(session_id, namespace) as kept:
@@ -236,38 +238,27 @@ class Sessions:
                 kept.control = is_control(self.database, session_id, share, stores=True)
             control = kept.control
             with kept.lock:  # the plan must be this step's
-                earlier = self._processor.state(key, session_id)
-                charged = None if earlier is None else earlier.ledger.last
-                count = partial(count_once, (earlier.counter if earlier else open_counter()).count_text)
-                form = None if history is None else history.form
-                if isinstance(earlier, MemoryBankState):
-                    earlier.lineage = lineage and partial(_go_on, lineage)
+                state, policy = self._processor.open(key, session_id, client, model)
+                policy = replace(policy, choose=choose_all) if control else policy
+                charged, form = state.ledger.last, None if history is None else history.form
+                counter = state.counter if state.is_prepared else open_counter()
+                state.ledger.added = count_once(counter.count_text, added)
+                state.ledger.beside = count_once(counter.count_text, beside) if beside else 0
+                if isinstance(state, MemoryBankState):
+                    state.lineage = lineage and partial(_go_on, lineage)
                 elif lineage is not None:
                     self.database.submit(partial(_go_on, lineage), session_id)
-                leaving, tokens, shown, _ = self._processor.rebuild(
-                    seen,
-                    key,
-                    None,
-                    client,
-                    form,
-                    session_id=session_id,
-                    model=model,
-                    tools=tools,
-                    added=count(added),
-                    beside=count(beside) if beside else 0,
-                    sends=sends,
-                    as_it_came=control,
-                )
+                leaving, tokens, shown, read = apply_policy(seen, state, policy, tools, form, sends=sends)
+                self._processor.check_loops(state, read)
                 shown = leaving if form is None else shown
-                state = self._processor.state(key, session_id)
-                plan = None if state is None or state.last_plan is NO_PLAN else state.last_plan
+                plan = None if state.last_plan is NO_PLAN else state.last_plan
                 if isinstance(state, MemoryBankState) and state.generation != kept.generation:
                     # first use, or another process reset the session
                     self.database.open_session(session_id, project, namespace)
                     kept.generation = state.generation
                 if not sends():  # also messages that went through, which were not asked for
-                    last = None if state is None else state.ledger.last
-                    if state is not None and last and last is not charged and last.full:  # given up since
+                    last = state.ledger.last
+                    if last is not charged and last.full:  # given up since
                         state.charge(Charge(-last.paid, -last.full), *state.ledger.before)
                     raise NotSentError
                 context = _with_own_text(shown, seen, messages)
@@ -282,8 +273,7 @@ class Sessions:
                     sent = state.prefix_cache.send(context, model, state.counter.count_message, retention)
                     charge = state.ledger.last
                     fates = None if plan is None else state.fates(plan)
-        counter = state.counter if state is not None else open_counter()
-        more = count_once(counter.count_text, beside) if beside else 0
+        more = count_once(state.counter.count_text, beside) if beside else 0
         known = more + plan.view.tokens_between(0, plan.view.tail_start) if plan and plan.view.tail else 0
         step = Rebuilt(
             session_id=session_id,
