@@ -173,12 +173,12 @@ class Service:
             own, ratio = self.sessions.compared(step, exchange.answered_tokens, sent.input)
             counts = own, full_tokens, step.known_tokens
             full = full_usage(sent, *counts, caches=caches, ratio=ratio)
-            if step.state is not None and step.charge is not None:
+            if step.charge is not None:
                 ratio, ratios = ratio or sent.input / max(1, own), step.state.prefix_cache.ratios
                 step.state.ledger.settle(step.charge, ratios.of(sent) / ratio, ratios.of(full) / ratio)
         is_whole = exchange.outcome == "complete" and exchange.status is not None and exchange.status < 300
         is_as_built = exchange.memory == ("unchanged" if step.unchanged else "rebuilt")
-        if is_whole and is_as_built and step.state is not None and step.sent_context is not None:
+        if is_whole and is_as_built and step.sent_context is not None:
             cached = exchange.usage.cached if exchange.usage.untold is None else None
             step.state.prefix_cache.answered(step.sent_context, cached, by_marks=by_marks)
         refused = exchange.reason in (REFUSED, THINKING_LEFT_OUT)

@@ -41,7 +41,7 @@ from memory_bank.context.policies.plain import choose_all
 from memory_bank.errors import ConfigError, EmbeddingError, NotFoundError, StorageError
 from memory_bank.models.embedding import load_embedder
 from memory_bank.plan import NO_PLAN, Context, Form, Plan
-from memory_bank.ports import LLMClient, Scope, TokenCounter
+from memory_bank.ports import LLMClient, Scope
 from memory_bank.pricing import Charge, SentContext
 from memory_bank.processor import MemoryProcessor, NotSentError, apply_policy, change_since
 from memory_bank.service.proxy.api import RequestHistory
@@ -87,15 +87,10 @@ class Rebuilt(StepFigures):
     proxied: bool = False
     changes_again: bool = False
     plan: Plan | None = field(default=None, repr=False)
-    state: Session | None = field(default=None, repr=False)
+    state: Session = field(repr=False)
     sent_context: SentContext | None = field(default=None, repr=False)
     charge: Charge | None = field(default=None, repr=False)
     fates: Mapping[str, Sequence[int]] | None = field(default=None, repr=False)
-
-    @property
-    def counter(self) -> TokenCounter:
-        """What counted its tokens."""
-        return self.state.counter if self.state is not None else open_counter()
 
     @property
     def broke(self) -> str | None:
@@ -314,7 +309,7 @@ class Sessions:
         ``tokens``: of all that was sent for a step, as memory counts it; ``reported``: as the provider does. Tools
         are counted in another ratio than messages: the tokens of memory's own are returned in that of messages.
         """
-        if step.state is None or step.sent_context is None:
+        if step.sent_context is None:
             return tokens, None
         own = tokens - step.tokens  # memory's tools, and hidden turns
         whole = 0 <= own <= _MOST_TOOLS

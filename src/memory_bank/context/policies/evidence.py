@@ -25,7 +25,7 @@ from memory_bank.context.evidence import (
     evidence_model,
     explained,
 )
-from memory_bank.context.first_sight import FirstSight, first_sight
+from memory_bank.context.first_sight import first_sight
 from memory_bank.context.fold_rule import fold_budget, price_fold
 from memory_bank.errors import StorageError
 from memory_bank.plan import Choice
@@ -86,7 +86,8 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
         session.run_later("why", partial(_explain, state, session))
     if is_cold := session.idle > settings.cache_retention:
         ledger.sent = ()
-    base = _base(sight, settings)
+    edits = dict(sight.edits)
+    base = Choice(role=settings.memory_role, edits=edits, unfolded=edits)  # all, as it was shown first
     unfolded = choice_tokens(view, replace(base, keep_all=True))
     price = None
     if settings.history_budget == settings.refresh_after == "auto":  # the prices decide
@@ -175,18 +176,13 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
 def choose_standing(view: View, session: MemoryBankState, *, settings: MemoryBankSettings) -> Choice:
     """The session's newest fold that fits, and what came since, however long that is; without one all messages."""
     state = _evidence(session, settings)
-    base = _base(first_sight(view, session, settings), settings)
+    edits = dict(first_sight(view, session, settings).edits)
+    base = Choice(role=settings.memory_role, edits=edits, unfolded=edits)
     fold = _stored_fold(state, view, session.last_fold)
     if fold is None:
         return replace(base, unchanged=SHORT)
     stands = _choice(fold, base, _foldable(view, fold.past), view, session, state)
     return replace(stands, may_cost_more=True)
-
-
-def _base(sight: FirstSight, settings: MemoryBankSettings) -> Choice:
-    """All messages, outputs as they were shown first."""
-    edits = dict(sight.edits)
-    return Choice(role=settings.memory_role, edits=edits, unfolded=edits)
 
 
 def _still_shown(base: Choice, view: View, since: int) -> dict[int, Edit]:
