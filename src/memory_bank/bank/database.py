@@ -191,6 +191,10 @@ class Database:
         """The names of all tables. Raises DatabaseOpenError if tables cannot be created."""
         raise NotImplementedError
 
+    def create_tables(self, c: Connection) -> None:
+        """Create all tables and indexes."""
+        metadata.create_all(c, checkfirst=False)
+
     def room(self) -> int | None:
         """The bytes that are free where the database is stored; None where that is not known."""
         return None
@@ -257,7 +261,7 @@ class Database:
                     "%s is brought from schema %s to schema %s; others wait", self.name, version, VERSION
                 )
             if version is None:
-                metadata.create_all(connection, checkfirst=False)
+                self.create_tables(connection)
                 connection.execute(sa.insert(schema_version), {"version_num": VERSION})
             elif version != VERSION:
                 created: set[object] = set()
