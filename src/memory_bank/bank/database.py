@@ -77,7 +77,7 @@ _FOLD, _FOLDED = (
     sa.select(sa.func.max(c)).where(of_session(folds)) for c in (folds.c.number, folds.c.created)
 )
 LEDGER = (_s.asked, _s.paid, _s.would_pay, _s.sent, _s.came, _s.in_vain, _s.cache)
-_COUNTS = (q.scalar_subquery() for q in (_RECORDS, _INSIGHTS, _WAITING, _FOLD, _FOLDED))
+_COUNTS = (q.scalar_subquery() for q in (_COUNT, _INSIGHTS, _WAITING, _FOLD, _FOLDED))
 _EXTENT = sa.select(sa.func.coalesce(_s.generation, 0), *_COUNTS, *LEDGER).select_from(
     sa.select(sa.literal(1)).subquery().outerjoin(sessions, of_session(sessions))
 )
