@@ -21,9 +21,10 @@ import numpy as np
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings
 from memory_bank.context.evidence import evidence_model
-from memory_bank.selection.cutting import WIDTH
+from memory_bank.selection.cutting import WIDTH, CutText
 from memory_bank.selection.effects import asks_for_part, files_read, rules_read
 from memory_bank.selection.index import EvidenceIndex
+from memory_bank.selection.outcomes import report_of
 from memory_bank.selection.values import LONGEST, fold, parse_record, words_of
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.dense import (
@@ -47,7 +48,7 @@ from memory_bank.transcript.messages import (
     kind_of,
     message_text,
 )
-from memory_bank.transcript.quoting import Mark, quote_lines
+from memory_bank.transcript.quoting import Mark, one_line, quote_lines, without_colours
 from memory_bank.transcript.transcript import View
 from memory_bank.transcript.turns import WHOLE, Edit
 
@@ -78,6 +79,10 @@ LEAST_WORTH = 0.0001
 """What a character of a text is worth that the evidence model does not score."""
 MOST_NAMED, MOST_PLACES = 20, 3
 """Ids of the user's message whose lines are shown, and the lines that hold one at most: else it tells nothing."""
+FAR, LONGEST_HEADER = 800, 300
+"""Characters of rows after which a mark repeats the header of their table, and of such a header."""
+GAP_TOKENS = 10
+"""Tokens of the mark at a gap."""
 REDACTED = "[redacted: "
 """What stands in the stored text for a secret, which the next call may need: such an output is shown as it came."""
 MOST_PARSED = 4
@@ -319,7 +324,7 @@ class _Part:
 
     def _of_text(self, text: str, path: str | None, before: str = "") -> str:
         """The beginning, the end, and between them in their order the pieces that the next calls may need."""
-        cut = self.parsed.cut
+        cut, text = self.parsed.cut, without_colours(text)
         chars = Counter[int]()
         for segment in cut.segments:
             chars[segment.source] += len(segment.text)
@@ -332,27 +337,26 @@ class _Part:
             begin, end = _line_end(text, BEGINNING), _line_start(text, end - END)
         is_numbered = path is not None and max(map(len, text.split("\n"))) <= LONGEST_NUMBERED
         where = 'lines="…" or pattern="…"' if is_numbered else 'pattern="…"'
+        told, what = self._told(text, begin, end) if is_one else ([], "")
         mark = self._mark(
-            "its beginning, its end and what is likeliest needed between them",
+            f"its beginning, its end{what} and what is likeliest needed between them",
             f'path="{path}", {where}' if path else where,
         )
-        room = self.room - self.count(mark + before)
-        index = self.index
-        named = self._named_lines(text, begin, end) if is_one else []
+        room, index = self.room - self.count(mark + before), self.index
+        texts = [text[:begin], text[end:], *(text[start:stop] for start, stop in told)]
         chosen = index.select(
-            anchor=[self.task, text[:begin], text[end:]],
+            anchor=[self.task, *texts],
             tail_interaction=self.parsed.interaction + 1,
-            budget=max(
-                1, room - self.count(text[:begin] + text[end:] + "".join(text[a:b] for a, b in named))
-            ),
+            budget=max(1, room - self.count("".join(texts))),
             prices=[0],
         )
+        tables = _tables(cut, source)
         while True:
             places = chosen.shown.get(0, ())
             if is_one:
                 inside = (cut.segments[place] for place in places)
-                spans = sorted([*named, *((s.start, s.end) for s in inside if s.source == source)])
-                shown = _with_gaps(text, [(0, begin), *spans, (end, len(text))], is_numbered)
+                spans = [*told, *((s.start, s.end) for s in inside if s.source == source)]
+                shown = _with_gaps(text, [(0, begin), *spans, (end, len(text))], is_numbered, tables)
             else:
                 quote, _ = index.quote(0, places, chosen)
                 shown = f"{quote_lines(text[:begin])}\n{quote}\n{quote_lines(text[end:])}"
@@ -361,34 +365,71 @@ class _Part:
                 return mark + before + shown
             chosen = index.without_last(chosen, over)
 
-    def _named_lines(self, text: str, begin: int, end: int) -> list[tuple[int, int]]:
-        """The lines between beginning and end that hold an id of the user's message, which are few."""
-        found, room = list[tuple[int, int]](), self.room // 2
+    def _told(self, text: str, begin: int, end: int) -> tuple[list[tuple[int, int]], str]:
+        """The lines between beginning and end that are shown whatever else is, and what they are.
+
+        They hold an id of the user's message, if few do, or say in a log or a run how it went.
+        """
+        named = list[tuple[int, int]]()
         for name in islice(dict.fromkeys(_ID.findall(self.task)), MOST_NAMED):
             holds = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)").finditer(text, begin, end)
             places = [m.span() for m in islice(holds, MOST_PLACES + 1)] if len(name) > 2 else []
-            lines = [(_line_start(text, start), _line_end(text, stop)) for start, stop in places]
-            room -= sum(self.count(text[start:stop]) for start, stop in lines)
-            if room > 0 and len(places) <= MOST_PLACES:
-                found += lines
-        return found
+            if len(places) <= MOST_PLACES:
+                named += [(_line_start(text, start), _line_end(text, stop)) for start, stop in places]
+        report, told, room = report_of(text), dict[tuple[int, int], None](), self.room // 2
+        for spans in (named, report.sums, report.failures, report.details):
+            for start, stop in spans:
+                cost = self.count(text[start:stop]) + GAP_TOKENS
+                fits = room - cost >= (self.room // 4 if spans is report.failures else 0)
+                if begin <= start < end and (start, stop) not in told and fits:
+                    told[start, stop] = None
+                    room -= cost
+        failed = len(report.failures)
+        left_out = sum(begin <= span[0] < end and span not in told for span in report.failures)
+        what = ", its summary" * bool(report.sums)
+        if failed:
+            what += f", {f'{failed - left_out} of ' * bool(left_out)}the {failed} lines that say what failed"
+        return [*told], what
 
 
-def _with_gaps(text: str, spans: Sequence[tuple[int, int]], is_numbered: bool) -> str:
-    """Spans of a text in their order, whole lines where these are near, with a mark at each gap."""
-    pieces, last = list[str](), 0
-    for start, stop in spans:
+def _tables(cut: CutText, source: int) -> list[tuple[int, int, int]]:
+    """Where the tables of a text have their last row's end, and their header."""
+    found = dict[int, tuple[int, int, int]]()
+    for s in cut.segments:
+        if s.block and s.source == source:
+            _, start, stop = found.get(s.block, (0, s.start, s.start + len(cut.heads[s.block])))
+            found[s.block] = s.end, start, stop
+    return sorted(found.values())
+
+
+def _with_gaps(
+    text: str, spans: Sequence[tuple[int, int]], is_numbered: bool, tables: Sequence[tuple[int, int, int]]
+) -> str:
+    """Spans of a text in their order, whole lines where these are near, with a mark at each gap.
+
+    In a table the marks repeat its header where it is not near above.
+    """
+    pieces, last, length, seen = list[str](), 0, 0, dict[int, int]()
+    for start, stop in sorted(spans):
         start, stop = max(last, _line_start(text, start)), _line_end(text, stop)
         if stop <= start:
             continue
+        seen |= {header: length for _, header, _ in tables if last <= start <= header < stop}
         if text[last:start].strip():
             first, until = (text.count("\n", 0, at) + 1 for at in (last + 1, start - 1))
-            lines = f"line {first}" if first == until else f"lines {first}-{until}"
-            pieces.append(f"\n{Mark.SHORTENED} {lines if is_numbered else f'{start - last:,} characters'}]\n")
+            left_out = f"line {first}" if first == until else f"lines {first}-{until}"
+            left_out = left_out if is_numbered else f"{start - last:,} characters"
+            for end, header, rows in tables:
+                if rows <= start < end and length - seen.get(header, -FAR) >= FAR:
+                    left_out += (
+                        f"; columns: {one_line(text[header:rows].partition(chr(10))[0])[:LONGEST_HEADER]}"
+                    )
+                    seen[header] = length
+            pieces.append(f"\n{Mark.SHORTENED} {left_out}]\n")
         else:
             pieces.append(text[last:start])
         pieces.append(quote_lines(text[start:stop].removesuffix("\n")))
-        last = stop
+        last, length = stop, length + stop - start
     return re.sub(r"\n{3,}", "\n\n", "".join(pieces))
 
 

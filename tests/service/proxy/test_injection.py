@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import openai
 import pytest
-from tests.examples import first_short
+from tests.examples import first_short, in_turn
 from tests.replies import cut, raw, run_agent
 from tests.service.processes import until
 from tests.service.proxied import RawUpstream, chunked, configured, head_of, post, proxied, scripted, whole
@@ -24,10 +24,10 @@ from memory_bank.bank.database import Database
 from memory_bank.config import ServiceSettings, load_config
 from memory_bank.errors import UpstreamError
 from memory_bank.service.proxy.api import MEMORY_TOOLS
-from memory_bank.service.proxy.apis import DIALECTS
 from memory_bank.service.proxy.body import MessageCache, parse_body
 from memory_bank.service.proxy.events import MOST_BYTES
 from memory_bank.service.proxy.exchange import REFUSED_TOO, ROUNDS, Exchange
+from memory_bank.service.proxy.flow import DIALECTS
 from memory_bank.service.proxy.identity import Identity
 from memory_bank.service.proxy.memory_calls import NOT_YET, answer_memory_calls
 from memory_bank.service.proxy.rebuild import Rebuilder
@@ -47,7 +47,7 @@ OUTPUTS = [get_order(n) for n in range(STEPS)]
 MESSAGES = body_of("chat", OUTPUTS)["messages"]
 ITEMS, ITEM_TOOLS = (body_of("responses", OUTPUTS, TOOLS)[key] for key in ("input", "tools"))
 FETCH = call("get_record", trace_id="#4", path="lines[41].sku")
-ways = pytest.mark.parametrize("way", ["chat", "responses"])
+ways = in_turn("way", ["chat", "responses"])
 streams = pytest.mark.parametrize("stream", [False, True])
 
 
