@@ -186,7 +186,9 @@ def comparison(
         pair = costs(s.sent, s.full, price, s.billed) if s.reported else None
         if pair is not None:
             old = sums.get(key := root(str(s.of)), SessionDollars(0.0, 0.0, 0))
-            sums[key] = SessionDollars(old.paid + pair[0], old.full + pair[1], old.calls + s.reported)
+            # without memory's tools, which a session that no client names has in either group
+            paid = pair[1] if drawn[key]["control"] else pair[0]
+            sums[key] = SessionDollars(old.paid + paid, old.full + pair[1], old.calls + s.reported)
     groups = (
         [v for k, v in sums.items() if bool(drawn[k]["control"]) is control] for control in (False, True)
     )
