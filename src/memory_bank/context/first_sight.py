@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,10 @@ import numpy as np
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings
 from memory_bank.context.evidence import evidence_model
-from memory_bank.selection.cutting import WIDTH
+from memory_bank.selection.cutting import MAX_TEXT, WIDTH
 from memory_bank.selection.effects import asks_for_part, files_read, rules_read
 from memory_bank.selection.index import EvidenceIndex
+from memory_bank.selection.outcomes import report_of
 from memory_bank.selection.values import LONGEST, fold, parse_record, words_of
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.dense import (
@@ -47,7 +48,7 @@ from memory_bank.transcript.messages import (
     kind_of,
     message_text,
 )
-from memory_bank.transcript.quoting import Mark, quote_lines
+from memory_bank.transcript.quoting import Mark, quote_lines, without_colours
 from memory_bank.transcript.transcript import View
 from memory_bank.transcript.turns import WHOLE, Edit
 
@@ -78,6 +79,8 @@ LEAST_WORTH = 0.0001
 """What a character of a text is worth that the evidence model does not score."""
 MOST_NAMED, MOST_PLACES = 20, 3
 """Ids of the user's message whose lines are shown, and the lines that hold one at most: else it tells nothing."""
+GAP_TOKENS = 10
+"""Tokens of the mark at a gap."""
 REDACTED = "[redacted: "
 """What stands in the stored text for a secret, which the next call may need: such an output is shown as it came."""
 MOST_PARSED = 4
@@ -319,7 +322,7 @@ class _Part:
 
     def _of_text(self, text: str, path: str | None, before: str = "") -> str:
         """The beginning, the end, and between them in their order the pieces that the next calls may need."""
-        cut = self.parsed.cut
+        cut, text = self.parsed.cut, without_colours(text)
         chars = Counter[int]()
         for segment in cut.segments:
             chars[segment.source] += len(segment.text)
@@ -332,15 +335,16 @@ class _Part:
             begin, end = _line_end(text, BEGINNING), _line_start(text, end - END)
         is_numbered = path is not None and max(map(len, text.split("\n"))) <= LONGEST_NUMBERED
         where = 'lines="…" or pattern="…"' if is_numbered else 'pattern="…"'
+        report, told = self._report(text, begin, end) if is_one else ([], "")
         mark = self._mark(
-            "its beginning, its end and what is likeliest needed between them",
+            f"its beginning, its end{told} and what is likeliest needed between them",
             f'path="{path}", {where}' if path else where,
         )
         room = self.room - self.count(mark + before)
         index = self.index
-        named = self._named_lines(text, begin, end) if is_one else []
+        named = report + self._named_lines(text, begin, end) if is_one else []
         chosen = index.select(
-            anchor=[self.task, text[:begin], text[end:]],
+            anchor=[self.task, text[:begin], text[end:], *(text[a:b] for a, b in report)],
             tail_interaction=self.parsed.interaction + 1,
             budget=max(
                 1, room - self.count(text[:begin] + text[end:] + "".join(text[a:b] for a, b in named))
@@ -360,6 +364,36 @@ class _Part:
             if over <= 0 or not chosen.gains:
                 return mark + before + shown
             chosen = index.without_last(chosen, over)
+
+    def _report(self, text: str, begin: int, end: int) -> tuple[list[tuple[int, int]], str]:
+        """The lines of a log or a run between beginning and end that tell, and what they are."""
+        skipped = max(0, len(text) - MAX_TEXT)
+        report = report_of(text[skipped:])
+        if report is None:
+            return [], ""
+        starts = [skipped, *(skipped + m.end() for m in re.finditer("\n", text[skipped:])), len(text) + 1]
+        room, told = self.room // 2, dict[int, int]()
+
+        def shows(line: int, least: int = 0) -> bool:
+            """Whether a line is shown, now that there is room for it beside the least that stays."""
+            nonlocal room
+            start = starts[line]
+            if line in told or not begin <= start < end:
+                return True
+            stop = min(starts[line + 1] - 1, start + LONG_LINE)
+            cost = self.count(text[start:stop]) + GAP_TOKENS * (line - 1 not in told)
+            if room - cost >= least:
+                room -= cost
+                told[line] = stop
+            return line in told
+
+        summary = ", its summary" * (sum(map(shows, report.sums)) > 0)
+        found, shown = len(report.failures), sum(shows(line, self.room // 4) for line in report.failures)
+        for line in chain.from_iterable(report.failures.values()):
+            shows(line)
+        count = "the" if shown == found else f"{shown} of the"
+        failures = f", {count} {found} lines that say what failed" if found else ""
+        return [(starts[line], stop) for line, stop in told.items()], summary + failures
 
     def _named_lines(self, text: str, begin: int, end: int) -> list[tuple[int, int]]:
         """The lines between beginning and end that hold an id of the user's message, which are few."""

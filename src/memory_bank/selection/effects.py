@@ -118,8 +118,7 @@ _CANCELLED = re.compile(
     r"|(?:[a-z]+ ){0,3}(?:cancell?ed|aborted|interrupted|rejected) by (?:the )?user)",
     re.I,
 )
-# What a run prints where it failed, on one of its first or last lines.
-_RUN_FAILED = re.compile(
+RUN_FAILED = re.compile(
     r"\b[1-9]\d* (?:tests? )?(?:failed|fails|failures?|failing|errors? in [\d.]+s|error\(s\))(?!\w)"
     r"|^failed \(|^fail\b|^--- fail|test result: failed|^build fail"
     r"|\b(?:failures?|failed|errors): +[1-9]"  # of tests
@@ -139,6 +138,7 @@ _RUN_FAILED = re.compile(
     r"|^(?:the )?(?:command|process|script) failed\b",
     re.I,
 )
+"""What a run prints on a line where it failed, one of its first or last ones."""
 _PROGRAM_FAILED = re.compile(r"(?:[^\s:]+/)?([\w.-]+)(?: :|:)(?: line \d+:)? [^\n]{1,300}")
 _WINDOWS_FAILED = re.compile(
     r"\A(?:The system cannot|Access is denied)|^File Not Found\s*\Z|^ +\+ CategoryInfo", re.M
@@ -203,7 +203,7 @@ def is_failure(output: str, tool: str = "", arguments: object = None) -> bool:
     if command and _only_shows(command):
         said = _PROGRAM_FAILED.match(text) if text.count("\n") < _FIRST_LINES else None
         is_programs = said is not None and (said[1] in command.split() or said[1].endswith(("sh", "fatal")))
-        if said and is_programs and _RUN_FAILED.search(said[0]):
+        if said and is_programs and RUN_FAILED.search(said[0]):
             return True
         return _WINDOWS_FAILED.search(text) is not None
     if _FAILURE_START.match(text) or (isinstance(value, dict) and _reports_failure(value)):
@@ -262,7 +262,7 @@ def _run_failed(output: str, content: Content, command: str) -> bool:
     ends = text if len(text) <= 2 * _FAR else f"{text[:_FAR]}\n{text[-_FAR:]}"
     lines = [line.strip() for line in ends.split("\n") if line.strip()]
     near = lines[:_FIRST_LINES] + lines[max(_FIRST_LINES, len(lines) - _LAST_LINES) :]
-    return any(_RUN_FAILED.search(line[:400]) for line in near) or any(
+    return any(RUN_FAILED.search(line[:400]) for line in near) or any(
         len(ends) - match.end() < 400 for match in _TRACEBACK.finditer(ends)
     )
 

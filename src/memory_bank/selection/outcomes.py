@@ -6,9 +6,16 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
-from memory_bank.selection.effects import FAILED_LINE, PROBLEM, STATUS_KEYS, is_cancelled, is_failure
+from memory_bank.selection.effects import (
+    FAILED_LINE,
+    PROBLEM,
+    RUN_FAILED,
+    STATUS_KEYS,
+    is_cancelled,
+    is_failure,
+)
 from memory_bank.selection.values import KIND, kind_of
 from memory_bank.transcript.framing import content_of
 from memory_bank.transcript.jsontext import Leaf, inner_json, leaves
@@ -40,6 +47,7 @@ _LABELLED = re.compile(
     re.M,
 )
 _DIGITS = re.compile(r"\d+")
+_NUMBER = re.compile(r"(?<!\" )[1-9]\d*")  # not a status of HTTP
 _LABELLED_CHARS = 8_000  # of a text that are searched for labels
 _ID_KEY = re.compile(r"(?:^|[_\W])(?:id|number|code|key|ref)$|id$", re.I)
 _IDS = {KIND["code"], KIND["hex"], KIND["email"]}
@@ -78,6 +86,30 @@ _SUMS = (
         re.I,
     ),
 )
+# Logs and runs: what stands before what a line says, a line with a time or a level, one that says what failed
+_BEFORE = re.compile(
+    r"(?:[\w.-]{1,40} +\| |#\d+ (?:[\d.]+ )?)?"
+    r"(?:[\[(]?(?:\d{4}[-/]\d\d[-/]\d\d[T ])?\d\d:\d\d:\d\d[\w.,:+-]*[\])]?(?: |\Z))?(?:##\[)?"
+)
+_ENTRY = re.compile(
+    r".{0,40}?(?:\d\d:\d\d:\d\d|\b(?:TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERROR|FATAL|CRITICAL|SEVERE)\b|\blevel=)"
+)
+_FAILED_ENTRY = re.compile(
+    r"(?:(?!INFO|DEBUG|TRACE|WARN)[^\n]){0,60}?\b(?:ERROR|FATAL|CRITICAL|SEVERE|PANIC|ALERT)(?=[\s\]|:>)])"
+    r"|.{0,80}?\blevel=\"?(?:error|fatal|panic|critical)\b|.{0,200}?\" 5\d\d |E {2,}\S|Traceback \(most|Caused by: "
+    r"|thread '.{0,200}?' panicked|[\w.]*(?:Error|Exception)\b(?::|\Z)|\S+:\d+: \w*(?:Error|Exception)\Z"
+)
+_HINT = re.compile(  # in a line of lower-case letters: it is worth reading whether it tells of a failure or a sum
+    "fail|error|exception|fatal|panic|cannot|could not|unable|denied|not found|no such|refused|reject|not recog"
+    '|unrecog|timed out|conflict|non-zero|exit|traceback|caused by|critical|severe|alert|e   |" 5|killed|aborted'
+    "|terminated|core dumped|bus error|segmentation|passed|passing|problem|issue|examples|tests|[×✗✕❌●]"
+)
+_MOST_HINTS = 1_000  # lines with a hint that are read, which differ in more than their digits
+_NEAR_END, _NEAR_BEGIN = 30, 4  # lines of a run, of which one says how it went
+_SAMPLE = 200  # lines by which a log is known
+_MOST_SUMS, _TOLD_CHARS = 8, 400
+_BLOCK_LINES, _SAME = 40, 3  # after a line that says what failed: deeper ones, others after a colon
+_FIRST, _LAST = 8, 5  # of them that are told, of a traceback the last
 _WORDLESS = re.compile(r"[\W_]*|(?:\[[^\]]{1,60}\] )?\$ .*")  # and the command of a runner
 _DIFF = re.compile(r"^(?:diff --git |Index: |--- \S|@@ -\d)", re.M)
 _DIFF_FILE = re.compile(r"^\+\+\+ (?:b/)?(\S+)", re.M)
@@ -203,6 +235,77 @@ def telling_line(text: str, ends: bool) -> str:
         if line := next((line for line in reversed(near) if len(line) <= 160 and pattern.search(line)), ""):
             return line
     return (lines[-1] if ends else lines[0]) if lines else ""
+
+
+class Report(NamedTuple):
+    """The lines of a log or a run that tell, numbered from 0: its sums, its failures each with what is told of it."""
+
+    sums: list[int]
+    failures: dict[int, list[int]]
+
+
+def report_of(text: str) -> Report | None:
+    """What tells in a log, in the output of tests or of a compiler, known by its form; None for other texts.
+
+    Of lines that differ in their digits alone the first failure and the last sum count. Takes linear time.
+    """
+    lines = text.split("\n")
+    first, last = dict[str, int](), dict[str, int]()  # by line without its time and digits
+    for n, line in enumerate(lines):
+        if _HINT.search(line[:_TOLD_CHARS].lower()):
+            first.setdefault(key := _key(line), n)
+            last[key] = n
+    hints = [*first]
+    del hints[_MOST_HINTS // 2 : -_MOST_HINTS // 2]
+    failed = {k for k in hints if FAILED_LINE.match(k) or RUN_FAILED.search(k) or _FAILED_ENTRY.match(k)}
+    sums = sorted(last[k] for k in hints if _SUMS[0].search(k) and len(lines[last[k]]) <= _TOLD_CHARS)
+    own = [line for line in lines if line[:1].strip()]
+    own = own[:: 1 + len(own) // _SAMPLE]
+    is_log = 2 * sum(_ENTRY.match(line) is not None for line in own) > len(own)
+    ends = {*range(_NEAR_BEGIN), *range(len(lines) - _NEAR_END, len(lines))}
+    if not (is_log or (failed and sums)) and ends.isdisjoint([*sums, *(last[key] for key in failed)]):
+        return None
+    at = [first[key] for key in hints if key in failed]
+    return Report(sums[-_MOST_SUMS:], {n: _block(lines, n, failed) for n in at})
+
+
+def _key(line: str) -> str:
+    """A line after its time, with 9 for the digits of each number that is not 0."""
+    return _NUMBER.sub("9", _body(line).strip())
+
+
+def _body(line: str) -> str:
+    """The beginning of a line after its time."""
+    return _BEFORE.sub("", line[:_TOLD_CHARS], count=1)
+
+
+def _block(lines: Sequence[str], at: int, failed: Collection[str]) -> list[int]:
+    """The lines that tell of a failure: its own, and the first deeper ones after it; of a traceback the last."""
+    head = _body(lines[at])
+    depth, is_trace = _depth(head), head.lstrip().startswith("Traceback")
+    block, same = [at], _BLOCK_LINES if is_trace else _SAME if head.rstrip().endswith(":") else 0
+    for n in range(at + 1, min(len(lines), at + _BLOCK_LINES)):
+        line = _body(lines[n])
+        if not line.strip():
+            if n + 1 == len(lines) or _depth(_body(lines[n + 1])) <= depth:
+                break
+            continue
+        is_deeper = _depth(line) > depth
+        if (not is_trace and _key(line) in failed) or (not is_deeper and (not same or _ENTRY.match(line))):
+            break
+        block.append(n)
+        same -= not is_deeper
+        if is_trace and not is_deeper:
+            break
+    while at and lines[at][:2] == "E " and lines[at - 1][:1] == ">":  # the line of a test's assertion
+        at -= 1
+        block.insert(0, at)
+    return [block[0], *block[1:][-_LAST:]] if is_trace else block[:_FIRST]
+
+
+def _depth(line: str) -> int:
+    """The characters of a line's indentation."""
+    return len(line) - len(line.lstrip()) if line.strip() else 0
 
 
 def _diff(text: str) -> str:

@@ -47,7 +47,7 @@ from memory_bank.transcript.messages import (
     parts_of,
     readable_output,
 )
-from memory_bank.transcript.quoting import Mark, fence, one_line, quote_lines, sendable
+from memory_bank.transcript.quoting import Mark, fence, one_line, quote_lines, sendable, without_colours
 from memory_bank.transcript.shortening import cut_at_edge, shorten
 
 MAX_CHARS = 20_000
@@ -447,7 +447,7 @@ def _some_lines(
     chosen: PathSelection, lines: Any, pattern: str | None, room: int, where: str
 ) -> tuple[str, str, str]:
     """The selected lines of ``where`` as text, a note if some are left out, and what they are."""
-    layout = lay_out(chosen.text, chosen.value)
+    layout = lay_out(without_colours(chosen.text), chosen.value)
     selected = select_lines(layout, lines, pattern)
     what = f"lines {lines} of {layout.count:,}" if lines is not None else f"{layout.count:,} lines"
     if selected.hits is not None:

@@ -124,6 +124,11 @@ def quote_lines(text: str) -> str:
     return "".join(pieces)
 
 
+def without_colours(text: str) -> str:
+    """The text without a terminal's codes for colours and the cursor; its lines stay as many."""
+    return _ANSI.sub("", text) if "\x1b" in text else text
+
+
 def one_line(text: str) -> str:
     """The text on one line: its white space collapsed, without control characters."""
     return " ".join(_CONTROLS.sub(" ", text).split())
