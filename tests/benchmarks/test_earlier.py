@@ -41,7 +41,7 @@ def test_a_failure_that_an_earlier_run_cured_is_told_apart_and_searched_for(tmp_
     text = "\n".join(f"def {n}_of_a_file(argument): return argument" for n in ("alpha", "beta", "gamma"))
     failed = "Traceback (most recent call last):\nModuleNotFoundError: No module named 'shop'"
     tests = ("pytest tests/test_shop.py", failed), ("PYTHONPATH=src pytest tests/test_shop.py", "1 passed")
-    other = ("make docs", "make: *** No rule to make target 'docs'"), ("make docs pages", "done")
+    other = ("make docs", "Exit code 2\nmake: *** No rule to make target 'docs'"), ("make docs pages", "done")
     runs = run("a", ("cat a.py", text), *tests), run("b", ("cat a.py", text), *tests, *other)
     file = tmp_path / "runs.jsonl"
     file.write_text("".join(json.dumps(r) + "\n" for r in runs))
