@@ -17,6 +17,10 @@ from hypothesis import HealthCheck, settings
 from tests.cli.conftest import NO_CERTIFICATES
 from tests.postgres import Server, why_not
 
+MEMORY = Path("/dev/shm")  # a sync, or the removal of a file, takes no time there
+if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 * 2**30:
+    os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
+
 settings.register_profile(
     "long", deadline=None, suppress_health_check=list(HealthCheck), print_blob=True, max_examples=100,
     derandomize="CI" in os.environ,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -19,3 +20,26 @@ def examples(number: int, **more: Any) -> settings:
 def first_short(cases: Iterable[Any], number: int = 1) -> list[Any]:
     """Cases for ``parametrize``: the first ``number`` in `make test`, the others in the long tests."""
     return [c if i < number else pytest.param(c, marks=pytest.mark.long) for i, c in enumerate(cases)]
+
+
+def in_turn(name: str, cases: Iterable[Any], number: int = 1) -> Callable[[Any], Any]:
+    """``parametrize`` for several tests: `make test` runs ``number`` cases of each, the next test has the next ones.
+
+    For what does not depend on the case alone, such as the pauses of memory for every API. The long tests run all.
+    """
+    given, starts = list(cases), itertools.count(0, number)
+
+    def mark(test: Any) -> Any:
+        start = next(starts)
+        short = {(start + n) % len(given) for n in range(number)}
+        shown = [
+            c if i in short else pytest.param(*_values(c), marks=pytest.mark.long, id=getattr(c, "id", None))
+            for i, c in enumerate(given)
+        ]
+        return pytest.mark.parametrize(name, shown)(test)
+
+    return mark
+
+
+def _values(case: Any) -> tuple[Any, ...]:
+    return case.values if hasattr(case, "marks") else (case,)

@@ -118,12 +118,15 @@ class Shown(Reasons):
 
     def __init__(
         self,
-        whole: Iterable[Interaction] = (),
-        part: Iterable[Interaction] = (),
-        listed: Iterable[Interaction] = (),
+        whole: Sequence[Interaction] = (),
+        part: Sequence[Interaction] = (),
+        listed: Sequence[Interaction] = (),
     ) -> None:
-        fates = ((Fate.LISTED, listed), (Fate.PART, part), (Fate.KEPT, whole))
-        self._fates = {interaction.start: fate for fate, group in fates for interaction in group}
+        self._groups = (Fate.LISTED, listed), (Fate.PART, part), (Fate.KEPT, whole)
+
+    @cached_property
+    def _fates(self) -> dict[int, Fate]:
+        return {interaction.start: fate for fate, group in self._groups for interaction in group}
 
     def decide(self, interaction: Interaction) -> tuple[Fate, float | None, str]:
         fate = self._fates.get(interaction.start, Fate.LEFT_OUT)

@@ -441,7 +441,7 @@ def common_length(before: Sequence[object], now: Sequence[object]) -> int:
     """Return the number of messages with which both lists begin; those that cannot be compared differ."""
     shorter, position = min(len(before), len(now)), 0
     with suppress(Exception):  # too deep, or foreign objects that refuse to be compared
-        if before[:shorter] == now[:shorter]:
+        if (before if len(before) == shorter else before[:shorter]) == now[:shorter]:
             return shorter
         while before[position] is now[position] or before[position] == now[position]:
             position += 1

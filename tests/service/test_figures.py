@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.examples import first_short
+from tests.examples import first_short, in_turn
 from tests.service.proxied import post, scripted
 from tests.service.proxy.test_injection import BANK, MESSAGES, STEPS
 from tests.service.requests import PATHS, body_of
@@ -36,7 +36,7 @@ PROSE = bodies(
 """Texts with as many bytes a token as the rest of a request, so that bytes measure what tokens do."""
 FETCH = call("get_record", trace_id="#4")
 PRICES = {"m": {"prompt": 2.0, "completion": 10.0, "cached": 0.5}}
-routes = pytest.mark.parametrize("route", list(BODIES))
+routes = in_turn("route", BODIES)
 
 
 def counted(data):

@@ -372,7 +372,8 @@ def test_every_route_has_a_case(world):
 def test_ids_of_others_are_told_from_nothing(world, route):
     for operator in (False, True):
         ask_as_strangers(world, route, operator)
-    assert world.everything(world.victim_key) == world.before  # the tests that change it come later
+    if any(ask.method not in ("GET", "HEAD") for ask in CASES[route]):  # the tests that change it come later
+        assert world.everything(world.victim_key) == world.before
 
 
 def ask_as_strangers(world, route, operator):

@@ -117,21 +117,6 @@ _KEPT = {
 }
 
 
-def each_table(rows: Sequence[CompactionRow]) -> tuple[list[str], list[list[str]]]:
-    """A table of compactions: titles, and rows with the tokens of the history, values needed, what each way kept."""
-    ways = [name for name in rows[0].kept if name != FULL]
-    columns = (title for way in ways for title in (f"{way} %", "tokens"))
-    titles = ["compaction", "history", "values", *columns]
-    cells = []
-    for row in rows:
-        full, figures = row.kept[FULL], []
-        for kept in (row.kept[way] for way in ways):
-            figures += [percent(kept.bound / kept.needed) if kept.needed else "–", f"{kept.tokens:,}"]
-        first = [f"{row.session[:8]} {row.number}", f"{full.tokens:,}", f"{full.needed:,}"]
-        cells.append([*first, *figures])
-    return titles, cells
-
-
 def audit_logs(
     files: TraceFiles,
     runs: Sequence[Trace],

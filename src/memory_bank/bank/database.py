@@ -36,9 +36,10 @@ from memory_bank.bank.schema import (
     metadata,
     of_namespace,
     of_session,
-    records,
     schema_version,
     sessions,
+    sum_of,
+    sums,
     waits,
 )
 from memory_bank.errors import ConfigError, DatabaseOpenError, DatabaseVersionError, StorageError
@@ -65,8 +66,10 @@ _s = sessions.c
 # searches over the project's sessions notice the new generation
 _JOINS = SET_SESSION.where(_s.project.is_(None)).values(generation=_s.generation + 1)
 GENERATION = sa.select(_s.generation).where(of_session(sessions))
-_COUNT = count_of(records).where(of_session(records))
-_INSIGHTS = count_of(insights).where(of_session(insights))
+_COUNT, _INSIGHTS = (
+    sa.select(sa.func.coalesce(sum_of(c), 0)).where(of_session(sums))
+    for c in (sums.c.records, sums.c.insights)
+)
 # few wait: they are found by their own index, not among all insights of the session
 _WAITING = count_of(insights).where(waits, sa.func.coalesce(insights.c.session_id, "") == SESSION)
 _FOLD, _FOLDED = (
@@ -191,6 +194,10 @@ class Database:
         """The names of all tables. Raises DatabaseOpenError if tables cannot be created."""
         raise NotImplementedError
 
+    def create_tables(self, c: Connection) -> None:
+        """Create all tables and indexes."""
+        metadata.create_all(c, checkfirst=False)
+
     def room(self) -> int | None:
         """The bytes that are free where the database is stored; None where that is not known."""
         return None
@@ -257,7 +264,7 @@ class Database:
                     "%s is brought from schema %s to schema %s; others wait", self.name, version, VERSION
                 )
             if version is None:
-                metadata.create_all(connection, checkfirst=False)
+                self.create_tables(connection)
                 connection.execute(sa.insert(schema_version), {"version_num": VERSION})
             elif version != VERSION:
                 created: set[object] = set()

@@ -25,6 +25,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 from sqlalchemy.schema import CreateIndex, CreateTable
+from sqlalchemy.util import LRUCache
 
 from memory_bank.bank.database import Database, first_line
 from memory_bank.bank.schema import metadata
@@ -39,6 +40,19 @@ _JOURNAL = 256 * 2**10  # bytes of a disk below which deletions are written with
 _INCREMENTAL, _PAGES = 2, 256  # the number of that auto_vacuum; pages that are cut off at a time
 BUSY_TIMEOUT_MS = 5_000
 CREATION_TIMEOUT_MS = 60_000
+
+
+class _Compiled(LRUCache[Any, Any]):
+    """The compiled statements of all databases of a process; their keys begin with each engine's own dialect."""
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return super().get(key[1:], default)
+
+    def __setitem__(self, key: Any, statement: Any) -> None:
+        super().__setitem__(key[1:], statement)
+
+
+_compiled = _Compiled(500)
 
 
 class Sqlite(Database):
@@ -79,6 +93,7 @@ class Sqlite(Database):
             self.read_only = mode != ""
             options["creator"] = functools.partial(self._open, f"{self._file.as_uri()}?{mode or 'mode=rw'}")
         engine = sa.create_engine(self.url, **options)
+        engine.update_execution_options(compiled_cache=_compiled)
 
         @event.listens_for(engine, "connect")
         def _configure(connection: sqlite3.Connection, _record: object) -> None:
@@ -273,6 +288,10 @@ class Sqlite(Database):
     def tables(self, c: Connection) -> set[str]:
         return set(c.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'table'").scalars())
 
+    def create_tables(self, c: Connection) -> None:
+        for statement in schema_script().split(";\n"):
+            c.exec_driver_sql(statement)
+
     def read_bytes(self, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
         """See Database. By blobopen: a SELECT would read the whole value; ``seq`` is the rowid."""
         with self.read() as c:
@@ -338,7 +357,7 @@ def _make_private(file: Path) -> None:
 
 @functools.cache
 def schema_script() -> str:
-    """The schema as one SQL script, for databases in memory."""
+    """The schema as one SQL script, made once for all databases of a process."""
     tables = metadata.sorted_tables
     indexes = (i for t in tables for i in sorted(t.indexes, key=lambda i: str(i.name)))
     parts: list[CreateTable | CreateIndex] = [*map(CreateTable, tables), *map(CreateIndex, indexes)]

@@ -138,7 +138,6 @@ def audit(
     strategy: str | None = typer.Option(None, help="Key in the configuration; default: its default."),
     config: Path | None = CONFIG,
     model: str = typer.Option("claude-sonnet-5-5", help="The model at whose list price the input is billed."),
-    each: bool = typer.Option(False, "--each", help="Of agents' logs: a table of all compactions."),
     as_json: bool = JSON,
 ) -> None:
     """Say what recorded runs would have cost with memory, by their length, and what it would have kept.
@@ -150,7 +149,7 @@ def audit(
     nothing leaves this machine, and no contents are printed.
     """
     from memory_bank import MemoryBankSettings, load_config
-    from memory_bank.audit.logs import audit_logs, each_table
+    from memory_bank.audit.logs import audit_logs
     from memory_bank.audit.runs import audit_runs, bills_of, measure_runs
     from memory_bank.audit.sessions import log_files
     from memory_bank.audit.traces import TraceFiles
@@ -165,8 +164,6 @@ def audit(
     if price is None:
         raise ConfigError(f"{one_line(model, 60)} has no list price: name another --model, such as gpt-4.1.")
     compacted = any(run.compactions for run in runs)
-    if each and not compacted:
-        raise ConfigError("--each is for logs with compactions: leave it out for these runs.")
     with progress("measured", "runs") as bar:
         rows = measure_runs(runs, settings, key, model, bar)
     bills = bills_of(runs, rows, price)
@@ -186,10 +183,6 @@ def audit(
         print_json(value | {"model": model, "bills": [b._asdict() for b in bills]})
     else:
         _print_bills(bills, key, model)
-        if each and logs.each:
-            titles, cells = each_table(logs.each)
-            table(titles, cells, range(1, len(titles)))
-            print("% of the values that the next calls took, kept next to what they belong to\n")
         if counter == "approximate":
             print(APPROXIMATE)
         for what, count in _unread(files, named=compacted):

@@ -21,7 +21,7 @@ import numpy as np
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings
 from memory_bank.context.evidence import evidence_model
-from memory_bank.selection.cutting import MAX_TEXT, WIDTH
+from memory_bank.selection.cutting import MAX_TEXT, WIDTH, CutText
 from memory_bank.selection.effects import asks_for_part, files_read, rules_read
 from memory_bank.selection.index import EvidenceIndex
 from memory_bank.selection.outcomes import report_of
@@ -48,7 +48,7 @@ from memory_bank.transcript.messages import (
     kind_of,
     message_text,
 )
-from memory_bank.transcript.quoting import Mark, quote_lines, without_colours
+from memory_bank.transcript.quoting import Mark, one_line, quote_lines, without_colours
 from memory_bank.transcript.transcript import View
 from memory_bank.transcript.turns import WHOLE, Edit
 
@@ -79,6 +79,8 @@ LEAST_WORTH = 0.0001
 """What a character of a text is worth that the evidence model does not score."""
 MOST_NAMED, MOST_PLACES = 20, 3
 """Ids of the user's message whose lines are shown, and the lines that hold one at most: else it tells nothing."""
+FAR, LONGEST_HEADER = 800, 300
+"""Characters of rows after which a mark repeats the header of their table, and of such a header."""
 GAP_TOKENS = 10
 """Tokens of the mark at a gap."""
 REDACTED = "[redacted: "
@@ -351,12 +353,13 @@ class _Part:
             ),
             prices=[0],
         )
+        tables = _tables(cut, source)
         while True:
             places = chosen.shown.get(0, ())
             if is_one:
                 inside = (cut.segments[place] for place in places)
-                spans = sorted([*named, *((s.start, s.end) for s in inside if s.source == source)])
-                shown = _with_gaps(text, [(0, begin), *spans, (end, len(text))], is_numbered)
+                spans = [*named, *((s.start, s.end) for s in inside if s.source == source)]
+                shown = _with_gaps(text, [(0, begin), *spans, (end, len(text))], is_numbered, tables)
             else:
                 quote, _ = index.quote(0, places, chosen)
                 shown = f"{quote_lines(text[:begin])}\n{quote}\n{quote_lines(text[end:])}"
@@ -408,21 +411,49 @@ class _Part:
         return found
 
 
-def _with_gaps(text: str, spans: Sequence[tuple[int, int]], is_numbered: bool) -> str:
-    """Spans of a text in their order, whole lines where these are near, with a mark at each gap."""
-    pieces, last = list[str](), 0
-    for start, stop in spans:
+def _tables(cut: CutText, source: int) -> list[tuple[int, int, int]]:
+    """Where the tables of a text have their last row's end, and their header."""
+    found = dict[int, tuple[int, int, int]]()
+    for s in cut.segments:
+        if s.block and s.source == source:
+            _, start, stop = found.get(s.block, (0, s.start, s.start + len(cut.heads[s.block])))
+            found[s.block] = s.end, start, stop
+    return sorted(found.values())
+
+
+def _with_gaps(
+    text: str, spans: Sequence[tuple[int, int]], is_numbered: bool, tables: Sequence[tuple[int, int, int]]
+) -> str:
+    """Spans of a text in their order, whole lines where these are near, with a mark at each gap.
+
+    The header of a table stands before its rows; the marks in it repeat the header where it is far above.
+    """
+
+    def header_of(start: int) -> tuple[int, int]:
+        table = bisect_right(tables, (start, len(text), 0))
+        is_row = table < len(tables) and tables[table][1] <= start
+        return tables[table][1:] if is_row else (start, start)
+
+    pieces, last, length, seen = list[str](), 0, 0, dict[tuple[int, int], int]()
+    for start, stop in sorted({*spans, *(header_of(start) for start, _ in spans)}):
+        header = header_of(start)
         start, stop = max(last, _line_start(text, start)), _line_end(text, stop)
         if stop <= start:
             continue
         if text[last:start].strip():
             first, until = (text.count("\n", 0, at) + 1 for at in (last + 1, start - 1))
-            lines = f"line {first}" if first == until else f"lines {first}-{until}"
-            pieces.append(f"\n{Mark.SHORTENED} {lines if is_numbered else f'{start - last:,} characters'}]\n")
+            left_out = f"line {first}" if first == until else f"lines {first}-{until}"
+            left_out = left_out if is_numbered else f"{start - last:,} characters"
+            if length - seen.get(header, length) > FAR and header[1] - header[0] <= LONGEST_HEADER:
+                left_out += f"; columns: {one_line(text[slice(*header)].partition(chr(10))[0])}"
+                seen[header] = length
+            pieces.append(f"\n{Mark.SHORTENED} {left_out}]\n")
         else:
             pieces.append(text[last:start])
         pieces.append(quote_lines(text[start:stop].removesuffix("\n")))
-        last = stop
+        last, length = stop, length + stop - start
+        if start <= header[0]:
+            seen[header] = length
     return re.sub(r"\n{3,}", "\n\n", "".join(pieces))
 
 

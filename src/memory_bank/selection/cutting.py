@@ -159,6 +159,8 @@ _DEFINITION = re.compile(
     r"([A-Za-z_$][\w$]{2,60})(?=\s*(?:[(<{:=\[;]|\Z|(?:struct|interface|extends|implements|for|where|map)\b))"
 )
 _RULE = re.compile(r"(?=[\s|+:=\-]*+\Z)[\s:]*+[|+\-=]")
+_BLANKS, _CELL = "  ", re.compile(r" (?! )")
+_ALIGNED = re.compile(r"\S+(?: \S+)*")  # what stands apart by two blanks or more
 _FROM_ONE = re.compile(r"\s*1[\t|→]")
 _LINE_NUMBER = re.compile(r"\s*\d{1,7}[\t|:→-]|[^\s:]{1,200}:\d{1,7}[:\-]")
 # What nobody copies by hand: lines of base64 or of a hex dump, a piece of the path of a drawing
@@ -435,7 +437,8 @@ class _Cutter:
             table = _find_table(text, lines, number)
             if table is not None:
                 self._close()
-                last = next(numbered)[1][1] if table[0] == "|" else end  # with the rule under the header
+                is_ruled = _RULE.match(text, *lines[number + 1])
+                last = next(numbered)[1][1] if is_ruled else end  # with the rule under the header
                 self.heads.append(text[at:last].rstrip())
                 self._block = len(self.heads) - 1
                 self._add(at, last, [("", at, end)], label)
@@ -524,11 +527,15 @@ def _is_header(items: list[Node], text: str) -> bool:
 
 # -- tables in text -----------------------------------------------------------
 def _find_table(text: str, lines: list[tuple[int, int]], number: int) -> tuple[str, list[str]] | None:
-    """The delimiter and column names of the table whose header a line is: ruled off below, or even cells follow."""
+    """The delimiter and column names of the table whose header a line is: ruled off below, or even cells follow.
+
+    The delimiter of columns that are aligned is two blanks.
+    """
     if number + 2 >= len(lines):
         return None
     header, rule, row = (text[a:b] for a, b in lines[number : number + 3])
-    found = "|" if "|" in header and len(rule) >= 3 and _RULE.match(rule) and "-" in rule else ""
+    is_ruled = len(rule) >= 3 and "-" in rule and _RULE.match(rule) is not None
+    found = "|" if "|" in header and is_ruled else ""
     if not found and number == 0:
         for mark in ("\t", ",", ";"):
             names = header.split(mark)
@@ -537,10 +544,20 @@ def _find_table(text: str, lines: list[tuple[int, int]], number: int) -> tuple[s
             if alike and are_names and len(set(names)) == len(names):
                 found = mark
                 break
+    if not found and (number == 0 or not text[slice(*lines[number - 1])].strip()):
+        columns, rows = [*_ALIGNED.finditer(header)], (row,) if is_ruled else (rule, row)
+        starts = [c.start() for c in columns if c[0][0].isalpha()]
+        are_even = all(_CELL.match(f" {line}", at) for at in starts for line in rows)
+        if are_even and len(starts) == len(columns) > (1 if is_ruled else 2):
+            return _BLANKS, [c[0][:LONGEST_KEY] for c in columns]
     return (found, [n.strip(' "')[:LONGEST_KEY] for n in header.split(found)]) if found else None
 
 
 def _row_cells(line: str, at: int, mark: str, names: list[str]) -> list[Cell]:
+    if mark == _BLANKS:  # an empty cell leaves no trace
+        parts = [*_ALIGNED.finditer(line)]
+        names = names if len(parts) == len(names) else [""] * len(parts)
+        return [(name, at + part.start(), at + part.end()) for name, part in zip(names, parts, strict=True)]
     cells = []
     for number, part in enumerate(line.split(mark)):
         if bare := part.strip().strip('"'):

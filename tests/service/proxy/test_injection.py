@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import openai
 import pytest
-from tests.examples import first_short
+from tests.examples import first_short, in_turn
 from tests.replies import cut, raw, run_agent
 from tests.service.processes import until
 from tests.service.proxied import RawUpstream, chunked, configured, head_of, post, proxied, scripted, whole
@@ -47,7 +47,7 @@ OUTPUTS = [get_order(n) for n in range(STEPS)]
 MESSAGES = body_of("chat", OUTPUTS)["messages"]
 ITEMS, ITEM_TOOLS = (body_of("responses", OUTPUTS, TOOLS)[key] for key in ("input", "tools"))
 FETCH = call("get_record", trace_id="#4", path="lines[41].sku")
-ways = pytest.mark.parametrize("way", ["chat", "responses"])
+ways = in_turn("way", ["chat", "responses"])
 streams = pytest.mark.parametrize("stream", [False, True])
 
 

@@ -12,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 from tests.bank.conftest import counted_commits
 from tests.blocks import MARK
+from tests.examples import in_turn
 from tests.service.processes import until
 from tests.service.proxied import before, head_of, post, scripted, whole
 from tests.service.proxy.test_faults import locked
@@ -28,7 +29,7 @@ from memory_bank.testing import say
 NAMED = b"x-memory-session: s"
 RECORDER = "memory-bank-steps"
 FOLDS = {"folds": {**BANK, "refresh_after": 4_000}}
-apis = pytest.mark.parametrize("api", list(PATHS))
+apis = in_turn("api", PATHS)
 
 
 def key_of(api):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from tests import blocks, chats, items
+from tests.examples import in_turn
 from tests.service.proxied import Came, Proxied, post, scripted
 from tests.service.proxy.conversing import World, random_id, turn
 from tests.service.proxy.test_identity import EDITS, LONG, START, known, race, steps
@@ -57,14 +58,7 @@ WAYS = {
     "header-messages": Way(MESSAGES, HEADER.headers, name="work"),
     "metadata": Way(CHAT, members={"metadata": {"session_id": "work"}}, name="work"),
 }
-SHORT = ("claude", "codex", "opencode", "header")
-every_way = pytest.mark.parametrize(
-    "way",
-    [
-        pytest.param(way, id=name, marks=() if name in SHORT else pytest.mark.long)
-        for name, way in WAYS.items()
-    ],
-)
+every_way = in_turn("way", [pytest.param(way, id=name) for name, way in WAYS.items()], 2)
 
 
 @dataclass

@@ -10,7 +10,7 @@ import re
 
 import pytest
 from tests.chats import FOLDING
-from tests.examples import first_short
+from tests.examples import first_short, in_turn
 from tests.service.proxied import post, scripted
 from tests.service.proxy.test_faults import locked
 from tests.service.requests import PATHS
@@ -23,6 +23,7 @@ from memory_bank.service.proxy.responses import ResponsesDialect
 from memory_bank.testing import fail, say
 from memory_bank.transcript.jsontext import compact
 
+ways = in_turn("way", PATHS)
 NAMED = re.compile("search_memory|get_record|list_records")
 DIALECTS = {"chat": ChatDialect(), "responses": ResponsesDialect(), "messages": MessagesDialect()}
 STRATEGIES = {
@@ -79,7 +80,7 @@ def requests_of(way):
 
 
 @pytest.mark.parametrize("inject", first_short(["auto", True, False]))
-@pytest.mark.parametrize("way", PATHS)
+@ways
 def test_every_tool_that_a_context_names_is_offered(tmp_path, way, inject):
     with scripted(lambda _: say("ok"), tmp_path, STRATEGIES, inject_tools=inject) as (server, p):
         for strategy in STRATEGIES:
@@ -122,7 +123,7 @@ def test_tools_in_an_item_of_a_request_are_offered(tmp_path):
 # from the first request on, or never
 
 
-@pytest.mark.parametrize("way", PATHS)
+@ways
 @pytest.mark.parametrize("inject", ["auto", True])
 def test_beside_a_short_first_request_tools_are_offered_only_where_the_setting_says_so(tmp_path, way, inject):
     """By default they are at most 4% of it: no step is 5% dearer than without memory."""
@@ -135,7 +136,7 @@ def test_beside_a_short_first_request_tools_are_offered_only_where_the_setting_s
     assert offered == [{"get_record"} if inject is True else set()] * 4
 
 
-@pytest.mark.parametrize("way", PATHS)
+@ways
 @pytest.mark.parametrize("kind", ["image", "blanks"])
 def test_what_is_long_in_characters_only_makes_no_room_for_the_tools(tmp_path, way, kind):
     """An image is some hundred tokens, and so are many blanks: beside them the tools would be over 4%."""
@@ -172,7 +173,7 @@ SUMMARY = {
 SETTINGS = {"folds": FOLDING | {"refresh_after": 1_000}}
 
 
-@pytest.mark.parametrize("way", PATHS)
+@ways
 @pytest.mark.parametrize("named", first_short([False, True]))
 def test_the_tools_of_a_session_never_change(tmp_path, way, named):
     """From the first request on: with a fold or without, whatever the choice, in a pause, after a restart, too late."""
@@ -221,7 +222,7 @@ def test_with_thinking_the_first_request_of_a_session_decides(tmp_path, begins, 
     assert bool(NAMED.findall(tools)) is not begins
 
 
-@pytest.mark.parametrize("way", PATHS)
+@ways
 def test_agents_with_other_tools_beside_each_other(tmp_path, way):
     other = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
     requests = {b"a": steps_of(way, 6), b"b": []}
@@ -237,7 +238,7 @@ def test_agents_with_other_tools_beside_each_other(tmp_path, way):
         assert bool(NAMED.findall(tools)) is offers
 
 
-@pytest.mark.parametrize("way", PATHS)
+@ways
 @pytest.mark.parametrize("status", [400, 500])
 def test_an_upstream_that_refuses_the_tools_costs_memory_nothing(tmp_path, way, status):
     def script(body):
@@ -252,7 +253,7 @@ def test_an_upstream_that_refuses_the_tools_costs_memory_nothing(tmp_path, way, 
         assert came[-1].header(b"x-memory-status") == b"rebuilt"
 
 
-@pytest.mark.parametrize("way", PATHS)
+@ways
 @pytest.mark.parametrize("status", first_short([400, 500], 1))
 def test_a_chat_before_an_upstream_without_tools_is_not_asked_twice_each_time(tmp_path, way, status):
     """A conversation that has not begun has no session to remember it by."""
@@ -264,7 +265,7 @@ def test_a_chat_before_an_upstream_without_tools_is_not_asked_twice_each_time(tm
         assert all(TOOLS_REFUSED in line for line in p.lines if "refused" in line)
 
 
-@pytest.mark.parametrize("way", PATHS)
+@ways
 def test_a_request_for_a_summary_whose_tools_are_refused_pauses_nothing(tmp_path, way):
     """Nor does a late one: memory did not rebuild it, so the tools were refused, and no context."""
 
@@ -296,7 +297,7 @@ def test_a_request_for_a_summary_whose_tools_are_refused_pauses_nothing(tmp_path
                 )
 
 
-@pytest.mark.parametrize("way", PATHS)
+@ways
 def test_a_client_with_a_tool_of_such_a_name_keeps_its_own(tmp_path, way):
     own = DIALECTS[way].offer_tools(body_of(way))[-1:]
     with scripted(lambda _: say("ok"), tmp_path, SETTINGS) as (server, p):
@@ -305,7 +306,7 @@ def test_a_client_with_a_tool_of_such_a_name_keeps_its_own(tmp_path, way):
     assert tools_of(server.requests) == {json.dumps(own)}
 
 
-@pytest.mark.parametrize("way", PATHS)
+@ways
 def test_the_guard_of_the_price_counts_the_tools(tmp_path, way):
     with scripted(lambda _: say("ok"), tmp_path, SETTINGS) as (server, p):
         for body in steps_of(way, 3):
@@ -316,7 +317,7 @@ def test_the_guard_of_the_price_counts_the_tools(tmp_path, way):
         assert step.state.ledger.added == added > 100
 
 
-@pytest.mark.parametrize("way", PATHS)
+@ways
 @pytest.mark.parametrize("stream", first_short([True, False]))
 @pytest.mark.parametrize("status", first_short([500, 404, 403, 422, 502]))
 def test_an_agent_survives_an_upstream_that_renders_no_context_of_memory(tmp_path, way, stream, status):
@@ -337,7 +338,7 @@ def test_an_agent_survives_an_upstream_that_renders_no_context_of_memory(tmp_pat
         assert len(without) == pauses  # sent strictly as they came
 
 
-@pytest.mark.parametrize("way", PATHS)
+@ways
 def test_an_upstream_that_is_down_for_everything_keeps_its_load(tmp_path, way):
     """Before a session has begun and after it; when it is back, memory and its tools are."""
     with scripted(lambda _: fail(500, "down") if down else say("ok"), tmp_path, SETTINGS) as (server, p):

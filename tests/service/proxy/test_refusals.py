@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 from tests.blocks import answer, thought, turn, use, user
-from tests.examples import first_short
+from tests.examples import first_short, in_turn
 from tests.service.proxied import RawUpstream, chunked, configured, post, proxied, scripted, whole
 from tests.service.proxy.test_messages import (
     ADAPTIVE,
@@ -37,7 +37,7 @@ from memory_bank.testing import Reply, fail, say
 from memory_bank.transcript import events
 
 ENABLED = {"type": "enabled", "budget_tokens": 1024}
-routes = pytest.mark.parametrize("route", list(BODIES))
+routes = in_turn("route", BODIES)
 streams = pytest.mark.parametrize("stream", [False, True])
 FINAL = [302, 400, 403, 404, 413, 422, 424, 500, 501, 502, 503]
 JSON, EVENTS = b"content-type: application/json", b"content-type: text/event-stream"
@@ -331,16 +331,17 @@ STREAMED = {
 
 def odd_cases():
     """Every odd answer, for every API; without the long tests each answer for one of them, in turns."""
+    cases = [(name, odd, stream) for name, odd in ODD.items() for stream in (False, True)]
+    cases += [
+        (name, lambda r, s, pieces=pieces: chunked(*pieces(r), headers=(EVENTS,)), True)
+        for name, pieces in STREAMED.items()
+    ]
+    broken = lambda r, s: [*chunked(STARTED[r], headers=(EVENTS,), end=False), None]  # noqa: E731
+    cases.append(("it breaks off after its beginning", broken, True))
     for i, route in enumerate(BODIES):
-        for j, (name, odd) in enumerate(ODD.items()):
-            for stream in (False, True):
-                marks = [] if (j + stream) % len(BODIES) == i else [pytest.mark.long]
-                yield pytest.param(route, stream, odd, id=f"{route}-{name}-{stream}", marks=marks)
-        for name, pieces in STREAMED.items():
-            streamed = lambda r, s, pieces=pieces: chunked(*pieces(r), headers=(EVENTS,))  # noqa: E731
-            yield pytest.param(route, True, streamed, id=f"{route}-{name}")
-        broken = lambda r, s: [*chunked(STARTED[r], headers=(EVENTS,), end=False), None]  # noqa: E731
-        yield pytest.param(route, True, broken, id=f"{route}-it breaks off after its beginning")
+        for j, (name, odd, stream) in enumerate(cases):
+            marks = [] if j % len(BODIES) == i else [pytest.mark.long]
+            yield pytest.param(route, stream, odd, id=f"{route}-{name}-{stream}", marks=marks)
 
 
 @pytest.mark.parametrize(("route", "stream", "odd"), [*odd_cases()])

@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import in_turn
 from tests.service.proxy.test_events import cut
 
 from memory_bank.models.usage import add_usage
@@ -71,7 +72,7 @@ def shown(replies):
     return [*replies, Reply("the end", usage=(100, 7))]
 
 
-ways = pytest.mark.parametrize("way", ["chat", "items"])
+ways = in_turn("way", ["chat", "items"])
 
 
 @ways
