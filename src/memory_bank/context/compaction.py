@@ -141,15 +141,15 @@ def _calls_that_stand(records: Sequence[InteractionRecord]) -> dict[str, tuple[s
     of such a file, and what a later call with the same arguments returned otherwise.
     """
     told: dict[str, tuple[str, str]] = {}
-    files: dict[
-        str, list[tuple[str, list[str]]]
-    ] = {}  # by name: the paths, each with what later calls take away
+    files: dict[str, list[tuple[str, list[str]]]] = {}  # by name, of each path what later calls take away
     later: dict[tuple[str, str], str] = {}  # by call the latest output
     for record in reversed(records):
         tool, output = record.tool_name, readable_output(record)[1]
         text = compact(record.raw_input) if record.input_text is None else record.input_text
-        new = later.setdefault((tool, text), output)
-        failed, given, gone, stands = is_failure(output, tool, text), parse_arguments(text), set[str](), True
+        failed, gone = is_failure(output, tool, text), set[str]()
+        if not failed:
+            later.setdefault((tool, text), output)
+        stands = later.get((tool, text), output) == output
         for change in () if failed else changes_of(tool, text):
             named = files.setdefault(change.path.rpartition("/")[2], [])
             since = next((s for path, s in named if is_same_path(path, change.path)), None)
@@ -164,10 +164,8 @@ def _calls_that_stand(records: Sequence[InteractionRecord]) -> dict[str, tuple[s
                 since[:] = [""]  # which is in any text
             else:
                 since += [hunk.old for hunk in change.hunks if hunk.old.strip()]
-        if new != output and not is_failure(new, tool, text):
-            stands = False
         if gone or not stands:
-            shown = compact(_without(given, gone)) if gone else text
+            shown = compact(_without(parse_arguments(text), gone)) if gone else text
             told[record.trace_id] = shown, output if stands else ""
     return told
 
