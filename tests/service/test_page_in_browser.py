@@ -1493,7 +1493,9 @@ def test_the_tile_of_a_holdout_says_what_was_measured_or_that_it_is_too_few(open
             step = a_step(name, created=time.time(), model="m")
             add_steps(database, [replace(step, figures=replace(step.figures, sent=usage, full=full))])
     database.close()
-    with proxied("http://127.0.0.1:9", tmp_path / "bank.db", prices={"m": {"prompt": 1.0, "completion": 1.0}}) as p:
+    with proxied(
+        "http://127.0.0.1:9", tmp_path / "bank.db", prices={"m": {"prompt": 1.0, "completion": 1.0}}
+    ) as p:
         page = opened("#/", ready=".tiles b", at=SimpleNamespace(address=p.base_url.removesuffix("/v1")))
         told = p.ask("/v1/stats").json()["holdout"]
         page.wait("document.querySelector('#overview, main').innerText.includes('Summaries')")
