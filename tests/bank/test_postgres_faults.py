@@ -339,6 +339,14 @@ def test_a_server_that_is_only_slow_is_waited_for(postgres, relay):
     database.close()
 
 
+def test_a_connection_that_ends_as_a_write_begins_is_said_in_a_sentence(postgres, database):
+    pid = database.value(sa.text("SELECT pg_backend_pid()"))
+    checkout = sa.event.listens_for(database._engine, "checkout", named=True)
+    checkout(lambda **_: postgres.sql(f"SELECT pg_terminate_backend({pid})") or time.sleep(0.3))
+    with pytest.raises(StorageError, match="nothing was changed"), database.write():
+        pass
+
+
 def test_a_server_that_answers_others_but_lets_a_new_connection_wait_is_not_silent(postgres, relay):
     """As on a machine with much to do, where the server's new process takes seconds to begin."""
     database = Database(relay.url(postgres.emptied()))
