@@ -123,7 +123,7 @@ def as_database(given: Database | str | Path | None) -> Database:
 class Database:
     """The database of a bank: SQLite in a file (WAL, ``synchronous=FULL``) or in memory, or PostgreSQL.
 
-    Thread-safe: writes wait up to 5 s for one another; with SQLite, those of one process take turns.
+    Thread-safe: writes wait up to 5 s for one another (PostgreSQL: 15); with SQLite, those of one process take turns.
     Raises DatabaseOpenError if it cannot be opened or is not a bank, DatabaseVersionError if a newer
     memory_bank wrote it, and StorageError if an operation fails later.
 
