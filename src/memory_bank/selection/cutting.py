@@ -650,7 +650,10 @@ def _find_table(text: str, lines: list[tuple[int, int]], number: int) -> tuple[s
                 break
     if not found and (number == 0 or not text[slice(*lines[number - 1])].strip()):
         columns, rows = [*_ALIGNED.finditer(header)], (row,) if is_ruled else (rule, row)
-        starts = [c.start() for c in columns if c[0][0].isalpha()]
+        is_name = is_ruled or not any(
+            map(str.isdigit, columns[0][0] if columns else "")
+        )  # not the first of some ids
+        starts = [c.start() for c in columns if is_name and c[0][0].isalpha() and len(c[0]) <= 40]
         are_even = all(_CELL.match(f" {line}", at) for at in starts for line in rows)
         if are_even and len(starts) == len(columns) > (1 if is_ruled else 2):
             return _BLANKS, [c[0][:LONGEST_KEY] for c in columns]
