@@ -118,16 +118,23 @@ class Shown(Reasons):
 
     def __init__(
         self,
-        whole: Iterable[Interaction] = (),
-        part: Iterable[Interaction] = (),
-        listed: Iterable[Interaction] = (),
+        whole: Sequence[Interaction] = (),
+        part: Sequence[Interaction] = (),
+        listed: Sequence[Interaction] = (),
     ) -> None:
-        fates = ((Fate.LISTED, listed), (Fate.PART, part), (Fate.KEPT, whole))
-        self._fates = {interaction.start: fate for fate, group in fates for interaction in group}
+        self._groups = (Fate.LISTED, listed), (Fate.PART, part), (Fate.KEPT, whole)
+
+    @cached_property
+    def _fates(self) -> dict[int, Fate]:
+        return {interaction.start: fate for fate, group in self._groups for interaction in group}
 
     def decide(self, interaction: Interaction) -> tuple[Fate, float | None, str]:
         fate = self._fates.get(interaction.start, Fate.LEFT_OUT)
         return fate, None, _REASONS[fate]
+
+
+SCORELESS = Shown()
+"""The reasons of a choice that names none."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -157,7 +164,7 @@ class Choice(Brief):
     may_cost_more: bool = False
     since: int | None = None
     fold: int | None = None
-    reasons: Reasons = field(default_factory=Shown)
+    reasons: Reasons = SCORELESS
     query: str = ""
     budget: int | None = None
     model_calls: int = 0

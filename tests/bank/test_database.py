@@ -520,3 +520,21 @@ def test_syncing_is_full_unless_the_url_says_otherwise(tmp_path):
     for wrong in ("synchronous=off", "cache=shared", "synchronous=normal&mode=ro"):
         with pytest.raises(DatabaseOpenError, match="takes one option"):
             Database(f"sqlite:///{tmp_path}/c.db?{wrong}")
+
+
+def test_what_a_session_holds_is_read_without_its_rows():
+    """However many there are: a step asks for it."""
+    read: list[str] = []
+
+    def listener(*given):
+        read.append(given[2])
+
+    database = Database("")
+    FactStore(database, "task").store_many([a_record(n) for n in range(3)])
+    sa.event.listen(sa.Engine, "before_cursor_execute", listener)
+    try:
+        assert database.extent("task").records == 3
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", listener)
+    assert read
+    assert not any("FROM records" in statement for statement in read)

@@ -384,3 +384,101 @@ def test_base64_hex_dumps_and_drawings_are_left_out_and_marked(noise):
 def test_a_key_digests_and_rows_of_numbers_are_no_noise(line):
     cut = cut_text(f"first line\n{line.strip()}\nlast line")
     assert line.strip() in cut.quote(range(len(cut.segments)))
+
+
+PYTHON = (
+    "class Store:\n    limit = 10\n    items: dict[str, str]\n    kinds = ('new', 'used', 'broken')\n\n    @property\n    def size(self) -> int:\n"
+    '        """How many items are in it."""\n\n        return len(self.items)\n'
+)
+TYPESCRIPT = (
+    "export class Store {\n  private items = new Map<string, Item>();\n  private readonly limit = 10;\n\n"
+    "  // How many items are in it\n  async count(kind: string): Promise<number> {\n    if (!this.items) {\n"
+    "      return 0;\n    }\n\n    return this.items.size;\n  }\n"
+)
+ARROW = (
+    "import { items } from './items';\nconst unrelated = items.filter((item) => item.kind === 'none');\n\n"
+    "export const count = async (kind: string) => {\n  const found = items.filter((i) => i.kind === kind);\n\n"
+    "  return found.length;\n};\n"
+)
+GO = (
+    'package store\n\nvar errNothing = errors.New("there is nothing in the store that has this kind")\n\n'
+    "// Count returns how many items are in it.\nfunc (s *Store) Count(kind string) (int, error) {\n"
+    "\tif s.items == nil {\n\t\treturn 0, errNothing\n\t}\n\n\treturn len(s.items[kind]), nil\n}\n"
+)
+RUST = (
+    "impl Store {\n    const LIMIT: usize = 10; // more than this many are refused by the caller of it\n\n"
+    "    #[inline]\n    pub(crate) fn count(&self, kind: &str) -> usize {\n        let found = self.items.get(kind);\n\n"
+    "        found.map_or(0, Vec::len)\n    }\n"
+)
+JAVA = (
+    "public class Store {\n    private final Map<String, List<Item>> items = new HashMap<>(16);\n\n    @Override\n"
+    "    public int count(String kind) throws StoreException {\n        List<Item> found = items.get(kind);\n\n"
+    "        return found == null ? 0 : found.size();\n    }\n"
+)
+C = (
+    '#include "store.h"\n\nstatic const char *const KINDS[] = {"new", "used", "broken", "unknown", "other"};\n\n'
+    "/* How many items are in it. */\nint count(const struct store *s, const char *kind)\n{\n\tint found = 0;\n\n"
+    "\tfor (size_t n = 0; n < s->size; n++)\n\t\tfound += !strcmp(s->items[n].kind, kind);\n\treturn found;\n}\n"
+)
+CODE = {
+    "python": (
+        PYTHON,
+        "    @property\n",
+        "return len(self.items)",
+        "Store.{}",
+        "    def {}(self):\n        {}\n",
+    ),
+    "typescript": (TYPESCRIPT, "  // How many", "\n  }", "Store.{}", "  {}() {{\n    {}\n  }}\n"),
+    "arrow": (ARROW, "export const count", "};", "{}", "function {}() {{\n    {}\n}}\n"),
+    "go": (GO, "// Count", "\n}", "{}", "func {}() {{\n\t{}\n}}\n"),
+    "rust": (RUST, "    #[inline]", "\n    }", "Store.{}", "    fn {}() {{\n        {}\n    }}\n"),
+    "java": (JAVA, "    @Override", "\n    }", "Store.{}", "    void {}(int a) {{\n        {}\n    }}\n"),
+    "c": (C, "/* How", "\n}", "{}", "static void {}(void)\n{{\n\t{}\n}}\n"),
+}
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+@pytest.mark.parametrize("language", CODE)
+def test_a_short_definition_is_a_piece_and_a_line_of_a_long_one_names_it(language, numbered):
+    code, begin, end, name, long = CODE[language]
+    filler = "\n        ".join(
+        f"call_number({n}, another_argument_{n}, a_third_argument_{n});" for n in range(30)
+    )
+    text = f"{code}\n{long.format('reckon', filler)}"
+    start, stop = text.index(begin), text.index(end, text.index(begin)) + len(end)
+    lines = text.split("\n")
+    if numbered:
+        lines = [f"{n:6d}\t{line}" for n, line in enumerate(lines, 1)]
+    first, last = text.count("\n", 0, start), text.count("\n", 0, stop)
+    cut = cut_text("\n".join(lines))
+    whole = "\n".join(lines[first : last + 1]).rstrip()
+    assert [s.text for s in cut.segments if s.text.strip("\n") == whole.strip("\n")]
+    place = next(n for n, s in enumerate(cut.segments) if "call_number(17," in s.text)
+    assert cut.quote([place]).split("\n")[0].endswith(f"in {name.format('reckon')}:")
+    whole_lines = {line.strip() for line in lines}
+    assert all(line.strip() in whole_lines for s in cut.segments for line in s.text.split("\n"))
+
+
+def test_lines_of_a_search_are_in_no_function_of_a_line_before_that_is_left_out():
+    lines = [
+        "12:def first(value):",
+        "13:    return value",
+        *(f"{n}:    total = {n}" for n in range(200, 260, 3)),
+    ]
+    assert {s.owner for s in cut_text("\n".join(lines)).segments if "total" in s.text} == {""}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "!function(e,t){" + "for(var n=0;n<e.length;n++){t(e[n],n);r.push(e);}" * 30 + "}(a,b);",
+        '<path fill="none" d="M12.5 20.25L30 40.75C31 42 33.25 44 35 45.5Z M1 2L3 4"/>',
+    ],
+)
+def test_minified_code_and_drawings_are_in_no_piece(line):
+    cut = cut_text(f"order A-1 is paid\n{line}\norder A-2 is open")
+    shown = ["order A-1 is paid", GAP, "order A-2 is open", GAP]
+    assert cut.quote(range(len(cut.segments))).split("\n") == shown
+    assert cut.skipped == len(line)
+    ids = ",".join(f"ORD-{n}" for n in range(300))  # a long line of values stays
+    assert "ORD-299" in cut_text(f"the orders\n{ids}").segments[-1].text

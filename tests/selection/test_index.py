@@ -20,6 +20,7 @@ from memory_bank import MemoryBankState, apply_memory_bank_strategy, load_config
 from memory_bank.selection.cutting import cut_text
 from memory_bank.selection.index import TREES_ON, EvidenceIndex
 from memory_bank.selection.model import CurrentStep, describe
+from memory_bank.selection.values import find_candidates, forms_in
 
 CALL = st.tuples(
     st.sampled_from(["get_orders", "find user", "x" * 200]) | CHARACTERS, ANY_TEXT, ANY_TEXT, TEXTS
@@ -189,3 +190,14 @@ def test_a_field_that_calls_took_before_is_kept_of_a_new_output():
     assert new["parcel"] not in shown["billing"]
     assert new["parcel"] in shown["parcel"]
     assert new["parcel"] not in shown[None]
+
+
+def test_drawings_and_long_unions_have_no_values():
+    allowed = " | ".join(f'"kind_{n}"' for n in range(6))
+    text = f'type Kind = {allowed};\n<svg id="logo_7" class="shown_always and_big" d="M120.5 20.25L301 407.75C3"/>'
+    schema = {"name": "find_items", "properties": {"kind": {"enum": [f"sort_{n}" for n in range(6)]}}}
+    forms = {c.form for s in cut_text(text).segments for c in find_candidates(s)}
+    assert "logo_7" in forms and not any("kind_" in form or "407" in form for form in forms)
+    forms = {c.form for s in cut_text(json.dumps(schema)).segments for c in find_candidates(s)}
+    assert "find_items" in forms and not any("sort_" in form for form in forms)
+    assert "kind_1" in forms_in('type Kind = "kind_1" | "kind_2"')  # two of them may be what is asked for

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -116,12 +116,17 @@ class FactStore:
         """Store records in one transaction: all or none. Raises as ``store``."""
         rows = to_rows(batch, self.session_id)
         if rows:
-            self.database.submit(lambda c: self.insert(c, rows), self.session_id)
+            self.database.submit(partial(self.insert, rows=rows), self.session_id)
             fault_point("facts.stored")
 
-    def insert(self, c: Connection, rows: dict[str, Any]) -> None:
-        """Within a write, insert the rows of ``to_rows`` that do not exist. Raises RecordConflictError."""
+    def insert(self, c: Connection, rows: dict[str, Any], first: Operation[None] | None = None) -> None:
+        """Within a write, insert the rows of ``to_rows`` that do not exist, after what is to be done ``first``.
+
+        Raises RecordConflictError.
+        """
         self.database.lock_session(c, self.session_id)
+        if first is not None:
+            first(c)
         new = self.database.insert_new(c, records, list(rows.values()))
         count_rows(c, self.session_id, records=new)
         if new != len(rows):  # some exist already

@@ -63,18 +63,17 @@ _OWNER = sa.func.coalesce(
     sa.select(sessions.c.namespace).where(sessions.c.session_id == _i.session_id).scalar_subquery(), ""
 )
 _NAMESPACE_OF = sa.select(sessions.c.namespace).where(of_session(sessions))
-_ADD = sa.insert(words).from_select(
-    ["seq", "namespace", "session_id", "terms"],
-    sa.select(_i.seq, _OWNER, _i.session_id, sa.bindparam("terms", type_=sa.LargeBinary)).where(
-        _i.trace_id == sa.bindparam("trace"), _i.session_id == SESSION
-    ),
-)
-_ADD_AGAIN = sa.insert(words).from_select(
-    ["seq", "namespace", "session_id", "terms"],
-    sa.select(_i.seq, _NAMESPACE, _i.session_id, sa.bindparam("terms", type_=sa.LargeBinary)).where(
-        _i.seq == sa.bindparam("row")
-    ),
-)
+
+
+def _added(namespace: sa.ColumnElement[str], *which: sa.ColumnElement[bool]) -> sa.Insert:
+    given = _i.seq, namespace, _i.session_id, sa.bindparam("terms", type_=sa.LargeBinary)
+    return sa.insert(words).from_select(
+        ["seq", "namespace", "session_id", "terms"], sa.select(*given).where(*which)
+    )
+
+
+_ADD = _added(_OWNER, _i.trace_id == sa.bindparam("trace"), _i.session_id == SESSION)
+_ADD_AGAIN = _added(_NAMESPACE, _i.seq == sa.bindparam("row"))
 _LOOSE = (
     sa.select(_w.seq, _w.session_id, _w.terms, sa.func.coalesce(records.c.seq, _w.seq).label("place"))
     .join_from(words, insights, _i.seq == _w.seq)

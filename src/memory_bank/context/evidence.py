@@ -607,7 +607,7 @@ class Explained(Shown):
         folded: Sequence[Interaction],
     ) -> None:
         super().__init__(whole, turns, folded)
-        self._ask, self._steps, self._kept = why, steps, frozenset(e.start for e in whole)
+        self._ask, self._steps = why, steps
 
     @cached_property
     def _why(self) -> FoldReasons | None:
@@ -624,7 +624,7 @@ class Explained(Shown):
         return [] if self._why is None else self._why.near_misses
 
     def decide(self, interaction: Interaction) -> tuple[Fate, float | None, str]:
-        if interaction.start in self._kept:
+        if self._fates.get(interaction.start) is Fate.KEPT:
             return Fate.KEPT, None, "one of the latest interactions, kept whole"
         why = self._why
         if why is None:

@@ -16,6 +16,7 @@ from memory_bank.pricing import common_length
 from memory_bank.transcript.anthropic import MOST_CACHE_MARKS, Thinking, answered_turn, cache_marks
 from memory_bank.transcript.chat import CHAT
 from memory_bank.transcript.messages import MessageKind, content_text, is_text_part, read, same_objects
+from memory_bank.transcript.transcript import copy_of
 from memory_bank.transcript.turns import Part, PartWire, Wire
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
@@ -59,7 +60,12 @@ def leave(
     if rule:
         return _kept_back(context, messages, session, rule), came
     passed[:] = [*sent], [*came]
-    if form is not None and not same_objects(sent, came):
+    if form is None:  # what leaves may be changed by the caller; the edits are used again
+        edits = context.plan.edits
+        for n, (position, change) in enumerate(context.entries):
+            if change and position in edits:
+                context[n] = copy_of(context[n])
+    elif not same_objects(sent, came):
         session.recount(context, form.read(sent))
     return context, sent
 

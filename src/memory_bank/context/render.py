@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from types import MappingProxyType
 from typing import Any
 
 from memory_bank.plan import Choice, Context, Plan
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.messages import MessageKind, kind_of, read
 from memory_bank.transcript.quoting import fence
-from memory_bank.transcript.transcript import View, copy_of
+from memory_bank.transcript.transcript import View
 from memory_bank.transcript.turns import ADDED, Change, Edit, Entry
 
 
@@ -32,7 +31,7 @@ def render(plan: Plan) -> Context:
     if memory is not None and plan.host is None:
         entries.append((None, dict(memory)))
     entries += [(p, changes.get(p, {})) for p in rest]
-    return Context(written(entries, view.messages, edits), plan, entries)
+    return Context(_written(entries, view.messages, edits), plan, entries)
 
 
 def _positions(view: View, choice: Choice, unchanged: bool) -> tuple[Sequence[int], list[int]]:
@@ -68,19 +67,15 @@ def host_of(view: View, choice: Choice) -> int | None:
     return None
 
 
-def written(
-    entries: Iterable[Entry], messages: Sequence[Any], edits: Mapping[int, Edit] = MappingProxyType({})
-) -> list[Any]:
-    """The chat messages of a context; a copy of those that ``edits`` give, which later steps use again."""
-    out: list[Any] = []
+def _written(entries: Iterable[Entry], messages: Sequence[Any], edits: Mapping[int, Edit]) -> Iterator[Any]:
+    """The chat messages of a context; those that ``edits`` give are used again at later steps."""
     for position, change in entries:
         if position is None:
-            out.append(change)
+            yield change
         elif change and position in edits:
-            out.append(copy_of(edits[position].message))
+            yield edits[position].message
         else:
-            out.append(edited_message(messages[position], change))
-    return out
+            yield edited_message(messages[position], change) if change else messages[position]
 
 
 def memory_message(text: str, session_id: str, role: str = "user") -> dict[str, str]:

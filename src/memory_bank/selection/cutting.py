@@ -6,7 +6,7 @@ The structure is found with positions in JSON, JSON lines, printed Python object
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from memory_bank.transcript.framing import FRAME_MEMBERS, NUMBERED, frame_of, framed_text, without_numbers
@@ -20,6 +20,8 @@ MAX_ESCAPED = 8_000_000  # characters of a text that is searched for an escaped 
 MAX_DEPTH = 60  # containers, and strings that are cut as texts, in one another
 LONGEST_WORD = 400  # a longer unbroken run (base64, minified data) is left out
 NAMED_LINES = 40  # texts of more lines name the line at which a quote goes on
+SHORT_DEFINITION = 3 * WIDTH  # characters of the longest definition that is one segment, with its body
+MINIFIED = 1_000  # characters from which a line of code with few blanks is left out
 MAX_PATH = 20_000  # characters of the path of a drawing that are left out
 MAX_INDENT = 200  # characters of the longest indentation that a quote begins with
 LONG_CELL = 56  # values with more characters are shortened in a segment's short form
@@ -157,7 +159,17 @@ _DEFINITION = re.compile(
     r"(?:(?:export|default|public|private|protected|static|final|abstract|pub(?:\([a-z]+\))?|async|unsafe) )*"
     r"(?:def|class|func|function|fn|impl|interface|struct|enum|trait|type|module)\b\*? ?(?:\([^()\n]{0,80}\) )?"
     r"([A-Za-z_$][\w$]{2,60})(?=\s*(?:[(<{:=\[;]|\Z|(?:struct|interface|extends|implements|for|where|map)\b))"
+    r"|(?:export )?(?:const|let|var) ([A-Za-z_$][\w$]{2,60})(?: ?: ?[^=\n]{1,80})? = (?:async )?"
+    r"(?:function\b|(?:\([^\n]{0,120}|\w{1,60} )=>)"
 )
+# One that only its brace tells from a call: of Java, C, or a method of JavaScript
+_BRACED = re.compile(
+    r"(?!(?:if|for|while|switch|catch|return|else|do|try|with|new|throw|await|match|using|lock)\b)"
+    r"(?:[\w$.:<>,\[\]?&*~ ]{0,120}[ *&])?(?!func)([A-Za-z_$~][\w$]{2,60})(?:<[^<>]{1,60}>)?"
+    r"\((?:[^(){};]|\([^()]{0,80}\)){0,300}+\)[^(){};=]{0,100}\{\Z"
+)
+# With which a line begins that may belong to a definition below it
+_ABOVE = re.compile(r"@\w|//|#(?!!)|/?\*|--")
 _RULE = re.compile(r"(?=[\s|+:=\-]*+\Z)[\s:]*+[|+\-=]")
 _BLANKS, _CELL = "  ", re.compile(r" (?! )")
 _ALIGNED = re.compile(r"\S+(?: \S+)*")  # what stands apart by two blanks or more
@@ -169,6 +181,7 @@ _BASE64 = re.compile(
 )
 _HEX_DUMP = re.compile(r"[0-9a-fA-F]{4,8}:? +(?:[0-9a-fA-F]{2}(?:[0-9a-fA-F]{2})? +){7,16}.{0,20}")
 _DRAWN = re.compile(r"[MLHVCSQTAZmlhvcsqtaz\d.,\- ]{60,}")
+DRAWING = re.compile(r'="[Mm][MLHVCSQTAZmlhvcsqtaz\d.,\-\s]{16,}+"?')
 _ESCAPED_BREAK = re.compile(r"(?<!\\)\\+n")
 _WORD = re.compile(r"\w")
 _SPACE = re.compile(r"\s")
@@ -278,11 +291,11 @@ class _Cutter:
         self._source, self._text, self._structured, self._block = outer
 
     def _add_part(self, start: int, stop: int, depth: int) -> None:
-        roots = find_structure(self._text, start, stop) if depth < MAX_DEPTH else []
+        roots = self._structure(self._text, start, stop) if depth < MAX_DEPTH else []
         if not roots and self._add_escaped(start, stop, depth):
             return
         plain = without_numbers(self._text[start:stop]) if not roots and depth < MAX_DEPTH else None
-        if plain and find_structure(plain):
+        if plain and self._structure(plain, 0, len(plain)):
             self.add_source(plain, "", depth + 1)
             return
         for root in [*roots, None]:
@@ -296,6 +309,13 @@ class _Cutter:
                 self._structured = False
                 start = root.end
         self._close(stop)
+
+    @staticmethod
+    def _structure(text: str, start: int, stop: int) -> list[Node]:
+        """The structure in a text; none in code, of which calls may be the most."""
+        roots = find_structure(text, start, stop)
+        is_first = not roots or not text[start : roots[0].start].strip()
+        return roots if is_first or not _definitions(text, [*_lines(text, start, stop)])[1] else []
 
     def _add_escaped(self, start: int, stop: int, depth: int) -> bool:
         """Add a text that is mostly one escaped string (a printed object, a string in a string), if it is."""
@@ -406,13 +426,22 @@ class _Cutter:
         self._block = 0
         table: tuple[str, list[str]] | None = None
         in_trace = False
-        owners: list[tuple[int, str]] = []  # the definitions that a line is in, each with its indentation
+        owners, ends = _definitions(text, lines)
+        unit = start  # where the short definition ends that the open segment is
         numbered = enumerate(lines)
         for number, (at, end) in numbered:
             line = text[at:end]
             label = "" if starts is None or _LINE_NUMBER.match(line) else f"line {starts + number}"
-            inside = self._definition(line, owners) if starts is not None else ""
+            inside = owners[number]
             bare = line.strip()
+            if at >= unit and number in ends and table is None:
+                if self._start >= 0 and self._end - self._start >= width // 2:
+                    self._close()
+                unit = ends[number]
+            if at < unit:
+                if bare:
+                    self._add(at, end, [_cell(line, at)], label, 2 * SHORT_DEFINITION, inside)
+                continue
             if table is None and _is_noise(text, lines, number):
                 self._close()
                 self.skipped += end - at
@@ -462,24 +491,55 @@ class _Cutter:
         self._close()
         self._block = 0
 
-    @staticmethod
-    def _definition(line: str, owners: list[tuple[int, str]]) -> str:
-        """The definition that a line of code is in, "" for none; ``owners`` are those of the line before."""
-        count = NUMBERED.match(line)
-        code = line[count.end() :] if count else line
-        begin = code.lstrip()
-        indent = len(code) - len(begin)
-        while begin and begin[0] not in ")}]" and owners and owners[-1][0] >= indent:
-            owners.pop()
-        inside = ".".join(name for _, name in owners[-2:])
-        if found := _DEFINITION.match(begin.rstrip()):
-            owners.append((indent, found[1]))
-        return inside
-
     def _add_long_line(self, at: int, first: int, end: int, key: str, label: str) -> None:
         self._close()
         self._add_long(at, first, end, key, "", label)
         self._close()
+
+
+# -- code ---------------------------------------------------------------------
+def _definitions(text: str, lines: Sequence[tuple[int, int]]) -> tuple[list[str], dict[int, int]]:
+    """By line of code the definition that it is in, "" for none; by its first line where a short one ends.
+
+    A definition goes as far as its lines are indented, with what closes it, and begins with the comments above it.
+    """
+    inside, ends = [""] * len(lines), dict[int, int]()
+    within: list[tuple[int, str, int]] = []  # definitions in one another: indentation, name, first line
+    above = last = before = 0  # the first of some comments in a row; the last other line, and its number
+
+    def extend(first: int, until: int) -> None:
+        if until - lines[first][0] <= SHORT_DEFINITION:
+            ends[first] = until
+
+    def leave(indent: int) -> None:
+        while within and within[-1][0] >= indent:
+            extend(within.pop()[2], lines[last][1])
+
+    for number, (start, end) in enumerate(lines):
+        line = text[start : min(end, start + LONGEST_WORD)]
+        count = NUMBERED.match(line)
+        code = (line[count.end() :] if count else line).rstrip()
+        begin = code.lstrip()
+        if count and int(count[1]) != before + 1:  # lines are left out before it
+            leave(0)
+            above = number
+        before = int(count[1]) if count else 0
+        if not begin or _ABOVE.match(begin):
+            inside[number] = ".".join(name for _, name, _ in within[-2:])
+            above = above if begin else number + 1
+            continue
+        indent = len(code) - len(begin)
+        leave(indent + (begin[0] in ")}]{"))
+        inside[number] = ".".join(name for _, name, _ in within[-2:])
+        if begin[-1] == ")" and NUMBERED.sub("", text[end + 1 : end + 40], count=1).lstrip()[:1] == "{":
+            begin += " {"
+        if found := _DEFINITION.match(begin) or (begin[-1] == "{" and _BRACED.match(begin)):
+            inside[above:number] = [inside[number]] * (number - above)
+            within.append((indent, found[found.lastindex or 0], above))
+            extend(above, end)  # its signature, if no more of it
+        above, last = number + 1, number
+    leave(0)
+    return inside, ends
 
 
 # -- cells --------------------------------------------------------------------
@@ -568,7 +628,12 @@ def _row_cells(line: str, at: int, mark: str, names: list[str]) -> list[Cell]:
 
 
 def _is_noise(text: str, lines: list[tuple[int, int]], number: int) -> bool:
-    """Whether a line is one of several of base64 or of a hex dump."""
+    """Whether a line is one of several of base64 or of a hex dump, mostly a drawing, or minified code."""
+    line = text[slice(*lines[number])]
+    if '="' in line and 2 * sum(len(drawn[0]) for drawn in DRAWING.finditer(line)) > len(line):
+        return True
+    if len(line) > MINIFIED and 20 * line.count(" ") < len(line):
+        return len(line) < 25 * sum(map(line.count, "{}();")) and 100 * line.count("\\n") < len(line)
     for noise in (_BASE64, _HEX_DUMP):
         if noise.fullmatch(text, *lines[number]):
             beside = lines[max(0, number - 1) : number] + lines[number + 1 : number + 2]

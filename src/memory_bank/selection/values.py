@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Literal, NamedTuple
 
-from memory_bank.selection.cutting import CutText, Segment, cut_text
+from memory_bank.selection.cutting import DRAWING, CutText, Segment, cut_text
 from memory_bank.selection.effects import FileAccess, file_access
 from memory_bank.transcript.framing import frame_of
 from memory_bank.transcript.harness import refers_to_earlier
@@ -47,6 +47,7 @@ _TOKEN_WITHOUT_SLASH = re.compile(_DATE + _WORD)
 _QUOTED = re.compile(
     r"\"([^\"\n]{3,100})\"|(?<!\w)'([^'\n]{3,100})'(?!\w)|`([^`\n]{3,100})`|\*\*([^*\n]{3,100})\*\*"
 )
+_UNION = re.compile(r"""(?:(["'])[^"'\n|]{1,60}\1 \| ){4,}(["'])[^"'\n|]{1,60}\2""")
 _NAME = re.compile(r"\b[A-Z][\w'’\-]{1,30}(?: (?:of |the |and |de |& |[A-Z]\.? )?[A-Z][\w'’\-]{1,30}){1,4}")
 _TAGS = re.compile(r"</?[a-zA-Z][^<>]{0,200}>")
 _LABEL_END = re.compile(r"[:=;|\n]\s|[:=]$")
@@ -284,8 +285,16 @@ def _add_labels(text: str, found: dict[str, Candidate]) -> None:
 
 
 def _add_cell(text: str, key: str, found: dict[str, Candidate], cell: bool) -> None:
-    """Add a cell as a whole, the quoted strings and names in it, then its tokens and their parts."""
+    """Add a cell as a whole, the quoted strings and names in it, then its tokens and their parts.
+
+    The path of a drawing has no values, nor has a long list of what a type allows, ``"a" | "b" | …``.
+    """
+    if key == "enum":
+        return
     whole = _strip(text).strip(" *\"'`")
+    if '="' in text or " | " in text:
+        plain = _UNION.sub(" ", DRAWING.sub(" ", text))
+        whole, text = whole if plain == text else "", plain
     if "<" in whole and len(whole) <= 3 * LONGEST:
         whole = _TAGS.sub("", whole).strip()
     if whole and len(whole) <= LONGEST and (cell or (" " in whole and len(whole) <= LONGEST_LINE)):

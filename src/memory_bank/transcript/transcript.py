@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from hashlib import blake2b
 from itertools import accumulate, chain, pairwise
 from operator import is_
@@ -34,7 +35,7 @@ _LATEST = 64  # messages at the end that are compared at every step
 _IN_TURN = 256  # older messages that are compared in one step
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, repr=False)
 class View(Brief):
     """A conversation at one step: its anchor, its history and its tail.
 
@@ -54,7 +55,7 @@ class View(Brief):
     new: Sequence[Interaction] = ()
     digests: Sequence[bytes] = ()
 
-    @property
+    @cached_property
     def history(self) -> Sequence[Interaction]:
         """The interactions before the tail."""
         return self.interactions[:-1]
@@ -64,7 +65,7 @@ class View(Brief):
         """The interactions before the tail that may be left out: not those that stay."""
         return [i for i in self.history if not i.stays]
 
-    @property
+    @cached_property
     def kept_tokens(self) -> int:
         """Tokens of what every context has: anchor, interactions that stay, tail."""
         tail = self.tokens_between(self.tail_start, len(self.messages))
@@ -215,19 +216,21 @@ class Transcript:
     def _reconcile(self, messages: Sequence[object]) -> int:
         """Forget or replace what differs from the list; returns how many of its messages are known then."""
         n = min(len(self._snapshot), len(messages))
-        changed = self._changed(messages, n)
+        head = messages if n == len(messages) else messages[:n]
+        is_known = n == len(self._objects) and all(map(is_, head, self._objects))
+        changed = self._changed(head, n, is_known)
         stop = next((i for i in changed if not self._is_patchable(i, messages[i])), n)
         if stop < len(self._snapshot):
             stop = self._rewind(stop)
         self._patch([i for i in changed if i < stop], messages)
-        self._objects[:stop] = messages[:stop]
+        if not is_known:
+            self._objects[:stop] = messages[:stop]
         return stop
 
-    def _changed(self, messages: Sequence[object], n: int) -> list[int]:
-        """The positions below ``n`` at which a message has changed since the last step."""
-        head = messages[:n]
+    def _changed(self, messages: Sequence[object], n: int, is_known: bool) -> list[int]:
+        """The positions of ``n`` messages that have changed since the last step, whose objects they may be."""
         positions: Iterable[int] = range(n)
-        if n == len(self._objects) and all(map(is_, head, self._objects)):
+        if is_known:
             turn = range(self._compared, min(n, self._compared + _IN_TURN))
             self._compared = turn.stop if turn.stop < n else 0
             latest = range(max(0, n - _LATEST), n)
@@ -235,7 +238,7 @@ class Transcript:
             positions = sorted({*kept, *latest, *turn})
         else:
             try:
-                if list(head) == (self._snapshot if n == len(self._snapshot) else self._snapshot[:n]):
+                if list(messages) == (self._snapshot if n == len(self._snapshot) else self._snapshot[:n]):
                     return []
             except Exception:  # too deep, or foreign objects that refuse to be compared
                 pass

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import logging
 import math
-import re
 import threading
 import time
 import traceback
@@ -71,13 +70,13 @@ class MemoryFailedError(Exception):
         self.reason = reason
 
 
+@dataclass(slots=True, eq=False)
 class _Job:
     """A rebuild in a thread: "taken" before it is charged, "put" before it is recorded and sent, or "given up"."""
 
-    def __init__(self) -> None:
-        self.session_id: str | None = None
-        self.end = ""
-        self._lock = threading.Lock()
+    session_id: str | None = None
+    end: str = ""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def moves(self, end: Literal["taken", "put", "given up"], *before: str) -> bool:
         """Whether its end is now ``end``, coming from one of ``before``; the first who moves it decides."""
@@ -234,7 +233,7 @@ class Rebuilder:
             return
         if step.broke:
             share.without[step.broke] += 1
-        elif exchange.reason is None:
+        elif exchange.reason is None and share.failures:
             share.works()
         if step.state not in self._unfinished:
             self._unfinished.add(step.state)
@@ -269,25 +268,9 @@ class Rebuilder:
         self, limit: float, job: _Job, work: Callable[[_Job, Exchange], None], exchange: Exchange
     ) -> bool:
         """Work on a request in a thread; False where it has not begun to change it within the limit."""
-
-        def run() -> None:
-            with self._lock:
-                self._running.add(job)
-            try:
-                work(job, exchange)
-            except (NotRebuiltError, MemoryFailedError, NotSentError):
-                raise
-            except MemoryBankError as e:
-                raise MemoryFailedError(code_of(e), f"{type(e).__name__}: {e}") from None
-            except Exception as e:  # the error's text may hold contents
-                place = traceback.extract_tb(e.__traceback__)[-1]
-                sentence = f"an unforeseen {type(e).__name__} at {place.name}:{place.lineno}"
-                raise MemoryFailedError("unforeseen", sentence) from None
-            finally:
-                with self._lock:
-                    self._running.discard(job)
-
-        task = self._start(to_thread.run_sync(run, limiter=self._threads))
+        with self._lock:
+            self._running.add(job)
+        task = self._start(to_thread.run_sync(work, job, exchange, limiter=self._threads), job)
         try:
             await asyncio.wait({task}, timeout=limit)
             if not task.done() and not job.moves("given up", ""):
@@ -296,16 +279,26 @@ class Rebuilder:
                 return False
             await task
             return True
+        except (NotRebuiltError, MemoryFailedError, NotSentError):
+            raise
+        except MemoryBankError as e:
+            raise MemoryFailedError(code_of(e), f"{type(e).__name__}: {e}") from None
+        except Exception as e:  # the error's text may hold contents
+            place = traceback.extract_tb(e.__traceback__)[-1]
+            sentence = f"an unforeseen {type(e).__name__} at {place.name}:{place.lineno}"
+            raise MemoryFailedError("unforeseen", sentence) from None
         finally:
             job.moves("given up", "", "taken")  # also where the client has gone
             if job.end == "given up" and job.session_id is not None:
                 exchange.session = public_name(exchange.namespace, job.session_id)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Begin work that goes on whoever waits for it."""
+    def _start(self, work: Coroutine[Any, Any, None], job: _Job | None = None) -> asyncio.Task[None]:
+        """Begin work, maybe that of a job, that goes on whoever waits for it."""
 
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
+            with self._lock:
+                self._running -= {job}
             if not task.cancelled():
                 task.exception()  # which nobody may have waited for
 
@@ -365,13 +358,10 @@ class Rebuilder:
     async def _finish(self, rebuilt: Rebuilt) -> None:
         """Do the work that was put off for a context, once its request is on its way."""
         await asyncio.sleep(0.01)  # in which the request goes upstream
-
-        def finish() -> None:
-            self._unfinished.discard(rebuilt.state)  # a step from now on is another task's
-            self.sessions.finish(rebuilt)
-
         try:
-            await to_thread.run_sync(finish, limiter=self._finishers)
+            async with self._finishers:
+                self._unfinished.discard(rebuilt.state)  # a step from now on is another task's
+                await to_thread.run_sync(self.sessions.finish, rebuilt, limiter=self._threads)
         except Exception as e:  # the next step does it; the error's text may hold contents
             log.error("the work put off by a step failed with an unforeseen %s", type(e).__name__)
 
@@ -424,7 +414,7 @@ class Rebuilder:
                     sends=sends,
                     lineage=match.write,
                     added=compact(offered[len(value.get("tools") or ()) :]) if offered else "",
-                    origin=(project, _program(exchange.client_headers.get("user-agent") or "")),
+                    origin=(project, exchange.client_headers.get("user-agent") or ""),
                 )
                 break
             except NotSentError:
@@ -601,8 +591,3 @@ def _conversation(exchange: Exchange) -> bytes:
 
 def _unseen(count: int) -> str:
     return f"no tool calls seen in {count} requests"
-
-
-def _program(user_agent: str) -> str:
-    """The name of a program, of its user agent: ``claude-cli/2.1.4 (external)`` is "claude-cli"."""
-    return re.split(r"[/ ]v?\d|[ (]", user_agent, maxsplit=1)[0][:60].strip("/")
