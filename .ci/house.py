@@ -1,7 +1,7 @@
 """Measures the size of the house and the path of a request through it; fails where a figure is above .ci/house.json.
 
     make house                  # prints the figures and their bounds
-    make house HOUSE=--list     # and the functions that ran, by module
+    make house HOUSE=--list     # and the functions that ran; * those under 6 lines with one caller
     make house HOUSE=--write    # makes these figures the bounds
 
 A recorded run (examples/) is sent as chat requests through the application to a scripted model on loopback. Counted
@@ -54,6 +54,7 @@ class Request:
         self.messages = messages
         self.last = time.monotonic()  # when a function of the package was last called
         self.functions: set[CodeType] = set()
+        self.callers: defaultdict[CodeType, set[CodeType]] = defaultdict(set)
         self.stays: set[CodeType] = set()
         self.frames: Counter[str] = Counter()
 
@@ -64,6 +65,8 @@ class Request:
         if code.co_name.startswith("<"):  # a lambda, a generator, a comprehension
             return
         self.functions.add(code)
+        if frame.f_back is not None:
+            self.callers[code].add(frame.f_back.f_code)
         for point, place in POINTS.items():
             if place == (module_of(code), code.co_qualname):
                 self.frames[point] = max(self.frames[point], own_frames(frame))
@@ -219,7 +222,9 @@ def main(options: list[str]) -> int:
             print(f"\n{name}:")
             by_module: defaultdict[str, list[str]] = defaultdict(list)
             for code in request.functions:
-                by_module[module_of(code)].append(code.co_qualname)
+                lines = max(line or 0 for _, _, line in code.co_lines()) - code.co_firstlineno + 1
+                is_small = lines < 6 and len(request.callers[code]) == 1
+                by_module[module_of(code)].append(code.co_qualname + "*" * is_small)
             for module, names in sorted(by_module.items()):
                 print(f"  {module}: {', '.join(sorted(names))}")
     if "--write" in options:

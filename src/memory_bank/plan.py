@@ -133,6 +133,10 @@ class Shown(Reasons):
         return fate, None, _REASONS[fate]
 
 
+SCORELESS = Shown()
+"""The reasons of a choice that names none."""
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Choice(Brief):
     """What a policy wants the context to show besides the anchor and the tail.
@@ -160,7 +164,7 @@ class Choice(Brief):
     may_cost_more: bool = False
     since: int | None = None
     fold: int | None = None
-    reasons: Reasons = field(default_factory=Shown)
+    reasons: Reasons = SCORELESS
     query: str = ""
     budget: int | None = None
     model_calls: int = 0
@@ -313,9 +317,11 @@ class Context(list[Any]):
 
     @property
     def since(self) -> int:
-        """The position among the messages of the plan from which on thinking stays; see ``Choice``."""
-        since = self.plan.choice.since
-        return self.plan.view.tail_start if since is None else since
+        """The position among the messages of the plan from which on thinking stays: all where nothing is left out."""
+        choice = self.plan.choice
+        if self.plan.unchanged or choice.keep_all:
+            return 0
+        return self.plan.view.tail_start if choice.since is None else choice.since
 
 
 @dataclass(frozen=True)

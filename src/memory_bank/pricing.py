@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from operator import attrgetter
 from typing import NamedTuple
@@ -54,7 +54,8 @@ class Ratios(NamedTuple):
 
     def of(self, usage: Usage) -> float:
         """What a reported usage costs in input tokens, without the output."""
-        return 1e6 * cost(usage, Price(prompt=1.0, completion=0.0, cached=self.read, cache_write=self.write))
+        read = usage.input - usage.cached - usage.written + usage.cached * self.read
+        return read + (usage.written - usage.written_hour) * self.write + usage.written_hour * HOUR_WRITE
 
 
 # by the beginning of a model's name, without its provider
@@ -156,6 +157,7 @@ def known_price(prices: Mapping[str, Price], model: str) -> tuple[Price, str] | 
     return None if price is None else (price, f"{shipped.source}, {shipped.date}")
 
 
+@lru_cache(256)
 def normal_name(model: str) -> str:
     """The name of a model without its provider, in the one form that ``ListPrices`` uses."""
     return re.sub(r"^.*/|^.*anthropic\.", "", model.lower()).replace(".", "-").rstrip("-")
@@ -331,15 +333,16 @@ NAMED = 80
 class PrefixCache:
     """What a provider charges for a prefix that it has seen, and what it was sent last. Thread-safe.
 
-    ``ratios`` are 0.1 and 1 until ``take_price`` is called, and 1 and 1 while the provider reports that nothing is
-    cached; ``told`` is what it reported, which a bank keeps with the session. As no prefix stands in a session that
-    folds at every step, a cache is assumed again after RETRY_AFTER answers, or at the first with cached tokens.
+    ``ratios`` are 0.1 and 1 until ``take_price`` is called, for a ``model``, and 1 and 1 while the provider reports
+    that nothing is cached; ``told`` is what it reported, which a bank keeps with the session. As no prefix stands in
+    a session that folds at every step, a cache is assumed again after RETRY_AFTER answers, or at the first with
+    cached tokens.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._model = ""
+        self.model = ""
         self._ratios = _USUAL
         self._last: SentContext | None = None
         self._counted = self._grown = (0, 0)  # tokens as memory and as the provider count them
@@ -365,8 +368,8 @@ class PrefixCache:
             ratios = Ratios(price.cached / price.prompt, write / price.prompt)
         with self._lock:
             self._ratios = ratios
-            if model != self._model:
-                self._model, self._misses = model, 0
+            if model != self.model:
+                self.model, self._misses = model, 0
 
     def send(
         self, messages: Sequence[object], model: str, count: Callable[[object], int], retention: float
@@ -427,13 +430,13 @@ class PrefixCache:
     def told(self) -> str | None:
         """What was reported of the model's cache, as JSON; None where that is as at the beginning."""
         with self._lock:
-            return json.dumps([self._model[:NAMED], self._misses]) if self._misses else None
+            return json.dumps([self.model[:NAMED], self._misses]) if self._misses else None
 
     def tell(self, told: str | None) -> None:
         """Take what another process was told; nothing of another model."""
-        model, misses, *_ = json.loads(told) if told else (self._model[:NAMED], 0)
+        model, misses, *_ = json.loads(told) if told else (self.model[:NAMED], 0)
         with self._lock:
-            if model == self._model[:NAMED]:
+            if model == self.model[:NAMED]:
                 self._misses = misses
 
 

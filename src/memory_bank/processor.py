@@ -7,7 +7,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -19,7 +18,6 @@ from memory_bank.config import Config, MemoryBankSettings, as_settings, load_con
 from memory_bank.context.build import Policy, build_context, charge_step
 from memory_bank.context.gate import leave
 from memory_bank.context.policies import policy_of
-from memory_bank.context.policies.plain import choose_all
 from memory_bank.errors import ConfigError, LoopDetectedError, StorageError
 from memory_bank.plan import NO_PLAN, Context, Form
 from memory_bank.ports import LLMClient
@@ -102,10 +100,10 @@ def apply_memory_bank_strategy(
     else:
         chosen = as_settings(settings)
     policy = policy_of(chosen, llm_client)
-    return _apply(messages, state, policy, tools, recorded_as=(chosen.type, None))[:2]
+    return apply_policy(messages, state, policy, tools, recorded_as=(chosen.type, None))[:2]
 
 
-def _apply(
+def apply_policy(
     messages: Any,
     session: Session,
     policy: Policy,
@@ -272,36 +270,41 @@ class MemoryProcessor:
         model: str | None = None,
         tools: Tools = None,
         added: int = 0,
-        beside: int = 0,
         sends: Callable[[], bool] | None = None,
-        as_it_came: bool = False,
     ) -> Applied:
         """As ``apply_strategy``; with a ``form``, for chat messages that were read of it, and are sent in it.
 
-        ``beside``: tokens that are sent beside the messages with memory and without. ``sends``, of a caller that
-        records the step itself, says whether the context is sent; it is asked before the step is charged.
-        ``as_it_came``: the context is the messages, of which what is new is stored. Raises NotSentError where it is
-        not sent.
+        ``sends``, of a caller that records the step itself, says whether the context is sent; it is asked before the
+        step is charged. Raises NotSentError where it is not sent.
         """
         check_shape(messages)
         key = memory_key or self.config.default_strategy
-        settings = self.config.strategy(key)
-        policy = policy_of(settings, llm_client)
-        policy = replace(policy, choose=choose_all) if as_it_came else policy
+        session, policy = self.open(key, session_id, llm_client, model)
+        session.ledger.added, session.ledger.beside = added, 0
+        recorded_as = (key, model) if sends is None else None
+        applied = apply_policy(messages, session, policy, tools, form, recorded_as, sends)
+        if policy.name == "no_strategy" and input_token_count is not None:
+            applied = applied._replace(tokens=input_token_count)
+        self.check_loops(session, applied.messages)
+        return applied
+
+    def open(
+        self, key: str, session_id: str | None, llm_client: LLMClient | None, model: str | None
+    ) -> tuple[Session, Policy]:
+        """A session and the policy of a strategy, for a step whose context is for a model."""
+        policy = policy_of(self.config.strategy(key), llm_client)
         session = self._session(key, session_id, stored=policy.bank is not None)
-        if model:
+        if model and model != session.prefix_cache.model:
             price, _ = known_price(self.config.prices, model) or (None, "")
             session.prefix_cache.take_price(price, model)
-        session.ledger.added, session.ledger.beside = added, beside
-        recorded_as = (key, model) if sends is None else None
-        applied = _apply(messages, session, policy, tools, form, recorded_as, sends)
-        if settings.type == "no_strategy" and input_token_count is not None:
-            applied = applied._replace(tokens=input_token_count)
-        if self.config.loop_detection == "warn":
-            session.run_later("loops", partial(self._check_loops, applied.messages))
-        elif self.config.loop_detection != "off":
-            self._check_loops(applied.messages)
-        return applied
+        return session, policy
+
+    def check_loops(self, session: Session, messages: Sequence[Any]) -> None:
+        """After a step, look for calls that the agent repeats, as configured. Raises LoopDetectedError."""
+        if self.config.loop_detection == "raise":
+            self._check_loops(messages)
+        elif self.config.loop_detection == "warn" and getattr(session, "new_records", True):
+            session.run_later("loops", partial(self._check_loops, messages))
 
     def _check_loops(self, messages: Sequence[Any]) -> None:
         threshold = self.config.loop_threshold

@@ -9,7 +9,7 @@ from tests.chats import FOLDING, call, result, rounds, system, user
 from tests.examples import examples
 
 from memory_bank import Config, MemoryProcessor
-from memory_bank.context.unchanged import restored_copies
+from memory_bank.context.policies.evidence import restored_copies
 from memory_bank.transcript.harness import refers_to_earlier
 from memory_bank.transcript.messages import message_text
 

@@ -159,7 +159,7 @@ def by_service(dialect: str) -> Rebuild:
         from memory_bank.service.proxy.body import parse_body
         from memory_bank.service.sessions import Sessions
 
-        kind = getattr(importlib.import_module("memory_bank.service.proxy.apis"), dialect)()
+        kind = getattr(importlib.import_module("memory_bank.service.proxy.flow"), dialect)()
         if not kept:
             kept["sessions"] = Sessions(
                 Database(),

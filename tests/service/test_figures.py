@@ -11,8 +11,8 @@ from tests.service.proxy.test_injection import BANK, MESSAGES, STEPS
 from tests.service.requests import PATHS, body_of
 from tests.service.tasks import TOOLS, get_order
 
-from memory_bank.service.proxy.apis import DIALECTS
 from memory_bank.service.proxy.body import parse_body
+from memory_bank.service.proxy.flow import DIALECTS
 from memory_bank.testing import Reply, call, calls, fail, say
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.tokens import open_counter

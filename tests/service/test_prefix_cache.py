@@ -196,7 +196,7 @@ def test_the_answer_is_not_kept_waiting_by_a_step_of_the_session(tmp_path):
         done = step(p, [*START, *LONG])
         state = p.service.sessions._processor.state("memory_bank", "a")
         with state.lock:
-            p.service.sessions.answered(done.step, 5_000, by_marks=False)
+            done.step.state.prefix_cache.answered(done.step.sent_context, 5_000)
         assert done.step.sent_context.is_answered
 
 

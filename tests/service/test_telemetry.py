@@ -21,8 +21,8 @@ from memory_bank.errors import StorageError
 from memory_bank.models.usage import NO_USAGE, ReportedUsage
 from memory_bank.service.app import create_app
 from memory_bank.service.operations.telemetry import Telemetry
-from memory_bank.service.proxy.apis import DIALECTS
 from memory_bank.service.proxy.exchange import OTHER, Exchange
+from memory_bank.service.proxy.flow import DIALECTS
 from memory_bank.service.security.access import stored_id
 from memory_bank.testing import Reply, ScriptedServer
 

@@ -792,7 +792,7 @@ def test_the_tool_has_at_most_200_tokens_in_each_api():
         count = tiktoken.get_encoding("o200k_base").encode
     except Exception:  # its vocabulary cannot be had
         pytest.skip("no vocabulary of o200k_base")
-    from memory_bank.service.proxy.apis import DIALECTS
+    from memory_bank.service.proxy.flow import DIALECTS
 
     for api in DIALECTS:
         [tool] = api.offer_tools({"tools": []})

@@ -33,6 +33,7 @@ from memory_bank.bank.schema import (
     count_of,
     folds,
     insights,
+    keep_sums,
     metadata,
     of_namespace,
     of_session,
@@ -195,8 +196,9 @@ class Database:
         raise NotImplementedError
 
     def create_tables(self, c: Connection) -> None:
-        """Create all tables and indexes."""
+        """Create all tables, indexes and triggers."""
         metadata.create_all(c, checkfirst=False)
+        keep_sums(c)
 
     def room(self) -> int | None:
         """The bytes that are free where the database is stored; None where that is not known."""
@@ -304,13 +306,12 @@ class Database:
             )
         return version
 
-    def _check_version(self, version: str) -> None:
-        """Raise StorageError if another process has brought the bank to another schema."""
-        if version != VERSION:
-            raise StorageError(
-                f"{self.name} has schema {version} by now, which another version of memory_bank has made: start this "
-                "process again with that version. Nothing is stored until then."
-            )
+    def _other_schema(self, version: str) -> StorageError:
+        """The error where another process has brought the bank to another schema."""
+        return StorageError(
+            f"{self.name} has schema {version} by now, which another version of memory_bank has made: start this "
+            "process again with that version. Nothing is stored until then."
+        )
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -415,8 +416,8 @@ class Database:
         with self.write_lock if self.exclusive else nullcontext(), self._engine.connect() as connection:
             self.check_place(connection)
             self.begin_write(connection, creating, erasing)
-            if not (creating or self.in_memory):
-                self._check_version(self.version_in_write(connection))
+            if not (creating or self.in_memory) and (now := self.version_in_write(connection)) != VERSION:
+                raise self._other_schema(now)
             fault_point("write.begun")
             try:
                 yield connection
@@ -453,7 +454,8 @@ class Database:
                     self.failed()
                 if not self.in_memory and re.search("no such|does not exist", first_line(e)):
                     with suppress(SQLAlchemyError), self._reader.connect() as c:
-                        self._check_version(str(c.exec_driver_sql(READ_VERSION).scalar()))
+                        if (now := str(c.exec_driver_sql(READ_VERSION).scalar())) != VERSION:
+                            raise self._other_schema(now) from None
                 raise StorageError(
                     f"{self.name}: {self.say(e)}; nothing was changed, the same call can be made again."
                 ) from e
@@ -543,23 +545,24 @@ class Database:
             return {str(text): int(n) for text, n in json.loads(stored or "[]")}
         return {}
 
-    def charging(
-        self, session_id: str, sums: tuple[float, float], told: tuple[str | None] | None, **step: object
-    ) -> Callable[[Connection], None]:
-        """The write that adds to what a session has paid and would have paid.
+    def charge(
+        self,
+        c: Connection,
+        session_id: str,
+        sums: tuple[float, float],
+        told: tuple[str | None] | None,
+        step: Mapping[str, object],
+    ) -> None:
+        """Within a write, add to what a session has paid and would have paid.
 
         ``told``: what its provider now tells of the prefix cache; ``step``: ``sent``, ``came``, ``in_vain`` of one.
         """
         values = {"session": session_id, "more_paid": sums[0], "more_full": sums[1]}
         values |= {"is_told": told is not None, "told": told and told[0]}
-
-        def update(c: Connection) -> None:
-            if step:
-                c.execute(_CHARGE, {**values, **{f"new_{k}": v for k, v in step.items()}, "now": self.now(c)})
-            else:
-                c.execute(_SETTLE, values)
-
-        return update
+        if step:
+            c.execute(_CHARGE, {**values, **{f"new_{k}": v for k, v in step.items()}, "now": self.now(c)})
+        else:
+            c.execute(_SETTLE, values)
 
     def add_summary(self, session_id: str, text: str, generation: int | None) -> str:
         """Keep a text that stands for a conversation, and a few older ones; its digest. See ``set_note``."""

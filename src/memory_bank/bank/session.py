@@ -15,16 +15,20 @@ from pathlib import Path
 from typing import Any, cast
 from weakref import WeakMethod
 
+from sqlalchemy.engine import Connection
+
 from memory_bank.bank.database import ANY, Database, Extent, LastFold, as_database
 from memory_bank.bank.files import MemoryFiles
 from memory_bank.bank.group_commit import Operation
 from memory_bank.bank.lineage import session_of
 from memory_bank.bank.retrieval import log_ingested, records_of
+from memory_bank.bank.rows import to_rows
 from memory_bank.bank.stores import FactStore, InsightStore, WiderScope, clear_insights
 from memory_bank.bank.worker import InsightWriter
 from memory_bank.closing import Closing
 from memory_bank.config import MemoryBankSettings
 from memory_bank.errors import ConfigError, EmbeddingError, StorageError
+from memory_bank.faults import fault_point
 from memory_bank.models.observer import EXTRACTIVE, describe_call
 from memory_bank.plan import NO_PLAN, Context, Plan
 from memory_bank.ports import Embedder, Scope, TokenCounter
@@ -44,7 +48,7 @@ from memory_bank.transcript.messages import (
 )
 from memory_bank.transcript.quoting import without_fenced
 from memory_bank.transcript.shortening import fit_text, shorten_text
-from memory_bank.transcript.tokens import APPROXIMATE, approximate_counter, is_loading, open_counter
+from memory_bank.transcript.tokens import APPROXIMATE, is_loading, open_counter
 from memory_bank.transcript.transcript import DIGEST, Transcript, View, is_same, said_in
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
@@ -67,7 +71,8 @@ class Session(Closing):
 
     ``last_plan`` is the plan of the last step, ``NO_PLAN`` before the first. ``prefix_cache`` is what the provider
     charges for a prefix that it has seen; a reset keeps it. ``ledger``: what was paid so far. ``record_tool``: the
-    name under which the step's agent has ``get_record``, "" where it has no such tool. ``lock`` guards all the rest.
+    name under which the step's agent has ``get_record``, "" where it has no such tool. ``observer_name``: the label
+    of the step's insights, "extractive" or "llm:MODEL"; "" where there are none. ``lock`` guards all the rest.
     """
 
     def __init__(self, session_id: str = DEFAULT, counter: TokenCounter | None = None) -> None:
@@ -80,17 +85,13 @@ class Session(Closing):
         self.ledger = Ledger()
         self.over_budget_logged = False
         self.rules_logged: set[str] = set()  # of the exit, that a context would have broken
-        self.record_tool = ""
+        self.record_tool = self.observer_name = ""
+        self.is_prepared = False  # whether a step has begun that reads a bank
         self._caches: dict[str, Any] = {}
 
     @property
     def embedder_name(self) -> str:
         """The name of the embedding model; "" where there is none."""
-        return ""
-
-    @property
-    def observer_name(self) -> str:
-        """The label of the step's insights, "extractive" or "llm:MODEL"; "" where there are none."""
         return ""
 
     def prepare(self, settings: MemoryBankSettings | None, llm_client: object = None) -> None:
@@ -207,7 +208,7 @@ class MemoryBankState(Session):
         defer: bool = False,
         fixed: bool = False,
     ) -> None:
-        super().__init__(session_id, counter or approximate_counter())
+        super().__init__(session_id, counter or open_counter(APPROXIMATE))
         self._shares_database = isinstance(database, Database)
         self.database = as_database(database)
         self._name, self._owner = session_id, (project, ANY if namespace is None else namespace)
@@ -232,7 +233,6 @@ class MemoryBankState(Session):
         self.generation: int | None = None
         self.step_count = 0
         self._noting: threading.Thread | None = None  # writes a note
-        self._prepared = False  # whether a step has begun
         self._llm_client: object = None
         self._given_counter = counter
         self._encoding: str | None = None
@@ -317,11 +317,7 @@ class MemoryBankState(Session):
 
     @property
     def embedder_name(self) -> str:
-        return "" if self.insight_store is None else self.insight_store.embedder_name
-
-    @property
-    def observer_name(self) -> str:
-        return self._insights.observer.name
+        return "" if self._insights.store is None else self._insights.store.embedder_name
 
     def prepare(self, settings: MemoryBankSettings | None, llm_client: object = None) -> None:
         """Begin a step: take its settings, and load what is stored and not known yet.
@@ -331,7 +327,7 @@ class MemoryBankState(Session):
         """
         settings = self.settings if settings is None else settings
         self.settings, self._llm_client = settings, llm_client
-        self._prepared = True
+        self.is_prepared = True
         self._deferred = {}  # this step does that work itself or defers it again
         if self._charged:  # a step whose ``finish`` has not come
             self.save()
@@ -340,7 +336,8 @@ class MemoryBankState(Session):
         with self._saving:
             stored = self.database.extent(self.session_id)
         generation, count = stored.generation, stored.records
-        if count or settings.scope != "session":  # else there is nothing to search yet
+        self.scope = "session" if settings.scope == "auto" else settings.scope
+        if count or self.scope != "session":  # else there is nothing to search yet
             self._insights.bind(settings.embedding_model)
         is_new = generation != self.generation  # first use, or another process reset the session
         if is_new:
@@ -352,7 +349,7 @@ class MemoryBankState(Session):
             self._task = self.database.get_task(self.session_id)
             self.generation = generation
         self._insights.begin(settings, llm_client, stored, anew=is_new)
-        self.scope = settings.scope
+        self.observer_name = self._insights.observer.name
         self.new_records = []
 
     @property
@@ -394,7 +391,7 @@ class MemoryBankState(Session):
             self._told = stored.cache
 
     def charge(self, charge: Charge, sent: Sequence[bytes], came: Sequence[bytes]) -> None:
-        super().charge(charge, sent, came)
+        self.ledger.add(charge, sent, came)
         self._charged = True
         if not self.defer:  # else in ``finish``
             self.save()
@@ -415,7 +412,9 @@ class MemoryBankState(Session):
             write = None
             if (charged or paid or full or told != self._told) and not self.database.read_only:
                 news = None if told == self._told else (told,)
-                write = self.database.charging(self.session_id, (paid, full), news, **step)
+                write = partial(
+                    self.database.charge, session_id=self.session_id, sums=(paid, full), told=news, step=step
+                )
             try:
                 if insights is not None:
                     insights(write)
@@ -439,8 +438,8 @@ class MemoryBankState(Session):
         if self._encoding != encoding:
             self._encoding = encoding
             self._bank_counter = self.database.counter(encoding)
-        counter = approximate_counter() if self._bank_counter == APPROXIMATE else open_counter(encoding)
-        if counter.name != self.counter.name:
+        wanted = APPROXIMATE if self._bank_counter == APPROXIMATE else encoding
+        if self.counter.name != wanted and (counter := open_counter(wanted)).name != self.counter.name:
             self.counter = counter
             self.transcript = self._new_transcript()
 
@@ -555,14 +554,17 @@ class MemoryBankState(Session):
         """Store what is new in a view: facts in one transaction, then insights; these may wait for ``finish``."""
         if view.interactions:
             self._insights.bind(self.settings.embedding_model)
-        records, step = records_of(view.new, self.steps, self.step_count)
+        records, step = list[InteractionRecord](), self.step_count
+        if any(t and t not in self.steps for e in view.new for t in e.trace_ids):
+            records, step = records_of(view.new, self.steps, self.step_count)
         log.debug("Memory Bank Strategy - Step %d", step)
         later = insights_later and self.defer and self.observer_name == EXTRACTIVE
         task = self._task or view.task  # a shorter list, or a client's summary, does not replace it
         lineage, self.lineage = self.lineage, None
-        if lineage is not None and not records:
+        if records:
+            self._store_facts(records, step, task, drafts=not later, first=lineage)
+        elif lineage is not None:
             self.database.submit(lineage, self.session_id)
-        self._store_facts(records, step, task, drafts=not later, first=lineage)
         self._store_requests(view)
         self.transcript.acknowledge()
         work = partial(self._insights.write, records, task)
@@ -582,9 +584,10 @@ class MemoryBankState(Session):
         with self.lock:
             known = {r.trace_id for r in self.fact_store.get_many([r.trace_id for r in records])}
             new = [r for r in {r.trace_id: r for r in records}.values() if r.trace_id not in known]
-            if new and self._prepared:
+            if new and self.is_prepared:
                 self._insights.bind(self.settings.embedding_model)
-            self._store_facts(new, max([self.step_count, *(r.step_id for r in new)]), task, drafts=True)
+            if new:
+                self._store_facts(new, max(self.step_count, *(r.step_id for r in new)), task, drafts=True)
             if self.insight_store is not None:
                 self._insights.write(new, task)
                 self._insights.start()
@@ -594,12 +597,26 @@ class MemoryBankState(Session):
         self, records: Sequence[InteractionRecord], step: int, task: str, drafts: bool,
         first: Operation[None] | None = None,
     ) -> None:  # fmt: skip
-        if not records:
-            return
         if task and task != self._task:  # kept, so that insights can be made again later
             self.database.set_session(self.session_id, task=task)
             self._task = task
-        self._insights.store_facts(records, drafts=drafts, first=first)
+        made = self._insights.drafts(records) if drafts else []
+        rows = to_rows(records, self.session_id)
+        embedded = self._insights.embedded(made, records)
+        if embedded:
+
+            def both(c: Connection) -> None:
+                self.insight_store.insert(c, embedded)
+                self.fact_store.insert(c, rows)
+
+            if first is not None:  # which holds the session, and the other begins with the bank
+                self.database.submit(first, self.session_id)
+            self.database.submit(both, self.session_id)
+        else:
+            write = partial(self.fact_store.insert, rows=rows, first=first)
+            self.database.submit(write, self.session_id)
+        fault_point("facts.stored")
+        self._insights.stored(records, made, embedded)
         self.steps.update((r.trace_id, r.step_id) for r in records)
         self._by_call = None
         self.step_count = step
@@ -630,7 +647,7 @@ class MemoryBankState(Session):
 
     def run_later(self, name: str, work: Callable[[], object]) -> None:
         if self.defer:
-            self.put_off(name, work)
+            self._deferred[name] = work
         else:
             work()
 
@@ -729,7 +746,7 @@ class MemoryBankState(Session):
             self.finish()
         if self.lock.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
             try:
-                if self.insight_store is not None and (self._prepared or self._insights.missing):
+                if self.insight_store is not None and (self.is_prepared or self._insights.missing):
                     self._insights.flush(self._task)
             finally:
                 self.lock.release()

@@ -23,7 +23,6 @@ from sqlalchemy.engine import Connection, Row
 from memory_bank.bank.database import Database, Extent
 from memory_bank.bank.group_commit import Operation
 from memory_bank.bank.listing import without_insight
-from memory_bank.bank.rows import to_rows
 from memory_bank.bank.schema import (
     HAS_CONTENT,
     INSIGHT_OF_RECORD,
@@ -386,6 +385,7 @@ class InsightWriter:
         self.missing: dict[str, Insight | None] = {}
         self.settings = MemoryBankSettings()
         self.observer = Observer()
+        self._client: object = None  # that the Observer was made for
         self._sent: set[str] = set()  # of the missing, those for which the model is to be asked
         self._bare: int | None = None  # how many stored records need no insight, where that is known
         self._waiting = 0
@@ -399,10 +399,11 @@ class InsightWriter:
 
         ``anew``: nothing is known of the session yet. Raises ConfigError, StorageError.
         """
-        self.settings = settings
-        book = partial(book_call, self.facts.database, self.facts.session_id)
-        is_durable = not self.facts.database.in_memory
-        self.observer = Observer.create(llm_client, settings, book, self._logged, is_durable)
+        if settings is not self.settings or llm_client is not self._client or self.observer.book is None:
+            book = partial(book_call, self.facts.database, self.facts.session_id)
+            is_durable = not self.facts.database.in_memory
+            self.observer = Observer.create(llm_client, settings, book, self._logged, is_durable)
+            self.settings, self._client = settings, llm_client
         self._waiting = stored.waiting
         if anew:
             self.missing, self._bare = {}, None
@@ -434,50 +435,35 @@ class InsightWriter:
         mine = count_of(insights).where(waits, _i.session_id == self.facts.session_id)
         return self.facts.database.value(mine) or 0
 
-    def store_facts(
-        self,
-        records: Sequence[InteractionRecord],
-        *,
-        drafts: bool = True,
-        first: Operation[None] | None = None,
+    def drafts(self, records: Sequence[InteractionRecord]) -> list[Insight]:
+        """Extractive summaries of new records, where no model makes them within the step."""
+        mode = self.settings.observer_mode
+        if mode == "background" or (mode == "inline" and self.observer.name == EXTRACTIVE):
+            return [self._draft(r) for r in records if not is_memory_tool(r.tool_name, r.output_text)]
+        return []
+
+    def embedded(
+        self, drafts: Sequence[Insight], records: Sequence[InteractionRecord]
+    ) -> list[dict[str, Any]]:
+        """The rows of drafts that are stored with their records: those of an embedder that answers at once."""
+        if (
+            not drafts
+            or self.store is None
+            or not getattr(type(self.store.embedding_model), "instant", False)
+        ):
+            return []
+        return self.store.embed(drafts, records, self._sent)
+
+    def stored(
+        self, records: Sequence[InteractionRecord], drafts: Sequence[Insight], embedded: Sequence[object]
     ) -> None:
-        """Commit records, with what is to be done ``first``.
-
-        ``drafts``: make extractive summaries where no model makes them within the step. With an embedder that
-        answers at once they are committed in the same transaction; any other is asked after the commit.
-        """
-        mode, store = self.settings.observer_mode, self.store
-        observed = [r for r in records if not is_memory_tool(r.tool_name, r.output_text)]
-        made: list[Insight] = []
-        if drafts and (mode == "background" or (mode == "inline" and self.observer.name == EXTRACTIVE)):
-            made = list(map(self._draft, observed))
-        rows = to_rows(records, self.facts.session_id)
-
-        def insert(c: Connection) -> None:
-            if first is not None:
-                self.facts.database.lock_session(c, self.facts.session_id)
-                first(c)
-            self.facts.insert(c, rows)
-
-        if made and store is not None and getattr(type(store.embedding_model), "instant", False):
-            embedded = store.embed(made, records, self._sent)
-
-            def both(c: Connection) -> None:
-                store.insert(c, embedded)
-                self.facts.insert(c, rows)
-
-            if first is not None:  # which holds the session, and the other begins with the bank
-                self.facts.database.submit(first, self.facts.session_id)
-
-            self.facts.database.submit(both, self.facts.session_id)
-            fault_point("facts.stored")
+        """Note that records are committed, and their drafts where these are ``embedded``; else they are missing."""
+        observed = [r.trace_id for r in records if not is_memory_tool(r.tool_name, r.output_text)]
+        if embedded:
             settle(self.facts.database, self.facts.session_id, len(embedded))
-        else:
-            self.facts.database.submit(insert, self.facts.session_id)
-            fault_point("facts.stored")
-            by_id = {d.trace_id: d for d in made}
-            if mode != "off" and store is not None:
-                self.missing.update((r.trace_id, by_id.get(r.trace_id)) for r in observed)
+        elif self.settings.observer_mode != "off" and self.store is not None:
+            by_id = {d.trace_id: d for d in drafts}
+            self.missing.update((trace_id, by_id.get(trace_id)) for trace_id in observed)
         if self._bare is not None:
             self._bare += len(records) - len(observed)
 

@@ -124,13 +124,12 @@ def memory_tokens(choice: Choice, session: Session) -> int:
 def choice_tokens(view: View, choice: Choice) -> int:
     """The tokens of a choice's context without the memory message."""
     tokens = view.full_tokens if choice.keep_all else view.kept_tokens + sum(e.tokens for e in choice.whole)
-    return tokens + _edited_tokens(view, choice)
+    return tokens + (_edited_tokens(view, choice) if choice.edits else 0)
 
 
 def _edited_tokens(view: View, choice: Choice) -> int:
     """The tokens of the messages in another form, less those of them that are counted otherwise."""
-    counted = {p for e in choice.whole for p in range(e.start, e.stop)} if choice.edits else set()
-    counted.update(view.kept)
+    counted = {*view.kept, *(p for e in choice.whole for p in range(e.start, e.stop))}
     tokens = 0
     for position, edit in choice.edits.items():
         tokens += edit.tokens

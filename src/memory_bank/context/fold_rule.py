@@ -37,11 +37,6 @@ class FoldPrice:
     wait: float
 
 
-def is_priced(settings: MemoryBankSettings) -> bool:
-    """Whether the prices decide when to fold and to how many tokens; not where one of both is given."""
-    return settings.history_budget == settings.refresh_after == "auto"
-
-
 def price_fold(
     view: View, session: MemoryBankState, settings: MemoryBankSettings, *, older: int, rest: int
 ) -> FoldPrice:

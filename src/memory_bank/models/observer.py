@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar
 
 from memory_bank.config import MemoryBankSettings
@@ -70,7 +71,7 @@ class Observer:
         chat = None if settings.observer_model == EXTRACTIVE else as_chat_model(llm_client)
         return cls(chat, settings, book, {} if logged is None else logged, is_durable)
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The source of its insights: ``"extractive"`` or ``"llm:MODEL"``."""
         model = self.settings.observer_model

@@ -105,24 +105,24 @@ def read_usage(usage: object) -> ReportedUsage:
 
 def _read_tokens(usage: object) -> ReportedUsage:
     details = _details(usage, _DETAILS)
-    into, prompt, output = (_largest(usage, names) for names in (_INPUT, _PROMPT, _OUTPUT))
+    into, prompt, output = (_count(usage, *names) for names in (_INPUT, _PROMPT, _OUTPUT))
     hit, miss = (_count(usage, f"prompt_cache_{kind}_tokens") for kind in ("hit", "miss"))
     if prompt is None and miss is not None:
         prompt = (hit or 0) + miss
     into = _most(into, prompt)
-    cached = _most(_largest(usage, _CACHED), _largest(details, _CACHED_DETAILS))
+    cached = _most(_count(usage, *_CACHED), _count(details, *_CACHED_DETAILS))
     five, hour = _lifetimes(usage, details)
-    written = _most(_largest(usage, _WRITTEN), _largest(details, _WRITTEN_DETAILS))
-    beside_read, created = _largest(usage, _READ), _largest(usage, _CREATED)
+    written = _most(_count(usage, *_WRITTEN), _count(details, *_WRITTEN_DETAILS))
+    beside_read, created = _count(usage, *_READ), _count(usage, *_CREATED)
     if five or hour:
         created = _most(created, (five or 0) + (hour or 0))
     if into is None and output is None:
         silent = cached is None and beside_read is None
         return NO_USAGE if silent else ReportedUsage(untold="the usage has no count of input tokens")
-    total = _largest(usage, _TOTAL)
-    if (thoughts := _largest(usage, _THOUGHTS)) is not None:
+    total = _count(usage, *_TOTAL)
+    if (thoughts := _count(usage, *_THOUGHTS)) is not None:
         output = (output or 0) + thoughts
-    into = None if into is None else into + (_largest(usage, _TOOL_PROMPTS) or 0)
+    into = None if into is None else into + (_count(usage, *_TOOL_PROMPTS) or 0)
     read_, written_ = _most(cached, beside_read), _most(written, created)
     cache = (read_ or 0) + (written_ or 0)
     # Of names that leave the cache out, only the total shows that a gateway counts it in, and the other way round.
@@ -196,22 +196,22 @@ def _number(value: object, name: str) -> float | None:
     return number
 
 
-def _count(holder: object, name: str) -> int | None:
-    """A count of tokens; None where there is none. Raises _UnreadableError."""
-    number = None if holder is None else _number(read(holder, name), name)
-    if number is not None and number > _MOST:
-        raise _UnreadableError(name)
-    return None if number is None else round(number)
+def _count(holder: object, *names: str) -> int | None:
+    """The largest count of tokens under these names; None where there is none. Raises _UnreadableError."""
+    largest = None
+    for name in () if holder is None else names:
+        if (number := _number(read(holder, name), name)) is None:
+            continue
+        if number > _MOST:
+            raise _UnreadableError(name)
+        largest = _most(largest, round(number))
+    return largest
 
 
 def _details(usage: object, names: tuple[str, ...]) -> object:
     """The object of one of these names; None where there is none."""
     found = (read(usage, name) for name in names)
     return next((d for d in found if d is not None and not isinstance(d, (int, float, str, list))), None)
-
-
-def _largest(holder: object, names: tuple[str, ...]) -> int | None:
-    return None if holder is None else _most(*(_count(holder, name) for name in names))
 
 
 def _sum(*counts: int | None) -> int | None:

@@ -32,7 +32,7 @@ from memory_bank.pricing import Usage, full_usage, known_price
 from memory_bank.service import failures
 from memory_bank.service.api import lives, memory, records, sessions
 from memory_bank.service.api.openapi import describe, validation_message
-from memory_bank.service.api.requests import JSON, EncodedSlashes, json_bytes
+from memory_bank.service.api.requests import JSON, json_bytes
 from memory_bank.service.operations import health
 from memory_bank.service.operations.background import ServiceObserver, chat_of
 from memory_bank.service.operations.logs import RequestLog
@@ -41,10 +41,9 @@ from memory_bank.service.operations.telemetry import Telemetry
 from memory_bank.service.page import files
 from memory_bank.service.page.recorder import Answer, Recorder
 from memory_bank.service.proxy.api import Provider
-from memory_bank.service.proxy.apis import DIALECTS
 from memory_bank.service.proxy.body import MessageCache
 from memory_bank.service.proxy.exchange import REFUSED, THINKING_LEFT_OUT, Exchange
-from memory_bank.service.proxy.flow import handle
+from memory_bank.service.proxy.flow import DIALECTS, handle
 from memory_bank.service.proxy.identity import Identity
 from memory_bank.service.proxy.rebuild import CONTINUED, Rebuilder
 from memory_bank.service.proxy.shared import Proxy, Seals
@@ -174,11 +173,14 @@ class Service:
             own, ratio = self.sessions.compared(step, exchange.answered_tokens, sent.input)
             counts = own, full_tokens, step.known_tokens
             full = full_usage(sent, *counts, caches=caches, ratio=ratio)
-            self.sessions.billed(step, sent, full, ratio or sent.input / max(1, own))
+            if step.charge is not None:
+                ratio, ratios = ratio or sent.input / max(1, own), step.state.prefix_cache.ratios
+                step.state.ledger.settle(step.charge, ratios.of(sent) / ratio, ratios.of(full) / ratio)
         is_whole = exchange.outcome == "complete" and exchange.status is not None and exchange.status < 300
-        if is_whole and exchange.memory == ("unchanged" if step.unchanged else "rebuilt"):
+        is_as_built = exchange.memory == ("unchanged" if step.unchanged else "rebuilt")
+        if is_whole and is_as_built and step.sent_context is not None:
             cached = exchange.usage.cached if exchange.usage.untold is None else None
-            self.sessions.answered(step, cached, by_marks=by_marks)
+            step.state.prefix_cache.answered(step.sent_context, cached, by_marks=by_marks)
         refused = exchange.reason in (REFUSED, THINKING_LEFT_OUT)
         status = "refused" if refused else "failed" if step.broke else exchange.memory
         ended |= {"status": CONTROL if step.control else status}
@@ -330,7 +332,6 @@ def create_app(config: Config) -> FastAPI:
         Route(f"/v1{d.path}", ProxyEndpoint(), include_in_schema=False) for d in DIALECTS
     ]
     describe(app)
-    app.add_middleware(EncodedSlashes)
     # added last: it is before all
     app.add_middleware(Gate, settings=config.service, hosts=AllowedHosts(config.service))
     return app

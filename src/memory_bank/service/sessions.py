@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -26,7 +27,7 @@ from memory_bank.bank.group_commit import Operation
 from memory_bank.bank.holdout import is_control
 from memory_bank.bank.listing import list_page, newest_searchable
 from memory_bank.bank.maintenance import purge
-from memory_bank.bank.schema import sessions
+from memory_bank.bank.schema import records, sessions
 from memory_bank.bank.session import MemoryBankState, Session
 from memory_bank.bank.steps import CONTROL, StepFigures
 from memory_bank.bank.stores import FactStore
@@ -36,18 +37,19 @@ from memory_bank.context.evidence import evidence_model
 from memory_bank.context.gate import leave
 from memory_bank.context.policies import policy_of
 from memory_bank.context.policies.evidence import choose_standing
+from memory_bank.context.policies.plain import choose_all
 from memory_bank.errors import ConfigError, EmbeddingError, NotFoundError, StorageError
 from memory_bank.models.embedding import load_embedder
 from memory_bank.plan import NO_PLAN, Context, Form, Plan
-from memory_bank.ports import LLMClient, Scope, TokenCounter
-from memory_bank.pricing import Charge, SentContext, Usage
-from memory_bank.processor import MemoryProcessor, NotSentError, change_since
+from memory_bank.ports import LLMClient, Scope
+from memory_bank.pricing import Charge, SentContext
+from memory_bank.processor import MemoryProcessor, NotSentError, apply_policy, change_since
 from memory_bank.service.proxy.api import RequestHistory
 from memory_bank.service.proxy.body import Memo
 from memory_bank.service.security.access import public_name, stored_id, writable_id
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.harness import project_of
-from memory_bank.transcript.messages import check_messages, content_text, read, same_objects
+from memory_bank.transcript.messages import check_messages, check_shape, content_text, read, same_objects
 from memory_bank.transcript.tokens import ENCODING, is_loading, open_counter
 from memory_bank.transcript.turns import ADDED
 
@@ -58,10 +60,16 @@ _s = sessions.c
 _LOADING = 15.0  # seconds that the start waits for a vocabulary
 _PROMPTS = 4  # first messages in which a client may name its folder
 _MOST_TOOLS = 2_000  # tokens of memory's tools; more are those of hidden turns
-_KNOWN = sa.select(_s.session_id).where(
-    _s.session_id == sa.bindparam("session"),
+_LIVING = (
     _s.namespace.is_not_distinct_from(sa.bindparam("namespace", type_=sa.String)),
     _s.deleted.is_(None),
+)
+_KNOWN = sa.select(_s.session_id).where(_s.session_id == sa.bindparam("session"), *_LIVING)
+_EARLIER = (
+    sa.select(_s.session_id)
+    .where(_s.project == sa.bindparam("project"), _s.session_id != sa.bindparam("session"), *_LIVING)
+    .where(sa.exists().where(records.c.session_id == _s.session_id))
+    .limit(1)
 )
 
 
@@ -73,7 +81,7 @@ class Rebuilt(StepFigures):
     the request before had too, ``beside_tokens``: of the client's tools. ``proxied``: the proxy sends the request,
     and reports how many tokens it sent in all.
     ``changes_again``: neither this context nor the one before begins as its predecessor. ``sent_context``: the
-    context for ``answered``, ``charge`` what the step costs as far as is known. ``fates``: see StepToStore.
+    context for the prefix cache, ``charge`` what the step costs as far as is known. ``fates``: see StepToStore.
     """
 
     context: list[object] = field(repr=False)
@@ -85,15 +93,10 @@ class Rebuilt(StepFigures):
     proxied: bool = False
     changes_again: bool = False
     plan: Plan | None = field(default=None, repr=False)
-    state: Session | None = field(default=None, repr=False)
+    state: Session = field(repr=False)
     sent_context: SentContext | None = field(default=None, repr=False)
     charge: Charge | None = field(default=None, repr=False)
     fates: Mapping[str, Sequence[int]] | None = field(default=None, repr=False)
-
-    @property
-    def counter(self) -> TokenCounter:
-        """What counted its tokens."""
-        return self.state.counter if self.state is not None else open_counter()
 
     @property
     def broke(self) -> str | None:
@@ -210,61 +213,53 @@ class Sessions:
         the model gets; the context names ``get_record`` only where it is among them. ``beside``: what the proxy sends
         besides the messages, such as the client's tools; it counts for the context and for the full history.
         ``added``: what memory itself adds besides the messages, such as its tools. ``project``: that it must be of.
-        ``origin``: the project that the request names, else its first prompts do, and the program that sent it, for a
-        session that has none yet. ``sends``: whether the context is sent, asked once it is built; else no step is
-        recorded or charged. ``lineage`` is stored with what is new, if it returns True; else nothing is.
+        ``origin``: the project that the request names, else its first prompts do, and its user agent, for a session
+        that has none yet; of ``claude-cli/2.1.4 (external)`` "claude-cli" is kept. ``sends``: whether the
+        context is sent, asked once it is built; else no step is recorded or charged. ``lineage`` is stored with what
+        is new, if it returns True; else nothing is.
 
         Raises what MemoryProcessor.apply_strategy and reading the messages raise, ConfigError for an
         invalid name, and NotSentError.
         """
         began = time.perf_counter()
-        session_id = writable_id(namespace, name)
+        session_id = stored_id(namespace, name)
         key = strategy or self.strategy
         self.config.strategy(key)
+        check_shape(messages)
         seen = self._hidden(messages, None if history is None else history.memo)
         client = llm_client if llm_client is not None else self.llm_client
         with self._holding(session_id, namespace) as kept:
             if kept.generation is None or project is not None:
                 self._register(session_id, kept, project)
             if kept.generation is None:
-                self.database.set_origin(session_id, origin[0] or _project_of(seen), origin[1])
+                program = re.split(r"[/ ]v?\d|[ (]", origin[1], maxsplit=1)[0][:60].strip("/")
+                self.database.set_origin(session_id, origin[0] or _project_of(seen), program)
             if kept.control is None:
                 share = self.config.service.holdout
                 kept.control = is_control(self.database, session_id, share, stores=True)
             control = kept.control
             with kept.lock:  # the plan must be this step's
-                earlier = self._processor.state(key, session_id)
-                charged = None if earlier is None else earlier.ledger.last
-                count = partial(count_once, (earlier.counter if earlier else open_counter()).count_text)
-                form = None if history is None else history.form
-                if isinstance(earlier, MemoryBankState):
-                    earlier.lineage = lineage and partial(_go_on, lineage)
+                state, policy = self._processor.open(key, session_id, client, model)
+                policy = replace(policy, choose=choose_all) if control else policy
+                charged, form = state.ledger.last, None if history is None else history.form
+                counter = state.counter if state.is_prepared else open_counter()
+                state.ledger.added = count_once(counter.count_text, added)
+                state.ledger.beside = count_once(counter.count_text, beside) if beside else 0
+                if isinstance(state, MemoryBankState):
+                    state.lineage = lineage and partial(_go_on, lineage)
                 elif lineage is not None:
                     self.database.submit(partial(_go_on, lineage), session_id)
-                leaving, tokens, shown, _ = self._processor.rebuild(
-                    seen,
-                    key,
-                    None,
-                    client,
-                    form,
-                    session_id=session_id,
-                    model=model,
-                    tools=tools,
-                    added=count(added),
-                    beside=count(beside) if beside else 0,
-                    sends=sends,
-                    as_it_came=control,
-                )
+                leaving, tokens, shown, read = apply_policy(seen, state, policy, tools, form, sends=sends)
+                self._processor.check_loops(state, read)
                 shown = leaving if form is None else shown
-                state = self._processor.state(key, session_id)
-                plan = None if state is None or state.last_plan is NO_PLAN else state.last_plan
+                plan = None if state.last_plan is NO_PLAN else state.last_plan
                 if isinstance(state, MemoryBankState) and state.generation != kept.generation:
                     # first use, or another process reset the session
                     self.database.open_session(session_id, project, namespace)
                     kept.generation = state.generation
                 if not sends():  # also messages that went through, which were not asked for
-                    last = None if state is None else state.ledger.last
-                    if state is not None and last and last is not charged and last.full:  # given up since
+                    last = state.ledger.last
+                    if last is not charged and last.full:  # given up since
                         state.charge(Charge(-last.paid, -last.full), *state.ledger.before)
                     raise NotSentError
                 context = _with_own_text(shown, seen, messages)
@@ -279,8 +274,7 @@ class Sessions:
                     sent = state.prefix_cache.send(context, model, state.counter.count_message, retention)
                     charge = state.ledger.last
                     fates = None if plan is None else state.fates(plan)
-        counter = state.counter if state is not None else open_counter()
-        more = count_once(counter.count_text, beside) if beside else 0
+        more = count_once(state.counter.count_text, beside) if beside else 0
         known = more + plan.view.tokens_between(0, plan.view.tail_start) if plan and plan.view.tail else 0
         step = Rebuilt(
             session_id=session_id,
@@ -315,24 +309,13 @@ class Sessions:
             self._on_rebuilt(step)
         return step
 
-    def answered(self, step: Rebuilt, cached: int | None, *, by_marks: bool) -> None:
-        """Take the cached tokens that an answer to a context reports, without waiting; see ``PrefixCache``."""
-        if step.state is not None and step.sent_context is not None:
-            step.state.prefix_cache.answered(step.sent_context, cached, by_marks=by_marks)
-
-    def billed(self, step: Rebuilt, sent: Usage, full: Usage, ratio: float) -> None:
-        """Take the usage reported for a step, and that of its full history; ``ratio``: to memory's counts."""
-        if step.state is not None and step.charge is not None and sent.input:
-            ratios = step.state.prefix_cache.ratios
-            step.state.ledger.settle(step.charge, ratios.of(sent) / ratio, ratios.of(full) / ratio)
-
     def compared(self, step: Rebuilt, tokens: int, reported: int) -> tuple[int, float | None]:
         """How memory's counts compare with the provider's, as ``full_usage`` takes it: tokens, and the ratio.
 
         ``tokens``: of all that was sent for a step, as memory counts it; ``reported``: as the provider does. Tools
         are counted in another ratio than messages: the tokens of memory's own are returned in that of messages.
         """
-        if step.state is None or step.sent_context is None:
+        if step.sent_context is None:
             return tokens, None
         own = tokens - step.tokens  # memory's tools, and hidden turns
         whole = 0 <= own <= _MOST_TOOLS
@@ -432,6 +415,19 @@ class Sessions:
             return kept.control
         return is_control(self.database, session_id, self.config.service.holdout)
 
+    def has_earlier(
+        self, namespace: str | None, session_id: str, named: str | None, messages: list[object]
+    ) -> bool:
+        """Whether the project of a session that begins has others with records, which its searches are to reach.
+
+        It is the project that the request has ``named``, else its first prompts.
+        """
+        if self.bank_settings().scope == "session":
+            return False
+        project = named or _project_of(self._hidden(messages[:_PROMPTS]))
+        given: dict[str, object] = {"namespace": namespace, "session": session_id, "project": project}
+        return project is not None and self.database.value(_EARLIER, **given) is not None
+
     def finish(self, step: Rebuilt) -> None:
         """Do the work that a step left for after its context was returned; if it fails, the next step does it."""
         if not isinstance(step.state, MemoryBankState):
@@ -447,9 +443,11 @@ class Sessions:
             self._delay = str(e)
 
     @contextmanager
-    def reading(self, namespace: str | None, name: str) -> Iterator[MemoryBankState]:
-        """A session's memory, locked, for ``handle_tool_call``. Raises NotFoundError."""
-        with self._reading(namespace, self.known(namespace, name)) as state:
+    def reading(
+        self, namespace: str | None, name: str, *, scope: Scope | None = None
+    ) -> Iterator[MemoryBankState]:
+        """A session's memory, locked, for ``handle_tool_call``, with at least a scope. Raises NotFoundError."""
+        with self._reading(namespace, self.known(namespace, name), scope) as state:
             yield state
 
     @contextmanager
@@ -468,7 +466,9 @@ class Sessions:
             yield state, "all" if project is None else "project"
 
     @contextmanager
-    def _reading(self, namespace: str | None, session_id: str) -> Iterator[MemoryBankState]:
+    def _reading(
+        self, namespace: str | None, session_id: str, scope: Scope | None = None
+    ) -> Iterator[MemoryBankState]:
         with self._holding(session_id, namespace) as kept:
             if kept.reader is None:
                 made = MemoryBankState.open(
@@ -477,7 +477,10 @@ class Sessions:
                 with self._lock:
                     kept.reader = kept.reader or made
             with kept.reader.lock:
-                kept.reader.prepare(self.bank_settings(), self.llm_client)
+                settings = self.bank_settings()
+                if scope is not None and settings.scope == "auto":
+                    settings = settings.model_copy(update={"scope": scope})
+                kept.reader.prepare(settings, self.llm_client)
                 kept.reader.files = None
                 yield kept.reader
 
@@ -634,6 +637,7 @@ class Sessions:
     def _register(self, session_id: str, kept: _Kept, project: str | None) -> None:
         """Create a session for its first step. Raises ConfigError if it belongs to another project or namespace."""
         try:
+            writable_id(kept.namespace, public_name(kept.namespace, session_id))
             self._open_session(session_id, kept.namespace, project)
         except ConfigError:
             with self._lock:

@@ -34,10 +34,3 @@ def limiter(kind: Kind) -> CapacityLimiter:
 async def in_thread(kind: Kind, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run blocking work in one of the threads of its kind."""
     return await to_thread.run_sync(lambda: work(*args, **kwargs), limiter=limiter(kind))
-
-
-async def in_thread_if_large(data: bytes, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Do work on a body here, in a default thread if the body is large. Most of it is known from the one before."""
-    if len(data) < 262_144:
-        return work(*args, **kwargs)
-    return await to_thread.run_sync(lambda: work(*args, **kwargs), abandon_on_cancel=True)

@@ -476,7 +476,7 @@ def parse_messages(messages: object, start: int = 0) -> list[Segment]:
     parser = Parser(start)
     for message in check_messages(messages):
         parser.feed(message)
-    return parser.segments()
+    return parser.closed + parser.pending()
 
 
 def latest_interactions(messages: Sequence[object], count: int) -> list[Interaction]:
@@ -527,6 +527,7 @@ def persons_words(message: object) -> str:
     return "\n".join(filter(None, [persons_text(part_text(part)) for part in parts]))
 
 
+@dataclass(slots=True, eq=False)
 class Parser:
     """Groups messages into segments, one message at a time; ``closed`` segments are final.
 
@@ -536,12 +537,12 @@ class Parser:
     fault.
     """
 
-    def __init__(self, start: int = 0) -> None:
-        self.closed: list[Segment] = []
-        self.position = start
-        self._lead: list[Utterance] = []  # may belong to the call that follows
-        self._open: _OpenInteraction | None = None
-        self._between: list[Utterance] = []  # after an unanswered call: part of it if a result still comes
+    position: int = 0
+    closed: list[Segment] = field(default_factory=list)
+    _lead: list[Utterance] = field(default_factory=list)  # may belong to the call that follows
+    _open: _OpenInteraction | None = None
+    # after an unanswered call: part of it if a result still comes
+    _between: list[Utterance] = field(default_factory=list)
 
     def feed(self, message: object) -> None:
         """Parse the next message."""
@@ -578,12 +579,8 @@ class Parser:
             self._close()
             self.closed.append(utterance)
 
-    def segments(self) -> list[Segment]:
-        """All segments so far, the open ones as they would be if nothing followed."""
-        return self.closed + self.pending()
-
     def pending(self) -> list[Segment]:
-        """The segments that are not final yet."""
+        """The segments that are not final yet, as they would be if nothing followed."""
         built: list[Segment] = [] if self._open is None else [self._open.build()]
         return [*built, *self._between, *self._lead]
 

@@ -24,10 +24,10 @@ from memory_bank.bank.database import Database
 from memory_bank.config import ServiceSettings, load_config
 from memory_bank.errors import UpstreamError
 from memory_bank.service.proxy.api import MEMORY_TOOLS
-from memory_bank.service.proxy.apis import DIALECTS
 from memory_bank.service.proxy.body import MessageCache, parse_body
 from memory_bank.service.proxy.events import MOST_BYTES
 from memory_bank.service.proxy.exchange import REFUSED_TOO, ROUNDS, Exchange
+from memory_bank.service.proxy.flow import DIALECTS
 from memory_bank.service.proxy.identity import Identity
 from memory_bank.service.proxy.memory_calls import NOT_YET, answer_memory_calls
 from memory_bank.service.proxy.rebuild import Rebuilder

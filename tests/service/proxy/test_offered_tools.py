@@ -313,7 +313,7 @@ def test_the_guard_of_the_price_counts_the_tools(tmp_path, way):
             post(p.port, PATHS[way], body, b"x-memory-session: s")
         [step] = [e.step for e in p.told(4)[3:]]
         own = len(body_of(way)["tools"])
-        added = step.counter.count_text(compact(server.requests[-1].body["tools"][own:]))
+        added = step.state.counter.count_text(compact(server.requests[-1].body["tools"][own:]))
         assert step.state.ledger.added == added > 100
 
 

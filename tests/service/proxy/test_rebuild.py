@@ -18,9 +18,9 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.maintenance import purge, verify
 from memory_bank.bank.stores import InsightStore
 from memory_bank.errors import EmbeddingError
-from memory_bank.service.proxy.apis import DIALECTS
 from memory_bank.service.proxy.body import parse_body
 from memory_bank.service.proxy.exchange import Exchange
+from memory_bank.service.proxy.flow import DIALECTS
 from memory_bank.service.proxy.identity import Identity
 from memory_bank.service.proxy.rebuild import THREADS, Rebuilder
 from memory_bank.service.sessions import Sessions

@@ -11,8 +11,8 @@ from tests.chats import say
 
 from memory_bank.bank.database import Database
 from memory_bank.config import load_config
-from memory_bank.service.proxy.apis import DIALECTS
 from memory_bank.service.proxy.body import MessageCache
+from memory_bank.service.proxy.flow import DIALECTS
 from memory_bank.service.proxy.identity import Identity
 from memory_bank.service.sessions import Sessions
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from hashlib import blake2b
 from itertools import islice
+from typing import Any
 
 from memory_bank.bank.database import LastFold
 from memory_bank.bank.folds import Fold, FoldContent, FoldReasons, Folds, Turn
@@ -24,13 +25,15 @@ from memory_bank.context.evidence import (
     evidence_model,
     explained,
 )
-from memory_bank.context.first_sight import FirstSight, first_sight
-from memory_bank.context.fold_rule import fold_budget, is_priced, price_fold
-from memory_bank.context.unchanged import restored_copies
+from memory_bank.context.first_sight import first_sight
+from memory_bank.context.fold_rule import fold_budget, price_fold
 from memory_bank.errors import StorageError
 from memory_bank.plan import Choice
 from memory_bank.pricing import common_length, growth_that_pays
+from memory_bank.selection.effects import is_failure
+from memory_bank.selection.files import FileCopy, Files
 from memory_bank.transcript.chat import edited_message
+from memory_bank.transcript.harness import refers_to_earlier
 from memory_bank.transcript.messages import (
     Interaction,
     MessageKind,
@@ -42,10 +45,10 @@ from memory_bank.transcript.messages import (
     same_objects,
     with_hint,
 )
-from memory_bank.transcript.quoting import Mark, quote_lines
+from memory_bank.transcript.quoting import Mark, quote_lines, sendable
 from memory_bank.transcript.shortening import fit_text
 from memory_bank.transcript.transcript import View
-from memory_bank.transcript.turns import Change, Edit
+from memory_bank.transcript.turns import WHOLE, Change, Edit
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
@@ -58,6 +61,8 @@ WAITING = "the older history is too short for a first fold"
 DEAR = "with a fold the run would have cost more than the full history"
 NOTE_HEAD = f"{Mark.NOTES}made before the latest calls):\n"
 NOTE_SHARE = 1 / 3  # of the tokens of a fold, at most
+MOST_COPIED = 10_000
+"""Tokens of the copy of a file; what is longer is shortened, and says so."""
 
 
 def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBankSettings) -> Choice:
@@ -81,10 +86,11 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
         session.run_later("why", partial(_explain, state, session))
     if is_cold := session.idle > settings.cache_retention:
         ledger.sent = ()
-    base = _base(sight, settings)
+    edits = dict(sight.edits)
+    base = Choice(role=settings.memory_role, edits=edits, unfolded=edits)  # all, as it was shown first
     unfolded = choice_tokens(view, replace(base, keep_all=True))
     price = None
-    if is_priced(settings):
+    if settings.history_budget == settings.refresh_after == "auto":  # the prices decide
         rest = choice_tokens(view, replace(base, edits=_still_shown(base, view, view.tail_start)))
         price = price_fold(view, session, settings, older=older, rest=rest)
     budget = price.size if price else fold_budget(settings.history_budget, older)
@@ -136,7 +142,11 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
         ):
             is_due = False  # the same request: the same answer
     # whether there are records whose messages the list has lost
-    gone = not is_due and not stands and not session.steps.keys() <= _record_ids(view)
+    gone = (
+        not is_due
+        and not stands
+        and not session.steps.keys() <= {t for e in view.interactions for t in e.record_ids}
+    )
     if (is_due or gone) and (other := session.counts_otherwise()):
         is_due, gone, why = False, False, other
     if is_due or gone:
@@ -166,18 +176,13 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
 def choose_standing(view: View, session: MemoryBankState, *, settings: MemoryBankSettings) -> Choice:
     """The session's newest fold that fits, and what came since, however long that is; without one all messages."""
     state = _evidence(session, settings)
-    base = _base(first_sight(view, session, settings), settings)
+    edits = dict(first_sight(view, session, settings).edits)
+    base = Choice(role=settings.memory_role, edits=edits, unfolded=edits)
     fold = _stored_fold(state, view, session.last_fold)
     if fold is None:
         return replace(base, unchanged=SHORT)
     stands = _choice(fold, base, _foldable(view, fold.past), view, session, state)
     return replace(stands, may_cost_more=True)
-
-
-def _base(sight: FirstSight, settings: MemoryBankSettings) -> Choice:
-    """All messages, outputs as they were shown first."""
-    edits = dict(sight.edits)
-    return Choice(role=settings.memory_role, edits=edits, unfolded=edits)
 
 
 def _still_shown(base: Choice, view: View, since: int) -> dict[int, Edit]:
@@ -331,8 +336,45 @@ def _choice(
     )
 
 
-def _record_ids(view: View) -> set[str]:
-    return {t for e in view.interactions for t in e.record_ids}
+def restored_copies(view: View, folded: int, count: Callable[[Any], int]) -> dict[int, Edit]:
+    """Edits by position of answers such as "file unchanged", whose file only the ``folded`` interactions show.
+
+    They have the newest copy of the file after the answer's own words: what was read or written last, with later
+    edits applied. A file that a later interaction shows is not shown again. A pure function of messages and fold.
+    """
+    if not any(
+        pair.result is not None and refers_to_earlier(content_text(pair.result.content))
+        for turn in view.interactions[folded:]
+        for pair in turn.pairs
+    ):
+        return {}
+    edits: dict[int, Edit] = {}
+    files = Files()  # a copy has the number of the interaction that shows it
+    for place, turn in enumerate(view.interactions):
+        for pair in () if turn.fault else turn.pairs:
+            if pair.result is None or pair.call is None:
+                continue
+            output, call = content_text(pair.result.content), (pair.tool_name, pair.call.text)
+            files.add(place, *call, output, failed=is_failure(output, *call))
+            if place < folded or pair.result_at is None or not refers_to_earlier(output):
+                continue
+            copies = files.meant(*call, output)
+            if copies and all(copy.number < folded for copy in copies):
+                copies[0].number = place
+                text = f"{output}\n{_shown_copy(copies[0], count)}"
+                position = turn.start + pair.result_at
+                message = edited_message(view.messages[position], {WHOLE: text})
+                edits[position] = Edit({WHOLE: text}, message, count(message))
+    return edits
+
+
+def _shown_copy(copy: FileCopy, count: Callable[[Any], int]) -> str:
+    edits = f"; {len(copy.missing)} later edits are not in it" if copy.missing else ""
+    part = f" ({copy.part})" if copy.part else ""
+    head = f"{Mark.SHORTENED} that result is no longer here; its text{part}{edits}:]\n"
+    return head + fit_text(
+        quote_lines(sendable(copy.text)), MOST_COPIED, lambda text: count({"content": text})
+    )
 
 
 def _foldable(view: View, start: int) -> list[Interaction]:
@@ -357,16 +399,11 @@ class _Evidence:
     noted: int = 0  # the number of the latest record that the note is about; 0 where that is not known
 
 
-def _kept(session: MemoryBankState) -> _Evidence:
-    kept: _Evidence = session.cache(
-        "evidence", lambda: _Evidence(Folds(session.database, session.session_id))
-    )
-    return kept
-
-
 def _evidence(session: MemoryBankState, settings: MemoryBankSettings) -> _Evidence:
     """What the session keeps in memory for its folds."""
-    state = _kept(session)
+    state: _Evidence = session.cache(
+        "evidence", lambda: _Evidence(Folds(session.database, session.session_id))
+    )
     if (
         state.settings is None
         or state.settings[0] is not settings
@@ -393,7 +430,7 @@ def _memory(state: _Evidence, session: MemoryBankState, settings: MemoryBankSett
 
 def evidence_of(session: MemoryBankState) -> EvidenceMemory | None:
     """The evidence that a session has built so far."""
-    return _kept(session).memory
+    return _evidence(session, session.settings).memory
 
 
 def fed_evidence(view: View, session: MemoryBankState, settings: MemoryBankSettings) -> EvidenceMemory:
@@ -406,7 +443,7 @@ def fed_evidence(view: View, session: MemoryBankState, settings: MemoryBankSetti
     stored = session.fact_store.get_many([t for t in missing if t not in records])
     records.update((r.trace_id, r) for r in stored)
     parsed = session.cache("parsed records")  # by first_sight
-    shown = session.cache("shown arguments")  # where a session is handed on
+    shown = session.cache("shown calls")  # where a session is handed on
     notes: dict[str, str] = {}  # what the agent said, by the first record of each turn
     starts: dict[str, int] = {}  # of each record's turn
     left = set(missing)

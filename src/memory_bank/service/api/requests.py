@@ -10,14 +10,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from typing import Annotated, Any, TypeVar
-from urllib.parse import unquote_to_bytes
 
 from fastapi import APIRouter, Depends, Path, Request
 from fastapi.responses import Response
 from pydantic import AfterValidator, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from memory_bank.bank.database import Database
 from memory_bank.errors import BodyError, InvalidRequestError
@@ -31,7 +29,6 @@ from memory_bank.transcript.jsontext import flat_text
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 JSON = "application/json"
-SESSIONS_PATH = "/v1/sessions/"
 _MAX_PARAMETERS = 100
 _CHUNK = 2**16  # bytes of a chunk of a streamed response, at least
 _IS_JSON = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;.*)?\Z", re.I)
@@ -72,7 +69,7 @@ def api_context(request: Request) -> ApiContext:
 
 
 def decoded(segment: str) -> str:
-    """The text of a path segment that ``EncodedSlashes`` has passed on."""
+    """The text of a path segment, in which the gate has encoded slashes."""
     return segment.replace("%2F", "/").replace("%25", "%")
 
 
@@ -95,27 +92,6 @@ RecordId = Annotated[
 ]
 Limit = Annotated[int, Field(ge=1, le=500, description="maximum number")]
 AfterNumber = Field(0, ge=0, le=10**9, description="`next` of the previous page")
-
-
-class EncodedSlashes:
-    """ASGI middleware: below /v1/sessions/ an encoded slash (%2F) does not separate path segments.
-
-    Servers decode a path as a whole before routes are matched. This decodes each segment alone and encodes
-    slashes in it again; ``decoded`` undoes that in handlers.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith(SESSIONS_PATH):
-            raw = scope.get("raw_path") or b""
-            if raw.startswith(SESSIONS_PATH.encode()):
-                segments = [unquote_to_bytes(s).decode("utf-8", "surrogateescape") for s in raw.split(b"/")]
-            else:
-                segments = scope["path"].split("/")
-            scope["path"] = "/".join(s.replace("%", "%25").replace("/", "%2F") for s in segments)
-        await self.app(scope, receive, send)
 
 
 # JSON: NaN, lone surrogates and integers of any length are accepted and returned unchanged

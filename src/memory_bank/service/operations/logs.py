@@ -14,6 +14,7 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -204,26 +205,26 @@ class RequestLog:
         if answer.memory:
             m.memory.labels(answer.memory).inc()
         fields = {"method": method, "route": route, "status": answer.status}
-        fields |= {"ms": round(1000 * seconds, 1), "bytes": answer.bytes}
+        fields |= {"ms": round(1000 * seconds, 1), "bytes": answer.size}
         more = {"cut": not answer.complete, "memory": answer.memory, "upstream_id": answer.upstream_id}
         more |= {"key": getattr(scope["state"].get("caller"), "key_id", None)}
         level = logging.DEBUG if route in QUIET and answer.status < 400 else logging.INFO
         requests.log(level, "request", extra=fields | {k: v for k, v in more.items() if v})
 
 
+@dataclass(slots=True, eq=False)
 class _ObservedResponse:
     """The response to one request, and what is known of it so far."""
 
-    def __init__(self, send: Send, own_id: str) -> None:
-        self._send = send
-        self.id = own_id
-        self.began = time.perf_counter()
-        self.first: float | None = None
-        self.status = 0  # not sent yet
-        self.bytes = 0
-        self.complete = False
-        self.memory = ""
-        self.upstream_id = ""
+    _send: Send
+    id: str
+    began: float = field(default_factory=time.perf_counter)
+    first: float | None = None
+    status: int = 0  # not sent yet
+    size: int = 0
+    complete: bool = False
+    memory: str = ""
+    upstream_id: str = ""
 
     async def send(self, message: Message) -> None:
         """Pass a message on and note what it says."""
@@ -234,7 +235,7 @@ class _ObservedResponse:
         elif is_body:
             if self.first is None:
                 self.first = time.perf_counter() - self.began
-            self.bytes += len(message.get("body", b""))
+            self.size += len(message.get("body", b""))
         await self._send(message)
         self.complete = self.complete or (is_body and not message.get("more_body", False))
 

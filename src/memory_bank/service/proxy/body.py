@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import is_
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
+
+from anyio import to_thread
 
 from memory_bank.errors import BodyError, MissingExtraError
 from memory_bank.transcript.messages import same_objects
@@ -49,6 +51,7 @@ _STATES = 8  # at the end of a list whose last messages change, such as by cache
 _whitespace = re.compile(r"[ \t\n\r]*")
 _raw_decode = json.JSONDecoder().raw_decode
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 def decompressed(data: bytes, coding: str, most: int) -> bytes | None:
@@ -61,13 +64,20 @@ def decompressed(data: bytes, coding: str, most: int) -> bytes | None:
     return plain if decoder.eof and not decoder.unused_data and len(plain) <= most else None
 
 
+async def in_thread_if_large(data: bytes, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Do work on a body here, in a default thread if the body is large. Most of it is known from the one before."""
+    if len(data) < 262_144:
+        return work(*args, **kwargs)
+    return await to_thread.run_sync(lambda: work(*args, **kwargs), abandon_on_cancel=True)
+
+
+@dataclass(slots=True, eq=False)
 class Memo:
     """What was computed of each message of a list, of which the next request's list has the beginning."""
 
-    def __init__(self) -> None:
-        self._prompt: object = None
-        self._lists: dict[str, tuple[Sequence[object], list[Any]]] = {}
-        self._digests: dict[str, tuple[bytes, Sequence[bytes], list[str], deque[Any]]] = {}
+    _prompt: object = None
+    _lists: dict[str, tuple[Sequence[object], list[Any]]] = field(default_factory=dict)
+    _digests: dict[str, tuple[bytes, Sequence[bytes], list[str], deque[Any]]] = field(default_factory=dict)
 
     def keep_prompt(self, messages: list[Any]) -> None:
         """Put the last request's object in the place of an equal first message, which a prompt sent apart is."""
@@ -162,14 +172,16 @@ def _parse(data: bytes, text: str, editable: Sequence[str], known: Known | None)
     value: JsonObject = {}
     spans: dict[str, tuple[int, int, int]] = {}
     elements: dict[str, Elements] = {}
-    start = _skip(text, 1 if text.startswith(_BOM) else 0)
-    if text[start] != "{":
+    at = _skip(text, 1 if text.startswith(_BOM) else 0)
+    if text[at] != "{":
         raise BodyError("not a JSON object")
-    last = start + 1  # the end of the last member
-
-    def member(at: int) -> int:
-        nonlocal last
-        before = last
+    last = at + 1  # the end of the last member
+    at = _skip(text, last)
+    while text[at] != "}":
+        if value:
+            if text[at] != ",":
+                raise ValueError("expected a comma or }")
+            at = _skip(text, at + 1)
         if text[at] != '"':
             raise ValueError("expected a member's name")
         key, at = _raw_decode(text, at)
@@ -179,42 +191,36 @@ def _parse(data: bytes, text: str, editable: Sequence[str], known: Known | None)
         at = _skip(text, at + 1)
         if key in spans:
             raise BodyError(f"duplicate member {key}")
+        before = last
         if key in editable and text[at] == "[":
-            found: list[tuple[object, Span]] = []
-
-            def element(at: int) -> int:
-                element, end = _raw_decode(text, at)
-                found.append((element, (at, end)))
-                if len(found) == HEAD and known is not None:
-                    found[:] = known(key, text, tuple(found))
-                return found[-1][1][1]
-
-            last = _each(text, at, "]", element)
-            elements[key] = tuple(found)
-            value[key] = [element for element, _ in found]
+            elements[key], last = _parse_array(text, at, key, known)
+            value[key] = [element for element, _ in elements[key]]
         else:
             value[key], last = _raw_decode(text, at)
         if key in editable:
             spans[key] = before, at, last
-        return last
-
-    if _skip(text, _each(text, start, "}", member)) != len(text):
+        at = _skip(text, last)
+    if _skip(text, at + 1) != len(text):
         raise ValueError("expected the end")
     return Body(data, value, text, spans, elements, last)
 
 
-def _each(text: str, start: int, closing: str, read: Callable[[int], int]) -> int:
-    """Call ``read``, which returns an end, at each start between brackets; the position after them."""
+def _parse_array(text: str, start: int, key: str, known: Known | None) -> tuple[Elements, int]:
+    """The elements of an array that begins at ``start``, and the position after it; see ``parse_body``."""
+    elements: list[tuple[object, Span]] = []
     at = _skip(text, start + 1)
-    if text[at] == closing:
-        return at + 1
-    while True:
-        at = _skip(text, read(at))
-        if text[at] == closing:
-            return at + 1
-        if text[at] != ",":
-            raise ValueError(f"expected a comma or {closing}")
-        at = _skip(text, at + 1)
+    while text[at] != "]":
+        if elements:
+            if text[at] != ",":
+                raise ValueError("expected a comma or ]")
+            at = _skip(text, at + 1)
+        element, end = _raw_decode(text, at)
+        elements.append((element, (at, end)))
+        if len(elements) == HEAD and known is not None:
+            elements[:] = known(key, text, tuple(elements))
+            end = elements[-1][1][1]
+        at = _skip(text, end)
+    return tuple(elements), at + 1
 
 
 def _skip(text: str, at: int) -> int:

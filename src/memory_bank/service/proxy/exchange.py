@@ -150,7 +150,7 @@ class Exchange:
     @property
     def counter(self) -> TokenCounter:
         """What counts its tokens."""
-        return open_counter() if self.step is None else self.step.counter
+        return open_counter() if self.step is None else self.step.state.counter
 
     @property
     def may_hide(self) -> bool:

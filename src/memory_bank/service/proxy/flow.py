@@ -18,10 +18,14 @@ from starlette.types import Receive, Scope, Send
 from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
 from memory_bank.models.usage import ReportedUsage
 from memory_bank.service.failures import failure
-from memory_bank.service.proxy.apis import DIALECTS
-from memory_bank.service.proxy.body import Body, decompressed, without_member
+from memory_bank.service.proxy.api import Dialect
+from memory_bank.service.proxy.body import Body, decompressed, in_thread_if_large, without_member
+from memory_bank.service.proxy.chat import ChatDialect
 from memory_bank.service.proxy.exchange import OTHER, REFUSED, Exchange, SessionRefusals
 from memory_bank.service.proxy.memory_calls import answer_memory_calls
+from memory_bank.service.proxy.messages import MessagesDialect
+from memory_bank.service.proxy.rebuild import COMPACTION
+from memory_bank.service.proxy.responses import ResponsesDialect
 from memory_bank.service.proxy.send import CONTEXT_MANAGEMENT, send, without_beta
 from memory_bank.service.proxy.shared import BEGINNING, Proxy
 from memory_bank.service.proxy.summaries import expand, finish_summary, own_summary
@@ -32,12 +36,20 @@ from memory_bank.service.proxy.upstream import (
     request_headers,
 )
 from memory_bank.service.security.access import caller_of
-from memory_bank.service.threads import in_thread_if_large
 
 log = logging.getLogger("memory_bank.Service")
 
 KEPT_BYTES = 2**20
 """Bytes of an answer that are kept until it is recorded."""
+DIALECTS: tuple[Dialect, ...] = (
+    ChatDialect(),
+    ResponsesDialect(),
+    MessagesDialect(),
+    ResponsesDialect("compact", "/responses/compact"),
+    MessagesDialect("count_tokens", "/messages/count_tokens", counts_only=True),
+    ResponsesDialect("input_tokens", "/responses/input_tokens", counts_only=True),
+)
+"""The model APIs that the proxy knows."""
 
 
 async def handle(proxy: Proxy, scope: Scope, receive: Receive, respond: Send) -> None:
@@ -60,9 +72,13 @@ async def handle(proxy: Proxy, scope: Scope, receive: Receive, respond: Send) ->
             else:
                 await _read_body(proxy, exchange, incoming, stream)
                 await _build(proxy, exchange)
-                answer = await own_summary(proxy, exchange) or await send(proxy, exchange)
-                answer = await answer_memory_calls(proxy, exchange, answer)
-                answer = await finish_summary(proxy, exchange, answer)
+                asks_summary = exchange.reason == COMPACTION
+                own = await own_summary(proxy, exchange) if asks_summary else None
+                answer = own or await send(proxy, exchange)
+                if exchange.tools or exchange.hidden:
+                    answer = await answer_memory_calls(proxy, exchange, answer)
+                if asks_summary:
+                    answer = await finish_summary(proxy, exchange, answer)
                 answer.headers += _told(exchange)
             await _relay(exchange, answer, respond)
         if gone.cancelled_caught:

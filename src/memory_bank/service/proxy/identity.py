@@ -25,7 +25,7 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -127,9 +127,8 @@ class Identity:
         if chain is None:
             return named and search.without_calls(named)
         search.latest = chain.latest
-        names = _new_names(namespace, key)
         for _ in range(12):  # another request may move a head meanwhile
-            found = search.attempt(chain, names)
+            found = search.attempt(chain)
             if found is not None:
                 return found
         raise StorageError("too many requests continue one conversation at once: send the request again.")
@@ -159,6 +158,7 @@ class _Search:
     later: bool
     wanted: Callable[[], bool]
     latest: Sequence[DigestedInteraction] = ()  # of the list
+    _has_begun: bool = False
     # by session, the digests of the list that it knows; any of these rows stands for the session
     _rows: dict[str, dict[str, KnownDigest]] = field(default_factory=dict)
     _by_digest: dict[str, list[KnownDigest]] = field(default_factory=dict)
@@ -172,7 +172,7 @@ class _Search:
         """What is noted of a session."""
         return content_key(self.seed, *parts).hex()
 
-    def attempt(self, chain: DigestChain, names: Iterator[str]) -> SessionMatch | None:
+    def attempt(self, chain: DigestChain) -> SessionMatch | None:
         """Continue, fork or begin a session; None where another request was faster."""
         self._rows.clear()
         self._by_digest.clear()
@@ -182,7 +182,7 @@ class _Search:
             self._take(chain.ends[_FIRST_DIGESTS:])
             continued = self._continued(chain)
         if continued is None:
-            return self._begin(chain, next(names))
+            return self._begin(chain)
         session, known_until, by_calls = continued
         new = [i for i in chain.latest if i.stop > known_until]
         entry = self._entry(chain, new, keep_calls=not new)
@@ -204,9 +204,9 @@ class _Search:
         write = self.identity.lineage.going_on(session_id, head, entry)
         return self.identity.lineage.database.submit(write, session_id)
 
-    def _begin(self, chain: DigestChain, name: str) -> SessionMatch | None:
+    def _begin(self, chain: DigestChain) -> SessionMatch | None:
         """Begin a session or a fork, or go on in one of the name; None where it is taken or another was faster."""
-        lineage = self.identity.lineage
+        lineage, name = self.identity.lineage, self._new_name()
         known_until, fork = self._fork(chain)
         entry = self._entry(chain, [i for i in chain.latest if i.stop > known_until])
         if self.named is not None:
@@ -272,6 +272,13 @@ class _Search:
         newest = max(found, key=lambda s: self.identity.lineage.newest(s.session_id), default=None)
         return newest, None, not is_compacted
 
+    def _new_name(self) -> str:
+        """The client's name or key for the first conversation with it; else, and at a later attempt, a random one."""
+        key, is_first, self._has_begun = self.key, not self._has_begun, True
+        if key is None or not _is_name(self.namespace, key) or known_form(key):
+            return f"auto-{secrets.token_hex(10)}"
+        return key if is_first else f"{key[: LONGEST_NAME - 13]}~{secrets.token_hex(6)}"
+
     def _opening(self) -> str:
         """The digest of the messages before the first call but the system messages."""
         begun = takewhile(lambda k: k is not MessageKind.CALL, self.history.kinds)
@@ -295,7 +302,8 @@ class _Search:
             session = next(iter(rows.values()))
             until = chain.positions.get(session.head or "", 0)
             # otherwise the list begins like another session
-            by_calls = self._until_by_calls(session) if first is None or first in rows else 0
+            may_be = until < self.latest[-1].stop and (first is None or first in rows)
+            by_calls = self._until_by_calls(session) if may_be else 0
             for known_until, says_calls in ((until, False), (by_calls, True)):
                 new = (known_until, not says_calls, chain.whole in rows)
                 if known_until and new > rank:
@@ -461,16 +469,6 @@ def _is_name(namespace: str | None, name: str) -> bool:
     return False
 
 
-def _new_names(namespace: str | None, key: str | None) -> Iterator[str]:
-    """Names for a new session: the client's name or key for the first conversation with it, else random ones."""
-    if key is None or not _is_name(namespace, key) or known_form(key):
-        while True:
-            yield f"auto-{secrets.token_hex(10)}"
-    yield key
-    while True:
-        yield f"{key[: LONGEST_NAME - 13]}~{secrets.token_hex(6)}"
-
-
 # ---------------------------------------------------------------------- digests
 
 
@@ -503,7 +501,7 @@ class DigestedInteraction(NamedTuple):
                 output = pair.result.output_text
                 if output is None:
                     output = dump_value(pair.result.raw_output)
-                called = content_key(self.seed, b"called", _encode(call_id), _encode(pair.tool_name))
+                called = content_key(self.seed, b"called", call_id, pair.tool_name)
                 whole = hashlib.sha256(self.seed + b"outcome" + pair.content_key()).hexdigest()
                 size = len(pair.call.text if pair.call else "") + len(output or "")
                 found.append(CallDigest(called.hex()[:32], whole[:32], size))
@@ -532,7 +530,7 @@ def chain_seed(namespace: str | None, upstream_key: str | None, cache_key: str |
     The upstream key enters as a hash that is never used alone.
     """
     secret = b"" if upstream_key is None else hashlib.sha256(_encode(upstream_key)).digest()
-    parts = (b"\0" if part is None else _encode(part) for part in (namespace, cache_key))
+    parts = (b"\0" if part is None else part for part in (namespace, cache_key))
     return content_key(b"memory_bank lineage 1", secret, *parts)
 
 
@@ -547,7 +545,7 @@ def digest_chain(seed: bytes, history: RequestHistory) -> DigestChain | None:
     for interaction in latest:
         calls = (pair.call for pair in interaction.pairs if pair.call is not None)
         found = next((str(c.call_id) for c in calls if looks_random(c.call_id, c.name)), None)
-        by_end[interaction.stop] = found and content_key(seed, b"call", _encode(found)).hex()
+        by_end[interaction.stop] = found and content_key(seed, b"call", found).hex()
     data = memo.of_each("canonical", messages, canonical_bytes)
     if None in by_end.values():  # named by all that came before but the system messages
         said = [b"" if k is MessageKind.SYSTEM else d for k, d in zip(kinds, data, strict=True)]

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import logging
 import math
-import re
 import threading
 import time
 import traceback
@@ -21,18 +20,19 @@ import anyio
 from anyio import CapacityLimiter, to_thread
 from cachetools import LRUCache
 
+from memory_bank.bank.lineage import Offer
 from memory_bank.bank.session import Session
 from memory_bank.context.gate import has_too_many_marks
 from memory_bank.errors import MemoryBankError
 from memory_bank.processor import NotSentError
 from memory_bank.service.failures import code_of
-from memory_bank.service.proxy.api import NotRebuiltError, Provider, RequestHistory, own_tools
+from memory_bank.service.proxy.api import NotRebuiltError, Provider, RequestHistory, Schemas, own_tools
 from memory_bank.service.proxy.body import as_object, objects_of
 from memory_bank.service.proxy.exchange import Exchange
 from memory_bank.service.proxy.identity import Identity, SessionMatch, client_session, named_session
 from memory_bank.service.security.access import project_named, public_name, stored_id
 from memory_bank.service.sessions import Rebuilt, Sessions, count_once
-from memory_bank.tools import TOOL_SCHEMAS
+from memory_bank.tools import EARLIER_SCHEMAS, TOOL_SCHEMAS
 from memory_bank.transcript.anthropic import marks_beside
 from memory_bank.transcript.harness import asks_for_summary
 from memory_bank.transcript.jsontext import compact
@@ -71,13 +71,13 @@ class MemoryFailedError(Exception):
         self.reason = reason
 
 
+@dataclass(slots=True, eq=False)
 class _Job:
     """A rebuild in a thread: "taken" before it is charged, "put" before it is recorded and sent, or "given up"."""
 
-    def __init__(self) -> None:
-        self.session_id: str | None = None
-        self.end = ""
-        self._lock = threading.Lock()
+    session_id: str | None = None
+    end: str = ""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def moves(self, end: Literal["taken", "put", "given up"], *before: str) -> bool:
         """Whether its end is now ``end``, coming from one of ``before``; the first who moves it decides."""
@@ -194,7 +194,8 @@ class Rebuilder:
     passes: set[Provider] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._decisions: LRUCache[str, bool] = LRUCache(MOST_UNMARKED)  # which sessions have memory's tools
+        # what sessions get of memory's tools, and whether the database has it
+        self._offers: LRUCache[str, tuple[Offer | None, bool]] = LRUCache(MOST_UNMARKED)
         self.unmarked: LRUCache[tuple[str | None, str | None], bool] = LRUCache(MOST_UNMARKED)
         self.untooled: LRUCache[str, bool] = LRUCache(MOST_UNMARKED)
         self._shares: LRUCache[str | None, _Share] = LRUCache(1_024)
@@ -234,7 +235,7 @@ class Rebuilder:
             return
         if step.broke:
             share.without[step.broke] += 1
-        elif exchange.reason is None:
+        elif exchange.reason is None and share.failures:
             share.works()
         if step.state not in self._unfinished:
             self._unfinished.add(step.state)
@@ -269,25 +270,9 @@ class Rebuilder:
         self, limit: float, job: _Job, work: Callable[[_Job, Exchange], None], exchange: Exchange
     ) -> bool:
         """Work on a request in a thread; False where it has not begun to change it within the limit."""
-
-        def run() -> None:
-            with self._lock:
-                self._running.add(job)
-            try:
-                work(job, exchange)
-            except (NotRebuiltError, MemoryFailedError, NotSentError):
-                raise
-            except MemoryBankError as e:
-                raise MemoryFailedError(code_of(e), f"{type(e).__name__}: {e}") from None
-            except Exception as e:  # the error's text may hold contents
-                place = traceback.extract_tb(e.__traceback__)[-1]
-                sentence = f"an unforeseen {type(e).__name__} at {place.name}:{place.lineno}"
-                raise MemoryFailedError("unforeseen", sentence) from None
-            finally:
-                with self._lock:
-                    self._running.discard(job)
-
-        task = self._start(to_thread.run_sync(run, limiter=self._threads))
+        with self._lock:
+            self._running.add(job)
+        task = self._start(to_thread.run_sync(work, job, exchange, limiter=self._threads), job)
         try:
             await asyncio.wait({task}, timeout=limit)
             if not task.done() and not job.moves("given up", ""):
@@ -296,16 +281,26 @@ class Rebuilder:
                 return False
             await task
             return True
+        except (NotRebuiltError, MemoryFailedError, NotSentError):
+            raise
+        except MemoryBankError as e:
+            raise MemoryFailedError(code_of(e), f"{type(e).__name__}: {e}") from None
+        except Exception as e:  # the error's text may hold contents
+            place = traceback.extract_tb(e.__traceback__)[-1]
+            sentence = f"an unforeseen {type(e).__name__} at {place.name}:{place.lineno}"
+            raise MemoryFailedError("unforeseen", sentence) from None
         finally:
             job.moves("given up", "", "taken")  # also where the client has gone
             if job.end == "given up" and job.session_id is not None:
                 exchange.session = public_name(exchange.namespace, job.session_id)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Begin work that goes on whoever waits for it."""
+    def _start(self, work: Coroutine[Any, Any, None], job: _Job | None = None) -> asyncio.Task[None]:
+        """Begin work, maybe that of a job, that goes on whoever waits for it."""
 
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
+            with self._lock:
+                self._running -= {job}
             if not task.cancelled():
                 task.exception()  # which nobody may have waited for
 
@@ -365,13 +360,10 @@ class Rebuilder:
     async def _finish(self, rebuilt: Rebuilt) -> None:
         """Do the work that was put off for a context, once its request is on its way."""
         await asyncio.sleep(0.01)  # in which the request goes upstream
-
-        def finish() -> None:
-            self._unfinished.discard(rebuilt.state)  # a step from now on is another task's
-            self.sessions.finish(rebuilt)
-
         try:
-            await to_thread.run_sync(finish, limiter=self._finishers)
+            async with self._finishers:
+                self._unfinished.discard(rebuilt.state)  # a step from now on is another task's
+                await to_thread.run_sync(self.sessions.finish, rebuilt, limiter=self._threads)
         except Exception as e:  # the next step does it; the error's text may hold contents
             log.error("the work put off by a step failed with an unforeseen %s", type(e).__name__)
 
@@ -385,7 +377,9 @@ class Rebuilder:
             match = self._session_of(
                 exchange, history, job, asks_summary=is_summary, records=not api.counts_only, later=True
             )
-            offered = self._offered(exchange, None if match is None else stored_id(namespace, match.name))
+            session_id = None if match is None else stored_id(namespace, match.name)
+            keeps = None if api.counts_only else lambda: job.end != "given up"
+            offered = self._offered(exchange, session_id, history.messages, keeps=keeps)
             if match is None:
                 if job.moves("put", ""):
                     exchange.passes(NOTHING_YET)
@@ -403,10 +397,9 @@ class Rebuilder:
                     exchange.tools = offered
                     self._put(exchange, leaving)
                 return
-            job.session_id = session_id = stored_id(namespace, match.name)
+            job.session_id = session_id
             if any(other.session_id == session_id for other in self.hanging if other is not job):
                 raise MemoryFailedError("busy", "an earlier request of the session is still at work")
-            self._keep_decision(exchange, session_id, offered is not None)
 
             def sends(match: SessionMatch = match) -> bool:
                 """Whether it is sent: asked before it is charged, and again once that is done."""
@@ -424,7 +417,7 @@ class Rebuilder:
                     sends=sends,
                     lineage=match.write,
                     added=compact(offered[len(value.get("tools") or ()) :]) if offered else "",
-                    origin=(project, _program(exchange.client_headers.get("user-agent") or "")),
+                    origin=(project, exchange.client_headers.get("user-agent") or ""),
                 )
                 break
             except NotSentError:
@@ -508,43 +501,71 @@ class Rebuilder:
                 exchange.arrays = {api.key: own}
 
     def _offered(
-        self, exchange: Exchange, session_id: str | None = None, *, asks: bool = True
+        self,
+        exchange: Exchange,
+        session_id: str | None = None,
+        messages: Sequence[object] = (),
+        *,
+        asks: bool = True,
+        keeps: Callable[[], bool] | None = None,
     ) -> list[object] | None:
         """The request's tools with memory's, which a session gets from its first request on or never; None without.
 
-        The tools stand before all messages: if they came or went within a session, the provider's cache would lose
-        these. ``asks``: the database is asked for a decision that this process has not made itself.
+        The tools stand before all messages: if they came, went or changed within a session, the provider's cache
+        would lose these. ``messages``: of a session that may begin, whose project may have earlier ones. ``asks``:
+        the database is asked for what this process has not decided itself. ``keeps``: what is decided is stored,
+        if it returns True then.
         """
-        api, value = exchange.api, exchange.body.value
-        own = value.get("tools")
-        if not (self.inject is True or (self.inject and own)) or api.route == "compact":
-            return None
-        if not self.sessions.shortens(exchange.client_headers.get("x-memory-strategy")):
-            return None
-        decided = None
-        if session_id is not None:
-            if session_id in self.untooled or self.sessions.is_control(session_id):
-                return None
+        api, value, known, is_kept = exchange.api, exchange.body.value, None, False
+        if session_id is not None and self.inject:
             with self._lock:
-                decided = self._decisions.get(session_id)
-            if decided is None and asks:
-                decided = self.identity.lineage.tools_decided(session_id)
-        if decided is None and self.sessions.config.service.holdout and not _names(exchange, session_id):
-            return None  # it is drawn after its first request, which cannot know whether it has memory
-        if decided is None:
-            decided = not api.binds_tools(value) and (self.inject is True or _has_room(exchange))
-        return api.offer_tools(value) if decided else None
+                known, is_kept = self._offers.get(session_id, (None, False))
+            if asks and not is_kept:
+                stored = self.identity.lineage.offer(session_id)
+                known, is_kept = stored or known, stored is not None
+        offer = self._offer(exchange, session_id, known, messages)
+        tools = api.offer_tools(value, _SCHEMAS[offer]) if offer in _SCHEMAS else None
+        if session_id is None or not self.inject:
+            return tools
+        if keeps and not is_kept and (value.get("tools") or offer is Offer.EARLIER):
+            known = self.identity.lineage.keep_offer(session_id, offer if tools else Offer.NONE, keeps)
+            if not (is_kept := keeps()):
+                return tools
+            if tools and known is not offer:  # another process was faster
+                tools = api.offer_tools(value, _SCHEMAS[known]) if known in _SCHEMAS else None
+        if is_kept or (known is None and tools):
+            with self._lock:
+                self._offers[session_id] = known or offer, is_kept
+        return tools
 
-    def _keep_decision(self, exchange: Exchange, session_id: str, offered: bool) -> None:
-        """Store whether a session has memory's tools, where a later request of it might say otherwise."""
-        with self._lock:
-            is_known = session_id in self._decisions
-        if not is_known and self.inject and exchange.body.value.get("tools"):
-            decided = self.identity.lineage.tools_decided(session_id)
-            if decided is None:
-                self.identity.lineage.decide_tools(session_id, decided := offered)
-            with self._lock:
-                self._decisions[session_id] = decided
+    def _offer(
+        self, exchange: Exchange, session_id: str | None, known: Offer | None, messages: Sequence[object]
+    ) -> Offer:
+        """What a request gets of memory's tools: what is known of its session, where these can be offered at all."""
+        api, value = exchange.api, exchange.body.value
+        if not (self.inject is True or (self.inject and value.get("tools"))) or api.route == "compact":
+            return Offer.NONE
+        if not self.sessions.shortens(exchange.client_headers.get("x-memory-strategy")):
+            return Offer.NONE
+        if session_id is not None and (
+            session_id in self.untooled
+            or (self.sessions.is_control(session_id) and _names(exchange, session_id))
+        ):
+            return Offer.NONE
+        if known is not None:
+            return known
+        if api.binds_tools(value) or not (self.inject is True or _has_room(exchange, TOOL_SCHEMAS)):
+            return Offer.NONE
+        # where no client names the session, its first request could not know what is decided later
+        is_first = messages and session_id is not None and _names(exchange, session_id)
+        if is_first and (self.inject is True or _has_room(exchange, EARLIER_SCHEMAS)):
+            project = project_named(exchange.namespace, exchange.client_headers)
+            if self.sessions.has_earlier(exchange.namespace, str(session_id), project, [*messages]):
+                return Offer.EARLIER
+        return Offer.OWN
+
+
+_SCHEMAS = {Offer.OWN: TOOL_SCHEMAS, Offer.EARLIER: EARLIER_SCHEMAS}
 
 
 def _names(exchange: Exchange, session_id: str | None) -> bool:
@@ -553,7 +574,7 @@ def _names(exchange: Exchange, session_id: str | None) -> bool:
     return named is not None and session_id == stored_id(exchange.namespace, named.name)
 
 
-def _has_room(exchange: Exchange) -> bool:
+def _has_room(exchange: Exchange, schemas: Schemas) -> bool:
     """Whether memory's tools are a small share of the first request of a conversation: its tools and prompts.
 
     Images, files and blanks are many characters and few tokens, so that they do not count.
@@ -568,7 +589,7 @@ def _has_room(exchange: Exchange) -> bool:
         *map(message_text, asked),
     ]
     shown = len(own) + sum(len(" ".join(text.split())) for text in texts)
-    return len(compact(TOOL_SCHEMAS)) <= TOOLS_SHARE * shown
+    return len(compact(schemas)) <= TOOLS_SHARE * shown
 
 
 def _asks_summary(exchange: Exchange, history: RequestHistory) -> bool:
@@ -601,8 +622,3 @@ def _conversation(exchange: Exchange) -> bytes:
 
 def _unseen(count: int) -> str:
     return f"no tool calls seen in {count} requests"
-
-
-def _program(user_agent: str) -> str:
-    """The name of a program, of its user agent: ``claude-cli/2.1.4 (external)`` is "claude-cli"."""
-    return re.split(r"[/ ]v?\d|[ (]", user_agent, maxsplit=1)[0][:60].strip("/")

@@ -10,7 +10,14 @@ from typing import Any
 
 from memory_bank.errors import BodyError, UpstreamError
 from memory_bank.service.proxy.api import Dialect, EventKind
-from memory_bank.service.proxy.body import JsonObject, as_object, parse_object, render_body, without_member
+from memory_bank.service.proxy.body import (
+    JsonObject,
+    as_object,
+    in_thread_if_large,
+    parse_object,
+    render_body,
+    without_member,
+)
 from memory_bank.service.proxy.events import EventSplitter
 from memory_bank.service.proxy.exchange import (
     IN_VAIN,
@@ -26,7 +33,6 @@ from memory_bank.service.proxy.exchange import (
 from memory_bank.service.proxy.shared import Proxy
 from memory_bank.service.proxy.upstream import Headers, UpstreamAnswer, UsageReader, after
 from memory_bank.service.security.access import stored_id
-from memory_bank.service.threads import in_thread_if_large
 
 log = logging.getLogger("memory_bank.Service")
 

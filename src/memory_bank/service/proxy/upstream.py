@@ -8,8 +8,8 @@ import re
 import ssl
 import urllib.request
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
-from dataclasses import dataclass
-from functools import cache, reduce
+from dataclasses import dataclass, field
+from functools import cache
 from urllib.parse import urlsplit
 
 from anyio import CancelScope
@@ -338,21 +338,21 @@ def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
 # usage
 
 
+@dataclass(slots=True, eq=False)
 class UsageReader:
     """Finds the usage in an answer: it keeps a whole answer up to ``KEPT`` bytes, of a stream the last line."""
 
-    KEPT = 262_144
+    is_readable: bool = True
+    _data: bytes = b""
+    _is_stream: bool | None = None
+    _usage: JsonObject = field(default_factory=dict)
 
-    def __init__(self, *, is_readable: bool = True) -> None:
-        self._is_readable = is_readable
-        self._data = b""
-        self._is_stream: bool | None = None
-        self._usage: JsonObject = {}
+    KEPT = 262_144
 
     async def reading(self, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """The body of the answer, which is read as it passes."""
         async for chunk in body:
-            if self._is_readable:
+            if self.is_readable:
                 self.feed(chunk)
             yield chunk
 
@@ -370,7 +370,7 @@ class UsageReader:
 
     def report(self) -> ReportedUsage:
         """The usage of the answer. Counts in a stream are those so far: the last that is not zero is taken."""
-        if not self._is_readable:
+        if not self.is_readable:
             return ReportedUsage(untold="the answer is compressed")
         self._read(self._data.removeprefix(b"data:"))
         self._data = b""
@@ -385,7 +385,8 @@ class UsageReader:
             found = _last_usage(text)
         else:
             found = [dict(usage) for usage in usages_of(as_object(answer))]
-        self._usage = reduce(merge_usage, found, self._usage)
+        for usage in found:
+            self._usage = merge_usage(self._usage, usage) if self._usage else usage
 
 
 def _last_usage(text: bytes) -> list[JsonObject]:

@@ -17,7 +17,9 @@ import re
 import socket
 import traceback
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
@@ -38,6 +40,7 @@ from memory_bank.service.security.access import LOCAL, NO_KEY, NOBODY, Caller, K
 
 log = logging.getLogger("memory_bank.Service")
 
+SESSIONS_PATH = "/v1/sessions/"
 _PORT = {"http": 80, "https": 443}
 _HOST = re.compile(r"(?:\[([0-9a-f:.]{2,45})\]|([a-z0-9_](?:[a-z0-9._-]{0,253})))(?::(\d{0,5}))?")
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]{0,40})://([^/\s@]{1,260})")
@@ -142,7 +145,13 @@ class AllowedHosts:
         if len(hosts) != 1:
             raise OriginError("a request must have exactly one Host header.")
         host = host_and_port(hosts[0])
-        if host is None or not self._is_allowed(host, scope):
+        server = scope["server"][0] if scope.get("server") else None
+        if host is None or not (
+            is_loopback(host[0])
+            or host[0] == self._bound
+            or not self._hosts.isdisjoint((host, (host[0], None)))
+            or (server is not None and host[0] == str(address_of(server) or server))
+        ):
             raise OriginError(
                 "this host name is not allowed: use the service's address or localhost, or add the name to "
                 "allowed_hosts."
@@ -162,13 +171,6 @@ class AllowedHosts:
         if refused:
             raise OriginError("this web page may not call the service: add its origin to allowed_origins.")
         return None
-
-    def _is_allowed(self, host: tuple[str, int | None], scope: Scope) -> bool:
-        name = host[0]
-        if is_loopback(name) or name == self._bound or host in self._hosts or (name, None) in self._hosts:
-            return True
-        server = scope["server"][0] if scope.get("server") else None
-        return server is not None and name == str(address_of(server) or server)
 
 
 def check_binding(settings: ServiceSettings, database: Database) -> None:
@@ -217,7 +219,9 @@ class Gate:
                 body = failures.body(message, "invalid_request", 400)
                 await guarded.send_error(400, body, {"connection": "close"})
                 return
-            if _head_bytes(scope) > MOST_HEAD:
+            # its first line and headers, as most clients write them
+            line = len(scope["method"]) + len(scope.get("raw_path") or b"") + len(scope["query_string"]) + 16
+            if line + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > MOST_HEAD:
                 body = failures.body(f"a request's head has up to {MOST_HEAD:,} bytes.", "too_large", 431)
                 await guarded.send_error(431, body, {"connection": "close"})
                 return
@@ -233,6 +237,8 @@ class Gate:
             caller = scope["state"]["caller"] = await self._caller(scope, headers)
             own = caller.max_body_bytes
             guarded.limit(self.settings.max_body_bytes if own is None else own, lengths)
+            if scope["path"].startswith(SESSIONS_PATH):
+                scope["path"] = path_by_segments(scope)
             await self.app(scope, guarded.receive, guarded.send)
             if guarded.too_large is not None:
                 raise guarded.too_large
@@ -277,26 +283,35 @@ class Gate:
         return caller
 
 
-def _head_bytes(scope: Scope) -> int:
-    """The bytes of a request's first line and headers, as most clients write them."""
-    line = len(scope["method"]) + len(scope.get("raw_path") or b"") + len(scope["query_string"]) + 16
-    return line + sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+def path_by_segments(scope: Scope) -> str:
+    """The path of a request to a session, where an encoded slash (%2F) separates no segments.
+
+    Servers decode a path as a whole before routes are matched. This decodes each segment alone and encodes
+    slashes in it again; handlers undo that.
+    """
+    raw = scope.get("raw_path") or b""
+    if raw.startswith(SESSIONS_PATH.encode()):
+        segments = [unquote_to_bytes(s).decode("utf-8", "surrogateescape") for s in raw.split(b"/")]
+    else:
+        segments = scope["path"].split("/")
+    return "/".join(s.replace("%", "%25").replace("/", "%2F") for s in segments)
 
 
 class ResponseAborted(Exception):
     """A response that cannot be completed: the server closes the connection, so that the client notices."""
 
 
+@dataclass(slots=True, eq=False)
 class _Guarded:
     """The two directions of a request: reads its body up to a maximum, adds headers to its response."""
 
-    def __init__(self, receive: Receive, send: Send) -> None:
-        self.page: str | None = None
-        self.too_large: TooLargeError | None = None
-        self._receive = receive
-        self._send = send
-        self._max = self._left = 0
-        self._begun = False
+    _receive: Receive
+    _send: Send
+    page: str | None = None
+    too_large: TooLargeError | None = None
+    _max: int = 0
+    _left: int = 0
+    _begun: bool = False
 
     def limit(self, most: int, lengths: list[str]) -> None:
         """Set the maximum of the body. Raises TooLargeError for a length above it."""
