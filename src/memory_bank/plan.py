@@ -325,9 +325,11 @@ class Context(list[Any]):
 
     @property
     def since(self) -> int:
-        """The position among the messages of the plan from which on thinking stays; see ``Choice``."""
-        since = self.plan.choice.since
-        return self.plan.view.tail_start if since is None else since
+        """The position among the messages of the plan from which on thinking stays: all where nothing is left out."""
+        choice = self.plan.choice
+        if self.plan.unchanged or choice.keep_all:
+            return 0
+        return self.plan.view.tail_start if choice.since is None else choice.since
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,60 @@ def test_of_two_that_fit_alike_the_newer_comes_first(bank):
     assert steps(talk, "when is the design review", by_agent=False)[:2] == [4, 1]
 
 
+CHANGED = [
+    record(1, "get_customer", {"name": "Lena Vogt"}, {"name": "Lena Vogt", "address": {"city": "Ghent"}}),
+    record(2, "message", {"speaker": "user"}, "The budget of Lena Vogt for her trips is 300 euros this quarter, to spend on trains."),
+    record(3, "message", {"speaker": "user"}, "The budget of Omar Haddad for his trips is 400 euros this quarter, to spend on trains."),
+    record(4, "get_rates", {"of": "EUR"}, {"USD": 1.08, "GBP": 0.85}),
+    record(5, "message", {"speaker": "Ada"}, "Lena Vogt got that raised to 500 euros."),
+    record(6, "message", {"speaker": "Ada"}, "Did Lena Vogt spend 20 euros of her budget on trains?"),
+    record(7, "get_weather", {"city": "Porto"}, {"sky": "clear", "wind": 3}),
+    record(8, "message", {"speaker": "user"}, "Omar Haddad has moved to Porto."),
+]  # fmt: skip
+
+
+def test_a_message_that_tells_a_change_supersedes_what_was_said_of_the_same_thing(bank):
+    talk = bank.state("talk")
+    talk.add(CHANGED)
+    matches = search_session(talk, "How much may Lena Vogt spend this quarter?", 5, by_agent=False).matches
+    found = [m.outline.step_id for m in matches]
+    assert found.index(5) < found.index(2)
+    told = {m.outline.step_id: (m.newer, m.reason.partition("; ")[2]) for m in matches}
+    later = CHANGED[4].trace_id
+    assert told[2] == (later, f"superseded by {later}, a later message")
+    assert {told[n] for n in told if n != 2} == {(None, "")}  # neither another thing's nor by a question
+    one = search_session(talk, "How much may Lena Vogt spend this quarter?", 1, by_agent=False).matches
+    assert [m.outline.step_id for m in one] == found[:1]  # also a later one that fits less
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "How much could Lena Vogt originally spend this quarter?",  # of the past
+        "Now let me see what Lena Vogt may spend this quarter",  # before a call
+        "### Step 2: what Lena Vogt may spend this quarter",
+    ],
+)
+def test_what_asks_not_what_is_so_now_is_ranked_by_fit(bank, query):
+    talk = bank.state("talk")
+    talk.add(CHANGED)
+    matches = search_session(talk, query, 5, by_agent=False).matches
+    found = [m.outline.step_id for m in matches]
+    assert found.index(2) < found.index(5)
+    assert {m.newer for m in matches} == {None}
+
+
+def test_the_record_of_another_thing_supersedes_nothing_nor_does_one_in_view_come_first(bank):
+    talk = bank.state("talk")
+    talk.add(CHANGED)
+    matches = search_session(talk, "Where does Lena Vogt live?", 8, by_agent=False).matches
+    assert {m.outline.step_id for m in matches if m.newer} <= {2}
+    talk.add([record(9, "message", {"speaker": "user"}, "Lena Vogt has moved from Ghent to Porto for good.")])
+    found = search_session(talk, "Where does Lena Vogt live?", 9).matches
+    assert found[-1].outline.step_id == 9  # the agent has it in view
+    assert next(m for m in found if m.outline.step_id == 1).newer == "00000009-trace"
+
+
 def test_a_query_that_nothing_matches_finds_nothing(state):
     assert search_session(state, "zeppelin quantum xyzzy", 20).matches == []
 

@@ -30,7 +30,7 @@ from memory_bank.bank.schema import (
     sessions,
     sum_of,
 )
-from memory_bank.bank.terms import bm25, is_question, rarest_terms, terms_of_query
+from memory_bank.bank.terms import bm25, terms_of_query
 from memory_bank.bank.words import BLOCK, DAMAGED, Indexed, namespace_of, read_index, settle
 from memory_bank.errors import StorageError
 from memory_bank.models.lexical import Hashes
@@ -43,8 +43,6 @@ Vectors = npt.NDArray[Any]
 NEIGHBOUR = 0.2  # of the score of each record beside it in its session
 RECENT = 0.5  # by how much more the newest record of the searching session counts
 OLDER = 0.9  # what is left of that one record earlier
-NEAR = 0.3  # by how much worse the newest answer to a question may fit than an older one
-_LEADING = 40  # records that are compared for that
 _RANK = 60  # of reciprocal ranks
 _ROWS_AT_ONCE = 10_000
 _TIE = 1e-6  # similarities this close to the next better one are equal
@@ -273,26 +271,7 @@ def _compare_words(index: Indexed, query: Hashes, own: str) -> tuple[Vectors, Ve
     near[order[:-1]] += NEIGHBOUR * in_order[1:] * together
     mine = order[session == (index.names.index(own) if own in index.names else -1)]
     near[mine] *= 1 + RECENT * OLDER ** np.arange(len(mine))[::-1]
-    if is_question(query):
-        near = _newer_first(near, rarest_terms(query, index.postings, len(near)), index.place)
     return words, near, max(most, 1e-9) * (1 + 2 * NEIGHBOUR) * (1 + RECENT)
-
-
-def _newer_first(scores: Vectors, rarest: Vectors, place: Vectors) -> Vectors:
-    """The scores, where of the best records those with the same rarest term get them by age if they are NEAR."""
-    rows = np.arange(len(scores))
-    leading = np.lexsort((-rows, -scores))[:_LEADING]
-    left, ordered = leading.tolist(), list[int]()
-    while left:
-        best = left[0]
-        near = [
-            r for r in left if rarest[r] == rarest[best] >= 0 and scores[r] >= (1 - NEAR) * scores[best]
-        ] or [best]
-        ordered += sorted(near, key=lambda row: -place[row])
-        left = [r for r in left if r not in near]
-    found = scores.copy()
-    found[ordered] = scores[leading]
-    return found
 
 
 def _superseded(index: Indexed, rows: Sequence[int], apart: bool) -> dict[int, int]:

@@ -19,7 +19,6 @@ from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import readable_output
 
 BESIDE = 0.3  # weight of summary, tool and arguments beside an output
-QUESTION = 6  # terms, at most
 SATURATION, LENGTH = 1.2, 0.5  # k1 and b of BM25 (Robertson and Zaragoza, 2009)
 _FINE = 23  # a stored weight is one byte: 23 times its logarithm
 HEAD = np.dtype([("length", "<f4"), ("call", "<u8"), ("output", "<u8")])
@@ -46,16 +45,15 @@ def terms_of(summary: str, record: InteractionRecord | None) -> bytes:
         if text is None or ("\\u" in text and not isinstance(value, str)):  # JSON with escaped letters
             text = compact(value)
         output = readable_output(record)[1] if "base64" in text else text
-        arguments, is_said = record.raw_input, _is_prose(output)
+        arguments = record.raw_input
         given = arguments if isinstance(arguments, str) else compact(arguments)
         beside = f"{record.tool_name}\n{given}\n{summary}"
-        if isinstance(arguments, dict):
-            is_said = is_said or "speaker" in arguments or arguments.get("role") in ("user", "assistant")
-            arguments = sorted((k, compact(v)) for k, v in arguments.items() if k not in _MANNER)
-        if not is_failure(output) and not is_said:
+        if not is_failure(output) and not is_said(record.raw_input, output):
+            if isinstance(arguments, dict):
+                arguments = sorted((k, compact(v)) for k, v in arguments.items() if k not in _MANNER)
             call = _digest(compact([record.tool_name, arguments])) or 1
-    hashes, is_beside = hashed_terms(output, beside)
-    weights = np.where(is_beside, BESIDE, 1.0)
+    hashes, of = hashed_terms(output, beside)
+    weights = np.where(of == 1, BESIDE, 1.0)
     terms, which = np.unique(hashes, return_inverse=True)
     sums = np.rint(_FINE * np.log1p(np.bincount(which, weights, len(terms))))
     stored = np.minimum(sums, 255).astype(np.uint8)
@@ -63,8 +61,12 @@ def terms_of(summary: str, record: InteractionRecord | None) -> bytes:
     return b"".join((head.tobytes(), terms.astype("<u4").tobytes(), stored.tobytes()))
 
 
-def _is_prose(output: str) -> bool:
-    """Whether an output is mostly sentences, as a message of a conversation is: it states no value of a key."""
+def is_said(arguments: object, output: str) -> bool:
+    """Whether an output is a message, or mostly sentences, as one is: it states no value of a key."""
+    if isinstance(arguments, dict) and (
+        "speaker" in arguments or arguments.get("role") in ("user", "assistant")
+    ):
+        return True
     return len(output) <= 2_000 and 2 * sum(len(m[0]) for m in _SENTENCES.finditer(output)) > len(output)
 
 
@@ -130,9 +132,11 @@ def terms_of_query(query: str) -> Hashes:
     return left if len(left := np.setdiff1d(asked, stop_terms())) else asked
 
 
-def is_question(query: Hashes) -> bool:
-    """Whether a query is so short that it asks for one thing; what agents write before a call is longer."""
-    return len(query) <= QUESTION
+def terms_of_texts(texts: Sequence[str]) -> list[frozenset[int]]:
+    """The different terms of each text, without the words that every text has."""
+    hashes, of = hashed_terms(*texts)
+    has_meaning = ~np.isin(hashes, stop_terms())
+    return [frozenset(hashes[has_meaning & (of == n)].tolist()) for n in range(len(texts))]
 
 
 def bm25(query: Hashes, postings: Postings, lengths: Any) -> tuple[Any, float]:
@@ -152,12 +156,3 @@ def bm25(query: Hashes, postings: Postings, lengths: Any) -> tuple[Any, float]:
         scores[rows] += weight * weights / (weights + norms[rows])
         most += weight
     return scores, most
-
-
-def rarest_terms(query: Hashes, postings: Postings, size: int) -> Any:
-    """Of each of ``size`` rows the number of the rarest term of a query that it has, -1 without one."""
-    found = np.full(size, -1)
-    rows = [postings.rows[postings.terms == term] for term in query]
-    for number in sorted(range(len(rows)), key=lambda n: -len(rows[n])):
-        found[rows[number]] = number
-    return found

@@ -13,7 +13,6 @@ import json
 import struct
 import threading
 import zlib
-from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,7 +32,6 @@ from memory_bank.bank.schema import (
     block_sessions,
     blocks,
     count_of,
-    count_rows,
     in_parts,
     insights,
     of_session,
@@ -63,18 +61,17 @@ _OWNER = sa.func.coalesce(
     sa.select(sessions.c.namespace).where(sessions.c.session_id == _i.session_id).scalar_subquery(), ""
 )
 _NAMESPACE_OF = sa.select(sessions.c.namespace).where(of_session(sessions))
-_ADD = sa.insert(words).from_select(
-    ["seq", "namespace", "session_id", "terms"],
-    sa.select(_i.seq, _OWNER, _i.session_id, sa.bindparam("terms", type_=sa.LargeBinary)).where(
-        _i.trace_id == sa.bindparam("trace"), _i.session_id == SESSION
-    ),
-)
-_ADD_AGAIN = sa.insert(words).from_select(
-    ["seq", "namespace", "session_id", "terms"],
-    sa.select(_i.seq, _NAMESPACE, _i.session_id, sa.bindparam("terms", type_=sa.LargeBinary)).where(
-        _i.seq == sa.bindparam("row")
-    ),
-)
+
+
+def _added(namespace: sa.ColumnElement[str], *which: sa.ColumnElement[bool]) -> sa.Insert:
+    given = _i.seq, namespace, _i.session_id, sa.bindparam("terms", type_=sa.LargeBinary)
+    return sa.insert(words).from_select(
+        ["seq", "namespace", "session_id", "terms"], sa.select(*given).where(*which)
+    )
+
+
+_ADD = _added(_OWNER, _i.trace_id == sa.bindparam("trace"), _i.session_id == SESSION)
+_ADD_AGAIN = _added(_NAMESPACE, _i.seq == sa.bindparam("row"))
 _LOOSE = (
     sa.select(_w.seq, _w.session_id, _w.terms, sa.func.coalesce(records.c.seq, _w.seq).label("place"))
     .join_from(words, insights, _i.seq == _w.seq)
@@ -100,8 +97,6 @@ def delete_insights(c: Connection, which: sa.ColumnElement[bool], **values: obje
     """Within a write, delete insights and their words; returns how many."""
     gone = c.execute(sa.delete(insights).where(which).returning(_i.seq, _i.session_id), values).all()
     left = {row.seq: row.session_id for row in gone}
-    for name, count in Counter(left.values()).items():
-        count_rows(c, name, insights=-count)
     while left:
         for part in in_parts(list(left)):
             loose = sa.delete(words).where(_w.seq.in_(part)).returning(_w.seq)

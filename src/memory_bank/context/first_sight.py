@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ import numpy as np
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings
 from memory_bank.context.evidence import evidence_model
-from memory_bank.selection.cutting import MAX_TEXT, WIDTH, CutText
+from memory_bank.selection.cutting import WIDTH, CutText
 from memory_bank.selection.effects import asks_for_part, files_read, rules_read
 from memory_bank.selection.index import EvidenceIndex
 from memory_bank.selection.outcomes import report_of
@@ -337,20 +337,17 @@ class _Part:
             begin, end = _line_end(text, BEGINNING), _line_start(text, end - END)
         is_numbered = path is not None and max(map(len, text.split("\n"))) <= LONGEST_NUMBERED
         where = 'lines="…" or pattern="…"' if is_numbered else 'pattern="…"'
-        report, told = self._report(text, begin, end) if is_one else ([], "")
+        told, what = self._told(text, begin, end) if is_one else ([], "")
         mark = self._mark(
-            f"its beginning, its end{told} and what is likeliest needed between them",
+            f"its beginning, its end{what} and what is likeliest needed between them",
             f'path="{path}", {where}' if path else where,
         )
-        room = self.room - self.count(mark + before)
-        index = self.index
-        named = report + self._named_lines(text, begin, end) if is_one else []
+        room, index = self.room - self.count(mark + before), self.index
+        texts = [text[:begin], text[end:], *(text[start:stop] for start, stop in told)]
         chosen = index.select(
-            anchor=[self.task, text[:begin], text[end:], *(text[a:b] for a, b in report)],
+            anchor=[self.task, *texts],
             tail_interaction=self.parsed.interaction + 1,
-            budget=max(
-                1, room - self.count(text[:begin] + text[end:] + "".join(text[a:b] for a, b in named))
-            ),
+            budget=max(1, room - self.count("".join(texts))),
             prices=[0],
         )
         tables = _tables(cut, source)
@@ -358,7 +355,7 @@ class _Part:
             places = chosen.shown.get(0, ())
             if is_one:
                 inside = (cut.segments[place] for place in places)
-                spans = [*named, *((s.start, s.end) for s in inside if s.source == source)]
+                spans = [*told, *((s.start, s.end) for s in inside if s.source == source)]
                 shown = _with_gaps(text, [(0, begin), *spans, (end, len(text))], is_numbered, tables)
             else:
                 quote, _ = index.quote(0, places, chosen)
@@ -368,47 +365,33 @@ class _Part:
                 return mark + before + shown
             chosen = index.without_last(chosen, over)
 
-    def _report(self, text: str, begin: int, end: int) -> tuple[list[tuple[int, int]], str]:
-        """The lines of a log or a run between beginning and end that tell, and what they are."""
-        skipped = max(0, len(text) - MAX_TEXT)
-        report = report_of(text[skipped:])
-        if report is None:
-            return [], ""
-        starts = [skipped, *(skipped + m.end() for m in re.finditer("\n", text[skipped:])), len(text) + 1]
-        room, told = self.room // 2, dict[int, int]()
+    def _told(self, text: str, begin: int, end: int) -> tuple[list[tuple[int, int]], str]:
+        """The lines between beginning and end that are shown whatever else is, and what they are.
 
-        def shows(line: int, least: int = 0) -> bool:
-            """Whether a line is shown, now that there is room for it beside the least that stays."""
-            nonlocal room
-            start = starts[line]
-            if line in told or not begin <= start < end:
-                return True
-            stop = min(starts[line + 1] - 1, start + LONG_LINE)
-            cost = self.count(text[start:stop]) + GAP_TOKENS * (line - 1 not in told)
-            if room - cost >= least:
-                room -= cost
-                told[line] = stop
-            return line in told
-
-        summary = ", its summary" * (sum(map(shows, report.sums)) > 0)
-        found, shown = len(report.failures), sum(shows(line, self.room // 4) for line in report.failures)
-        for line in chain.from_iterable(report.failures.values()):
-            shows(line)
-        count = "the" if shown == found else f"{shown} of the"
-        failures = f", {count} {found} lines that say what failed" if found else ""
-        return [(starts[line], stop) for line, stop in told.items()], summary + failures
-
-    def _named_lines(self, text: str, begin: int, end: int) -> list[tuple[int, int]]:
-        """The lines between beginning and end that hold an id of the user's message, which are few."""
-        found, room = list[tuple[int, int]](), self.room // 2
+        They hold an id of the user's message, if few do, or say in a log or a run how it went.
+        """
+        named = list[tuple[int, int]]()
         for name in islice(dict.fromkeys(_ID.findall(self.task)), MOST_NAMED):
             holds = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)").finditer(text, begin, end)
             places = [m.span() for m in islice(holds, MOST_PLACES + 1)] if len(name) > 2 else []
-            lines = [(_line_start(text, start), _line_end(text, stop)) for start, stop in places]
-            room -= sum(self.count(text[start:stop]) for start, stop in lines)
-            if room > 0 and len(places) <= MOST_PLACES:
-                found += lines
-        return found
+            if len(places) <= MOST_PLACES:
+                named += [(_line_start(text, start), _line_end(text, stop)) for start, stop in places]
+        report, told, room = report_of(text), dict[tuple[int, int], None](), self.room // 2
+        for spans in (named, report.sums, report.failures, report.details):
+            for start, stop in spans:
+                cost = self.count(text[start:stop]) + GAP_TOKENS
+                fits = room - cost >= (self.room // 4 if spans is report.failures else 0)
+                if begin <= start < end and (start, stop) not in told and fits:
+                    told[start, stop] = None
+                    room -= cost
+        failed = len(report.failures)
+        left_out = sum(begin <= span[0] < end and span not in told for span in report.failures)
+        what = ", its summary" * bool(report.sums)
+        if failed:
+            what += (
+                f", the lines that say what failed ({f'{failed - left_out} of ' * bool(left_out)}{failed})"
+            )
+        return [*told], what
 
 
 def _tables(cut: CutText, source: int) -> list[tuple[int, int, int]]:
@@ -426,34 +409,29 @@ def _with_gaps(
 ) -> str:
     """Spans of a text in their order, whole lines where these are near, with a mark at each gap.
 
-    The header of a table stands before its rows; the marks in it repeat the header where it is far above.
+    In a table the marks repeat its header where it is not near above.
     """
-
-    def header_of(start: int) -> tuple[int, int]:
-        table = bisect_right(tables, (start, len(text), 0))
-        is_row = table < len(tables) and tables[table][1] <= start
-        return tables[table][1:] if is_row else (start, start)
-
-    pieces, last, length, seen = list[str](), 0, 0, dict[tuple[int, int], int]()
-    for start, stop in sorted({*spans, *(header_of(start) for start, _ in spans)}):
-        header = header_of(start)
+    pieces, last, length, seen = list[str](), 0, 0, dict[int, int]()
+    for start, stop in sorted(spans):
         start, stop = max(last, _line_start(text, start)), _line_end(text, stop)
         if stop <= start:
             continue
+        seen |= {header: length for _, header, _ in tables if last <= start <= header < stop}
         if text[last:start].strip():
             first, until = (text.count("\n", 0, at) + 1 for at in (last + 1, start - 1))
             left_out = f"line {first}" if first == until else f"lines {first}-{until}"
             left_out = left_out if is_numbered else f"{start - last:,} characters"
-            if length - seen.get(header, length) > FAR and header[1] - header[0] <= LONGEST_HEADER:
-                left_out += f"; columns: {one_line(text[slice(*header)].partition(chr(10))[0])}"
-                seen[header] = length
+            for end, header, rows in tables:
+                if rows <= start < end and length - seen.get(header, -FAR) >= FAR:
+                    left_out += (
+                        f"; columns: {one_line(text[header:rows].partition(chr(10))[0])[:LONGEST_HEADER]}"
+                    )
+                    seen[header] = length
             pieces.append(f"\n{Mark.SHORTENED} {left_out}]\n")
         else:
             pieces.append(text[last:start])
         pieces.append(quote_lines(text[start:stop].removesuffix("\n")))
         last, length = stop, length + stop - start
-        if start <= header[0]:
-            seen[header] = length
     return re.sub(r"\n{3,}", "\n\n", "".join(pieces))
 
 

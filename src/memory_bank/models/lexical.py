@@ -101,14 +101,14 @@ def stop_terms() -> Hashes:
     return np.unique(hashed_terms(" ".join(_STOP_WORDS))[0])
 
 
-def hashed_terms(text: str, beside: str = "") -> tuple[Hashes, npt.NDArray[np.bool_]]:
-    """The terms of two texts, each as often as it occurs, and whether it is of the second.
+def hashed_terms(*texts: str) -> tuple[Hashes, npt.NDArray[np.intp]]:
+    """The terms of texts, each as often as it occurs, and the number of its text.
 
     A term is a word without case and inflection, a part of a camelCase word, or a whole name of several words, such
     as ``user_id``, ``ORD-48213`` or ``src/app.py``, beside its words. Of a text over 64,000 characters the middle
     counts only for names and for what has a digit, and of one over 2 MiB not at all.
     """
-    encoded = [_encoded(text), _encoded(beside)]
+    encoded = [*map(_encoded, texts)]
     raw = b" ".join((b"", *encoded, b""))
     codes = np.frombuffer(raw.translate(_CODE), np.uint8)
     # the hash of a stretch is a polynomial of its bytes modulo 2^64, the same wherever it stands
@@ -143,7 +143,8 @@ def hashed_terms(text: str, beside: str = "") -> tuple[Hashes, npt.NDArray[np.bo
     mixed: Any = np.concatenate(found)  # the finaliser of MurmurHash3: neighbours differ in all bits
     mixed = (mixed ^ (mixed >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     mixed = (mixed ^ (mixed >> np.uint64(33))) >> np.uint64(32)
-    return mixed.astype(np.uint32), np.concatenate(starts) > len(encoded[0])
+    ends = np.cumsum([len(text) + 1 for text in encoded])  # each with the blank after it
+    return mixed.astype(np.uint32), np.searchsorted(ends, np.concatenate(starts), "right")
 
 
 def _encoded(text: str) -> bytes:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
+from memory_bank.selection.cutting import MAX_TEXT
 from memory_bank.selection.effects import (
     FAILED_LINE,
     PROBLEM,
@@ -237,19 +238,25 @@ def telling_line(text: str, ends: bool) -> str:
     return (lines[-1] if ends else lines[0]) if lines else ""
 
 
+Span = tuple[int, int]
+
+
 class Report(NamedTuple):
-    """The lines of a log or a run that tell, numbered from 0: its sums, its failures each with what is told of it."""
+    """Where the lines of a log or a run stand that sum it up, that say what failed, and that tell more of it."""
 
-    sums: list[int]
-    failures: dict[int, list[int]]
+    sums: Sequence[Span] = ()
+    failures: Sequence[Span] = ()
+    details: Sequence[Span] = ()
 
 
-def report_of(text: str) -> Report | None:
-    """What tells in a log, in the output of tests or of a compiler, known by its form; None for other texts.
+def report_of(text: str) -> Report:
+    """What tells in a log, in the output of tests or of a compiler, known by its form; nothing in other texts.
 
-    Of lines that differ in their digits alone the first failure and the last sum count. Takes linear time.
+    Of lines that differ in their digits alone the first failure and the last sum count. Linear; of a long text the
+    end is read.
     """
-    lines = text.split("\n")
+    skipped = max(0, len(text) - MAX_TEXT)
+    lines = text[skipped:].split("\n")
     first, last = dict[str, int](), dict[str, int]()  # by line without its time and digits
     for n, line in enumerate(lines):
         if _HINT.search(line[:_TOLD_CHARS].lower()):
@@ -264,9 +271,14 @@ def report_of(text: str) -> Report | None:
     is_log = 2 * sum(_ENTRY.match(line) is not None for line in own) > len(own)
     ends = {*range(_NEAR_BEGIN), *range(len(lines) - _NEAR_END, len(lines))}
     if not (is_log or (failed and sums)) and ends.isdisjoint([*sums, *(last[key] for key in failed)]):
-        return None
+        return Report()
     at = [first[key] for key in hints if key in failed]
-    return Report(sums[-_MOST_SUMS:], {n: _block(lines, n, failed) for n in at})
+    starts = [*accumulate((len(line) + 1 for line in lines), initial=skipped)]
+    blocks = sorted({line for n in at for line in _block(lines, n, failed)}.difference(at))
+    return Report(*(
+        [(starts[n], starts[n] + min(len(lines[n]), _TOLD_CHARS)) for n in numbers]
+        for numbers in (sums[-_MOST_SUMS:], at, blocks)
+    ))  # fmt: skip
 
 
 def _key(line: str) -> str:
@@ -282,16 +294,15 @@ def _body(line: str) -> str:
 def _block(lines: Sequence[str], at: int, failed: Collection[str]) -> list[int]:
     """The lines that tell of a failure: its own, and the first deeper ones after it; of a traceback the last."""
     head = _body(lines[at])
-    depth, is_trace = _depth(head), head.lstrip().startswith("Traceback")
+    depth, is_trace = len(head) - len(head.lstrip()), head.lstrip().startswith("Traceback")
     block, same = [at], _BLOCK_LINES if is_trace else _SAME if head.rstrip().endswith(":") else 0
     for n in range(at + 1, min(len(lines), at + _BLOCK_LINES)):
         line = _body(lines[n])
-        if not line.strip():
-            if n + 1 == len(lines) or _depth(_body(lines[n + 1])) <= depth:
-                break
+        if not line.strip() and n + 1 < len(lines) and _body(lines[n + 1])[: depth + 1].isspace():
             continue
-        is_deeper = _depth(line) > depth
-        if (not is_trace and _key(line) in failed) or (not is_deeper and (not same or _ENTRY.match(line))):
+        is_deeper = line[: depth + 1].isspace()
+        is_other = not is_deeper and (not same or not line.strip() or _ENTRY.match(line))
+        if is_other or (not is_trace and _key(line) in failed):
             break
         block.append(n)
         same -= not is_deeper
@@ -301,11 +312,6 @@ def _block(lines: Sequence[str], at: int, failed: Collection[str]) -> list[int]:
         at -= 1
         block.insert(0, at)
     return [block[0], *block[1:][-_LAST:]] if is_trace else block[:_FIRST]
-
-
-def _depth(line: str) -> int:
-    """The characters of a line's indentation."""
-    return len(line) - len(line.lstrip()) if line.strip() else 0
 
 
 def _diff(text: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,13 +14,14 @@ import numpy as np
 
 from memory_bank.bank.listing import Outline, outlines, without_insight
 from memory_bank.bank.stores import Call, Place, WiderScope
-from memory_bank.bank.terms import Postings, bm25, heads_of, is_question, terms_of, terms_of_query
+from memory_bank.bank.terms import Postings, bm25, heads_of, is_said, terms_of, terms_of_query, terms_of_texts
 from memory_bank.errors import EmbeddingError
 from memory_bank.ports import Scope
 from memory_bank.records import Brief, Hit, InteractionRecord
 from memory_bank.selection.effects import file_access
 from memory_bank.tools.matching import find, identifiers_in, normal, place_of, runs
 from memory_bank.transcript.jsontext import compact
+from memory_bank.transcript.messages import readable_output
 
 _MAX_EXACT_CHARS = 200  # longer texts are not searched for exactly
 _MAX_WANTED = 20  # identifiers of a query that are searched for exactly
@@ -27,6 +30,26 @@ _COMPARED = 200  # records of a wider scope whose arguments are compared
 _LATER = 400  # calls that name the files of results
 _COMPARED_CHARS = 400  # of their arguments: what a long text mentions is not what the call is of
 _MAX_READ = 2 * 2**20  # bytes of an output in which a place is looked for
+# Chosen on the even parts of ``benchmarks/search.py``.
+_ASKED = 6  # terms of a question, at most
+_LEADING = 12  # records that are compared for the latest of what a question asks for
+_NEAR = 0.3  # by how much worse the latest may fit than an older one
+_ALIKE = 3  # more words that two statements share: the same is said of two things
+_STATED_CHARS = 24_000  # of all outputs whose words are compared, and of what their calls were given
+
+# What an agent says before it acts, a heading, or a question about the past: none asks what is so now.
+_NOTE = re.compile(r"\A#+ |\b(?:I|I'm|I'll|we|let me|let'?s)\b|[.:!]\s*\Z", re.I)
+_PAST = re.compile(
+    r"\b(?:before|earlier|formerly|history|initial(?:ly)?|original(?:ly)?|previous(?:ly)?|used to)\b", re.I
+)
+_NAME = re.compile(r"(?<=[^\W_] )[A-Z]\w+")
+_CHANGE = re.compile(
+    r"\b(?:actually|any ?more|as of|became|becomes?|cancel(?:l?ed|s)?|chang(?:ed?|es|ing)|correct(?:ed|ion)|cuts?|"
+    r"from \w+ on|g(?:ave|iven?|ives) up|hand(?:ed|s|ing)?(?: \S+){0,2} (?:over|to)|increas(?:ed?|es)|instead|"
+    r"lower(?:ed|s)|mov(?:ed|es|ing)|no longer|postponed?|rais(?:ed|es?|ing)|rather|reduc(?:ed?|es)|renam(?:ed?|es)|"
+    r"replac(?:ed?|es|ing)|switch(?:ed|es|ing)?|tak(?:es?|ing) over|took over|updat(?:ed?|es)|wrong)\b",
+    re.I,
+)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -36,8 +59,9 @@ class SearchMatch(Brief):
     ``why`` it was: see ``Hit``; also "holds", for an output that contains the text ``holds`` exactly, at ``place``: a
     JSON path, or ``line 7``. ``score`` is how well it fits, 0 to 1. ``session_id`` is None for a record of the
     searched session, else the id of the session that has it. ``newer`` is the trace_id of the latest record of the
-    same call, which returned something else. ``since``: what a later call did with the file that
-    another session read. ``record`` is None where the output is over 2 MiB.
+    same call, which returned something else, or, where it ``is_corrected``, of the latest message that tells a change
+    of what the query asks for. ``since``: what a later call did with the file that another session read. ``record``
+    is None where the output is over 2 MiB.
     """
 
     outline: Outline
@@ -47,6 +71,7 @@ class SearchMatch(Brief):
     holds: str | None = None
     place: str = ""
     newer: str | None = None
+    is_corrected: bool = False
     since: str = ""
     record: InteractionRecord | None = None
 
@@ -57,7 +82,8 @@ class SearchMatch(Brief):
         why = said.get(self.why, "has words of the query")
         if self.holds is not None:
             why = f'holds "{normal(self.holds)}"' + (f" at {self.place}" if self.place else "")
-        newer = f"; superseded by {self.newer}, a later result of the same call" if self.newer else ""
+        later = "a later message" if self.is_corrected else "a later result of the same call"
+        newer = f"; superseded by {self.newer}, {later}" if self.newer else ""
         return why + newer + (f"; the file was {self.since}" if self.since else "")
 
 
@@ -75,8 +101,9 @@ def search_session(
     """Search a session (a ``MemoryBankState``), or a ``scope``, by default the state's, for what fits a query.
 
     Best first, but beyond the session those whose call has the query, or a path or an id of it, before all others;
-    then records whose output contains the whole query, then, if it is short, those that contain an identifier of it,
-    and before an output the later one of the same call. ``by_agent``: the records of the latest step, which an agent
+    then records whose output contains the whole query, then, if it is a question, those that contain an identifier of
+    it; before an output the later one of the same call, and of a question what says later that it is otherwise.
+    ``by_agent``: the records of the latest step, which an agent
     has in view, come last. Of records without an insight the session's newest 400 are found, by words. Answers of our
     own tools are never found: they quote other records. Raises EmbedderMismatchError, StorageError.
     """
@@ -88,9 +115,10 @@ def search_session(
     forms = {normal(w): w for w in reversed(wanted)}
     step, steps = state.step_count, reversed(state.steps.items())
     last = {t for t, _ in takewhile(lambda item: item[1] == step, steps)} if by_agent else set()
-    trouble, hits = None, list[Hit]()
+    trouble, hits, asks = None, list[Hit](), _asks(query)
+    most = max(top_k, _LEADING) if asks else top_k
     if (store := state.insight_store) is not None:
-        limit = max(top_k, _COMPARED if scope != "session" else 0) + len(last)
+        limit = max(most, _COMPARED if scope != "session" else 0) + len(last)
         ranked = partial(store.rank, query, limit=limit, scope=scope)
         try:
             hits = ranked(only_alike=True)
@@ -105,14 +133,18 @@ def search_session(
         asked = [(s, t) for s, t in at if s != state.session_id or t not in last]
         first = _same_call_first(WiderScope(state.database, state.session_id, scope).calls(asked), forms)
         hits = [at[place] for place in dict.fromkeys([*first, *at])]
-    found = [_with_place(match, forms) for match in _loaded(state, scope, hits[:top_k])]
+    found = [_with_place(match, forms) for match in _loaded(state, scope, hits[:most])]
     whole_query = wanted[0] if wanted and wanted[0] == query else None
-    if is_question(terms_of_query(query)):
+    if asks:
+        found = sorted(
+            _latest_first(found, query), key=lambda m: m.session_id is None and m.outline.trace_id in last
+        )
         latest = {m.newer for m in found if m.holds is not None}  # before what they supersede
         found.sort(key=lambda m: m.holds is None and m.outline.trace_id not in latest)
     found.sort(key=lambda m: whole_query is None or m.holds != whole_query)
     ranks = {place: n for n, place in enumerate(first)}
     found.sort(key=lambda m: ranks.get((m.outline.session_id, m.outline.trace_id), len(first)))
+    found = found[:top_k]
     if scope != "session" and store is not None:
         found = _said_of_files(state, scope, found)
     return SearchResult(found, trouble)
@@ -179,6 +211,52 @@ def _said_of_files(state: Any, scope: Scope, found: Sequence[SearchMatch]) -> li
         elif len(hits) < _LATER:  # else not all calls were compared
             said[n] = replace(said[n], since="not seen since")
     return said
+
+
+def _asks(query: str) -> bool:
+    """Whether a query asks what is so now."""
+    is_note = not query.rstrip().endswith("?") and _NOTE.search(query)
+    return len(terms_of_query(query)) <= _ASKED and not is_note and not _PAST.search(query)
+
+
+def _latest_first(found: Sequence[SearchMatch], query: str) -> list[SearchMatch]:
+    """The matches of a question, before each the later ones of the same thing that fit nearly as well.
+
+    The thing is what the query names, else the rarest of its terms that the older has. Of what is said in sentences,
+    the later is first only where it tells a change, but however it fits; if it has other words of the older one, but
+    not nearly all, as where the same is said of two things, it supersedes that.
+    """
+    most = _STATED_CHARS // max(1, len(found))
+    names = " ".join((*_NAME.findall(query), *identifiers_in(query)))
+    texts, said, tells = [query, names], list[bool](), list[bool]()
+    for record in (m.record for m in found):
+        output = "" if record is None else readable_output(record)[1]
+        said.append(record is not None and is_said(record.raw_input, output))
+        given = "" if record is None or said[-1] else compact(record.raw_input)
+        texts.append(f"{given[:most]}\n{output[:most]}")
+        tells.append(said[-1] and texts[-1][-1] != "?" and _CHANGE.search(texts[-1]) is not None)
+    asked, named, *words = terms_of_texts(texts)
+    often = Counter(term for each in words for term in each & asked)
+    ordered, latest = list[int](), dict[int, int]()
+    for n, new in enumerate(found):
+        at = n
+        for o, old in enumerate(found):
+            shared = words[o] & words[n]
+            rarest = min((often[term] for term in words[o] & asked), default=0)
+            is_same = named <= shared if named else any(often[term] == rarest for term in shared & asked)
+            if not is_same or old.session_id != new.session_id or old.outline.seq >= new.outline.seq:
+                continue
+            if tells[n] and 0 < len(shared - asked) <= _ALIKE:
+                latest[o] = max(latest.get(o, n), n, key=lambda m: found[m].outline.seq)
+            fits = new.score >= (1 - _NEAR) * old.score and not (said[o] and said[n])
+            if o < n and (tells[n] or fits):
+                at = min(at, ordered.index(o))
+        ordered.insert(at, n)
+    corrected = {o: found[n].outline.trace_id for o, n in latest.items() if found[o].newer is None}
+    return [
+        replace(found[n], newer=corrected.get(n, found[n].newer), is_corrected=n in corrected)
+        for n in ordered
+    ]
 
 
 def _newest_first(hits: Sequence[Hit]) -> list[Hit]:

@@ -188,7 +188,8 @@ class SearchHit(RecordItem):
     )
     reason: str = Field(description="the same in words", examples=['holds "ORD-7" at order.id'])
     newer: str | None = Field(
-        description="trace_id of the latest record of the same call in the session, which returned something else"
+        description="trace_id of the latest record of the same call in the session, which returned something else, "
+        "or of the latest message that tells a change of what is asked"
     )
     holds: str | None = Field(description="the text that its output contains exactly")
     place: str | None = Field(description="where: a JSON path or a line", examples=["items[3].sku"])

@@ -33,7 +33,7 @@ export class Hits {
 
   hit(hit) {
     const find = (hit.holds ?? "").toWellFormed();
-    const superseded = hit.newer ? "; superseded by a later call" : "";
+    const superseded = hit.newer ? "; superseded by a later record" : "";
     const has = hit.words.length ? ["has ", hit.words.map((w, i) => [i ? ", " : "", el("mark", {}, told(w))])].flat(2) : [hit.reason.split(";")[0]];
     const why = hit.holds ? ["holds ", el("mark", {}, told(hit.holds)), hit.place ? [" at ", told(hit.place)] : "", superseded].flat() : [...has, superseded];
     const elsewhere = hit.session === this.own ? "" : [" of ", told(hit.session, "name")];
