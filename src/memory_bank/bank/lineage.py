@@ -18,7 +18,6 @@ from memory_bank.bank.rows import rederived
 from memory_bank.bank.schema import (
     SET_SESSION,
     content_deleted,
-    count_rows,
     in_parts,
     insights,
     like_prefix,
@@ -268,7 +267,6 @@ def _copy_beginning(c: Connection, fork: ForkPoint, other: str) -> None:
         )
         while batch := list(islice(copies, _AT_ONCE)):
             c.execute(sa.insert(table), batch)
-            count_rows(c, other, **{table.name: len(batch)})
     copy_words(c, fork.session_id, other, ids)
 
 
@@ -276,8 +274,7 @@ def _leave(c: Connection, fork: ForkPoint) -> None:
     session = {"session": fork.session_id}
     taken = sa.select(_r.trace_id).where(of_session(records), _r.seq <= fork.takes)
     delete_insights(c, of_session(insights) & insights.c.trace_id.in_(taken), **session)
-    gone = c.execute(sa.delete(records).where(of_session(records), _r.seq <= fork.takes), session).rowcount
-    count_rows(c, fork.session_id, records=-gone)
+    c.execute(sa.delete(records).where(of_session(records), _r.seq <= fork.takes), session)
     c.execute(sa.delete(lineage).where(of_session(lineage), _l.number.between(1, fork.number)), session)
     c.execute(SET_SESSION.values(task=None), session)
     content_deleted(c, session)

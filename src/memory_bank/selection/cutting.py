@@ -257,8 +257,8 @@ class _Cutter:
         if line and not self._text[line:start].strip(" \t"):
             start = line
         text = self._text[start:end].rstrip()
-        content = any(k not in FRAME_MEMBERS and self._text[s:e] not in _EMPTY for k, s, e in cells)
-        if not text or (beside and not content):
+        says = (k not in FRAME_MEMBERS and self._text[s:e] not in _EMPTY for k, s, e in cells)
+        if not text or (beside and not any(says)):
             return
         end = start + len(text)
         inside = tuple((k, s - start, min(e, end) - start) for k, s, e in cells if s < end)
