@@ -239,7 +239,7 @@ class Sessions:
                 kept.control = is_control(self.database, session_id, share, stores=True)
             control = kept.control
             with kept.lock:  # the plan must be this step's
-                state, policy = self._processor.open(key, session_id, client, model)
+                state, policy = self._processor.begin(key, session_id, client, model)
                 policy = replace(policy, choose=choose_all) if control else policy
                 charged, form = state.ledger.last, None if history is None else history.form
                 counter = state.counter if state.is_prepared else open_counter()
@@ -249,8 +249,8 @@ class Sessions:
                     state.lineage = lineage and partial(_go_on, lineage)
                 elif lineage is not None:
                     self.database.submit(partial(_go_on, lineage), session_id)
-                leaving, tokens, shown, read = apply_policy(seen, state, policy, tools, form, sends=sends)
-                self._processor.check_loops(state, read)
+                leaving, tokens, shown, parsed = apply_policy(seen, state, policy, tools, form, sends=sends)
+                self._processor.check_loops(state, parsed)
                 shown = leaving if form is None else shown
                 plan = None if state.last_plan is NO_PLAN else state.last_plan
                 if isinstance(state, MemoryBankState) and state.generation != kept.generation:
