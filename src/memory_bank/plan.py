@@ -293,17 +293,9 @@ class Plan:
 
 
 NO_PLAN = Plan(
-    View((), (), (), 0, "", (0,)),
-    Choice(),
-    "",
-    0,
-    0,
-    0,
-    0,
-    unchanged=True,
-    why_unchanged="no step was taken",
-    counter="",
-)
+    View((), (), (), 0, "", (0,)), Choice(), "", 0, 0, 0, 0,
+    unchanged=True, why_unchanged="no step was taken", counter="",
+)  # fmt: skip
 """The plan before the first step, and after a step that went on without memory: it has no decisions."""
 
 _FIGURES = (

@@ -102,8 +102,14 @@ def check(sent: list[Sent], least: int = 2) -> None:
 # In process: the APIs and the adapters
 
 
-@pytest.mark.parametrize("layout", STRATEGIES)
-@pytest.mark.parametrize("name", forms.FORMS)
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        pytest.param(name, layout, marks=[pytest.mark.long] if (i + j) % 2 else [])
+        for i, name in enumerate(forms.FORMS)
+        for j, layout in enumerate(STRATEGIES)
+    ],
+)
 def test_what_an_adapter_sends_begins_with_what_it_sent(
     name: str, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
