@@ -261,7 +261,7 @@ def test_who_holds_a_session_for_long_is_not_waited_for_without_end(database):
         start = time.monotonic()
         with pytest.raises(StorageError, match="lock timeout; nothing was changed"):
             store.store(a_record(2))
-        assert 4 < time.monotonic() - start < 60
+        assert 14 < time.monotonic() - start < 60  # longer than a request waits for memory
         assert store.get("trace-00001") == a_record(1)  # reading goes on
         FactStore(database, "other").store(a_record(2))  # so do other sessions
     store.store(a_record(2))
