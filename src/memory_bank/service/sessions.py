@@ -443,11 +443,9 @@ class Sessions:
             self._delay = str(e)
 
     @contextmanager
-    def reading(
-        self, namespace: str | None, name: str, *, scope: Scope | None = None
-    ) -> Iterator[MemoryBankState]:
-        """A session's memory, locked, for ``handle_tool_call``, with at least a scope. Raises NotFoundError."""
-        with self._reading(namespace, self.known(namespace, name), scope) as state:
+    def reading(self, namespace: str | None, name: str) -> Iterator[MemoryBankState]:
+        """A session's memory, locked, for ``handle_tool_call``. Raises NotFoundError."""
+        with self._reading(namespace, self.known(namespace, name)) as state:
             yield state
 
     @contextmanager
@@ -466,9 +464,7 @@ class Sessions:
             yield state, "all" if project is None else "project"
 
     @contextmanager
-    def _reading(
-        self, namespace: str | None, session_id: str, scope: Scope | None = None
-    ) -> Iterator[MemoryBankState]:
+    def _reading(self, namespace: str | None, session_id: str) -> Iterator[MemoryBankState]:
         with self._holding(session_id, namespace) as kept:
             if kept.reader is None:
                 made = MemoryBankState.open(
@@ -477,10 +473,7 @@ class Sessions:
                 with self._lock:
                     kept.reader = kept.reader or made
             with kept.reader.lock:
-                settings = self.bank_settings()
-                if scope is not None and settings.scope == "auto":
-                    settings = settings.model_copy(update={"scope": scope})
-                kept.reader.prepare(settings, self.llm_client)
+                kept.reader.prepare(self.bank_settings(), self.llm_client)
                 kept.reader.files = None
                 yield kept.reader
 
