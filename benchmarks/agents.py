@@ -4,7 +4,8 @@
     python benchmarks/agents.py --all --json agents.json --readme                    # everything
     python benchmarks/agents.py --clients claude-code codex opencode --sizes 12 --tools shell
 
-``--frame`` puts around every output what clients do: ``qwen-code``, ``codex``, ``openhands``, ``mcp`` and others.
+``--length 10`` makes the outputs as long as those that are shown in part. ``--frame`` puts around every output what
+clients do: ``qwen-code``, ``codex``, ``openhands``, ``mcp`` and others.
 
 An agent looks at every order of a customer, tracks every shipment and refunds two orders: 12 orders are 27 calls, 30
 are 63, 60 are 123, with outputs of 2 to 3 kB and ids that differ by run. Its tools are those of the shop ("native"),
@@ -274,6 +275,7 @@ class Row:
     refused: int = 0
     seconds: float = 0.0
     head: int = 0
+    length: int = 1
 
     @property
     def calls(self) -> int:
@@ -283,7 +285,7 @@ class Row:
 
 def measure(row: Row, api: str, run: Callable[[str, Shop, Path], str]) -> Row:
     """Fill a row by ``run``: from the address of the API, the shop and a folder to the agent's answer."""
-    shop = Shop(row.seed, row.size, row.head)
+    shop = Shop(row.seed, row.size, row.head, row.length)
     model = Upstream(shop, row.kind, api)
     began = time.perf_counter()
     with ExitStack() as stack:
@@ -427,14 +429,14 @@ def planned(args: argparse.Namespace) -> list[tuple[list[Row], Callable[[Row], R
     """The rows to measure, those that differ by their ids alone together, and what measures them."""
     seeds = [f"run-{i}" for i in range(args.runs)]
     sdk = [
-        ([Row(n, kind, api, s, seed, frame=frame, head=args.head) for seed in seeds], run_sdk)
+        ([Row(n, kind, api, s, seed, frame=frame, head=args.head, length=args.length) for seed in seeds], run_sdk)
         for n in args.sizes for kind in args.tools for api in args.apis for frame in args.frame
         for s in args.strategies
         if not args.clients or args.all
         if s != "in-process" or api not in THINKING  # without a request, nothing says how a model thinks
     ]  # fmt: skip
     coding = [
-        ([Row(n, "shell", name, s, seed) for seed in seeds], partial(run_coding, name=name))
+        ([Row(n, "shell", name, s, seed, length=args.length) for seed in seeds], partial(run_coding, name=name))
         for n in args.sizes for name in args.clients for s in ("none", "memory", "compaction") if s in args.strategies
     ]  # fmt: skip
     return [*sdk, *coding]
@@ -454,6 +456,7 @@ def main() -> int:
     parser.add_argument("--clients", nargs="*", choices=CODING, default=(), metavar="NAME",
                         help=f"coding agents instead of SDKs, of {', '.join(CODING)}")  # fmt: skip
     parser.add_argument("--head", type=int, default=0, metavar="N", help="words of the SDKs' task before it")
+    parser.add_argument("--length", type=int, default=1, metavar="N", help="times the words of every output")
     parser.add_argument("--frame", nargs="+", choices=[*FRAMES, "all"], default=["none"], metavar="NAME",
                         help=f"what stands around every output: {', '.join(FRAMES)}, all")  # fmt: skip
     parser.add_argument("--all", action="store_true", help="all tools, APIs, strategies and coding agents")

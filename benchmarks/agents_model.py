@@ -40,12 +40,13 @@ Lookup = tuple[str, ...]
 class Shop:
     """The orders of a customer, with ids and texts that depend on the seed alone.
 
-    ``head``: so many words that stand before the task.
+    ``head``: so many words that stand before the task. ``length``: how many times the words of an output come.
     """
 
-    def __init__(self, seed: str, size: int, head: int = 0) -> None:
+    def __init__(self, seed: str, size: int, head: int = 0, length: int = 1) -> None:
         self.seed = seed
-        self.head = self._text(head, "head") + "\n" if head else ""
+        self.length = length
+        self.head = " ".join(self._rng("head").choices(WORDS, k=head)) + "\n" if head else ""
         self.customer = self._id("CUS", 0)
         self.orders, self.payments, self.shipments, self.refunds = (
             [self._id(kind, n) for n in range(size)] for kind in ("ORD", "PAY", "SHP", "REF")
@@ -58,7 +59,7 @@ class Shop:
         return f"{kind}-" + "".join(self._rng(kind, number).choices("ABCDEFGHJKLMNPQRSTUVWXYZ23456789", k=8))
 
     def _text(self, words: int, *what: object) -> str:
-        return " ".join(self._rng(*what).choices(WORDS, k=words))
+        return " ".join(self._rng(*what).choices(WORDS, k=words * self.length))
 
     def answer(self, verb: str, *given: str) -> str:
         """The output of a call; an error for ids that do not exist or belong together."""

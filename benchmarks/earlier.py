@@ -8,6 +8,11 @@ answers if it has at least half of the lines that the call returned, of 20 chara
 calls that some record of an earlier run answers; hit@k, one of the first k results; worth, the first one, and the
 search's answer and the record that it names have fewer tokens than what the call returned; tokens@k, what
 ``search_memory`` says with so many results.
+
+The second table is of the moment of an action: calls that failed and were made again in other words until one worked
+(the *cure*: the same tool within ten calls, with at least half of the words). "any" is the share for which an earlier
+run had the same failure (tool and error, but for numbers and paths) with its cure; hit@k, that a search with the
+failed call's own arguments has this cure among the first k results.
 """
 
 from __future__ import annotations
@@ -23,7 +28,8 @@ from memory_bank import InteractionRecord, MemoryBankSettings, MemoryBankState, 
 from memory_bank.audit.traces import Trace, read_traces
 from memory_bank.bank.database import Database
 from memory_bank.bank.retrieval import records_of
-from memory_bank.selection.effects import changes_something
+from memory_bank.selection.effects import changes_something, is_failure
+from memory_bank.selection.outcomes import outcome
 from memory_bank.tools.search import search_session
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.tokens import approximate_counter, open_counter
@@ -55,10 +61,46 @@ def look_ups(records: list[InteractionRecord]) -> list[InteractionRecord]:
     return found[:: max(1, len(found) // QUERIES)][:QUERIES]
 
 
-def measure(path: Path, limit: int) -> None:
+def failure_of(record: InteractionRecord) -> tuple[str, str] | None:
+    """What failed and how, without numbers and paths; None for a call that worked."""
+    output, given = record.output_text or compact(record.raw_output), compact(record.raw_input)
+    if not is_failure(output, record.tool_name, given):
+        return None
+    said, _ = outcome(output, failed=True)
+    return record.tool_name, re.sub(r"[^\s'\"]*/[^\s'\"]*|\d+", "#", said.casefold())
+
+
+def cured(
+    records: list[InteractionRecord],
+) -> list[tuple[InteractionRecord, tuple[str, str], InteractionRecord]]:
+    """The calls that failed, how, and the later ones of the same tool that worked with other arguments."""
+    words = [set(re.findall(r"\w{2,}", compact(r.raw_input))) for r in records]
+    found = []
+    for n, record in enumerate(records):
+        if (failed := failure_of(record)) is None or not words[n]:
+            continue
+        for m in range(n + 1, min(n + 11, len(records))):
+            other = records[m]
+            near = 2 * len(words[n] & words[m]) >= len(words[n]) and other.raw_input != record.raw_input
+            if other.tool_name == record.tool_name and near and failure_of(other) is None:
+                found.append((record, failed, other))
+                break
+    return found
+
+
+def query_of(record: InteractionRecord) -> str:
+    """The arguments of a call as words."""
+    given = record.raw_input.values() if isinstance(record.raw_input, dict) else [record.raw_input]
+    return " ".join(v for v in given if isinstance(v, str))[:2_000]
+
+
+def measure(path: Path, limit: int) -> tuple[list[object], list[object]]:
+    """A row of each table."""
     database, count = Database(""), open_counter().count_text
     holders: dict[str, set[tuple[str, str]]] = {}  # by line, the records that have it
     rows: list[list[float]] = []
+    cures: dict[tuple[str, str], set[tuple[str, str]]] = {}  # by failure, the records that cured it
+    tries: list[list[float]] = []
     for number, trace in enumerate([t for t in read_traces(path) if isinstance(t, Trace)][:limit]):
         name = f"run {number}"
         view = Transcript(name, approximate_counter()).update(trace.messages)
@@ -66,7 +108,7 @@ def measure(path: Path, limit: int) -> None:
         asking = MemoryBankState.open(database, f"asks {number}", project="p")
         asking.prepare(SETTINGS)
         for record in look_ups(records) if number else ():
-            query = " ".join(v for v in record.raw_input.values() if isinstance(v, str))[:2_000]
+            query = query_of(record)
             lines = lines_of(record)
             shared = Counter(place for line in lines for place in holders.get(line, ()))
             answers = {place for place, n in shared.items() if 2 * n >= len(lines)}
@@ -80,6 +122,16 @@ def measure(path: Path, limit: int) -> None:
             returned = record.output_text or compact(record.raw_output)
             is_worth = not answers.isdisjoint(places[:1]) and said[0] + count(read) < count(returned)
             rows.append([float(x) for x in (bool(answers), *hits, is_worth, *said)])
+        own = cured(records)
+        for record, failed, _ in own if number else ():
+            matches = search_session(asking, query_of(record), max(PLACES)).matches
+            places = [(m.outline.session_id, m.outline.trace_id) for m in matches]
+            known = cures.get(failed, set())
+            tries.append(
+                [float(x) for x in (bool(known), *(not known.isdisjoint(places[:k]) for k in PLACES))]
+            )
+        for _, failed, cure in own:
+            cures.setdefault(failed, set()).add((name, cure.trace_id))
         with MemoryBankState.open(database, name, project="p") as state:
             state.prepare(SETTINGS)
             state.add(records, task=trace.task)
@@ -88,7 +140,9 @@ def measure(path: Path, limit: int) -> None:
                 holders.setdefault(line, set()).add((name, record.trace_id))
     means = [statistics.mean(column) for column in zip(*rows, strict=True)]
     told = (f"{100 * m:.1f}" for m in means[:5]), (f"{m:,.0f}" for m in means[5:])
-    print_row(path.name.split(".")[0], len(rows), *told[0], *told[1])
+    shares = [f"{100 * statistics.mean(column):.1f}" for column in zip(*tries, strict=True)]
+    title = path.name.split(".")[0]
+    return [title, len(rows), *told[0], *told[1]], [title, len(tries), *(shares or ["-"] * (1 + len(PLACES)))]
 
 
 def main() -> int:
@@ -96,11 +150,15 @@ def main() -> int:
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--limit", type=int, default=40)
     args = parser.parse_args()
-    if args.files:
-        columns = [*(f"hit@{k}" for k in PLACES), "worth", *(f"tokens@{k}" for k in PLACES)]
-        print_head("runs", "look-ups", "any", *columns)
-    for path in args.files:
-        measure(path, args.limit)
+    hits, tokens = [f"hit@{k}" for k in PLACES], [f"tokens@{k}" for k in PLACES]
+    found = [measure(path, args.limit) for path in args.files]
+    for n, head in enumerate(
+        (("look-ups", "any", *hits, "worth", *tokens), ("cured failures", "any", *hits))
+    ):
+        print_head("runs", *head)
+        for rows in found:
+            print_row(*rows[n])
+        print()
     return 0
 
 

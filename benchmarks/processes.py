@@ -1,14 +1,15 @@
 """Measures what a bank's sessions cost where several services take their requests by turns, without stickiness.
 
     python benchmarks/processes.py [--services 1,3] [--sessions 2] [--turns 45] [--calls 1] [--kind sqlite]
-    python benchmarks/processes.py --kind postgres --sessions 50 --turns 12 --calls 8 --agents 4 --faults
+    python benchmarks/processes.py --kind postgres --sessions 50 --turns 24 --calls 3 --agents 50 --faults
 
-Agents ask `memory-bank serve` round robin, and a scripted upstream logs what arrives. A request costs what a provider
-with a prefix cache charges for it: the beginning that it shares with the session's request before at 0.1 of the input
-price, all else at 1.25 (``--price``), in tokens of ``--encoding``; beside it, what the same histories cost without
-memory. A context that does not begin as the one before is ``broken``: with a fold it has to be. One that is not, byte
-for byte, what the first of ``--services`` sent ``differs``. In the end the records of the bank are compared with what
-the tools said: those ``lost``, and those stored ``twice``.
+Agents ask `memory-bank serve` round robin, and a scripted upstream logs what arrives. A request costs what the list
+price of ``--model`` says of its input, in tokens of ``--encoding``: the beginning that it shares with the session's
+request before is read from the provider's cache, all else is written to it; beside it, what the same histories cost
+without memory. A context that does not begin as the one before is ``broken``: with a fold it has to be. One that is
+not, byte for byte, what the first of ``--services`` sent ``differs``. In the end the records of the bank are compared
+with what the tools said: those ``lost``, those stored ``twice``, and those ``refused``, which are not in the bank and
+every answer to a request that had them says why. The reasons of such answers are printed in the end.
 
 With ``--faults`` there is one more run of the last of ``--services``: one dies by SIGKILL after a third of the turns,
 for good; on PostgreSQL the server ends at once after a half, within a turn, and starts again, and after two thirds
@@ -16,7 +17,7 @@ all its connections are cut. A request that fails is sent to the next service. A
 while the bank was away went without memory.
 
 Exit code 1 where several services cost over 2% more than the first, break a prefix more often or send another
-context, or where a record is lost or twice.
+context, where a record is lost or twice, or where one is refused without faults.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -39,7 +41,7 @@ import sqlalchemy as sa
 from harness import Service, command_line, print_head, print_row, verdict
 from memory_bank.bank.database import Database
 from memory_bank.bank.schema import records
-from memory_bank.pricing import Ratios, common_length
+from memory_bank.pricing import Ratios, common_length, known_price
 from memory_bank.testing import ScriptedServer, say
 from memory_bank.transcript.tokens import open_counter
 from workload import Message, Postgres, banks, beginning, interaction, request_of
@@ -57,6 +59,7 @@ class Figures(NamedTuple):
     differ: int
     lost: int
     twice: int
+    refused: int
 
 
 def turns_of(session: str, turns: int, calls: int) -> list[list[Message]]:
@@ -70,20 +73,25 @@ def turns_of(session: str, turns: int, calls: int) -> list[list[Message]]:
     return asked
 
 
-def ask(port: int, api: str, session: str, body: Message) -> None:
-    """One request of a session to a service."""
-    data = json.dumps({"model": "claude-sonnet-4-5", **body}).encode()
+def ask(port: int, api: str, session: str, body: Message) -> Mapping[str, str]:
+    """The headers of the answer of a service to a request of a session."""
+    data = json.dumps(body).encode()
     headers = {"content-type": "application/json", "x-memory-session": session, "authorization": "Bearer key"}
     request = urllib.request.Request(f"http://127.0.0.1:{port}{PATHS[api]}", data, headers)
     with urllib.request.urlopen(request, timeout=120) as answer:
         answer.read()
+        return answer.headers
 
 
 class Run:
-    """Agents that ask services on a bank by turns; ``sent``: what arrived upstream."""
+    """Agents that ask services on a bank by turns; ``sent``: what arrived upstream.
+
+    ``reasons``: why answers were made without memory, ``stored``: the latest turn of a session whose answer was not.
+    """
 
     def __init__(self, number: int, where: str, options: Any) -> None:
         self.where, self.options, self.sent = where, options, Sent()
+        self.reasons, self.stored = Counter[str](), dict[str, int]()
         self.sessions = {
             f"s{n}": turns_of(f"s{n}", options.turns, options.calls) for n in range(options.sessions)
         }
@@ -100,16 +108,27 @@ class Run:
         return say("ok")
 
     def _ask(self, session: str, turn: int) -> None:
-        body = request_of(self.options.api, self.sessions[session][turn])
+        body = {
+            "model": self.options.model,
+            **request_of(self.options.api, self.sessions[session][turn]),
+        }
         for attempt in range(ATTEMPTS):
             service = self._services[next(self._turns) % len(self._services)]
             try:
-                return ask(service.port, self.options.api, session, body)
+                told = ask(service.port, self.options.api, session, body)
+                break
             except OSError:  # also an answer with an error
                 if attempt == ATTEMPTS - 1:
                     raise
                 time.sleep(0.2)
-        return None
+        reason = told["x-memory-reason"]
+        if reason is None and told["x-memory-session"] != session:
+            reason = "the answer is of another session"
+        with self._lock:
+            if reason is None:
+                self.stored[session] = turn
+            else:
+                self.reasons[reason] += 1
 
     def play(self, faults: dict[int, Callable[[list[Service]], None]]) -> None:
         """Ask all turns of all sessions; ``faults``: by turn what happens within it."""
@@ -132,7 +151,7 @@ class Run:
 
     def figures(self, first: Sent) -> Figures:
         """What the run cost, beside the contexts of the first run."""
-        costs = [paid(requests, self.options) for requests in self.sent.values()]
+        costs = [dollars(requests, self.options) for requests in self.sent.values()]
         differ = sum(
             first[session][turn] not in requests
             for session, requests in self.sent.items()
@@ -142,27 +161,32 @@ class Run:
         rows = bank.rows(sa.select(records.c.session_id, records.c.call_id, records.c.output))
         bank.close()
         stored = [(r["session_id"], r["call_id"], r["output"]) for r in rows]
+        there = set(stored)
         said = {
-            (session, m["tool_call_id"], m["content"])
+            (session, m["tool_call_id"], m["content"]): at // self.options.calls
             for session, turns in self.sessions.items()
-            for m in turns[-1]
-            if m["role"] == "tool"
+            for at, m in enumerate(m for m in turns[-1] if m["role"] == "tool")
         }
+        missing = [(call[0], turn) for call, turn in said.items() if call not in there]
+        lost = sum(turn <= self.stored.get(session, -1) for session, turn in missing)
         twice = len(stored) - len({(session, call_id) for session, call_id, _ in stored})
-        return Figures(
-            sum(c for c, _ in costs), sum(b for _, b in costs), differ, len(said - {*stored}), twice
-        )
+        paid, broken = sum(c for c, _ in costs), sum(b for _, b in costs)
+        return Figures(paid, broken, differ, lost, twice, len(missing) - lost)
 
 
-def paid(requests: Sequence[Sequence[str]], options: Any) -> tuple[float, int]:
-    """What the requests of a session cost in input tokens, and how many did not begin as the one before."""
+def dollars(requests: Sequence[Sequence[str]], options: Any) -> tuple[float, int]:
+    """What the requests of a session cost, and how many did not begin as the one before."""
+    price, _ = known_price({}, options.model) or sys.exit(f"no price is known of {options.model}")
+    ratios = Ratios(
+        (price.cached or price.prompt) / price.prompt, (price.cache_write or price.prompt) / price.prompt
+    )
     count, before, total, broken = open_counter(options.encoding).count_message, list[str](), 0.0, 0
     tokens: dict[str, int] = {}
     for messages in requests:
         tokens.update((m, count(json.loads(m))) for m in messages if m not in tokens)
         same = common_length(before, messages)
         whole, known = (sum(map(tokens.__getitem__, part)) for part in (messages, messages[:same]))
-        total += options.price.price(whole, known)
+        total += ratios.price(whole, known) * price.prompt / 1e6
         broken, before = broken + (same < len(before)), [*messages]
     return total, broken
 
@@ -189,19 +213,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kind", choices=("sqlite", "postgres"), default="sqlite")
     parser.add_argument("--api", choices=PATHS, default="chat")
     parser.add_argument("--faults", action="store_true", help="one more run, in which processes die")
-    parser.add_argument(
-        "--price", type=lambda t: Ratios(*map(float, t.split("/"))), default=Ratios(0.1, 1.25)
-    )
+    parser.add_argument("--model", default="claude-sonnet-4-5")
     parser.add_argument("--encoding", default="o200k_base")
     options = parser.parse_args(arguments)
     whole, contexts = 0.0, options.sessions * options.turns
     for n in range(options.sessions):
         bodies = (request_of(options.api, m) for m in turns_of(f"s{n}", options.turns, options.calls))
         histories = [[json.dumps(m) for m in b.get("input") or b["messages"]] for b in bodies]
-        whole += paid(histories, options)[0]
-    print_head("services", "tokens paid", "of no memory", "broken", "differ", "lost", "twice", "contexts")
-    print_row("no memory", round(whole), "100.0%", *[0] * 4, contexts)
-    first, runs, wrong = Sent(), list[Figures](), []
+        whole += dollars(histories, options)[0]
+    print_head("services", "dollars", "of no memory", *Figures._fields[1:], "contexts")
+    print_row("no memory", f"{whole:.2f}", "100.0%", *[0] * 5, contexts)
+    first, runs, said, wrong = Sent(), list[Figures](), list[str](), []
     plans = [(number, False) for number in options.services]
     with banks([options.kind], fsync=False) as (new, server):
         for number, has_faults in plans + [(options.services[-1], True)] * options.faults:
@@ -210,12 +232,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             first = first or run.sent
             runs.append(of := run.figures(first))
             name = f"{number}{', with faults' * has_faults}"
-            print_row(name, round(of.paid), f"{100 * of.paid / whole:.1f}%", *of[1:], contexts)
-            if of.lost or of.twice:
-                wrong.append(f"{name}: {of.lost} records lost, {of.twice} twice")
+            print_row(name, f"{of.paid:.2f}", f"{100 * of.paid / whole:.1f}%", *of[1:], contexts)
+            said += [f"{name}: {number} answers without memory: {why}" for why, number in run.reasons.items()]
+            if of.lost or of.twice or (of.refused and not has_faults):
+                wrong.append(f"{name}: {of.lost} records lost, {of.twice} twice, {of.refused} refused")
             if not has_faults and (of.paid > 1.02 * runs[0].paid or of.broken > runs[0].broken or of.differ):
                 cost = of.paid / runs[0].paid
                 wrong.append(f"{name} cost {cost:.3f} times as much, {of.broken} broken, {of.differ} differ")
+    print("\n".join(said), end="\n" * bool(said))
     return verdict(wrong)
 
 

@@ -142,7 +142,6 @@ def add_steps(database: Database) -> None:
     columns |= {name: sa.literal(value, schema.steps.c[name].type) for name, value in step.items()}
     with database.write() as c:
         c.execute(sa.insert(schema.steps).from_select(list(columns), sa.select(*columns.values())))
-        schema.recount(c)
 
 
 def searched(where: str) -> dict[str, float]:

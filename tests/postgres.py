@@ -116,6 +116,8 @@ class Relay:
         self._pools = pools
         self._speaks = threading.Event()
         self._speaks.set()
+        self._lets_in = threading.Event()
+        self._lets_in.set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -124,13 +126,14 @@ class Relay:
         return f"postgresql://postgres@127.0.0.1:{self._listener.getsockname()[1]}/{database}"
 
     @contextmanager
-    def silence(self) -> Iterator[None]:
-        """Nothing comes through, and no connection ends."""
-        self._speaks.clear()
+    def silence(self, *, only_new: bool = False) -> Iterator[None]:
+        """Nothing comes through, and no connection ends; ``only_new``: of connections that begin now."""
+        event = self._lets_in if only_new else self._speaks
+        event.clear()
         try:
             yield
         finally:
-            self._speaks.set()
+            event.set()
 
     def close(self) -> None:
         """Take no further connections."""
@@ -140,6 +143,7 @@ class Relay:
         with suppress(OSError):
             while True:
                 client = self._listener.accept()[0]
+                self._lets_in.wait()
                 server = socket.socket(socket.AF_UNIX)
                 server.connect(str(self._path))
                 for ways in ((client, server, False), (server, client, self._pools)):

@@ -293,17 +293,9 @@ class Plan:
 
 
 NO_PLAN = Plan(
-    View((), (), (), 0, "", (0,)),
-    Choice(),
-    "",
-    0,
-    0,
-    0,
-    0,
-    unchanged=True,
-    why_unchanged="no step was taken",
-    counter="",
-)
+    View((), (), (), 0, "", (0,)), Choice(), "", 0, 0, 0, 0,
+    unchanged=True, why_unchanged="no step was taken", counter="",
+)  # fmt: skip
 """The plan before the first step, and after a step that went on without memory: it has no decisions."""
 
 _FIGURES = (
@@ -325,9 +317,11 @@ class Context(list[Any]):
 
     @property
     def since(self) -> int:
-        """The position among the messages of the plan from which on thinking stays; see ``Choice``."""
-        since = self.plan.choice.since
-        return self.plan.view.tail_start if since is None else since
+        """The position among the messages of the plan from which on thinking stays: all where nothing is left out."""
+        choice = self.plan.choice
+        if self.plan.unchanged or choice.keep_all:
+            return 0
+        return self.plan.view.tail_start if choice.since is None else choice.since
 
 
 @dataclass(frozen=True)

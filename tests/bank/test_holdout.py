@@ -46,8 +46,24 @@ def test_the_interval_has_the_true_ratio_in_95_of_100_weeks(effect):
     found = [compared(*week(500, 0.5, effect, seed)) for seed in range(300)]
     for ratios in ([f.per_session for f in found], [f.per_call for f in found]):
         covered = sum(r.low <= effect <= r.high for r in ratios)
-        assert 0.91 <= covered / len(ratios) <= 0.98
+        assert 0.93 <= covered / len(ratios) <= 0.99
         assert sorted(r.share for r in ratios)[150] == pytest.approx(effect, rel=0.05)
+
+
+@pytest.mark.parametrize(("sessions", "share"), [(400, 0.1), (1000, 0.1), (300, 0.5)])
+def test_a_small_group_that_has_none_of_the_dear_sessions_is_told_no_narrower(sessions, share):
+    """One session in 150 has ten times the dollars a call; the smaller group has it or not."""
+
+    def week(seed):
+        chance, groups = random.Random(seed), ([], [])
+        for _ in range(sessions):
+            calls = 1 + int(chance.lognormvariate(3, 0.6))
+            paid = calls * (10.0 if chance.random() < 1 / 150 else 1.0) * chance.lognormvariate(0, 0.5)
+            groups[chance.random() < share].append(SessionDollars(paid, paid, calls))
+        return compared(*groups)
+
+    told = [f.per_call for f in map(week, range(300)) if f.per_call]
+    assert sum(r.low <= 1 <= r.high for r in told) / len(told) >= 0.94
 
 
 def test_too_few_sessions_tell_how_many_are_needed():

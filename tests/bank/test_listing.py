@@ -27,7 +27,7 @@ from memory_bank.bank.listing import (
     session_details,
     whole,
 )
-from memory_bank.bank.schema import calls, count_steps, sessions, steps
+from memory_bank.bank.schema import calls, sessions, steps
 from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.errors import StorageError
 from memory_bank.records import Insight, InteractionRecord
@@ -132,7 +132,6 @@ def note(database, session_id, number, full, sent):
     }  # fmt: skip
     with database.write() as c:
         c.execute(sa.insert(steps), row)
-        count_steps(c, session_id, [number])
 
 
 def ask(database, session_id):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
@@ -335,6 +336,20 @@ def test_a_server_that_is_only_slow_is_waited_for(postgres, relay):
     database = Database(relay.url(postgres.emptied()))
     with database.read() as c:
         assert c.exec_driver_sql("SELECT 'done' FROM pg_sleep(3)").scalar() == "done"
+    database.close()
+
+
+def test_a_server_that_answers_others_but_lets_a_new_connection_wait_is_not_silent(postgres, relay):
+    """As on a machine with much to do, where the server's new process takes seconds to begin."""
+    database = Database(relay.url(postgres.emptied()))
+    with database.read(), database.read():
+        pass  # two connections, which stay
+    with relay.silence(only_new=True), database.read() as c, ThreadPoolExecutor(1) as other:
+        slow = other.submit(database.value, sa.text("SELECT 'done' FROM pg_sleep(3)"))
+        while not slow.done():
+            assert c.exec_driver_sql("SELECT 1").scalar() == 1
+            time.sleep(0.1)
+        assert slow.result() == "done"
     database.close()
 
 

@@ -108,7 +108,7 @@ def test_sessions_with_the_same_content_stay_apart(bank):
 
 
 def test_session_is_the_default_of_settings_states_and_stores(bank):
-    assert MemoryBankSettings().scope == "session"
+    assert MemoryBankSettings().scope == "auto"
     own, other = bank.state("own", "a"), bank.state("other", "a")
     run(other, "RIVAL")
     assert own.wider is None

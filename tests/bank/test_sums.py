@@ -13,13 +13,22 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
+from tests.bank.test_database import drop_triggers
 from tests.contracts.stores import a_record
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.lineage import ForkPoint, Lineage, LineageEntry
 from memory_bank.bank.listing import namespace_totals
 from memory_bank.bank.maintenance import purge, verify
-from memory_bank.bank.schema import count_rows, recount, sums
+from memory_bank.bank.schema import (
+    count_of,
+    insights,
+    records,
+    recount,
+    schema_version,
+    sessions,
+    sums,
+)
 from memory_bank.bank.steps import CONTROL, StepFigures, StepToStore, add_steps, usage_sums
 from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.bank.transfer import export_lines, import_lines
@@ -45,6 +54,9 @@ def comparable(used):
 
 
 def assert_as_counted(database):
+    for name in database.column(sa.select(sessions.c.session_id)):
+        counted = [database.value(count_of(t).where(t.c.session_id == name)) for t in (records, insights)]
+        assert [*database.extent(name)[1:3]] == counted
     before, totals = kept(database), [namespace_totals(database, n) for n in (None, "n")]
     used = (usage_sums(database, None, "session"), usage_sums(database, None, "session", since=0.0))
     assert comparable(used[0]) == comparable(used[1])
@@ -174,12 +186,62 @@ def test_a_process_that_is_killed_within_a_write_leaves_the_sums_right(bank_url,
     database.close()
 
 
+def write_as_schema_9(database):
+    """Write a record, an insight, and a step with its outcome, as a process does that knows of no sums."""
+    with database.write() as c:
+        c.exec_driver_sql(
+            "INSERT INTO records (session_id, trace_id, step_id, tool_name, input, input_verbatim, output,"
+            " output_verbatim, timestamp) SELECT session_id, 'old', 2, tool_name, input, input_verbatim, output,"
+            " output_verbatim, timestamp FROM records"
+        )
+        c.exec_driver_sql(
+            "INSERT INTO insights (session_id, trace_id, summary, source, terms) SELECT session_id, 'old', output,"
+            " 'extractive', output FROM records WHERE trace_id = 'old'"
+        )
+        c.exec_driver_sql(
+            "INSERT INTO steps (session_id, number, created, full_tokens, tokens, messages, records, status, strategy,"
+            " milliseconds) VALUES ('s', 7, 5, 90, 80, 3, 1, 'failed', 's', 1)"
+        )
+        c.exec_driver_sql(
+            "UPDATE steps SET model = strategy_bytes, full_input_tokens = 90, billed = 0.5 FROM "
+            "(SELECT output AS strategy_bytes FROM records WHERE trace_id = 'old') AS m WHERE number = 7"
+        )
+        c.exec_driver_sql("UPDATE steps SET status = 'rebuilt' WHERE number = 7")
+
+
+def test_rows_that_a_process_of_an_older_schema_writes_are_counted(bank_url):
+    database = Database(bank_url)
+    FactStore(database, "s").store_many([a_record(1)])
+    write_as_schema_9(database)
+    totals = namespace_totals(database, None)
+    assert (totals.records, totals.tokens.steps) == (2, 1)
+    assert_as_counted(database)
+    database.close()
+
+
+def test_sums_of_schema_10_beside_an_older_process_are_right_once_the_bank_is_opened(bank_url):
+    database = Database(bank_url)
+    FactStore(database, "s").store_many([a_record(1)])
+    with database.write() as c:
+        drop_triggers(c)
+    write_as_schema_9(database)
+    assert namespace_totals(database, None).records == 1
+    with database.write() as c:
+        c.execute(sa.update(schema_version).values(version_num="10"))
+    database.close()
+    database = Database(bank_url)
+    assert namespace_totals(database, None).records == 2
+    FactStore(database, "s").store_many([a_record(2)])
+    assert_as_counted(database)
+    database.close()
+
+
 def test_sums_that_are_wrong_are_found_and_mended(bank_url):
     database = Database(bank_url)
     database.open_session("s")
     FactStore(database, "s").store_many([a_record(1)])
     with database.write() as c:
-        count_rows(c, "s", records=5)
+        c.execute(sa.update(sums).values(records=6))
     assert [(d.kind, d.session_id) for d in verify(database)] == [("sums", "s")]
     assert namespace_totals(database, None).records == 6
     assert [d.mended for d in verify(database, repair=True)] == [True]

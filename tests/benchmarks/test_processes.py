@@ -1,7 +1,10 @@
 """Several services that take a session's requests by turns cost what one does."""
 
+import argparse
+
 import pytest
 
+from memory_bank.bank.database import Database
 from tests.benchmarks import load
 from tests.postgres import why_not
 
@@ -25,6 +28,18 @@ def test_services_that_die_lose_no_record(kind, capsys):
         pytest.skip(reason)
     given = ["--kind", kind, "--sessions", "3", "--turns", "12", "--calls", "8", "--agents", "3", "--faults"]
     assert processes.main([*given, "--services", "3", "--encoding", "approximate"]) == 0
-    *_, with_faults = (row.split(" | ") for row in capsys.readouterr().out.splitlines())
+    *_, with_faults = (r.split(" | ") for r in capsys.readouterr().out.splitlines() if r.startswith("|"))
     assert with_faults[5:7] == ["0", "0"]
     assert int(with_faults[3]) >= 3  # folds
+
+
+def test_a_record_that_an_answer_did_not_promise_is_told_from_a_lost_one(tmp_path):
+    """Of three turns the first was answered with memory, then the bank was away; none of them is stored."""
+    where = str(tmp_path / "bank.db")
+    Database(where).close()
+    options = argparse.Namespace(
+        turns=3, calls=2, sessions=1, encoding="approximate", model="claude-sonnet-4-5"
+    )
+    run = processes.Run(1, where, options)
+    run.stored["s0"] = 0
+    assert run.figures(run.sent)[3:] == (2, 0, 4)

@@ -180,7 +180,6 @@ def test_what_is_wrong_is_named_and_mended(database: Database) -> None:
         ("session", "old", None),
         ("embedding", "mixed", "trace-00001"),
         ("insight", "new", "trace-00000"),
-        ("sums", "new", None),
     ]
     assert wrong(database) == expected
     assert wrong(database) == expected  # nothing was changed

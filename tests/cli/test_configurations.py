@@ -58,7 +58,7 @@ WELL: dict[str, tuple[str, dict[str, str], dict[tuple[str, ...], tuple[Any, str]
     "a strategy of one's own": (
         f'default_strategy = "my own"\n{OWN}tools = {{ "a b" = {{ effect = "read" }} }}\n', {},
         {("memory_strategies", "my own", "tools"): ({"a b": {"effect": "read"}}, "FILE"),
-         ("memory_strategies", "my own", "scope"): ("session", "default")},
+         ("memory_strategies", "my own", "scope"): ("auto", "default")},
     ),
     "texts that need quotes": (
         '[memory_strategies.memory_bank]\nfixed_query = "a \\"b\\" \\\\ \\u007f ü\\n"\n', {},

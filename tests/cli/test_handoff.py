@@ -144,6 +144,8 @@ def test_a_client_begins_with_it_before_a_prompt(command, begins):
 def test_clients_and_prompts_that_are_not_known(cli, bank):
     done = cli("run", "--db", bank, "--from", "latest", "--", sys.executable, "agent.py")
     assert (done.code, "give python" in done.sentence()) == (2, True)
+    done = cli("run", "--db", bank, "--budget", "900", "--", sys.executable, "agent.py")
+    assert (done.code, "name a session with --from" in done.sentence()) == (2, True)
     for words in (["codex", "exec", "--json", "fix it"], ["claude", "--model", "opus", "fix it"]):
         with pytest.raises(Exception, match="--from adds to a prompt that comes first: write"):
             begun(words, lambda _: TEXT)
@@ -163,6 +165,11 @@ def test_run_begins_a_client_with_the_session(tmp_path, bank, port):
         assert prompt.startswith("<earlier-session>\n")
         assert "Rules of the project may also stand in CLAUDE.md" in prompt
         assert prompt.endswith("\nfix it")
+        command[command.index("--from") : command.index("--from")] = ["--budget", "500"]
+        done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=60)
+        short = json.loads(done.stdout)[1]
+        assert len(short) < len(prompt)
+        assert short.endswith("\nfix it")
         command[command.index("one")] = "never"
         done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (1, "")

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import COMMAND, environment, run_of
+from tests.examples import first_short
 from tests.service.caching import Cached
 
 from memory_bank.cli.run import pointed
@@ -71,7 +72,7 @@ def is_served(url: str) -> bool:
         return s.connect_ex(("127.0.0.1", int(url.rpartition(":")[2]))) == 0
 
 
-def test_a_service_is_started_and_what_was_saved_is_printed(variables, tmp_path):
+def test_a_service_is_started_and_what_was_saved_is_printed(variables, port, tmp_path):
     done = run(variables, "--", *USES)
     assert (done.returncode, done.stdout) == (0, f"{address(done)}/v1\n")
     saved = SAVED.search(done.stderr)
@@ -83,6 +84,17 @@ def test_a_service_is_started_and_what_was_saved_is_printed(variables, tmp_path)
     assert paid < instead
     assert not is_served(address(done))
     assert (tmp_path / "data" / "memory-bank" / "bank.db").exists()
+    page = re.search(r"its page, while `memory-bank serve` runs: (http://\S+)/#/s/(\S+)\n", done.stderr)
+    assert page, done.stderr
+    assert page[1] == f"http://127.0.0.1:{port}"
+    verbs = (["saved", "--today"], ["bank", "sessions"])
+    today, sessions = (
+        subprocess.run([*COMMAND, *v], env=variables, capture_output=True, text=True).stdout for v in verbs
+    )
+    assert re.match(
+        r"today: 12 requests in 1 session; \$\S+ paid, \$\S+ without memory \(\d\d% less\); ", today
+    )
+    assert page[2] in sessions
 
 
 def test_a_share_of_sessions_goes_without_memory(variables):
@@ -98,30 +110,11 @@ def test_a_share_of_sessions_goes_without_memory(variables):
     assert "(0% less)" in done.stderr
 
 
-@pytest.mark.parametrize("share", ["1.5", "-0.1", "ten", "nan"])
+@pytest.mark.parametrize("share", first_short(["1.5", "-0.1", "ten", "nan"]))
 def test_a_share_that_is_none_starts_nothing(variables, share):
     done = run(variables, "--holdout", share, "--", *USES)
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(r"memory-bank: Invalid value for '--holdout': Input should be .*\n", done.stderr)
-
-
-def test_the_address_of_its_page_is_printed(variables, port):
-    done = run(variables, "--", *USES)
-    page = re.search(
-        r"its page, while `memory-bank serve` runs: (http://127.0.0.1:\d+)/#/s/(\S+)\n", done.stderr
-    )
-    assert page, done.stderr
-    assert page[1] == f"http://127.0.0.1:{port}"
-    saved = subprocess.run([*COMMAND, "saved", "--today"], env=variables, capture_output=True, text=True)
-    assert re.match(
-        r"today: 12 requests in 1 session; \$\S+ paid, \$\S+ without memory \(\d\d% less\); ", saved.stdout
-    )
-    assert (
-        page[2]
-        in subprocess.run(
-            [*COMMAND, "bank", "sessions"], env=variables, capture_output=True, text=True
-        ).stdout
-    )
 
 
 def test_claude_gets_no_changing_header_where_the_upstream_is_not_anthropic():

@@ -1,6 +1,7 @@
 """The exit: what leaves is no worse than what came, or the original goes, and the reason names the rule."""
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from tests.examples import first_short
 from memory_bank import Memory, MemoryBankState
 from memory_bank.context import gate
 from memory_bank.context.gate import broken_rule, leave
-from memory_bank.plan import NO_PLAN, Context, Form
+from memory_bank.plan import NO_PLAN, Choice, Context, Form
 from memory_bank.transcript.anthropic import CACHE_MARK, AnthropicWire, Thinking, from_anthropic
 from memory_bank.transcript.chat import CHAT, edited_message
 from memory_bank.transcript.responses import WIRE as ITEMS
@@ -216,6 +217,46 @@ def test_what_goes_on_from_a_context_is_held_against_the_rules() -> None:
         context[1] = edited_message(context[1], {0: None})
         context, sent = leave(context, source.messages, session, Form(source, lambda written: written))
         assert (context.plan.rule, sent is came) == (rule, bool(rule))
+
+
+def prefix_rules(lists: list[list[Any]], texts: list[str], folds: list[int]) -> list[str]:
+    """The rules that contexts break whose first result reads as the texts, in one session."""
+    session, rules = MemoryBankState("lexical"), []
+    for came, text, fold in zip(lists, texts, folds, strict=True):
+        plan = replace(NO_PLAN, unchanged=False, choice=Choice(since=2, fold=fold))
+        entries: list[Any] = [(p, {}) for p in range(len(came))]
+        context, sent = leave(
+            Context([*came[:3], {**came[3], "content": text}, *came[4:]], plan, entries), came, session
+        )
+        rules.append(context.plan.rule)
+        assert (sent is came) is bool(context.plan.rule)
+    return rules
+
+
+GROWN = [[system(), user(), *rounds(n)] for n in range(2, 9)]
+WITH_MARK = [[*chat[:-1], {**chat[-1], CACHE_MARK: {"type": "ephemeral"}}] for chat in GROWN]
+OWN_CHANGE = [[chat[0], user(f"at {n}"), *chat[2:]] for n, chat in enumerate(GROWN)]
+
+
+@pytest.mark.parametrize(
+    ("lists", "texts", "folds", "from_step"),
+    [
+        (GROWN, "aaaaaaa", "1111111", 7),
+        (GROWN, "abcdefg", "1111111", 2),
+        (WITH_MARK, "abcdefg", "1111111", 2),
+        (WITH_MARK, "aaaaaaa", "1111111", 7),
+        (OWN_CHANGE, "abcdefg", "1111111", 7),
+        (GROWN, "abcdefg", "1234567", 7),
+        (GROWN, "abbccdd", "1111111", 7),
+        (GROWN, "aabcccc", "1111111", 3),
+    ],
+)
+def test_contexts_that_change_what_was_sent_leave_twice(
+    lists: list[list[Any]], texts: str, folds: str, from_step: int
+) -> None:
+    """Each would be written to the provider's cache anew. Then the messages go as they came, and stay so."""
+    rules = prefix_rules(lists, [*texts], [*map(int, folds)])
+    assert rules == [gate.PREFIX if step >= from_step else "" for step in range(7)]
 
 
 NOTHING: dict[str, dict[str, Any]] = {

@@ -1,4 +1,4 @@
-"""The header of a table stands before the rows that are shown of it, and is repeated in the marks far below."""
+"""Marks within a table repeat its header where that does not stand near above."""
 
 import re
 
@@ -32,9 +32,10 @@ def test_rows_have_their_header_at_each_gap(name, is_first):
     assert COUNT(part) <= 4_000
     lines = part.split("\n")
     titles = header.split("\n")[0]
-    assert wanted in part and titles in lines
+    first = next(n for n, line in enumerate(lines) if "ORD-" in line)
+    assert wanted in part and " ".join(titles.split()) in " ".join("\n".join(lines[:first]).split())
     since = 0
-    for line in lines[lines.index(titles) + 1 :]:
+    for line in lines[first:]:
         if line.startswith("[…"):
             if since > 900:
                 assert line.endswith(f"; columns: {' '.join(titles.split())}]"), line

@@ -2,12 +2,10 @@
 
 import base64
 import copy
-import datetime as dt
 import io
 import json
 import logging
 import re
-from decimal import Decimal
 
 import pytest
 from hypothesis import given
@@ -335,7 +333,9 @@ def test_what_the_pad_does_not_keep_is_said():
     knot = []
     knot.append(knot)
     for value, said in (
-        ({"a": [re.compile("a")]}, r"'x' cannot be stored: it holds a re\.Pattern"),
+        ({"a": [re.compile("a")]}, r"'x' cannot be stored: .* holds a Pattern: pass JSON values only"),
+        ({"late"}, "holds a set: pass JSON"),
+        ({7: "late"}, "a key that is no text"),
         ("y" * 31, r"at most 30 \(max_chars\)"),
         (knot, "contains itself"),
     ):
@@ -344,35 +344,15 @@ def test_what_the_pad_does_not_keep_is_said():
     assert pad.keys == []
 
 
-VALUES = {
-    "set": {"b", "a"},
-    "frozen": frozenset({(1, 2), (3, 4)}),
-    "tuple": (1, ["x", (None, True)], {"a": (2,)}),
-    "datetime": dt.datetime(2026, 3, 1, 12, 30, tzinfo=dt.timezone(dt.timedelta(hours=2))),
-    "date": dt.date(2026, 3, 1),
-    "span": dt.timedelta(days=1, seconds=3),
-    "keys": {1: "one", (2, 3): "pair", None: 0, dt.date(2026, 3, 1): []},
-    "bytes": bytes(range(9)),
-    "money": Decimal("12.50"),
-    "tagged": {"$type": "set", "value": [1]},
-    "json": {"a": [1, 2.5, None, "x", True]},
-}
-
-
-@pytest.mark.parametrize("name", VALUES)
-def test_the_pad_gives_back_what_json_cannot_write(name):
-    value = VALUES[name]
+def test_json_comes_back_as_it_was_and_a_tuple_as_a_list():
     pad = AgentMemory()
+    value = {"a": [1, 2.5, None, "x", True], "$type": "set", "\ud800": "\0"}
     pad.store("v", value)
+    pad.store("pair", ("ORD-7", 1))
     again = AgentMemory.from_json(json.dumps(json.loads(pad.to_json())))
-    for found in (pad.recall("v"), again.recall("v")):
-        assert found == value and type(found) is type(value)
-    assert type(pad.recall("v")) is type(value)
-    assert again.to_json() == pad.to_json()
-    assert again.to_context() == pad.to_context()
-    assert "$type" not in pad.to_context() or name == "tagged"
-    if isinstance(value, dict):
-        assert {type(k) for k in again.recall("v")} == {type(k) for k in value}
+    for each in (pad, again):
+        assert each.recall("v") == value and each.recall("pair") == ["ORD-7", 1]
+    assert again.to_json() == pad.to_json() and again.to_context() == pad.to_context()
 
 
 # the gate

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ STRATEGIES = {
     layout: {**forms.BANK, **FOLDS, "layout": layout, "token_encoding": "approximate"}
     for layout in ("native", "block")
 }
+STRATEGIES["part"] = {**STRATEGIES["native"], "history_budget": 12_000, "refresh_after": 12_000}
+"""For outputs that are shown in part, or without what they repeat, at their first sight: folds between many of them."""
 ENABLED, ADAPTIVE = {"type": "enabled", "budget_tokens": 1_024}, {"type": "adaptive"}
 THINKING = {
     "none": None,
@@ -65,6 +68,27 @@ def turns(seed: int, *, parallel: bool = True, count: int = 34) -> list[forms.Tu
     ]
 
 
+def long_outputs(made: Sequence[forms.Turn]) -> list[forms.Turn]:
+    """The turns; of every three calls, one has an output that is shown in part, and one an output that repeats much."""
+
+    def rows(number: int, count: int) -> str:
+        told = [
+            {"sku": f"SKU-{number}-{k}", "place": f"HUB {k * 7919 % 10_007}", "note": ""}
+            for k in range(count)
+        ]
+        return json.dumps({"rows": told, "page": number}, indent=2)
+
+    counts, number, out = (300, 40), 0, []
+    for turn in made:
+        calls = []
+        for called in turn.calls:
+            number += 1
+            long = None if number % 3 == 0 else rows(number, counts[number % 3 - 1])
+            calls.append(replace(called, result=long, picture=False) if long else called)
+        out.append(replace(turn, calls=tuple(calls)))
+    return out
+
+
 def grown(write: Callable[[Sequence[forms.Turn]], list[Any]], made: Sequence[forms.Turn]) -> Steps:
     """The requests of an agent, each with one more turn."""
     return [write(made[:end]) for end in range(len(made) + 1)]
@@ -78,16 +102,23 @@ def check(sent: list[Sent], least: int = 2) -> None:
 # In process: the APIs and the adapters
 
 
-@pytest.mark.parametrize("layout", STRATEGIES)
-@pytest.mark.parametrize("name", forms.FORMS)
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        pytest.param(name, layout, marks=[pytest.mark.long] if (i + j) % 2 else [])
+        for i, name in enumerate(forms.FORMS)
+        for j, layout in enumerate(STRATEGIES)
+    ],
+)
 def test_what_an_adapter_sends_begins_with_what_it_sent(
     name: str, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(forms.STRATEGIES, "prefix", STRATEGIES[layout])
     form = forms.opened(name)
+    made = turns(1, parallel=form.parallel)
     kept: dict[str, Any] = {}
     sent = []
-    for natives in grown(form.write, turns(1, parallel=form.parallel)):
+    for natives in grown(form.write, long_outputs(made) if layout == "part" else made):
         rebuilt, plan = form.rebuild(natives, "prefix", kept) if len(natives) > 2 else (natives, None)
         sent.append(Sent("", [form.dump([n]) for n in rebuilt], fold_of(plan)))
     check(sent)
@@ -140,12 +171,12 @@ def bodies(api: str, steps: Steps, **members: Any) -> list[tuple[dict[str, Any],
     return [({**body_of(api, []), **members, key: step}, (b"x-memory-session: s",)) for step in steps]
 
 
-def thinking_steps(thinking: Any, seed: int = 2, *, interleaved: bool = True) -> Steps:
+def thinking_steps(thinking: Any, seed: int = 2, *, interleaved: bool = True, long: bool = False) -> Steps:
     """Requests of the Messages API whose turns think, most of them, some with a redacted block as well.
 
     New prompts come between two turns, in a message of their own or with the results of the turn before.
     """
-    messages = forms.messages(turns(seed))
+    messages = forms.messages(long_outputs(turns(seed)) if long else turns(seed))
     out: list[Any] = []
     asks = []
     begun = False
@@ -172,7 +203,7 @@ def thinking_steps(thinking: Any, seed: int = 2, *, interleaved: bool = True) ->
 def test_thinking_that_was_sent_stays(name: str, layout: str, tmp_path: Path) -> None:
     thinking = THINKING[name]
     members = {"thinking": thinking} if thinking else {}
-    steps = thinking_steps(thinking)
+    steps = thinking_steps(thinking, long=layout == "part")
     check(asked(tmp_path, "messages", bodies("messages", steps, **members), strategy=layout))
 
 
@@ -268,8 +299,9 @@ def test_memory_tools_change_no_prefix(api: str, tmp_path: Path) -> None:
     check(asked(tmp_path, api, bodies(api, grown(write, turns(3))), inject_tools="auto"))
 
 
+@pytest.mark.parametrize("layout", ["native", "part"])
 @pytest.mark.parametrize("encrypted", [True, False])
-def test_reasoning_of_the_responses_api(encrypted: bool, tmp_path: Path) -> None:
+def test_reasoning_of_the_responses_api(encrypted: bool, layout: str, tmp_path: Path) -> None:
     def reasoned(made: Sequence[forms.Turn]) -> list[Any]:
         out: list[Any] = []
         for item in forms.items(made):
@@ -279,7 +311,9 @@ def test_reasoning_of_the_responses_api(encrypted: bool, tmp_path: Path) -> None
             out.append(item)
         return out
 
-    check(asked(tmp_path, "responses", bodies("responses", grown(reasoned, turns(4)), store=False)))
+    made = long_outputs(turns(4)) if layout == "part" else turns(4)
+    steps = grown(reasoned, made)
+    check(asked(tmp_path, "responses", bodies("responses", steps, store=False), strategy=layout))
 
 
 @pytest.mark.parametrize("form", TEXT_FORMS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from functools import partial
 
 import pytest
@@ -13,7 +14,6 @@ from tests.growth import LINEAR, growth
 from tests.selection.texts import filled
 
 from memory_bank import MemoryProcessor
-from memory_bank.context import evidence
 from memory_bank.selection import thread
 from memory_bank.selection.cutting import LONGEST_KEY
 from memory_bank.selection.values import fold, forms_in, parse_record, stands_in
@@ -90,34 +90,38 @@ def test_values_are_compared_with_the_anchor_as_a_search_does():
         assert tables.values["visible"].tolist() == [f in forms or stands_in(f, text) for f in tables.forms]
 
 
-def test_a_turn_that_stays_as_it_was_is_shortened_once(monkeypatch):
-    made = []
-    shorten = evidence.shorten_turn
-    monkeypatch.setattr(evidence, "shorten_turn", lambda *a: made.append(a[0].start) or shorten(*a))
+def test_a_turn_that_stays_as_it_was_is_shortened_once():
     processor = MemoryProcessor()
     messages = [user("Check the orders.")]
-    for n in range(60):
-        rows = json.dumps([{"order": f"O-{n}-{i}", "total": i} for i in range(30)])
-        messages += [call((f"c{n}", "get_orders", {"page": f"P-{n}"})), result(f"c{n}", rows)]
-        processor.apply_strategy(messages)
-    made.clear()
-    processor.apply_strategy(messages)
-    assert not made
+
+    def run() -> None:
+        for n in range(60):
+            rows = json.dumps([{"order": f"O-{n}-{i}", "total": i} for i in range(30)])
+            messages.extend([call((f"c{n}", "get_orders", {"page": f"P-{n}"})), result(f"c{n}", rows)])
+            processor.apply_strategy(messages)
+
+    assert called_by(run)["shorten_turn"]
+    assert not called_by(lambda: processor.apply_strategy(messages))["shorten_turn"]
 
 
-def calls_of(work) -> int:
-    """How many Python functions ``work`` calls."""
-    count = 0
+def called_by(work) -> Counter[str]:
+    """How often ``work`` calls the Python functions of a name."""
+    count = Counter()
 
-    def note(_frame, event, _arg) -> None:
-        nonlocal count
-        count += event == "call"
+    def note(frame, event, _arg) -> None:
+        if event == "call":
+            count[frame.f_code.co_name] += 1
 
     before = sys.getprofile()
     sys.setprofile(note)
     work()
     sys.setprofile(before)
     return count
+
+
+def calls_of(work) -> int:
+    """How many Python functions ``work`` calls."""
+    return called_by(work).total()
 
 
 def test_a_late_step_takes_at_most_about_twice_the_work_of_an_early_one():

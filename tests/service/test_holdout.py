@@ -19,6 +19,8 @@ from memory_bank.bank.lineage import ForkPoint, Lineage, LineageEntry
 from memory_bank.config import load_config
 from memory_bank.errors import ConfigError
 from memory_bank.service.sessions import Sessions
+from memory_bank.tools import TOOL_SCHEMAS
+from memory_bank.transcript import open_counter
 
 PRICES = {"m": {"prompt": 2.0, "completion": 10.0, "cached": 0.5}}
 CHAT = "/v1/chat/completions"
@@ -172,16 +174,33 @@ def test_a_session_without_memory_is_sent_to_the_byte_and_stored(tmp_path, path,
 
 @pytest.mark.parametrize("key", [{}, {"prompt_cache_key": "the-key"}])
 @pytest.mark.parametrize("share", [1.0, 1e-9])
-def test_the_tools_of_a_conversation_without_a_name_stay_as_they_were_at_its_first_request(
+def test_a_conversation_without_a_name_has_memorys_tools_in_either_group_and_the_control_pays_none(
     tmp_path, key, share
 ):
-    with before(upstream, tmp_path, inject_tools=True, holdout=share) as (model, p):
-        for count in (0, 1, 2):
-            messages = [system(), user(), *rounds(count)]
+    """Its first request cannot know its group; the output that memory leaves out stays within its reach."""
+
+    def counting(got):
+        prompt = count_text(got.body.decode())
+        return whole(
+            json.dumps({"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": 9}}).encode(),
+            b"Content-Type: application/json",
+        )
+
+    count_text = open_counter().count_text
+    with before(counting, tmp_path, inject_tools=True, holdout=share, prices=PRICES) as (model, p):
+        for count in (0, 1, 12):
+            messages = [system(), user(), *rounds(count, size=4000)]
             post(p.port, CHAT, {"model": "m", "messages": messages, "tools": TOOLS, **key})
-            p.told(count + 1)
+            p.told((0, 1, 12).index(count) + 1)
             assert p.service.recorder.drain(60)
-    assert [json.loads(got.body)["tools"] for got in model.got] == [TOOLS] * 3
+        exchange = p.told(3)[2]
+        found = p.ask("/v1/stats").json()["holdout"]
+        [session] = p.ask("/v1/sessions").json()["sessions"]
+    assert [json.loads(got.body)["tools"] for got in model.got] == [[*TOOLS, *TOOL_SCHEMAS]] * 3
+    assert (exchange.reason == "control group (holdout)") is (share == 1.0)
+    if share == 1.0:
+        assert session["full_cost"] < session["sent_cost"]
+        assert found["control"] == 1
 
 
 def test_a_session_that_the_client_names_has_its_tools_from_the_first_request_on(tmp_path):

@@ -9,12 +9,14 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import quote
 
 import pytest
 import sqlalchemy as sa
+from tests.bank.test_steps import a_step
 from tests.browser import Browser, eventually, why_not
 from tests.chats import call, result, rounds, system, user
 from tests.cli.conftest import COMMAND, environment
@@ -32,6 +34,7 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.steps import StepFigures, StepToStore, add_steps
 from memory_bank.bank.stores import FactStore
 from memory_bank.config import Config
+from memory_bank.pricing import Usage
 from memory_bank.records import InteractionRecord
 from memory_bank.testing import ScriptedServer, say
 
@@ -294,6 +297,11 @@ def test_what_cannot_be_handed_on_copies_nothing(opened, service):
     hand_on = "[...document.querySelectorAll('.actions button')].find(b => b.innerText === 'Hand on')"
     page.js(f"{hand_on}.click()")
     page.wait("document.defaultView.copied?.startsWith('<earlier-session>')")
+    told = service.ask("/v1/sessions/empty-handed/handoff").json()["text"]
+    assert "- Look.\n" in told
+    assert page.js("window.copied") == told
+    shown = "[...document.querySelectorAll('pre, .handed')].some(e => !e.hidden && e.textContent === window.copied)"
+    page.wait(shown)
     page.js("window.copied = 'mine'; window.fetch = () => Promise.reject(new TypeError('no network'))")
     page.wait(f"{hand_on} !== undefined")
     page.js(f"{hand_on}.click()")
@@ -1469,6 +1477,36 @@ def test_what_memory_costs_more_is_said(opened, dear, screen):
     at_step(page, 1)
     assert f"{figures(step)}{share}" in page.text("#detail .figures")
     assert page.js("[document.documentElement.scrollWidth, innerWidth]") == [how.get("width", 1440)] * 2
+
+
+@pytest.mark.parametrize(
+    ("sessions", "says"), [(40, "50% less a session"), (5, "too few sessions"), (0, None)]
+)
+def test_the_tile_of_a_holdout_says_what_was_measured_or_that_it_is_too_few(opened, tmp_path, sessions, says):
+    database = Database(tmp_path / "bank.db")
+    for n in range(max(sessions, 3)):
+        for group in ("memory", "control")[: 2 if sessions else 1]:
+            database.open_session(name := f"{group} {n}")
+            database.set_session(name, control=group == "control")
+            tokens = 1_000 if group == "memory" else 2_000
+            usage, full = Usage(tokens + n, 0, 0, 0), Usage(2_000 + n, 0, 0, 0)
+            step = a_step(name, created=time.time(), model="m")
+            add_steps(database, [replace(step, figures=replace(step.figures, sent=usage, full=full))])
+    database.close()
+    with proxied(
+        "http://127.0.0.1:9", tmp_path / "bank.db", prices={"m": {"prompt": 1.0, "completion": 1.0}}
+    ) as p:
+        page = opened("#/", ready=".tiles b", at=SimpleNamespace(address=p.base_url.removesuffix("/v1")))
+        told = p.ask("/v1/stats").json()["holdout"]
+        page.wait("document.querySelector('#overview, main').innerText.includes('Summaries')")
+        text = page.js("document.body.innerText")
+        assert ("Measured by holdout".casefold() in text.casefold()) is (says is not None)
+        assert (told is None) is (says is None)
+        if says is not None:
+            assert says in text
+            assert told["compared"] in " ".join(text.split())
+            assert ("95% interval" in text) is (sessions == 40)
+        opened.done()
 
 
 @pytest.mark.parametrize("screen", ["light", "dark", "phone"])

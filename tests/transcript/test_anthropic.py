@@ -456,3 +456,30 @@ def test_what_was_made_of_a_message_is_made_anew_where_that_has_changed() -> Non
     assert [a is b for a, b in zip(first, again, strict=True)] == [True, True, False, True, True]
     derived.keep(messages[:1])
     assert from_anthropic(messages, derive=derived).messages[1] is not again[1]
+
+
+class Read(dict):
+    """A message that counts how often its content is read."""
+
+    times = 0
+
+    def get(self, key, default=None):
+        self.times += key == "content"
+        return super().get(key, default)
+
+
+def test_marks_are_looked_for_once():
+    """A long list is not read again for each mark that is set."""
+    turns = [
+        turn
+        for n in range(50)
+        for turn in (
+            Read(role="assistant", content=[{"type": "tool_use", "id": f"t{n}", "name": "get", "input": {}}]),
+            Read(role="user", content=[{"type": "tool_result", "tool_use_id": f"t{n}", "content": "fine"}]),
+        )
+    ]
+    messages = [Read(role="user", content=[{"type": "text", "text": "Check the orders."}]), *turns]
+    marked = with_cache_marks({"messages": messages}, messages)
+    assert marked is not None
+    assert cache_marks(marked) == 3
+    assert max(message.times for message in messages[2:-3]) <= 3

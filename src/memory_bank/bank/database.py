@@ -33,6 +33,7 @@ from memory_bank.bank.schema import (
     count_of,
     folds,
     insights,
+    keep_sums,
     metadata,
     of_namespace,
     of_session,
@@ -195,8 +196,9 @@ class Database:
         raise NotImplementedError
 
     def create_tables(self, c: Connection) -> None:
-        """Create all tables and indexes."""
+        """Create all tables, indexes and triggers."""
         metadata.create_all(c, checkfirst=False)
+        keep_sums(c)
 
     def room(self) -> int | None:
         """The bytes that are free where the database is stored; None where that is not known."""

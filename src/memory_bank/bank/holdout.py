@@ -105,11 +105,12 @@ class Comparison:
 
 
 def compared(memory: Sequence[SessionDollars], control: Sequence[SessionDollars]) -> Comparison:
-    """The ratio of the groups' means, with Welch's interval on its logarithm (B. L. Welch, Biometrika 34, 1947).
+    """The ratio of the groups' means, with an interval on its logarithm by Student's t of the smaller group.
 
     Sessions are what is drawn, so that variances are of sessions. Dollars a call are a ratio of sums, by the delta
     method (Deng, Knoblich, Lu, KDD 2018, arXiv:1803.06336); residuals are those of a jackknife (MacKinnon, White,
-    J. Econometrics 29, 1985), since few sessions cost much.
+    J. Econometrics 29, 1985), since few sessions cost much. As chance draws the groups, both are taken to spread
+    (beside their means) as the one that spreads more: a small group often has none of the few.
     """
     counts = len(memory), len(control)
     needed, fewest = LEAST, min(counts)
@@ -144,9 +145,8 @@ def _ratio(*groups: Sequence[SessionDollars], a_call: bool) -> DollarRatio | Non
     (memory, spread), (control, other) = (_mean(group, a_call=a_call) for group in groups)
     if not memory or not control:
         return None
-    errors = spread / len(groups[0]), other / len(groups[1])
-    parts = sum(e**2 / max(1, len(group) - 1) for e, group in zip(errors, groups, strict=True))
-    half = _t975(sum(errors) ** 2 / parts if parts else math.inf) * math.sqrt(sum(errors))
+    error = math.sqrt(max(spread, other) * sum(1 / len(group) for group in groups))
+    half = _t975(min(map(len, groups)) - 1) * error
     return DollarRatio(
         memory, control, memory / control, *(memory / control * math.exp(h) for h in (-half, half))
     )
@@ -186,7 +186,9 @@ def comparison(
         pair = costs(s.sent, s.full, price, s.billed) if s.reported else None
         if pair is not None:
             old = sums.get(key := root(str(s.of)), SessionDollars(0.0, 0.0, 0))
-            sums[key] = SessionDollars(old.paid + pair[0], old.full + pair[1], old.calls + s.reported)
+            # without memory's tools, which a session that no client names has in either group
+            paid = pair[1] if drawn[key]["control"] else pair[0]
+            sums[key] = SessionDollars(old.paid + paid, old.full + pair[1], old.calls + s.reported)
     groups = (
         [v for k, v in sums.items() if bool(drawn[k]["control"]) is control] for control in (False, True)
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import islice
 
 import sqlalchemy as sa
@@ -17,7 +18,6 @@ from memory_bank.bank.rows import rederived
 from memory_bank.bank.schema import (
     SET_SESSION,
     content_deleted,
-    count_rows,
     in_parts,
     insights,
     like_prefix,
@@ -34,8 +34,16 @@ from memory_bank.transcript.transcript import View
 KEPT = 512
 """How many of a session's newest digests are kept; a request adds one or two."""
 _AT_ONCE = 256  # rows copied at once
-_TOOLS = {True: "memory's tools are offered", False: "memory's tools are not offered"}
 _ASKED = 8  # calls at each end of a list by which its session is found
+
+
+class Offer(StrEnum):
+    """What a session gets of memory's tools, as its lineage keeps it; of several the first holds."""
+
+    NONE = "memory's tools are not offered"
+    EARLIER = "memory's tools tell of earlier sessions"
+    OWN = "memory's tools are offered"
+
 
 _l, _s, _r = lineage.c, sessions.c, records.c
 _NEWEST = sa.select(sa.func.max(_r.seq)).where(of_session(records))
@@ -50,6 +58,7 @@ _KNOWN = (
 _OLD = sa.bindparam("old", type_=_s.head.type)
 _MOVE = SET_SESSION.where(_s.head.is_not_distinct_from(_OLD)).values(head=sa.bindparam("new"))
 _MOVE_WITH_CALLS = _MOVE.values(head_calls=sa.bindparam("calls"))
+_OFFER = sa.select(_l.digest).where(of_session(lineage), _l.digest.in_(Offer))
 _DROP = sa.delete(lineage).where(of_session(lineage), _l.number.between(1, sa.bindparam("last")))
 
 
@@ -200,20 +209,22 @@ class Lineage:
             fault_point("lineage.executed")
         return True
 
-    def tools_decided(self, session_id: str) -> bool | None:
-        """Whether memory's tools are offered in a session, as was decided at its first request; None before that."""
-        known = sa.select(_l.digest).where(of_session(lineage), _l.digest.in_(_TOOLS.values()))
-        found = self.database.column(known, session=session_id)
-        return (_TOOLS[False] not in found) if found else None
+    def offer(self, session_id: str) -> Offer | None:
+        """What a session gets of memory's tools, as was decided at its first request; None before that."""
+        found = self.database.column(_OFFER, session=session_id)
+        return next((offer for offer in Offer if offer in found), None)
 
-    def decide_tools(self, session_id: str, offered: bool) -> None:
-        """Keep whether memory's tools are offered in a session; a fork has it from the session that it leaves."""
-        row = {"digest": _TOOLS[offered], "session_id": session_id, "number": 0, "before": 0}
+    def keep_offer(self, session_id: str, offer: Offer, wanted: Callable[[], bool] = lambda: True) -> Offer:
+        """Keep what a session gets of memory's tools; what was kept first is returned. A fork has its session's.
 
-        def write(c: Connection) -> None:
-            self.database.insert_new(c, lineage, [row])
-
-        self.database.submit(write, session_id)
+        ``wanted``: whether somebody still waits for it; else nothing is kept.
+        """
+        with self.database.write() as c:
+            self.database.lock_name(c, session_id)  # its row may not be there yet
+            if wanted() and not c.execute(_OFFER, {"session": session_id}).first():
+                row = {"digest": offer, "session_id": session_id, "number": 0, "before": 0}
+                self.database.insert_new(c, lineage, [row])
+        return self.offer(session_id) or offer
 
     def _add(self, c: Connection, session_id: str, entry: LineageEntry) -> None:
         """Within a write that holds the session, insert the digests of a request and delete the oldest."""
@@ -256,7 +267,6 @@ def _copy_beginning(c: Connection, fork: ForkPoint, other: str) -> None:
         )
         while batch := list(islice(copies, _AT_ONCE)):
             c.execute(sa.insert(table), batch)
-            count_rows(c, other, **{table.name: len(batch)})
     copy_words(c, fork.session_id, other, ids)
 
 
@@ -264,8 +274,7 @@ def _leave(c: Connection, fork: ForkPoint) -> None:
     session = {"session": fork.session_id}
     taken = sa.select(_r.trace_id).where(of_session(records), _r.seq <= fork.takes)
     delete_insights(c, of_session(insights) & insights.c.trace_id.in_(taken), **session)
-    gone = c.execute(sa.delete(records).where(of_session(records), _r.seq <= fork.takes), session).rowcount
-    count_rows(c, fork.session_id, records=-gone)
+    c.execute(sa.delete(records).where(of_session(records), _r.seq <= fork.takes), session)
     c.execute(sa.delete(lineage).where(of_session(lineage), _l.number.between(1, fork.number)), session)
     c.execute(SET_SESSION.values(task=None), session)
     content_deleted(c, session)

@@ -250,19 +250,25 @@ class Postgres(Database):
 
 
 class _Line:
-    """Whether the server answers: what waits for it asks so, by a connection of its own."""
+    """Whether the server answers: what waits for it asks so, by a connection of its own.
+
+    ``heard``: when a statement of any connection was last answered. A server that is busy may let a new one wait.
+    """
 
     def __init__(self, ask: Callable[[], bool]) -> None:
         self._ask = ask
+        self.heard = 0.0
         self._lock = threading.Lock()
         self._asked: float | None = None  # since when the question is open
         self._asker: threading.Thread | None = None  # a process that was forked has none
 
     @property
     def is_silent(self) -> bool:
-        """Whether the server has been asked and does not answer."""
+        """Whether the server has been asked and answers nobody."""
         asked = self._asked
-        return asked is not None and time.monotonic() - asked > _SILENCE and self._is_asking()
+        if asked is None or time.monotonic() - max(asked, self.heard) <= _SILENCE:
+            return False
+        return self._is_asking()
 
     def _is_asking(self) -> bool:
         return self._asker is not None and self._asker.is_alive()
@@ -311,6 +317,7 @@ def _watched(line: _Line) -> type[psycopg.Connection]:
                 try:
                     ready = yield gen.send(ready)
                 except StopIteration as e:
+                    line.heard = time.monotonic()
                     return e.value
                 waited = 0.0 if ready else time.monotonic() - began
                 if waited > asks_after:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,7 +21,7 @@ from memory_bank.records import NAMESPACE_END
 
 log = logging.getLogger("memory_bank.Database")
 T = TypeVar("T")
-VERSION = "10"
+VERSION = "11"
 WITHOUT = ("failed", "refused")
 """The statuses of steps that went without memory: it failed, its context broke a rule of the gate, or it is paused
 because upstream refused an earlier context."""
@@ -396,60 +396,66 @@ def _agents_are_projects(c: Connection) -> None:
 
 
 _KEY = "session_id, model, untold, is_billed"
-_OF_STEPS = "session_id, coalesce(model, :none), coalesce(untold, :none), billed IS NOT NULL"
-_NONE = sa.bindparam("none", b"", sa.LargeBinary)
 
 
-def _adding(columns: Iterable[str], values: str) -> sa.TextClause:
-    """The statement that adds values to ``sums``, as SQLite and PostgreSQL read it."""
-    added = [f"{name} = sums.{name} + excluded.{name}" for name in columns]
-    if "steps" in columns:
-        columns, newer = [*columns, "last"], "sums.last > excluded.last"
-        added.append(f"last = CASE WHEN {newer} THEN sums.last ELSE excluded.last END")
-    head = f"INSERT INTO sums ({_KEY}, {', '.join(columns)}) {values}"
-    return sa.text(f"{head} ON CONFLICT ({_KEY}) DO UPDATE SET {', '.join(added)}").bindparams(_NONE)
+def _add(dialect: str, table: str, where: str, sign: int = 1) -> str:
+    """The statement that adds rows of a table to ``sums``, or with -1 takes them away."""
+    none, newer = "''::bytea" if dialect == "postgresql" else "x''", "sums.last > excluded.last"
+    key, given, last = f"session_id, {none}, {none}, false", {table: "count(*)"}, "NULL"
+    if table == "steps":
+        key = f"session_id, coalesce(model, {none}), coalesce(untold, {none}), billed IS NOT NULL"
+        given, last = _SUMMED, "max(created)"
+    values = ", ".join(f"{sign} * {value}" for value in given.values())
+    added = ", ".join(f"{name} = sums.{name} + excluded.{name}" for name in given)
+    return (
+        f"INSERT INTO sums ({_KEY}, {', '.join(given)}, last) SELECT {key}, {values}, {last} FROM {table}"
+        f" WHERE {where} GROUP BY 1, 2, 3, 4 ON CONFLICT ({_KEY}) DO UPDATE SET {added},"
+        f" last = CASE WHEN {newer} OR excluded.last IS NULL THEN sums.last ELSE excluded.last END"
+    )
 
 
-def _adding_steps(where: str) -> sa.TextClause:
-    found = ", ".join((_OF_STEPS, *(f":sign * {value}" for value in _SUMMED.values()), "max(created)"))
-    return _adding(_SUMMED, f"SELECT {found} FROM steps WHERE {where} GROUP BY 1, 2, 3, 4")
+def triggers(dialect: str) -> Iterator[str]:
+    """What lets the database keep ``sums``, whoever writes rows: also a process of an older schema."""
+    counted = {*_SUMMED, "model", "untold", "status", "error"}
+    update = f"UPDATE OF {', '.join(c.name for c in steps.c if c.name in counted)}"
+    changes = [("BEFORE", "DELETE", "OLD", -1), ("AFTER", "INSERT", "NEW", 1)]
+    of_steps = [*changes, ("BEFORE", update, "OLD", -1), ("AFTER", update, "NEW", 1)]
+    for table, key, events in (
+        ("records", "seq", changes),
+        ("insights", "seq", changes),
+        ("steps", "number", of_steps),
+    ):
+        for moment, event, row, sign in events:
+            which = f"session_id = {row}.session_id AND {key} = {row}.{key}"
+            name = f"sums_{table}_{moment}_{event.split()[0]}".lower()
+            begin, add = (
+                f"CREATE TRIGGER {name} {moment} {event} ON {table}",
+                _add(dialect, table, which, sign),
+            )
+            if dialect == "postgresql":
+                made = (
+                    f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT"
+                )
+                yield f"{made} AS $$BEGIN {add}; RETURN {row}; END$$"
+                yield f"{begin} FOR EACH ROW EXECUTE FUNCTION {name}()"
+            else:
+                yield f"{begin} BEGIN {add}; END"
 
 
-def _counting(table: str, where: str) -> sa.TextClause:
-    found = f"SELECT session_id, :none, :none, false, count(*) FROM {table} WHERE {where}"
-    return _adding([table], f"{found} GROUP BY session_id")
-
-
-_ADD_ROWS = _adding(("records", "insights"), "VALUES (:session, :none, :none, false, :records, :insights)")
-_ADD_STEPS = _adding_steps("session_id = :session AND number IN :numbers").bindparams(
-    sa.bindparam("numbers", expanding=True)
-)
-_ALL, _MINE = "1 = 1", "session_id = :session"
-_RECOUNT = {
-    where: [_counting("records", where), _counting("insights", where), _adding_steps(where)]
-    for where in (_ALL, _MINE)
-}
-
-
-def count_rows(c: Connection, session_id: str, *, records: int = 0, insights: int = 0) -> None:
-    """Within a write that has inserted or deleted rows of a session, add their number to its sums."""
-    if records or insights:
-        c.execute(_ADD_ROWS, {"session": session_id, "records": records, "insights": insights})
-
-
-def count_steps(c: Connection, session_id: str, numbers: Sequence[int], sign: int = 1) -> None:
-    """Within a write, add the steps of these numbers to their session's sums; with -1 take them away."""
-    if numbers:
-        c.execute(_ADD_STEPS, {"session": session_id, "numbers": numbers, "sign": sign})
+def keep_sums(c: Connection) -> None:
+    """Within a write that creates tables, let the database keep ``sums``."""
+    for statement in triggers(c.dialect.name):
+        c.exec_driver_sql(statement)
 
 
 def recount(c: Connection, session_id: str | None = None) -> None:
     """Within a write, make the sums of a session, or of all, anew from its rows."""
     every = sa.delete(sums)
     c.execute(every if session_id is None else every.where(sums.c.session_id == session_id))
-    for statement in _RECOUNT[_ALL if session_id is None else _MINE]:
-        given = {"session": session_id, "sign": 1}
-        c.execute(statement, {name: given[name] for name in given if f":{name}" in statement.text})
+    mine = {} if session_id is None else {"session": session_id}
+    for table in ("records", "insights", "steps"):
+        where = "session_id = :session" if mine else "1 = 1"
+        c.execute(sa.text(_add(c.dialect.name, table, where)), mine)
 
 
 MIGRATIONS: dict[str, list[sa.Column[Any] | sa.Table | sa.Index | str | Callable[[Connection], None]]] = {
@@ -481,7 +487,6 @@ MIGRATIONS: dict[str, list[sa.Column[Any] | sa.Table | sa.Index | str | Callable
         sessions.c.requests,
         PRESENT,
         sums,
-        recount,
         _agents_are_projects,
         "DROP INDEX IF EXISTS ix_sessions_agent_id",
         PROJECT,
@@ -491,6 +496,7 @@ MIGRATIONS: dict[str, list[sa.Column[Any] | sa.Table | sa.Index | str | Callable
         "UPDATE sessions SET control = FALSE WHERE control IS NULL"
         " AND created >= (SELECT min(created) FROM sessions WHERE control)",
     ],
+    "10": [keep_sums, recount],
 }
 """What brings a bank of a version to the next: missing columns and tables, statements, functions. Append only."""
 

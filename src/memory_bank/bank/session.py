@@ -336,7 +336,8 @@ class MemoryBankState(Session):
         with self._saving:
             stored = self.database.extent(self.session_id)
         generation, count = stored.generation, stored.records
-        if count or settings.scope != "session":  # else there is nothing to search yet
+        self.scope = "session" if settings.scope == "auto" else settings.scope
+        if count or self.scope != "session":  # else there is nothing to search yet
             self._insights.bind(settings.embedding_model)
         is_new = generation != self.generation  # first use, or another process reset the session
         if is_new:
@@ -349,7 +350,6 @@ class MemoryBankState(Session):
             self.generation = generation
         self._insights.begin(settings, llm_client, stored, anew=is_new)
         self.observer_name = self._insights.observer.name
-        self.scope = settings.scope
         self.new_records = []
 
     @property

@@ -28,7 +28,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from sqlalchemy.util import LRUCache
 
 from memory_bank.bank.database import Database, first_line
-from memory_bank.bank.schema import metadata
+from memory_bank.bank.schema import metadata, triggers
 from memory_bank.errors import DatabaseOpenError, StorageError
 
 logger = logging.getLogger("memory_bank.Database")
@@ -361,7 +361,8 @@ def schema_script() -> str:
     tables = metadata.sorted_tables
     indexes = (i for t in tables for i in sorted(t.indexes, key=lambda i: str(i.name)))
     parts: list[CreateTable | CreateIndex] = [*map(CreateTable, tables), *map(CreateIndex, indexes)]
-    return ";\n".join(str(part.compile(dialect=sqlite.dialect())).strip() for part in parts) + ";"
+    made = [str(part.compile(dialect=sqlite.dialect())).strip() for part in parts]
+    return ";\n".join([*made, *triggers("sqlite")]) + ";"
 
 
 def _write_in_place(connection: sqlite3.Connection) -> None:

@@ -19,7 +19,6 @@ from memory_bank.bank.folds import FoldReasons
 from memory_bank.bank.schema import (
     USED,
     WITHOUT,
-    count_steps,
     of_namespace,
     of_session,
     records,
@@ -181,13 +180,10 @@ def add_steps(database: Database, new: Sequence[StepToStore], kept: int | None =
             _add(database, c, session_id, [s for s in mine if not s.outcome], kept)
             if outcomes := {s.figures.created: s for s in mine if s.outcome}:
                 found = c.execute(_MADE, {"session": session_id, "made": [*outcomes]}).all()
-                numbers = [number for number, _ in found]
-                count_steps(c, session_id, numbers, -1)
                 for number, made in found:
                     row = _row(outcomes[made].figures)
                     values = {"session": session_id, "of": number, "answer": outcomes[made].answer}
                     c.execute(_ADD_OUTCOME, values | {k: row[k] for k in _OUTCOME})
-                count_steps(c, session_id, numbers)
 
 
 def _add(
@@ -210,7 +206,6 @@ def _add(
             row["fates"] = json.dumps({fate: _runs(numbers) for fate, numbers in step.fates.items()})
         rows.append(row)
     c.execute(sa.insert(steps), rows)
-    count_steps(c, session_id, range(before + 1, last + 1))
     if kept is not None:
         above = 0 if before // _SWEEP != last // _SWEEP else before - kept
         c.execute(_DROP_ANSWERS, {**session, "above": above, "to": last - kept})

@@ -36,14 +36,12 @@ from memory_bank.bank.schema import (
     SET_SESSION,
     content_deleted,
     count_of,
-    count_rows,
     first_bytes,
     in_parts,
     insights,
     like_prefix,
     of_session,
     records,
-    recount,
     rows_by_id,
     sessions,
     steps,
@@ -128,7 +126,6 @@ class FactStore:
         if first is not None:
             first(c)
         new = self.database.insert_new(c, records, list(rows.values()))
-        count_rows(c, self.session_id, records=new)
         if new != len(rows):  # some exist already
             for old in rows_by_id(c, _BY_IDS, self.session_id, list(rows)).values():
                 if old["mark"] != FORGOTTEN:
@@ -179,7 +176,6 @@ class FactStore:
                 delete_insights(c, of_session(insights) & (_i.trace_id == trace_id), **self._mine)
                 contents = {"answer": None, "error": None}
                 c.execute(sa.update(steps).where(of_session(steps)).values(contents), self._mine)
-                recount(c, self.session_id)
                 content_deleted(c, self._mine)
         return found
 
@@ -191,8 +187,7 @@ class FactStore:
         """Delete every record of the session."""
         with self.database.erase() as c:
             self.database.lock_session(c, self.session_id)
-            gone = c.execute(sa.delete(records).where(of_session(records)), self._mine).rowcount
-            count_rows(c, self.session_id, records=-gone)
+            c.execute(sa.delete(records).where(of_session(records)), self._mine)
             c.execute(SET_SESSION.values(NO_LEDGER), self._mine)
             content_deleted(c, self._mine)
 
@@ -335,12 +330,10 @@ class InsightStore:
             return
         short = [{**r, "terms": r["terms"][:HEAD_BYTES]} for r in rows]
         new = self.database.insert_new(c, insights, short)
-        count_rows(c, self.session_id, insights=new)
         if new != len(rows):  # some exist already
             for part in in_parts([r["trace_id"] for r in rows]):
                 delete_insights(c, of_session(insights) & _i.trace_id.in_(part), **self._mine)
             c.execute(sa.insert(insights), short)
-            count_rows(c, self.session_id, insights=len(rows))
         add_insights(c, rows)
         fault_point("insights.executed")
 

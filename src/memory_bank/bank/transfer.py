@@ -41,7 +41,6 @@ from memory_bank.bank.schema import (
     Embedding,
     ExactText,
     count_of,
-    count_rows,
     files,
     in_parts,
     insights,
@@ -356,7 +355,6 @@ def _write_session(database: Database, session: _ReadSession, model: Embedder | 
                     add_insights(c, part)
                 else:
                     c.execute(sa.insert(table), part)
-                count_rows(c, name, **{table.name: len(part)})
         if not is_new and (any(inserted) or any(before[k] != v for k, v in values.items())):
             c.execute(NEXT_GENERATION, mine)
         fault_point("import.executed")

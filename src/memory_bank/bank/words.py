@@ -13,7 +13,6 @@ import json
 import struct
 import threading
 import zlib
-from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,7 +32,6 @@ from memory_bank.bank.schema import (
     block_sessions,
     blocks,
     count_of,
-    count_rows,
     in_parts,
     insights,
     of_session,
@@ -99,8 +97,6 @@ def delete_insights(c: Connection, which: sa.ColumnElement[bool], **values: obje
     """Within a write, delete insights and their words; returns how many."""
     gone = c.execute(sa.delete(insights).where(which).returning(_i.seq, _i.session_id), values).all()
     left = {row.seq: row.session_id for row in gone}
-    for name, count in Counter(left.values()).items():
-        count_rows(c, name, insights=-count)
     while left:
         for part in in_parts(list(left)):
             loose = sa.delete(words).where(_w.seq.in_(part)).returning(_w.seq)

@@ -25,7 +25,7 @@ from urllib.parse import quote, urlsplit
 
 import typer
 
-from memory_bank.cli.handoff import GO_ON, handoff_text
+from memory_bank.cli.handoff import DEFAULT_TOKENS, GO_ON, MOST_TOKENS, handoff_text
 from memory_bank.cli.project import project_header
 from memory_bank.cli.setup import ATTRIBUTION, CLIENTS, claude_code, is_elsewhere, toml_value
 from memory_bank.cli.shared import CONFIG, DB, one_line, service_settings, spent, tell
@@ -56,6 +56,9 @@ def run(
         metavar="SESSION",
         help="Begin with what `handoff` prints of this session, or of latest.",
     ),
+    budget: int | None = typer.Option(
+        None, min=500, max=MOST_TOKENS, help="Tokens of what --from tells, at most."
+    ),
     db: str | None = DB,
     config: Path | None = CONFIG,
     holdout: float | None = typer.Option(
@@ -85,7 +88,10 @@ def run(
         raise typer.Exit(126 if is_file else 127)
     given = ""
     if from_ is not None:
-        command, given = begun(command, lambda client: handoff_text(from_, db, config, to=client))
+        tokens = budget or DEFAULT_TOKENS
+        command, given = begun(command, lambda client: handoff_text(from_, db, config, tokens, client))
+    elif budget is not None:
+        raise ConfigError("--budget is of what --from tells: name a session with --from.")
     running = running_service(db, config)
     if running is not None and holdout is not None:
         raise ConfigError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from memory_bank.bank.session import Session
@@ -141,18 +140,13 @@ def _edited_tokens(view: View, choice: Choice) -> int:
 
 def charge_step(context: Context, session: Session) -> None:
     """Add what a step costs to the session's ledger, whose context is sent."""
-    plan, ledger, edits = context.plan, session.ledger, context.plan.edits
-    came = plan.view.digests[: len(plan.view.messages)]
-    sent = [
-        digest_of(message)
-        if position is None or (change and position not in edits)
-        else (edits[position].digest if change else came[position])
-        for (position, change), message in zip(context.entries, context, strict=True)
-    ]
-    shared = sum(islice(_message_tokens(context, session.counter), common_length(ledger.sent, sent)))
+    plan, ledger = context.plan, session.ledger
+    measured = [*_measured(context, session.counter)]
+    sent = [digest for digest, _ in measured]
+    shared = sum(tokens for _, tokens in measured[: common_length(ledger.sent, sent)])
     known = known_tokens(plan.view, ledger)
     charge = ledger.step(session.prefix_cache.ratios, plan.tokens, shared, plan.full_tokens, known)
-    session.charge(charge, sent, came)
+    session.charge(charge, sent, plan.view.digests[: len(plan.view.messages)])
 
 
 def known_tokens(view: View, ledger: Ledger) -> int:
@@ -160,20 +154,20 @@ def known_tokens(view: View, ledger: Ledger) -> int:
     return view.tokens_before[common_length(ledger.came, view.digests[: len(view.messages)])]
 
 
-def _message_tokens(context: Context, counter: TokenCounter) -> Iterator[int]:
-    """The tokens of each message of a context."""
-    view, edits = context.plan.view, context.plan.edits
+def _measured(context: Context, counter: TokenCounter) -> Iterator[tuple[bytes, int]]:
+    """The digest and the tokens of each message of a context."""
+    view, edits, in_memory = context.plan.view, context.plan.edits, context.plan.memory_tokens
     for (position, change), message in zip(context.entries, context, strict=True):
         if position is not None and not change:
-            yield view.tokens_between(position, position + 1)
+            yield view.digests[position], view.tokens_between(position, position + 1)
         elif position is not None and position in edits:
-            yield edits[position].tokens
+            yield edits[position].digest, edits[position].tokens
         elif position is None and message == context.plan.memory:
-            yield context.plan.memory_tokens
+            yield digest_of(message), in_memory
         elif position is not None and position == context.plan.host:
-            yield context.plan.memory_tokens + view.tokens_between(position, position + 1)
+            yield digest_of(message), in_memory + view.tokens_between(position, position + 1)
         else:
-            yield counter.count_message(message)
+            yield digest_of(message), counter.count_message(message)
 
 
 def _record_plan(plan: Plan, session: Session) -> None:

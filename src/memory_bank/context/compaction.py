@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 from memory_bank.bank.session import MemoryBankState, Session
 from memory_bank.bank.steps import agents_words
@@ -16,12 +18,22 @@ from memory_bank.context.evidence import (
 )
 from memory_bank.context.policies.evidence import NOTE_HEAD, NOTE_SHARE, fed_evidence
 from memory_bank.plan import NO_PLAN
-from memory_bank.selection.effects import file_access
+from memory_bank.records import InteractionRecord
+from memory_bank.selection.effects import file_access, is_failure
+from memory_bank.selection.files import changes_of, is_patch, is_same_path
 from memory_bank.selection.index import Selection
 from memory_bank.selection.thread import thread_room
 from memory_bank.transcript.harness import HANDED_ON, SUMMARY_OPENINGS, asks_for_summary, persons_text
 from memory_bank.transcript.jsontext import compact, parse_arguments
-from memory_bank.transcript.messages import Interaction, MessageKind, in_full, kind_of, message_text, read
+from memory_bank.transcript.messages import (
+    Interaction,
+    MessageKind,
+    in_full,
+    kind_of,
+    message_text,
+    read,
+    readable_output,
+)
 from memory_bank.transcript.quoting import Mark, fence, one_line, quote_lines, without_fenced
 from memory_bank.transcript.shortening import fit_text
 from memory_bank.transcript.transcript import View
@@ -39,6 +51,7 @@ RULES_ELSEWHERE = {
 }
 """By client, what it is told of rules that it does not read by itself."""
 MOST_FILES = 16  # that are named, the latest ones
+MOST_EDITS = 64  # later edits of a file, after which what was written into it before is not told
 LEAST_TOKENS = 200  # a smaller budget has no room for anything of use
 _WORDS_SHARE, _LAST_SHARE, _SUMMARY_SHARE = 0.2, 0.08, 0.15  # of the budget, at most
 
@@ -59,7 +72,9 @@ def what_is_known(
         return _known(session.last_plan.view, session, budget, lacking, users_words)
 
 
-def _known(view: View, session: MemoryBankState, budget: int, lacking: str, users_words: bool) -> str:
+def _known(
+    view: View, session: MemoryBankState, budget: int, lacking: str, users_words: bool, stands: bool = False
+) -> str:
     count = session.counter.count_text
     memory = fed_evidence(view, session, session.settings)
     words = _users_words(view, session, int(budget * _WORDS_SHARE)) if users_words else ""
@@ -84,7 +99,7 @@ def _known(view: View, session: MemoryBankState, budget: int, lacking: str, user
             tail_interaction=after,
             budget=room - listed.tokens - 1,
             listed=listed.text,
-            without=[memory.places[t] for t in rules],
+            without=[*(memory.places[t] for t in rules), *(_outdated(memory) if stands else ())],
         )
     except Exception as e:
         log.warning("session %s: choosing excerpts failed (%s)", session.session_id, type(e).__name__)
@@ -113,26 +128,71 @@ def handed_on(session: MemoryBankState, budget: int, *, to: str = "") -> str:
         by = f" by {one_line(client)[:80]}" if client else ""
         head = f"{HANDED_ON}\n{TOLD.format(calls=len(session.steps), by=by)}{RULES_ELSEWHERE.get(to, '')}\n\n"
         room = budget - count(head) - count(end) - 8
-        session.cache("shown arguments").update(_edits_that_stand(session))
-        known = _known(_stored_view(session), session, room, "", users_words=True)
+        session.cache("shown calls").update(_calls_that_stand(session.fact_store.get_many([*session.steps])))
+        known = _known(_stored_view(session), session, room, "", users_words=True, stands=True)
         known = known.replace("\0", "\ufffd")  # no argument of a command may have it
         return f"{head}{known.replace(end[:-1], f'< {end[1:-1]}')}\n{end}\n"
 
 
-def _edits_that_stand(session: MemoryBankState) -> dict[str, str]:
-    """By trace_id the arguments of edits of files without what they replaced, and what was replaced since."""
-    found: dict[str, str] = {}
-    later: dict[str, list[str]] = {}  # by file what later edits replace
-    for record in reversed(session.fact_store.get_many([*session.steps])):
+def _calls_that_stand(records: Sequence[InteractionRecord]) -> dict[str, tuple[str, str]]:
+    """By trace_id the arguments and the output of calls of which something was undone since, without that.
+
+    Undone is what an edit replaced, what was written into a file before it was written anew or removed, what was read
+    of such a file, and what a later call with the same arguments returned otherwise.
+    """
+    told: dict[str, tuple[str, str]] = {}
+    files: dict[str, list[tuple[str, list[str]]]] = {}  # by name, of each path what later calls take away
+    later: dict[tuple[str, str], str] = {}  # by call the latest output
+    for record in reversed(records):
+        tool, output = record.tool_name, readable_output(record)[1]
         text = compact(record.raw_input) if record.input_text is None else record.input_text
-        access, given = file_access(record.tool_name, text), parse_arguments(text)
-        if access is not None and access.access == "edit":
-            since = later.setdefault(access.path, [])
-            gone = {k: k[:3] == "old" or (k[:3] == "new" and any(o in str(v) or str(v) in o for o in since))
-                    for k, v in given.items()}  # fmt: skip
-            found[record.trace_id] = compact({k: v for k, v in given.items() if not gone[k]})
-            since += [str(v) for k, v in given.items() if k[:3] == "old" and str(v).strip()]
-    return found
+        failed, gone = is_failure(output, tool, text), set[str]()
+        if not failed:
+            later.setdefault((tool, text), output)
+        stands = later.get((tool, text), output) == output
+        for change in () if failed else changes_of(tool, text):
+            named = files.setdefault(change.path.rpartition("/")[2], [])
+            since = next((s for path, s in named if is_same_path(path, change.path)), None)
+            if since is None:
+                named.append((change.path, since := []))
+            texts = [hunk.new for hunk in change.hunks if hunk.new.strip()]
+            undone = [t for t in texts if len(since) >= MOST_EDITS or any(o in t or t in o for o in since)]
+            stands = stands and (change.kind == "read" or not texts or len(undone) < len(texts))
+            stands = stands and not (change.kind == "read" and "" in since)
+            gone.update(undone, (hunk.old for hunk in change.hunks))
+            if change.kind in ("add", "delete"):
+                since[:] = [""]  # which is in any text
+            else:
+                since += [hunk.old for hunk in change.hunks if hunk.old.strip()]
+        if gone or not stands:
+            shown = compact(_without(parse_arguments(text), gone)) if gone else text
+            told[record.trace_id] = shown, output if stands else ""
+    return told
+
+
+def _outdated(memory: EvidenceMemory) -> Iterator[int]:
+    """The outputs that show files as they were before an edit that cannot be applied to what is shown."""
+    files, parsed = memory.index.files, memory.index.tables.parsed
+    for trace_id, place in memory.places.items():
+        copy = files.of_call(trace_id)
+        if copy.missing if copy else files.changed_since(trace_id, "\n".join(parsed[place].cut.sources)):
+            yield place
+
+
+def _without(value: Any, gone: Collection[str]) -> Any:
+    """Arguments without texts; of a patch the files and the lines that it adds."""
+    if isinstance(value, dict):
+        return {k: left for k, v in value.items() if (left := _without(v, gone)) != "" or v == ""}
+    if isinstance(value, list):
+        return [_without(v, gone) for v in value]
+    if not isinstance(value, str):
+        return value
+    if is_patch(value):
+        lines = {f"+{line}" for text in gone for line in text.splitlines()}
+        return "\n".join(n for n in value.split("\n") if n[:3] == "***" or (n[:1] == "+" and n not in lines))
+    for text in gone:
+        value = value.replace(text, "") if text == value or text[-1:] == "\n" else value
+    return value
 
 
 def _files(memory: EvidenceMemory) -> str:

@@ -249,12 +249,12 @@ class EvidenceMemory:
         note: str = "",
         anchor: Sequence[str] = (),
         known: ParsedRecord | None = None,
-        shown: str | None = None,
+        shown: tuple[str, str] | None = None,
     ) -> None:
         """Add a record, and what the agent said with its call; a record that was added before is ignored.
 
         ``anchor``: what every context showed when it came; ``known``: the output, if it was cut before; ``shown``:
-        arguments that are told in the place of the call's own. So the memory
+        arguments and output that are told in the place of the call's own. So the memory
         is a function of records and messages, whenever something is chosen of it. A record that cannot be cut into
         pieces stands in the thread alone, which is logged.
         """
@@ -265,8 +265,8 @@ class EvidenceMemory:
         at = self._latest = max(self._latest, record.step_id)
         output = "" if is_memory_tool(tool, record.output_text) else readable_output(record)[1]
         arguments = compact(record.raw_input) if record.input_text is None else record.input_text
-        told = arguments if shown is None else shown
-        call: dict[str, Any] = {"interaction": at, "tool": tool, "arguments": told, "output": output}
+        told, quoted = shown or (arguments, output)
+        call: dict[str, Any] = {"interaction": at, "tool": tool, "arguments": told, "output": quoted}
         parsed = self.index.tables.parsed
         failed = False
         try:

@@ -388,7 +388,9 @@ class _Part:
         left_out = sum(begin <= span[0] < end and span not in told for span in report.failures)
         what = ", its summary" * bool(report.sums)
         if failed:
-            what += f", {f'{failed - left_out} of ' * bool(left_out)}the {failed} lines that say what failed"
+            what += (
+                f", the lines that say what failed ({f'{failed - left_out} of ' * bool(left_out)}{failed})"
+            )
         return [*told], what
 
 

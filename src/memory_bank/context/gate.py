@@ -11,7 +11,7 @@ from typing import Any
 
 from memory_bank.bank.session import Session
 from memory_bank.errors import HistoryError, MessagesError
-from memory_bank.plan import Choice, Context, Form
+from memory_bank.plan import Choice, Context, Form, Plan
 from memory_bank.pricing import common_length
 from memory_bank.transcript.anthropic import MOST_CACHE_MARKS, Thinking, answered_turn, cache_marks
 from memory_bank.transcript.chat import CHAT
@@ -30,8 +30,12 @@ EMPTY = "a content is empty"
 SYSTEM = "the system message is not first"
 LAST = "the last message is not last"
 REFUSED = "the API would refuse it"
-RULES = (ENTRY, LAST, SYSTEM, PAIRS, ROLES, REASONING, EMPTY, MARKS, REFUSED)
+PREFIX = "contexts do not begin as those before, though nothing was folded"
+RULES = (ENTRY, LAST, SYSTEM, PAIRS, ROLES, REASONING, EMPTY, MARKS, REFUSED, PREFIX)
 """The rules, by what is said of a context that breaks one."""
+
+BREAKS = 2
+"""Contexts in a row that do not begin as the one before, after which a session goes on without memory."""
 
 _HEARD = (MessageKind.USER, MessageKind.SYSTEM, MessageKind.RESULT)
 
@@ -51,15 +55,16 @@ def leave(
         if form is not None:
             written = form.source.write(context.entries, context.since)
             sent = form.finish(written, form.source.place_of(context.since))
-        passed = session.cache("passed", lambda: [(), ()])
-        rule = ""
-        if not _goes_on(sent, came, wire, *passed):
+        passed = session.cache("passed", _Passed)
+        shared = common_length(passed.sent, sent)
+        rule = "" if passed.keeps_prefix(context.plan, shared, came) else PREFIX
+        if not rule and not _goes_on(sent, came, wire, passed, shared):
             rule = broken_rule(sent, came, wire, Thinking.KEEP if form is None else form.thinking)
     except HistoryError as e:
         sent, rule = came, str(e).partition(":")[0]
     if rule:
         return _kept_back(context, messages, session, rule), came
-    passed[:] = [*sent], [*came]
+    passed.sent, passed.came = [*sent], [*came]
     if form is None:  # what leaves may be changed by the caller; the edits are used again
         edits = context.plan.edits
         for n, (position, change) in enumerate(context.entries):
@@ -70,19 +75,36 @@ def leave(
     return context, sent
 
 
-def _goes_on(
-    sent: Sequence[Any],
-    came: Sequence[Any],
-    wire: Wire[Any],
-    was_sent: Sequence[Any],
-    had_come: Sequence[Any],
-) -> bool:
+@dataclass(slots=True)
+class _Passed:
+    """The lists that were sent and that came last, the fold, and how many contexts in a row broke a prefix."""
+
+    sent: Sequence[Any] = ()
+    came: Sequence[Any] = ()
+    fold: tuple[object, ...] = ()
+    breaks: int = 0
+
+    def keeps_prefix(self, plan: Plan, shared: int, came: Sequence[Any]) -> bool:
+        """Whether contexts begin as those before; False for good after the second in a row of one fold that does not.
+
+        Each would be written to the provider's cache anew. What the client changed itself, such as the place of a
+        cache mark, does not count. ``shared``: with how many messages the list begins that was sent last.
+        """
+        # a fold that is not stored may be made anew at each step
+        fold = (plan.fold, plan.choice.since) if plan.fold else (plan.unchanged and bool(plan.edits),)
+        if self.breaks < BREAKS and any(fold) and fold == self.fold and len(came) > len(self.came):
+            changed = len(self.sent) - shared, len(self.came) - common_length(self.came, came)
+            self.breaks = self.breaks + 1 if changed[0] > changed[1] else 0
+        self.fold = fold
+        return self.breaks < BREAKS
+
+
+def _goes_on(sent: Sequence[Any], came: Sequence[Any], wire: Wire[Any], passed: _Passed, shared: int) -> bool:
     """Whether both lists go on with the same messages as those before, which broke no rule, and so break none."""
-    shared = common_length(was_sent, sent)
     first = shared - 1  # the last message that is known stands before the new ones in both
     at = len(came) - len(sent) + first
     is_same_end = shared > 0 <= at and same_objects(sent[first:], came[at:])
-    return is_same_end and common_length(had_come, came) > at and not _faults(sent[shared:], wire).alone
+    return is_same_end and common_length(passed.came, came) > at and not _faults(sent[shared:], wire).alone
 
 
 def _kept_back(context: Context, messages: Sequence[Any], session: Session, rule: str) -> Context:

@@ -382,7 +382,7 @@ class Files:
 
     def _alike(self, path: str) -> list[_File]:
         """The files that a path may name, the likeliest first: one of two paths may be relative."""
-        found = [f for f in self._named.get(_name(path), ()) if _is_same(f.path, path)]
+        found = [f for f in self._named.get(_name(path), ()) if is_same_path(f.path, path)]
         return sorted(found, key=lambda f: f.path != path)
 
     def _file(self, path: str) -> _File:
@@ -429,6 +429,27 @@ class Files:
                 self._named.setdefault(_name(file.path), []).insert(0, file)
 
 
+def changes_of(tool: str, arguments: str) -> list[_Patch]:
+    """What a call does to files by its arguments, also that it reads one (kind "read"); not that one is moved."""
+    file, given = file_access(tool, arguments), parse_arguments(arguments)
+    patched = applies_patches(tool, arguments) if file is None else file.access == "edit"
+    if patched and (patches := [*_patches(given, None if file is None else file.path)]):
+        return patches
+    if file is None:
+        command = shell_command(tool, given)
+        removes = re.search(r"(?:^|[;&|(]\s*)(?:sudo )?(?:rm|git (?:checkout|restore))\s", command, re.M)
+        found = [
+            _Patch(path, "update" if text is None and not removes else "add", [Hunk("", text or "")])
+            for path, text in _shell_changes(command)
+            if path
+        ]
+        view = None if found else _shell_view(command)
+        return [_Patch(view[0], "read", [])] if view else found
+    if file.access == "write" and (text := _first(given, _TEXT_KEYS)) is not None:
+        return [_Patch(file.path, "add", [Hunk("", text)])]
+    return [_Patch(file.path, "read" if file.access == "read" else "update", [*_hunks(given)])]
+
+
 def _plain(output: str) -> str:
     """The text of an output that is wrapped in parts; others as they are."""
     parts = parts_of(parse_output(output)) if output[:1] in ("{", "[") else []
@@ -441,7 +462,8 @@ def _name(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2]
 
 
-def _is_same(one: str, other: str) -> bool:
+def is_same_path(one: str, other: str) -> bool:
+    """Whether two paths may name one file: one of them may be relative."""
     one, other = one.removeprefix("./"), other.removeprefix("./")
     return one == other or one.endswith(f"/{other}") or other.endswith(f"/{one}")
 
@@ -478,10 +500,15 @@ class _Patch(NamedTuple):
     moved: str = ""
 
 
+def is_patch(text: str) -> bool:
+    """Whether a text has a patch: of apply_patch, or a unified diff."""
+    return re.search(r"^(?:\*\*\* Begin Patch|@@)", text, re.MULTILINE) is not None
+
+
 def _patches(given: Mapping[str, Any], path: str | None) -> Iterator[_Patch]:
     """The patches in the arguments of a call: of apply_patch, also within a command, and unified diffs."""
     for text in _strings(given):
-        if not re.search(r"^(?:\*\*\* Begin Patch|@@)", text, re.MULTILINE):
+        if not is_patch(text):
             continue
         lines = text.split("\n")
         patch = None if path is None else _Patch(path, "update", [])

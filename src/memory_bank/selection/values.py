@@ -138,8 +138,7 @@ def _kind_of(text: str) -> int:
         return KIND["email"]
     if "/" in text:
         return KIND["url"] if text[:4] == "http" else KIND["path"]
-    digit = any(c.isdigit() for c in text)
-    alpha = any(c.isalpha() for c in text)
+    digit, alpha = any(map(str.isdigit, text)), any(map(str.isalpha, text))
     if digit and not alpha:
         if len(text) >= 10 and text[4:5] == "-" and text[7:8] == "-":
             return KIND["date"]
@@ -185,7 +184,7 @@ def trivial(form: str) -> bool:
         return True
     if form.isdigit():
         return (len(form) == 4 and form[:2] in ("19", "20")) or form.strip("0") in _TRIVIAL_DIGITS
-    return not any(c.isalnum() for c in form)
+    return not any(map(str.isalnum, form))
 
 
 def _strip(text: str) -> str:
@@ -307,7 +306,8 @@ def _add_cell(text: str, key: str, found: dict[str, Candidate], cell: bool) -> N
             _add(found, match.group(0), KIND["name"], key)
     pattern = _TOKEN if "@" in text else _TOKEN_WITHOUT_AT if "/" in text else _TOKEN_WITHOUT_SLASH
     for match in pattern.finditer(text):
-        token, group = _strip(match.group()), match.lastgroup or ""
+        token, group = match.group(), match.lastgroup or ""
+        token = token if group in ("word", "number") else _strip(token)  # which end with a letter or a digit
         known = _token(token, group) if len(token) <= LONGEST else ("", 0)
         if known is None:
             continue

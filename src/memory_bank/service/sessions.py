@@ -27,7 +27,7 @@ from memory_bank.bank.group_commit import Operation
 from memory_bank.bank.holdout import is_control
 from memory_bank.bank.listing import list_page, newest_searchable
 from memory_bank.bank.maintenance import purge
-from memory_bank.bank.schema import sessions
+from memory_bank.bank.schema import records, sessions
 from memory_bank.bank.session import MemoryBankState, Session
 from memory_bank.bank.steps import CONTROL, StepFigures
 from memory_bank.bank.stores import FactStore
@@ -60,10 +60,16 @@ _s = sessions.c
 _LOADING = 15.0  # seconds that the start waits for a vocabulary
 _PROMPTS = 4  # first messages in which a client may name its folder
 _MOST_TOOLS = 2_000  # tokens of memory's tools; more are those of hidden turns
-_KNOWN = sa.select(_s.session_id).where(
-    _s.session_id == sa.bindparam("session"),
+_LIVING = (
     _s.namespace.is_not_distinct_from(sa.bindparam("namespace", type_=sa.String)),
     _s.deleted.is_(None),
+)
+_KNOWN = sa.select(_s.session_id).where(_s.session_id == sa.bindparam("session"), *_LIVING)
+_EARLIER = (
+    sa.select(_s.session_id)
+    .where(_s.project == sa.bindparam("project"), _s.session_id != sa.bindparam("session"), *_LIVING)
+    .where(sa.exists().where(records.c.session_id == _s.session_id))
+    .limit(1)
 )
 
 
@@ -409,6 +415,19 @@ class Sessions:
             return kept.control
         return is_control(self.database, session_id, self.config.service.holdout)
 
+    def has_earlier(
+        self, namespace: str | None, session_id: str, named: str | None, messages: list[object]
+    ) -> bool:
+        """Whether the project of a session that begins has others with records, which its searches are to reach.
+
+        It is the project that the request has ``named``, else its first prompts.
+        """
+        if self.bank_settings().scope == "session":
+            return False
+        project = named or _project_of(self._hidden(messages[:_PROMPTS]))
+        given: dict[str, object] = {"namespace": namespace, "session": session_id, "project": project}
+        return project is not None and self.database.value(_EARLIER, **given) is not None
+
     def finish(self, step: Rebuilt) -> None:
         """Do the work that a step left for after its context was returned; if it fails, the next step does it."""
         if not isinstance(step.state, MemoryBankState):
@@ -424,9 +443,11 @@ class Sessions:
             self._delay = str(e)
 
     @contextmanager
-    def reading(self, namespace: str | None, name: str) -> Iterator[MemoryBankState]:
-        """A session's memory, locked, for ``handle_tool_call``. Raises NotFoundError."""
-        with self._reading(namespace, self.known(namespace, name)) as state:
+    def reading(
+        self, namespace: str | None, name: str, *, scope: Scope | None = None
+    ) -> Iterator[MemoryBankState]:
+        """A session's memory, locked, for ``handle_tool_call``, with at least a scope. Raises NotFoundError."""
+        with self._reading(namespace, self.known(namespace, name), scope) as state:
             yield state
 
     @contextmanager
@@ -445,7 +466,9 @@ class Sessions:
             yield state, "all" if project is None else "project"
 
     @contextmanager
-    def _reading(self, namespace: str | None, session_id: str) -> Iterator[MemoryBankState]:
+    def _reading(
+        self, namespace: str | None, session_id: str, scope: Scope | None = None
+    ) -> Iterator[MemoryBankState]:
         with self._holding(session_id, namespace) as kept:
             if kept.reader is None:
                 made = MemoryBankState.open(
@@ -454,7 +477,10 @@ class Sessions:
                 with self._lock:
                     kept.reader = kept.reader or made
             with kept.reader.lock:
-                kept.reader.prepare(self.bank_settings(), self.llm_client)
+                settings = self.bank_settings()
+                if scope is not None and settings.scope == "auto":
+                    settings = settings.model_copy(update={"scope": scope})
+                kept.reader.prepare(settings, self.llm_client)
                 kept.reader.files = None
                 yield kept.reader
 

@@ -1,6 +1,7 @@
 """Tools by which an agent reads what was left out of its context, and one for files of its own, ``memory_files``."""
 
 from memory_bank.tools.handlers import (
+    EARLIER_SCHEMAS,
     FILES_SCHEMA,
     MAX_CHARS,
     TOOL_SCHEMAS,
@@ -18,6 +19,7 @@ from memory_bank.transcript.messages import (
 )
 
 __all__ = [
+    "EARLIER_SCHEMAS",
     "FILES_SCHEMA",
     "GET_RECORD",
     "LIST_RECORDS",

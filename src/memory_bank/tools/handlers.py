@@ -6,6 +6,7 @@ are answered still.
 
 from __future__ import annotations
 
+import copy
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -89,6 +90,11 @@ TOOL_SCHEMAS: list[ToolSchema] = [
     )
 ]
 """The schema of the tool, in the form of the chat completions API."""
+EARLIER_SCHEMAS: list[ToolSchema] = copy.deepcopy(TOOL_SCHEMAS)
+"""Those of a session whose project has earlier ones, which its searches reach."""
+EARLIER_SCHEMAS[0]["function"]["description"] += (
+    " Words search this project's earlier sessions, too: before you ask the user, or try again what failed."
+)
 FILES_SCHEMA = _schema(
     MEMORY_FILES,
     "Your own files below /memories, which outlive this conversation: view them before you begin, and write down "

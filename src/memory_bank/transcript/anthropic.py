@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import groupby, pairwise, takewhile
 from typing import Any
 
 from memory_bank.errors import HistoryError
 from memory_bank.transcript.jsontext import compact, parse_arguments, plain
-from memory_bank.transcript.messages import MessageKind, content_text
+from memory_bank.transcript.messages import MessageKind, content_text, same_objects
 from memory_bank.transcript.turns import (
     WHOLE,
     Change,
@@ -166,7 +166,7 @@ def from_anthropic(
         for n, (message, places) in enumerate(made):
             unit += n == 0 if role == "assistant" else message["role"] != "tool" or not joins
             joins = True
-            chat.add(message, [place._replace(message=start + place.message) for place in places], unit)
+            chat.add(message, [PartPlace(start + p.message, p.number, p.part) for p in places], unit)
         joins = role == "assistant" and "tool_calls" in made[0][0]
         start = stop
     return chat
@@ -477,7 +477,9 @@ def cache_marks(*values: object) -> int:
     count = 0
     for value in values:
         if isinstance(value, dict):
-            count += (value.get(CACHE_MARK) is not None) + cache_marks(value.get("content"))
+            count += value.get(CACHE_MARK) is not None
+            if not isinstance(inner := value.get("content"), str):
+                count += cache_marks(inner)
         elif isinstance(value, (list, tuple)):
             count += cache_marks(*value)
     return count
@@ -501,28 +503,33 @@ def with_cache_marks(
     A mark before one with a longer lifetime gets that lifetime, as the API demands.
     """
     source = request["messages"]
-    is_changed = len(messages) != len(source) or any(
-        a is not b for a, b in zip(messages, source, strict=True)
-    )
+    is_changed = not same_objects(messages, source)
     around = marks_beside(request)
-    places, last = _places(messages), _last_turn(messages)
+    last, every = _last_turn(messages), range(len(messages))
     ends_marked = bool(cache_marks(messages[last:]))
     if ends_marked and not is_changed:
         return None
     is_marked = ends_marked or request.get(CACHE_MARK) is not None
-    anchor = _anchor(places, _places(source) if is_changed else places)
-    wanted = [] if is_marked or not stands else [[p for p, _ in places if p.message == len(messages) - 1]]
-    wanted += [anchor, [p for p, _ in places if p.message < last] if stands else []]
-    blocks, out = dict(places), list(messages)
-    for found in wanted:
-        place = next((p for p in reversed(found) if _may_be_marked(blocks[p])), None)
+    if is_changed:  # the anchor is what both begin with, else what stands before any call
+        both = zip(_places(messages), _places(source), strict=False)
+        shared = takewhile(lambda two: two[0][1] is two[1][1] or two[0][1] == two[1][1], both)
+        anchor: Iterable[tuple[PartPlace, Any]] = [block for block, _ in shared][::-1]
+    else:
+        blocks = _places(messages)
+        calls = next((p.message for p, block in blocks if _type(block) == "tool_use"), len(messages))
+        anchor = _places(messages, every[:calls], -1)
+    ends = [] if is_marked or not stands else [_places(messages, every[-1:], -1)]
+    out, marks = list(messages), around + cache_marks(messages)
+    for found in (*ends, anchor, _places(messages, every[:last] if stands else (), -1)):
+        place = next((p for p, block in found if _may_be_marked(block)), None)
         if place is None:
             continue
-        if around + cache_marks(out) == MOST_CACHE_MARKS and found is anchor and is_changed:
+        if marks == MOST_CACHE_MARKS and found is anchor and is_changed:
             _free_mark(out, place)
-        if around + cache_marks(out) < MOST_CACHE_MARKS:
-            _mark(out, place)
-    return None if all(a is b for a, b in zip(out, messages, strict=True)) else out
+            marks = around + cache_marks(out)
+        if marks < MOST_CACHE_MARKS:
+            marks += _mark(out, place)
+    return None if same_objects(out, messages) else out
 
 
 def _last_turn(messages: Sequence[Any]) -> int:
@@ -533,18 +540,6 @@ def _last_turn(messages: Sequence[Any]) -> int:
     while 0 < last < len(messages) and _role(messages[last - 1]) == "assistant":
         last -= 1
     return last
-
-
-def _anchor(now: Sequence[tuple[PartPlace, Any]], before: Sequence[tuple[PartPlace, Any]]) -> list[PartPlace]:
-    """The places that a context shares with the messages that came; of the same messages, those before any call."""
-    if now is before:
-        pairs = takewhile(lambda pair: _type(pair[1]) != "tool_use", now)
-        calls = next((p.message for p, block in now if _type(block) == "tool_use"), -1)
-        return [place for place, _ in pairs if place.message != calls]
-    both = zip(now, before, strict=False)
-    return [
-        a[0] for a, _ in takewhile(lambda pair: pair[0][1] is pair[1][1] or pair[0][1] == pair[1][1], both)
-    ]
 
 
 def _free_mark(messages: list[Any], anchor: PartPlace) -> None:
@@ -560,9 +555,14 @@ def _free_mark(messages: list[Any], anchor: PartPlace) -> None:
         messages[marked[0].message] = {**message, "content": blocks}
 
 
-def _places(messages: Sequence[Any]) -> list[tuple[PartPlace, Any]]:
-    known = ((i, m) for i, m in enumerate(messages) if _role(m) in _ROLES)
-    return [(PartPlace(i, j), block) for i, message in known for j, block in _numbered(message)]
+def _places(
+    messages: Sequence[Any], at: Sequence[int] | None = None, step: int = 1
+) -> Iterator[tuple[PartPlace, Any]]:
+    """The blocks of the messages, or of those ``at`` some positions; ``step`` -1: from the last on."""
+    for i in (range(len(messages)) if at is None else at)[::step]:
+        if _role(messages[i]) in _ROLES:
+            for j, block in _numbered(messages[i])[::step]:
+                yield PartPlace(i, j), block
 
 
 def _may_be_marked(block: Any) -> bool:
@@ -570,12 +570,15 @@ def _may_be_marked(block: Any) -> bool:
     return _type(block) in _MARKABLE and isinstance(text, str) and bool(text.strip())  # an empty text may not
 
 
-def _mark(messages: list[Any], place: PartPlace) -> None:
-    """Put a copy of a message with a mark at one of its blocks in its place; a marked block stays."""
+def _mark(messages: list[Any], place: PartPlace) -> bool:
+    """Put a copy of a message with a mark at one of its blocks in its place; False for one marked already."""
     message, at = messages[place.message], max(place.number, 0)
     blocks = [*_as_blocks(message)]
-    if blocks[at].get(CACHE_MARK) is None:
-        after = (b for p, b in _places(messages) if p > place and isinstance(b, dict))
+    is_new = blocks[at].get(CACHE_MARK) is None
+    if is_new:
+        rest = _places(messages, range(place.message, len(messages)))
+        after = (b for p, b in rest if p > place and isinstance(b, dict))
         given = (b[CACHE_MARK] for b in after if isinstance(b.get(CACHE_MARK), dict))
         blocks[at] = {**blocks[at], CACHE_MARK: next(given, {"type": "ephemeral"})}
         messages[place.message] = {**message, "content": blocks}
+    return is_new

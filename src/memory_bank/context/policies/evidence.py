@@ -443,7 +443,7 @@ def fed_evidence(view: View, session: MemoryBankState, settings: MemoryBankSetti
     stored = session.fact_store.get_many([t for t in missing if t not in records])
     records.update((r.trace_id, r) for r in stored)
     parsed = session.cache("parsed records")  # by first_sight
-    shown = session.cache("shown arguments")  # where a session is handed on
+    shown = session.cache("shown calls")  # where a session is handed on
     notes: dict[str, str] = {}  # what the agent said, by the first record of each turn
     starts: dict[str, int] = {}  # of each record's turn
     left = set(missing)

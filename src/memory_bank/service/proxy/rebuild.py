@@ -20,18 +20,19 @@ import anyio
 from anyio import CapacityLimiter, to_thread
 from cachetools import LRUCache
 
+from memory_bank.bank.lineage import Offer
 from memory_bank.bank.session import Session
 from memory_bank.context.gate import has_too_many_marks
 from memory_bank.errors import MemoryBankError
 from memory_bank.processor import NotSentError
 from memory_bank.service.failures import code_of
-from memory_bank.service.proxy.api import NotRebuiltError, Provider, RequestHistory, own_tools
+from memory_bank.service.proxy.api import NotRebuiltError, Provider, RequestHistory, Schemas, own_tools
 from memory_bank.service.proxy.body import as_object, objects_of
 from memory_bank.service.proxy.exchange import Exchange
 from memory_bank.service.proxy.identity import Identity, SessionMatch, client_session, named_session
 from memory_bank.service.security.access import project_named, public_name, stored_id
 from memory_bank.service.sessions import Rebuilt, Sessions, count_once
-from memory_bank.tools import TOOL_SCHEMAS
+from memory_bank.tools import EARLIER_SCHEMAS, TOOL_SCHEMAS
 from memory_bank.transcript.anthropic import marks_beside
 from memory_bank.transcript.harness import asks_for_summary
 from memory_bank.transcript.jsontext import compact
@@ -193,7 +194,8 @@ class Rebuilder:
     passes: set[Provider] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._decisions: LRUCache[str, bool] = LRUCache(MOST_UNMARKED)  # which sessions have memory's tools
+        # what sessions get of memory's tools, and whether the database has it
+        self._offers: LRUCache[str, tuple[Offer | None, bool]] = LRUCache(MOST_UNMARKED)
         self.unmarked: LRUCache[tuple[str | None, str | None], bool] = LRUCache(MOST_UNMARKED)
         self.untooled: LRUCache[str, bool] = LRUCache(MOST_UNMARKED)
         self._shares: LRUCache[str | None, _Share] = LRUCache(1_024)
@@ -375,7 +377,9 @@ class Rebuilder:
             match = self._session_of(
                 exchange, history, job, asks_summary=is_summary, records=not api.counts_only, later=True
             )
-            offered = self._offered(exchange, None if match is None else stored_id(namespace, match.name))
+            session_id = None if match is None else stored_id(namespace, match.name)
+            keeps = None if api.counts_only else lambda: job.end != "given up"
+            offered = self._offered(exchange, session_id, history.messages, keeps=keeps)
             if match is None:
                 if job.moves("put", ""):
                     exchange.passes(NOTHING_YET)
@@ -393,10 +397,9 @@ class Rebuilder:
                     exchange.tools = offered
                     self._put(exchange, leaving)
                 return
-            job.session_id = session_id = stored_id(namespace, match.name)
+            job.session_id = session_id
             if any(other.session_id == session_id for other in self.hanging if other is not job):
                 raise MemoryFailedError("busy", "an earlier request of the session is still at work")
-            self._keep_decision(exchange, session_id, offered is not None)
 
             def sends(match: SessionMatch = match) -> bool:
                 """Whether it is sent: asked before it is charged, and again once that is done."""
@@ -498,43 +501,71 @@ class Rebuilder:
                 exchange.arrays = {api.key: own}
 
     def _offered(
-        self, exchange: Exchange, session_id: str | None = None, *, asks: bool = True
+        self,
+        exchange: Exchange,
+        session_id: str | None = None,
+        messages: Sequence[object] = (),
+        *,
+        asks: bool = True,
+        keeps: Callable[[], bool] | None = None,
     ) -> list[object] | None:
         """The request's tools with memory's, which a session gets from its first request on or never; None without.
 
-        The tools stand before all messages: if they came or went within a session, the provider's cache would lose
-        these. ``asks``: the database is asked for a decision that this process has not made itself.
+        The tools stand before all messages: if they came, went or changed within a session, the provider's cache
+        would lose these. ``messages``: of a session that may begin, whose project may have earlier ones. ``asks``:
+        the database is asked for what this process has not decided itself. ``keeps``: what is decided is stored,
+        if it returns True then.
         """
-        api, value = exchange.api, exchange.body.value
-        own = value.get("tools")
-        if not (self.inject is True or (self.inject and own)) or api.route == "compact":
-            return None
-        if not self.sessions.shortens(exchange.client_headers.get("x-memory-strategy")):
-            return None
-        decided = None
-        if session_id is not None:
-            if session_id in self.untooled or self.sessions.is_control(session_id):
-                return None
+        api, value, known, is_kept = exchange.api, exchange.body.value, None, False
+        if session_id is not None and self.inject:
             with self._lock:
-                decided = self._decisions.get(session_id)
-            if decided is None and asks:
-                decided = self.identity.lineage.tools_decided(session_id)
-        if decided is None and self.sessions.config.service.holdout and not _names(exchange, session_id):
-            return None  # it is drawn after its first request, which cannot know whether it has memory
-        if decided is None:
-            decided = not api.binds_tools(value) and (self.inject is True or _has_room(exchange))
-        return api.offer_tools(value) if decided else None
+                known, is_kept = self._offers.get(session_id, (None, False))
+            if asks and not is_kept:
+                stored = self.identity.lineage.offer(session_id)
+                known, is_kept = stored or known, stored is not None
+        offer = self._offer(exchange, session_id, known, messages)
+        tools = api.offer_tools(value, _SCHEMAS[offer]) if offer in _SCHEMAS else None
+        if session_id is None or not self.inject:
+            return tools
+        if keeps and not is_kept and (value.get("tools") or offer is Offer.EARLIER):
+            known = self.identity.lineage.keep_offer(session_id, offer if tools else Offer.NONE, keeps)
+            if not (is_kept := keeps()):
+                return tools
+            if tools and known is not offer:  # another process was faster
+                tools = api.offer_tools(value, _SCHEMAS[known]) if known in _SCHEMAS else None
+        if is_kept or (known is None and tools):
+            with self._lock:
+                self._offers[session_id] = known or offer, is_kept
+        return tools
 
-    def _keep_decision(self, exchange: Exchange, session_id: str, offered: bool) -> None:
-        """Store whether a session has memory's tools, where a later request of it might say otherwise."""
-        with self._lock:
-            is_known = session_id in self._decisions
-        if not is_known and self.inject and exchange.body.value.get("tools"):
-            decided = self.identity.lineage.tools_decided(session_id)
-            if decided is None:
-                self.identity.lineage.decide_tools(session_id, decided := offered)
-            with self._lock:
-                self._decisions[session_id] = decided
+    def _offer(
+        self, exchange: Exchange, session_id: str | None, known: Offer | None, messages: Sequence[object]
+    ) -> Offer:
+        """What a request gets of memory's tools: what is known of its session, where these can be offered at all."""
+        api, value = exchange.api, exchange.body.value
+        if not (self.inject is True or (self.inject and value.get("tools"))) or api.route == "compact":
+            return Offer.NONE
+        if not self.sessions.shortens(exchange.client_headers.get("x-memory-strategy")):
+            return Offer.NONE
+        if session_id is not None and (
+            session_id in self.untooled
+            or (self.sessions.is_control(session_id) and _names(exchange, session_id))
+        ):
+            return Offer.NONE
+        if known is not None:
+            return known
+        if api.binds_tools(value) or not (self.inject is True or _has_room(exchange, TOOL_SCHEMAS)):
+            return Offer.NONE
+        # where no client names the session, its first request could not know what is decided later
+        is_first = messages and session_id is not None and _names(exchange, session_id)
+        if is_first and (self.inject is True or _has_room(exchange, EARLIER_SCHEMAS)):
+            project = project_named(exchange.namespace, exchange.client_headers)
+            if self.sessions.has_earlier(exchange.namespace, str(session_id), project, [*messages]):
+                return Offer.EARLIER
+        return Offer.OWN
+
+
+_SCHEMAS = {Offer.OWN: TOOL_SCHEMAS, Offer.EARLIER: EARLIER_SCHEMAS}
 
 
 def _names(exchange: Exchange, session_id: str | None) -> bool:
@@ -543,7 +574,7 @@ def _names(exchange: Exchange, session_id: str | None) -> bool:
     return named is not None and session_id == stored_id(exchange.namespace, named.name)
 
 
-def _has_room(exchange: Exchange) -> bool:
+def _has_room(exchange: Exchange, schemas: Schemas) -> bool:
     """Whether memory's tools are a small share of the first request of a conversation: its tools and prompts.
 
     Images, files and blanks are many characters and few tokens, so that they do not count.
@@ -558,7 +589,7 @@ def _has_room(exchange: Exchange) -> bool:
         *map(message_text, asked),
     ]
     shown = len(own) + sum(len(" ".join(text.split())) for text in texts)
-    return len(compact(TOOL_SCHEMAS)) <= TOOLS_SHARE * shown
+    return len(compact(schemas)) <= TOOLS_SHARE * shown
 
 
 def _asks_summary(exchange: Exchange, history: RequestHistory) -> bool:
