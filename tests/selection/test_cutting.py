@@ -218,7 +218,7 @@ def test_json_in_a_string_is_quoted_unescaped_under_its_key():
     place = next(n for n, s in enumerate(cut.segments) if "Title 7" in s.text)
     quote = cut.quote([place])
     assert '{"id": 7, "title": "Title 7"}' in quote
-    assert quote.startswith(f"{GAP} [0].found:\n")
+    assert quote.startswith(f'{GAP} [0].found in "page": "P-1":\n')
 
 
 def test_the_values_of_a_long_list_are_named():
@@ -482,3 +482,55 @@ def test_minified_code_and_drawings_are_in_no_piece(line):
     assert cut.skipped == len(line)
     ids = ",".join(f"ORD-{n}" for n in range(300))  # a long line of values stays
     assert "ORD-299" in cut_text(f"the orders\n{ids}").segments[-1].text
+
+
+def test_a_gap_names_the_entry_of_a_list_that_the_quote_goes_on_in():
+    def order(n):
+        lines = [
+            {"sku": f"SKU-{n}-{m}", "note": "a note on it " * 9, "packed": {"by": f"U-{n}{m}"}}
+            for m in range(3)
+        ]
+        return {"type": "order", "total": 7 * n, "customer_id": f"C-{n}", "id": f"ORD-{n}", "note": "some words " * 12,
+                "lines": lines, "status": "late"}  # fmt: skip
+
+    cut = cut_text(json.dumps({"result": {"orders": [order(n) for n in range(5)]}}))
+
+    def quoted(*values):
+        return cut.quote([next(n for n, s in enumerate(cut.segments) if value in s.text) for value in values])
+
+    late = [n for n, s in enumerate(cut.segments) if '"status": "late"' in s.text][3]
+    assert '… in "id": "ORD-3"' in cut.quote([late]).split("\n")[0]
+    assert '… in "id": "ORD-2", "sku": "SKU-2-1":\n' in quoted("U-21")
+    assert '… in "id": "ORD-3"' not in quoted("ORD-3") and quoted("ORD-3", "U-31").count('"id": "ORD-3"') == 2
+    named = cut_text(json.dumps({f"ORD-{n}": order(n) for n in range(5)}))
+    assert '… in "ORD-4", "sku": "SKU-4-0":\n' in named.quote(
+        [next(n for n, s in enumerate(named.segments) if "U-40" in s.text)]
+    )
+
+
+@pytest.mark.parametrize(("mark", "begin", "end"), [(",", "", ""), (" | ", "| ", " |")])
+def test_a_gap_within_a_long_row_names_row_and_column(mark, begin, end):
+    rows = [
+        ["order", "remark", "state"],
+        *([f"ORD-{n}", f"words of {n} " * 40, f"open-{n}"] for n in range(4)),
+    ]
+    lines = [f"{begin}{mark.join(row)}{end}" for row in rows]
+    cut = cut_text("\n".join([lines[0], "|---|---|---|", *lines[1:]] if begin else lines))
+    last = next(n for n, s in enumerate(cut.segments) if "open-2" in s.text)
+    assert cut.quote([last]).startswith(lines[0]) and "\n… order ORD-2 state:\n" in cut.quote([last])
+    assert cut.quote(range(len(cut.segments))).count("…") == 0
+
+
+def test_what_names_an_entry_is_one_short_line():
+    rest = {"note": "some words " * 12, "more": "other words " * 12}
+    entries = [{"id": f"first {n}\nsecond", **rest} for n in range(3)] + [
+        {"id": f"{n}" * 300, **rest} for n in range(3)
+    ]
+    for text in (
+        json.dumps(entries),
+        str(entries).replace("\\n", "\n"),
+        json.dumps({"k" * 300: rest, "l" * 300: rest}),
+    ):
+        cut = cut_text(text)
+        gaps = [cut.quote([place]).split("\n")[0] for place in range(1, len(cut.segments))]
+        assert all(len(gap) < 200 for gap in gaps if gap.startswith(GAP))

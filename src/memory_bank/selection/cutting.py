@@ -20,7 +20,7 @@ MAX_ESCAPED = 8_000_000  # characters of a text that is searched for an escaped 
 MAX_DEPTH = 60  # containers, and strings that are cut as texts, in one another
 LONGEST_WORD = 400  # a longer unbroken run (base64, minified data) is left out
 NAMED_LINES = 40  # texts of more lines name the line at which a quote goes on
-SHORT_DEFINITION = 3 * WIDTH  # characters of the longest definition that is one segment, with its body
+SHORT_DEFINITION = 2 * WIDTH  # characters of the longest definition that is one segment, with its body
 MINIFIED = 1_000  # characters from which a line of code with few blanks is left out
 MAX_PATH = 20_000  # characters of the path of a drawing that are left out
 MAX_INDENT = 200  # characters of the longest indentation that a quote begins with
@@ -35,9 +35,9 @@ Cell = tuple[str, int, int]  # (key, start, end): text[start:end] is one value u
 class Segment:
     """A span of a source that is shown whole or not at all; `text` is sources[source][start:end].
 
-    `label` says where the span stands, where its text does not name its first value, `owner` in which function or
-    class it begins. `structured`: it is part of JSON or of a printed object, whose values are spelled with backslash
-    escapes.
+    `label` says where the span stands, where its text does not name its first value, `owner` in which function, class
+    or entry of a list it begins. `structured`: it is part of JSON or of a printed object, whose values are spelled
+    with backslash escapes.
     """
 
     text: str
@@ -87,7 +87,7 @@ class CutText:
         What stands between two gap marks stands together in one source, but for the backslash before lines that
         look like a gap mark or another line of the frame (``quote_lines``). A gap mark names the line or the
         path that follows it where the quote itself does not (``… line 12:``), and a function that the code goes on in
-        (``… in Store.read:``). Rows follow their header line.
+        (``… in Store.read:``), or an entry of a list (``… in "id": "ORD-7":``). Rows follow their header line.
         Of the segments at ``short`` places the long values are their first words and a gap mark.
         """
         chosen = set(places)
@@ -117,8 +117,7 @@ class CutText:
         for stretch in stretches:
             owner = self.segments[stretch[0]].owner
             if gap := self.gap_before(stretch[0], last):
-                named = last is not None and (last.owner == owner or owner.rpartition(".")[2] in last.text)
-                is_new = owner and not named
+                is_new = owner and not _is_told(owner, self.segments[stretch[0]], last)
                 out.append(f"{gap.removesuffix(':')} in {owner}:" if is_new else gap)
             segments = [self.segments[place] for place in stretch]
             shortened = [s for place, s in zip(stretch, segments, strict=True) if place in short]
@@ -186,6 +185,10 @@ _ESCAPED_BREAK = re.compile(r"(?<!\\)\\+n")
 _WORD = re.compile(r"\w")
 _SPACE = re.compile(r"\s")
 _BREAK = re.compile(r"[\s,;|)\]}>]")
+_NAMING = (  # keys of the members that name an entry best
+    re.compile(r"_?id\Z|(?:name|title|key|path|url|email|number|sku|subject|identifier|slug)\Z"),
+    re.compile(r".*(?:_id|[a-z]Id|ID)\Z"),
+)
 _WRAPPER_KEYS = frozenset(("text", "content", "result", "output", "data", "stdout"))
 _EMPTY = frozenset(("", "null", "None", "true", "false", "True", "False"))
 
@@ -223,6 +226,7 @@ class _Cutter:
         self._source, self._text, self._structured, self._block = 0, "", False, 0
         self._after_string = False  # the open segment begins after a string that is a source of its own
         self._owner = ""
+        self._entries: list[str] = []  # what names each entry of a list that the open value is in
         self._start = -1  # of the open segment, as are the next four; -1: none is open
         self._end = 0
         self._cells: list[Cell] = []
@@ -238,12 +242,13 @@ class _Cutter:
             self._close(start)
         if self._start < 0:
             self._open(start, label)
-            self._owner = owner
+            self._owner = owner or self._owner
         self._end = end
         self._cells += cells
 
     def _open(self, start: int, label: str) -> None:
         self._start, self._end, self._label, self._in_structure = start, start, label, self._structured
+        self._owner = ", ".join(self._entries[-2:])
 
     def _close(self, until: int = -1, before_string: bool = False) -> None:
         """End the open segment at `until` or with its last value; beside a string, drop one without content."""
@@ -375,6 +380,8 @@ class _Cutter:
             names = [self._text[i.body : min(i.stop, i.body + LONGEST_KEY)] for i in items[0].items or ()]
         for number, item in enumerate(items):
             at = item.start if number else begin
+            name = _entry_name(item, self._text) if rows and item.end - item.start > self.width else ""
+            self._entries += [name] if name else []
             if rows and self._start >= 0:
                 near = at - self._start
                 if near >= ROW_WIDTH or near + item.end - item.start > self.width or (tabular and number < 2):
@@ -390,6 +397,8 @@ class _Cutter:
                 self._add_node(item, at, f"{path}.{item.key}" if path else item.key, depth)
             else:
                 self._add_node(item, at, path if item.items is None else f"{path}[{number}]", depth)
+            if name:
+                self._entries.pop()
         if tabular:
             self._close(end)
             self._block = block
@@ -454,7 +463,7 @@ class _Cutter:
                     if len(line) <= width * 2:
                         self._add(at, end, _row_cells(line, at, mark, names), label)
                     else:
-                        self._add_long_line(at, at, end, "", label)
+                        self._add_long_row(at, end, _row_cells(line, at, mark, names), label)
                     continue
                 self._close()
                 table, self._block = None, 0
@@ -490,6 +499,20 @@ class _Cutter:
                 self._add_long_line(at, first, end, key, label)
         self._close()
         self._block = 0
+
+    def _add_long_row(self, at: int, end: int, cells: list[Cell], label: str) -> None:
+        """Add a row cell by cell; a gap within it names the row, by its first cell, and the column."""
+        self._close()
+        row = " ".join(
+            [label, *(f"{key} {self._text[a : min(b, a + LONG_CELL)]}" for key, a, b in cells[:1])]
+        )
+        for number, (key, first, last) in enumerate(cells):
+            where = f"{row} {key}"
+            if last - first > self.width * 5 // 4:
+                self._add_long(first if number else at, first, last, key, where, where if number else label)
+            else:
+                self._add(first if number else at, last, [(key, first, last)], where if number else label)
+        self._close(end)
 
     def _add_long_line(self, at: int, first: int, end: int, key: str, label: str) -> None:
         self._close()
@@ -540,6 +563,27 @@ def _definitions(text: str, lines: Sequence[tuple[int, int]]) -> tuple[list[str]
         above, last = number + 1, number
     leave(0)
     return inside, ends
+
+
+# -- owners -------------------------------------------------------------------
+def _entry_name(item: Node, text: str) -> str:
+    """The member that names a container among others, as it is spelled: its own key, an id, else the first; or ""."""
+    best, end = item, item.body
+    if not item.named:
+        members = [i for i in item.items or () if i.named and i.items is None and i.stop > i.body]
+        members = [i for i in members if i.key not in FRAME_MEMBERS] or [item]
+        best = min(members, key=lambda i: next((n for n, r in enumerate(_NAMING) if r.match(i.key)), 2))
+        end = best.end
+    name = text[best.start : min(end, best.start + 2 * LONG_CELL + 1)].rstrip(" :=")
+    is_short = len(name) <= 2 * LONG_CELL and "\n" not in name
+    return name if best.named and is_short and best.key not in _WRAPPER_KEYS else ""
+
+
+def _is_told(owner: str, segment: Segment, last: Segment | None) -> bool:
+    """Whether a quote tells what a segment is in, by it or by the segment quoted before it."""
+    if re.search("[\"'=:]", owner):  # an entry
+        return owner in segment.text or (last is not None and last.owner == owner)
+    return last is not None and (last.owner == owner or owner.rpartition(".")[2] in last.text)
 
 
 # -- cells --------------------------------------------------------------------
@@ -606,7 +650,10 @@ def _find_table(text: str, lines: list[tuple[int, int]], number: int) -> tuple[s
                 break
     if not found and (number == 0 or not text[slice(*lines[number - 1])].strip()):
         columns, rows = [*_ALIGNED.finditer(header)], (row,) if is_ruled else (rule, row)
-        starts = [c.start() for c in columns if c[0][0].isalpha()]
+        is_name = is_ruled or not any(
+            map(str.isdigit, columns[0][0] if columns else "")
+        )  # not the first of some ids
+        starts = [c.start() for c in columns if is_name and c[0][0].isalpha() and len(c[0]) <= 40]
         are_even = all(_CELL.match(f" {line}", at) for at in starts for line in rows)
         if are_even and len(starts) == len(columns) > (1 if is_ruled else 2):
             return _BLANKS, [c[0][:LONGEST_KEY] for c in columns]
