@@ -17,9 +17,11 @@ from hypothesis import HealthCheck, settings
 from tests.cli.conftest import NO_CERTIFICATES
 from tests.postgres import Server, why_not
 
-MEMORY = Path("/dev/shm")  # a sync, or the removal of a file, takes no time there
-if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 * 2**30:
-    os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
+MEMORY = "/dev/shm"  # a sync, or the removal of a file, takes no time there
+if "TMPDIR" not in os.environ and os.path.isdir(MEMORY):
+    disk = os.statvfs(MEMORY)
+    if disk.f_bavail * disk.f_frsize > 4 * 2**30 and not disk.f_flag & os.ST_NOEXEC:
+        os.environ["TMPDIR"] = tempfile.tempdir = MEMORY
 
 settings.register_profile(
     "long", deadline=None, suppress_health_check=list(HealthCheck), print_blob=True, max_examples=100,

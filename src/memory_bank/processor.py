@@ -279,7 +279,7 @@ class MemoryProcessor:
         """
         check_shape(messages)
         key = memory_key or self.config.default_strategy
-        session, policy = self.open(key, session_id, llm_client, model)
+        session, policy = self.begin(key, session_id, llm_client, model)
         session.ledger.added, session.ledger.beside = added, 0
         recorded_as = (key, model) if sends is None else None
         applied = apply_policy(messages, session, policy, tools, form, recorded_as, sends)
@@ -288,7 +288,7 @@ class MemoryProcessor:
         self.check_loops(session, applied.messages)
         return applied
 
-    def open(
+    def begin(
         self, key: str, session_id: str | None, llm_client: LLMClient | None, model: str | None
     ) -> tuple[Session, Policy]:
         """A session and the policy of a strategy, for a step whose context is for a model."""

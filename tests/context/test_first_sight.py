@@ -7,6 +7,7 @@ import re
 import pytest
 from tests import blocks, items
 from tests.chats import call, result, system, user
+from tests.examples import first_short
 
 from memory_bank import TOOL_SCHEMAS, Memory, MemoryBankState, MemoryProcessor, handle_tool_call
 from memory_bank.context.first_sight import BEGINNING, END
@@ -346,7 +347,7 @@ def asked(processor, given):
     return processor.apply_strategy(given, "b", session_id="s", tools=TOOL_SCHEMAS)[0]
 
 
-@pytest.mark.parametrize("fold", [{"history_budget": 3_000, "refresh_after": 12_000}, {}])
+@pytest.mark.parametrize("fold", first_short([{"history_budget": 3_000, "refresh_after": 12_000}, {}]))
 def test_between_folds_a_context_begins_with_the_one_before_and_every_process_writes_the_same(tmp_path, fold):
     url = f"sqlite:///{tmp_path / 'bank.db'}"
 

@@ -264,9 +264,13 @@ def shown(text, task="Go on.", tool="bash"):
     return context[-1]["content"], processor.state("b")
 
 
-@pytest.mark.parametrize("name", LOGS)
-def test_summary_and_failures_of_a_log_are_shown(name):
+@pytest.mark.parametrize(
+    ("name", "line_end"),
+    [*((name, "\n") for name in LOGS), *((name, "\r\n") for name in ("powershell", "jest", "server"))],
+)
+def test_summary_and_failures_of_a_log_are_shown(name, line_end):
     text, telling = LOGS[name]
+    text = text.replace("\n", line_end)
     assert len(text) > 16_000
     part, _ = shown(text)
     assert COUNT(part) <= 4_000 and len(part) < len(text)

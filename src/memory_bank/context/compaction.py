@@ -120,11 +120,8 @@ def handed_on(session: MemoryBankState, budget: int, *, to: str = "") -> str:
         session.reload_steps()
         if not session.steps:
             return ""
-        count, end, client = (
-            session.counter.count_text,
-            f"</{HANDED_ON[1:]}",
-            session.database.get_client(session.session_id),
-        )
+        count, end = session.counter.count_text, f"</{HANDED_ON[1:]}"
+        client = session.database.get_client(session.session_id)
         by = f" by {one_line(client)[:80]}" if client else ""
         head = f"{HANDED_ON}\n{TOLD.format(calls=len(session.steps), by=by)}{RULES_ELSEWHERE.get(to, '')}\n\n"
         room = budget - count(head) - count(end) - 8

@@ -98,7 +98,7 @@ _ENTRY = re.compile(
 _FAILED_ENTRY = re.compile(
     r"(?:(?!INFO|DEBUG|TRACE|WARN)[^\n]){0,60}?\b(?:ERROR|FATAL|CRITICAL|SEVERE|PANIC|ALERT)(?=[\s\]|:>)])"
     r"|.{0,80}?\blevel=\"?(?:error|fatal|panic|critical)\b|.{0,200}?\" 5\d\d |E {2,}\S|Traceback \(most|Caused by: "
-    r"|thread '.{0,200}?' panicked|[\w.]*(?:Error|Exception)\b(?::|\Z)|\S+:\d+: \w*(?:Error|Exception)\Z"
+    r"|thread '.{0,200}?' panicked|assertion .{0,80}? failed\Z|(?:\S+:\d+: )?[\w.]*(?:Error|Exception)(?::|\Z)"
 )
 _HINT = re.compile(  # in a line of lower-case letters: it is worth reading whether it tells of a failure or a sum
     "fail|error|exception|fatal|panic|cannot|could not|unable|denied|not found|no such|refused|reject|not recog"
@@ -109,8 +109,7 @@ _MOST_HINTS = 1_000  # lines with a hint that are read, which differ in more tha
 _NEAR_END, _NEAR_BEGIN = 30, 4  # lines of a run, of which one says how it went
 _SAMPLE = 200  # lines by which a log is known
 _MOST_SUMS, _TOLD_CHARS = 8, 400
-_BLOCK_LINES, _SAME = 40, 3  # after a line that says what failed: deeper ones, others after a colon
-_FIRST, _LAST = 8, 5  # of them that are told, of a traceback the last
+_BLOCK_LINES, _FIRST, _LAST = 40, 8, 5  # of a failure that are read; that are told, of a traceback the last
 _WORDLESS = re.compile(r"[\W_]*|(?:\[[^\]]{1,60}\] )?\$ .*")  # and the command of a runner
 _DIFF = re.compile(r"^(?:diff --git |Index: |--- \S|@@ -\d)", re.M)
 _DIFF_FILE = re.compile(r"^\+\+\+ (?:b/)?(\S+)", re.M)
@@ -283,30 +282,28 @@ def report_of(text: str) -> Report:
 
 def _key(line: str) -> str:
     """A line after its time, with 9 for the digits of each number that is not 0."""
-    return _NUMBER.sub("9", _body(line).strip())
+    return _NUMBER.sub("9", _body(line).lstrip())
 
 
 def _body(line: str) -> str:
     """The beginning of a line after its time."""
-    return _BEFORE.sub("", line[:_TOLD_CHARS], count=1)
+    return _BEFORE.sub("", line[:_TOLD_CHARS], count=1).rstrip()
 
 
 def _block(lines: Sequence[str], at: int, failed: Collection[str]) -> list[int]:
     """The lines that tell of a failure: its own, and the first deeper ones after it; of a traceback the last."""
     head = _body(lines[at])
     depth, is_trace = len(head) - len(head.lstrip()), head.lstrip().startswith("Traceback")
-    block, same = [at], _BLOCK_LINES if is_trace else _SAME if head.rstrip().endswith(":") else 0
+    block = [at]
     for n in range(at + 1, min(len(lines), at + _BLOCK_LINES)):
         line = _body(lines[n])
-        if not line.strip() and n + 1 < len(lines) and _body(lines[n + 1])[: depth + 1].isspace():
+        if not line and n + 1 < len(lines) and _body(lines[n + 1])[: depth + 1].isspace():
             continue
         is_deeper = line[: depth + 1].isspace()
-        is_other = not is_deeper and (not same or not line.strip() or _ENTRY.match(line))
-        if is_other or (not is_trace and _key(line) in failed):
+        if not line or not (is_deeper or is_trace) or (not is_trace and _key(line) in failed):
             break
         block.append(n)
-        same -= not is_deeper
-        if is_trace and not is_deeper:
+        if not is_deeper:  # the exception of a traceback
             break
     while at and lines[at][:2] == "E " and lines[at - 1][:1] == ">":  # the line of a test's assertion
         at -= 1

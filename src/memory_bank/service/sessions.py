@@ -239,7 +239,7 @@ class Sessions:
                 kept.control = is_control(self.database, session_id, share, stores=True)
             control = kept.control
             with kept.lock:  # the plan must be this step's
-                state, policy = self._processor.open(key, session_id, client, model)
+                state, policy = self._processor.begin(key, session_id, client, model)
                 policy = replace(policy, choose=choose_all) if control else policy
                 charged, form = state.ledger.last, None if history is None else history.form
                 counter = state.counter if state.is_prepared else open_counter()
@@ -249,8 +249,8 @@ class Sessions:
                     state.lineage = lineage and partial(_go_on, lineage)
                 elif lineage is not None:
                     self.database.submit(partial(_go_on, lineage), session_id)
-                leaving, tokens, shown, read = apply_policy(seen, state, policy, tools, form, sends=sends)
-                self._processor.check_loops(state, read)
+                leaving, tokens, shown, parsed = apply_policy(seen, state, policy, tools, form, sends=sends)
+                self._processor.check_loops(state, parsed)
                 shown = leaving if form is None else shown
                 plan = None if state.last_plan is NO_PLAN else state.last_plan
                 if isinstance(state, MemoryBankState) and state.generation != kept.generation:
@@ -443,11 +443,9 @@ class Sessions:
             self._delay = str(e)
 
     @contextmanager
-    def reading(
-        self, namespace: str | None, name: str, *, scope: Scope | None = None
-    ) -> Iterator[MemoryBankState]:
-        """A session's memory, locked, for ``handle_tool_call``, with at least a scope. Raises NotFoundError."""
-        with self._reading(namespace, self.known(namespace, name), scope) as state:
+    def reading(self, namespace: str | None, name: str) -> Iterator[MemoryBankState]:
+        """A session's memory, locked, for ``handle_tool_call``. Raises NotFoundError."""
+        with self._reading(namespace, self.known(namespace, name)) as state:
             yield state
 
     @contextmanager
@@ -466,9 +464,7 @@ class Sessions:
             yield state, "all" if project is None else "project"
 
     @contextmanager
-    def _reading(
-        self, namespace: str | None, session_id: str, scope: Scope | None = None
-    ) -> Iterator[MemoryBankState]:
+    def _reading(self, namespace: str | None, session_id: str) -> Iterator[MemoryBankState]:
         with self._holding(session_id, namespace) as kept:
             if kept.reader is None:
                 made = MemoryBankState.open(
@@ -477,10 +473,7 @@ class Sessions:
                 with self._lock:
                     kept.reader = kept.reader or made
             with kept.reader.lock:
-                settings = self.bank_settings()
-                if scope is not None and settings.scope == "auto":
-                    settings = settings.model_copy(update={"scope": scope})
-                kept.reader.prepare(settings, self.llm_client)
+                kept.reader.prepare(self.bank_settings(), self.llm_client)
                 kept.reader.files = None
                 yield kept.reader
 

@@ -13,7 +13,6 @@ from anyio import to_thread
 from memory_bank.bank.lineage import Offer
 from memory_bank.errors import MemoryBankError, UpstreamError
 from memory_bank.models.usage import add_usage
-from memory_bank.ports import Scope
 from memory_bank.service.proxy.api import ModelToolCall, ModelTurn, TurnStream
 from memory_bank.service.proxy.body import JsonObject, as_object, parse_object, with_members
 from memory_bank.service.proxy.events import read_events
@@ -21,7 +20,6 @@ from memory_bank.service.proxy.exchange import Exchange
 from memory_bank.service.proxy.send import send
 from memory_bank.service.proxy.shared import Proxy
 from memory_bank.service.proxy.upstream import UpstreamAnswer, after
-from memory_bank.service.security.access import stored_id
 from memory_bank.service.threads import limiter
 from memory_bank.tools import MAX_CHARS, ToolAnswer, answer_tool_call
 from memory_bank.tools.handlers import NOTHING_STORED
@@ -96,9 +94,10 @@ async def _call_tools(proxy: Proxy, exchange: Exchange, calls: Sequence[ModelToo
     room = max(LEAST_CHARS, MAX_CHARS // max(1, sum(call.is_memory for call in calls)))
 
     def read() -> list[ToolAnswer]:
-        offer = memory.identity.lineage.offer(stored_id(exchange.namespace, session))
-        scope: Scope | None = "project" if offer is Offer.EARLIER else None
-        with memory.sessions.reading(exchange.namespace, session, scope=scope) as state:
+        with memory.sessions.reading(exchange.namespace, session) as state:
+            is_told = memory.identity.lineage.offer(state.session_id) is Offer.EARLIER
+            if is_told and state.settings.scope == "auto":
+                state.prepare(state.settings.model_copy(update={"scope": "project"}))
             asked = partial(answer_tool_call, state, max_chars=room)
             return [asked(str(c.name), c.arguments) if c.is_memory else ToolAnswer(NOT_YET) for c in calls]
 

@@ -520,9 +520,8 @@ class Rebuilder:
         if session_id is not None and self.inject:
             with self._lock:
                 known, is_kept = self._offers.get(session_id, (None, False))
-            if asks and not is_kept:
-                stored = self.identity.lineage.offer(session_id)
-                known, is_kept = stored or known, stored is not None
+            if asks and not is_kept and (stored := self.identity.lineage.offer(session_id)):
+                known, is_kept = stored, True
         offer = self._offer(exchange, session_id, known, messages)
         tools = api.offer_tools(value, _SCHEMAS[offer]) if offer in _SCHEMAS else None
         if session_id is None or not self.inject:
