@@ -261,6 +261,7 @@ def proxy_part(sizes: list[int], routes: list[str], requests: int, rounds: int, 
                 servers[f"ours, memory{name}"] = ours(stack, url, "memory_bank", python)
         if litellm := shutil.which("litellm"):
             port = free_port()
+            os.environ["LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"] = "true"  # or it does not start
             command = [litellm, "--model", "openai/gpt-5", "--api_base", f"{url}/v1", "--port", str(port)]
             servers["LiteLLM"] = stack.enter_context(started(command, port))
         print_head(

@@ -222,7 +222,6 @@ def test_tokens_of_steps_and_of_messages():
         lambda: chain(7),
         lambda: to_memory_bank(MemoryBankState("lexical"), 1000),
         lambda: AdaptiveMemoryManager(0),
-        lambda: AdaptiveMemoryManager(9, ladder=[no_pruning]),
         lambda: HierarchicalMemory(Rows(), recent=0),
         lambda: HierarchicalMemory(Rows(), summarized=-1),
     ],

@@ -107,13 +107,15 @@ def test_another_flag_embedding_is_taken_as_it_is(
     assert passes(other.encode, TEXTS) == 2
 
 
-def test_pooling_and_instruction_of_the_folder(minilm: FlagEmbedder, minilm_folder: Path) -> None:
+def test_pooling_and_instruction_of_the_folder(minilm: FlagEmbedder, copy: Path) -> None:
     assert minilm.name.startswith("folder:bert-384-")
     assert minilm.name.endswith("+mean")
     assert minilm.dimension == 384
     assert minilm.query_instruction == ""
     np.testing.assert_array_equal(minilm.encode_queries(TEXTS), minilm.encode(TEXTS))
-    cls = FlagEmbedder(str(minilm_folder), pooling_method="cls", query_instruction="find: ")
+    (copy / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    (copy / "config_sentence_transformers.json").write_text('{"prompts": {"query": "find: "}}')
+    cls = FlagEmbedder(str(copy))
     assert cls.name == minilm.name.removesuffix("+mean")
     assert not np.allclose(cls.encode(TEXTS), minilm.encode(TEXTS), atol=1e-3)
     np.testing.assert_allclose(cls.encode_queries(["x"]), cls.encode(["find: x"]), atol=1e-6)

@@ -101,6 +101,8 @@ def test_a_message_that_tells_a_change_supersedes_what_was_said_of_the_same_thin
     later = CHANGED[4].trace_id
     assert told[2] == (later, f"superseded by {later}, a later message")
     assert {told[n] for n in told if n != 2} == {(None, "")}  # neither another thing's nor by a question
+    answer = answer_tool_call(talk, "search_memory", {"query": "How much may Lena Vogt spend this quarter?"})
+    assert "superseded by #5, a later message" in answer.text
     one = search_session(talk, "How much may Lena Vogt spend this quarter?", 1, by_agent=False).matches
     assert [m.outline.step_id for m in one] == found[:1]  # also a later one that fits less
 

@@ -183,23 +183,18 @@ class InsightSearch:
     def _hits(self, index: Indexed, own: str, found: Sequence[tuple[int, float, str]]) -> list[Hit]:
         """The hits of rows with their scores and reasons; those that were deleted meanwhile are left out."""
         newer = _superseded(index, [row for row, *_ in found], self._sessions is None)
-        seqs = [int(index.seqs[row]) for row in {*(row for row, *_ in found), *newer.values()}]
+        seqs = {row: int(index.seqs[row]) for row in (*(row for row, *_ in found), *newer.values())}
         with self.database.read() as c:
             places = {
                 seq: (None if session_id == own else session_id, trace_id)
-                for part in in_parts(seqs)
+                for part in in_parts([*seqs.values()])
                 for seq, session_id, trace_id in c.execute(_PLACES, {"seqs": part})
             }
+        at = {row: places.get(seq) for row, seq in seqs.items()}
         return [
-            Hit(
-                place[1],
-                score,
-                place[0],
-                why,
-                places.get(int(index.seqs[newer[row]])) if row in newer else None,
-            )
+            Hit(place[1], score, place[0], why, at.get(newer.get(row, -1)))
             for row, score, why in found
-            if (place := places.get(int(index.seqs[row]))) is not None
+            if (place := at[row]) is not None
         ]
 
     def _nearest(self, vector: Vectors, count: int | None, present: Vectors) -> tuple[Vectors, Vectors]:

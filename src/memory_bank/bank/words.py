@@ -155,17 +155,10 @@ def seal(database: Database, namespace: str) -> bool:
         rows = c.execute(oldest, {"namespace": namespace}).all()
     if len(rows) < BLOCK:
         return False
-    names = list(dict.fromkeys(row.session_id for row in rows))
-    numbers = {name: number for number, name in enumerate(names)}
-    stored = [bytes(row.terms) for row in rows]
-    block = _Rows(
-        names,
-        np.array([row.seq for row in rows], np.int64),
-        np.array([numbers[row.session_id] for row in rows], np.uint16),
-        np.array([row.place for row in rows], np.int64),
-        heads_of(stored),
-    )
-    bodies = {_ROWS: block.packed(), **_packed(Postings.of(stored))}
+    new = LooseWords().extended(rows)
+    block = _Rows(new.names, new.seqs, new.session.astype(np.uint16), new.place, new.heads)
+    postings = Postings(new.terms, np.repeat(np.arange(len(rows), dtype=np.uint32), new.counts), new.weights)
+    bodies = {_ROWS: block.packed(), **_packed(postings)}
     first, last = rows[0].seq, dict[str, int]()
     for row in rows:
         last[row.session_id] = row.seq
@@ -258,8 +251,8 @@ def delete_words(c: Connection, rows: Iterable[int], damaged: Iterable[tuple[str
 
 
 @dataclass(frozen=True, slots=True)
-class Indexed:
-    """The insights of a scope in the order of ``seq``, and the terms of them that a query may ask for.
+class _Rows:
+    """Insights in the order of ``seq``: those of a block.
 
     ``session`` are numbers in ``names``; ``place``: of the record in its session; ``heads`` as ``heads_of`` has them.
     """
@@ -269,8 +262,30 @@ class Indexed:
     session: Any
     place: Any
     heads: Any
+
+    def packed(self) -> bytes:
+        columns = (np.diff(self.seqs, prepend=0), self.session, np.diff(self.place, prepend=0))
+        names = json.dumps(self.names).encode("ascii")
+        packed = zlib.compress(names + b"".join(map(_planes, columns)))
+        return b"".join((_SIZES.pack(len(packed), len(names)), packed, self.heads.tobytes()))
+
+    @classmethod
+    def unpacked(cls, body: bytes) -> _Rows:
+        end, of_names = _SIZES.unpack_from(body)
+        end += _SIZES.size
+        heads = np.frombuffer(body, HEAD, offset=end)
+        raw = zlib.decompress(body[_SIZES.size : end])
+        kinds = [(kind, len(heads)) for kind in (np.int64, np.uint16, np.int64)]
+        seqs, session, place = _columns(raw[of_names:], kinds)
+        return cls(json.loads(raw[:of_names]), np.cumsum(seqs), session, np.cumsum(place), heads)
+
+
+@dataclass(frozen=True, slots=True)
+class Indexed(_Rows):
+    """The insights of a scope, and the terms of them that a query may ask for; ``loose`` of them are in no block."""
+
     postings: Postings
-    loose: int  # of the insights, those in no block
+    loose: int
 
 
 class LooseWords(NamedTuple):
@@ -357,7 +372,7 @@ def read_index(
         which = _w.session_id.in_(sessions_of)
         included = frozenset(c.execute(sessions_of, values).scalars())
     names: dict[str, int] = {}
-    parts: list[tuple[Any, ...]] = []
+    parts: list[tuple[Any, ...]] = [LooseWords()[1:5]]
     postings: list[Postings] = []
     start: dict[int, Any] = {}
     total = 0
@@ -381,8 +396,6 @@ def read_index(
         parts.append((loose.seqs, known, loose.place, loose.heads))
         terms, of, weights = loose.asked(query)
         postings.append(Postings(terms, of + total, weights))
-    if not parts:
-        parts.append((*(np.zeros(0, np.int64),) * 3, np.zeros(0, HEAD)))
     seqs, session, place, heads = map(np.concatenate, zip(*parts, strict=True))
     order = np.argsort(seqs, kind="stable")
     number = np.empty(len(order), np.int64)
@@ -392,35 +405,6 @@ def read_index(
         list(names), seqs[order], session[order], place[order], heads[order],
         Postings(terms, number[of.astype(np.int64)], weights), len(loose.seqs),
     )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """The insights of a block, in the order of ``seq``."""
-
-    names: Sequence[str]
-    seqs: Any
-    session: Any
-    place: Any
-    heads: Any
-
-    def packed(self) -> bytes:
-        columns = (np.diff(self.seqs, prepend=0), self.session, np.diff(self.place, prepend=0))
-        names = json.dumps(self.names).encode("ascii")
-        packed = zlib.compress(names + b"".join(map(_planes, columns)))
-        return b"".join((_SIZES.pack(len(packed), len(names)), packed, self.heads.tobytes()))
-
-    @classmethod
-    def unpacked(cls, body: bytes) -> _Rows:
-        end, of_names = _SIZES.unpack_from(body)
-        end += _SIZES.size
-        heads = np.frombuffer(body, HEAD, offset=end)
-        raw = zlib.decompress(body[_SIZES.size : end])
-        columns = _columns(
-            raw[of_names:], [(np.int64, len(heads)), (np.uint16, len(heads)), (np.int64, len(heads))]
-        )
-        seqs, session, place = columns
-        return cls(json.loads(raw[:of_names]), np.cumsum(seqs), session, np.cumsum(place), heads)
 
 
 def _packed(postings: Postings) -> dict[int, bytes]:

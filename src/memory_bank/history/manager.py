@@ -513,24 +513,20 @@ LADDER: tuple[tuple[str, Pruning], ...] = (
 class AdaptiveMemoryManager(MemoryManager):
     """A MemoryManager whose messages never exceed ``max_tokens``; other arguments are MemoryManager's.
 
-    When a step exceeds them, the first pruning of the ``ladder``, (name, pruning) pairs from the mildest on, that
-    fits is applied, after the last one ``fit_token_budget``. ``last_level`` is the name of the pruning applied
-    last. With a ``state``, a MemoryBankState, pruned content is stored in it. ``add`` and ``prune`` raise
-    TokenBudgetError where system prompt, tasks and the last step alone exceed the limit; the step is kept.
+    When a step exceeds them, the mildest pruning of LADDER that fits is applied, else ``fit_token_budget``.
+    ``last_level`` is the name of the pruning applied last. With a ``state``, a MemoryBankState, pruned content is
+    stored in it. ``add`` and ``prune`` raise TokenBudgetError where system prompt, tasks and the last step alone
+    exceed the limit; the step is kept.
     """
 
     def __init__(
         self,
         max_tokens: int,
         *args: Any,
-        ladder: Sequence[tuple[str, Pruning]] = LADDER,
         state: MemoryBankState | None = None,
         **options: Any,
     ) -> None:
         self.max_tokens = positive(max_tokens, "max_tokens")
-        self.ladder = tuple(ladder)
-        if not all(isinstance(r, tuple) and len(r) == 2 and callable(r[1]) for r in self.ladder):
-            raise HistoryError("a ladder is a list of (name, pruning), the mildest first.")
         self.state = state
         self.last_level = ""
         super().__init__(*args, **options)
@@ -546,7 +542,7 @@ class AdaptiveMemoryManager(MemoryManager):
 
     def _prune_mildly(self, steps: Sequence[Step]) -> list[Step]:
         fit = prunings.fit_token_budget(self.max_tokens, counter=self.counter, wire=self.wire)
-        for name, pruning in (*self.ladder, ("fit_token_budget", fit)):
+        for name, pruning in (*LADDER, ("fit_token_budget", fit)):
             left = check_steps(pruning(steps))
             if self.state is not None and self._fits(left):
                 left = prunings.to_memory_bank(self.state, pruning)(steps)
@@ -565,9 +561,9 @@ class HierarchicalMemory(MemoryManager):
 
     The last ``recent`` actions stay whole. An older step is stored in ``state``, a MemoryBankState, and becomes one
     line with its trace_ids, written by ``summarizer``, a function from text to text or a chat model asked for
-    ``model``, or by extraction. Beyond ``summarized`` lines the oldest line joins its theme (``theme_of`` the step,
-    by default the names of its tools): a count, the span of steps, the latest trace_ids. The trace_ids of all steps
-    are in the note's ``trace_ids``. Other arguments are MemoryManager's. Raises HistoryError for a limit below 1.
+    ``model``, or by extraction. Beyond ``summarized`` lines the oldest line joins its theme (the names of its tools):
+    a count, the span of steps, the latest trace_ids. The trace_ids of all steps are in the note's ``trace_ids``.
+    Other arguments are MemoryManager's. Raises HistoryError for a limit below 1.
     """
 
     def __init__(
@@ -578,14 +574,12 @@ class HierarchicalMemory(MemoryManager):
         summarized: int = 20,
         summarizer: Summarize | ChatModel | None = None,
         model: str = "",
-        theme_of: Callable[[Step], str] | None = None,
         **options: Any,
     ) -> None:
         prunings.check_bank(state, "HierarchicalMemory")
         self.state = state
         self.recent = positive(recent, "recent")
         self.summarized = positive(summarized, "summarized")
-        self.theme_of = theme_of or _tool_names
         self._complete = prunings.open_summarizer(summarizer, model)
         super().__init__(*args, **options)
 
@@ -647,7 +641,7 @@ class HierarchicalMemory(MemoryManager):
         named_ids = new_ids if isinstance(step, ScratchpadStep) and new_ids else ids  # a note may have many
         missing = [t for t in named_ids if t not in text]
         named = f" (trace_id {', '.join(missing)})" if missing else ""
-        theme = one_line(self.theme_of(step).replace("]", ")"), 60) or "other"
+        theme = one_line(_tool_names(step).replace("]", ")"), 60) or "other"
         line = f"[{theme}] {step.step_number}. {' '.join(text.split())}{named}"
         return {"theme": theme, "step": step.step_number, "text": line, "trace_ids": ids}
 

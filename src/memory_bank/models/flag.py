@@ -32,6 +32,7 @@ _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _TOKENIZERS = ("tokenizer.json", "vocab.txt", "sentencepiece.bpe.model", "tokenizer.model", "vocab.json")
 _EXTRAS = ("1_Pooling/config.json", "config_sentence_transformers.json")
 _HASHED = ("config.json", "tokenizer_config.json", "merges.txt", *_TOKENIZERS)
+_BATCH = 32  # texts that are encoded at once
 _log = logging.getLogger("memory_bank.InsightStore")
 
 
@@ -47,14 +48,11 @@ class _ModelFiles(NamedTuple):
 class FlagEmbedder:
     """Texts to vectors by an encoder model through FlagEmbedding, such as ``BAAI/bge-small-en-v1.5``.
 
-    ``model_name_or_folder`` is a name on the Hugging Face hub or a folder in transformers' format. Options
-    that are not given are taken from the model's files:
-
-    - ``pooling_method``, ``"cls"`` or ``"mean"``: as ``1_Pooling/config.json`` says, else ``"cls"``.
-    - ``query_instruction``: the ``query`` prompt in ``config_sentence_transformers.json``, else the documented
-      one of English and Chinese BGE models, else none; ``""`` is none. Only ``encode_queries`` puts it before
-      a text.
-    - ``device``: the first that FlagEmbedding finds; half precision on a GPU only.
+    ``model_name_or_folder`` is a name on the Hugging Face hub or a folder in transformers' format. Texts are pooled
+    as the model's ``1_Pooling/config.json`` says, cls or mean, else cls. ``query_instruction``, which
+    ``encode_queries`` puts before a text, is the ``query`` prompt in ``config_sentence_transformers.json``, else the
+    documented one of English and Chinese BGE models, else none. The device is the first that FlagEmbedding finds;
+    half precision on a GPU only.
 
     ``name`` is the hub name, or for a folder ``folder:TYPE-DIMENSION-HASH``, a hash of weights, configuration
     and tokenizer; a pooling other than cls is appended (``+mean``), because it gives other vectors.
@@ -66,27 +64,17 @@ class FlagEmbedder:
     Raises EmbedderLoadError when FlagEmbedding is not installed or the model cannot be loaded.
     """
 
-    def __init__(
-        self,
-        model_name_or_folder: str,
-        *,
-        pooling_method: str | None = None,
-        query_instruction: str | None = None,
-        device: str | None = None,
-        batch_size: int = 32,
-    ) -> None:
+    def __init__(self, model_name_or_folder: str) -> None:
         _log.info("loading embedding model %s", model_name_or_folder)
         started = time.perf_counter()
         found = _find(model_name_or_folder)
-        pooling = pooling_method or found.pooling
-        self.query_instruction = found.query_instruction if query_instruction is None else query_instruction
+        pooling, self.query_instruction = found.pooling, found.query_instruction
         self.name = found.name if pooling == "cls" else f"{found.name}+{pooling}"
-        self._batch_size = max(1, batch_size)
         self._lock = threading.Lock()
         try:
             if pooling not in ("cls", "mean"):
                 raise ValueError(f"FlagModel has no pooling {pooling!r}, only cls and mean")
-            model = _load(found.source, pooling, device)
+            model = _load(found.source, pooling)
             self.dimension = int(model.model.config.hidden_size)
             self._max_tokens = min(512, int(model.tokenizer.model_max_length))
             self._encode = _one_pass(model) or model.encode
@@ -104,12 +92,11 @@ class FlagEmbedder:
         # Longest first, for little padding; slices under the batch size, for no progress bar.
         # Texts are cut before the tokenizer: 512 tokens are some 2,500 characters of prose.
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
-        size = self._batch_size
-        for start in range(0, len(order), size):
-            part = order[start : start + size]
+        for start in range(0, len(order), _BATCH):
+            part = order[start : start + _BATCH]
             readable = [texts[i][:30_000].encode("utf-8", "replace").decode() for i in part]
             with self._lock:
-                rows[part] = self._encode(readable, batch_size=size + 1, max_length=self._max_tokens)
+                rows[part] = self._encode(readable, batch_size=_BATCH + 1, max_length=self._max_tokens)
         return rows
 
     def encode_queries(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
@@ -117,11 +104,11 @@ class FlagEmbedder:
         return self.encode([f"{self.query_instruction}{text}" for text in texts])
 
 
-def _load(source: str, pooling: str, device: str | None) -> Any:
+def _load(source: str, pooling: str) -> Any:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from FlagEmbedding import FlagModel
 
-    devices = [device] if device else list(FlagModel.get_target_devices(None))[:1]
+    devices = list(FlagModel.get_target_devices(None))[:1]
     with _quiet():
         return FlagModel(source, pooling_method=pooling, devices=devices, use_fp16=devices[0] != "cpu")
 

@@ -22,7 +22,6 @@ LONGEST_WORD = 400  # a longer unbroken run (base64, minified data) is left out
 NAMED_LINES = 40  # texts of more lines name the line at which a quote goes on
 SHORT_DEFINITION = 2 * WIDTH  # characters of the longest definition that is one segment, with its body
 MINIFIED = 1_000  # characters from which a line of code with few blanks is left out
-MAX_PATH = 20_000  # characters of the path of a drawing that are left out
 MAX_INDENT = 200  # characters of the longest indentation that a quote begins with
 LONG_CELL = 56  # values with more characters are shortened in a segment's short form
 CELL_START = 28  # characters of a shortened value that stay, cut after a word
@@ -151,9 +150,7 @@ class CutText:
 
 _LABEL = re.compile(r'[\s\-*•>#\d.)"\']{0,12}([^\W\d_][\w /\-]{0,30}?)["\'*]{0,2}\s?[:=]["\'*]{0,2}\s?(?=\S)')
 _BULLET = re.compile(r"\s*(?:[-*•+]|\d{1,3}[.)])\s+")
-_UNIT = re.compile(
-    r"\s*(?:def|class|async def|function|export|public|private|func|fn|impl|@@|diff --git)\b|@@|\s*@\w"
-)
+_UNIT = re.compile(r"@@|diff --git\b")
 _DEFINITION = re.compile(
     r"(?:(?:export|default|public|private|protected|static|final|abstract|pub(?:\([a-z]+\))?|async|unsafe) )*"
     r"(?:def|class|func|function|fn|impl|interface|struct|enum|trait|type|module)\b\*? ?(?:\([^()\n]{0,80}\) )?"
@@ -179,16 +176,13 @@ _BASE64 = re.compile(
     r"(?=[^a-z]{0,400}[a-z])(?=[^A-Z]{0,400}[A-Z])(?=\D{0,400}\d)[A-Za-z0-9+/]{60,400}={0,2}"
 )
 _HEX_DUMP = re.compile(r"[0-9a-fA-F]{4,8}:? +(?:[0-9a-fA-F]{2}(?:[0-9a-fA-F]{2})? +){7,16}.{0,20}")
-_DRAWN = re.compile(r"[MLHVCSQTAZmlhvcsqtaz\d.,\- ]{60,}")
 DRAWING = re.compile(r'="[Mm][MLHVCSQTAZmlhvcsqtaz\d.,\-\s]{16,}+"?')
 _ESCAPED_BREAK = re.compile(r"(?<!\\)\\+n")
 _WORD = re.compile(r"\w")
 _SPACE = re.compile(r"\s")
 _BREAK = re.compile(r"[\s,;|)\]}>]")
-_NAMING = (  # keys of the members that name an entry best
-    re.compile(r"_?id\Z|(?:name|title|key|path|url|email|number|sku|subject|identifier|slug)\Z"),
-    re.compile(r".*(?:_id|[a-z]Id|ID)\Z"),
-)
+# Keys of the members that name an entry, in a group those that do so best
+_NAMING = re.compile(r"(_?id|name|title|key|path|url|email|number|sku|subject|slug)\Z|.*(?:_id|[a-z]Id|ID)\Z")
 _WRAPPER_KEYS = frozenset(("text", "content", "result", "output", "data", "stdout"))
 _EMPTY = frozenset(("", "null", "None", "true", "false", "True", "False"))
 
@@ -410,9 +404,9 @@ class _Cutter:
         if self._start < 0:
             self._open(begin, column)
         room = self.width * 5 // 4 - (start - self._start)
-        previous = -1
+        previous, drawn = -1, [match.span() for match in DRAWING.finditer(self._text, start, stop)]
         for first, last in _wrap(self._text, start, stop, self.width, max(40, min(room, self.width))):
-            if _is_drawn(self._text, first, last):
+            if any(begins < first and last <= ends for begins, ends in drawn):
                 continue
             if previous >= 0 or first > start:
                 self.skipped += max(0, first - max(previous, start) - 1)
@@ -572,7 +566,7 @@ def _entry_name(item: Node, text: str) -> str:
     if not item.named:
         members = [i for i in item.items or () if i.named and i.items is None and i.stop > i.body]
         members = [i for i in members if i.key not in FRAME_MEMBERS] or [item]
-        best = min(members, key=lambda i: next((n for n, r in enumerate(_NAMING) if r.match(i.key)), 2))
+        best = min(members, key=lambda i: (not (found := _NAMING.match(i.key)), not (found and found[1])))
         end = best.end
     name = text[best.start : min(end, best.start + 2 * LONG_CELL + 1)].rstrip(" :=")
     is_short = len(name) <= 2 * LONG_CELL and "\n" not in name
@@ -686,14 +680,6 @@ def _is_noise(text: str, lines: list[tuple[int, int]], number: int) -> bool:
             beside = lines[max(0, number - 1) : number] + lines[number + 1 : number + 2]
             return any(noise.fullmatch(text, *span) for span in beside)
     return False
-
-
-def _is_drawn(text: str, first: int, last: int) -> bool:
-    """Whether a piece of a line is part of the path of a drawing, ``d="M10 20 L…"``, but for its beginning."""
-    if not _DRAWN.fullmatch(text, first, last):
-        return False
-    at = text.rfind(' d="', max(0, first - MAX_PATH), first)
-    return at >= 0 and text.find('"', at + 4, first) < 0
 
 
 def _lines(text: str, start: int, stop: int) -> Iterator[tuple[int, int]]:

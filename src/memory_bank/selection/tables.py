@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Sequence
-from itertools import count, islice
+from itertools import accumulate, count, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -212,13 +212,11 @@ class EvidenceTables:
         parts = [dict.fromkeys(val.words_of(text)) for _, text in new]
         words = self.words(part for of_value in parts for part in of_value)
         weights = 1 / np.sqrt(1 + self.words.table["count"][words])
-        values = np.repeat(np.arange(first, v.size), [len(of_value) for of_value in parts])
+        sizes = list(map(len, parts))
+        values = np.repeat(np.arange(first, v.size), sizes)
         self.value_terms.append(value=values, word=words, weight=weights)
-        at = 0
-        for value, of_value in enumerate(parts, first):
-            if of_value:
-                v["word_weight"][value] = weights[at : at + len(of_value)].sum()
-                at += len(of_value)
+        ends = zip(sizes, accumulate(sizes), strict=True)
+        v["word_weight"][first:] = [np.add.reduce(weights[end - size : end]) for size, end in ends]
         self._new = []
 
     def _add_uses(self, item: val.ParsedRecord, tool: int) -> None:

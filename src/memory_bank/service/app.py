@@ -186,7 +186,8 @@ class Service:
         ended |= {"status": CONTROL if step.control else status}
         ended |= {"reason": exchange.reason if status in WITHOUT else step.reason, **paid, "full": full}
         self.recorder.take_outcome(step, answer, tokens=tokens, full_tokens=full_tokens, **ended)
-        self._count_tokens(full_tokens, tokens)
+        self.metrics.tokens.labels("full").inc(full_tokens)
+        self.metrics.tokens.labels("sent").inc(tokens)
         if sent is not None and full is not None:
             price, _ = known_price(self.config.prices, exchange.model or "") or (None, "")
             self.metrics.used(sent, full, price, exchange.usage.billed)
@@ -204,17 +205,14 @@ class Service:
             figures = StepFigures(session_id, began, tokens, tokens, 0, 0, "failed", "", 0.0, **ended)
             self.recorder.take_without(figures, answer)
 
-    def _count_tokens(self, full: int, sent: int) -> None:
-        self.metrics.tokens.labels("full").inc(full)
-        self.metrics.tokens.labels("sent").inc(sent)
-
     def _stepped(self, step: Rebuilt) -> None:
         """Report a context that the proxy or the API has built."""
         self.metrics.step_seconds.observe(step.milliseconds / 1000)
         if step.broke:
             self.metrics.without.labels(step.broke).inc()
         if not step.proxied:
-            self._count_tokens(step.full_tokens, step.tokens)
+            self.metrics.tokens.labels("full").inc(step.full_tokens)
+            self.metrics.tokens.labels("sent").inc(step.tokens)
         self.metrics.sessions.set(self.sessions.held)
         self.telemetry.stepped(step)
         self.recorder.take(step)

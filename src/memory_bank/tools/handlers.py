@@ -252,6 +252,9 @@ def _search(state: Any, given: Mapping[str, Any], room: int, scope: Scope | None
         raise NothingFound(_nothing(state, query, trouble))
     excerpt = min(700, max(80, room // len(found) - 400))
     tasks = searched.tasks({m.outline.session_id for m, _ in found})
+    numbers = (
+        {} if scope else {m.outline.trace_id: f"#{m.outline.number}" for m, _ in found if not m.session_id}
+    )
     blocks, described = [], []
     for number, (m, record) in enumerate(found, 1):
         o = m.outline
@@ -263,7 +266,7 @@ def _search(state: Any, given: Mapping[str, Any], room: int, scope: Scope | None
             where += f"{days} day{'' if days == 1 else 's'} ago)" if days > 0 else "today)"
         named = f"trace_id {o.trace_id}," if session_id else f"#{o.number}"
         lines = [
-            f"[{number}] {named} {one_line(o.tool_name)}, {where}, {m.reason}",
+            f"[{number}] {named} {one_line(o.tool_name)}, {where}, {m.reason_with(numbers)}",
             f"{Mark.ARGUMENTS}{quote_lines(shorten(record.raw_input, 200).text)}",
             f"{Mark.OUTPUT}{quote_lines(raw_data(record, excerpt).text)}",
         ]

@@ -27,7 +27,7 @@ _MAX_EXACT_CHARS = 200  # longer texts are not searched for exactly
 _MAX_WANTED = 20  # identifiers of a query that are searched for exactly
 _MAX_EXAMINED = 400  # records without an insight that are looked at
 _COMPARED = 200  # records of a wider scope whose arguments are compared
-_LATER = 400  # calls that name the files of results
+_LATER = 200  # calls that name the files of results
 _COMPARED_CHARS = 400  # of their arguments: what a long text mentions is not what the call is of
 _MAX_READ = 2 * 2**20  # bytes of an output in which a place is looked for
 # Chosen on the even parts of ``benchmarks/search.py``.
@@ -78,12 +78,16 @@ class SearchMatch(Brief):
     @property
     def reason(self) -> str:
         """Why it was found, and whether it is superseded, in words."""
+        return self.reason_with({})
+
+    def reason_with(self, names: Mapping[str, str]) -> str:
+        """The reason with another name than the trace_id for what supersedes it, where ``names`` has one."""
         said = {"neighbour": "beside a record that fits", "similarity": "similar in meaning"}
         why = said.get(self.why, "has words of the query")
         if self.holds is not None:
             why = f'holds "{normal(self.holds)}"' + (f" at {self.place}" if self.place else "")
         later = "a later message" if self.is_corrected else "a later result of the same call"
-        newer = f"; superseded by {self.newer}, {later}" if self.newer else ""
+        newer = f"; superseded by {names.get(self.newer, self.newer)}, {later}" if self.newer else ""
         return why + newer + (f"; the file was {self.since}" if self.since else "")
 
 
@@ -127,11 +131,12 @@ def search_session(
     if store is None or store.size() != state.fact_store.size():
         hits = sorted([*hits, *_without_insight(state, query)], key=lambda hit: -hit.score)
     hits = sorted((h for h in hits if h.why), key=lambda h: h.session_id is None and h.trace_id in last)
-    hits, first = _newest_first(hits), list[Place]()
+    hits, first, calls = _newest_first(hits), list[Place](), dict[Place, Call]()
     if scope != "session":
         at = {(h.session_id or state.session_id, h.trace_id): h for h in hits}
         asked = [(s, t) for s, t in at if s != state.session_id or t not in last]
-        first = _same_call_first(WiderScope(state.database, state.session_id, scope).calls(asked), forms)
+        calls = WiderScope(state.database, state.session_id, scope).calls(asked)
+        first = _same_call_first(calls, forms)
         hits = [at[place] for place in dict.fromkeys([*first, *at])]
     found = [_with_place(match, forms) for match in _loaded(state, scope, hits[:most])]
     whole_query = wanted[0] if wanted and wanted[0] == query else None
@@ -146,7 +151,7 @@ def search_session(
     found.sort(key=lambda m: ranks.get((m.outline.session_id, m.outline.trace_id), len(first)))
     found = found[:top_k]
     if scope != "session" and store is not None:
-        found = _said_of_files(state, scope, found)
+        found = _said_of_files(state, scope, found, calls)
     return SearchResult(found, trouble)
 
 
@@ -186,7 +191,9 @@ def _ends(text: str) -> list[tuple[int, str]]:
     return [(n, "/".join(names[-n:])) for n in range(min(4, len(names)), 1, -1)] or [(1, text)]
 
 
-def _said_of_files(state: Any, scope: Scope, found: Sequence[SearchMatch]) -> list[SearchMatch]:
+def _said_of_files(
+    state: Any, scope: Scope, found: Sequence[SearchMatch], known: Mapping[Place, Call]
+) -> list[SearchMatch]:
     """The matches; those of other sessions that read a file with what later calls in the scope did with it."""
     said, read = list(found), dict[int, str]()
     for n, m in enumerate(found):
@@ -198,10 +205,11 @@ def _said_of_files(state: Any, scope: Scope, found: Sequence[SearchMatch]) -> li
     names = " ".join({end.rpartition("/")[2] for end in read.values()})
     hits = state.insight_store.rank(names, limit=_LATER, scope=scope, only_words=True)
     places = [(h.session_id or state.session_id, h.trace_id) for h in hits if h.why == "words"]
-    calls = WiderScope(state.database, state.session_id, scope).calls(places)
+    others = WiderScope(state.database, state.session_id, scope).calls([p for p in places if p not in known])
+    oldest = min(found[n].outline.seq for n in read)
     later: dict[str, list[tuple[bool, int, str]]] = {}
-    for (_, trace_id), (seq, tool, arguments) in calls.items():
-        if (file := file_access(tool, arguments)) is not None:
+    for (_, trace_id), (seq, tool, arguments) in {**known, **others}.items():
+        if seq > oldest and (file := file_access(tool, arguments)) is not None:
             end = _ends(normal(file.path))[0][1]
             later.setdefault(end, []).append((file.access != "read", seq, trace_id))
     for n, end in read.items():

@@ -182,15 +182,15 @@ def _write(value: Any, depth: int = 0, *, part: bool = False) -> str:
 def _as_rows(rows: Sequence[Sequence[tuple[str, str]]]) -> str:
     """Objects with the same members as lists of their values, after one of the names; "" for others."""
     names = dict.fromkeys(name for row in rows for name, _ in row)
-    if sum(map(len, rows)) < _FILLED * len(names) * len(rows) or any(
-        len(dict(row)) < len(row) for row in rows
-    ):
+    objects = [dict(row) for row in rows]
+    count = sum(map(len, rows))
+    if count < _FILLED * len(names) * len(rows) or sum(map(len, objects)) < count:  # or a name stands twice
         return ""
     if len(names) == 1:
         return f"{{{next(iter(names))}:[{','.join([row[0][1] if row else 'null' for row in rows])}]}}"
     joint = ",\n"
     lines = [f'{{"… {len(rows):,} items as rows of":[{",".join(names)}]}}']
-    lines += [f"[{','.join([dict(row).get(name, 'null') for name in names])}]" for row in rows]
+    lines += [f"[{','.join([item.get(name, 'null') for name in names])}]" for item in objects]
     return f"[{joint.join(lines)}]"
 
 
@@ -357,8 +357,9 @@ class JsonPart:
         if way not in chosen:
             return None
         most = _CELLS[chosen[way]]
-        is_word = type(value) is str and len(value) <= 100 and not any(map(str.isspace, value))
-        if type(value) is not str or len(value) <= most or is_word:
+        if type(value) is not str or len(value) <= most:
+            return value
+        if len(value) <= 100 and not any(map(str.isspace, value)):  # a word
             return value
         return json.loads(pack_string(value, most))
 

@@ -157,11 +157,6 @@ class Exchange:
         """Whether memory tools are offered, and another turn that calls them may be hidden."""
         return self.tools is not None and self.rounds < ROUNDS
 
-    @property
-    def added_tokens(self) -> int:
-        """The tokens that memory adds to its context: those of its tools and of the hidden turns."""
-        return self.hidden_tokens + (self.tool_tokens if self.may_hide else 0)
-
     def render(self) -> bytes:
         """The body for upstream, with what memory changed in it. Raises BodyError."""
         arrays, key = dict(self.arrays), self.api.key

@@ -121,8 +121,9 @@ class Identity:
         else:
             key, seed = named.name, content_key(chain_seed(namespace, None), "name", named.name)
         chain = digest_chain(seed, history)
+        how: How = named.how if named else "prompt_cache_key" if key else "chain"
         search = _Search(
-            self, namespace, seed, key, named, body, history, asks_summary, records, later, wanted
+            self, namespace, seed, key, named, how, body, history, asks_summary, records, later, wanted
         )
         if chain is None:
             return named and search.without_calls(named)
@@ -151,6 +152,7 @@ class _Search:
     seed: bytes
     key: str | None  # the name that the client gives, or its prompt_cache_key
     named: SessionMatch | None
+    how: How  # it is found, other than by its calls
     body: Mapping[str, object]
     history: RequestHistory
     asks_summary: bool
@@ -162,11 +164,6 @@ class _Search:
     # by session, the digests of the list that it knows; any of these rows stands for the session
     _rows: dict[str, dict[str, KnownDigest]] = field(default_factory=dict)
     _by_digest: dict[str, list[KnownDigest]] = field(default_factory=dict)
-
-    @property
-    def how(self) -> How:
-        """How the session is found, other than by its calls."""
-        return self.named.how if self.named else "prompt_cache_key" if self.key else "chain"
 
     def digest(self, *parts: str | bytes) -> str:
         """What is noted of a session."""

@@ -120,8 +120,10 @@ async def send(proxy: Proxy, exchange: Exchange) -> UpstreamAnswer:
     context led to may be the reason: without it, the request is sent once more. Raises UpstreamError.
     """
     api, refusals, memory = exchange.api, exchange.refusals, exchange.memory
-    hides, tokens = bool(exchange.hidden), exchange.added_tokens + (exchange.context_tokens or 0)
-    if hides or (exchange.added_tokens and not (exchange.arrays and refusals.tools)):
+    # beside its context, memory adds its tools and hidden turns
+    hides, added = bool(exchange.hidden), exchange.hidden_tokens + exchange.tool_tokens * exchange.may_hide
+    tokens = added + (exchange.context_tokens or 0)
+    if hides or (added and not (exchange.arrays and refusals.tools)):
         reason = TOOLS_REFUSED
     else:
         reason = MARKS_REFUSED
