@@ -123,7 +123,7 @@ def as_database(given: Database | str | Path | None) -> Database:
 class Database:
     """The database of a bank: SQLite in a file (WAL, ``synchronous=FULL``) or in memory, or PostgreSQL.
 
-    Thread-safe: writes wait up to 5 s for one another; with SQLite, those of one process take turns.
+    Thread-safe: writes wait up to 5 s for one another (PostgreSQL: 15); with SQLite, those of one process take turns.
     Raises DatabaseOpenError if it cannot be opened or is not a bank, DatabaseVersionError if a newer
     memory_bank wrote it, and StorageError if an operation fails later.
 
@@ -415,8 +415,12 @@ class Database:
     def _transaction(self, creating: bool = False, *, erasing: bool = False) -> Iterator[Connection]:
         with self.write_lock if self.exclusive else nullcontext(), self._engine.connect() as connection:
             self.check_place(connection)
-            self.begin_write(connection, creating, erasing)
-            if not (creating or self.in_memory) and (now := self.version_in_write(connection)) != VERSION:
+            try:
+                self.begin_write(connection, creating, erasing)
+                now = VERSION if creating or self.in_memory else self.version_in_write(connection)
+            except connection.dialect.loaded_dbapi.Error as e:  # of the driver, which is asked directly
+                raise sa.exc.OperationalError("BEGIN", None, e) from e
+            if now != VERSION:
                 raise self._other_schema(now)
             fault_point("write.begun")
             try:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sqlalchemy.pool import ConnectionPoolEntry
 
 WAITING.dialect_options["postgresql"]["where"] = waits  # here, as it loads SQLAlchemy's dialect
-LOCK_TIMEOUT_MS = 5_000
+LOCK_TIMEOUT_MS = 15_000  # longer than a request waits: what is given up is stored all the same
 CREATION_TIMEOUT_MS = 60_000
 _CONNECTIONS = 15
 _ASKED_AFTER = 10.0  # seconds without use before a connection is tested by a query
@@ -79,7 +79,7 @@ _ADVICE = (
 
 
 class Postgres(Database):
-    """See Database. Statements wait up to 5 s for a lock; connections are tested before they are used.
+    """See Database. Statements wait up to 15 s for a lock; connections are tested before they are used.
 
     While the server is silent every operation fails at once; a server that is only slow is waited for. Behind a
     pooler (PgBouncer) nothing is kept in the server's session: no prepared statement, no SET. Options of the URL are

@@ -420,11 +420,8 @@ def triggers(dialect: str) -> Iterator[str]:
     update = f"UPDATE OF {', '.join(c.name for c in steps.c if c.name in counted)}"
     changes = [("BEFORE", "DELETE", "OLD", -1), ("AFTER", "INSERT", "NEW", 1)]
     of_steps = [*changes, ("BEFORE", update, "OLD", -1), ("AFTER", update, "NEW", 1)]
-    for table, key, events in (
-        ("records", "seq", changes),
-        ("insights", "seq", changes),
-        ("steps", "number", of_steps),
-    ):
+    for table in ("records", "insights", "steps"):
+        key, events = ("number", of_steps) if table == "steps" else ("seq", changes)
         for moment, event, row, sign in events:
             which = f"session_id = {row}.session_id AND {key} = {row}.{key}"
             name = f"sums_{table}_{moment}_{event.split()[0]}".lower()

@@ -211,10 +211,8 @@ class Sqlite(Database):
         elif not creating:
             self._check_room()
         with self._waiting(c, CREATION_TIMEOUT_MS) if creating else nullcontext():
-            try:  # the write lock at once, so that two readers cannot deadlock; by the driver: half the time
-                c.connection.driver_connection.execute("BEGIN IMMEDIATE")  # type: ignore[union-attr]
-            except sqlite3.Error as e:
-                raise sa.exc.OperationalError("BEGIN IMMEDIATE", None, e) from e
+            # the write lock at once, so that two readers cannot deadlock; by the driver: half the time
+            c.connection.driver_connection.execute("BEGIN IMMEDIATE")  # type: ignore[union-attr]
 
     def wipe(self, seconds: float) -> None:
         """See Database. Empties the write-ahead log, which holds pages from before a deletion.
