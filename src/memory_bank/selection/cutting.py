@@ -6,6 +6,7 @@ The structure is found with positions in JSON, JSON lines, printed Python object
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -406,7 +407,7 @@ class _Cutter:
         room = self.width * 5 // 4 - (start - self._start)
         previous, drawn = -1, [match.span() for match in DRAWING.finditer(self._text, start, stop)]
         for first, last in _wrap(self._text, start, stop, self.width, max(40, min(room, self.width))):
-            if any(begins < first and last <= ends for begins, ends in drawn):
+            if (inside := bisect_left(drawn, (first,)) - 1) >= 0 and last <= drawn[inside][1]:
                 continue
             if previous >= 0 or first > start:
                 self.skipped += max(0, first - max(previous, start) - 1)

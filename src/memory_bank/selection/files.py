@@ -308,11 +308,8 @@ class Files:
         """Add a call: what it shows of a file, and what it changes. ``key``: by which ``of_call`` finds its copy."""
         if failed:
             return
-        file, given, refers = (
-            file_access(tool, arguments),
-            parse_arguments(arguments),
-            refers_to_earlier(output),
-        )
+        file, given = file_access(tool, arguments), parse_arguments(arguments)
+        refers = refers_to_earlier(output)
         patches: list[_Patch] = []
         if applies_patches(tool, arguments) if file is None else file.access == "edit":
             patches += _patches(given, None if file is None else file.path)
@@ -565,13 +562,8 @@ def _commands(command: str) -> list[tuple[str, list[str], list[str]]]:
     """The simple commands in a shell's command: the folder, the words, the paths that output goes into."""
     lexer = shlex.shlex(command, posix=True, punctuation_chars=_OPERATORS)
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
-    found, folder, words, paths, into = (
-        list[tuple[str, list[str], list[str]]](),
-        "",
-        list[str](),
-        list[str](),
-        False,
-    )
+    found = list[tuple[str, list[str], list[str]]]()
+    folder, words, paths, into = "", list[str](), list[str](), False
     try:
         tokens = [*lexer, ";"]
     except ValueError:

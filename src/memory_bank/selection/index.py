@@ -43,10 +43,8 @@ LONGEST_REST = 60  # characters of a value that is named without its row
 END_GAP = 2  # tokens of the gap mark at the end of an excerpt
 SOURCE_SHARE = 0.2  # of a budget, at least, that a source has; those that others use have more
 BEYOND_SHARE = 0.02  # what its pieces count beyond: others of likely worth come first
-FREE_USES, OTHERS_COUNT = (
-    3,
-    8,
-)  # calls to itself that use a source's values for free, and for each that another makes
+FREE_USES = 3  # calls to itself that use a source's values for free
+OTHERS_COUNT = 8  # and so many more for each that another makes
 SELF_WORTH = 0.1  # of values of a source whose values only calls to itself have used
 NEAR_MISSES = 12
 
