@@ -433,7 +433,9 @@ def triggers(dialect: str) -> Iterator[str]:
                 made = (
                     f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT"
                 )
-                yield f"{made} AS $$BEGIN {add}; RETURN {row}; END$$"
+                # what is returned before an update is what is stored
+                kept = "OLD" if event == "DELETE" else "NEW"
+                yield f"{made} AS $$BEGIN {add}; RETURN {kept}; END$$"
                 yield f"{begin} FOR EACH ROW EXECUTE FUNCTION {name}()"
             else:
                 yield f"{begin} BEGIN {add}; END"
