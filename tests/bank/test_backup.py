@@ -269,7 +269,7 @@ def test_a_file_with_objects_of_its_own_is_not_restored(tmp_path, statement):
         database.close()
     with sqlite3.connect(source) as c:
         c.execute("UPDATE schema_version SET version_num = '4'")  # opening it would run what is in it
-        c.execute(statement)
+        c.executescript(statement)
     c.close()
     with pytest.raises(StorageError, match="which no bank has: nothing was changed"):
         restore(source, to)
