@@ -254,6 +254,8 @@ def test_the_mode_of_a_file_that_is_no_bank_is_not_changed(tmp_path, caplog):
     [
         "CREATE TRIGGER t AFTER INSERT ON records BEGIN DELETE FROM records; END",
         "CREATE TRIGGER t AFTER UPDATE ON schema_version BEGIN DELETE FROM records; END",
+        "DROP TRIGGER sums_records_after_insert; CREATE TRIGGER sums_records_after_insert AFTER INSERT ON records"
+        " BEGIN DELETE FROM records; END",
         "CREATE VIEW v AS SELECT * FROM records",
         "CREATE TABLE other (a)",
         "CREATE VIRTUAL TABLE f USING fts5(a)",
@@ -267,7 +269,7 @@ def test_a_file_with_objects_of_its_own_is_not_restored(tmp_path, statement):
         database.close()
     with sqlite3.connect(source) as c:
         c.execute("UPDATE schema_version SET version_num = '4'")  # opening it would run what is in it
-        c.execute(statement)
+        c.executescript(statement)
     c.close()
     with pytest.raises(StorageError, match="which no bank has: nothing was changed"):
         restore(source, to)

@@ -406,7 +406,7 @@ def test_nothing_is_kept_in_the_session_of_a_pooled_server(postgres):
         assert c.exec_driver_sql("SELECT count(*) FROM pg_prepared_statements").scalar() == 0
         assert c.exec_driver_sql("SHOW lock_timeout").scalar() == "0"
     with database.write() as c:
-        assert c.exec_driver_sql("SHOW lock_timeout").scalar() == "5s"
+        assert c.exec_driver_sql("SHOW lock_timeout").scalar() == "15s"
     database.close()
     relay.close()
 

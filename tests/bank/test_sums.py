@@ -27,6 +27,7 @@ from memory_bank.bank.schema import (
     recount,
     schema_version,
     sessions,
+    steps,
     sums,
 )
 from memory_bank.bank.steps import CONTROL, StepFigures, StepToStore, add_steps, usage_sums
@@ -165,6 +166,23 @@ def test_sums_are_as_counted_when_several_write_at_once(bank_url):
     assert_as_counted(databases[2])
     for database in databases:
         database.close()
+
+
+def test_what_a_step_came_to_is_stored_and_forgotten_beside_its_sums(bank_url):
+    """A trigger that runs before an update decides what PostgreSQL stores."""
+    database = Database(bank_url)
+    facts = FactStore(database, "s")
+    facts.store_many([a_record(1)])
+    made = StepFigures("s", 5.0, 10, 5, 1, 0, "rebuilt", "memory_bank", 1.0)
+    ended = replace(made, model="m", sent=Usage(9, 2), full=Usage(10, 2), http_status=500, error="wrong")
+    add_steps(database, [StepToStore(made)])
+    add_steps(database, [StepToStore(ended, answer=b"text", outcome=True)])
+    read = sa.select(steps.c["model", "http_status", "error", "answer"])
+    assert [tuple(row.values()) for row in database.rows(read)] == [("m", 500, "wrong", b"text")]
+    facts.forget(a_record(1).trace_id)
+    assert [tuple(row.values()) for row in database.rows(read)] == [("m", 500, None, None)]
+    assert_as_counted(database)
+    database.close()
 
 
 @pytest.mark.parametrize("point", ["facts.executed", "insights.executed", "purge.executed"])

@@ -11,7 +11,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from memory_bank.bank.database import Database, first_line
-from memory_bank.bank.schema import metadata
+from memory_bank.bank.schema import metadata, triggers
 from memory_bank.bank.sqlite import has_foreign_journal, number_anew
 from memory_bank.errors import ConfigError, StorageError
 from memory_bank.faults import fault_point
@@ -48,7 +48,7 @@ def restore(source: Path, to: Path) -> Path | None:
 
     Either is there as a whole at every moment. Where ``to`` is a link, the bank that it leads to is replaced, and the
     link stays. Raises ConfigError, and StorageError if ``source`` is no sound bank of this version or has triggers or
-    views, or a process has the bank at ``to`` open.
+    views of its own, or a process has the bank at ``to`` open.
     """
     to = to.resolve()
     if not source.is_file() or not source.stat().st_size or (to.exists() and to.samefile(source)):
@@ -93,10 +93,10 @@ def _check_objects(source: Path) -> None:
             found = c.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
     except sqlite3.Error:  # opening it says what is wrong
         return
-    known = {*metadata.tables, "models", "sqlite_sequence"}
+    known, own = {*metadata.tables, "models", "sqlite_sequence"}, {*triggers("sqlite")}
     for kind, name, sql in found:
         is_own = name in known and "VIRTUAL" not in str(sql).upper()[:20]
-        if kind in ("trigger", "view") or (kind == "table" and not is_own):
+        if kind == "view" or (kind == "trigger" and sql not in own) or (kind == "table" and not is_own):
             raise StorageError(
                 f"{source} has the {kind} {name[:80]!r}, which no bank has: nothing was changed, restore another one."
             )

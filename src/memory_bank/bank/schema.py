@@ -398,8 +398,8 @@ def _agents_are_projects(c: Connection) -> None:
 _KEY = "session_id, model, untold, is_billed"
 
 
-def _add(dialect: str, table: str, where: str, sign: int = 1) -> str:
-    """The statement that adds rows of a table to ``sums``, or with -1 takes them away."""
+def _add(dialect: str, table: str, where: str, sign: int = 1, rows: str = "") -> str:
+    """The statement that adds rows of a table, or ``rows`` like them, to ``sums``, or with -1 takes them away."""
     none, newer = "''::bytea" if dialect == "postgresql" else "x''", "sums.last > excluded.last"
     key, given, last = f"session_id, {none}, {none}, false", {table: "count(*)"}, "NULL"
     if table == "steps":
@@ -408,14 +408,17 @@ def _add(dialect: str, table: str, where: str, sign: int = 1) -> str:
     values = ", ".join(f"{sign} * {value}" for value in given.values())
     added = ", ".join(f"{name} = sums.{name} + excluded.{name}" for name in given)
     return (
-        f"INSERT INTO sums ({_KEY}, {', '.join(given)}, last) SELECT {key}, {values}, {last} FROM {table}"
+        f"INSERT INTO sums ({_KEY}, {', '.join(given)}, last) SELECT {key}, {values}, {last} FROM {rows or table}"
         f" WHERE {where} GROUP BY 1, 2, 3, 4 ON CONFLICT ({_KEY}) DO UPDATE SET {added},"
         f" last = CASE WHEN {newer} OR excluded.last IS NULL THEN sums.last ELSE excluded.last END"
     )
 
 
 def triggers(dialect: str) -> Iterator[str]:
-    """What lets the database keep ``sums``, whoever writes rows: also a process of an older schema."""
+    """What lets the database keep ``sums``, whoever writes rows: also a process of an older schema.
+
+    PostgreSQL's are one for each statement: it reads every version of a row that a transaction has changed so often.
+    """
     counted = {*_SUMMED, "model", "untold", "status", "error"}
     update = f"UPDATE OF {', '.join(c.name for c in steps.c if c.name in counted)}"
     changes = [("BEFORE", "DELETE", "OLD", -1), ("AFTER", "INSERT", "NEW", 1)]
@@ -423,20 +426,20 @@ def triggers(dialect: str) -> Iterator[str]:
     for table in ("records", "insights", "steps"):
         key, events = ("number", of_steps) if table == "steps" else ("seq", changes)
         for moment, event, row, sign in events:
-            which = f"session_id = {row}.session_id AND {key} = {row}.{key}"
             name = f"sums_{table}_{moment}_{event.split()[0]}".lower()
-            begin, add = (
-                f"CREATE TRIGGER {name} {moment} {event} ON {table}",
-                _add(dialect, table, which, sign),
-            )
             if dialect == "postgresql":
+                add = _add(dialect, table, "true", sign, "changed")
                 made = (
                     f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT"
                 )
-                yield f"{made} AS $$BEGIN {add}; RETURN {row}; END$$"
-                yield f"{begin} FOR EACH ROW EXECUTE FUNCTION {name}()"
+                yield f"{made} AS $$BEGIN {add}; RETURN NULL; END$$"
+                yield (
+                    f"CREATE TRIGGER {name} AFTER {event.split()[0]} ON {table} REFERENCING {row} TABLE AS changed"
+                    f" FOR EACH STATEMENT EXECUTE FUNCTION {name}()"
+                )
             else:
-                yield f"{begin} BEGIN {add}; END"
+                add = _add(dialect, table, f"session_id = {row}.session_id AND {key} = {row}.{key}", sign)
+                yield f"CREATE TRIGGER {name} {moment} {event} ON {table} BEGIN {add}; END"
 
 
 def keep_sums(c: Connection) -> None:
