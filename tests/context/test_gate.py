@@ -259,6 +259,21 @@ def test_contexts_that_change_what_was_sent_leave_twice(
     assert rules == [gate.PREFIX if step >= from_step else "" for step in range(7)]
 
 
+@pytest.mark.parametrize("api", ["chat", "messages"])
+def test_a_caller_that_marks_what_it_got_keeps_its_memory(api: str) -> None:
+    """Marks of a cache are put into the context that came back, for this request alone."""
+    chat = [user(), *rounds(30, 600)] if api == "chat" else [blocks.user("go"), *blocks.rounds(30)]
+    with Memory(config={"memory_strategies": {"m": FOLDING}, "default_strategy": "m"}) as memory:
+        for end in range(3, len(chat) + 1, 2):
+            own = set(map(id, chat))
+            for n, message in enumerate(memory.context(chat[:end])):
+                if id(message) not in own:
+                    mark = {CACHE_MARK: {"type": "ephemeral", "of": end}}
+                    message["content"] = [{"type": "text", "text": f"{message['content']} {n}", **mark}]
+            assert memory.plan.rule == ""
+        assert not memory.plan.unchanged
+
+
 NOTHING: dict[str, dict[str, Any]] = {
     "no arguments": {"function": {"name": "f"}},
     "null": {"function": {"name": "f", "arguments": None}},

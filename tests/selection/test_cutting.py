@@ -459,6 +459,32 @@ def test_a_short_definition_is_a_piece_and_a_line_of_a_long_one_names_it(languag
     assert all(line.strip() in whole_lines for s in cut.segments for line in s.text.split("\n"))
 
 
+@pytest.mark.parametrize("numbered", [False, True])
+@pytest.mark.parametrize(
+    ("code", "owner"),
+    [
+        ("def first():\n    MANY\n\n# HERE\nLIMIT = 5\n", ""),
+        ("class Store:\n    def first(self):\n        MANY\n\n    # HERE\n    LIMIT = 5\n", "Store"),
+        ("def first():\n    MANY\n    # HERE\n    return\n", "first"),
+        ("int first(void)\n{\n\tMANY\n}\n\n// HERE\nstatic int\nsecond(void)\n{\n\tMANY\n}\n", ""),
+        ("int first(void)\n{\n\tMANY\n}\n\n#if HERE\n", ""),
+        ("export const first = () => {\n  MANY\n};\n\n/**\n * HERE\n */\nexport const second: number = 2;\n", ""),
+        ("      int\n      first()\n      {\n\tMANY\n\n\tHERE\n      }\n", "first"),
+        ("impl fmt::Display for Store {\n  fn show(&self) {\n    MANY\n    HERE\n  }\n}\n", "Display.show"),
+        ("Store::Store(int most)\n  : Base(most)\n{\n    MANY\n    HERE\n}\n", ""),
+    ],
+)  # fmt: skip
+def test_a_line_is_in_no_definition_that_ends_before_it(code, owner, numbered):
+    """Neither a comment nor an empty line goes on with the definition above where the code below does not."""
+    many = [f'call_number({n}, "some words by which it is no short definition");' for n in range(9)]
+    code = code.replace("HERE", "HERE" * 9)
+    lines = [n.replace("MANY", m) for n in code.split("\n") for m in (many if "MANY" in n else [""])]
+    if numbered:
+        lines = [f"{n:6d}\t{line}" for n, line in enumerate(lines, 1)]
+    [piece] = [s for s in cut_text("\n".join(lines), width=40).segments if "HERE" in s.text]
+    assert piece.owner == owner
+
+
 def test_lines_of_a_search_are_in_no_function_of_a_line_before_that_is_left_out():
     lines = [
         "12:def first(value):",

@@ -64,7 +64,9 @@ def leave(
         sent, rule = came, str(e).partition(":")[0]
     if rule:
         return _kept_back(context, messages, session, rule), came
-    passed.sent, passed.came = [*sent], [*came]
+    own, before = set(map(id, came)), passed.sent[:shared]  # the caller may change what is not its own
+    passed.sent = [m if id(m) in own else before[n] if n < shared else copy_of(m) for n, m in enumerate(sent)]
+    passed.came = [*came]
     if form is None:  # what leaves may be changed by the caller; the edits are used again
         edits = context.plan.edits
         for n, (position, change) in enumerate(context.entries):

@@ -155,13 +155,13 @@ _UNIT = re.compile(r"@@|diff --git\b")
 _DEFINITION = re.compile(
     r"(?:(?:export|default|public|private|protected|static|final|abstract|pub(?:\([a-z]+\))?|async|unsafe) )*"
     r"(?:def|class|func|function|fn|impl|interface|struct|enum|trait|type|module)\b\*? ?(?:\([^()\n]{0,80}\) )?"
-    r"([A-Za-z_$][\w$]{2,60})(?=\s*(?:[(<{:=\[;]|\Z|(?:struct|interface|extends|implements|for|where|map)\b))"
+    r"(?:\w{1,60}::){0,6}([A-Za-z_$][\w$]{2,60})(?=\s*(?:[(<{:=\[;]|\Z|(?:struct|interface|extends|implements|for|where|map)\b))"
     r"|(?:export )?(?:const|let|var) ([A-Za-z_$][\w$]{2,60})(?: ?: ?[^=\n]{1,80})? = (?:async )?"
     r"(?:function\b|(?:\([^\n]{0,120}|\w{1,60} )=>)"
 )
 # One that only its brace tells from a call: of Java, C, or a method of JavaScript
 _BRACED = re.compile(
-    r"(?!(?:if|for|while|switch|catch|return|else|do|try|with|new|throw|await|match|using|lock)\b)"
+    r"(?!(?:if|for|while|switch|catch|return|else|do|try|with|new|throw|await|match|using|lock)\b|[:,])"
     r"(?:[\w$.:<>,\[\]?&*~ ]{0,120}[ *&])?(?!func)([A-Za-z_$~][\w$]{2,60})(?:<[^<>]{1,60}>)?"
     r"\((?:[^(){};]|\([^()]{0,80}\)){0,300}+\)[^(){};=]{0,100}\{\Z"
 )
@@ -523,7 +523,8 @@ def _definitions(text: str, lines: Sequence[tuple[int, int]]) -> tuple[list[str]
     """
     inside, ends = [""] * len(lines), dict[int, int]()
     within: list[tuple[int, str, int]] = []  # definitions in one another: indentation, name, first line
-    above = last = before = 0  # the first of some comments in a row; the last other line, and its number
+    above = before = 0  # the first of some comments in a row; the number of the line before
+    last = -1  # the last line that is code
 
     def extend(first: int, until: int) -> None:
         if until - lines[first][0] <= SHORT_DEFINITION:
@@ -543,16 +544,15 @@ def _definitions(text: str, lines: Sequence[tuple[int, int]]) -> tuple[list[str]
             above = number
         before = int(count[1]) if count else 0
         if not begin or _ABOVE.match(begin):
-            inside[number] = ".".join(name for _, name, _ in within[-2:])
             above = above if begin else number + 1
             continue
-        indent = len(code) - len(begin)
+        indent = len(code[: len(code) - len(begin)].expandtabs())
         leave(indent + (begin[0] in ")}]{"))
-        inside[number] = ".".join(name for _, name, _ in within[-2:])
+        owner = ".".join(name for _, name, _ in within[-2:])
+        inside[last + 1 : number + 1] = [owner] * (number - last)  # comments above may be of it
         if begin[-1] == ")" and NUMBERED.sub("", text[end + 1 : end + 40], count=1).lstrip()[:1] == "{":
             begin += " {"
         if found := _DEFINITION.match(begin) or (begin[-1] == "{" and _BRACED.match(begin)):
-            inside[above:number] = [inside[number]] * (number - above)
             within.append((indent, found[found.lastindex or 0], above))
             extend(above, end)  # its signature, if no more of it
         above, last = number + 1, number
