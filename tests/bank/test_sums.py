@@ -168,6 +168,7 @@ def test_sums_are_as_counted_when_several_write_at_once(bank_url):
         database.close()
 
 
+@pytest.mark.short  # also on PostgreSQL
 def test_what_a_step_came_to_is_stored_and_forgotten_beside_its_sums(bank_url):
     """A trigger that runs before an update decides what PostgreSQL stores."""
     database = Database(bank_url)
@@ -227,6 +228,7 @@ def write_as_schema_9(database):
         c.exec_driver_sql("UPDATE steps SET status = 'rebuilt' WHERE number = 7")
 
 
+@pytest.mark.short
 def test_rows_that_a_process_of_an_older_schema_writes_are_counted(bank_url):
     database = Database(bank_url)
     FactStore(database, "s").store_many([a_record(1)])
