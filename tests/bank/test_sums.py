@@ -58,6 +58,7 @@ def assert_as_counted(database):
     for name in database.column(sa.select(sessions.c.session_id)):
         counted = [database.value(count_of(t).where(t.c.session_id == name)) for t in (records, insights)]
         assert [*database.extent(name)[1:3]] == counted
+        assert {type(n) for n in database.extent(name)[1:3]} == {int}
     before, totals = kept(database), [namespace_totals(database, n) for n in (None, "n")]
     used = (usage_sums(database, None, "session"), usage_sums(database, None, "session", since=0.0))
     assert comparable(used[0]) == comparable(used[1])
