@@ -58,6 +58,7 @@ def assert_as_counted(database):
     for name in database.column(sa.select(sessions.c.session_id)):
         counted = [database.value(count_of(t).where(t.c.session_id == name)) for t in (records, insights)]
         assert [*database.extent(name)[1:3]] == counted
+        assert {type(n) for n in database.extent(name)[1:3]} == {int}
     before, totals = kept(database), [namespace_totals(database, n) for n in (None, "n")]
     used = (usage_sums(database, None, "session"), usage_sums(database, None, "session", since=0.0))
     assert comparable(used[0]) == comparable(used[1])
@@ -168,6 +169,7 @@ def test_sums_are_as_counted_when_several_write_at_once(bank_url):
         database.close()
 
 
+@pytest.mark.short  # also on PostgreSQL
 def test_what_a_step_came_to_is_stored_and_forgotten_beside_its_sums(bank_url):
     """A trigger that runs before an update decides what PostgreSQL stores."""
     database = Database(bank_url)
@@ -227,6 +229,7 @@ def write_as_schema_9(database):
         c.exec_driver_sql("UPDATE steps SET status = 'rebuilt' WHERE number = 7")
 
 
+@pytest.mark.short
 def test_rows_that_a_process_of_an_older_schema_writes_are_counted(bank_url):
     database = Database(bank_url)
     FactStore(database, "s").store_many([a_record(1)])

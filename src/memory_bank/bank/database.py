@@ -620,7 +620,8 @@ class Database:
             generation, count, made, waiting, fold, folded, asked, *ledger = row
             idle = 0.0 if asked is None else max(0.0, self.now(c) - asked)
         last_fold = LastFold(fold or 0, folded or 0.0)
-        return Extent(generation, count, made, waiting, last_fold, idle, *ledger)
+        # a sum of PostgreSQL is a Decimal
+        return Extent(generation, int(count), int(made), waiting, last_fold, idle, *ledger)
 
 
 class LastFold(NamedTuple):

@@ -418,6 +418,7 @@ def triggers(dialect: str) -> Iterator[str]:
     """What lets the database keep ``sums``, whoever writes rows: also a process of an older schema.
 
     PostgreSQL's are one for each statement: it reads every version of a row that a transaction has changed so often.
+    ``restore`` knows SQLite's by their text: if that changes, it must know this one, too.
     """
     counted = {*_SUMMED, "model", "untold", "status", "error"}
     update = f"UPDATE OF {', '.join(c.name for c in steps.c if c.name in counted)}"

@@ -115,10 +115,8 @@ class CutText:
         out: list[str] = []
         last: Segment | None = None
         for stretch in stretches:
-            owner = self.segments[stretch[0]].owner
             if gap := self.gap_before(stretch[0], last):
-                is_new = owner and not _is_told(owner, self.segments[stretch[0]], last)
-                out.append(f"{gap.removesuffix(':')} in {owner}:" if is_new else gap)
+                out.append(gap)
             segments = [self.segments[place] for place in stretch]
             shortened = [s for place, s in zip(stretch, segments, strict=True) if place in short]
             cuts = [(s.start + a, s.start + b) for s in shortened for a, b in s.long_values()]
@@ -145,7 +143,9 @@ class CutText:
             key = path.rpartition(".")[2]  # which the segment before may end with
             named = self.segments[place - 1] is last and key in last.text[-len(key) - 6 :]
             path = "" if named or last.source == segment.source else path
-        where = " ".join(f"{path} {segment.label}".split())
+        is_told = not segment.owner or _is_told(segment.owner, segment, last)
+        where = " ".join(f"{path} {segment.label}".split()) + ("" if is_told else f" in {segment.owner}")
+        where = where.lstrip()
         return f"{GAP} {where}:" if where else GAP
 
 
