@@ -1,5 +1,6 @@
 """The exit: what leaves is no worse than what came, or the original goes, and the reason names the rule."""
 
+import json
 import logging
 from dataclasses import replace
 from typing import Any
@@ -271,6 +272,20 @@ def test_a_caller_that_marks_what_it_got_keeps_its_memory(api: str) -> None:
                     mark = {CACHE_MARK: {"type": "ephemeral", "of": end}}
                     message["content"] = [{"type": "text", "text": f"{message['content']} {n}", **mark}]
             assert memory.plan.rule == ""
+        assert not memory.plan.unchanged
+
+
+def test_words_in_a_message_after_that_of_the_results_stay_in_it() -> None:
+    """A client's reminder, which stands in no later request: the results before it are shown in part."""
+    orders = json.dumps([{"order_id": f"ORD-{n}", "total": n, "name": f"customer {n}"} for n in range(80)])
+    chat: list[Any] = [blocks.user("go")]
+    with Memory(config={"memory_strategies": {"m": FOLDING}, "default_strategy": "m"}) as memory:
+        for n in range(12):
+            chat += [blocks.turn(blocks.use(f"t{n}", number=n)), blocks.user(blocks.answer(f"t{n}", orders))]
+            reminder = blocks.user(f"reminder {n}")
+            context = memory.context([*chat, reminder])
+            assert memory.plan.rule == ""
+            assert context[-1] is reminder
         assert not memory.plan.unchanged
 
 

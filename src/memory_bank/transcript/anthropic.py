@@ -231,7 +231,7 @@ class AnthropicWire(PartWire[AnthropicMessage]):
         self, written: list[tuple[int | None, AnthropicMessage]], source: Sequence[Any], since: int
     ) -> list[AnthropicMessage]:
         """See Wire. Raises HistoryError where a tool turn would have to keep a thinking block that it has not."""
-        messages = _arranged(super().finish(written, source, since), source)
+        messages = _arranged(super().finish(written, source, since), source, written)
         return without_thinking(messages, self.thinking, source, since=since)
 
 
@@ -271,15 +271,17 @@ def _with_text(block: Block, text: Any) -> Block:
     return {**{k: v for k, v in block.items() if k != "citations"}, "text": text}
 
 
-def _arranged(messages: Sequence[Any], source: Sequence[Any]) -> list[AnthropicMessage]:
+def _arranged(
+    messages: Sequence[Any], source: Sequence[Any], written: Iterable[tuple[int | None, Any]]
+) -> list[AnthropicMessage]:
     """The messages, each run that the request did not have so in the order that the API asks for."""
-    after = {id(a): b for a, b in pairwise(source)}
+    at = {id(m): p for p, m in enumerate(source)} | {id(m): p for p, m in written if p is not None}
     out: list[AnthropicMessage] = []
     for is_assistant, group in groupby(messages, lambda m: _role(m) == "assistant"):
         run = list(group)
         late = (block for m in run[1:] if isinstance(m, dict) for _, block in _numbered(m))
         stays = is_assistant or any(_type(block) == "tool_result" for block in late)
-        stays = stays or all(after.get(id(a)) is b for a, b in pairwise(run))
+        stays = stays or all(at.get(id(a), -2) + 1 == at.get(id(b), -2) for a, b in pairwise(run))
         if stays or any(_role(m) not in ("user", "system") for m in run):
             out += run
             continue
