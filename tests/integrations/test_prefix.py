@@ -300,7 +300,7 @@ def test_memory_tools_change_no_prefix(api: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["native", "part"])
-@pytest.mark.parametrize("encrypted", [True, False])
+@pytest.mark.parametrize("encrypted", first_short([True, False]))
 def test_reasoning_of_the_responses_api(encrypted: bool, layout: str, tmp_path: Path) -> None:
     def reasoned(made: Sequence[forms.Turn]) -> list[Any]:
         out: list[Any] = []
@@ -362,7 +362,7 @@ HEADERS = {
 }
 
 
-@pytest.mark.parametrize("api", HEADERS)
+@pytest.mark.parametrize("api", first_short(HEADERS))
 def test_several_agents_of_one_session(api: str, tmp_path: Path) -> None:
     """Subagents with the id or the cache key of their parent, or with an id of their own beside it."""
     write = {"messages": forms.messages, "responses": forms.items, "chat": forms.chat}[api]
