@@ -142,7 +142,8 @@ def test_any_history_begins_as_it_began(
     for end in range(2, len(whole) + 1):
         context, _ = processor.apply_strategy(whole[:end], "m", session_id="s")
         plan = processor.state("m", "s").last_plan
-        sent.append(Sent("", [repr(m) for m in context], fold_of(plan)))
+        if not plan.rule:  # else the original goes: what came is broken so that a context would be worse
+            sent.append(Sent("", [repr(m) for m in context], fold_of(plan)))
     fold_steps(sent)
 
 
