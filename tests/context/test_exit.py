@@ -59,11 +59,6 @@ def test_any_session_leaves_no_worse_than_it_came(wire: str, steps: list[Chat]) 
     walk(steps, wire)
 
 
-def test_a_user_who_speaks_after_what_was_folded_follows_no_user() -> None:
-    """The assistant's words before are in the list that came, and not in the one that leaves: the original goes."""
-    walk(session(["call"] * 7 + ["remark", "call", "image after"] + ["call"] * 4, system=False), "chat")
-
-
 @examples(10)
 @given(steps=odd_sessions())
 def test_any_session_in_one_block_leaves_no_worse_than_it_came(steps: list[Chat]) -> None:

@@ -106,12 +106,7 @@ def _goes_on(sent: Sequence[Any], came: Sequence[Any], wire: Wire[Any], passed: 
     first = shared - 1  # the last message that is known stands before the new ones in both
     at = len(came) - len(sent) + first
     is_same_end = shared > 0 <= at and same_objects(sent[first:], came[at:])
-    if not is_same_end or common_length(passed.came, came) <= at:
-        return False
-    # words of the user may follow the assistant's in one list, and other words of the user in the other
-    new = sent[shared:]
-    speaks = any(part.kind is MessageKind.USER for m in new for part in wire.parts(m))
-    return not speaks and not _faults(new, wire).alone
+    return is_same_end and common_length(passed.came, came) > at and not _faults(sent[shared:], wire).alone
 
 
 def _kept_back(context: Context, messages: Sequence[Any], session: Session, rule: str) -> Context:
