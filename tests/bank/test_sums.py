@@ -61,6 +61,8 @@ def assert_as_counted(database):
         assert {type(n) for n in database.extent(name)[1:3]} == {int}
     before, totals = kept(database), [namespace_totals(database, n) for n in (None, "n")]
     used = (usage_sums(database, None, "session"), usage_sums(database, None, "session", since=0.0))
+    counts = [n for of in used for s in of for n in (s.steps, s.reported, s.errors, s.without_memory)]
+    assert {*map(type, counts)} <= {int}  # PostgreSQL's sums are Decimals, which no JSON has
     assert comparable(used[0]) == comparable(used[1])
     assert [d for d in verify(database) if d.kind == "sums"] == []
     with database.write() as c:

@@ -445,7 +445,8 @@ def usage_sums(
             count, reported, errors, without, last, *tokens = numbers
             n = [int(x) for x in tokens]
             key, paid = int(of) if by == "period" else of, float(billed) if is_billed else None
-            counts, both = (count, reported, errors, int(without), last), _both(n[: len(USED)])
+            counts = int(count), int(reported), int(errors), int(without), last
+            both = _both(n[: len(USED)])
             names = model or None, untold or None
             found.append(UsageSums(key, *names, paid, *counts, *both, *n[len(USED) :]))
     return found
