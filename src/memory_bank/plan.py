@@ -317,7 +317,7 @@ class Context(list[Any]):
 
     @property
     def since(self) -> int:
-        """The position among the messages of the plan from which on thinking stays: all where nothing is left out."""
+        """The position of the first message whose thinking blocks are kept; 0 where nothing was folded."""
         choice = self.plan.choice
         if self.plan.unchanged or choice.keep_all:
             return 0

@@ -557,7 +557,7 @@ class Database:
         told: tuple[str | None] | None,
         step: Mapping[str, object],
     ) -> None:
-        """Within a write, add to what a session has paid and would have paid.
+        """Within a write, add a step to the session's two sums: what it paid, and what the full history would cost.
 
         ``told``: what its provider now tells of the prefix cache; ``step``: ``sent``, ``came``, ``in_vain`` of one.
         """

@@ -79,7 +79,7 @@ _ADVICE = (
 
 
 class Postgres(Database):
-    """See Database. Statements wait up to 15 s for a lock; connections are tested before they are used.
+    """A Database on PostgreSQL. A statement fails after 15 s of waiting for a lock; a stale connection is replaced.
 
     While the server is silent every operation fails at once; a server that is only slow is waited for. Behind a
     pooler (PgBouncer) nothing is kept in the server's session: no prepared statement, no SET. Options of the URL are

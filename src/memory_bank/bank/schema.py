@@ -415,7 +415,7 @@ def _add(dialect: str, table: str, where: str, sign: int = 1, rows: str = "") ->
 
 
 def triggers(dialect: str) -> Iterator[str]:
-    """What lets the database keep ``sums``, whoever writes rows: also a process of an older schema.
+    """The statements that create the triggers by which ``sums`` follow the rows, whichever process writes them.
 
     PostgreSQL's are one for each statement: it reads every version of a row that a transaction has changed so often.
     ``restore`` knows SQLite's by their text: if that changes, it must know this one, too.

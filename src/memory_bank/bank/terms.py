@@ -133,7 +133,7 @@ def terms_of_query(query: str) -> Hashes:
 
 
 def terms_of_texts(texts: Sequence[str]) -> list[frozenset[int]]:
-    """The different terms of each text, without the words that every text has."""
+    """The set of hashed terms of each text, without common words such as "the" and "is"."""
     hashes, of = hashed_terms(*texts)
     has_meaning = ~np.isin(hashes, stop_terms())
     return [frozenset(hashes[has_meaning & (of == n)].tolist()) for n in range(len(texts))]

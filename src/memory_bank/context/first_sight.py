@@ -82,7 +82,7 @@ MOST_NAMED, MOST_PLACES = 20, 3
 FAR, LONGEST_HEADER = 800, 300
 """Characters of rows after which a mark repeats the header of their table, and of such a header."""
 GAP_TOKENS = 10
-"""Tokens of the mark at a gap."""
+"""The tokens reserved for a mark that stands where lines are left out."""
 REDACTED = "[redacted: "
 """What stands in the stored text for a secret, which the next call may need: such an output is shown as it came."""
 MOST_PARSED = 4

@@ -81,7 +81,7 @@ class SearchMatch(Brief):
         return self.reason_with({})
 
     def reason_with(self, names: Mapping[str, str]) -> str:
-        """The reason with another name than the trace_id for what supersedes it, where ``names`` has one."""
+        """Why this was found, in words. A record that supersedes it is called as ``names`` says, else by trace_id."""
         said = {"neighbour": "beside a record that fits", "similarity": "similar in meaning"}
         why = said.get(self.why, "has words of the query")
         if self.holds is not None:
