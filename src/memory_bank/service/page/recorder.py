@@ -103,7 +103,8 @@ class Recorder:
                 return
             if self._open >= WAITING and self._new:
                 self._pop()
-                self._settle(1, written=False)
+                self._open -= 1
+                self.lost += 1
             if waiting.answer is not None:
                 self._answers.append(waiting)
                 if len(self._answers) > ANSWERS:
@@ -122,11 +123,6 @@ class Recorder:
         if self._answers and self._answers[0] is waiting:
             self._answers.popleft()
         return waiting
-
-    def _settle(self, count: int, *, written: bool) -> None:
-        self._open -= count
-        self.lost += 0 if written else count
-        self._change.notify_all()
 
     def drain(self, timeout: float) -> bool:
         """Wait until all steps taken so far are written; False after ``timeout`` seconds."""
@@ -154,21 +150,18 @@ class Recorder:
                 if not self._new:
                     return
             self._closing.wait(_GATHER)
-            if not self._write_next() and self._closing.is_set():
-                return  # the rest counts as lost
-
-    def _write_next(self) -> bool:
-        """Whether the oldest new steps were written."""
-        to_store: list[StepToStore] = []
-        for _ in range(min(_TOGETHER, len(self._new))):
+            to_store: list[StepToStore] = []
+            for _ in range(min(_TOGETHER, len(self._new))):
+                with self._change:
+                    waiting = self._pop()
+                to_store.append(self._read(waiting) if time.monotonic() < self._until else waiting.new)
+            is_written = self._write(to_store)
             with self._change:
-                waiting = self._pop()
-            to_store.append(self._read(waiting) if time.monotonic() < self._until else waiting.new)
-        written = self._write(to_store)
-        with self._change:
-            if written or not self._closing.is_set():
-                self._settle(len(to_store), written=written)
-        return written
+                if not is_written and self._closing.is_set():
+                    return  # these and the rest count as lost
+                self._open -= len(to_store)
+                self.lost += 0 if is_written else len(to_store)
+                self._change.notify_all()
 
     def _read(self, waiting: _Waiting) -> StepToStore:
         """The step with the model's answer, or the error that it is; what it cost is stored with its session."""
