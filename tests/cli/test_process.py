@@ -203,8 +203,10 @@ def test_demo_anywhere_offline_without_a_terminal(tmp_path):
     assert "memory-bank audit FILE" in done.stdout
 
 
-def test_demo_shows_what_ships(cli):
+def test_demo_shows_what_ships(cli, monkeypatch):
     """Dollars of the default settings and of a window, the folds, the worst step, and an id the window has lost."""
+    monkeypatch.setenv("MEMORY_BANK_MEMORY_STRATEGIES__memory_bank__HISTORY_BUDGET", "500")  # is not read
+    monkeypatch.setenv("MEMORY_BANK_NONSENSE", "1")
     done = cli("demo")
     assert done.code == 0
     curves = [line.partition("|")[2] for line in done.out.splitlines() if "|" in line]
@@ -225,6 +227,7 @@ def test_demo_shows_what_ships(cli):
     assert value in line
 
 
+@pytest.mark.long
 def test_demo_at_the_prices_of_other_models(cli):
     shares = {}
     for model in ("claude-sonnet-5-5", "openai/gpt-4.1"):
@@ -237,6 +240,7 @@ def test_demo_at_the_prices_of_other_models(cli):
     assert "'no-such-model' has no list price: name another model" in unknown.err
 
 
+@pytest.mark.long
 def test_demo_does_not_read_the_environment(cli, monkeypatch):
     printed = cli("demo").out
     monkeypatch.setenv("MEMORY_BANK_MEMORY_STRATEGIES__memory_bank__HISTORY_BUDGET", "500")

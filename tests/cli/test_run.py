@@ -97,6 +97,7 @@ def test_a_service_is_started_and_what_was_saved_is_printed(variables, port, tmp
     assert page[2] in sessions
 
 
+@pytest.mark.long
 def test_a_share_of_sessions_goes_without_memory(variables):
     done = run(variables, "--holdout", "1", "--", *USES)
     assert done.returncode == 0
@@ -205,12 +206,14 @@ def test_why_no_service_starts_is_one_sentence(variables, tmp_path):
     assert "create it first" in done.stderr
 
 
+@pytest.mark.long
 def test_answers_with_errors_are_counted(variables):
     with ScriptedServer([fail(401, "no key")] * 20) as upstream:
         done = run(variables | {"OPENAI_BASE_URL": upstream.base_url}, *USES)
     assert "12 of them answered with 401" in done.stderr
 
 
+@pytest.mark.long
 def test_an_address_that_a_service_left_is_no_upstream(variables, port):
     """It is not used as the service's upstream: each request would go round and round, or nowhere."""
     left = variables | {"OPENAI_BASE_URL": f"http://localhost:{port}/v1"}
@@ -240,7 +243,7 @@ def test_what_is_printed_is_what_the_upstream_got(variables):
     ("old", "new", "reason"),
     [
         ("gpt-4.1-mini", "a-model-of-tomorrow", "no price of the model is known: add it to [prices] in the configuration"),
-        ('"tools":', '"stream": True, "tools":', "the stream has no usage: the client has to ask for it by stream_options.include_usage"),
+        pytest.param('"tools":', '"stream": True, "tools":', "the stream has no usage: the client has to ask for it by stream_options.include_usage", marks=pytest.mark.long),
     ],
 )  # fmt: skip
 def test_calls_without_a_cost_are_counted_with_the_reason(variables, old, new, reason):
@@ -335,6 +338,7 @@ def test_an_upstream_that_the_running_service_does_not_send_to(variables, port, 
             serve.wait(20)
 
 
+@pytest.mark.long
 def test_two_upstreams_for_one_provider_are_an_error(variables):
     for more in (
         {"OPENAI_API_BASE": "http://127.0.0.1:9/v1"},
@@ -394,6 +398,7 @@ def test_a_signal_is_passed_on(variables, number, name):
     assert (running.returncode, out) == (9, f"['{name}']\n"), err
 
 
+@pytest.mark.long
 def test_a_command_that_a_signal_ends(variables):
     assert run(variables, "sh", "-c", "kill -TERM $$").returncode == 128 + signal.SIGTERM
 

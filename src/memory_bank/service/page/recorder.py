@@ -150,18 +150,23 @@ class Recorder:
                 if not self._new:
                     return
             self._closing.wait(_GATHER)
-            to_store: list[StepToStore] = []
-            for _ in range(min(_TOGETHER, len(self._new))):
-                with self._change:
-                    waiting = self._pop()
-                to_store.append(self._read(waiting) if time.monotonic() < self._until else waiting.new)
-            is_written = self._write(to_store)
+            if not self._write_next() and self._closing.is_set():
+                return  # the rest counts as lost
+
+    def _write_next(self) -> bool:
+        """Whether the oldest new steps were written; nothing refers to them after it."""
+        to_store: list[StepToStore] = []
+        for _ in range(min(_TOGETHER, len(self._new))):
             with self._change:
-                if not is_written and self._closing.is_set():
-                    return  # these and the rest count as lost
+                waiting = self._pop()
+            to_store.append(self._read(waiting) if time.monotonic() < self._until else waiting.new)
+        written = self._write(to_store)
+        with self._change:
+            if written or not self._closing.is_set():
                 self._open -= len(to_store)
-                self.lost += 0 if is_written else len(to_store)
+                self.lost += 0 if written else len(to_store)
                 self._change.notify_all()
+        return written
 
     def _read(self, waiting: _Waiting) -> StepToStore:
         """The step with the model's answer, or the error that it is; what it cost is stored with its session."""
