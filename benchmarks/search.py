@@ -405,14 +405,14 @@ def measure(path: Path | None, form: str, part: str, limit: int, model: str) -> 
         print_row(f"{source}, {form} {part}", name, len(rows), *shares, recall, first, ms)
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = command_line(__doc__)
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--form", choices=("runs", "shell", "talk", "asked", "facts"), default="runs")
     parser.add_argument("--part", choices=("all", "even", "odd"), default="all")
     parser.add_argument("--limit", type=int, default=60)
     parser.add_argument("--model", default="")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if args.files or args.form == "facts":
         print_head(
             "sessions",

@@ -69,10 +69,9 @@ def test_what_is_asked_of_each_form(runs):
 
 
 @pytest.mark.parametrize("arguments", [["--form", "facts", "--limit", "1"], ["--form", "shell"]])
-def test_every_ranking_has_a_row(runs, capsys, monkeypatch, arguments):
+def test_every_ranking_has_a_row(runs, capsys, arguments):
     files = [] if "facts" in arguments else [str(runs)]
-    monkeypatch.setattr("sys.argv", ["search.py", *files, *arguments])
-    assert search.main() == 0
+    assert search.main([*files, *arguments]) == 0
     head, _, *rows = capsys.readouterr().out.splitlines()
     assert [row.split(" | ")[1] for row in rows] == ["BM25", "BM25 + neighbours", "search"]
     assert all(row.count("|") == head.count("|") for row in rows)
