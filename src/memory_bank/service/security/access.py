@@ -131,11 +131,11 @@ class Keyring:
         """The caller with this key; ``LOCAL`` if no key was ever created. Raises NotAuthorizedError."""
         if not self.required:
             return LOCAL
-        known = self._valid.get(key_id_of(key or "") or "", _UNKNOWN)
-        if not known.fits(key or "") or known is _UNKNOWN:
+        stored = self._valid.get(key_id_of(key or "") or "", _UNKNOWN)
+        if not stored.fits(key or "") or stored is _UNKNOWN:
             raise NotAuthorizedError(NO_KEY)
-        limits = known.requests_per_minute, known.max_body_bytes
-        return Caller(known.namespace, known.key_id, known.operator, *limits)
+        limits = stored.requests_per_minute, stored.max_body_bytes
+        return Caller(stored.namespace, stored.key_id, stored.operator, *limits)
 
     def close(self) -> None:
         """Stop the thread."""
