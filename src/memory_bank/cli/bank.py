@@ -295,12 +295,12 @@ def purge(
     database = open_bank(db, session=session)
     purged: list[Purged] = []
     files, complete = (0, 0), False
-    what: dict[str, Any] = {"namespace": namespace, "before": before, "dry_run": dry_run}
+    options: dict[str, Any] = {"namespace": namespace, "before": before, "dry_run": dry_run}
     try:
-        for each in run(database, session_id=session, **what) if project is None else ():
+        for each in run(database, session_id=session, **options) if project is None else ():
             purged.append(each)
         if session is None:
-            files = purge_files(database, project=project, **what)
+            files = purge_files(database, project=project, **options)
         database.close()  # removes deleted data from SQLite's write-ahead log, too
         complete = True
     finally:  # after Ctrl-C or at a locked database earlier sessions are deleted all the same
@@ -447,7 +447,7 @@ def import_(
     database = new_bank(db, None, "a bank")
     imported: list[ImportedSession] = []
     refused: list[dict[str, str | None]] = []
-    kept, complete = 0, False
+    new_files, complete = 0, False
     try:
         with progress("imported", "sessions") as bar:
             for path in files:
@@ -460,7 +460,7 @@ def import_(
                         bar(len(imported))
                         continue
                     if isinstance(each, bool):
-                        kept += each
+                        new_files += each
                         continue
                     of = "" if each.session_id is None else f", session {each.session_id!r}"
                     reason = f"{path}, line {each.line}{of}: {each.reason}"
@@ -468,13 +468,13 @@ def import_(
                     tell(f"not imported: {reason}.")
         complete = True
     finally:
-        if complete or imported or kept:
+        if complete or imported or new_files:
             total = _sums(imported, "records", "known", "insights")
             answer(
-                {"complete": complete, **total, "files": kept, "sessions": list(map(asdict, imported)),
+                {"complete": complete, **total, "files": new_files, "sessions": list(map(asdict, imported)),
                  "refused": refused},
                 f"imported {total['records']:,} records with {total['insights']:,} insights of "
-                f"{len(imported):,} sessions{f' and {kept:,} files' if kept else ''}; "
+                f"{len(imported):,} sessions{f' and {new_files:,} files' if new_files else ''}; "
                 f"{total['known']:,} records were there already"
                 f"{'' if complete else '; then it was stopped'}.",
                 as_json,
@@ -508,10 +508,10 @@ def _import_runs(
         try:
             with MemoryBankState.open(database, session_id=run.id, fixed=True) as state:
                 state.prepare(settings)
-                known = len(state.steps)
+                before = len(state.steps)
                 state.store(state.read(run.messages))
-                new = len(state.steps) - known
-                yield ImportedSession(run.id, new, known, new)
+                new = len(state.steps) - before
+                yield ImportedSession(run.id, new, before, new)
         except ConfigError as e:
             yield RefusedSession(run.id, number, str(e).rstrip("."))
     runs.check_calls()

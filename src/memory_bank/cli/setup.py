@@ -172,8 +172,8 @@ def connect(
         print(f"export {entry.variable.format(url=url)}")
         tell(f"{entry.place}.")
     else:
-        shown = _toml_lines(values) if client == "codex" else json.dumps(values, indent=2)
-        print(f"export {entry.variable.format(url=url)}" if entry.variable else shown)
+        lines = _toml_lines(values) if client == "codex" else json.dumps(values, indent=2)
+        print(f"export {entry.variable.format(url=url)}" if entry.variable else lines)
         if elsewhere:
             print("export CLAUDE_CODE_ATTRIBUTION_HEADER=0")
         place = entry.place.format(file=entry.path(), values=json.dumps(values))
@@ -295,16 +295,16 @@ def config(
             tell(mistake)
         raise typer.Exit(2) from None
     usual = tomllib.loads(shipped_file("config.toml").read_text(encoding="utf-8"))
-    shown = [s for s in settings if every or s.source or has(usual, s.place)]
-    for i, s in enumerate(shown):
+    printed = [s for s in settings if every or s.source or has(usual, s.place)]
+    for i, s in enumerate(printed):
         if s.place == ("service", "database"):
             password = r"(://[^:/@]*:|[?&]password=)[^@&]*(@|&|$)"
-            shown[i] = s._replace(value=re.sub(password, r"\1***\2", s.value))
+            printed[i] = s._replace(value=re.sub(password, r"\1***\2", s.value))
     if as_json:
-        print_json([{"setting": s.place, "value": s.value, "source": s.source or "default"} for s in shown])
+        print_json([{"setting": s.place, "value": s.value, "source": s.source or "default"} for s in printed])
         return
-    shown.sort(key=lambda s: len(s.place))  # tables come last
-    for place, members in groupby(shown, lambda s: s.place[:-1]):
+    printed.sort(key=lambda s: len(s.place))  # tables come last
+    for place, members in groupby(printed, lambda s: s.place[:-1]):
         if place:
             print(f"\n[{'.'.join(map(_key, place))}]")
         for s in members:

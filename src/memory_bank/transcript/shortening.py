@@ -107,9 +107,9 @@ def fit_text(text: str, budget: int, count: Callable[[str], int]) -> str:
     best = ""
     while low < high:  # the longest that fits, to within 8 characters
         middle = (low + high + 1) // 2
-        shown = shorten_text(text, middle)
-        if count(shown) <= budget:
-            low, best = middle, shown
+        shorter = shorten_text(text, middle)
+        if count(shorter) <= budget:
+            low, best = middle, shorter
         else:
             high = middle - 1
         if high - low < 8:
@@ -203,8 +203,8 @@ def _pack(node: Any, room: int, sizes: dict[int, int]) -> str:
         shown = list(node)[:count]
         shares = share([size_of(node[k]) for k in shown], free - sum(_len(k) + 2 for k in shown))
         parts = [f"{compact(k)}:{_pack(node[k], s, sizes)}" for k, s in zip(shown, shares, strict=True)]
-        more = [f'"…":"{len(node) - count:,} more keys"'] if count < len(node) else []
-        return f"{{{','.join(parts + more)}}}"
+        rest = [f'"…":"{len(node) - count:,} more keys"'] if count < len(node) else []
+        return f"{{{','.join(parts + rest)}}}"
     # each item takes one more for its comma
     most = free // min(len(node), _SHOWN_ITEMS) - 1
     fair = max(_MIN_ROOM, most, min(size_of(node) // len(node) * 3 // 2, free // 3 - 1))
@@ -217,8 +217,8 @@ def _pack(node: Any, room: int, sizes: dict[int, int]) -> str:
         return f'["… {len(node):,} items"]'
     shares = share([size_of(item) for item in node[:count]], free - count)
     parts = [_pack(item, s, sizes) for item, s in zip(node, shares, strict=False)]
-    more = [f'"… {len(node) - count:,} more items"'] if count < len(node) else []
-    return f"[{','.join(parts + more)}]"
+    rest = [f'"… {len(node) - count:,} more items"'] if count < len(node) else []
+    return f"[{','.join(parts + rest)}]"
 
 
 def _len(value: Any) -> int:

@@ -230,23 +230,22 @@ class _ObservedResponse:
         """Pass a message on and note what it says."""
         is_body = message["type"] == "http.response.body"
         if message["type"] == "http.response.start":
-            self.status = message["status"]
-            message = {**message, "headers": self._headers(list(message.get("headers", ())))}
+            self.status, headers = message["status"], list(message.get("headers", ()))
+            own, given = self.id.encode("ascii"), _header(headers, b"x-request-id")
+            if status := _header(headers, b"x-memory-status").decode("latin-1"):
+                self.memory = status if status in STATUSES else "other"
+            if given and given != own:
+                self.upstream_id = given.decode("ascii") if _ID.fullmatch(given) else "odd"
+            name = b"x-memory-request-id" if given else b"x-request-id"
+            if given != own and not _header(headers, name):
+                headers.append((name, own))
+            message = {**message, "headers": headers}
         elif is_body:
             if self.first is None:
                 self.first = time.perf_counter() - self.began
             self.size += len(message.get("body", b""))
         await self._send(message)
         self.complete = self.complete or (is_body and not message.get("more_body", False))
-
-    def _headers(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        own, given = self.id.encode("ascii"), _header(headers, b"x-request-id")
-        if status := _header(headers, b"x-memory-status").decode("latin-1"):
-            self.memory = status if status in STATUSES else "other"
-        if given and given != own:
-            self.upstream_id = given.decode("ascii") if _ID.fullmatch(given) else "odd"
-        name = b"x-memory-request-id" if given else b"x-request-id"
-        return headers if given == own or _header(headers, name) else [*headers, (name, own)]
 
 
 def _header(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> bytes:

@@ -103,7 +103,8 @@ class Recorder:
                 return
             if self._open >= WAITING and self._new:
                 self._pop()
-                self._settle(1, written=False)
+                self._open -= 1
+                self.lost += 1
             if waiting.answer is not None:
                 self._answers.append(waiting)
                 if len(self._answers) > ANSWERS:
@@ -122,11 +123,6 @@ class Recorder:
         if self._answers and self._answers[0] is waiting:
             self._answers.popleft()
         return waiting
-
-    def _settle(self, count: int, *, written: bool) -> None:
-        self._open -= count
-        self.lost += 0 if written else count
-        self._change.notify_all()
 
     def drain(self, timeout: float) -> bool:
         """Wait until all steps taken so far are written; False after ``timeout`` seconds."""
@@ -158,7 +154,7 @@ class Recorder:
                 return  # the rest counts as lost
 
     def _write_next(self) -> bool:
-        """Whether the oldest new steps were written."""
+        """Whether the oldest new steps were written; nothing refers to them after it."""
         to_store: list[StepToStore] = []
         for _ in range(min(_TOGETHER, len(self._new))):
             with self._change:
@@ -167,7 +163,9 @@ class Recorder:
         written = self._write(to_store)
         with self._change:
             if written or not self._closing.is_set():
-                self._settle(len(to_store), written=written)
+                self._open -= len(to_store)
+                self.lost += 0 if written else len(to_store)
+                self._change.notify_all()
         return written
 
     def _read(self, waiting: _Waiting) -> StepToStore:
