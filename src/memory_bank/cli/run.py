@@ -70,16 +70,14 @@ def run(
     if shutil.which(command[0]) is None:
         name = one_line(command[0], 200)
         is_file = os.sep in command[0] and os.path.exists(command[0])
-        tell(
-            f"{name} cannot be run: make it executable, or name its interpreter before it."
-            if is_file
-            else f"there is no command {name!r}: check its name, or install it."
-        )
+        no_program = f"{name} cannot be run: make it executable, or name its interpreter before it."
+        tell(no_program if is_file else f"there is no command {name!r}: check its name, or install it.")
         raise typer.Exit(126 if is_file else 127)
     given = ""
     if from_ is not None:
-        tokens = budget or DEFAULT_TOKENS
-        command, given = begun(command, lambda client: handoff_text(from_, db, config, tokens, client))
+        command, given = begun(
+            command, lambda c: handoff_text(from_, db, config, budget or DEFAULT_TOKENS, c)
+        )
     elif budget is not None:
         raise ConfigError("--budget is of what --from tells: name a session with --from.")
     running = running_service(db, config)
@@ -426,10 +424,9 @@ def _report(url: str, before: Counter[str] | None, after: Counter[str] | None, w
         [grown.get(f'{name}_total kind="{kind}"', 0.0) for kind in both] for name, *both in kinds
     )
     tokens = counted if counted[1] else tokens  # as the provider counts them
-    if tokens[1]:
-        parts.append(spent("", tokens[0], tokens[1], "tokens sent"))
-    if dollars[1]:
-        parts.append(spent("$", dollars[0], dollars[1], "paid"))
+    for unit, (sent, full), what in (("", tokens, "tokens sent"), ("$", dollars, "paid")):
+        if full:
+            parts.append(spent(unit, sent, full, what))
     start = 'untold_costs_total reason="'
     for key, n in grown.items():
         if n and key.startswith(start):

@@ -41,7 +41,6 @@ _TEXT = r'"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|(?:String\.raw)?`(?:[^`\\]|
 _MEMBERS = rf"\{{\s*(?:[\w\"']+\s*:\s*(?:{_TEXT}|[\w.]+)\s*,\s*)*[\"']?cmd[\"']?\s*:\s*"
 _IN_CODE = re.compile(rf"\btools\.(exec_command|apply_patch)\(\s*(?:{_MEMBERS})?({_TEXT}|[\w$]+)", re.S)
 _NAMED = re.compile(rf"\b(?:const|let|var)\s+([\w$]+)\s*=\s*({_TEXT})", re.S)
-_MOST_CODE = 50_000  # characters of code in which calls are looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +295,7 @@ FORMS: tuple[TextForm, ...] = (
 
 def commands_in_code(code: str) -> str:
     """The commands and patches that Codex's code runs, as commands of a shell; "" where they are not literal."""
-    if len(code) > _MOST_CODE or "tools." not in code:
+    if len(code) > 50_000 or "tools." not in code:  # characters
         return ""
     texts, forms = dict(_NAMED.findall(code)), {"apply_patch": "apply_patch <<'PATCH'\n{}\nPATCH"}
     found = [(tool, _script_text(texts.get(given, given))) for tool, given in _IN_CODE.findall(code)]
