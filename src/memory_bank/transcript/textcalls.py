@@ -84,8 +84,8 @@ def read_text_calls(
     kinds = kinds or [kind_of(message) for message in messages]
     if MessageKind.SAY not in kinds or MessageKind.CALL in kinds or MessageKind.RESULT in kinds:
         return None
-    found = (_read_form(messages, kinds, form, derive) for form in FORMS)
-    return next((chat for chat in found if chat is not None), None)
+    chats = (_read_form(messages, kinds, form, derive) for form in FORMS)
+    return next((chat for chat in chats if chat is not None), None)
 
 
 def _read_form(
@@ -112,9 +112,9 @@ def _read_form(
             if call_id in ids:
                 call_id = f"{call_id}_{len(ids) + 1}"
             ids[call_id], is_answer = None, True
-            made = call_entry(call_id, call.name, call.arguments)
-            said = f"{text[: call.start]}{text[call.end :]}"
-            new = {"role": "assistant", "content": said or None, "tool_calls": [made]}
+            entry = call_entry(call_id, call.name, call.arguments)
+            text_of_turn = f"{text[: call.start]}{text[call.end :]}"
+            new = {"role": "assistant", "content": text_of_turn or None, "tool_calls": [entry]}
             places = [PartPlace(i, 0, 0), PartPlace(i, WHOLE, WHOLE)]
         chat.add(new, places, i)
     return chat if ids else None
@@ -196,11 +196,11 @@ def joined_calls(calls: Sequence[tuple[str, Any]]) -> tuple[str, str]:
 
     Arguments that are a text are code.
     """
-    given = [(n, {"code": a} if isinstance(a, str) else a) for n, a in calls]
-    if len(given) == 1:
-        return given[0][0], compact(given[0][1])
-    named = [{"name": n, "arguments": a} for n, a in given]
-    return "+".join(dict.fromkeys(n for n, _ in given)), compact({"calls": named})
+    arguments = [(n, {"code": a} if isinstance(a, str) else a) for n, a in calls]
+    if len(arguments) == 1:
+        return arguments[0][0], compact(arguments[0][1])
+    named = [{"name": n, "arguments": a} for n, a in arguments]
+    return "+".join(dict.fromkeys(n for n, _ in arguments)), compact({"calls": named})
 
 
 def parted_calls(arguments: Any, before: Sequence[Any]) -> list[Any]:
@@ -213,10 +213,10 @@ def parted_calls(arguments: Any, before: Sequence[Any]) -> list[Any]:
 
 
 def _read_smolagents(text: str) -> WrittenCall | None:
-    found = read_called(text)
-    if found is None:
+    called = read_called(text)
+    if called is None:
         return None
-    lead, listed = found
+    lead, listed = called
     named: list[tuple[str, Any]] = []
     for call in listed:
         function = call.get("function") if isinstance(call, dict) else None
@@ -239,10 +239,10 @@ def _read_smolagents(text: str) -> WrittenCall | None:
 
 
 def _read_bash(text: str) -> WrittenCall | None:
-    found = list(_BASH.finditer(text))
-    if len(found) != 1:
+    blocks = list(_BASH.finditer(text))
+    if len(blocks) != 1:
         return None
-    [match] = found
+    [match] = blocks
     arguments = compact({"command": match[1]})
 
     def write(changed: str) -> str:
@@ -252,10 +252,10 @@ def _read_bash(text: str) -> WrittenCall | None:
 
 
 def _read_react(text: str) -> WrittenCall | None:
-    found = list(_ACTION.finditer(text))
-    if len(found) != 1 or "\nObservation:" in text:
+    actions = list(_ACTION.finditer(text))
+    if len(actions) != 1 or "\nObservation:" in text:
         return None
-    [match] = found
+    [match] = actions
     written = text[match.end() :]
     given = _literal(written)
     is_object = isinstance(given, dict)
