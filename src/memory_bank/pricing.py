@@ -277,19 +277,15 @@ class Ledger:
         """Add what a step costs, and keep the digests of its context and of its messages."""
         self.before = self.sent, self.came
         self.sent, self.came, self.last = sent, came, charge
-        self._add(charge.paid, charge.full)
+        self.settle(Charge(0.0, 0.0), charge.paid, charge.full)
 
     def settle(self, charge: Charge, paid: float, full: float) -> None:
         """Put what was reported of a step in the place of what was estimated."""
         with self._lock:
-            more = paid - charge.paid, full - charge.full
+            more, more_full = paid - charge.paid, full - charge.full
             charge.paid, charge.full = paid, full
-        self._add(*more)
-
-    def _add(self, paid: float, full: float) -> None:
-        with self._lock:
-            self.paid, self.full = self.paid + paid, self.full + full
-            self._untaken = self._untaken[0] + paid, self._untaken[1] + full
+            self.paid, self.full = self.paid + more, self.full + more_full
+            self._untaken = self._untaken[0] + more, self._untaken[1] + more_full
 
     def take(self) -> tuple[float, float]:
         """What was added to both sums since the last call, to be stored."""

@@ -19,8 +19,8 @@ def embedder_name(model: object) -> str:
     Its ``name`` where the class (or the object itself) defines it as a string, else a ``model_name_or_path``
     (FlagEmbedding), else the name of its class.
     """
-    own = inspect.getattr_static(model, "name", None) is not None
-    for attribute in ("name", "model_name_or_path") if own else ("model_name_or_path",):
+    has_name = inspect.getattr_static(model, "name", None) is not None
+    for attribute in ("name", "model_name_or_path") if has_name else ("model_name_or_path",):
         value = getattr(model, attribute, None)
         if isinstance(value, str) and value:
             return value
@@ -61,9 +61,9 @@ def _encoded(
             "see the cause, or use another embedding model"
         ) from exc
 
-    def invalid(what: str) -> EmbeddingError:
+    def invalid(reason: str) -> EmbeddingError:
         return EmbeddingError(
-            f"the embedder {name!r} returned {what} for {n} texts: its encode must take a list of strings and "
+            f"the embedder {name!r} returned {reason} for {n} texts: its encode must take a list of strings and "
             "return an (n, d) array of finite numbers"
         )
 

@@ -564,6 +564,17 @@ def test_a_list_that_calls_do_not_work_off_has_no_worth_of_its_own():
     assert not index.tables.left_of_lists(3, 3, 12, 64).any()
 
 
+@pytest.mark.parametrize("form", ["JSON", "lines"])
+def test_two_uses_of_a_list_begin_to_work_it_off(form):
+    """One use is a look-up; from the second on, what stands on both sides of the latest is near."""
+    ids = [f"ORD-{7919 * n % 99991:05d}{chr(65 + n % 23)}X" for n in range(40)]
+    for used in (1, 2):
+        looks = [("get_order", {"order_id": ids[n]}, "ok") for n in (20, 21)[:used]]
+        index = filled(("list", "{}", _orders(form, ids)), *looks, *["nothing"] * 6)
+        text = index.select(anchor=["Check them."], tail_interaction=6, budget=400).text
+        assert [item in text for item in (ids[18], ids[19], ids[22])] == [used == 2, used == 2, True]
+
+
 @pytest.mark.parametrize("part_of_mcp", [False, True])
 def test_the_lines_that_a_context_names_are_those_of_the_tool(part_of_mcp):
     """In gaps, and at the end of a quote how many there are; also of a text in a part of MCP."""

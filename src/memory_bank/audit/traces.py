@@ -206,13 +206,13 @@ class TraceFiles:
     found: int = 0
 
     def __iter__(self) -> Iterator[Trace]:
-        found = 0
+        count = 0
         for path in self.paths:
-            before, skipped = found, len(self.skipped)
+            before, skipped = count, len(self.skipped)
             try:
                 for trace in read_traces(path):
                     if isinstance(trace, Trace):
-                        found += 1
+                        count += 1
                         self.found += 1
                         self.calls += sum(len(calls_of(m)) for m in trace.messages if is_turn(m))
                         yield trace
@@ -224,12 +224,12 @@ class TraceFiles:
                 self.unreadable.append(str(path))
                 self.tell(str(e))
             else:
-                if found == before and self.skipped[skipped:]:
+                if count == before and self.skipped[skipped:]:
                     self.unknown.append(str(path))
             if lines := self.skipped[skipped:]:
-                more = f", and {len(lines) - 1:,} more lines of it" if len(lines) > 1 else ""
-                self.tell(f"skipped {lines[0]}{more}.")
-        if not found and (self.skipped or self.unreadable):
+                others = f", and {len(lines) - 1:,} more lines of it" if len(lines) > 1 else ""
+                self.tell(f"skipped {lines[0]}{others}.")
+        if not count and (self.skipped or self.unreadable):
             raise TraceFileError(
                 f"no run was read from {', '.join(map(str, self.paths))}: a run is a line, or the file, with a list "
                 'of messages, or a JSON object that has a list "messages" or "history".'

@@ -48,10 +48,10 @@ class Thinking(Enum):
 
 def thinking_rule(thinking: object) -> Thinking:
     """What becomes of thinking blocks under a request's ``thinking``."""
-    given = thinking if isinstance(thinking, dict) else {}
-    if drops_blocks(given):
+    settings = thinking if isinstance(thinking, dict) else {}
+    if drops_blocks(settings):
         return Thinking.KEEP
-    return Thinking.KEEP_LATER if given.get("type") == "enabled" else Thinking.DROP
+    return Thinking.KEEP_LATER if settings.get("type") == "enabled" else Thinking.DROP
 
 
 def drops_blocks(thinking: Mapping[str, Any]) -> bool:
@@ -90,8 +90,8 @@ def is_anthropic(messages: object) -> bool:
         for m in messages
     ):
         return False
-    said = (m for m in messages if isinstance(m, dict) and m.get("role") in ("user", "assistant"))
-    return any(_type(b) in ("tool_use", "tool_result") for m in said for _, b in _numbered(m))
+    turns = (m for m in messages if isinstance(m, dict) and m.get("role") in ("user", "assistant"))
+    return any(_type(b) in ("tool_use", "tool_result") for m in turns for _, b in _numbered(m))
 
 
 def _role(message: object) -> object:
@@ -214,9 +214,11 @@ class AnthropicWire(PartWire[AnthropicMessage]):
         return found | ({"result"} if has_result else set())
 
     def write(self, native: AnthropicMessage, change: Change) -> AnthropicMessage | None:
-        given = _numbered(native)
+        numbered = _numbered(native)
         blocks = [
-            _with_text(b, change[j]) if j in change else b for j, b in given if change.get(j, "") is not None
+            _with_text(b, change[j]) if j in change else b
+            for j, b in numbered
+            if change.get(j, "") is not None
         ]
         return {**native, "content": blocks} if blocks else None
 

@@ -516,8 +516,8 @@ def task_text(segments: Iterable[Segment]) -> str | None:
 
     Blocks that a client puts into user messages, and its summaries, are left out.
     """
-    said = (s.message for s in segments if isinstance(s, Utterance) and s.kind is MessageKind.USER)
-    return next(filter(None, map(persons_words, said)), None)
+    messages = (s.message for s in segments if isinstance(s, Utterance) and s.kind is MessageKind.USER)
+    return next(filter(None, map(persons_words, messages)), None)
 
 
 def persons_words(message: object) -> str:

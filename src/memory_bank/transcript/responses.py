@@ -119,10 +119,10 @@ def tool_call(item: Item) -> dict[str, Any]:
         names = _NAMED_ARGUMENTS[kind].items()
         arguments = compact({k: item[v] for k, v in names if item.get(v) is not None})
     else:
-        found: Any = next((item[k] for k in _ARGUMENTS.get(kind, ()) if item.get(k) is not None), {})
-        if kind == "web_search_call" and isinstance(found, dict):  # its sources are the result
-            found = {k: v for k, v in found.items() if k != "sources"}
-        arguments = compact(found)
+        arguments_of: Any = next((item[k] for k in _ARGUMENTS.get(kind, ()) if item.get(k) is not None), {})
+        if kind == "web_search_call" and isinstance(arguments_of, dict):  # its sources are the result
+            arguments_of = {k: v for k, v in arguments_of.items() if k != "sources"}
+        arguments = compact(arguments_of)
     return call_entry(call_id_of(item), _tool_name(item), arguments)
 
 
@@ -157,9 +157,9 @@ def _output(item: Item) -> object:
         return [_code_output(o) for o in item.get("outputs") or ()] or ""
     if kind in ("file_search_call", "web_search_call"):
         action = item.get("action") if kind == "web_search_call" else None
-        found = item.get("results") if kind == "file_search_call" else None
-        found = action.get("sources") if isinstance(action, dict) else found
-        return compact(found) if found else ""
+        results = item.get("results") if kind == "file_search_call" else None
+        results = action.get("sources") if isinstance(action, dict) else results
+        return compact(results) if results else ""
     return _failure(item) if output is None and kind in HOSTED else output
 
 

@@ -101,8 +101,8 @@ class MessageCounter:
             return self.count_text(part_text(part))
         content = members.get("content")
         total = sum(map(self._count_part, content)) if isinstance(content, list) else 0
-        hidden = _UNREAD | ({"content"} if isinstance(content, list) else set())
-        return total + self.count_text(compact({k: v for k, v in members.items() if k not in hidden}))
+        uncounted = _UNREAD | ({"content"} if isinstance(content, list) else set())
+        return total + self.count_text(compact({k: v for k, v in members.items() if k not in uncounted}))
 
     def _count_call(self, body: object) -> int:
         total = 0

@@ -219,10 +219,10 @@ _SPEAKERS = dict.fromkeys((MessageKind.SAY, MessageKind.CALL, MessageKind.REASON
 _SPEAKERS |= {MessageKind.USER: "user", MessageKind.RESULT: "result"}
 
 
-def readable(part: object, hidden: Collection[str]) -> str:
-    """A part of a message as JSON, without the ``hidden`` members, which only the provider reads."""
+def readable(part: object, left_out: Collection[str]) -> str:
+    """A part of a message as JSON, without the ``left_out`` members, which only the provider reads."""
     if isinstance(part, dict):
-        part = {k: v for k, v in part.items() if k not in hidden}
+        part = {k: v for k, v in part.items() if k not in left_out}
     return "" if part == {} else compact(plain(part))
 
 
@@ -307,12 +307,12 @@ class Conversation(Generic[N]):
 
     def _parts(self, position: int, change: Change) -> dict[tuple[int, int], Any]:
         """The places of a chat message that stay, with what each becomes."""
-        found: dict[tuple[int, int], Any] = {}
+        parts: dict[tuple[int, int], Any] = {}
         has_text = False
         for at, number, part in self.places[position]:
             if part is None or part not in change:
-                found[at, number] = _SAME
+                parts[at, number] = _SAME
             elif change[part] is not None and not (part == WHOLE and has_text):
-                found[at, number] = change[part]
+                parts[at, number] = change[part]
                 has_text = has_text or part == WHOLE
-        return found
+        return parts

@@ -103,19 +103,15 @@ class _Share:
         self._blocked_until = 0.0
         self._is_trying = False
 
-    def is_paused(self, conversation: bytes = b"") -> bool:
-        """Whether no request, or none of a conversation, may use memory now."""
-        blocked = time.monotonic() < self._blocked_until
-        if len(self._hung) >= 2:
-            return self._is_trying or blocked
-        return blocked and self._hangs.get(conversation, 0) >= 2
-
-    def allows(self, conversation: bytes) -> bool:
-        """Whether a request may use memory; after a pause, true for one until it reports."""
-        if self.is_paused(conversation):
-            return False
-        self._is_trying = len(self._hung) >= 2
-        return True
+    def is_paused(self, conversation: bytes = b"", *, tries: bool = False) -> bool:
+        """Whether a request may not use memory now; ``tries``: after a pause, one may until it reports."""
+        many, is_blocked = len(self._hung) >= 2, time.monotonic() < self._blocked_until
+        is_paused = is_blocked or self._is_trying
+        if not many:
+            is_paused = is_blocked and self._hangs.get(conversation, 0) >= 2
+        if tries and not is_paused:
+            self._is_trying = many
+        return is_paused
 
     def report(self, conversation: bytes, hung: bool | None) -> None:
         """Note whether a request that was allowed has hung; None where nobody waited for it."""
@@ -250,7 +246,7 @@ class Rebuilder:
         with anyio.move_on_after(waits) as waiting:
             async with share.limiter, self._limiter:
                 waiting.deadline = math.inf
-                if len(self.hanging) >= MOST_HANGING or not share.allows(conversation):
+                if len(self.hanging) >= MOST_HANGING or share.is_paused(conversation, tries=True):
                     raise MemoryFailedError("paused")
                 began, limit = time.perf_counter(), self.timeout * (1 + len(exchange.body.data) / GROWS)
                 hung: bool | None = None
