@@ -37,6 +37,10 @@ from memory_bank.transcript.turns import (
 )
 
 CALLING = "Calling tools:\n"
+_TEXT = r'"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|(?:String\.raw)?`(?:[^`\\]|\\.)*`'
+_MEMBERS = rf"\{{\s*(?:[\w\"']+\s*:\s*(?:{_TEXT}|[\w.]+)\s*,\s*)*[\"']?cmd[\"']?\s*:\s*"
+_IN_CODE = re.compile(rf"\btools\.(exec_command|apply_patch)\(\s*(?:{_MEMBERS})?({_TEXT}|[\w$]+)", re.S)
+_NAMED = re.compile(rf"\b(?:const|let|var)\s+([\w$]+)\s*=\s*({_TEXT})", re.S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,3 +291,26 @@ FORMS: tuple[TextForm, ...] = (
     TextForm("react", _read_react, _OBSERVATION, _OBSERVATION),
 )  # fmt: skip
 """The forms that are recognised, in this order."""
+
+
+def commands_in_code(code: str) -> str:
+    """The commands and patches that Codex's code runs, as commands of a shell; "" where they are not literal."""
+    if len(code) > 50_000 or "tools." not in code:  # characters
+        return ""
+    texts, forms = dict(_NAMED.findall(code)), {"apply_patch": "apply_patch <<'PATCH'\n{}\nPATCH"}
+    found = [(tool, _script_text(texts.get(given, given))) for tool, given in _IN_CODE.findall(code)]
+    if any(text is None for _, text in found):
+        return ""
+    return "\n".join(forms.get(tool, "{}").format(text) for tool, text in found)
+
+
+def _script_text(text: str) -> str | None:
+    """What a text in JavaScript stands for; None for another value, and one with values in it."""
+    if text.startswith("String.raw"):
+        text = text.removeprefix("String.raw").replace("\\", "\\\\")
+    if text[:1] not in ("'", '"', "`") or (text[0] == "`" and "${" in text):
+        return None
+    with suppress(ValueError):
+        return str(json.loads(text))
+    marks = {"n": "\n", "t": "\t", "r": "\r", "\n": ""}
+    return re.sub(r"\\(.)", lambda found: marks.get(found[1], found[1]), text[1:-1], flags=re.S)
