@@ -1,6 +1,6 @@
 """Measures the search: does it find the output that the next call needs, the turn that said a value, the latest fact?
 
-    python benchmarks/search.py FILES... [--form runs|shell|talk] [--part all|even|odd] [--limit 60] [--model MODEL]
+    python benchmarks/search.py FILES... [--form runs|shell|talk|asked] [--part all|even|odd] [--limit 60] [--model MODEL]
     python benchmarks/search.py --form facts [--part all|even|odd] [--limit 60]
 
 ``runs``: queries are what an agent wrote before a call (25 characters or more), at most twelve a run. Wanted are the
@@ -8,11 +8,14 @@ older outputs (at most three of them) that show a value of the call which neithe
 last interaction does not count. ``shell``: the same of the calls of a shell alone; where the agent wrote less, the
 query is the description of the call. ``talk``: 20 dialogues in a row are one session, each turn of them a record. A
 query asks for an argument of a call by the names of the argument and of the call and by its other arguments; wanted
-are the turns of its dialogue (at most three) that say the value. ``facts``: generated sessions in which facts change,
+are the turns of its dialogue (at most three) that say the value. ``asked``: long talks of people, and questions about
+them with the turns that answer each; a file of LoCoMo, a file of LongMemEval (the talks of 20 questions in a row are one
+session), or a folder of BEAM's chats. ``facts``: generated sessions in which facts change,
 told by messages, by outputs and by the arguments of calls. Wanted is the latest statement of a value; ``latest
 first``: how often it stands before all older ones.
 
-hit@k is the share of such values of which one of the first k results shows the source. Beside the search stands
+hit@k is the share of such values of which one of the first k results shows the source. Of ``asked``, recall@10 is the
+share of all turns that answer a question which stand among the first ten results. Beside the search stands
 textbook BM25 over the outputs alone, and BM25 with half of the score of each output beside it. ``--part``: every
 second session (of facts: other kinds), to tune on one half and to report the other. ``--model`` adds the search with
 an embedder.
@@ -106,6 +109,63 @@ def run_of(trace: Trace, shell: bool) -> Session:
             if wanted:
                 session.queries.append((len(known), text, wanted))
     return session
+
+
+def chat_of(turns: Sequence[tuple[Any, str, str]], asked: Sequence[tuple[str, Sequence[Any]]]) -> Session:
+    """A talk of (id, speaker, text) in its order, and questions with the ids of the turns that answer them."""
+    session, numbers = Session(), dict[Any, int]()
+    for key, speaker, text in turns:
+        numbers[key] = len(session.records)
+        session.add(len(session.records), "message", {"speaker": speaker}, text)
+    for question, keys in asked:
+        if wanted := sorted({numbers[key] for key in keys if key in numbers}):
+            session.queries.append((len(session.records), question, [wanted]))
+    return session
+
+
+def asked_of(path: Path) -> Iterator[Session]:
+    """The talks of LoCoMo's file, of LongMemEval's file, or of a folder of BEAM's chats."""
+    if path.is_dir():
+        for chat in sorted(path.glob("*/chat.json")):
+            batches = json.loads(chat.read_text(encoding="utf-8"))
+            said = [m for batch in batches for turn in batch["turns"] for m in turn]
+            kinds = json.loads((chat.parent / "probing_questions/probing_questions.json").read_text("utf-8"))
+            yield chat_of(
+                [(m["id"], m["role"], re.sub(r"\s*->->.*$", "", m["content"])) for m in said],
+                [
+                    (q["question"], list(whole_numbers(q.get("source_chat_ids"))))
+                    for k in kinds.values()
+                    for q in k
+                ],
+            )
+        return
+    samples = json.loads(path.read_text(encoding="utf-8"))
+    if "conversation" in samples[0]:  # LoCoMo
+        for sample in samples:
+            parts = [v for k, v in sample["conversation"].items() if isinstance(v, list)]
+            yield chat_of(
+                [(turn["dia_id"], turn["speaker"], turn["text"]) for part in parts for turn in part],
+                [(q["question"], re.findall(r"D\d+:\d+", str(q.get("evidence")))) for q in sample["qa"]],
+            )
+        return
+    for start in range(0, len(samples), DIALOGUES):
+        turns, asked = list[tuple[Any, str, str]](), list[tuple[str, list[int]]]()
+        for sample in samples[start : start + DIALOGUES]:
+            said = [m for part in sample["haystack_sessions"] for m in part]
+            asked.append(
+                (sample["question"], [len(turns) + n for n, m in enumerate(said) if m.get("has_answer")])
+            )
+            turns += [(len(turns) + n, m["role"], m["content"]) for n, m in enumerate(said)]
+        yield chat_of(turns, asked)
+
+
+def whole_numbers(value: Any) -> Iterator[int]:
+    """The whole numbers in nested lists and dicts."""
+    if isinstance(value, int):
+        yield value
+    elif isinstance(value, (list, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from whole_numbers(item)
 
 
 def plain(name: str) -> str:
@@ -255,8 +315,10 @@ def sessions_of(path: Path | None, form: str, part: str, limit: int) -> Iterator
     if path is None:
         yield from (facts_of(seed, part) for seed in range(limit))
         return
-    traces = [t for t in read_traces(path) if isinstance(t, Trace)]
-    if form == "talk":
+    traces = [] if form == "asked" else [t for t in read_traces(path) if isinstance(t, Trace)]
+    if form == "asked":
+        every: Iterator[Session] = asked_of(path)
+    elif form == "talk":
         every = (talk_of(traces[n : n + DIALOGUES]) for n in range(0, len(traces), DIALOGUES))
     else:
         every = (run_of(trace, form == "shell") for trace in traces)
@@ -302,6 +364,7 @@ def best_of(scores: Sequence[float]) -> list[int]:
 def measure(path: Path | None, form: str, part: str, limit: int, model: str) -> None:
     found: dict[str, list[list[float]]] = {}
     latest: dict[str, list[bool]] = {}
+    recalled: dict[str, list[float]] = {}
     spent = list[float]()
     embedders = {"search": "lexical"} | ({"search with weights": model} if model else {})
     for session in sessions_of(path, form, part, limit):
@@ -324,6 +387,10 @@ def measure(path: Path | None, form: str, part: str, limit: int, model: str) -> 
                     (statements,) = wanted
                     first = next((n for n in numbers if n in statements), None)
                     latest.setdefault(name, []).append(first == statements[-1])
+                if form == "asked":
+                    recalled.setdefault(name, []).append(
+                        statistics.mean(n in numbers[: PLACES[-1]] for n in wanted[0])
+                    )
                 sources = wanted if path else [wanted[0][-1:]]
                 hits = [[not set(w).isdisjoint(numbers[:k]) for k in PLACES] for w in sources]
                 found.setdefault(name, []).append(
@@ -332,21 +399,30 @@ def measure(path: Path | None, form: str, part: str, limit: int, model: str) -> 
     for name, rows in found.items():
         shares = (f"{100 * statistics.mean(column):.1f}" for column in zip(*rows, strict=True))
         first = f"{100 * statistics.mean(latest[name]):.1f}" if name in latest else ""
+        recall = f"{100 * statistics.mean(recalled[name]):.1f}" if name in recalled else ""
         ms = f"{1000 * statistics.mean(spent):.1f}" if name == "search" else ""
         source = path.name.split(".")[0] if path else "facts"
-        print_row(f"{source}, {form} {part}", name, len(rows), *shares, first, ms)
+        print_row(f"{source}, {form} {part}", name, len(rows), *shares, recall, first, ms)
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = command_line(__doc__)
     parser.add_argument("files", nargs="*", type=Path)
-    parser.add_argument("--form", choices=("runs", "shell", "talk", "facts"), default="runs")
+    parser.add_argument("--form", choices=("runs", "shell", "talk", "asked", "facts"), default="runs")
     parser.add_argument("--part", choices=("all", "even", "odd"), default="all")
     parser.add_argument("--limit", type=int, default=60)
     parser.add_argument("--model", default="")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if args.files or args.form == "facts":
-        print_head("sessions", "ranking", "queries", *(f"hit@{k}" for k in PLACES), "latest first", "CPU ms")
+        print_head(
+            "sessions",
+            "ranking",
+            "queries",
+            *(f"hit@{k}" for k in PLACES),
+            "recall@10",
+            "latest first",
+            "CPU ms",
+        )
     for path in [None] if args.form == "facts" else args.files:
         measure(path, args.form, args.part, args.limit, args.model)
     return 0

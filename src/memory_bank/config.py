@@ -83,8 +83,8 @@ class Settings(BaseModel):
             raise ConfigError(*_mistakes(e, type(self), values)) from None
 
     def __repr__(self) -> str:
-        given = {name: value for name, value in self if name in self.model_fields_set}
-        return brief(self, given)
+        values = {name: value for name, value in self if name in self.model_fields_set}
+        return brief(self, values)
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # values within a table: all mistakes at once
 
@@ -101,8 +101,8 @@ class Settings(BaseModel):
             fits |= name in shipped and (value == usual or (is_shipped and value == shipped[name]))
             if name in self.model_fields_set and not fits:
                 mends = f"another {needs.other}" if needs.is_not else f'{needs.other} = "{needs.value}"'
-                what = f'{name} has no effect with {needs.other} = "{getattr(self, needs.other)}"'
-                _warn(f"{what}: set {mends}, or remove {name}")
+                sentence = f'{name} has no effect with {needs.other} = "{getattr(self, needs.other)}"'
+                _warn(f"{sentence}: set {mends}, or remove {name}")
         return self
 
     def idle(self) -> Iterator[tuple[str, Needs]]:
@@ -130,9 +130,9 @@ def meaning(model: type, name: str) -> str:
     return next((text for c in model.__mro__ if (text := _meanings().get((c.__name__, name)))), "")
 
 
-def hint(name: str, known: Iterable[str], otherwise: str, spell: Any = str) -> str:
+def hint(name: str, names: Iterable[str], otherwise: str, spell: Any = str) -> str:
     """The nearest known name as a question, else ``otherwise``."""
-    near = difflib.get_close_matches(name, list(known), n=1)
+    near = difflib.get_close_matches(name, list(names), n=1)
     return f"did you mean {spell(near[0])}?" if near else otherwise
 
 
@@ -144,38 +144,38 @@ def message_of(error: Any) -> str:
 
 def _mistakes(error: ValidationError, model: type[BaseModel], values: Mapping[str, Any]) -> Iterator[str]:
     """Each mistake in values for ``model`` as one sentence, which names its place but not the value."""
-    given = values.get("memory_strategies")
-    keys = given if isinstance(given, Mapping) else {}
-    found: dict[str, list[str]] = {}  # a value that is none of several types is one mistake
+    strategies = values.get("memory_strategies")
+    keys = strategies if isinstance(strategies, Mapping) else {}
+    complaints: dict[str, list[str]] = {}  # a value that is none of several types is one mistake
     for each in error.errors(include_url=False, include_input=False):
         loc = [str(p) for p in each["loc"] if not re.search(r"\[|^(int|float|bool)$", str(p))]
-        known: Iterable[str] = model.model_fields
+        names: Iterable[str] = model.model_fields
         if len(loc) > 1:
-            known = {name for table in Settings.__subclasses__() for name in table.model_fields}
+            names = {name for table in Settings.__subclasses__() for name in table.model_fields}
         if loc[:1] == ["memory_strategies"] and len(loc) > 2 and loc[2] in _MODELS:
             of = _MODELS[loc.pop(2)]  # the type of the strategy, which pydantic puts between
-            known = of.model_fields if len(loc) == 3 else known
+            names = of.model_fields if len(loc) == 3 else names
         elif loc[:1] == ["service"]:
-            known = ServiceSettings.model_fields
+            names = ServiceSettings.model_fields
         place = (
             _place(loc)
             if model is Config
             else ": ".join([model.__name__, ".".join(loc)] if loc else [model.__name__])
         )
-        found.setdefault(place, []).append(_complaint(each, loc, known, keys))
-    for place, texts in found.items():
+        complaints.setdefault(place, []).append(_complaint(each, loc, names, keys))
+    for place, texts in complaints.items():
         yield place + ", or".join([*(t.rstrip(".") for t in texts[:-1]), texts[-1]])
 
 
-def _complaint(each: Any, loc: list[str], known: Iterable[str], keys: Iterable[str]) -> str:
+def _complaint(each: Any, loc: list[str], names: Iterable[str], keys: Iterable[str]) -> str:
     types = f"its type must be one of {', '.join(STRATEGY_TYPES)}"
     variable = _variable(loc) or ""
     if variable and (meant := _meant_variable(variable.upper(), keys)) not in ("", variable.upper()):
         return f" is no setting: did you mean {meant}?"
     if each["type"] == "extra_forbidden":
-        if known is Config.model_fields and loc[0] in MemoryBankSettings.model_fields:
+        if names is Config.model_fields and loc[0] in MemoryBankSettings.model_fields:
             return " is no setting: it belongs to a strategy, under [memory_strategies.<key>]."
-        return f" is no setting: {hint(loc[-1], known, 'remove it.')}"
+        return f" is no setting: {hint(loc[-1], names, 'remove it.')}"
     if each["type"] == "union_tag_invalid":
         near = hint(str(each["ctx"]["tag"]), STRATEGY_TYPES, "")
         return f": {types}; {near}" if near else f": {types}."
@@ -507,8 +507,8 @@ class Config(Settings):
 
 
 def _unknown(key: object, strategies: Iterable[str]) -> str:
-    known = sorted(strategies)
-    nearest = hint(str(key), known, f"it has {', '.join(known) or 'none'}.", repr)
+    names = sorted(strategies)
+    nearest = hint(str(key), names, f"it has {', '.join(names) or 'none'}.", repr)
     return f"the configuration has no strategy {key!r}: {nearest}"
 
 
@@ -533,17 +533,17 @@ def _changed(below: Any, above: Any, levels: float) -> Any:
 
 def _variables() -> dict[str, tuple[list[str], Any]]:
     """Place, in lower case, and value of the environment variables that are settings, tables before their members."""
-    found: dict[str, tuple[list[str], Any]] = {}
+    settings: dict[str, tuple[list[str], Any]] = {}
     for variable, text in sorted(os.environ.items()):
         if text and variable.upper().startswith(ENV_PREFIX) and variable != FAULT:
             place = variable[len(ENV_PREFIX) :].lower().split("__")
             try:
-                found[variable] = place, json.loads(text) if text[0] in "[{" else text
+                settings[variable] = place, json.loads(text) if text[0] in "[{" else text
             except (ValueError, RecursionError) as e:
                 raise ConfigError(
                     f"the environment variable {variable}: its value is no JSON ({e})."
                 ) from None
-    return found
+    return settings
 
 
 def _environment(strategies: Iterable[str]) -> dict[str, Any]:
@@ -592,15 +592,15 @@ def _place(loc: Sequence[str]) -> str:
     return f"the environment variable {variable}" if variable else f"Config: {'.'.join(loc)}"
 
 
-def read_toml(file: str | Path | None, what: str = "configuration") -> dict[str, Any]:
+def read_toml(file: str | Path | None, kind: str = "configuration") -> dict[str, Any]:
     """The values of a TOML file; none without a file. Raises ConfigError."""
     try:
         return {} if file is None else tomllib.loads(Path(file).read_text(encoding="utf-8-sig"))
     except OSError as e:
         wrong = f"cannot be read ({e.strerror or e}): give the path of a TOML file."
-        raise ConfigError(f"the {what} {file} {wrong}") from e
+        raise ConfigError(f"the {kind} {file} {wrong}") from e
     except (ValueError, RecursionError) as e:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
-        raise ConfigError(f"the {what} {file} is no TOML: {e}; correct it there.") from e
+        raise ConfigError(f"the {kind} {file} is no TOML: {e}; correct it there.") from e
 
 
 def load_config(path: str | Path | None = None) -> Config:
@@ -689,8 +689,8 @@ def as_settings(settings: Any) -> MemoryBankSettings:
     known = MemoryBankSettings.model_fields.keys()
     if not isinstance(settings, Mapping):
         fields = MemoryBankSettings.model_fields
-        found = {name: getattr(settings, name, None) for name in known - {"type"}}
-        settings = {name: value for name, value in found.items() if value != fields[name].default}
+        attributes = {name: getattr(settings, name, None) for name in known - {"type"}}
+        settings = {name: value for name, value in attributes.items() if value != fields[name].default}
     foreign = {name for model in _MODELS.values() for name in model.model_fields} - known
     if names := ", ".join(sorted(foreign & settings.keys())):
         _warn(f"{names}: settings of other strategies, which have no effect on a memory bank: remove them")

@@ -219,16 +219,16 @@ def _with_strategy(
         )
     key = strategy if isinstance(strategy, str) else getattr(strategy, "type", config.default_strategy)
     settings: Any = strategy if isinstance(strategy, Settings) else config.strategy(key)
-    own = {*inspect.signature(MemoryBankState).parameters} - {"database", "session_id"}
-    fields = type(settings).model_fields.keys() - own - {"type", "tools"}
+    of_state = {*inspect.signature(MemoryBankState).parameters} - {"database", "session_id"}
+    fields = type(settings).model_fields.keys() - of_state - {"type", "tools"}
     arguments = {*inspect.signature(Memory).parameters} - {"options"}
-    for name in options.keys() - own - fields:
-        known = sorted(arguments | own | fields)
+    for name in options.keys() - of_state - fields:
+        names = sorted(arguments | of_state | fields)
         meant = next(
             (f"did you mean {argument}?" for argument, tried in _ALSO_TRIED.items() if name in tried), None
         )
         listed = f"its arguments are {', '.join(sorted(arguments))}, and settings of the strategy {key!r}."
-        raise TypeError(f"Memory has no argument {name!r}: {meant or hint(name, known, listed)}")
+        raise TypeError(f"Memory has no argument {name!r}: {meant or hint(name, names, listed)}")
     changes = {name: options.pop(name) for name in fields & options.keys()}
     if budget is not None:
         if "history_budget" not in fields:

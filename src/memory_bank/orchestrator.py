@@ -122,12 +122,12 @@ class LLMOrchestrator(Closing):
             raise ConfigError("keep: the number of calls to keep must be a whole number, 0 or more.")
         self.processor = MemoryProcessor(config, open_state)
         if prices is not None:
-            given: Any = {k: p.model_dump() if isinstance(p, Price) else p for k, p in prices.items()}
-            own_prices = {"prices": Config(prices=given).prices}
+            by_model: Any = {k: p.model_dump() if isinstance(p, Price) else p for k, p in prices.items()}
+            own_prices = {"prices": Config(prices=by_model).prices}
             self.processor.config = self.processor.config.model_copy(update=own_prices)
         self._client = client
-        own = callable(getattr(client, "generate_plain", None))
-        self._create: Any = None if own or not callable(create := chat.create_of(client)) else create
+        plain = callable(getattr(client, "generate_plain", None))
+        self._create: Any = None if plain or not callable(create := chat.create_of(client)) else create
         self._async = self._create is not None and chat.is_async(client)
         self._chat = None if self._async else chat.as_chat_model(client)
         self._summaries: Any = chat.as_chat_model(summary_client) or (None if self._async else self)
@@ -148,8 +148,8 @@ class LLMOrchestrator(Closing):
         """
         if memory_key is not None:
             self.processor.config.strategy(memory_key)
-        given = {"memory_key": memory_key, "session_id": session_id, "model": model}
-        self._active = self._active | {k: v for k, v in given.items() if v is not None}
+        names = {"memory_key": memory_key, "session_id": session_id, "model": model}
+        self._active = self._active | {k: v for k, v in names.items() if v is not None}
 
     def reset_session(self, session_id: str | None = None) -> None:
         """The end of a task: a session's memory (default: the active one's) is emptied; the trace stays."""
@@ -196,9 +196,9 @@ class LLMOrchestrator(Closing):
         """Answer messages as they are, without memory. Raises as ``generate`` does."""
         return self._call(*self._plain(input_messages, model, options))
 
-    async def agenerate(self, messages: Sequence[Any], **given: Any) -> Any:
+    async def agenerate(self, messages: Sequence[Any], **options: Any) -> Any:
         """As ``generate``, with the same arguments, for asynchronous programs: with either kind of client."""
-        return await self._acall(*await asyncio.to_thread(self._with_memory, messages, **given))
+        return await self._acall(*await asyncio.to_thread(self._with_memory, messages, **options))
 
     async def agenerate_plain(
         self, *, input_messages: list[dict[str, Any]], model: str | None = None, **options: Any
@@ -289,20 +289,20 @@ class LLMOrchestrator(Closing):
             error = type(e).__name__
             raise
         finally:
-            told = chat.usage_of(answers[0]) if answers and not sent.streamed else NO_USAGE
+            usage = chat.usage_of(answers[0]) if answers and not sent.streamed else NO_USAGE
             if prefix is not None and answers and not sent.streamed:
                 cache, context = prefix
-                cache.answered(context, told.cached if told.untold is None else None)
+                cache.answered(context, usage.cached if usage.untold is None else None)
             price = price_of(self.processor.config.prices, sent.model)
-            used = told.tokens or Usage(0 if error else sent.counted_tokens)
-            paid = costs(used, used, price, told.billed)
+            used = usage.tokens or Usage(0 if error else sent.counted_tokens)
+            paid = costs(used, used, price, usage.billed)
             with self._lock:
                 self._number += 1
                 done = replace(
                     sent,
                     number=self._number,
-                    prompt_tokens=told.input or 0,
-                    completion_tokens=told.output or 0,
+                    prompt_tokens=usage.input or 0,
+                    completion_tokens=usage.output or 0,
                     cost=None if paid is None else paid[0],
                     seconds=time.perf_counter() - began,
                     error=error,

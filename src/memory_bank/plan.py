@@ -255,7 +255,7 @@ class Plan:
 
         Those that a fold is about are not among them: what it shows of them stands with the fold.
         """
-        found: dict[Fate, list[str]] = {}
+        by_fate: dict[Fate, list[str]] = {}
         tail = self.view.tail
         for interaction in self.view.interactions:
             if interaction is tail or self.unchanged or interaction.stays:
@@ -265,8 +265,8 @@ class Plan:
             else:
                 fate = Fate.KEPT if interaction.start >= self.choice.since else Fate.LEFT_OUT
             if fate is not Fate.LEFT_OUT:
-                found.setdefault(fate, []).extend(interaction.record_ids)
-        return found
+                by_fate.setdefault(fate, []).extend(interaction.record_ids)
+        return by_fate
 
     def figures(self) -> dict[str, Any]:
         """The token counts and labels as JSON values, without the decisions."""

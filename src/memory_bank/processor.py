@@ -312,11 +312,11 @@ class MemoryProcessor:
         if not calls:
             return
         tools = ", ".join(dict.fromkeys(c["tool_name"] for c in calls))
-        found = f"the agent repeats itself: {len(calls)} calls in a row of {tools[:200]} with the same answer"
+        text = f"the agent repeats itself: {len(calls)} calls in a row of {tools[:200]} with the same answer"
         if self.config.loop_detection == "raise":
-            raise LoopDetectedError(f"{found}; change the prompt or the tool, or stop the agent", calls)
+            raise LoopDetectedError(f"{text}; change the prompt or the tool, or stop the agent", calls)
         if len(calls) % threshold == 0:
-            log.warning("%s", found)
+            log.warning("%s", text)
 
     def state(self, memory_key: str, session_id: str | None = None) -> Session | None:
         """The state of a strategy in a session, a MemoryBankState where it has a memory; None before its use."""
@@ -340,18 +340,18 @@ class MemoryProcessor:
 
     def _session(self, key: str, session_id: str | None, *, stored: bool) -> Session:
         place = (session_id, key)
-        if (known := self._states.get(place)) is not None:
-            return known
+        if (session := self._states.get(place)) is not None:
+            return session
         with self._lock:
             opening = self._opening.setdefault(place, threading.RLock())
         with opening:  # a slow database does not block other sessions
-            made = self._states.get(place)
-            if made is None:
-                made = self._open(session_id) if stored else Session()
+            opened = self._states.get(place)
+            if opened is None:
+                opened = self._open(session_id) if stored else Session()
                 with self._lock:
-                    self._states[place] = made
+                    self._states[place] = opened
             self._opening.pop(place, None)
-            return made
+            return opened
 
     def _open(self, session_id: str | None) -> MemoryBankState:
         if session_id is None:

@@ -17,10 +17,10 @@ NAMESPACE_END = "␟"
 _REPR_CHARS = 280
 
 
-def brief(value: object, held: Mapping[str, object]) -> str:
+def brief(value: object, parts: Mapping[str, object]) -> str:
     """A repr of at most 280 characters, with the beginning of each part that is not empty."""
-    shown = ", ".join(f"{k}={reprlib.repr(v)}" for k, v in held.items() if v not in (None, "", ()))
-    text = f"{type(value).__name__}({shown})"
+    listed = ", ".join(f"{k}={reprlib.repr(v)}" for k, v in parts.items() if v not in (None, "", ()))
+    text = f"{type(value).__name__}({listed})"
     return text if len(text) <= _REPR_CHARS else f"{text[: _REPR_CHARS - 2]}…)"
 
 
@@ -30,8 +30,8 @@ class Brief:
     __slots__ = ()
 
     def __repr__(self) -> str:
-        made: Any = self
-        return brief(self, {f.name: getattr(self, f.name) for f in fields(made)})
+        instance: Any = self
+        return brief(self, {f.name: getattr(self, f.name) for f in fields(instance)})
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -19,8 +19,8 @@ def embedder_name(model: object) -> str:
     Its ``name`` where the class (or the object itself) defines it as a string, else a ``model_name_or_path``
     (FlagEmbedding), else the name of its class.
     """
-    own = inspect.getattr_static(model, "name", None) is not None
-    for attribute in ("name", "model_name_or_path") if own else ("model_name_or_path",):
+    has_name = inspect.getattr_static(model, "name", None) is not None
+    for attribute in ("name", "model_name_or_path") if has_name else ("model_name_or_path",):
         value = getattr(model, attribute, None)
         if isinstance(value, str) and value:
             return value
@@ -61,9 +61,9 @@ def _encoded(
             "see the cause, or use another embedding model"
         ) from exc
 
-    def invalid(what: str) -> EmbeddingError:
+    def invalid(reason: str) -> EmbeddingError:
         return EmbeddingError(
-            f"the embedder {name!r} returned {what} for {n} texts: its encode must take a list of strings and "
+            f"the embedder {name!r} returned {reason} for {n} texts: its encode must take a list of strings and "
             "return an (n, d) array of finite numbers"
         )
 
@@ -94,13 +94,8 @@ def choose_diverse(
 
     Maximal marginal relevance (Carbonell and Goldstein, SIGIR 1998), greedily: the next item is the one that
     fits with the greatest ``(1 - diversity) * relevance - diversity * similarity``, where similarity is the
-    greatest to an item already chosen, at least 0. Of equal items (to 6 digits) the last is chosen.
-
-    Args:
-        vectors: one unit vector an item.
-        relevance: one number an item, such as its similarity to the query.
-        diversity: 0 (relevance only) to 1.
-        costs: of the items; 1 each, and ``budget`` is their number.
+    greatest to an item already chosen, at least 0. Of equal items (to 6 digits) the last is chosen. ``vectors`` have
+    unit length; ``diversity``: 0 (relevance only) to 1; with ``costs`` of 1 each, ``budget`` is a number of items.
     """
     cost = np.asarray(costs)
     nearest = np.zeros_like(relevance)

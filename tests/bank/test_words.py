@@ -31,9 +31,15 @@ NAMES = ("red", "green", "blue", "black", "white", "ORD-1", "ORD-2", "ORD-3")
 
 
 @pytest.fixture
-def small(monkeypatch):
+def block_size(monkeypatch):
+    """Sets how many insights a block has."""
+    return lambda size: monkeypatch.setattr(words, "BLOCK", size)
+
+
+@pytest.fixture
+def small(block_size):
     """Blocks of few insights."""
-    monkeypatch.setattr(words, "BLOCK", 8)
+    block_size(8)
 
 
 def opened(database, name, namespace=None):
@@ -71,7 +77,7 @@ def test_a_block_gives_back_what_it_was_made_of(texts):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_blocks_rank_as_rows_do(bank, seed, small, monkeypatch):
+def test_blocks_rank_as_rows_do(bank, seed, small, block_size):
     """Sessions of two namespaces write, replace, forget and clear; a bank that has no blocks and keeps no words between
     searches is the reference."""
     random_ = random.Random(seed)
@@ -86,7 +92,7 @@ def test_blocks_rank_as_rows_do(bank, seed, small, monkeypatch):
         text = " ".join(random_.choices(NAMES, k=4))
         new = [InteractionRecord.create(n, "get", {"n": n % 5}, f"{text} {k}") for k in range(3)]
         for each in (database, plain):
-            monkeypatch.setattr(words, "BLOCK", 8 if each is database else 4_096)
+            block_size(8 if each is database else 4_096)
             facts, insights = opened(each, name, sessions[name])
             if verb == "add":
                 facts.store_many(new)
@@ -150,12 +156,12 @@ def test_what_is_deleted_leaves_no_words(bank, small):
     assert list(verify(database)) == []
 
 
-def test_two_processes_make_one_block_of_the_same_rows(bank_url, small, monkeypatch):
+def test_two_processes_make_one_block_of_the_same_rows(bank_url, small, block_size):
     first, second = Database(bank_url), Database(bank_url)
-    monkeypatch.setattr(words, "BLOCK", 64)
+    block_size(64)
     fill(first, "a", [f"{n} apple" for n in range(60)])
     fill(first, "b", [f"{n} pear" for n in range(60)])
-    monkeypatch.setattr(words, "BLOCK", 16)
+    block_size(16)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(words.settle_all, [first, second] * 2))
     heads = first.column(sa.select(blocks.c.body).where(blocks.c.bucket == -1))
@@ -177,14 +183,14 @@ fill(Database(sys.argv[1]), "a", [f"{n} apple" for n in range(20)])
 """
 
 
-def test_a_process_that_dies_while_it_makes_a_block_loses_nothing(bank_url, monkeypatch):
+def test_a_process_that_dies_while_it_makes_a_block_loses_nothing(bank_url, block_size):
     Database(bank_url).close()
     env = {**os.environ, "MEMORY_BANK_FAULT": "seal.executed:1"}
     done = subprocess.run([sys.executable, "-c", DIES, bank_url], env=env, timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL
     database = Database(bank_url)
     assert (count(database, blocks), count(database, rows_of_words)) == (0, 20)
-    monkeypatch.setattr(words, "BLOCK", 16)
+    block_size(16)
     words.settle(database, "a")
     assert count(database, rows_of_words) == 4
     assert len(InsightStore("lexical", database, "a").rank("apple")) == 20

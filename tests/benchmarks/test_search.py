@@ -69,10 +69,50 @@ def test_what_is_asked_of_each_form(runs):
 
 
 @pytest.mark.parametrize("arguments", [["--form", "facts", "--limit", "1"], ["--form", "shell"]])
-def test_every_ranking_has_a_row(runs, capsys, monkeypatch, arguments):
+def test_every_ranking_has_a_row(runs, capsys, arguments):
     files = [] if "facts" in arguments else [str(runs)]
-    monkeypatch.setattr("sys.argv", ["search.py", *files, *arguments])
-    assert search.main() == 0
+    assert search.main([*files, *arguments]) == 0
     head, _, *rows = capsys.readouterr().out.splitlines()
     assert [row.split(" | ")[1] for row in rows] == ["BM25", "BM25 + neighbours", "search"]
     assert all(row.count("|") == head.count("|") for row in rows)
+
+
+def chats(tmp_path):
+    """The same two turns and one question in the forms of LoCoMo, LongMemEval and BEAM."""
+    texts = ["I moved to Ghent.", "How nice."]
+    turns = [
+        {"dia_id": f"D1:{n}", "speaker": s, "text": t}
+        for n, (s, t) in enumerate(zip("AB", texts, strict=True))
+    ]
+    locomo = tmp_path / "locomo.json"
+    talk = {"speaker_a": "A", "session_1_date_time": "8 May", "session_1": turns}
+    asked = [{"question": "Where to?", "evidence": ["D1:0"]}, {"question": "Who?", "evidence": []}]
+    locomo.write_text(json.dumps([{"conversation": talk, "qa": asked}]))
+    eval_ = tmp_path / "longmemeval.json"
+    said = [
+        {"role": "user", "content": texts[0], "has_answer": True},
+        {"role": "assistant", "content": texts[1]},
+    ]
+    eval_.write_text(json.dumps([{"question": "Where to?", "haystack_sessions": [said]}]))
+    beam = tmp_path / "100K"
+    (beam / "1" / "probing_questions").mkdir(parents=True)
+    roles = zip(("user", "assistant"), (texts[0] + " ->-> 1,1", texts[1]), strict=True)
+    said = [{"role": role, "id": n, "content": text} for n, (role, text) in enumerate(roles)]
+    (beam / "1" / "chat.json").write_text(json.dumps([{"batch_number": 1, "turns": [said]}]))
+    kinds = {
+        "abstention": [{"question": "Who?"}],
+        "knowledge_update": [{"question": "Where to?", "source_chat_ids": {"updated_info": [0]}}],
+    }
+    (beam / "1" / "probing_questions" / "probing_questions.json").write_text(json.dumps(kinds))
+    return [locomo, eval_, beam]
+
+
+def test_published_talks_of_people_are_read(tmp_path, capsys):
+    files = chats(tmp_path)
+    for path in files:
+        (session,) = search.sessions_of(path, "asked", "all", 9)
+        assert session.queries == [(2, "Where to?", [[0]])]
+        assert [record.output_text for record in session.records] == ["I moved to Ghent.", "How nice."]
+    search.measure(files[-1], "asked", "all", 9, "")
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.split(" | ")[:7] == ["| 100K, asked all", "search", "1", "100.0", "100.0", "100.0", "100.0"]

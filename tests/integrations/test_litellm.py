@@ -40,9 +40,16 @@ HANDLERS = {"get_order": get_order, "get_parcel": get_parcel}
 
 
 @pytest.fixture
-def memory(monkeypatch):
+def callbacks(monkeypatch):
+    """LiteLLM's callbacks, which are none at first."""
+    monkeypatch.setattr(litellm, "callbacks", [])
+    return litellm.callbacks
+
+
+@pytest.fixture
+def memory(callbacks):
     hook = MemoryBankHook()
-    monkeypatch.setattr(litellm, "callbacks", [hook])
+    callbacks.append(hook)
     yield hook
     hook.bridge.close()
 
@@ -118,7 +125,6 @@ def test_messages_by_position_are_said_once_to_have_no_memory(memory, caplog):
     assert caplog.text.count("messages by position") == 1
 
 
-def test_the_example_of_litellm(monkeypatch, capsys):
-    monkeypatch.setattr(litellm, "callbacks", [])
+def test_the_example_of_litellm(callbacks, monkeypatch, capsys):
     run_example("test_the_example_of_litellm", monkeypatch)
     assert ANSWER in capsys.readouterr().out

@@ -32,10 +32,16 @@ def leaves_nothing_of_a_message(view, _session):
     return Choice(keep_all=True, edits={at: Edit({WHOLE: None}, None, 0)}, may_cost_more=True)
 
 
+@pytest.fixture
+def decides_by(monkeypatch):
+    """Puts a function that chooses in the place of every strategy."""
+    return lambda choose: monkeypatch.setattr(processor, "policy_of", lambda *_: Policy("broken", choose))
+
+
 @pytest.mark.parametrize("api", PATHS)
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_rule_that_a_strategy_breaks_is_named_and_counted(tmp_path, monkeypatch, api, stream):
-    monkeypatch.setattr(processor, "policy_of", lambda *_: Policy("broken", empties_a_result))
+def test_a_rule_that_a_strategy_breaks_is_named_and_counted(tmp_path, decides_by, api, stream):
+    decides_by(empties_a_result)
     with scripted([say("ok")] * 3, tmp_path, inject_tools=False, cache_markers="off") as (server, p):
         for count in (4, 5, 6):
             body = {"model": "m", **body_of(api, OUTPUTS[:count], TOOLS), "stream": stream}
@@ -65,8 +71,8 @@ def test_a_rule_that_a_strategy_breaks_is_named_and_counted(tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("choose", "rule"), [(empties_a_result, gate.EMPTY), (leaves_nothing_of_a_message, gate.ENTRY)]
 )
-def test_the_plan_names_the_rule_in_the_library_and_in_the_api(tmp_path, monkeypatch, choose, rule):
-    monkeypatch.setattr(processor, "policy_of", lambda *_: Policy("broken", choose))
+def test_the_plan_names_the_rule_in_the_library_and_in_the_api(tmp_path, decides_by, choose, rule):
+    decides_by(choose)
     chat = body_of("chat", OUTPUTS[:4], TOOLS)["messages"]
     chat[2:2] = [{"role": "assistant", "content": "I look."}, {"role": "user", "content": "Go on."}]
     made = processor.MemoryProcessor()

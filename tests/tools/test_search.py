@@ -201,6 +201,15 @@ def test_the_nearer_neighbour_comes_first_and_none_is_six_away(bank):
     assert far == sorted(far) == [0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
 
 
+def test_a_long_answer_with_words_of_change_supersedes_nothing(bank):
+    talk = bank.state("talk")
+    advice = "Instead of trains Lena Vogt could take buses, and raise the matter of her budget with the quarter's review. "
+    talk.add([*CHANGED[1:4], record(5, "message", {"speaker": "assistant"}, advice * 4), *CHANGED[6:]])
+    matches = search_session(talk, "How much may Lena Vogt spend this quarter?", 5, by_agent=False).matches
+    assert matches[0].outline.step_id == 2
+    assert {m.newer for m in matches} == {None}
+
+
 def test_a_query_that_nothing_matches_finds_nothing(state):
     assert search_session(state, "zeppelin quantum xyzzy", 20).matches == []
 

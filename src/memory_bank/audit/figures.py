@@ -3,8 +3,8 @@
 
 def percent(share: float) -> str:
     """A share in percent with one digit: 0.4088 is 40.9; only 1 is 100.0."""
-    shown = f"{100 * share:.1f}"
-    return "99.9" if shown == "100.0" and share < 1 else shown
+    text = f"{100 * share:.1f}"
+    return "99.9" if text == "100.0" and share < 1 else text
 
 
 def money(amount: float) -> str:

@@ -78,9 +78,9 @@ class LogAudit:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON values."""
-        kept = [{name: k._asdict() for name, k in row.kept.items()} for row in self.each]
+        ways = [{name: k._asdict() for name, k in row.kept.items()} for row in self.each]
         return asdict(self) | {
-            "each": [row._asdict() | {"kept": k} for row, k in zip(self.each, kept, strict=True)],
+            "each": [row._asdict() | {"kept": k} for row, k in zip(self.each, ways, strict=True)],
             "figures": [f._asdict() for f in self.figures],
             "sentences": self.sentences(),
         }
@@ -139,8 +139,8 @@ def audit_logs(
             for compaction in compactions_of(session, seen):
                 ways = compaction.ways(costs, bank, assist)
                 values = compaction.needed_values()
-                kept = {name: kept_by(way, values, costs) for name, way in ways.items()}
-                rows.append(CompactionRow(session.id, compaction.number, kept))
+                by_way = {name: kept_by(way, values, costs) for name, way in ways.items()}
+                rows.append(CompactionRow(session.id, compaction.number, by_way))
             if progress is not None:
                 progress(n, len(runs))
     return LogAudit(
@@ -160,12 +160,12 @@ def audit_logs(
 
 def figures_of(name: str, rows: Sequence[CompactionRow]) -> WayFigures:
     """What one way kept over all compactions; shares are None where no value was needed."""
-    kept = [row.kept[name] for row in rows]
-    needed = sum(k.needed for k in kept)
-    shares = (sum(k.present for k in kept), sum(k.bound for k in kept))
+    figures = [row.kept[name] for row in rows]
+    needed = sum(k.needed for k in figures)
+    shares = (sum(k.present for k in figures), sum(k.bound for k in figures))
     values, bound = (share / needed if needed else None for share in shares)
     return WayFigures(
-        name, values, bound, sum(k.tokens for k in kept) / len(kept), sum(k.failed for k in kept)
+        name, values, bound, sum(k.tokens for k in figures) / len(figures), sum(k.failed for k in figures)
     )
 
 
@@ -200,14 +200,14 @@ class Compaction:
         self, costs: Costs, bank: MemoryBankSettings | None, assist: int, answer: int | None = None
     ) -> dict[str, Callable[[], list[Any]]]:
         """What makes the messages of each way to compact: ANSWER has as many tokens as the summary, or ``answer``."""
-        own = {"role": "user", "content": self.summary}
-        room = costs.of(own) - costs.of({"role": "user", "content": ""})
-        known = partial(_bank_says, self.history, bank, costs, self.session.client == "Claude Code")
+        summary = {"role": "user", "content": self.summary}
+        room = costs.of(summary) - costs.of({"role": "user", "content": ""})
+        from_bank = partial(_bank_says, self.history, bank, costs, self.session.client == "Claude Code")
         return {
-            OWN: lambda: [own],
+            OWN: lambda: [summary],
             FULL: lambda: self.history,
-            ASSIST: partial(known, assist, own),
-            ANSWER: partial(known, room if answer is None else answer),
+            ASSIST: partial(from_bank, assist, summary),
+            ANSWER: partial(from_bank, room if answer is None else answer),
         }
 
     def needed_values(self) -> list[Need]:
@@ -217,15 +217,15 @@ class Compaction:
         """
         outputs = texts_of(m for m in self.history[: self.tail] if kind_of(m) is MessageKind.RESULT)
         recent = texts_of(self.history[self.tail :])
-        found: dict[str, Need] = {}
+        by_value: dict[str, Need] = {}
         for turn in needs_of(Trace("", [*self.history, *self.after])):
             if turn.position >= len(self.history) and turn.kind == "call":
                 for need in (n for n in turn.needs if n.born == "tool"):
                     if any(t.holds(need.forms) for t in outputs) and not any(
                         t.holds(need.forms) for t in recent
                     ):
-                        found.setdefault(need.value, need)
-        return list(found.values())
+                        by_value.setdefault(need.value, need)
+        return list(by_value.values())
 
 
 def compactions_of(session: Trace, seen: set[str]) -> Iterator[Compaction]:
@@ -262,9 +262,9 @@ def _bank_says(
     costs: Costs,
     users_words: bool,
     most: int,
-    own: dict[str, Any] | None = None,
+    message: dict[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """What stands for a history where a bank answers in ``most`` tokens, or adds them to the summary ``own``.
+    """What stands for a history where a bank answers in ``most`` tokens, or adds them to the summary ``message``.
 
     ``users_words``: an answer repeats the user's messages, as for clients that do not keep them.
     """
@@ -273,6 +273,6 @@ def _bank_says(
         apply_memory_bank_strategy(
             copied(history), None, (bank or MemoryBankSettings()).model_copy(update=local), state
         )
-        summary = own["content"] if own else ""
-        text = what_is_known(state, most, lacking=summary, users_words=users_words and not own)
-    return [*([own] if own else ()), {"role": "user", "content": text}]
+        summary = message["content"] if message else ""
+        text = what_is_known(state, most, lacking=summary, users_words=users_words and not message)
+    return [*([message] if message else ()), {"role": "user", "content": text}]

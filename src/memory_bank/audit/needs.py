@@ -120,8 +120,8 @@ def needs_of(trace: Trace, constants: frozenset[str] = frozenset()) -> list[Need
     for position, message in enumerate(trace.messages):
         kind = kind_of(message)
         if is_turn(message) and index.outputs:
-            shown: Literal["call", "say"] = "call" if kind is MessageKind.CALL else "say"
-            turns.append(NeedyTurn(position, shown, index.needs(message, constants)))
+            act: Literal["call", "say"] = "call" if kind is MessageKind.CALL else "say"
+            turns.append(NeedyTurn(position, act, index.needs(message, constants)))
         index.add(position, message, kind)
     return turns
 
@@ -167,14 +167,14 @@ class _SearchIndex:
         else:
             text = "\n".join(content_texts(read(message, "content")))
             candidates = dict.fromkeys(identifiers(text), "token")
-        found: dict[NormalText, Need] = {}
+        by_form: dict[NormalText, Need] = {}
         for value, kind in candidates.items():
             forms = forms_of(value)
-            known = forms[0] in constants or forms[0] in found
-            if not known and (need := self._need(value, forms, kind)):
-                found[forms[0]] = need
+            is_known = forms[0] in constants or forms[0] in by_form
+            if not is_known and (need := self._need(value, forms, kind)):
+                by_form[forms[0]] = need
         # a value within a longer one of the same turn does not count
-        whole = [n for own, n in found.items() if not any(t.places(own) for t in found if t != own)]
+        whole = [n for form, n in by_form.items() if not any(t.places(form) for t in by_form if t != form)]
         if len(whole) > MOST_NEEDS:
 
             def digest(need: Need) -> bytes:
@@ -186,40 +186,40 @@ class _SearchIndex:
 
     def _need(self, value: str, forms: tuple[NormalText, ...], kind: NeedKind) -> Need | None:
         places = {p for form in forms for p in self._search(form)}
-        outputs, own = places & self.outputs, places & self._own
+        outputs, from_agent = places & self.outputs, places & self._own
         if not outputs or places & self._asked or self._schema.holds(forms):
             return None
-        latest = max(outputs | own)
+        latest = max(outputs | from_agent)
         return Need(
             value=value,
             forms=forms,
             kind=kind,
             age=max(1, len(self._turns) - bisect_right(self._turns, latest) + 1),
-            first_use=not own,
-            born="agent" if own and min(own) < min(outputs) else "tool",
-            supports=self._supports(forms, sorted(outputs | own, reverse=True)),
+            first_use=not from_agent,
+            born="agent" if from_agent and min(from_agent) < min(outputs) else "tool",
+            supports=self._supports(forms, sorted(outputs | from_agent, reverse=True)),
         )
 
     def _search(self, form: NormalText) -> list[int]:
         """The positions of the messages that hold a form, oldest first; no message is searched twice."""
-        searched, found = self._known.get(form, (0, []))
+        searched, positions = self._known.get(form, (0, []))
         if searched < len(self._texts):
             candidates: Sequence[int] = range(searched, len(self._texts))
             if form.words:  # only messages that hold its rarest word
                 rarest = min((self._holding.get(w, []) for w in sorted(form.words)), key=len)
                 candidates = rarest[bisect_right(rarest, searched - 1) :]
-            found += [p for p in candidates if self._texts[p].places(form)]
-            self._known[form] = (len(self._texts), found)
-        return found
+            positions += [p for p in candidates if self._texts[p].places(form)]
+            self._known[form] = (len(self._texts), positions)
+        return positions
 
     def _supports(self, forms: Sequence[NormalText], positions: Iterable[int]) -> tuple[frozenset[str], ...]:
-        found: dict[frozenset[str], None] = {}
+        sets: dict[frozenset[str], None] = {}
         for p in positions:
             text = self._texts[p]
-            found |= dict.fromkeys(_support(text, at, at + len(f)) for f in forms for at in text.places(f, 3))
-            if len(found) >= _SUPPORTS:
+            sets |= dict.fromkeys(_support(text, at, at + len(f)) for f in forms for at in text.places(f, 3))
+            if len(sets) >= _SUPPORTS:
                 break
-        return tuple(found)
+        return tuple(sets)
 
 
 def _support(text: str, start: int, stop: int) -> frozenset[str]:

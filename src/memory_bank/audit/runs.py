@@ -63,9 +63,9 @@ def bills_of(traces: Sequence[Trace], rows: Sequence[Sequence[StepRow]], price: 
             for name in ("all", next(name for name, fewest in LENGTHS.items() if calls >= fewest)):
                 costs[name].append((without, with_memory))
     return [
-        Bill(name, len(own), sum(a for a, _ in own), sum(b for _, b in own), max(b / a for a, b in own))
-        for name, own in costs.items()
-        if own
+        Bill(name, len(two), sum(a for a, _ in two), sum(b for _, b in two), max(b / a for a, b in two))
+        for name, two in costs.items()
+        if two
     ]
 
 
@@ -102,18 +102,18 @@ class RunAudit(NamedTuple):
         if self.errors or self.broken or is_dearer:
             return f"Take no memory: {name} raises, breaks pairs, or costs no less than the full history."
         if not self.values:
-            kept = (
+            share = (
                 "all that calls needed, for no call needed a value from before its last interaction: there is "
                 "nothing to measure but dollars (what the last answer needs is not measured)"
             )
         else:
-            kept = f"{percent(self.kept / self.values)}% of the evidence older than the last interaction"
+            share = f"{percent(self.kept / self.values)}% of the evidence older than the last interaction"
             if self.kept < 0.70 * self.values:
-                return f"Take no memory: at {percent(self.tokens / full)}% of the tokens {name} keeps only {kept}."
+                return f"Take no memory: at {percent(self.tokens / full)}% of the tokens {name} keeps only {share}."
         runs = f"{count_of(self.traces, 'trace')} and {count_of(self.steps, 'model call')}"
         return (
             f"Take {name}: over {runs} it would have saved {full - self.tokens:,} of {full:,} prompt "
-            f"tokens ({percent(1 - self.tokens / full)}%) and kept {kept}."
+            f"tokens ({percent(1 - self.tokens / full)}%) and kept {share}."
         )
 
 

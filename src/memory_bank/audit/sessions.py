@@ -247,8 +247,8 @@ def _of_openhands(events: Sequence[Mapping[str, Any]]) -> list[Any]:
         if seen:
             if any(c["id"] == call_id for m in chat for c in m.get("tool_calls", ())):
                 _return(chat, call_id, (seen if isinstance(seen, Mapping) else event).get("content"))
-        elif isinstance(said := event.get("llm_message"), Mapping):
-            _say(chat, _text_at(said, "role") or "user", _text_of(said.get("content")))
+        elif isinstance(message := event.get("llm_message"), Mapping):
+            _say(chat, _text_at(message, "role") or "user", _text_of(message.get("content")))
         elif action in ("message", "system") and isinstance(args, Mapping):
             role = {"user": "user", "agent": "assistant"}.get(_text_at(event, "source"), "system")
             _say(chat, "system" if action == "system" else role, _text_at(args, "content"))
@@ -310,12 +310,12 @@ def log_files(paths: Sequence[Path]) -> list[Path]:
 
     Raises ConfigError for a path that does not exist, and for a folder without such files.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
         if not path.exists():
             raise ConfigError(f"there is no file or folder {path}: check the name.")
         if not path.is_dir():
-            found.append(path)
+            files.append(path)
             continue
         endings = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".traj")
         below = sorted(p for p in path.rglob("*") if p.name.endswith(endings) and p.is_file())
@@ -323,8 +323,8 @@ def log_files(paths: Sequence[Path]) -> list[Path]:
             raise ConfigError(
                 f"the folder {path} holds no .jsonl, .json or .traj files: name the folder of an agent's logs."
             )
-        found += below
-    return found
+        files += below
+    return files
 
 
 def client_of(values: Sequence[Any]) -> Client | None:

@@ -37,22 +37,22 @@ class NormalText(str):
         No letter, digit or underscore may continue it, and a number must not be part of a longer one: 645 is not
         found in 1645, 645.99 or 1,645.
         """
-        found: list[int] = []
+        positions: list[int] = []
         if not value or not value.words <= self.words:
-            return found
+            return positions
         guard_left, guard_right = value[0].isalnum(), value[-1].isalnum()
         number = value.replace(".", "", 1).replace("-", "", 1).isdigit()
         at = self.find(value)
-        while at >= 0 and len(found) < limit:
+        while at >= 0 and len(positions) < limit:
             stop = at + len(value)
             if (
                 not (guard_left and at and _continues(self[at - 1]))
                 and not (guard_right and stop < len(self) and _continues(self[stop]))
                 and not (number and _inside_number(self, at, stop))
             ):
-                found.append(at)
+                positions.append(at)
             at = self.find(value, at + 1)
-        return found
+        return positions
 
     def holds(self, values: Iterable[NormalText]) -> bool:
         """Whether any of some values stands in the text."""
@@ -195,18 +195,18 @@ def call_values(arguments: Iterable[object], seen: Callable[[str], bool]) -> dic
     ``seen`` says whether an earlier output holds a text: a short argument that it holds is one value; any
     other argument is searched for identifiers.
     """
-    found: dict[str, NeedKind] = {}
+    kinds: dict[str, NeedKind] = {}
     for argument in arguments:
         for text, is_number in leaves(parsed_arguments(argument)):
             if is_number:
                 if not is_trivial(text):
-                    found.setdefault(text, "leaf")
+                    kinds.setdefault(text, "leaf")
             elif len(text) <= LONGEST and "\n" not in text and not is_trivial(text) and seen(text):
-                found.setdefault(text, "leaf")
+                kinds.setdefault(text, "leaf")
             elif len(text) > 12 and (" " in text or "\n" in text or len(text) > 40):
                 for token in identifiers(text):
-                    found.setdefault(token, "token")
-    return found
+                    kinds.setdefault(token, "token")
+    return kinds
 
 
 def forms_of(value: str) -> tuple[NormalText, ...]:

@@ -108,19 +108,14 @@ def read_traces(path: str | Path) -> Iterator[Trace | BrokenLine]:
         ) from e
     if last is not None:
         yield last
-    yield from _run_of_lines(loose, path)
-
-
-def _run_of_lines(lines: Sequence[tuple[int, dict[str, Any]]], path: Path) -> Iterator[Trace | BrokenLine]:
-    """The runs of lines that are a message or an event each."""
-    values = [value for _, value in lines]
+    values = [value for _, value in loose]
     name = path.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".json")
     if client := client_of(values):
         yield from (read_claude_code if client == "Claude Code" else read_codex)(values, name)
     elif chat := chat_of(values):
         yield Trace(name, chat)
     else:
-        yield from (BrokenLine(str(path), n, 'it has no list "messages"') for n, _ in lines)
+        yield from (BrokenLine(str(path), n, 'it has no list "messages"') for n, _ in loose)
 
 
 def _goes_on(before: Trace, run: Trace) -> bool:
@@ -206,13 +201,13 @@ class TraceFiles:
     found: int = 0
 
     def __iter__(self) -> Iterator[Trace]:
-        found = 0
+        count = 0
         for path in self.paths:
-            before, skipped = found, len(self.skipped)
+            before, skipped = count, len(self.skipped)
             try:
                 for trace in read_traces(path):
                     if isinstance(trace, Trace):
-                        found += 1
+                        count += 1
                         self.found += 1
                         self.calls += sum(len(calls_of(m)) for m in trace.messages if is_turn(m))
                         yield trace
@@ -224,12 +219,12 @@ class TraceFiles:
                 self.unreadable.append(str(path))
                 self.tell(str(e))
             else:
-                if found == before and self.skipped[skipped:]:
+                if count == before and self.skipped[skipped:]:
                     self.unknown.append(str(path))
             if lines := self.skipped[skipped:]:
-                more = f", and {len(lines) - 1:,} more lines of it" if len(lines) > 1 else ""
-                self.tell(f"skipped {lines[0]}{more}.")
-        if not found and (self.skipped or self.unreadable):
+                others = f", and {len(lines) - 1:,} more lines of it" if len(lines) > 1 else ""
+                self.tell(f"skipped {lines[0]}{others}.")
+        if not count and (self.skipped or self.unreadable):
             raise TraceFileError(
                 f"no run was read from {', '.join(map(str, self.paths))}: a run is a line, or the file, with a list "
                 'of messages, or a JSON object that has a list "messages" or "history".'

@@ -55,7 +55,7 @@ def restore(source: Path, to: Path) -> Path | None:
         raise ConfigError(f"{source} is no backup of a bank, or that bank itself: check the name.")
     _check_objects(source)
     database = Database(source, must_exist=True)
-    kept = Path(f"{to}.{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() // 1_000_000 % 1_000:03}")
+    former = Path(f"{to}.{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() // 1_000_000 % 1_000:03}")
 
     def place(copy: str) -> None:
         sound = to.exists() and not has_foreign_journal(to)
@@ -68,11 +68,11 @@ def restore(source: Path, to: Path) -> Path | None:
                         f"{to} is open in a process: stop what uses it, and restore then."
                     ) from e
             with suppress(FileNotFoundError):
-                os.link(to, kept)
+                os.link(to, former)
                 os.chown(copy, to.stat().st_uid, to.stat().st_gid)
             fault_point("restore.executed")
             with suppress(FileNotFoundError):  # the journal of another file, or of a damaged one
-                os.rename(f"{to}-wal", f"{kept}-wal")
+                os.rename(f"{to}-wal", f"{former}-wal")
             os.replace(copy, to)
 
     try:
@@ -82,7 +82,7 @@ def restore(source: Path, to: Path) -> Path | None:
         backup(database, to, place)
     finally:
         database.close()
-    return kept if kept.exists() else None
+    return former if former.exists() else None
 
 
 def _check_objects(source: Path) -> None:
@@ -90,11 +90,11 @@ def _check_objects(source: Path) -> None:
     uri = f"{source.absolute().as_uri()}?mode=ro"
     try:
         with closing(sqlite3.connect(uri, uri=True)) as c:
-            found = c.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
+            objects = c.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
     except sqlite3.Error:  # opening it says what is wrong
         return
     known, own = {*metadata.tables, "models", "sqlite_sequence"}, {*triggers("sqlite")}
-    for kind, name, sql in found:
+    for kind, name, sql in objects:
         is_own = name in known and "VIRTUAL" not in str(sql).upper()[:20]
         if kind == "view" or (kind == "trigger" and sql not in own) or (kind == "table" and not is_own):
             raise StorageError(

@@ -70,16 +70,16 @@ class MemoryFiles:
         self._mine = sa.and_(*(_f[name] == value for name, value in self._key.items()))
         self._redact = redact
 
-    def run(self, given: Mapping[str, Any]) -> str:
+    def run(self, parameters: Mapping[str, Any]) -> str:
         """The answer to a command with its parameters. Raises FileError for the model, StorageError."""
-        name = given.get("command")
+        name = parameters.get("command")
         if not isinstance(name, str) or name not in COMMANDS:
             raise FileError(f"Unknown command: {str(name)[:80]}")
-        values = {p: given.get(p) for p in COMMANDS[name]}
+        values = {p: parameters.get(p) for p in COMMANDS[name]}
         for parameter, value in values.items():
-            kind, what = (int, "whole number") if parameter == "insert_line" else (str, "text")
+            kind, kind_name = (int, "whole number") if parameter == "insert_line" else (str, "text")
             if not isinstance(value, kind) or isinstance(value, bool):
-                raise FileError(f"{name} needs the parameter {parameter}, a {what}.")
+                raise FileError(f"{name} needs the parameter {parameter}, a {kind_name}.")
             longest = 4 * LONGEST_PATH if parameter.endswith("path") else MOST_BYTES
             if isinstance(value, str) and len(value) > longest:
                 raise FileError(_PATHS if parameter.endswith("path") else _FULL)
@@ -87,7 +87,7 @@ class MemoryFiles:
         if name == "view":
             with self.database.read() as c:
                 tree = self._load(c)
-            return _view(tree, str(needed[0]), given.get("view_range"))
+            return _view(tree, str(needed[0]), parameters.get("view_range"))
         with self._changing(erase=name == "delete") as tree:
             answer = getattr(self, f"_{name}")(tree, *needed)
         return str(answer)
@@ -150,8 +150,8 @@ class MemoryFiles:
             raise FileError(f"{failed}. {places}. Please ensure it is unique")
         lines = self._put(tree, place, text.replace(old, new)).split("\n")
         snippet = _numbered(lines[max(0, line - 3) : line + 2], max(1, line - 2))
-        said = "The memory file has been edited. Here is the snippet showing the change (with line numbers):"
-        return f"{said}\n{snippet}"
+        head = "The memory file has been edited. Here is the snippet showing the change (with line numbers):"
+        return f"{head}\n{snippet}"
 
     def _insert(self, tree: Tree, path: str, number: int, text: str) -> str:
         place, before = _entry(tree, path)
@@ -261,5 +261,5 @@ def _numbered(lines: list[str], start: int) -> str:
 
 def _size(size: int) -> str:
     power = min(3, max(0, size.bit_length() - 1) // 10)
-    shown = size / 1024**power
-    return (f"{shown:.0f}" if shown == int(shown) else f"{shown:.1f}") + "BKMG"[power]
+    number = size / 1024**power
+    return (f"{number:.0f}" if number == int(number) else f"{number:.1f}") + "BKMG"[power]

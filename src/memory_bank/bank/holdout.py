@@ -6,7 +6,6 @@ import hmac
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from statistics import NormalDist
 
 import numpy as np
@@ -16,7 +15,6 @@ from memory_bank.bank.database import ANY, Database
 from memory_bank.bank.schema import (
     SESSION,
     SET_SESSION,
-    in_parts,
     of_namespace,
     of_session,
     records,
@@ -178,12 +176,9 @@ def comparison(
         return session_id
 
     sums: dict[str, SessionDollars] = {}
-    parts = (
-        usage_sums(database, None, "session", session_ids=p, since=since) for p in in_parts([*drawn], 10_000)
-    )
-    for s in chain.from_iterable(parts):
+    for s in usage_sums(database, namespace, "session", since=since):
         price, _ = known_price(prices, s.model or "") or (None, "")
-        pair = costs(s.sent, s.full, price, s.billed) if s.reported else None
+        pair = costs(s.sent, s.full, price, s.billed) if s.reported and s.of in drawn else None
         if pair is not None:
             old = sums.get(key := root(str(s.of)), SessionDollars(0.0, 0.0, 0))
             # without memory's tools, which a session that no client names has in either group

@@ -84,11 +84,11 @@ class Keys:
             raise ConfigError("a namespace is 1 to 64 letters, digits, dots, dashes and underscores.")
         key_id = secrets.token_hex(6)
         key = f"mb_{key_id}_{secrets.token_urlsafe(_SECRET_BYTES)}"
-        own = f"ns-{secrets.token_hex(8)}" if namespace is None else namespace
-        made = ApiKey(
+        space = f"ns-{secrets.token_hex(8)}" if namespace is None else namespace
+        stored = ApiKey(
             key_id=key_id,
             name=name,
-            namespace=None if own == DEFAULT else own,
+            namespace=None if space == DEFAULT else space,
             operator=operator,
             created=time.time(),
             requests_per_minute=requests_per_minute,
@@ -98,8 +98,8 @@ class Keys:
         with self.database.write() as c:
             if any(k.name == name and k.revoked is None for k in _read(c)):
                 raise ConfigError(f"there is a key {name!r}: give this one another name, or revoke that one.")
-            c.execute(sa.insert(api_keys), {f: getattr(made, f) for f in ApiKey.__dataclass_fields__})
-        return made, key
+            c.execute(sa.insert(api_keys), {f: getattr(stored, f) for f in ApiKey.__dataclass_fields__})
+        return stored, key
 
     def all(self) -> list[ApiKey]:
         """All keys, revoked ones included, oldest first."""
@@ -109,11 +109,11 @@ class Keys:
     def revoke(self, which: str) -> ApiKey:
         """Revoke a key, named by key_id or name; a revoked key stays revoked. Raises NotFoundError."""
         with self.database.write() as c:
-            known = _read(c)
-            found = [k for k in known if k.key_id == which] or [k for k in known if k.name == which]
-            if not found:
+            every = _read(c)
+            named = [k for k in every if k.key_id == which] or [k for k in every if k.name == which]
+            if not named:
                 raise NotFoundError("there is no such key: `memory-bank keys list` shows those there are.")
-            key = next((k for k in found if k.revoked is None), found[-1])
+            key = next((k for k in named if k.revoked is None), named[-1])
             if key.revoked is None:
                 key = replace(key, revoked=time.time())
                 c.execute(sa.update(api_keys).where(_k.key_id == key.key_id).values(revoked=key.revoked))

@@ -70,14 +70,14 @@ def records_of(
     records: list[InteractionRecord] = []
     for interaction in interactions:
         ids = (*interaction.trace_ids, *interaction.earlier_ids)
-        known = next((stored[t] for t in ids if t is not None and t in stored), None)
-        step = last_step + 1 if known is None else known
+        step_known = next((stored[t] for t in ids if t is not None and t in stored), None)
+        step = last_step + 1 if step_known is None else step_known
         new = [
             pair.record(trace_id, step)
             for pair, trace_id in zip(interaction.pairs, interaction.trace_ids, strict=True)
             if pair.result is not None and trace_id is not None and trace_id not in stored
         ]
-        if new and known is None:
+        if new and step_known is None:
             last_step += 1
         records += new
     return records, last_step
@@ -122,10 +122,10 @@ def retrieve_and_format(
 def check_stores(fact_store: object, insight_store: object) -> None:
     """Raises ConfigError unless the first is a fact store and the second an insight store."""
     stores = ("fact store", fact_store, "get_many"), ("insight store", insight_store, "get_insights")
-    for what, given, method in stores:
-        if not callable(getattr(given, method, None)):
+    for title, store, method in stores:
+        if not callable(getattr(store, method, None)):
             raise ConfigError(
-                f"the {what} is a {type(given).__name__}: the arguments are in the order fact_store, insight_store, "
+                f"the {title} is a {type(store).__name__}: the arguments are in the order fact_store, insight_store, "
                 "as a FactStore and an InsightStore."
             )
 
@@ -145,13 +145,13 @@ def retrieve(
     for record in fact_store.get_many([t for t in ids if (t, max_chars) not in cache]):
         cache[record.trace_id, max_chars] = raw_data(record, max_chars)
     insights = insight_store.get_insights(ids)
-    found = []
+    retrieved = []
     for trace_id, score, *_ in hits:
         shown, insight = cache.get((trace_id, max_chars)), insights.get(trace_id)
         if shown is not None and insight is not None:  # else its fact is gone
-            found.append(Retrieved(trace_id, insight.summary, shown, score))
-    log.debug("retrieved %d records", len(found))
-    return found
+            retrieved.append(Retrieved(trace_id, insight.summary, shown, score))
+    log.debug("retrieved %d records", len(retrieved))
+    return retrieved
 
 
 def raw_data(record: InteractionRecord, max_chars: int) -> Shortened:

@@ -332,7 +332,12 @@ class MemoryBankState(Session):
         if self._charged:  # a step whose ``finish`` has not come
             self.save()
         if self._given_counter is None:
-            self._choose_counter(settings.token_encoding)
+            if self._encoding != (encoding := settings.token_encoding):
+                self._encoding, self._bank_counter = encoding, self.database.counter(encoding)
+            wanted = APPROXIMATE if self._bank_counter == APPROXIMATE else encoding
+            if self.counter.name != wanted and (counter := open_counter(wanted)).name != self.counter.name:
+                self.counter = counter
+                self.transcript = self._new_transcript()
         with self._saving:
             stored = self.database.extent(self.session_id)
         generation, count = stored.generation, stored.records
@@ -433,15 +438,6 @@ class MemoryBankState(Session):
     def fold_counter(self) -> str:
         """The name of the counter that the session's folds are made with."""
         return self.counter.name if self._given_counter else self._bank_counter or self.counter.name
-
-    def _choose_counter(self, encoding: str) -> None:
-        if self._encoding != encoding:
-            self._encoding = encoding
-            self._bank_counter = self.database.counter(encoding)
-        wanted = APPROXIMATE if self._bank_counter == APPROXIMATE else encoding
-        if self.counter.name != wanted and (counter := open_counter(wanted)).name != self.counter.name:
-            self.counter = counter
-            self.transcript = self._new_transcript()
 
     def counts_otherwise(self) -> str:
         """Why no fold can be decided with this step's counter; "" where it is the one of the bank.

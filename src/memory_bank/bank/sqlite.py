@@ -209,7 +209,14 @@ class Sqlite(Database):
         if erasing:  # FAST: pages that become free are not written; ``shrink`` cuts them off
             c.exec_driver_sql(f"PRAGMA secure_delete={'FAST' if self._is_tight() else 'ON'}")
         elif not creating:
-            self._check_room()
+            disk, log = shutil.disk_usage(self._file.parent), 0
+            with suppress(OSError):  # the log may yet have to be copied into the file
+                log = os.stat(f"{self._file}-wal").st_size
+            if disk.free < min(KEPT_ROOM, disk.total // 8) + log:
+                left = f"{disk.free / 2**20:.1f} MiB left, which are kept for deletions"
+                raise StorageError(
+                    f"{self.name}: its disk has {left}: make room, or delete with `memory-bank bank purge`."
+                )
         with self._waiting(c, CREATION_TIMEOUT_MS) if creating else nullcontext():
             # the write lock at once, so that two readers cannot deadlock; by the driver: half the time
             c.connection.driver_connection.execute("BEGIN IMMEDIATE")  # type: ignore[union-attr]
@@ -249,17 +256,6 @@ class Sqlite(Database):
                 ]  # by others, meanwhile
                 if is_read or figure("freelist_count") >= free:
                     return
-
-    def _check_room(self) -> None:
-        """Raise StorageError where the disk has only the room that is kept for deletions."""
-        disk, log = shutil.disk_usage(self._file.parent), 0
-        with suppress(OSError):  # the log may yet have to be copied into the file
-            log = os.stat(f"{self._file}-wal").st_size
-        if disk.free < min(KEPT_ROOM, disk.total // 8) + log:
-            left = f"{disk.free / 2**20:.1f} MiB left, which are kept for deletions"
-            raise StorageError(
-                f"{self.name}: its disk has {left}: make room, or delete with `memory-bank bank purge`."
-            )
 
     def _is_full(self) -> bool:
         """Whether the disk has no room for a journal and its index, and no process has made them before."""

@@ -166,8 +166,8 @@ def _stopped_by(error: OSError) -> int:
     is_pipe = isinstance(error, BrokenPipeError)
     if not is_pipe:
         file = f" ({error.filename})" if error.filename else ""
-        what = error.strerror or type(error).__name__
-        tell(f"{what}{file}: what was written so far is kept; make room or name another file.")
+        reason = error.strerror or type(error).__name__
+        tell(f"{reason}{file}: what was written so far is kept; make room or name another file.")
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError):  # no file descriptor, as under a test's capture

@@ -53,7 +53,7 @@ def replay(
     settings.strategy(key)
     check_files(traces)
     files = TraceFiles(traces, tell)
-    played = steps = full = shown = broken = 0
+    played = steps = full = sent = broken = 0
     counter = embedder = observer = ""
     with (
         output_file(out, *traces, *([Path(db)] if db else [])) as target,
@@ -64,7 +64,7 @@ def replay(
             played += 1
             for step in module.replay_trace(trace, settings, key, memory=memory):
                 steps += 1
-                full, shown, broken = full + step.full_tokens, shown + step.tokens, broken + step.broken_pairs
+                full, sent, broken = full + step.full_tokens, sent + step.tokens, broken + step.broken_pairs
                 counter = step.counter
                 if step.plan is not None:
                     embedder, observer = step.plan.embedder, step.plan.observer
@@ -77,9 +77,9 @@ def replay(
         "strategy": key, "traces": played, "steps": steps, "broken_pairs": broken, "skipped_lines": files.skipped,
         "unreadable_files": files.unreadable, "continued": memory.continued, "token_counter": counter,
         "embedder": embedder, "observer": observer, "mean_full_tokens": full / max(1, steps),
-        "mean_context_tokens": shown / max(1, steps), "ratio": shown / full if full else 1.0,
+        "mean_context_tokens": sent / max(1, steps), "ratio": sent / full if full else 1.0,
     }  # fmt: skip
-    note = "they held records, contexts may show what came later"
+    warning = "they held records, contexts may show what came later"
     lines = [
         ("strategy", key),
         ("", f"embedder {embedder}, observer {observer}" if embedder else ""),
@@ -91,7 +91,7 @@ def replay(
         ("broken pairs", str(broken)),
         ("", APPROXIMATE if counter == "approximate" else ""),
         *_unread(files),
-        ("continued sessions", f"{memory.continued:,}: {note}" if memory.continued else ""),
+        ("continued sessions", f"{memory.continued:,}: {warning}" if memory.continued else ""),
     ]
     answer(s, "\n".join(f"{title:<20} {text}" for title, text in lines if text), as_json)
     if broken or files.unreadable:
@@ -185,8 +185,8 @@ def audit(
         _print_bills(bills, key, model)
         if counter == "approximate":
             print(APPROXIMATE)
-        for what, count in _unread(files, named=compacted):
-            print(f"{what}: {count}")
+        for title, count in _unread(files, named=compacted):
+            print(f"{title}: {count}")
         for sentence in sentences:
             print(fill(one_line(sentence, 2_000), 80))
     if files.unreadable or not measured.steps:

@@ -66,10 +66,8 @@ def sessions(db: str | None = DB, as_json: bool = JSON) -> None:
             "session_id", "records", "steps", "insights", "unobserved", "to_redo", "last_written", "task", "waiting",
             "failing", "attempts", "calls", "model", "title",
         )  # fmt: skip
-        each = [
-            {**{key: getattr(s, key) for key in keys}, "last_used": used, "tokens": asdict(s.tokens)}
-            for used, s in listed
-        ]  # fmt: skip
+        each = [{**{key: getattr(s, key) for key in keys}, "last_used": used, "tokens": asdict(s.tokens)}
+                for used, s in listed]  # fmt: skip
         print_json({"embedder": (bank_embedder(database) or [None])[0], "sessions": each})
         return
     rows = [
@@ -78,12 +76,8 @@ def sessions(db: str | None = DB, as_json: bool = JSON) -> None:
         for used, s in listed
         for t in (s.tokens,)
     ]  # fmt: skip
-    table(
-        ["session", "requests", "tokens", "saved", "last used", "model", "task"],
-        rows,
-        right=[3],
-        whole=[0, 4, 5],
-    )
+    columns = ["session", "requests", "tokens", "saved", "last used", "model", "task"]
+    table(columns, rows, right=[3], whole=[0, 4, 5])
 
 
 def saved(
@@ -97,38 +91,27 @@ def saved(
     Where a share of sessions goes without memory (`holdout`), also what is measured beside them.
     """
     from memory_bank.audit.figures import count_of
+    from memory_bank.bank.database import ANY
     from memory_bank.bank.holdout import comparison
-    from memory_bank.bank.listing import list_sessions
     from memory_bank.bank.steps import usage_sums
     from memory_bank.config import load_config
     from memory_bank.pricing import costs, known_price
 
     database, prices = open_bank(db, config), load_config(config).prices
     since = time.mktime((*time.localtime()[:3], 0, 0, 0, 0, 0, -1)) if today else None
-    ids = [s.session_id for s in list_sessions(database)]
-    sums = [
-        s
-        for n in range(0, len(ids), 10_000)
-        for s in usage_sums(database, None, "session", session_ids=ids[n : n + 10_000], since=since)
-    ]
-    priced = [(known_price(prices, s.model or "") or (None, ""))[0] for s in sums]
-    paid = [
-        costs(s.sent, s.full, price, s.billed) if s.reported else None
-        for s, price in zip(sums, priced, strict=True)
-    ]
+    sums = usage_sums(database, ANY, "session", since=since)
+    priced = ((s, (known_price(prices, s.model or "") or (None, ""))[0]) for s in sums)
+    paid = [costs(s.sent, s.full, price, s.billed) if s.reported else None for s, price in priced]
     dollars = [pair for pair in paid if pair is not None]
-    unknown = sum(
-        s.steps if pair is None else s.steps - s.reported for s, pair in zip(sums, paid, strict=True)
-    )
+    unknown = sum(s.steps - (s.reported if pair else 0) for s, pair in zip(sums, paid, strict=True))
     values: dict[str, Any] = {
         "requests": sum(s.steps for s in sums), "sessions": len({s.of for s in sums}),
         "tokens": sum(s.tokens for s in sums), "full_tokens": sum(s.full_tokens for s in sums),
         "paid": sum(p for p, _ in dollars), "full_cost": sum(f for _, f in dollars), "unknown_cost": unknown,
     }  # fmt: skip
     when_ = "today" if today else "in all"
-    parts = [
-        f"{when_}: {count_of(values['requests'], 'request')} in {count_of(values['sessions'], 'session')}"
-    ]
+    requests, of = count_of(values["requests"], "request"), count_of(values["sessions"], "session")
+    parts = [f"{when_}: {requests} in {of}"]
     if dollars:
         parts.append(spent("$", values["paid"], values["full_cost"], "paid"))
     if values["full_tokens"]:
@@ -295,12 +278,12 @@ def purge(
     database = open_bank(db, session=session)
     purged: list[Purged] = []
     files, complete = (0, 0), False
-    what: dict[str, Any] = {"namespace": namespace, "before": before, "dry_run": dry_run}
+    options: dict[str, Any] = {"namespace": namespace, "before": before, "dry_run": dry_run}
     try:
-        for each in run(database, session_id=session, **what) if project is None else ():
+        for each in run(database, session_id=session, **options) if project is None else ():
             purged.append(each)
         if session is None:
-            files = purge_files(database, project=project, **what)
+            files = purge_files(database, project=project, **options)
         database.close()  # removes deleted data from SQLite's write-ahead log, too
         complete = True
     finally:  # after Ctrl-C or at a locked database earlier sessions are deleted all the same
@@ -447,7 +430,7 @@ def import_(
     database = new_bank(db, None, "a bank")
     imported: list[ImportedSession] = []
     refused: list[dict[str, str | None]] = []
-    kept, complete = 0, False
+    new_files, complete = 0, False
     try:
         with progress("imported", "sessions") as bar:
             for path in files:
@@ -460,7 +443,7 @@ def import_(
                         bar(len(imported))
                         continue
                     if isinstance(each, bool):
-                        kept += each
+                        new_files += each
                         continue
                     of = "" if each.session_id is None else f", session {each.session_id!r}"
                     reason = f"{path}, line {each.line}{of}: {each.reason}"
@@ -468,13 +451,13 @@ def import_(
                     tell(f"not imported: {reason}.")
         complete = True
     finally:
-        if complete or imported or kept:
+        if complete or imported or new_files:
             total = _sums(imported, "records", "known", "insights")
             answer(
-                {"complete": complete, **total, "files": kept, "sessions": list(map(asdict, imported)),
+                {"complete": complete, **total, "files": new_files, "sessions": list(map(asdict, imported)),
                  "refused": refused},
                 f"imported {total['records']:,} records with {total['insights']:,} insights of "
-                f"{len(imported):,} sessions{f' and {kept:,} files' if kept else ''}; "
+                f"{len(imported):,} sessions{f' and {new_files:,} files' if new_files else ''}; "
                 f"{total['known']:,} records were there already"
                 f"{'' if complete else '; then it was stopped'}.",
                 as_json,
@@ -508,10 +491,10 @@ def _import_runs(
         try:
             with MemoryBankState.open(database, session_id=run.id, fixed=True) as state:
                 state.prepare(settings)
-                known = len(state.steps)
+                before = len(state.steps)
                 state.store(state.read(run.messages))
-                new = len(state.steps) - known
-                yield ImportedSession(run.id, new, known, new)
+                new = len(state.steps) - before
+                yield ImportedSession(run.id, new, before, new)
         except ConfigError as e:
             yield RefusedSession(run.id, number, str(e).rstrip("."))
     runs.check_calls()

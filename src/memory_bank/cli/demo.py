@@ -77,11 +77,11 @@ def demo(
     needed = sum(len(row.found) for row in replayed["no memory"][0])
     lines = []
     for name, (rows, _) in replayed.items():
-        worst, at = max((own / all_, i) for i, (own, all_) in enumerate(zip(paid[name], full, strict=True)))
-        shown = sum(f.present for row in rows for f in row.found)
+        worst, at = max((cost / all_, i) for i, (cost, all_) in enumerate(zip(paid[name], full, strict=True)))
+        present = sum(f.present for row in rows for f in row.found)
         lines.append(
             [name, f"${paid[name][-1]:.3f}", f"{paid[name][-1] / full[-1]:.0%}",
-             f"{worst:.0%}" + (f" (call {at + first})" if worst > 1.0005 else ""), f"{shown} of {needed}"]
+             f"{worst:.0%}" + (f" (call {at + first})" if worst > 1.0005 else ""), f"{present} of {needed}"]
         )  # fmt: skip
     table(["", "dollars", "share", "worst step", "needed values shown"], lines, range(1, 5))
     print("worst step: what was paid up to there, in percent of no memory up to there")
@@ -110,16 +110,16 @@ def _replay(trace: Trace, turns: Sequence[NeedyTurn], build: Build) -> tuple[lis
 
 def _curves(paid: Mapping[str, Sequence[float]], folds: Sequence[int]) -> Iterator[str]:
     """The lines of a drawing: dollars from below to the top, a column a model call."""
-    top = max(own[-1] for own in paid.values())
+    top = max(amounts[-1] for amounts in paid.values())
     steps = len(next(iter(paid.values())))
     width = min(steps, _WIDTH - 9)
     cells = [[" "] * width for _ in range(_HEIGHT)]
-    for name, own in paid.items():
-        for i, amount in enumerate(own):
-            mark = "F" if name == "memory_bank" and i in folds else _MARKS[name]
+    for name, amounts in paid.items():
+        for i, amount in enumerate(amounts):
+            sign = "F" if name == "memory_bank" and i in folds else _MARKS[name]
             row, column = _HEIGHT - 1 - round((_HEIGHT - 1) * amount / top), i * width // steps
             if cells[row][column] != "F":
-                cells[row][column] = mark
+                cells[row][column] = sign
     for n, line in enumerate(cells):
         label = f"${top * (_HEIGHT - 1 - n) / (_HEIGHT - 1):.2f}" if n % 3 == 0 or n == _HEIGHT - 1 else ""
         yield f"{label:>6} |{''.join(line)}".rstrip()
@@ -135,8 +135,8 @@ def _lost_id(
     needs = [[n for n in turn.needs if n.born == "tool"] for turn in turns]
     lost = [
         (need.age, -i, need.value)
-        for i, own in enumerate(needs)
-        for need, there, here in zip(own, window[i].found, memory[i].found, strict=True)
+        for i, of_call in enumerate(needs)
+        for need, there, here in zip(of_call, window[i].found, memory[i].found, strict=True)
         if re.search(r"\d", need.value) and here.bound and not there.present
     ]
     if not lost:

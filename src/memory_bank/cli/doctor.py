@@ -77,7 +77,7 @@ def _checks(db: str | None, config: Path | None) -> Iterator[Finding]:
     loaded = load_config(config)
     settings = service_settings(db, config)
     where = database_of(settings)
-    given = "" if db is None else f" --db {shlex.quote(db)}"
+    db_option = "" if db is None else f" --db {shlex.quote(db)}"
     try:
         file = bank_file(where)
     except ConfigError:  # PostgreSQL, or in memory
@@ -86,7 +86,7 @@ def _checks(db: str | None, config: Path | None) -> Iterator[Finding]:
         folder = next(p for p in file.absolute().parents if p.is_dir())
         free = shutil.disk_usage(folder).free
         state, mends = (
-            ("ok", "") if free >= _ROOM else ("wrong", f"memory-bank bank purge{given} --older-than 30d")
+            ("ok", "") if free >= _ROOM else ("wrong", f"memory-bank bank purge{db_option} --older-than 30d")
         )
         yield Finding("disk", state, f"{free / 2**30:,.1f} GiB are free in {folder}", mends)
     database = None
@@ -101,14 +101,14 @@ def _checks(db: str | None, config: Path | None) -> Iterator[Finding]:
             database.check_writing()
             yield _database(database, file)
         except MemoryBankError as e:
-            mends = f"memory-bank bank restore{given} BACKUP"
+            mends = f"memory-bank bank restore{db_option} BACKUP"
             if isinstance(e, DatabaseVersionError):
                 mends = "git pull && pip install ."
             elif file is not None and shutil.disk_usage(file.absolute().parent).free < _FULL:
-                mends = f"memory-bank bank purge{given} --older-than 30d"
+                mends = f"memory-bank bank purge{db_option} --older-than 30d"
             yield Finding("database", "wrong", str(e), mends)
     strategy = loaded.strategy(settings.strategy or loaded.default_strategy)
-    yield _embedder(getattr(strategy, "embedding_model", "lexical"), database, given)
+    yield _embedder(getattr(strategy, "embedding_model", "lexical"), database, db_option)
     if database is not None:
         database.close()
     url = f"http://127.0.0.1:{settings.port}"
@@ -138,7 +138,7 @@ def _database(database: Database, file: Path | None) -> Finding:
     return Finding("database", "ok", says)
 
 
-def _embedder(wanted: str, database: Database | None, given: str) -> Finding:
+def _embedder(wanted: str, database: Database | None, db_option: str) -> Finding:
     from memory_bank.bank.embedder import check_embedder
     from memory_bank.models.embedding import load_embedder
 
@@ -147,7 +147,7 @@ def _embedder(wanted: str, database: Database | None, given: str) -> Finding:
         if database is not None:
             check_embedder(database, model.name, None)
     except EmbedderMismatchError as e:
-        again = f"memory-bank bank re-embed{given} --embedding-model {shlex.quote(wanted)}"
+        again = f"memory-bank bank re-embed{db_option} --embedding-model {shlex.quote(wanted)}"
         return Finding("embedder", "wrong", str(e), again)
     except MemoryBankError as e:
         return Finding("embedder", "wrong", str(e), INSTALL.format(extra="bge"))
@@ -205,8 +205,8 @@ def _upstreams(service: str, urls: Mapping[Provider, str]) -> Iterator[Finding]:
 def _clients(service: str) -> Iterator[Finding]:
     """Check where the environment variables of this shell and the settings of clients send requests."""
     places = [(name, os.environ.get(name, ""), f"unset {name}") for name in ADDRESSES]
-    for client, known in CLIENTS.items():
-        if known.file and (path := known.path()).is_file():
+    for client, client_entry in CLIENTS.items():
+        if client_entry.file and (path := client_entry.path()).is_file():
             try:
                 text = path.read_text(encoding="utf-8-sig")
                 values = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)

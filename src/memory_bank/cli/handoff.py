@@ -8,10 +8,10 @@ from pathlib import Path
 
 import typer
 
-from memory_bank.cli.project import projects_of
 from memory_bank.cli.shared import CONFIG, DB, one_line, open_bank
 from memory_bank.config import ServiceSettings
 from memory_bank.errors import StorageError
+from memory_bank.service.project import projects_of
 
 LATEST = "latest"
 DEFAULT_TOKENS = ServiceSettings().compaction_tokens

@@ -63,8 +63,8 @@ def observe(
         embedding_model = settings.embedding_model
     embedder = bank_embedder_of(database, embedding_model)
     if observer_model is None and settings.observer_model == EXTRACTIVE:
-        made = Worker(database, Observer(), embedder, session).draft(every=True)
-        _report(database, session, as_json, {"queued": 0, "made": made, "observer": EXTRACTIVE})
+        count = Worker(database, Observer(), embedder, session).draft(every=True)
+        _report(database, session, as_json, {"queued": 0, "made": count, "observer": EXTRACTIVE})
         return
     observer = Observer.create(None if settings.observer_model == EXTRACTIVE else OpenAIChat(), settings)
     check_embedder(database, embedder.name, None)
@@ -78,14 +78,14 @@ def observe(
             queued = observe_again(database, session) + worker.draft(every=True)
 
             def show() -> None:
-                made = done.observed + done.extracted
-                bar(made, made + worker.open_count())
+                count = done.observed + done.extracted
+                bar(count, count + worker.open_count())
 
             worker.run(stop, once=once, on_step=show)
     finally:
-        made = done.observed + done.extracted
+        count = done.observed + done.extracted
         counts = {"observed": done.observed, "extracted": done.extracted, "retried": done.retried}
-        result = {"queued": queued, "made": made, **counts, "observer": observer.name}
+        result = {"queued": queued, "made": count, **counts, "observer": observer.name}
         marked = _report(database, session, as_json, result)
     if stopped_by:
         raise typer.Exit(130 if stopped_by[0] == signal.SIGINT else 0)

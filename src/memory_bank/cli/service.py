@@ -188,9 +188,9 @@ def create_key(
 
     database = new_bank(db, config, "a key")
     limits = {"requests_per_minute": requests_per_minute, "max_body_bytes": max_body_bytes}
-    made, key = Keys(database).create(name, namespace=namespace, operator=operator, **limits)
+    stored, key = Keys(database).create(name, namespace=namespace, operator=operator, **limits)
     database.close()
-    answer({"key": key, **_as_json(made)}, key, as_json)
+    answer({"key": key, **_as_json(stored)}, key, as_json)
     if not as_json:
         tell("this is the key; it is stored nowhere, so keep it now.")
 

@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 
 import typer
 
-from memory_bank.cli.project import project_header
 from memory_bank.cli.shared import CONFIG, JSON, one_line, print_json, service_settings, table, tell
 from memory_bank.errors import ConfigError
 from memory_bank.service.server.database import default_database
@@ -113,25 +112,19 @@ CLIENTS = {
 
 
 def connect(
-    client: str | None = typer.Argument(
-        None, help=f"One of {', '.join(CLIENTS)}; without one they are listed."
-    ),
-    url: str | None = typer.Option(
-        None, help="Address of the service, without /v1; default: where `serve` listens."
-    ),
+    client: str | None = typer.Argument(None, help=f"One of {', '.join(CLIENTS)}; without one they are listed."),
+    url: str | None = typer.Option(None, help="Address of the service, without /v1; default: where `serve` listens."),
     config: Path | None = CONFIG,
     write: bool = typer.Option(False, "--write", help="Write it to the client's configuration."),
     undo: bool = typer.Option(False, "--undo", help="Remove what --write has written."),
-) -> None:
+) -> None:  # fmt: skip
     """Print the setting that sends a client's requests through the proxy, and how to check that it works.
 
     Settings that the client's configuration already contains are never changed.
     """
     if client is None:
-        rows = [
-            [name, str(c.path()) if c.file else c.variable.partition("=")[0]] for name, c in CLIENTS.items()
-        ]
-        table(["client", "its setting"], rows, whole=[0])
+        places = {n: str(c.path()) if c.file else c.variable.partition("=")[0] for n, c in CLIENTS.items()}
+        table(["client", "its setting"], [*map(list, places.items())], whole=[0])
         return
     client = "claude-code" if client == "claude" else client  # its command
     entry = CLIENTS.get(client)
@@ -149,14 +142,11 @@ def connect(
     if port is None:
         raise ConfigError(f"{url!r} is no address of the service: give one such as {usual}.")
     if (write or undo) and not entry.file:
-        raise ConfigError(
-            f"{client} has no configuration file: set the variable that is printed without --write."
-        )
+        raise ConfigError(f"{client} has no configuration file: set the variable printed without --write.")
     upstream = settings.upstream_anthropic or os.environ.get("ANTHROPIC_BASE_URL", "")
     elsewhere = client == "claude-code" and upstream.rstrip("/") != url and is_elsewhere(upstream)
-    values = claude_code(url, elsewhere) if client == "claude-code" else entry.values(url)
-    if is_undone:
-        values = written[str(path)]
+    made = claude_code(url, elsewhere) if client == "claude-code" else entry.values(url)
+    values = written[str(path)] if is_undone else made
     if write or undo:
         old = path.read_text(encoding="utf-8-sig") if path.exists() else ""
         new = (_edited_toml if path.suffix == ".toml" else _edited_json)(path, old, values, undo)
@@ -172,8 +162,8 @@ def connect(
         print(f"export {entry.variable.format(url=url)}")
         tell(f"{entry.place}.")
     else:
-        shown = _toml_lines(values) if client == "codex" else json.dumps(values, indent=2)
-        print(f"export {entry.variable.format(url=url)}" if entry.variable else shown)
+        lines = _toml_lines(values) if client == "codex" else json.dumps(values, indent=2)
+        print(f"export {entry.variable.format(url=url)}" if entry.variable else lines)
         if elsewhere:
             print("export CLAUDE_CODE_ATTRIBUTION_HEADER=0")
         place = entry.place.format(file=entry.path(), values=json.dumps(values))
@@ -181,10 +171,6 @@ def connect(
     if elsewhere and not undo:
         tell(ATTRIBUTION)
     if not undo:
-        for name, value in project_header().items():
-            tell(
-                f"`memory-bank run` also names the repository of this folder, by the header {name}: {value}."
-            )
         is_here = urlsplit(url).hostname in ("127.0.0.1", "localhost")
         other = f" --port {port}" if is_here and port not in (0, settings.port) else ""
         tell(
@@ -295,16 +281,16 @@ def config(
             tell(mistake)
         raise typer.Exit(2) from None
     usual = tomllib.loads(shipped_file("config.toml").read_text(encoding="utf-8"))
-    shown = [s for s in settings if every or s.source or has(usual, s.place)]
-    for i, s in enumerate(shown):
+    printed = [s for s in settings if every or s.source or has(usual, s.place)]
+    for i, s in enumerate(printed):
         if s.place == ("service", "database"):
             password = r"(://[^:/@]*:|[?&]password=)[^@&]*(@|&|$)"
-            shown[i] = s._replace(value=re.sub(password, r"\1***\2", s.value))
+            printed[i] = s._replace(value=re.sub(password, r"\1***\2", s.value))
     if as_json:
-        print_json([{"setting": s.place, "value": s.value, "source": s.source or "default"} for s in shown])
+        print_json([{"setting": s.place, "value": s.value, "source": s.source or "default"} for s in printed])
         return
-    shown.sort(key=lambda s: len(s.place))  # tables come last
-    for place, members in groupby(shown, lambda s: s.place[:-1]):
+    printed.sort(key=lambda s: len(s.place))  # tables come last
+    for place, members in groupby(printed, lambda s: s.place[:-1]):
         if place:
             print(f"\n[{'.'.join(map(_key, place))}]")
         for s in members:

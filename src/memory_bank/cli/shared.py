@@ -86,13 +86,13 @@ def open_bank(db: str | None, config: Path | None = None, session: str | None = 
     return database
 
 
-def new_bank(db: str | None, config: Path | None, what: str) -> Database:
-    """The bank, made when there is none. Raises ConfigError for one in memory, where ``what`` would be lost."""
+def new_bank(db: str | None, config: Path | None, subject: str) -> Database:
+    """The bank, made when there is none. Raises ConfigError for one in memory, where ``subject`` would be lost."""
     from memory_bank.service.server.database import open_database
 
     database = open_database(service_settings(db, config))
     if database.in_memory:
-        raise ConfigError(f"{what} in memory would be lost at once: give --db the file of a bank.")
+        raise ConfigError(f"{subject} in memory would be lost at once: give --db the file of a bank.")
     return database
 
 
@@ -132,11 +132,11 @@ def tell(sentence: str) -> None:
             print(text, file=sys.stderr, flush=True)
 
 
-def spent(unit: str, sent: float, full: float, what: str) -> str:
+def spent(unit: str, sent: float, full: float, verb: str) -> str:
     """An amount with memory, the amount without, and their difference in percent. ``unit``: "$", or "" for tokens."""
     amounts = [f"${money(n)}" if unit else f"{n:,.0f}" for n in (sent, full)]
     share = f" ({abs(1 - sent / full):.0%} {'more' if sent > full else 'less'})" if full else ""
-    return f"{amounts[0]} {what}, {amounts[1]} without memory{share}"
+    return f"{amounts[0]} {verb}, {amounts[1]} without memory{share}"
 
 
 def json_line(value: object) -> str:
@@ -184,8 +184,8 @@ def _escaped(match: re.Match[str]) -> str:
 
 def visible(text: str, limit: int | None = None) -> str:
     """Text for a terminal: control characters and lone surrogates shown as escapes, cut at ``limit``."""
-    shown = re.sub(r"[^\n\t\x20-\x7e]", _escaped, text if limit is None else text[: limit + 1])
-    return shown if limit is None or len(shown) <= limit else shown[: limit - 1] + "…"
+    escaped = re.sub(r"[^\n\t\x20-\x7e]", _escaped, text if limit is None else text[: limit + 1])
+    return escaped if limit is None or len(escaped) <= limit else escaped[: limit - 1] + "…"
 
 
 def one_line(text: str, limit: int) -> str:

@@ -83,8 +83,8 @@ def replay_steps(steps: Sequence[Step], console: Console | None = None, detailed
 
 def _printable(text: str) -> str:
     """A text without control characters, lone surrogates and marks that change the writing direction."""
-    hidden = {c for c in set(text) - {"\n", "\t"} if unicodedata.category(c) in ("Cc", "Cf", "Cs")}
-    return text.translate(dict.fromkeys(map(ord, hidden), "\ufffd"))
+    controls = {c for c in set(text) - {"\n", "\t"} if unicodedata.category(c) in ("Cc", "Cf", "Cs")}
+    return text.translate(dict.fromkeys(map(ord, controls), "\ufffd"))
 
 
 def render_page(steps: Sequence[Step], tokens: int, counter: str) -> str:
@@ -95,8 +95,8 @@ def render_page(steps: Sequence[Step], tokens: int, counter: str) -> str:
     from memory_bank.pages import render
 
     kinds = ", ".join(f"{n:,} {t.replace('_', ' ')}" for t, n in Counter(s.type for s in steps).items())
-    shown, closed = [(s, describe(s), _facts(s)) for s in steps], ("system_prompt", "planning")
-    return render("history.html", steps=shown, closed=closed, kinds=kinds, tokens=tokens, counter=counter)
+    rows, closed = [(s, describe(s), _facts(s)) for s in steps], ("system_prompt", "planning")
+    return render("history.html", steps=rows, closed=closed, kinds=kinds, tokens=tokens, counter=counter)
 
 
 _HEAD, _VERSION = "memory_bank_history", 1  # of the first line of a file
@@ -147,8 +147,8 @@ class MemoryManager:
         self.refresh: Callable[[], object] = lambda: None
         self._counter = counter
         self._callbacks: list[tuple[type[Step], Callback]] = []
-        for given in (callbacks or {}, step_callbacks or {}):
-            by_class: Mapping[Any, Any] = given if isinstance(given, Mapping) else {ActionStep: given}
+        for group in (callbacks or {}, step_callbacks or {}):
+            by_class: Mapping[Any, Any] = group if isinstance(group, Mapping) else {ActionStep: group}
             for step_class, functions in by_class.items():
                 for callback in functions if isinstance(functions, (list, tuple)) else [functions]:
                     self.on(step_class, callback)
@@ -176,10 +176,10 @@ class MemoryManager:
 
     @steps.setter
     def steps(self, steps: Iterable[Step]) -> None:
-        given = _in_order(check_steps(list(steps), "the steps of a history"))
+        ordered = _in_order(check_steps(list(steps), "the steps of a history"))
         with self.lock:
-            if list(map(id, given)) != list(map(id, self._steps)):
-                self._set_steps(given)
+            if list(map(id, ordered)) != list(map(id, self._steps)):
+                self._set_steps(ordered)
 
     @property
     def counter(self) -> TokenCounter:
@@ -289,31 +289,31 @@ class MemoryManager:
         with self.lock:
             before = self._steps
             if (chosen := strategy or self.prune_strategy) is not None:
-                kept = _in_order(check_steps(chosen(tuple(before))))
-                if rule := self._broken_rule(kept):
+                left = _in_order(check_steps(chosen(tuple(before))))
+                if rule := self._broken_rule(left):
                     if rule not in self._rules_logged:
                         self._rules_logged.add(rule)
                         log.warning("a pruning changes nothing, the messages would be worse: %s", rule)
-                    kept = before
-                self.steps = kept
+                    left = before
+                self.steps = left
                 name = getattr(chosen, "__qualname__", type(chosen).__name__).partition(".<locals>")[0]
-                gone = len(set(map(id, before)) - set(map(id, kept)))
-                counts = f"{gone} of {len(before)} steps removed or replaced, {len(kept)} left"
+                gone = len(set(map(id, before)) - set(map(id, left)))
+                counts = f"{gone} of {len(before)} steps removed or replaced, {len(left)} left"
                 log.debug("pruned by %s: %s", name, counts)
             self._pruned_at = len(self._steps)
             return len(before) - len(self._steps)
 
-    def _broken_rule(self, kept: list[Step]) -> str:
+    def _broken_rule(self, left: list[Step]) -> str:
         """The rule of the gate that the messages of pruned steps break; "" for none.
 
         Where the users' messages among them have to be joined, they are from now on.
         """
-        if list(map(id, kept)) == list(map(id, self._steps)):
+        if list(map(id, left)) == list(map(id, self._steps)):
             return ""
         came, joins = self.to_messages(), self._joins
-        rule = broken_rule(self._render(kept, [], joins), came)
+        rule = broken_rule(self._render(left, [], joins), came)
         if rule == ROLES:
-            joins, rule = True, broken_rule(self._render(kept, [], True), came)
+            joins, rule = True, broken_rule(self._render(left, [], True), came)
         if not rule:
             self._joins = joins
         return rule
@@ -357,9 +357,9 @@ class MemoryManager:
 
     def succinct_steps(self) -> list[Json]:
         """The steps as dicts without empty fields and without what the model saw."""
-        hidden = ("model_input_messages", "model_output_message", "source")
+        inner = ("model_input_messages", "model_output_message", "source")
         return [
-            {k: v for k, v in d.items() if k not in hidden and v not in (None, [])} for d in self.full_steps()
+            {k: v for k, v in d.items() if k not in inner and v not in (None, [])} for d in self.full_steps()
         ]
 
     def replay(self, console: Console | None = None, detailed: bool = False) -> None:
@@ -460,15 +460,15 @@ def _joined(first: Json, second: Json) -> Json:
     content, added = first["content"], second["content"]
     if isinstance(added, str):
         return {**first, "content": content_with(content, added)}
-    own = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    return {**first, "content": [*own, *added]}
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    return {**first, "content": [*parts, *added]}
 
 
 def _parse_file(lines: Sequence[bytes]) -> tuple[list[Step], Json, str]:
     """The steps of a file up to a damage, its first line (``{}`` without one), and what the damage is, or ""."""
     steps: list[Step] = []
     head: Json = {}
-    number, what = 0, ""
+    number, damage = 0, ""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -478,22 +478,22 @@ def _parse_file(lines: Sequence[bytes]) -> tuple[list[Step], Json, str]:
                 head = value
                 if head[_HEAD] == _VERSION:
                     continue
-                what = "was written by a newer version of memory_bank"
+                damage = "was written by a newer version of memory_bank"
             else:
                 step = Step.from_dict(value)
                 if steps and step.step_number < steps[-1].step_number:
-                    what = f"holds step {step.step_number} after step {steps[-1].step_number}"
+                    damage = f"holds step {step.step_number} after step {steps[-1].step_number}"
         except HistoryError as e:
-            what = f"is not a step ({str(e).rstrip('.')})"
+            damage = f"is not a step ({str(e).rstrip('.')})"
         except (ValueError, RecursionError):
-            what = "is cut in the middle" if number == len(lines) else "is not JSON"
-        if what:
+            damage = "is cut in the middle" if number == len(lines) else "is not JSON"
+        if damage:
             break
         steps.append(step)
-    if not what and head and head.get("steps") != len(steps):
+    if not damage and head and head.get("steps") != len(steps):
         number = max(1, sum(bool(line) for line in lines))
-        what = f"is the last, with {len(steps)} steps where the first line says {head.get('steps')}"
-    return steps, head, f"line {number} {what}" if what else ""
+        damage = f"is the last, with {len(steps)} steps where the first line says {head.get('steps')}"
+    return steps, head, f"line {number} {damage}" if damage else ""
 
 
 # managers that prune by themselves

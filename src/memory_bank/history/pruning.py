@@ -191,8 +191,8 @@ def fit_token_budget(
                 f"give max_tokens of at least {needed:,}.",
                 needed,
             )
-        kept = newest_within([costs[i] for i in free], max_tokens - needed)
-        return _keep(left, free[len(free) - kept :])
+        count = newest_within([costs[i] for i in free], max_tokens - needed)
+        return _keep(left, free[len(free) - count :])
 
     return fit
 
@@ -221,8 +221,8 @@ def semantic_pruning(
         wanted = query if query is not None else _task_of(steps)
         wanted = step_text(steps[-1]) if wanted is None else wanted
         relevance = rows @ encode_queries(embedder, [wanted])[0]
-        kept = choose_diverse(rows, relevance, float(diversity), [1] * len(free), keep)
-        return _keep(steps, {free[i] for i in kept})
+        chosen = choose_diverse(rows, relevance, float(diversity), [1] * len(free), keep)
+        return _keep(steps, {free[i] for i in chosen})
 
     return prune
 
@@ -274,12 +274,12 @@ def note_after(
     return ScratchpadStep(text, kind, ids, rows, step_number=last.step_number, timestamp=last.timestamp)
 
 
-def open_summarizer(given: object, model: str) -> Complete | None:
+def open_summarizer(summarizer: object, model: str) -> Complete | None:
     """A summarizer from a function or a chat model; None for None. Raises HistoryError for anything else."""
-    if callable(given) and not callable(getattr(given, "generate_plain", None)):
-        return lambda messages: str(given("\n\n".join(m["content"] for m in messages)))
+    if callable(summarizer) and not callable(getattr(summarizer, "generate_plain", None)):
+        return lambda messages: str(summarizer("\n\n".join(m["content"] for m in messages)))
     try:
-        return completion_of(given, model)
+        return completion_of(summarizer, model)
     except ConfigError as e:
         raise HistoryError(f"the summarizer is neither a function nor a chat model: {e}") from e
 
@@ -302,8 +302,8 @@ def _extracted(steps: Sequence[Step], max_chars: int) -> str:
     for step in steps:
         is_summary = isinstance(step, ScratchpadStep) and step.kind != "note"
         lines += step.text.splitlines() if is_summary else [line_of(step)]  # type: ignore[attr-defined]
-    kept = max(1, newest_within([len(line) + 1 for line in lines], max_chars - 40))
-    if gone := len(lines) - kept:
+    count = max(1, newest_within([len(line) + 1 for line in lines], max_chars - 40))
+    if gone := len(lines) - count:
         lines = [f"[{gone:,} earlier lines are left out]", *lines[gone:]]
     return "\n".join(lines)
 
@@ -326,10 +326,10 @@ def line_of(step: Step) -> str:
     return f"{step.step_number}. " + "; ".join(parts)
 
 
-def check_steps(steps: object, what: str = "what a pruning returns") -> list[Step]:
-    """The steps of a list, or of ``what``. Raises HistoryError unless they are a list of steps."""
+def check_steps(steps: object, subject: str = "what a pruning returns") -> list[Step]:
+    """The steps of a list, or of ``subject``. Raises HistoryError unless they are a list of steps."""
     if not isinstance(steps, (list, tuple)) or not all(isinstance(s, Step) for s in steps):
-        raise HistoryError(f"{what} must be a list of steps, such as TaskStep.")
+        raise HistoryError(f"{subject} must be a list of steps, such as TaskStep.")
     return list(steps)
 
 
@@ -388,7 +388,7 @@ def check_bank(state: object, who: str) -> None:
 
 def records_of(steps: Sequence[Step], session_id: str = "default") -> list[InteractionRecord]:
     """The records of all calls with a whole output, in order, as a bank of that session stores them."""
-    return [each.record for found in _calls_of(steps, session_id) for each in found]
+    return [each.record for calls in _calls_of(steps, session_id) for each in calls]
 
 
 def store_lost(
@@ -396,15 +396,17 @@ def store_lost(
 ) -> dict[int, list[StepRecord]]:
     """Store what steps lose and return it by position; ``changed``: what becomes of them, None where dropped."""
     stored: dict[int, list[StepRecord]] = {}
-    for i, found in enumerate(_calls_of(steps, state.session_id)):
+    for i, calls in enumerate(_calls_of(steps, state.session_id)):
         old, new = steps[i], changed.get(i, steps[i])
         if new is None:
-            stored[i] = found + _text_of(old, state.session_id)
+            stored[i] = calls + _text_of(old, state.session_id)
         elif new is not old:
-            was, now = ([o.content for o in getattr(s, "observations", ())] for s in (old, new))
-            stored[i] = [r for r in found if (n := r.observation) is None or now[n : n + 1] != was[n : n + 1]]
+            came, now = ([o.content for o in getattr(s, "observations", ())] for s in (old, new))
+            stored[i] = [
+                r for r in calls if (n := r.observation) is None or now[n : n + 1] != came[n : n + 1]
+            ]
     try:
-        if records := [each.record for found in stored.values() for each in found]:
+        if records := [each.record for calls in stored.values() for each in calls]:
             state.add(records)
     except EmbeddingError as e:  # the facts are stored: the insights can wait
         log.warning("insights of pruned steps wait for the embedder: %s", e)
@@ -416,7 +418,7 @@ def _calls_of(steps: Sequence[Step], session_id: str) -> Iterator[list[StepRecor
     used: set[str] = set()
     for step in steps:
         used.update(trace_ids_of(step))
-        found: list[StepRecord] = []
+        calls: list[StepRecord] = []
         if isinstance(step, ActionStep) and (step.tool_calls or step.observations):
             segments = parse_messages(step.to_messages())
             pairs = [p for s in segments if isinstance(s, Interaction) for p in s.pairs]
@@ -432,8 +434,8 @@ def _calls_of(steps: Sequence[Step], session_id: str) -> Iterator[list[StepRecor
                     used.add(trace_id)
                     name = f"{pair.tool_name}({one_line(pair.call.text if pair.call else '', 80)})"
                     record = pair.record(trace_id, step.step_number, step.timestamp)
-                    found.append(StepRecord(name, i, record))
-        yield found
+                    calls.append(StepRecord(name, i, record))
+        yield calls
 
 
 def _text_of(step: Step, session_id: str) -> list[StepRecord]:
@@ -496,6 +498,6 @@ def _note(before: Sequence[Step], gone: range, stored: Mapping[int, Sequence[Ste
         ids += [*earlier, *new]
     if not ids:
         return []
-    if (hidden := len(lines) - 40) > 0:
-        lines = [f"({hidden:,} older ones)", *lines[hidden:]]
+    if (older := len(lines) - 40) > 0:
+        lines = [f"({older:,} older ones)", *lines[older:]]
     return [note_after(before[gone[-1]], "\n".join(lines), "bank", ids)]

@@ -126,31 +126,31 @@ def _action(interaction: Interaction) -> typed.ActionStep:
                 (position, typed.Observation(result.text if result.extra else result.content, call_id))
             )
     placed.sort(key=itemgetter(0))
-    said = [read(m, "content") for m in interaction.messages if read(m, "role") == "assistant"]
-    thought = said[0] if len(said) == 1 and isinstance(said[0], str) else interaction.note or None
+    contents = [read(m, "content") for m in interaction.messages if read(m, "role") == "assistant"]
+    thought = contents[0] if len(contents) == 1 and isinstance(contents[0], str) else interaction.note or None
     return typed.ActionStep(thought, tuple(calls), tuple(o for _, o in placed))
 
 
 def _text_action(segments: Sequence[Segment], i: int, text: str) -> tuple[typed.Step, int] | None:
     """The action in text form that begins at segment ``i``; None where none begins."""
-    found, used = read_called(text), 1
-    if found is not None:
-        thought = found[0].rstrip()
+    called, used = read_called(text), 1
+    if called is not None:
+        thought = called[0].rstrip()
     else:  # a thought, its calls in the next message
         kind, content = _said(segments, i + 1)
-        found = read_called(content_text(content)) if kind is MessageKind.SAY else None
+        called = read_called(content_text(content)) if kind is MessageKind.SAY else None
         thought, used = text, 2
-        if found is None or found[0]:
+        if called is None or called[0]:
             return None
     try:
-        calls = typed.ActionStep(tool_calls=found[1]).tool_calls  # type: ignore[arg-type]
+        calls = typed.ActionStep(tool_calls=called[1]).tool_calls  # type: ignore[arg-type]
     except HistoryError:
         return None
     observations: list[typed.Observation] = []
     error = None
-    while (said := _said(segments, i + used))[0] is MessageKind.USER:
-        parts = said[1] if isinstance(said[1], (list, tuple)) else []
-        body = content_text(said[1])
+    while (answer := _said(segments, i + used))[0] is MessageKind.USER:
+        parts = answer[1] if isinstance(answer[1], (list, tuple)) else []
+        body = content_text(answer[1])
         if body.startswith(typed.OBSERVATION):
             seen: Any = body.removeprefix(typed.OBSERVATION)
             if media := [p for p in parts if not is_text_part(p)]:
@@ -219,9 +219,9 @@ def _native_action(native: object) -> typed.ActionStep:
     error, seen = read(native, "error"), read(native, "observations")
     if images := [_image_part(i) for i in read(native, "observations_images") or ()]:
         seen = [*([] if seen is None else [{"type": "text", "text": seen}]), *images]
-    said, code = read(native, "model_output"), read(native, "code_action")
+    output, code = read(native, "model_output"), read(native, "code_action")
     return typed.ActionStep(
-        said if isinstance(said, str) or said is None else content_text(freeze(said)),
+        output if isinstance(output, str) or output is None else content_text(freeze(output)),
         tuple(calls),
         () if seen is None else (typed.Observation(seen, calls[0].id if calls else None),),
         None if error is None else str(read(error, "message") or error),
@@ -236,10 +236,10 @@ def _native_action(native: object) -> typed.ActionStep:
 
 def _of_model(native: object) -> Json:
     usage, timing = read(native, "token_usage"), read(native, "timing")
-    said = read(native, "model_output_message")
+    message = read(native, "model_output_message")
     values: Json = {
         "model_input_messages": tuple(map(_message, read(native, "model_input_messages") or ())),
-        "model_output_message": None if said is None else _message(said),
+        "model_output_message": None if message is None else _message(message),
     }
     if usage is not None:
         values["token_usage"] = typed.TokenUsage(read(usage, "input_tokens"), read(usage, "output_tokens"))
@@ -250,13 +250,13 @@ def _of_model(native: object) -> Json:
 
 
 def _message(message: object) -> Json:
-    found: Json = freeze(message)
-    parts = found.get("content")
+    frozen: Json = freeze(message)
+    parts = frozen.get("content")
     if not isinstance(parts, list):
-        return found
+        return frozen
     images = (p.get("image") if isinstance(p, dict) and p.get("type") == "image" else None for p in parts)
     content = [image if isinstance(image, dict) else p for image, p in zip(images, parts, strict=True)]
-    return {**found, "content": content}
+    return {**frozen, "content": content}
 
 
 def chat_message(message: object) -> object:
@@ -264,13 +264,13 @@ def chat_message(message: object) -> object:
     is_pydantic = callable(getattr(message, "model_dump", None))
     if not _is_value(message) or is_pydantic or not isinstance(read(message, "role"), str):
         return message
-    found = _message(message)
-    content = found["content"]
+    message_dict = _message(message)
+    content = message_dict["content"]
     if isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content):
         content = "\n".join(str(p.get("text", "")) for p in content)
-    calls = {"tool_calls": found["tool_calls"]} if found.get("tool_calls") else {}
+    calls = {"tool_calls": message_dict["tool_calls"]} if message_dict.get("tool_calls") else {}
     roles = {"tool-call": "assistant", "tool-response": "user"}  # as smolagents sends them
-    return {"role": roles.get(found["role"], found["role"]), "content": content, **calls}
+    return {"role": roles.get(message_dict["role"], message_dict["role"]), "content": content, **calls}
 
 
 def _image(image: object) -> str:

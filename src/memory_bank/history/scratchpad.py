@@ -23,8 +23,8 @@ class AgentMemory:
     def __init__(
         self, *, max_items: int = 100, max_observations: int = 50, max_failures: int = 20, max_chars: int = 2_000
     ) -> None:  # fmt: skip
-        given = {"max_items": max_items, "max_observations": max_observations, "max_failures": max_failures}
-        self.limits = {name: positive(n, name) for name, n in {**given, "max_chars": max_chars}.items()}
+        limits = {"max_items": max_items, "max_observations": max_observations, "max_failures": max_failures}
+        self.limits = {name: positive(n, name) for name, n in {**limits, "max_chars": max_chars}.items()}
         self._items: dict[str, str] = {}  # as JSON
         self._observations: deque[str] = deque(maxlen=max_observations)
         self._failures: deque[str] = deque(maxlen=max_failures)
@@ -40,14 +40,14 @@ class AgentMemory:
         """
         if not isinstance(key, str) or not key:
             raise HistoryError("a value is stored under a name: store('order_id', value).")
-        what, most = f"the value {key[:60]!r}", self.limits["max_chars"]
+        subject, most = f"the value {key[:60]!r}", self.limits["max_chars"]
         try:
-            text = dump_value(value, what)
+            text = dump_value(value, subject)
         except RecordError as e:
-            raise HistoryError(f"{what} cannot be stored: {e}") from e
+            raise HistoryError(f"{subject} cannot be stored: {e}") from e
         if len(text) > most:
             advice = f"store at most {most:,} (max_chars), or what names it (an id, a file)."
-            raise HistoryError(f"{what} has {len(text):,} characters: {advice}")
+            raise HistoryError(f"{subject} has {len(text):,} characters: {advice}")
         self._items.pop(key, None)
         self._items[key] = text
         while len(self._items) > self.limits["max_items"]:
@@ -65,10 +65,10 @@ class AgentMemory:
         """Add a failure (a text or an exception), so that it is not tried again."""
         self._add(self._failures, text)
 
-    def _add(self, held: deque[str], text: object) -> None:
+    def _add(self, entries: deque[str], text: object) -> None:
         if isinstance(text, BaseException):
             text = f"{type(text).__name__}: {text}"
-        held.append(cut(text if isinstance(text, str) else compact(text), self.limits["max_chars"]))
+        entries.append(cut(text if isinstance(text, str) else compact(text), self.limits["max_chars"]))
 
     @property
     def keys(self) -> list[str]:
@@ -113,13 +113,13 @@ class AgentMemory:
     def from_json(cls, text: str) -> AgentMemory:
         """A pad from ``to_json``. Raises HistoryError for anything else."""
         try:
-            given = json.loads(text)
-            memory = cls(**given["limits"])
-            for key, value in given["items"].items():
+            values = json.loads(text)
+            memory = cls(**values["limits"])
+            for key, value in values["items"].items():
                 memory.store(key, value)
-            for item in given["observations"]:
+            for item in values["observations"]:
                 memory.observe(item)
-            for item in given["failures"]:
+            for item in values["failures"]:
                 memory.fail(item)
         except HistoryError:
             raise

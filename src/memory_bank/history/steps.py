@@ -36,9 +36,9 @@ T = TypeVar("T")
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def value(cls: type[T]) -> type[T]:
     """Make a class an immutable dataclass that checks its fields; a wrong one raises HistoryError."""
-    made: Any = dataclass(frozen=True, repr=False, config=ConfigDict(extra="forbid"))(cls)
-    names = [f.name for f in dataclasses.fields(made) if not f.kw_only]
-    init = made.__init__
+    made_class: Any = dataclass(frozen=True, repr=False, config=ConfigDict(extra="forbid"))(cls)
+    names = [f.name for f in dataclasses.fields(made_class) if not f.kw_only]
+    init = made_class.__init__
 
     @functools.wraps(init)
     def checked(self: object, *args: object, **fields: object) -> None:
@@ -53,8 +53,8 @@ def value(cls: type[T]) -> type[T]:
             message = f"{first['msg'][0].lower()}{first['msg'][1:]}"
             raise HistoryError(f"{cls.__name__}.{place}: {message}.") from None
 
-    made.__init__ = checked
-    return made  # type: ignore[no-any-return]
+    made_class.__init__ = checked
+    return made_class  # type: ignore[no-any-return]
 
 
 def positive(limit: object, name: str) -> int:
@@ -103,49 +103,49 @@ class FrozenList(_ReadOnly, list[Any]):  # type: ignore[misc]
     plain = list
 
 
-def freeze(given: object) -> Any:
+def freeze(raw: object) -> Any:
     """A copy as JSON that cannot be changed: tuples and sets as lists, SDK objects as dicts, images as URLs.
 
     Dates, Decimals, UUIDs and paths become text; any other object becomes ``{"_not_kept": "module.Class"}``, and a
     warning names it. A value that nests too deep for recursion becomes its text.
     """
     try:
-        return _frozen(given)
+        return _frozen(raw)
     except RecursionError:
-        return _frozen(plain(given))
+        return _frozen(plain(raw))
 
 
-def _frozen(given: object) -> Any:
-    if given is None or isinstance(given, (bool, int, float, FrozenDict, FrozenList)):
-        return given
-    if isinstance(given, str):
-        return str.__str__(given)  # also of an enum
-    if isinstance(given, Mapping):
-        return FrozenDict((k if isinstance(k, str) else str(k), _frozen(v)) for k, v in given.items())
-    if isinstance(given, (list, tuple, set, frozenset)):
-        return FrozenList(map(_frozen, given))
-    if isinstance(given, (dt.date, dt.time, Decimal, uuid.UUID, PurePath)):
-        return str(given)
-    if dataclasses.is_dataclass(given) and not isinstance(given, type):
-        return _frozen({f.name: getattr(given, f.name) for f in dataclasses.fields(given) if f.name != "raw"})
-    if callable(getattr(given, "model_dump", None)):
-        return _frozen(plain(given))
-    if callable(getattr(given, "save", None)) and hasattr(given, "size"):
-        return _frozen({"type": "image_url", "image_url": {"url": image_url(given)}})
-    log.warning("a %s is not JSON and is not kept in the history: only its type is", type_name(given))
-    return FrozenDict({"_not_kept": type_name(given)})
+def _frozen(raw: object) -> Any:
+    if raw is None or isinstance(raw, (bool, int, float, FrozenDict, FrozenList)):
+        return raw
+    if isinstance(raw, str):
+        return str.__str__(raw)  # also of an enum
+    if isinstance(raw, Mapping):
+        return FrozenDict((k if isinstance(k, str) else str(k), _frozen(v)) for k, v in raw.items())
+    if isinstance(raw, (list, tuple, set, frozenset)):
+        return FrozenList(map(_frozen, raw))
+    if isinstance(raw, (dt.date, dt.time, Decimal, uuid.UUID, PurePath)):
+        return str(raw)
+    if dataclasses.is_dataclass(raw) and not isinstance(raw, type):
+        return _frozen({f.name: getattr(raw, f.name) for f in dataclasses.fields(raw) if f.name != "raw"})
+    if callable(getattr(raw, "model_dump", None)):
+        return _frozen(plain(raw))
+    if callable(getattr(raw, "save", None)) and hasattr(raw, "size"):
+        return _frozen({"type": "image_url", "image_url": {"url": image_url(raw)}})
+    log.warning("a %s is not JSON and is not kept in the history: only its type is", type_name(raw))
+    return FrozenDict({"_not_kept": type_name(raw)})
 
 
-def type_name(given: object) -> str:
+def type_name(instance: object) -> str:
     """The type of a value with its module, such as ``pandas.core.frame.DataFrame``."""
-    return f"{type(given).__module__}.{type(given).__qualname__}".removeprefix("builtins.")
+    return f"{type(instance).__module__}.{type(instance).__qualname__}".removeprefix("builtins.")
 
 
-def image_url(image: object, what: str = "the image") -> str:
+def image_url(image: object, subject: str = "the image") -> str:
     """The URL of an image: ``http(s)://…`` unchanged, everything else as ``data:image/…;base64,…``.
 
     ``image``: a URL, bytes, a ``pathlib.Path``, or an object with ``save(file, format=)`` as PIL images have.
-    ``what`` names it in an error. Raises ImageError for anything else; only the first bytes are checked.
+    ``subject`` names it in an error. Raises ImageError for anything else; only the first bytes are checked.
     """
     advice = "give PNG, JPEG, GIF or WebP as bytes, a file, a PIL image, a data: or an https: URL."
     if isinstance(image, str):
@@ -156,7 +156,7 @@ def image_url(image: object, what: str = "the image") -> str:
             return image
         if scheme == "data" and head.startswith("image/") and (is_known or head.startswith("image/svg")):
             return image
-        raise ImageError(f"{what} is a text that is not the URL of an image: {advice}")
+        raise ImageError(f"{subject} is a text that is not the URL of an image: {advice}")
     try:
         if isinstance(image, Path):
             image = image.read_bytes()
@@ -165,24 +165,24 @@ def image_url(image: object, what: str = "the image") -> str:
             save(file, format="PNG")
             image = file.getvalue()
     except Exception as e:  # a foreign object may raise anything
-        raise ImageError(f"{what} cannot be read ({type(e).__name__}): {advice}") from e
+        raise ImageError(f"{subject} cannot be read ({type(e).__name__}): {advice}") from e
     if not isinstance(image, (bytes, bytearray, memoryview)):
-        raise ImageError(f"{what} is a {type(image).__name__}: {advice}")
+        raise ImageError(f"{subject} is a {type(image).__name__}: {advice}")
     encoded = base64.b64encode(image).decode("ascii")
     kind = media_type(encoded)
     if not kind.startswith("image/"):
-        raise ImageError(f"{what} is {len(bytes(image)):,} bytes of an unknown image format: {advice}")
+        raise ImageError(f"{subject} is {len(bytes(image)):,} bytes of an unknown image format: {advice}")
     return f"data:{kind};base64,{encoded}"
 
 
 # the types of fields
 
 
-def _listed(given: object) -> tuple[object, ...]:
+def _listed(raw: object) -> tuple[object, ...]:
     """A tuple of a list; of one for a single value, an empty one for None."""
-    if isinstance(given, Iterable) and not isinstance(given, (str, bytes, Mapping)):
-        return tuple(given)
-    return () if given is None else (given,)
+    if isinstance(raw, Iterable) and not isinstance(raw, (str, bytes, Mapping)):
+        return tuple(raw)
+    return () if raw is None else (raw,)
 
 
 Text = Annotated[str, Strict()]
@@ -230,10 +230,10 @@ class StepPart(Brief):
     def dict(self) -> Json:
         """The fields as a JSON object."""
 
-        def plain(given: Any) -> Any:
-            if isinstance(given, tuple):
-                return [plain(v) for v in given]
-            return given.dict() if isinstance(given, StepPart) else deepcopy(given)
+        def plain(part: Any) -> Any:
+            if isinstance(part, tuple):
+                return [plain(v) for v in part]
+            return part.dict() if isinstance(part, StepPart) else deepcopy(part)
 
         return {f.name: plain(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
 
@@ -252,30 +252,30 @@ class ToolCall(StepPart):
     @property
     def text(self) -> str:
         """The arguments as text; ``{}`` without arguments."""
-        given = {} if self.arguments is None else self.arguments
-        return given if isinstance(given, str) else compact(given)
+        arguments = {} if self.arguments is None else self.arguments
+        return arguments if isinstance(arguments, str) else compact(arguments)
 
     def truncate(self, n: int) -> ToolCall:
         """The call with each text in its arguments at most ``n`` characters; they stay a JSON object."""
         if len(self.text) <= positive(n, "n"):
             return self
 
-        def shortened(given: Any) -> Any:
-            if isinstance(given, dict):
-                return {k: shortened(v) for k, v in given.items()}
-            if isinstance(given, list):
-                return list(map(shortened, given))
-            return shorten_text(given, n) if isinstance(given, str) else given
+        def shortened(argument: Any) -> Any:
+            if isinstance(argument, dict):
+                return {k: shortened(v) for k, v in argument.items()}
+            if isinstance(argument, list):
+                return list(map(shortened, argument))
+            return shorten_text(argument, n) if isinstance(argument, str) else argument
 
         return ToolCall(self.name, shortened(parse_arguments(self.arguments)), self.id)
 
     @classmethod
-    def from_dict(cls, given: object) -> ToolCall:
+    def from_dict(cls, values: object) -> ToolCall:
         """A call from ``dict()``, or from a provider's ``{"id", "function": {"name", "arguments"}}``.
 
         Raises HistoryError for anything else.
         """
-        return ActionStep(tool_calls=(given,)).tool_calls[0]  # type: ignore[arg-type]
+        return ActionStep(tool_calls=(values,)).tool_calls[0]  # type: ignore[arg-type]
 
 
 @value
@@ -342,20 +342,20 @@ class SourceMessages(StepPart):
     wire: Text = "tools"
 
 
-def _call_fields(given: Any) -> object:
-    if isinstance(given, Mapping) and isinstance(body := given.get("function"), Mapping):
-        return {"name": body.get("name"), "arguments": body.get("arguments"), "id": given.get("id")}
-    return given
+def _call_fields(call: Any) -> object:
+    if isinstance(call, Mapping) and isinstance(body := call.get("function"), Mapping):
+        return {"name": body.get("name"), "arguments": body.get("arguments"), "id": call.get("id")}
+    return call
 
 
-def _usage_fields(given: Any) -> object:  # also of a token usage of another library
-    is_usage = hasattr(given, "input_tokens") and hasattr(given, "output_tokens")
-    return TokenUsage(given.input_tokens, given.output_tokens) if is_usage else given
+def _usage_fields(usage: Any) -> object:  # also of a token usage of another library
+    is_usage = hasattr(usage, "input_tokens") and hasattr(usage, "output_tokens")
+    return TokenUsage(usage.input_tokens, usage.output_tokens) if is_usage else usage
 
 
-def _check_error(given: object) -> object:
-    if given is None or isinstance(given, (str, BaseException)):
-        return given
+def _check_error(error: object) -> object:
+    if error is None or isinstance(error, (str, BaseException)):
+        return error
     raise HistoryError("ActionStep.error: give text, or an exception.")
 
 
@@ -418,10 +418,10 @@ class Step(StepPart):
         positive(n, "n")
         changed: Json = {}
         for name in self.texts:
-            given = getattr(self, name)
-            if isinstance(given, tuple):
-                changed[name] = tuple(part.truncate(n) for part in given)
-            elif given is not None and len(text := given if isinstance(given, str) else compact(given)) > n:
+            old = getattr(self, name)
+            if isinstance(old, tuple):
+                changed[name] = tuple(part.truncate(n) for part in old)
+            elif old is not None and len(text := old if isinstance(old, str) else compact(old)) > n:
                 changed[name] = cut(text, n)
         is_same = all(new == getattr(self, name) for name, new in changed.items())
         return self if is_same else replace(self, source=None, **changed)
@@ -431,15 +431,15 @@ class Step(StepPart):
         return {"type": self.type, **super().dict()}
 
     @classmethod
-    def from_dict(cls, given: object) -> Self:
+    def from_dict(cls, values: object) -> Self:
         """The step of ``dict()``. Raises HistoryError for unknown types and fields."""
-        known = {c.type: c for c in STEP_TYPES if issubclass(c, cls)}
-        kind = given.get("type") if isinstance(given, Mapping) else None
-        if not isinstance(given, Mapping) or not isinstance(kind, str) or kind not in known:
+        by_type = {c.type: c for c in STEP_TYPES if issubclass(c, cls)}
+        kind = values.get("type") if isinstance(values, Mapping) else None
+        if not isinstance(values, Mapping) or not isinstance(kind, str) or kind not in by_type:
             raise HistoryError(
-                f"a step has the unknown type {str(kind)[:60]!r}: it must be one of {', '.join(known)}."
+                f"a step has the unknown type {str(kind)[:60]!r}: it must be one of {', '.join(by_type)}."
             )
-        return known[kind](**{str(k): v for k, v in given.items() if k != "type"})  # type: ignore[return-value]
+        return by_type[kind](**{str(k): v for k, v in values.items() if k != "type"})  # type: ignore[return-value]
 
 
 @value
@@ -591,16 +591,16 @@ def trace_ids_of(step: Step) -> list[str]:
 def _action_messages(step: ActionStep, thought: str | None, wire: Wire) -> list[Json]:
     """An assistant turn with calls, then its answers; as text the calls are a message, the answers user messages."""
     answers = _answers(step)
-    said: Json = {"role": "assistant", "content": thought}
+    turn: Json = {"role": "assistant", "content": thought}
     calls = list(zip(_call_ids(step), step.tool_calls, strict=True))
-    messages: list[Json] = [said] if thought is not None or (calls and wire == "tools") else []
+    messages: list[Json] = [turn] if thought is not None or (calls and wire == "tools") else []
     if wire == "text":
         if calls:
             text = CALLING + compact([call_entry(i, c.name, c.arguments) for i, c in calls])
             messages.append({"role": "assistant", "content": text})
         answers.sort(key=lambda a: len(calls) if a[0] is None else a[0])
     elif calls:
-        said["tool_calls"] = [call_entry(i, c.name, c.text) for i, c in calls]
+        turn["tool_calls"] = [call_entry(i, c.name, c.text) for i, c in calls]
         for i, content in answers:
             if i is not None:
                 messages.append({"role": "tool", "tool_call_id": calls[i][0], "content": deepcopy(content)})

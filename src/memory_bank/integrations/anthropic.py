@@ -137,7 +137,7 @@ class MemoryBankTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
 
     def _tool(self, schema: ToolFunction, session_id: str | None, asynchronous: bool) -> Any:
         name = schema["name"]
-        given = {"name": name, "description": schema["description"], "input_schema": schema["parameters"]}
+        tool = {"name": name, "description": schema["description"], "input_schema": schema["parameters"]}
 
         def call(**arguments: Any) -> str:
             return self.bridge.answer(name, arguments, session_id)
@@ -145,7 +145,7 @@ class MemoryBankTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         async def acall(**arguments: Any) -> str:
             return await self.bridge.aanswer(name, arguments, session_id)
 
-        return beta_async_tool(acall, **given) if asynchronous else beta_tool(call, **given)
+        return beta_async_tool(acall, **tool) if asynchronous else beta_tool(call, **tool)
 
 
 class MemoryFilesTool(BetaAbstractMemoryTool):
@@ -173,9 +173,9 @@ class MemoryFilesTool(BetaAbstractMemoryTool):
 class AsyncMemoryFilesTool(BetaAsyncAbstractMemoryTool):
     """As MemoryFilesTool, for AsyncAnthropic: commands run in a thread."""
 
-    def __init__(self, *given: Any, cache_control: Any = None, **options: Any) -> None:
+    def __init__(self, *args: Any, cache_control: Any = None, **options: Any) -> None:
         super().__init__(cache_control=cache_control)
-        self._tool = MemoryFilesTool(*given, **options)
+        self._tool = MemoryFilesTool(*args, **options)
 
     async def execute(self, command: Any) -> str:
         """As that of MemoryFilesTool."""
@@ -184,12 +184,12 @@ class AsyncMemoryFilesTool(BetaAsyncAbstractMemoryTool):
     view = create = str_replace = insert = delete = rename = execute
 
 
-def _with_messages(request: httpx2.Request, given: list[Any], messages: list[Any]) -> httpx2.Request:
+def _with_messages(request: httpx2.Request, came: list[Any], messages: list[Any]) -> httpx2.Request:
     """The request with other messages than those given; itself where they are the same."""
-    if same_objects(messages, given):
+    if same_objects(messages, came):
         return request
-    own = (b"content-length", b"transfer-encoding")
-    headers = [(k, v) for k, v in request.headers.raw if k.lower() not in own]
+    replaced = (b"content-length", b"transfer-encoding")
+    headers = [(k, v) for k, v in request.headers.raw if k.lower() not in replaced]
     data = json.dumps({**json.loads(request.content), "messages": messages}).encode()
     return httpx2.Request(
         request.method, request.url, headers=headers, content=data, extensions=request.extensions

@@ -155,9 +155,9 @@ class Bridge(Generic[N]):
 
         def bind(name: str, template: Callable[..., str]) -> Callable[..., str]:
             @wraps(template)
-            def tool(*given: Any, **named: Any) -> str:
+            def tool(*args: Any, **named: Any) -> str:
                 state = self.state(session_id)
-                return NO_SESSION if state is None else memory_tools(state)[name](*given, **named)
+                return NO_SESSION if state is None else memory_tools(state)[name](*args, **named)
 
             return tool
 

@@ -37,23 +37,23 @@ class ADKWire(PartWire[Any]):
         self._made: list[Any] = []
 
     def read(self, native: Any) -> dict[int, Part]:
-        found: dict[int, Part] = {}
-        said: list[Any] = []
+        parts: dict[int, Part] = {}
+        words: list[Any] = []
         for number, part in enumerate(native.parts or ()):
             call, response = part.function_call, part.function_response
             if native.role != "model" and response is None:
-                said.append(part)
+                words.append(part)
             elif response is not None:
                 text = _text_of(response.response)
-                found[number] = Part(MessageKind.RESULT, text, self._ids[id(part)], response.name)
+                parts[number] = Part(MessageKind.RESULT, text, self._ids[id(part)], response.name)
             elif call is not None:
                 arguments = compact(plain(call.args or {}))
-                found[number] = Part(MessageKind.CALL, arguments, self._ids[id(part)], call.name)
+                parts[number] = Part(MessageKind.CALL, arguments, self._ids[id(part)], call.name)
             elif part.text is not None:
-                found[number] = Part(MessageKind.REASONING if part.thought else MessageKind.SAY, part.text)
+                parts[number] = Part(MessageKind.REASONING if part.thought else MessageKind.SAY, part.text)
             else:  # code, files and what is not known
-                found[number] = Part(MessageKind.OTHER)
-        return found | ({WHOLE: Part(MessageKind.USER, _user_content(said))} if said else {})
+                parts[number] = Part(MessageKind.OTHER)
+        return parts | ({WHOLE: Part(MessageKind.USER, _user_content(words))} if words else {})
 
     def add(self, native: Any, text: str) -> Any:
         return native.model_copy(update={"parts": [*native.parts, types.Part(text=f"\n\n{text}")]})
@@ -62,7 +62,7 @@ class ADKWire(PartWire[Any]):
         """See PartWire. A call that is signed keeps its arguments."""
         parts = []
         for number, part in enumerate(native.parts):
-            call, response, given = part.function_call, part.function_response, part
+            call, response, original = part.function_call, part.function_response, part
             is_said = native.role != "model" and response is None
             text = change.get(WHOLE if is_said else number, "")
             if text is None:
@@ -75,8 +75,8 @@ class ADKWire(PartWire[Any]):
                 part = part.model_copy(update={"function_call": call})
             elif text and call is None:
                 part = types.Part(text=text)
-            if part is not given and id(given) in self._ids:
-                self._ids[id(part)] = self._ids[id(given)]
+            if part is not original and id(original) in self._ids:
+                self._ids[id(part)] = self._ids[id(original)]
                 self._made.append(part)  # while it lives no other part has its identity
             parts.append(part)
         return native.model_copy(update={"parts": parts}) if parts else None
@@ -106,13 +106,13 @@ def call_ids(contents: Sequence[Any]) -> dict[int, str]:
     that has no response yet.
     """
     ids: dict[int, str] = {}
-    made: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     waiting: defaultdict[str, list[str]] = defaultdict(list)
     for part in (part for content in contents for part in content.parts or ()):
         call, response = part.function_call, part.function_response
         if call is not None:
-            made[call.name] += 1
-            ids[id(part)] = call.id or f"{call.name}-{made[call.name]}"
+            counts[call.name] += 1
+            ids[id(part)] = call.id or f"{call.name}-{counts[call.name]}"
             if not call.id:
                 waiting[call.name].append(ids[id(part)])
         elif response is not None:
@@ -144,8 +144,8 @@ class MemoryBankPlugin(BasePlugin):
     async def before_model_callback(self, *, callback_context: Any, llm_request: Any) -> None:
         """Rebuild the contents of a request."""
         contents, session_id = llm_request.contents, session_of(callback_context)
-        given = llm_request.config.system_instruction
-        system = given if isinstance(given, str) else None
+        instruction = llm_request.config.system_instruction
+        system = instruction if isinstance(instruction, str) else None
         llm_request.contents = await self.bridge.arebuild(contents, session_id, system=system)
         llm_request.append_tools([t for t in self._tools if t.name not in llm_request.tools_dict])
 

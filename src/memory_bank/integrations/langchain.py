@@ -52,8 +52,8 @@ class LangChainWire(PartWire[lc.BaseMessage]):
         for block in content if isinstance(content, list) else [content]:
             kind = _type(block)
             is_hidden = kind in _CALL_BLOCKS | _HIDDEN_BLOCKS
-            what = MessageKind.REASONING if is_hidden else MessageKind.SAY
-            parts.append(Part(what, block, signed=kind in signed))
+            kind_of_part = MessageKind.REASONING if is_hidden else MessageKind.SAY
+            parts.append(Part(kind_of_part, block, signed=kind in signed))
         for call in native.tool_calls:
             parts.append(Part(MessageKind.CALL, compact(call["args"]), call["id"], call["name"]))
         for bad in native.invalid_tool_calls:
@@ -63,31 +63,31 @@ class LangChainWire(PartWire[lc.BaseMessage]):
     def write(self, native: lc.BaseMessage, change: Change) -> lc.BaseMessage | None:
         if not isinstance(native, lc.AIMessage):
             return native.model_copy(update={"content": content_like(native.content, change[0])})
-        given: list[Any] = native.content if isinstance(native.content, list) else [native.content]
-        made: list[Any] = [*native.tool_calls, *native.invalid_tool_calls]
-        calls = {n: c for n, c in enumerate(made, len(given)) if change.get(n, "") is not None}
-        gone = {call["id"] for number, call in enumerate(made, len(given)) if number not in calls}
-        if not native.invalid_tool_calls and not any(_type(b) in _CALL_BLOCKS for b in given):
+        blocks: list[Any] = native.content if isinstance(native.content, list) else [native.content]
+        all_calls: list[Any] = [*native.tool_calls, *native.invalid_tool_calls]
+        calls = {n: c for n, c in enumerate(all_calls, len(blocks)) if change.get(n, "") is not None}
+        gone = {call["id"] for number, call in enumerate(all_calls, len(blocks)) if number not in calls}
+        if not native.invalid_tool_calls and not any(_type(b) in _CALL_BLOCKS for b in blocks):
             new = {
                 n: {**call, "args": parse_arguments(change[n])} for n, call in calls.items() if change.get(n)
             }
             calls |= new
-        kept: list[Any] = []
-        for number, block in enumerate(given):
+        left: list[Any] = []
+        for number, block in enumerate(blocks):
             text = change.get(number, "")
             is_call = _type(block) in _CALL_BLOCKS
             if text is None or (is_call and (block.get("id") in gone or block.get("call_id") in gone)):
                 continue
             as_block = isinstance(native.content, list)
-            kept.append(({"type": "text", "text": text} if as_block else text) if text else block)
-        changes: dict[str, Any] = {"content": kept if isinstance(native.content, list) else "".join(kept)}
-        if list(calls.values()) != made:
-            first_bad = len(given) + len(native.tool_calls)
+            left.append(({"type": "text", "text": text} if as_block else text) if text else block)
+        changes: dict[str, Any] = {"content": left if isinstance(native.content, list) else "".join(left)}
+        if list(calls.values()) != all_calls:
+            first_bad = len(blocks) + len(native.tool_calls)
             changes["tool_calls"] = [call for number, call in calls.items() if number < first_bad]
             changes["invalid_tool_calls"] = [call for number, call in calls.items() if number >= first_bad]
             extra = native.additional_kwargs.items()
             changes["additional_kwargs"] = {k: v for k, v in extra if k != "tool_calls"}
-        return native.model_copy(update=changes) if kept or calls else None
+        return native.model_copy(update=changes) if left or calls else None
 
     def add(self, native: lc.BaseMessage, text: str) -> lc.BaseMessage:
         return native.model_copy(update={"content": content_with(native.content, text)})

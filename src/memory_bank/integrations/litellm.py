@@ -38,16 +38,16 @@ class LiteLLMWire(PartWire[Any]):
     """
 
     def read(self, native: Any) -> dict[int, Part]:
-        given = _as_dict(native)
-        kind, content = kind_of(given), given.get("content")
+        message = _as_dict(native)
+        kind, content = kind_of(message), message.get("content")
         if kind is MessageKind.RESULT:
-            return {WHOLE: Part(kind, content, given.get("tool_call_id"), given.get("name"))}
+            return {WHOLE: Part(kind, content, message.get("tool_call_id"), message.get("name"))}
         if kind not in (MessageKind.CALL, MessageKind.SAY):
             return {WHOLE: Part(kind, content)}
         texts = {} if content is None else {WHOLE: Part(MessageKind.SAY, content)}
-        calls = enumerate(calls_of(given))
-        found = texts | {n: Part(MessageKind.CALL, call.text, call.call_id, call.name) for n, call in calls}
-        return found or {WHOLE: Part(MessageKind.SAY)}
+        calls = enumerate(calls_of(message))
+        parts = texts | {n: Part(MessageKind.CALL, call.text, call.call_id, call.name) for n, call in calls}
+        return parts or {WHOLE: Part(MessageKind.SAY)}
 
     def write(self, native: Any, change: Change) -> Any | None:
         return edited_message(_as_dict(native), change)
@@ -104,8 +104,8 @@ class MemoryBankHook(CustomLogger):
 
     def log_pre_api_call(self, model: str, messages: Any, kwargs: dict[str, Any]) -> None:  # noqa: ARG002
         """Note in the log, once, that ``completion`` calls no hook that may change the messages."""
-        given = kwargs.get("litellm_params")
-        if kwargs.get("call_type") == "completion" and not (given or {}).get("acompletion"):
+        params = kwargs.get("litellm_params")
+        if kwargs.get("call_type") == "completion" and not (params or {}).get("acompletion"):
             self._warn_once(NOT_CALLED)
 
     def _warn_once(self, text: str) -> None:

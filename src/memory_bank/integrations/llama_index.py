@@ -29,10 +29,10 @@ class LlamaIndexWire(PartWire[Any]):
     def read(self, native: Any) -> dict[int, Part]:
         if not isinstance(native, LlamaMessage):
             raise MessagesError(f"{type(native).__name__} is not a ChatMessage of LlamaIndex.")
-        role, more = native.role.value, native.additional_kwargs
+        role, extra = native.role.value, native.additional_kwargs
         if role in ("tool", "function"):
-            call_id = more.get("tool_call_id")
-            return {WHOLE: Part(MessageKind.RESULT, _content(native), call_id, more.get("name"))}
+            call_id = extra.get("tool_call_id")
+            return {WHOLE: Part(MessageKind.RESULT, _content(native), call_id, extra.get("name"))}
         if role not in ("assistant", "chatbot", "model"):
             kinds = {"system": MessageKind.SYSTEM, "developer": MessageKind.SYSTEM, "user": MessageKind.USER}
             return {WHOLE: Part(kinds.get(role, MessageKind.OTHER), _content(native))}
@@ -61,16 +61,14 @@ class LlamaIndexWire(PartWire[Any]):
                 block = TextBlock(text=text)
             if text is not None:
                 blocks.append(block)
-        more, first = native.additional_kwargs, len(native.blocks)
+        extra, first = native.additional_kwargs, len(native.blocks)
         if any(number >= first for number in change):
-            given = {"role": "assistant", "tool_calls": more["tool_calls"]}
-            edited = (
-                edited_message(given, {n - first: text for n, text in change.items() if n >= first}) or {}
-            )
-            more = {**more, "tool_calls": edited.get("tool_calls", [])}
-        if not blocks and not more.get("tool_calls"):
+            turn = {"role": "assistant", "tool_calls": extra["tool_calls"]}
+            edited = edited_message(turn, {n - first: text for n, text in change.items() if n >= first}) or {}
+            extra = {**extra, "tool_calls": edited.get("tool_calls", [])}
+        if not blocks and not extra.get("tool_calls"):
             return None
-        return native.model_copy(update={"blocks": blocks, "additional_kwargs": more})
+        return native.model_copy(update={"blocks": blocks, "additional_kwargs": extra})
 
     def add(self, native: Any, text: str) -> Any:
         *others, last = native.blocks or [TextBlock(text="")]
@@ -99,10 +97,10 @@ def _block(block: Any) -> Any:
 
 
 def _given_calls(native: Any) -> list[Call]:
-    given = native.additional_kwargs.get("tool_calls")
-    if not given or any(isinstance(b, ToolCallBlock) for b in native.blocks):
+    calls = native.additional_kwargs.get("tool_calls")
+    if not calls or any(isinstance(b, ToolCallBlock) for b in native.blocks):
         return []
-    return calls_of({"role": "assistant", "tool_calls": given})
+    return calls_of({"role": "assistant", "tool_calls": calls})
 
 
 def with_memory(
@@ -119,17 +117,17 @@ def with_memory(
     class WithMemory(kind):  # type: ignore[valid-type,misc]
         """The model with memory: its four ways to chat get rebuilt messages."""
 
-        def chat(self, messages: Sequence[Any], **given: Any) -> Any:
-            return super().chat(bridge.rebuild(messages, session_id), **given)
+        def chat(self, messages: Sequence[Any], **options: Any) -> Any:
+            return super().chat(bridge.rebuild(messages, session_id), **options)
 
-        def stream_chat(self, messages: Sequence[Any], **given: Any) -> Any:
-            return super().stream_chat(bridge.rebuild(messages, session_id), **given)
+        def stream_chat(self, messages: Sequence[Any], **options: Any) -> Any:
+            return super().stream_chat(bridge.rebuild(messages, session_id), **options)
 
-        async def achat(self, messages: Sequence[Any], **given: Any) -> Any:
-            return await super().achat(await bridge.arebuild(messages, session_id), **given)
+        async def achat(self, messages: Sequence[Any], **options: Any) -> Any:
+            return await super().achat(await bridge.arebuild(messages, session_id), **options)
 
-        async def astream_chat(self, messages: Sequence[Any], **given: Any) -> Any:
-            return await super().astream_chat(await bridge.arebuild(messages, session_id), **given)
+        async def astream_chat(self, messages: Sequence[Any], **options: Any) -> Any:
+            return await super().astream_chat(await bridge.arebuild(messages, session_id), **options)
 
     WithMemory.__name__ = WithMemory.__qualname__ = kind.__name__
     copy = llm.model_copy()

@@ -24,8 +24,8 @@ def read_items(items: Sequence[Item], instructions: str | None) -> Conversation[
 
     Raises ConfigError for results whose calls are not in the list: the provider holds them then.
     """
-    made = {call_id_of(item) for item in items if item_type(item) not in CALL_OF}
-    if any(item_type(item) in CALL_OF and call_id_of(item) not in made for item in items):
+    answered = {call_id_of(item) for item in items if item_type(item) not in CALL_OF}
+    if any(item_type(item) in CALL_OF and call_id_of(item) not in answered for item in items):
         raise ConfigError(
             "the provider holds a part of the history (previous_response_id, auto_previous_response_id or "
             "conversation_id), so memory cannot replace it: run the agent without them."
@@ -35,10 +35,10 @@ def read_items(items: Sequence[Item], instructions: str | None) -> Conversation[
 
 def session_of_context(context: object) -> str | None:
     """The ``session_id`` of a run's context, an attribute or a key; None where it has none."""
-    found = (
+    session_id = (
         context.get("session_id") if isinstance(context, Mapping) else getattr(context, "session_id", None)
     )
-    return None if found is None else str(found)
+    return None if session_id is None else str(session_id)
 
 
 class MemoryBankFilter:
@@ -58,12 +58,12 @@ class MemoryBankFilter:
         self._session_of = session_of
 
     async def __call__(self, data: CallModelData[Any]) -> ModelInputData:
-        given = data.model_data
-        items: list[Any] = list(given.input)
+        model_data = data.model_data
+        items: list[Any] = list(model_data.input)
         rebuilt: list[Any] = await self.bridge.arebuild(
-            items, self._session_of(data.context), system=given.instructions, tools=data.agent.tools
+            items, self._session_of(data.context), system=model_data.instructions, tools=data.agent.tools
         )
-        return ModelInputData(input=rebuilt, instructions=given.instructions)
+        return ModelInputData(input=rebuilt, instructions=model_data.instructions)
 
     def _tool(self, schema: ToolFunction) -> FunctionTool:
         async def call(context: ToolContext[Any], arguments: str) -> str:

@@ -43,8 +43,8 @@ class PydanticAIWire(PartWire[pai.ModelMessage]):
 
     def add(self, native: pai.ModelMessage, text: str) -> pai.ModelMessage:
         at, part = [(n, p) for n, p in enumerate(native.parts) if isinstance(p, pai.UserPromptPart)][-1]
-        said = part.content
-        content = content_with(said, text) if isinstance(said, str) else [*said, text]
+        prompt = part.content
+        content = content_with(prompt, text) if isinstance(prompt, str) else [*prompt, text]
         parts = [*native.parts[:at], dataclasses.replace(part, content=content), *native.parts[at + 1 :]]
         return dataclasses.replace(native, parts=parts)
 

@@ -73,8 +73,8 @@ class SmolagentsWire(PartWire[smol.MemoryStep]):
         changes: dict[str, Any] = {"model_output": change[_SAID]} if _SAID in change else {}
         if _CALLED in change:
             calls = getattr(native, "tool_calls", None) or []
-            given = parted_calls(parse_arguments(change[_CALLED]), [call.arguments for call in calls])
-            pairs = zip(calls, given, strict=True)
+            arguments = parted_calls(parse_arguments(change[_CALLED]), [call.arguments for call in calls])
+            pairs = zip(calls, arguments, strict=True)
             changes["tool_calls"] = [dataclasses.replace(call, arguments=new) for call, new in pairs]
         if _OBSERVED in change:
             changes |= {"observations": change[_OBSERVED], "error": None, "observations_images": None}
@@ -94,20 +94,20 @@ WIRE = SmolagentsWire()
 
 
 def _read_action(step: smol.ActionStep) -> dict[int, Part]:
-    said = Part(MessageKind.SAY, content_text(step.model_output))
+    thought = Part(MessageKind.SAY, content_text(step.model_output))
     error = None if step.error is None else f"Error:\n{step.error}"
     observed = step.observations
     if step.tool_calls and observed is None and error is None and step.action_output is not None:
         observed = str(step.action_output)
     text = "\n".join(t for t in (observed, error) if t)
     if not step.tool_calls:
-        return {_SAID: said, _OBSERVED: Part(MessageKind.OTHER, text)}
+        return {_SAID: thought, _OBSERVED: Part(MessageKind.OTHER, text)}
     images = [{"type": "image"} for _ in step.observations_images or ()]
     content: Any = [{"type": "text", "text": text}, *images] if images else text
     call_id = step.tool_calls[0].id
     name, arguments = joined_calls([(call.name, call.arguments) for call in step.tool_calls])
     called = Part(MessageKind.CALL, arguments, call_id, name)
-    return {_SAID: said, _CALLED: called, _OBSERVED: Part(MessageKind.RESULT, content, call_id)}
+    return {_SAID: thought, _CALLED: called, _OBSERVED: Part(MessageKind.RESULT, content, call_id)}
 
 
 def add_memory(
@@ -154,12 +154,12 @@ class _MemoryTool(Tool):
         return self._answer(self.name, arguments)
 
 
-def _input(given: dict[str, Any]) -> dict[str, Any]:
+def _input(schema: dict[str, Any]) -> dict[str, Any]:
     """A parameter of a tool in the form of smolagents: each is described, and what may be null is optional."""
-    made, kinds = {"description": "", **given}, given["type"]
+    parameter, kinds = {"description": "", **schema}, schema["type"]
     if isinstance(kinds, str):
-        return made
-    return {**made, "type": next(k for k in kinds if k != "null"), "nullable": True}
+        return parameter
+    return {**parameter, "type": next(k for k in kinds if k != "null"), "nullable": True}
 
 
 # typed histories as agent.memory
@@ -246,36 +246,36 @@ class HistoryMemory(smol.AgentMemory):
 
     def _take(self) -> bool:
         """Give the history the list, if that was changed since it was shown, and return whether it was."""
-        known: dict[int, list[_Known]] = {}  # a step may be in the list twice
+        by_id: dict[int, list[_Known]] = {}  # a step may be in the list twice
         for k in reversed(self._known):
-            known.setdefault(id(k.native), []).append(k)
+            by_id.setdefault(id(k.native), []).append(k)
         natives = [n for n in self._steps if not (isinstance(n, RetrievedStep) and n.is_pad)]
         natives = [*([self._prompt] if self._prompt.system_prompt else []), *natives]
-        now = [_read(n, known[id(n)].pop() if known.get(id(n)) else None) for n in natives]
+        now = [_read(n, by_id[id(n)].pop() if by_id.get(id(n)) else None) for n in natives]
         if list(map(id, now)) == list(map(id, self._known)):
             return False
-        kept = max((i for i, k in enumerate(now, 1) if id(k.native) in known), default=0)
+        begun = max((i for i, k in enumerate(now, 1) if id(k.native) in by_id), default=0)
         steps: list[typed.Step] = []
         self._known = []
-        if not kept:
+        if not begun:
             self.history.clear()
         for i, (step, native, state) in enumerate(now):
             last = steps[-1].step_number if steps else 0
-            number = max(step.step_number * (id(native) in known), last + isinstance(step, typed.ActionStep))
+            number = max(step.step_number * (id(native) in by_id), last + isinstance(step, typed.ActionStep))
             step = step if step.step_number == number else dataclasses.replace(step, step_number=number)
             self._known.append(_Known(step, native, state))
             steps.append(step)
-            if i >= kept:
+            if i >= begun:
                 self.history.add(step)
                 steps = list(self.history.steps)  # it may have pruned
-            elif i == kept - 1:
+            elif i == begun - 1:
                 self.history.steps = steps
         return True
 
     def _show(self) -> None:
-        known = {id(k.step): k for k in self._known}
+        by_id = {id(k.step): k for k in self._known}
         self._known = [
-            known.get(id(s)) or _Known(s, n := native_step(s), _state_of(n)) for s in self.history.steps
+            by_id.get(id(s)) or _Known(s, n := native_step(s), _state_of(n)) for s in self.history.steps
         ]
         natives = [k.native for k in self._known]
         if natives and isinstance(natives[0], smol.SystemPromptStep):
@@ -310,15 +310,15 @@ class _Known(NamedTuple):
     state: list[Any]
 
 
-def _read(native: smol.MemoryStep, known: _Known | None) -> _Known:
-    """A step with its typed form: ``known``, unless it was changed. Raises HistoryError for what is no step."""
+def _read(native: smol.MemoryStep, earlier: _Known | None) -> _Known:
+    """A step with its typed form: ``earlier``, unless it was changed. Raises HistoryError for what is no step."""
     state = _state_of(native) if dataclasses.is_dataclass(native) else []
-    if known is not None and state == known.state:
-        return known
+    if earlier is not None and state == earlier.state:
+        return earlier
     [step] = typed.typed_steps([native])
-    if known is not None:
-        same: dict[str, Any] = {"step_number": known.step.step_number, "timestamp": known.step.timestamp}
-        before, now = (getattr(s, "observations", ()) for s in (known.step, step))
+    if earlier is not None:
+        same: dict[str, Any] = {"step_number": earlier.step.step_number, "timestamp": earlier.step.timestamp}
+        before, now = (getattr(s, "observations", ()) for s in (earlier.step, step))
         if before and [o.text for o in before] == [o.text for o in now]:
             same["observations"] = before  # they may name their records
         step = dataclasses.replace(step, **same)
@@ -348,17 +348,17 @@ def native_step(step: typed.Step) -> smol.MemoryStep:
         return smol.PlanningStep(plan=step.plan, **_seen_by_model(step))
     if not isinstance(step, typed.ActionStep):
         raise MessagesError(f"a {type(step).__name__} has no counterpart in smolagents: leave it out.")
-    given = [call.dict() for call in step.tool_calls]
-    if len(given) == 1 and isinstance(joined := given[0]["arguments"], dict) and list(joined) == ["calls"]:
-        given = list(joined["calls"])  # those that typed_steps joined
-    calls = [smol.ToolCall(c["name"], copy.deepcopy(c["arguments"]), c["id"]) for c in given]
+    items = [call.dict() for call in step.tool_calls]
+    if len(items) == 1 and isinstance(joined := items[0]["arguments"], dict) and list(joined) == ["calls"]:
+        items = list(joined["calls"])  # those that typed_steps joined
+    calls = [smol.ToolCall(c["name"], copy.deepcopy(c["arguments"]), c["id"]) for c in items]
     contents: list[Any] = [o.content for o in step.observations]
     parts: list[Any] = [
         p for c in contents for p in ([{"type": "text", "text": c}] if isinstance(c, str) else c)
     ]
     texts = [p["text"] for p in parts if p.get("type") == "text"]
     code = calls[0].arguments if len(calls) == 1 and isinstance(calls[0].arguments, str) else None
-    said = step.model_output_message["content"] if step.model_output_message is not None else None
+    output = step.model_output_message["content"] if step.model_output_message is not None else None
     error = None
     if step.error is not None:
         kind: Any = getattr(utils, step.error_type or "", None)
@@ -368,7 +368,7 @@ def native_step(step: typed.Step) -> smol.MemoryStep:
         step_number=step.step_number,
         tool_calls=calls or None,
         error=error,
-        model_output=copy.deepcopy(said) if isinstance(said, list) else step.thought,
+        model_output=copy.deepcopy(output) if isinstance(output, list) else step.thought,
         code_action=step.code_action if code is None else code,
         observations="\n".join(texts) if texts else None,
         observations_images=[_picture(p["image_url"]["url"]) for p in parts if _is_picture(p)] or None,
@@ -382,25 +382,25 @@ _SILENT = SimpleNamespace(log_error=str)  # the errors were logged when they wer
 
 
 def _seen_by_model(step: typed.ActionStep | typed.PlanningStep) -> dict[str, Any]:
-    said, usage, timing = step.model_output_message, step.token_usage, step.timing
+    output, usage, timing = step.model_output_message, step.token_usage, step.timing
     return {
         "model_input_messages": [_chat_message(m) for m in step.model_input_messages] or None,
-        "model_output_message": None if said is None else _chat_message(said),
+        "model_output_message": None if output is None else _chat_message(output),
         "token_usage": None if usage is None else TokenUsage(usage.input_tokens, usage.output_tokens),
         "timing": Timing(step.timestamp) if timing is None else Timing(timing.start, timing.end),
     }
 
 
 def _chat_message(message: Any) -> SmolMessage:
-    given = copy.deepcopy(message)  # of a frozen value a plain one
-    content, usage = given.get("content"), given.get("token_usage")
+    plain_message = copy.deepcopy(message)  # of a frozen value a plain one
+    content, usage = plain_message.get("content"), plain_message.get("token_usage")
     if isinstance(content, list):
-        given["content"] = [
+        plain_message["content"] = [
             {"type": "image", "image": _picture(p["image_url"]["url"])} if _is_picture(p) else p
             for p in content
         ]
     tokens = None if usage is None else TokenUsage(usage["input_tokens"], usage["output_tokens"])
-    return SmolMessage.from_dict(given, token_usage=tokens)
+    return SmolMessage.from_dict(plain_message, token_usage=tokens)
 
 
 def _is_picture(part: Any) -> bool:

@@ -220,11 +220,11 @@ def as_chat_model(client: object) -> ChatModel | None:
         return None
     if isinstance(client, type):
         raise ConfigError(f"llm_client is the class {client.__name__}: pass an instance of it")
-    own, name = getattr(client, "generate_plain", None), type(client).__name__
-    if callable(own):
-        if _is_async(own):
+    method, name = getattr(client, "generate_plain", None), type(client).__name__
+    if callable(method):
+        if _is_async(method):
             raise ConfigError(f"generate_plain of {name} is async: pass a synchronous one")
-        form = _form_of(own, name)
+        form = _form_of(method, name)
         return PlainChat(client, form) if form is not _FORMS[0] else client  # type: ignore[return-value]
     if not callable(create_of(client)):
         raise ConfigError(
@@ -248,10 +248,10 @@ _FORMS: tuple[Form, ...] = (
 """How a generate_plain may take the messages and the model; the first is the documented one."""
 
 
-def _form_of(own: Callable[..., object], owner: str) -> Form:
+def _form_of(method: Callable[..., object], owner: str) -> Form:
     """The first form that a ``generate_plain`` takes; the documented one where its signature is not known."""
     try:
-        signature = inspect.signature(own)
+        signature = inspect.signature(method)
     except (TypeError, ValueError):
         return _FORMS[0]
     for form in _FORMS:
@@ -280,8 +280,8 @@ def failure_of(error: Exception) -> str:
     """Why a call of a chat model failed: status, cause and what to do, without any content of the call."""
     if isinstance(error, ModelError):
         return str(error)
-    given = (_count(read(error, name)) or 0 for name in ("status_code", "status", "code"))
-    status = next((s for s in given if 400 <= s <= 599), None)
+    numbers = (_count(read(error, name)) or 0 for name in ("status_code", "status", "code"))
+    status = next((s for s in numbers if 400 <= s <= 599), None)
     reason = f"the model failed with {type(error).__name__}"
     return reason if status is None else f"{reason} (HTTP {status}): {_advice(status)}"
 

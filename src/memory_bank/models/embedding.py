@@ -107,15 +107,15 @@ class OpenAIEmbedder:
         """
         inputs = [_sendable(text) for text in texts]
         asked = [i for i, text in enumerate(inputs) if text]
-        found = [self._ask(batch) for batch in self._batches([inputs[i] for i in asked])]
-        if not found and texts and self.dimension is None:
-            found = [self._ask(["-"])[:0]]  # only blank texts so far: how long is a row?
-        width = {rows.shape[1] for rows in found} or {self.dimension or 0}
+        batches = [self._ask(batch) for batch in self._batches([inputs[i] for i in asked])]
+        if not batches and texts and self.dimension is None:
+            batches = [self._ask(["-"])[:0]]  # only blank texts so far: how long is a row?
+        width = {rows.shape[1] for rows in batches} or {self.dimension or 0}
         if len(width) > 1:
             raise EmbeddingError(f"{self.name} answered with vectors of several lengths: {sorted(width)}")
         rows = np.zeros((len(inputs), width.pop()), dtype=np.float32)
         if asked:
-            rows[asked] = np.concatenate(found)
+            rows[asked] = np.concatenate(batches)
         return rows
 
     def encode_queries(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:

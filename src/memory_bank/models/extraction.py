@@ -35,23 +35,23 @@ _NAME_KEYS = ("name", "title", "label", "subject", "email", "city", "path", "fil
 
 def extract_summary(record: InteractionRecord) -> str:
     """A summary of at most 1,400 characters: the call, then errors, counts, headers, identifiers, names."""
-    given = record.raw_input
-    if is_raw(given):
-        shown = str(given[RAW])
-    elif isinstance(given, dict):
-        shown = ", ".join(f"{k}={v if isinstance(v, str) else compact(v)}" for k, v in given.items())
+    arguments = record.raw_input
+    if is_raw(arguments):
+        pairs = str(arguments[RAW])
+    elif isinstance(arguments, dict):
+        pairs = ", ".join(f"{k}={v if isinstance(v, str) else compact(v)}" for k, v in arguments.items())
     else:
-        shown = compact(given)
-    shown = cut_at_edge(one_line(shown[: 2 * _ARGUMENT_CHARS]), _ARGUMENT_CHARS)
-    call = f"Called {record.tool_name}({shown})."
+        pairs = compact(arguments)
+    pairs = cut_at_edge(one_line(pairs[: 2 * _ARGUMENT_CHARS]), _ARGUMENT_CHARS)
+    call = f"Called {record.tool_name}({pairs})."
     value, text = readable_output(record)
     try:
         is_text = is_raw(value) and isinstance(value[RAW], str)
-        held = content_of(value[RAW] if is_text else text)
-        if held.value is not None:
-            body = _value_summary(unfold(held.value))
+        content = content_of(value[RAW] if is_text else text)
+        if content.value is not None:
+            body = _value_summary(unfold(content.value))
         else:
-            body = _text_summary(held.text) if is_text else _value_summary(unfold(value))
+            body = _text_summary(content.text) if is_text else _value_summary(unfold(value))
     except RecursionError:
         body = _text_summary(compact(value))
     return cut_at_edge(f"{call} {body}", MAX_CHARS)
@@ -63,15 +63,15 @@ def _value_summary(value: object) -> str:
     named: dict[str, None] = {}
     rest: dict[str, None] = {}
     # The shallow values first: they occur once, values of rows many times.
-    given = (leaf for leaf in leaves(value, breadth_first=True) if leaf.value not in (None, ""))
-    for leaf, key, depth, _ in islice(given, _SCAN_LEAVES):
-        shown = cut_at_edge(one_line(str(leaf)[:400]), 160)
+    filled = (leaf for leaf in leaves(value, breadth_first=True) if leaf.value not in (None, ""))
+    for leaf, key, depth, _ in islice(filled, _SCAN_LEAVES):
+        text = cut_at_edge(one_line(str(leaf)[:400]), 160)
         key = key[-_KEY_CHARS:]  # one long key may stand over thousands of values
-        item = f"{key}: {shown}" if key else shown
+        item = f"{key}: {text}" if key else text
         low = key.lower()
         if "error" in low or (isinstance(leaf, str) and len(leaf) < 2_000 and _ERROR.search(leaf)):
             errors[item] = None
-        elif (depth <= 1 and len(shown) <= 100) or low.endswith(
+        elif (depth <= 1 and len(text) <= 100) or low.endswith(
             ("id", "uuid", "key", "code", "number", "sku", *_NAME_KEYS)
         ):
             named[item] = None
@@ -108,39 +108,39 @@ def _text_summary(text: str) -> str:
     parts = [f"Returned {text.count(chr(10)) + 1:,} lines, {len(text):,} characters."]
     wrong = dict.fromkeys(cut_at_edge(line[:800], 200) for line in lines if _ERROR.search(line[:2_000]))
     errors = list(wrong)
-    for title, shown in (
+    for title, lines_of in (
         ("Errors", errors if len(errors) <= 3 else [errors[0], *errors[-2:]]),
         ("Begins", [cut_at_edge(line[:800], 200) for line in lines[:3]]),
         ("Headings", [line for line in lines if line.startswith(("#", "==", "--")) and len(line) < 120][:8]),
         ("Ends", [cut_at_edge(line[:800], 160) for line in lines[3:][-1:]]),
     ):
-        if shown or title == "Begins":
-            parts.append(f"{title}: {' | '.join(shown)}.")
-    found = _packed(_identifiers(seen, 400), MAX_CHARS - sum(map(len, parts)) - _ARGUMENT_CHARS)
-    if found:
-        parts.append("Mentions " + found)
+        if lines_of or title == "Begins":
+            parts.append(f"{title}: {' | '.join(lines_of)}.")
+    names = _packed(_identifiers(seen, 400), MAX_CHARS - sum(map(len, parts)) - _ARGUMENT_CHARS)
+    if names:
+        parts.append("Mentions " + names)
     return " ".join(parts)
 
 
 def _identifiers(text: str, most: int) -> list[str]:
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for m in _IDENTIFIER.finditer(text[: 2 * _SCAN_CHARS + 1]):
         value = m.group().rstrip(".,;:")
         if 3 <= len(value) <= 120:
-            found[value] = None
-            if len(found) >= most:
+            names[value] = None
+            if len(names) >= most:
                 break
-    return list(found)
+    return list(names)
 
 
 def _packed(items: list[str], room: int) -> str:
-    shown: list[str] = []
+    packed: list[str] = []
     for item in items:
         room -= len(item) + 2
         if room < 12:
             break
-        shown.append(item)
-    if not shown:
+        packed.append(item)
+    if not packed:
         return ""
-    left = len(items) - len(shown)
-    return "; ".join(shown) + (f"; and {left:,} more." if left else ".")
+    left = len(items) - len(packed)
+    return "; ".join(packed) + (f"; and {left:,} more." if left else ".")

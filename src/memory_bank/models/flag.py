@@ -67,14 +67,14 @@ class FlagEmbedder:
     def __init__(self, model_name_or_folder: str) -> None:
         _log.info("loading embedding model %s", model_name_or_folder)
         started = time.perf_counter()
-        found = _find(model_name_or_folder)
-        pooling, self.query_instruction = found.pooling, found.query_instruction
-        self.name = found.name if pooling == "cls" else f"{found.name}+{pooling}"
+        folder = _find(model_name_or_folder)
+        pooling, self.query_instruction = folder.pooling, folder.query_instruction
+        self.name = folder.name if pooling == "cls" else f"{folder.name}+{pooling}"
         self._lock = threading.Lock()
         try:
             if pooling not in ("cls", "mean"):
                 raise ValueError(f"FlagModel has no pooling {pooling!r}, only cls and mean")
-            model = _load(found.source, pooling)
+            model = _load(folder.source, pooling)
             self.dimension = int(model.model.config.hidden_size)
             self._max_tokens = min(512, int(model.tokenizer.model_max_length))
             self._encode = _one_pass(model) or model.encode
@@ -232,8 +232,8 @@ def _files_in(folder: Path, source: str, hub_name: str | None) -> _ModelFiles:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found
+    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return values
 
 
 def _cause(exc: BaseException) -> str:

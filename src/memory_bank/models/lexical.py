@@ -132,15 +132,15 @@ def hashed_terms(*texts: str) -> tuple[Hashes, npt.NDArray[np.intp]]:
     if len(raw) > MAX_CHARS - TAIL_CHARS:
         read = ~plain | (start < MAX_CHARS - TAIL_CHARS) | (end > len(raw) - TAIL_CHARS)
         start, end, plain = start[read], end[read], plain[read]
-    starts, found = [start], [hashed(start, _stems(codes, start, end, plain))]
+    starts, hashes = [start], [hashed(start, _stems(codes, start, end, plain))]
     start, end = words
     for joiners in (_IN_NAME, _IN_PATH):
         joined = np.zeros(len(start) + 1, np.bool_)  # a word with the one before it, by one sign
         joined[1:-1] = joiners[codes[end[:-1]]] & (end[:-1] + 1 == start[1:])
         first, last = _stretches(joined)
         starts.append(start[first - 1])
-        found.append(hashed(starts[-1], end[last - 1]))
-    mixed: Any = np.concatenate(found)  # the finaliser of MurmurHash3: neighbours differ in all bits
+        hashes.append(hashed(starts[-1], end[last - 1]))
+    mixed: Any = np.concatenate(hashes)  # the finaliser of MurmurHash3: neighbours differ in all bits
     mixed = (mixed ^ (mixed >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     mixed = (mixed ^ (mixed >> np.uint64(33))) >> np.uint64(32)
     ends = np.cumsum([len(text) + 1 for text in encoded])  # each with the blank after it

@@ -235,6 +235,6 @@ def extend_summary(
 def describe_call(number: int, record: InteractionRecord, note: str = "", chars: int = _CALL_CHARS) -> str:
     """A call as text for the model of a running summary or a note, with up to ``chars`` of its output."""
     arguments, output = _shortened(record, _CALL_ARGUMENT_CHARS, chars)
-    said = f"\nThe agent said: {quote_lines(note)}" if note else ""
+    words = f"\nThe agent said: {quote_lines(note)}" if note else ""
     call = f"#{number} {one_line(record.tool_name)}({quote_lines(arguments)})"
-    return f"{call}{said}\n{quote_lines(output) or '(nothing)'}"
+    return f"{call}{words}\n{quote_lines(output) or '(nothing)'}"

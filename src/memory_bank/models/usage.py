@@ -146,11 +146,11 @@ def _read_tokens(usage: object) -> ReportedUsage:
     return ReportedUsage(into, output, read_, written_, hour, untold=untold)
 
 
-def _with_reasoning(usage: object, output: int, more: int) -> int:
-    """The output tokens with ``more`` of the total, where these are reasoning that the output leaves out."""
+def _with_reasoning(usage: object, output: int, rest: int) -> int:
+    """The output tokens with ``rest`` of the total, where these are reasoning that the output leaves out."""
     details = _details(usage, _OUTPUT_DETAILS)
     reasoning = _most(_count(details, "reasoning_tokens"), _count(usage, "reasoning_tokens"))
-    return output + more if reasoning in (None, more) else output
+    return output + rest if reasoning in (None, rest) else output
 
 
 def _lifetimes(usage: object, details: object) -> tuple[int | None, int | None]:
@@ -168,9 +168,9 @@ def _lifetimes(usage: object, details: object) -> tuple[int | None, int | None]:
 def _billed(usage: object) -> float | None:
     """The cost in dollars that a gateway names in its usage."""
     for name in _COSTS:
-        told = read(usage, name)
-        told = read(told, "total_cost") if isinstance(told, Mapping) else told
-        amount = _number(told, name)
+        named = read(usage, name)
+        named = read(named, "total_cost") if isinstance(named, Mapping) else named
+        amount = _number(named, name)
         if amount is not None:
             break
     else:
@@ -210,12 +210,12 @@ def _count(holder: object, *names: str) -> int | None:
 
 def _details(usage: object, names: tuple[str, ...]) -> object:
     """The object of one of these names; None where there is none."""
-    found = (read(usage, name) for name in names)
-    return next((d for d in found if d is not None and not isinstance(d, (int, float, str, list))), None)
+    candidates = (read(usage, name) for name in names)
+    return next((d for d in candidates if d is not None and not isinstance(d, (int, float, str, list))), None)
 
 
 def _sum(*counts: int | None) -> int | None:
-    return sum(given) if (given := [n for n in counts if n is not None]) else None
+    return sum(numbers) if (numbers := [n for n in counts if n is not None]) else None
 
 
 def _most(*counts: int | None) -> int | None:

@@ -141,17 +141,17 @@ class _McpHandlers:
         return str(error) if wrong else f"The memory could not be read: {error}"
 
     def call_tool(self, caller: Caller, headers: Mapping[str, str], params: Any) -> _Answer:
-        given = dict(params.arguments or {})
+        args = dict(params.arguments or {})
         try:
             if params.name == MEMORY_FILES and self.sessions.config.service.memory_files:
-                answer = self._files(caller, headers, given)
-            elif params.name in (SEARCH_MEMORY, GET_RECORD) and given.get("scope") not in (None, "session"):
-                answer = self._search_all(caller, given)
+                answer = self._files(caller, headers, args)
+            elif params.name in (SEARCH_MEMORY, GET_RECORD) and args.get("scope") not in (None, "session"):
+                answer = self._search_all(caller, args)
             else:
-                name = self._session(caller, given.pop("session", None), headers)
-                given.pop("scope", None)
+                name = self._session(caller, args.pop("session", None), headers)
+                args.pop("scope", None)
                 asked = self._forget if params.name == FORGET_RECORD else partial(self._read, params.name)
-                answer = asked(caller, name, given)
+                answer = asked(caller, name, args)
         except MemoryBankError as e:
             answer = ToolAnswer(self.sentence(e, caller), refused=True)
         media = [  # images and sounds as blocks of MCP
@@ -159,43 +159,43 @@ class _McpHandlers:
             for m in map(media_of, answer.parts)
             if m is not None and m.data and m.kind.startswith(("image/", "audio/"))
         ]
-        said = {"content": [{"type": "text", "text": answer.text}, *media], "isError": answer.refused}
+        content = {"content": [{"type": "text", "text": answer.text}, *media], "isError": answer.refused}
         if answer.refused:
-            return said
-        return {**said, "structuredContent": {"result": answer.text, "records": list(answer.records)}}
+            return content
+        return {**content, "structuredContent": {"result": answer.text, "records": list(answer.records)}}
 
-    def _files(self, caller: Caller, headers: Mapping[str, str], given: _Answer) -> ToolAnswer:
-        project = given.pop("project", None)
+    def _files(self, caller: Caller, headers: Mapping[str, str], args: _Answer) -> ToolAnswer:
+        project = args.pop("project", None)
         project = project_named(caller.namespace, headers) or project
         if not isinstance(project, str) or not project.strip():
             return ToolAnswer(_NO_PROJECT, refused=True)
-        return answer_tool_call(self.sessions.files(caller.namespace, project.strip()), MEMORY_FILES, given)
+        return answer_tool_call(self.sessions.files(caller.namespace, project.strip()), MEMORY_FILES, args)
 
-    def _read(self, tool: str, caller: Caller, session: str, given: _Answer) -> ToolAnswer:
+    def _read(self, tool: str, caller: Caller, session: str, args: _Answer) -> ToolAnswer:
         with self.sessions.reading(caller.namespace, session) as state:
             reads = tool in (SEARCH_MEMORY, GET_RECORD)
             span = self.sessions.traced(SEARCH_MEMORY, state.session_id) if reads else nullcontext()
             with span:
-                return answer_tool_call(state, tool, given)
+                return answer_tool_call(state, tool, args)
 
-    def _search_all(self, caller: Caller, given: _Answer) -> ToolAnswer:
-        if given.pop("scope") != "all":
+    def _search_all(self, caller: Caller, args: _Answer) -> ToolAnswer:
+        if args.pop("scope") != "all":
             raise InvalidRequestError('scope is "session" or "all".')
-        if given.pop("session", None):
+        if args.pop("session", None):
             raise InvalidRequestError('scope "all" searches every session: leave session out, or the scope.')
-        if "record" in given:
-            given["query"] = given.pop("record")
-            given = {name: value for name, value in given.items() if value is not None}
+        if "record" in args:
+            args["query"] = args.pop("record")
+            args = {name: value for name, value in args.items() if value is not None}
         with self.sessions.searching(caller.namespace) as (state, scope):
             if state is None:
                 raise InvalidRequestError(_NOTHING_TO_SEARCH)
             with self.sessions.traced(SEARCH_MEMORY, state.session_id):
-                return answer_tool_call(state, SEARCH_MEMORY, given, scope=scope)
+                return answer_tool_call(state, SEARCH_MEMORY, args, scope=scope)
 
-    def _forget(self, caller: Caller, session: str, given: Mapping[str, Any]) -> ToolAnswer:
+    def _forget(self, caller: Caller, session: str, args: Mapping[str, Any]) -> ToolAnswer:
         """Delete the content of a record."""
-        trace_id = given.get("trace_id")
-        if set(given) != {"trace_id"} or not is_trace_id(trace_id):
+        trace_id = args.get("trace_id")
+        if set(args) != {"trace_id"} or not is_trace_id(trace_id):
             raise InvalidRequestError(f"{FORGET_RECORD} takes a whole trace_id.")
         if not self.sessions.forget(caller.namespace, session, str(trace_id)):
             raise InvalidRequestError("There is no such record: give a whole trace_id.")
@@ -203,7 +203,7 @@ class _McpHandlers:
 
     def list_resources(self, caller: Caller, headers: Mapping[str, str], params: Any) -> _Answer:
         """The list of sessions, and the records of the requested session, if there is one."""
-        found: list[_Answer] = []
+        resources: list[_Answer] = []
         if params and params.cursor is not None:
             try:
                 name, after = json.loads(params.cursor)
@@ -212,16 +212,16 @@ class _McpHandlers:
             if not isinstance(name, str) or not isinstance(after, int) or not 0 <= after < 2**31:
                 raise InvalidRequestError("This is no cursor of a list of resources: begin without one.")
         else:
-            found.append(_INDEX)
+            resources.append(_INDEX)
             try:
                 name, after = self._session(caller, None, headers), 0
             except InvalidRequestError:
-                return {"resources": found}
+                return {"resources": resources}
         with self.sessions.reading(caller.namespace, name) as state:
             lines = state.fact_store.page(after, _PAGE + 1)
         for line in lines[:_PAGE]:
             tool = one_line(sendable(line.tool_name))
-            found.append({
+            resources.append({
                 "uri": _record_uri(name, quote(line.trace_id)),
                 "name": f"#{line.number} {tool}",
                 "description": f"The output of a call of {tool} in step {line.step_id}.",
@@ -229,8 +229,8 @@ class _McpHandlers:
                 "size": line.output_bytes,
             })  # fmt: skip
         if len(lines) <= _PAGE:
-            return {"resources": found}
-        return {"resources": found, "nextCursor": json.dumps([name, lines[_PAGE - 1].number])}
+            return {"resources": resources}
+        return {"resources": resources, "nextCursor": json.dumps([name, lines[_PAGE - 1].number])}
 
     def read_resource(self, caller: Caller, _headers: Mapping[str, str], params: Any) -> _Answer:
         uri, kind = str(params.uri), "text/plain"
@@ -277,8 +277,8 @@ _NOTHING_TO_SEARCH = "There is nothing to search yet: no session has stored a to
 
 
 def _quoted_names(names: list[str]) -> str:
-    shown = ", ".join(json.dumps(n, ensure_ascii=False) for n in names[:_NAMES_SHOWN])
-    return shown + (" and more" if len(names) > _NAMES_SHOWN else "")
+    quoted = ", ".join(json.dumps(n, ensure_ascii=False) for n in names[:_NAMES_SHOWN])
+    return quoted + (" and more" if len(names) > _NAMES_SHOWN else "")
 
 
 def _record_uri(session: str, trace_id: str) -> str:

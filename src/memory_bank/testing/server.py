@@ -126,9 +126,9 @@ class ScriptedServer(Closing):
             body = json.loads(data)
         except (ValueError, RecursionError):
             body = None
-        shown = headers | {k: "REDACTED" for k in headers if k in SECRET_HEADERS}
+        redacted = headers | {k: "REDACTED" for k in headers if k in SECRET_HEADERS}
         with self._lock:
-            self.requests.append(LoggedRequest(method, path, shown, body, data))
+            self.requests.append(LoggedRequest(method, path, redacted, body, data))
             number = len(self.requests)
         path = path.partition("?")[0].rstrip("/")
         keys = (headers.get("authorization"), headers.get("x-api-key"))
@@ -187,8 +187,8 @@ class ScriptedServer(Closing):
         raise TypeError(f"{type(reply).__name__} is no Reply, str, dict or function")
 
     def _embeddings(self, body: JsonObject) -> Reply:
-        given = body.get("input")
-        items = [given] if isinstance(given, str) or _is_tokens(given) else given
+        inputs = body.get("input")
+        items = [inputs] if isinstance(inputs, str) or _is_tokens(inputs) else inputs
         if not isinstance(items, list) or not all(isinstance(t, str) or _is_tokens(t) for t in items or [0]):
             return fail(400, "Invalid 'input': expected text, tokens, or an array of them")
         texts = [t if isinstance(t, str) else " ".join(map(str, t)) for t in items]
@@ -199,8 +199,8 @@ class ScriptedServer(Closing):
         for i, vector in enumerate(vectors):
             floats = [float(x) for x in vector][: body.get("dimensions")]
             packed = base64.b64encode(struct.pack(f"<{len(floats)}f", *floats)).decode()
-            shown = packed if body.get("encoding_format") == "base64" else floats
-            data.append({"object": "embedding", "index": i, "embedding": shown})
+            encoded = packed if body.get("encoding_format") == "base64" else floats
+            data.append({"object": "embedding", "index": i, "embedding": encoded})
         tokens = sum(len(t) for t in texts) // 4
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return as_json({"object": "list", "data": data, "model": body["model"], "usage": usage})
@@ -210,8 +210,8 @@ class ScriptedServer(Closing):
         streamed = isinstance(body, dict) and bool(body.get("stream")) and reply.status < 400
         kind = "text/event-stream" if streamed else "application/json"
         if reply.raw is not None:
-            given = [reply.raw] if isinstance(reply.raw, (str, bytes)) else reply.raw
-            return kind, [p if isinstance(p, bytes) else p.encode("utf-8", "surrogatepass") for p in given]
+            pieces = [reply.raw] if isinstance(reply.raw, (str, bytes)) else reply.raw
+            return kind, [p if isinstance(p, bytes) else p.encode("utf-8", "surrogatepass") for p in pieces]
         api = self._apis.get(path, self._apis[CHAT])
         return kind, [api.error_body(reply)] if reply.status >= 400 else api.render(
             reply, body, size, streamed
@@ -236,9 +236,9 @@ def hashed_embedding(texts: list[str], dimension: int = 64) -> list[list[float]]
     return vectors
 
 
-def _broken(what: str, error: BaseException) -> Reply:
+def _broken(part: str, error: BaseException) -> Reply:
     """The answer to a failing script: a 500 that the openai client does not retry."""
-    return Reply(f"{what}: {type(error).__name__}: {error}", status=500, headers={"x-should-retry": "false"})
+    return Reply(f"{part}: {type(error).__name__}: {error}", status=500, headers={"x-should-retry": "false"})
 
 
 def _is_tokens(value: Any) -> bool:
@@ -340,8 +340,8 @@ class _Handler(BaseHTTPRequestHandler):
         chunked = kind == "text/event-stream"
         framing = {"transfer-encoding": "chunked"} if chunked else {"content-length": sum(map(len, pieces))}
         self.send_response(reply.status)
-        own = {name.lower(): value for name, value in reply.headers.items()}
-        for name, value in ({"content-type": kind} | framing | own).items():
+        headers_of_reply = {name.lower(): value for name, value in reply.headers.items()}
+        for name, value in ({"content-type": kind} | framing | headers_of_reply).items():
             self.send_header(name, str(value))
         self.end_headers()
         sent = 0

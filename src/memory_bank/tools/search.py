@@ -43,6 +43,7 @@ _MAX_READ = 2 * 2**20  # bytes of an output in which a place is looked for
 _ASKED = 6  # terms of a question, at most
 _LEADING = 12  # records that are compared for the latest of what a question asks for
 _NEAR = 0.3  # by how much worse the latest may fit than an older one
+_TOLD_CHARS = 300  # of a message that tells a change: a long answer has words of change in any case
 _STATED_CHARS = 24_000  # of all outputs whose words are compared, and of what their calls were given
 
 # What an agent says before it acts, a heading, or a question about the past: none asks what is so now.
@@ -252,8 +253,8 @@ def _latest_first(found: Sequence[SearchMatch], query: str, asks: bool) -> list[
         said.append(record is not None and is_said(record.raw_input, output))
         given = "" if record is None or said[-1] else compact(record.raw_input)
         texts.append(f"{given[:most]}\n{output[:most]}")
-        is_told = asks and record is not None and speaks(record.raw_input) and texts[-1][-1] != "?"
-        tells.append(is_told and _CHANGE.search(texts[-1]) is not None)
+        is_told = asks and record is not None and speaks(record.raw_input) and len(output) <= _TOLD_CHARS
+        tells.append(is_told and texts[-1][-1] != "?" and _CHANGE.search(texts[-1]) is not None)
     asked, named, *words = terms_of_texts(texts)
     often = Counter(term for each in words for term in each & asked)
     ordered, latest = list[int](), dict[int, int]()

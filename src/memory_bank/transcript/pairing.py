@@ -79,8 +79,8 @@ def _unanswered(is_open: Mapping[tuple[str, str], bool]) -> Iterator[str]:
     """What is wrong where another message, or the end of the list, closes a turn."""
     left = [key for key, still in is_open.items() if still]
     if ids := [call_id for role, call_id in left if role == "tool"]:
-        more = f" and {len(ids) - SHOWN} more" if len(ids) > SHOWN else ""
-        yield f"no tool message directly after it answers {', '.join(map(_quoted, ids[:SHOWN]))}{more}"
+        others = f" and {len(ids) - SHOWN} more" if len(ids) > SHOWN else ""
+        yield f"no tool message directly after it answers {', '.join(map(_quoted, ids[:SHOWN]))}{others}"
     for name in (name for role, name in left if role == "function"):
         yield f"no function message answers {_quoted(name)}"
 
@@ -132,8 +132,8 @@ def repeated_calls(messages: Sequence[object], threshold: int) -> list[dict[str,
     interactions = latest_interactions(messages, _LOOKED_AT)
     names = ("call_id", "tool_name", "arguments", "output")
     pairs = ((p.call, p.result) for p in _run(messages, interactions, threshold))
-    found = ((c.call_id, c.name, c.raw_input, r.text) for c, r in pairs if c is not None and r is not None)
-    return [dict(zip(names, values, strict=True)) for values in found]
+    calls = ((c.call_id, c.name, c.raw_input, r.text) for c, r in pairs if c is not None and r is not None)
+    return [dict(zip(names, values, strict=True)) for values in calls]
 
 
 def _run(messages: Sequence[object], interactions: Sequence[Interaction], threshold: int) -> list[Pair]:

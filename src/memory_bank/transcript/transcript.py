@@ -222,7 +222,8 @@ class Transcript:
         stop = next((i for i in changed if not self._is_patchable(i, messages[i])), n)
         if stop < len(self._snapshot):
             stop = self._rewind(stop)
-        self._patch([i for i in changed if i < stop], messages)
+        if changed and changed[0] < stop:
+            self._patch([i for i in changed if i < stop], messages)
         if not is_known:
             self._objects[:stop] = messages[:stop]
         return stop
@@ -261,8 +262,6 @@ class Transcript:
         return bisect_right(self._parser.closed, position, key=lambda s: s.start) - 1
 
     def _patch(self, positions: Sequence[int], messages: Sequence[object]) -> None:
-        if not positions:
-            return
         counts = [b - a for a, b in pairwise(self._tokens_before)]
         self._digests = self._digests[:]
         for i in positions:

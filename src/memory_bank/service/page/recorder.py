@@ -103,7 +103,8 @@ class Recorder:
                 return
             if self._open >= WAITING and self._new:
                 self._pop()
-                self._settle(1, written=False)
+                self._open -= 1
+                self.lost += 1
             if waiting.answer is not None:
                 self._answers.append(waiting)
                 if len(self._answers) > ANSWERS:
@@ -122,11 +123,6 @@ class Recorder:
         if self._answers and self._answers[0] is waiting:
             self._answers.popleft()
         return waiting
-
-    def _settle(self, count: int, *, written: bool) -> None:
-        self._open -= count
-        self.lost += 0 if written else count
-        self._change.notify_all()
 
     def drain(self, timeout: float) -> bool:
         """Wait until all steps taken so far are written; False after ``timeout`` seconds."""
@@ -158,7 +154,7 @@ class Recorder:
                 return  # the rest counts as lost
 
     def _write_next(self) -> bool:
-        """Whether the oldest new steps were written."""
+        """Whether the oldest new steps were written; nothing refers to them after it."""
         to_store: list[StepToStore] = []
         for _ in range(min(_TOGETHER, len(self._new))):
             with self._change:
@@ -167,7 +163,9 @@ class Recorder:
         written = self._write(to_store)
         with self._change:
             if written or not self._closing.is_set():
-                self._settle(len(to_store), written=written)
+                self._open -= len(to_store)
+                self.lost += 0 if written else len(to_store)
+                self._change.notify_all()
         return written
 
     def _read(self, waiting: _Waiting) -> StepToStore:
@@ -179,9 +177,9 @@ class Recorder:
             data, dialect = waiting.answer or (b"", None)
             if dialect is None or not (data and self.kept):
                 return new
-            said, error = read_answer(data, dialect, self.redact)
+            parts, error = read_answer(data, dialect, self.redact)
             figures = new.figures if error is None else replace(new.figures, error=error)
-            return replace(new, figures=figures, answer=None if said is None else packed(said))
+            return replace(new, figures=figures, answer=None if parts is None else packed(parts))
         except Exception as e:  # the figures are recorded in any case; the error's text may have content
             log.warning("the answer of a step could not be recorded (%s)", type(e).__name__)
             return new
@@ -236,8 +234,8 @@ def read_answer(
         for call in turn.calls[:CALLS]
     ]
     parts = _cut(redact(text), left)
-    said = {"parts": parts, "calls": calls} if parts or calls else None
-    return said, None if error is None else redact(error)[:ERROR_CHARS]
+    answer = {"parts": parts, "calls": calls} if parts or calls else None
+    return answer, None if error is None else redact(error)[:ERROR_CHARS]
 
 
 def _error_of(value: Mapping[str, Any]) -> str | None:
@@ -245,10 +243,10 @@ def _error_of(value: Mapping[str, Any]) -> str | None:
     error = value.get("error") or as_object(value.get("response")).get("error")
     if not error:
         return None
-    told = as_object(error)
-    named = [str(told[k]) for k in ("type", "code") if told.get(k)]
+    members = as_object(error)
+    named = [str(members[k]) for k in ("type", "code") if members.get(k)]
     return str(
-        told.get("message") or "; ".join(named) or (error if isinstance(error, str) else compact(error))
+        members.get("message") or "; ".join(named) or (error if isinstance(error, str) else compact(error))
     )
 
 

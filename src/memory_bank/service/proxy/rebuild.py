@@ -103,19 +103,15 @@ class _Share:
         self._blocked_until = 0.0
         self._is_trying = False
 
-    def is_paused(self, conversation: bytes = b"") -> bool:
-        """Whether no request, or none of a conversation, may use memory now."""
-        blocked = time.monotonic() < self._blocked_until
-        if len(self._hung) >= 2:
-            return self._is_trying or blocked
-        return blocked and self._hangs.get(conversation, 0) >= 2
-
-    def allows(self, conversation: bytes) -> bool:
-        """Whether a request may use memory; after a pause, true for one until it reports."""
-        if self.is_paused(conversation):
-            return False
-        self._is_trying = len(self._hung) >= 2
-        return True
+    def is_paused(self, conversation: bytes = b"", *, tries: bool = False) -> bool:
+        """Whether a request may not use memory now; ``tries``: after a pause, one may until it reports."""
+        many, is_blocked = len(self._hung) >= 2, time.monotonic() < self._blocked_until
+        is_paused = is_blocked or self._is_trying
+        if not many:
+            is_paused = is_blocked and self._hangs.get(conversation, 0) >= 2
+        if tries and not is_paused:
+            self._is_trying = many
+        return is_paused
 
     def report(self, conversation: bytes, hung: bool | None) -> None:
         """Note whether a request that was allowed has hung; None where nobody waited for it."""
@@ -250,7 +246,7 @@ class Rebuilder:
         with anyio.move_on_after(waits) as waiting:
             async with share.limiter, self._limiter:
                 waiting.deadline = math.inf
-                if len(self.hanging) >= MOST_HANGING or not share.allows(conversation):
+                if len(self.hanging) >= MOST_HANGING or share.is_paused(conversation, tries=True):
                     raise MemoryFailedError("paused")
                 began, limit = time.perf_counter(), self.timeout * (1 + len(exchange.body.data) / GROWS)
                 hung: bool | None = None
@@ -517,14 +513,16 @@ class Rebuilder:
         if it returns True then.
         """
         api, value, known, is_kept = exchange.api, exchange.body.value, None, False
-        if session_id is not None and self.inject:
+        if not (self.inject is True or (self.inject and value.get("tools"))) or api.route == "compact":
+            return None
+        if session_id is not None:
             with self._lock:
                 known, is_kept = self._offers.get(session_id, (None, False))
             if asks and not is_kept and (stored := self.identity.lineage.offer(session_id)):
                 known, is_kept = stored, True
         offer = self._offer(exchange, session_id, known, messages)
         tools = api.offer_tools(value, _SCHEMAS[offer]) if offer in _SCHEMAS else None
-        if session_id is None or not self.inject:
+        if session_id is None:
             return tools
         if keeps and not is_kept and (value.get("tools") or offer is Offer.EARLIER):
             known = self.identity.lineage.keep_offer(session_id, offer if tools else Offer.NONE, keeps)
@@ -542,8 +540,6 @@ class Rebuilder:
     ) -> Offer:
         """What a request gets of memory's tools: what is known of its session, where these can be offered at all."""
         api, value = exchange.api, exchange.body.value
-        if not (self.inject is True or (self.inject and value.get("tools"))) or api.route == "compact":
-            return Offer.NONE
         if not self.sessions.shortens(exchange.client_headers.get("x-memory-strategy")):
             return Offer.NONE
         if session_id is not None and (
@@ -605,7 +601,8 @@ def _asks_summary(exchange: Exchange, history: RequestHistory) -> bool:
 def _has_begun(exchange: Exchange) -> bool:
     """Whether a request has two turns of the agent or more; with fewer there is nothing that memory could shorten."""
     items = exchange.body.value.get(exchange.api.key)
-    turns = (m.get("role") == "assistant" or str(m.get("type")).endswith("_call") for m in objects_of(items))
+    came = (m for m in (items if isinstance(items, list) else ()) if isinstance(m, dict))
+    turns = (m.get("role") == "assistant" or str(m.get("type")).endswith("_call") for m in came)
     return len(list(islice(filter(None, turns), 2))) == 2
 
 
@@ -615,7 +612,8 @@ def _conversation(exchange: Exchange) -> bytes:
     named = exchange.client_headers.get("x-memory-session") or client_session(
         exchange.client_headers, value.get("metadata")
     )
-    begins = named or compact(objects_of(value.get(exchange.api.key))[:2])
+    came = value.get(exchange.api.key)
+    begins = named or compact(came[:2] if isinstance(came, list) else None)
     return hashlib.sha256(begins.encode("utf-8", "surrogatepass")).digest()
 
 

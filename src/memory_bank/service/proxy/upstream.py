@@ -205,8 +205,15 @@ class Upstream:
                     await response.extensions["network_stream"].aclose()  # the pool drops it then
                 await stream.aclose()
 
-        added = [*answer_headers(response.headers.raw), (b"content-security-policy", b"sandbox")]
-        answer = UpstreamAnswer(response.status_code, added, _chunks(stream), close)
+        raw = (
+            response.headers.raw
+        )  # our own server adds ``date`` and ``server``; a browser would keep the next two
+        dropped = {b"date", b"server", b"set-cookie", b"service-worker-allowed"}
+        if any(name.lower() == b"transfer-encoding" for name, _ in raw):
+            dropped.add(b"content-length")  # which contradicts it
+        passed = [(n, v) for n, v in _end_to_end(raw) if n not in dropped and not n.startswith(_OWN_HEADER)]
+        passed.append((b"content-security-policy", b"sandbox"))
+        answer = UpstreamAnswer(response.status_code, passed, _chunks(stream), close)
         if not 200 <= answer.status <= 599:
             await answer.aclose()
             raise UpstreamError(f"the model's API answered with the invalid status {answer.status}.")
@@ -307,18 +314,6 @@ def request_headers(
             value = (upstream_key if name == b"x-api-key" else f"Bearer {upstream_key}").encode()
         passed.append((name, value))
     return passed
-
-
-def answer_headers(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """The headers of an answer for the client; our own server adds ``date`` and ``server``.
-
-    What a browser would keep for the origin of this service is removed, and a length that contradicts the
-    transfer encoding.
-    """
-    raw = [(name.lower(), value) for name, value in headers]
-    dropped = {b"content-length"} if any(name == b"transfer-encoding" for name, _ in raw) else set()
-    dropped |= {b"date", b"server", b"set-cookie", b"service-worker-allowed"}
-    return [(n, v) for n, v in _end_to_end(raw) if n not in dropped and not n.startswith(_OWN_HEADER)]
 
 
 def credential_of(headers: Iterable[tuple[bytes, bytes]]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -111,7 +112,7 @@ class Keyring:
         self._stored = Keys(database)
         self._clock = clock
         self._valid: dict[str, ApiKey] = {}
-        self._read_at = 0.0
+        self._read_at = -math.inf
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="memory-bank-keys")
         self._reading: asyncio.Future[None] | None = None
         self._failing = False
@@ -122,7 +123,7 @@ class Keyring:
         age = self._clock() - self._read_at
         if age > 0.5:
             if self._reading is None or self._reading.done():
-                self._reading = asyncio.get_running_loop().run_in_executor(self._thread, self._read_again)
+                self._reading = asyncio.get_running_loop().run_in_executor(self._thread, self._read)
             if age > 1.0:
                 await asyncio.wait({self._reading}, timeout=1.0)
 
@@ -130,27 +131,28 @@ class Keyring:
         """The caller with this key; ``LOCAL`` if no key was ever created. Raises NotAuthorizedError."""
         if not self.required:
             return LOCAL
-        known = self._valid.get(key_id_of(key or "") or "", _UNKNOWN)
-        if not known.fits(key or "") or known is _UNKNOWN:
+        stored = self._valid.get(key_id_of(key or "") or "", _UNKNOWN)
+        if not stored.fits(key or "") or stored is _UNKNOWN:
             raise NotAuthorizedError(NO_KEY)
-        limits = known.requests_per_minute, known.max_body_bytes
-        return Caller(known.namespace, known.key_id, known.operator, *limits)
+        limits = stored.requests_per_minute, stored.max_body_bytes
+        return Caller(stored.namespace, stored.key_id, stored.operator, *limits)
 
     def close(self) -> None:
         """Stop the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _read_again(self) -> None:
+    def _read(self) -> None:
+        began = self._clock()
         try:
-            self._read()
-            self._failing = False
+            every = self._stored.all()
         except StorageError:
+            if self._read_at == -math.inf:  # the constructor's
+                raise
             if not self._failing:
                 log.warning("the keys cannot be read from the database: the known ones stay valid.")
             self._failing = True
-
-    def _read(self) -> None:
-        began, every = self._clock(), self._stored.all()
+            return
+        self._failing = False
         self._valid = {k.key_id: k for k in every if k.revoked is None}
         self.required = self.required or bool(every)  # a database that loses its keys opens nothing
         self._read_at = began

@@ -1,4 +1,4 @@
-"""The key of the project in a folder: of its git repository's remote, else of the repository itself."""
+"""The key of the project in a folder: of its repository's remote, else of the repository, else of the path."""
 
 from __future__ import annotations
 
@@ -34,8 +34,12 @@ def project_of_folder(folder: str | os.PathLike[str] = ".") -> str | None:
 
 def project_header(folder: str | os.PathLike[str] = ".") -> dict[str, str]:
     """The request header that names a folder's project; empty where the folder is in no repository."""
-    project = project_of_folder(folder)
-    return {} if project is None else {"x-memory-project": quote(project, safe="@ ")}
+    return {"x-memory-project": quote(key, safe="@ ")} if (key := project_of_folder(folder)) else {}
+
+
+def project_of_prompt(folder: str, *, is_here: bool) -> str | None:
+    """The key of a folder that a client says it works in; ``is_here``: on this machine, so that its git is asked."""
+    return (is_here and project_of_folder(os.path.expanduser(folder))) or project_of_place(folder)
 
 
 def projects_of(folder: str | os.PathLike[str] = ".") -> list[str]:
@@ -69,7 +73,7 @@ def _without_git(path: str) -> str:
 
 def _git(folder: str | os.PathLike[str], *arguments: str) -> str:
     """What a command of git prints about a folder; "" where it fails or there is no git."""
-    with suppress(OSError, subprocess.SubprocessError):
+    with suppress(OSError, ValueError, subprocess.SubprocessError):
         done = subprocess.run(
             ["git", "-C", os.fspath(folder), *arguments], capture_output=True, text=True, errors="replace",
             stdin=subprocess.DEVNULL, timeout=_SECONDS, check=False,
