@@ -53,7 +53,7 @@ _PAST = re.compile(
 )
 _NAMES = re.compile(r"""(?:(?<=[^\W_] )|(?<=["'(]))[A-ZÀ-Þ]\w+(?: [A-ZÀ-Þ]\w+)*(?![\w-])""")
 # A figure with the sign before it, or the unit after it.
-_FIGURE = re.compile(
+_AMOUNT = re.compile(
     r"(?<![\w-])([$€£¥]?)(\d[\d.,:]*+)(?: ?(?!(?:and|at|for|in|is|of|on|or|to)\b)([^\W\d_]+))?"
 )
 # English words by which a message tells a change.
@@ -121,9 +121,9 @@ def search_session(
     Best first, but beyond the session those whose call has the query, or a path or an id of it, before all others;
     then records whose output contains the whole query, then, if it is a question, those that contain an identifier of
     it; before an output the later one of the same call, and of a question what says later that it is otherwise.
-    ``by_agent``: the records of the latest step, which an agent
-    has in view, come last. Of records without an insight the session's newest 400 are found, by words. Answers of our
-    own tools are never found: they quote other records. Raises EmbedderMismatchError, StorageError.
+    ``by_agent``: the records of the latest step, which an agent has in view, come last. Of records without an insight
+    the session's newest 400 are found, by words. Answers of our own tools are never found: they quote other records.
+    Raises EmbedderMismatchError, StorageError.
     """
     if not (isinstance(query, str) and isinstance(top_k, int)):
         raise TypeError("a search takes words, a name or an id as str, and top_k as int")
@@ -288,7 +288,7 @@ def _is_replaced(old: str, new: str, subject: Collection[str], is_asked: bool) -
     ``is_asked``: the older text has words of the question beside the ``subject``, and all that the later one has of
     them; else the later one has to repeat a name of it.
     """
-    units = ({(m[3] or m[1]).lower(): m[2].rstrip(".,:") for m in _FIGURE.finditer(t)} for t in (old, new))
+    units = ({(m[3] or m[1]).lower(): m[2].rstrip(".,:") for m in _AMOUNT.finditer(t)} for t in (old, new))
     names = (
         {w for run in map(str.split, _NAMES.findall(t)) if {*run}.isdisjoint(subject) for w in run}
         for t in (old, new)
