@@ -28,6 +28,7 @@ from memory_bank.errors import ConfigError
 from memory_bank.selection.cutting import cut_text
 from memory_bank.selection.index import EvidenceIndex
 from memory_bank.selection.thread import Thread
+from memory_bank.transcript.messages import MessageKind, kind_of
 from memory_bank.transcript.pairing import pairing_errors
 
 LOCAL = {
@@ -96,6 +97,11 @@ def test_never_over_budget_never_dearer_never_a_broken_pair(messages, budget, re
     kept = sum(view.tokens_between(p, p + 1) for p in view.kept)
     older = view.tokens_between(0, view.tail_start) - kept
     allowed = int(older * budget) if isinstance(budget, float) else budget
+    kept += sum(  # words before a call that part two messages of the user
+        e.tokens
+        for p, e in plan.choice.edits.items()
+        if p < view.tail_start and kind_of(messages[p]) is MessageKind.SAY
+    )
     if not plan.unchanged:
         assert tokens - kept - view.tokens_between(view.tail_start, len(messages)) <= allowed
 

@@ -106,7 +106,12 @@ def _goes_on(sent: Sequence[Any], came: Sequence[Any], wire: Wire[Any], passed: 
     first = shared - 1  # the last message that is known stands before the new ones in both
     at = len(came) - len(sent) + first
     is_same_end = shared > 0 <= at and same_objects(sent[first:], came[at:])
-    return is_same_end and common_length(passed.came, came) > at and not _faults(sent[shared:], wire).alone
+    if not is_same_end or common_length(passed.came, came) <= at:
+        return False
+    # who spoke last may be somebody else in the one list than in the other
+    new, speaks = sent[shared:], (MessageKind.USER, MessageKind.SAY)
+    kinds = [{part.kind for part in wire.parts(m)} for m in new]
+    return not any(of and of <= {*speaks} for of in kinds) and not _faults(new, wire).alone
 
 
 def _kept_back(context: Context, messages: Sequence[Any], session: Session, rule: str) -> Context:

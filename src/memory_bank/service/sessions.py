@@ -518,8 +518,8 @@ class Sessions:
 
     def redacted_text(self, text: str) -> str:
         """A text without secrets."""
-        said: Any = self.redacted({"role": "user", "content": text})
-        return str(said["content"])
+        message: Any = self._redact and self._redact({"role": "user", "content": text})
+        return str(message["content"]) if message else text
 
     def bank_settings(self) -> MemoryBankSettings:
         """The settings for reading a session's memory: those of the strategy, or of its memory bank."""
