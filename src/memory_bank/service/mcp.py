@@ -76,10 +76,7 @@ _Handler = Callable[[Caller, Mapping[str, str], Any], _Answer]
 def create_server(
     sessions: Sessions, session: str | None = None, projects: Sequence[str] = ()
 ) -> Server[Any]:
-    """Create the server; ``session`` and one of ``projects`` are for requests that name none.
-
-    Over HTTP the caller is the gate's.
-    """
+    """Create the server; ``session``, ``projects``: of requests that name none. Over HTTP the gate says who asks."""
     memory = _McpHandlers(sessions, session, projects)
 
     def answering(handler: _Handler, kind: Any) -> Callable[[Any, Any], Any]:
@@ -246,8 +243,7 @@ class _McpHandlers:
                 "uri": _record_uri(name, quote(line.trace_id)),
                 "name": f"#{line.number} {tool}",
                 "description": f"The output of a call of {tool} in step {line.step_id}.",
-                "mimeType": "text/plain",
-                "size": line.output_bytes,
+                "mimeType": "text/plain", "size": line.output_bytes,
             })  # fmt: skip
         if len(lines) <= _PAGE:
             return {"resources": resources}
