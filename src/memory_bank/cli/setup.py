@@ -152,7 +152,9 @@ def connect(
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(new, encoding="utf-8")
             written.pop(str(path), None)
-            _note_written(written | ({} if undo else {str(path): values}))
+            with contextlib.suppress(OSError):  # --undo takes --url then
+                _notes().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _notes().write_text(json.dumps(written | ({} if undo else {str(path): values})), "utf-8")
             tell(f"{'removed from' if undo else 'written to'} {path}.")
     elif not entry.file:
         print(f"export {entry.variable.format(url=url)}")
@@ -195,12 +197,6 @@ def _written() -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return notes if isinstance(notes, dict) else {}
-
-
-def _note_written(values: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # --undo takes --url then
-        _notes().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _notes().write_text(json.dumps(values), encoding="utf-8")
 
 
 def _edited_json(path: Path, old: str, values: dict[str, Any], undo: bool) -> str:
