@@ -109,9 +109,8 @@ def saved(
         "tokens": sum(s.tokens for s in sums), "full_tokens": sum(s.full_tokens for s in sums),
         "paid": sum(p for p, _ in dollars), "full_cost": sum(f for _, f in dollars), "unknown_cost": unknown,
     }  # fmt: skip
-    when_ = "today" if today else "in all"
     requests, of = count_of(values["requests"], "request"), count_of(values["sessions"], "session")
-    parts = [f"{when_}: {requests} in {of}"]
+    parts = [f"{'today' if today else 'in all'}: {requests} in {of}"]
     if dollars:
         parts.append(spent("$", values["paid"], values["full_cost"], "paid"))
     if values["full_tokens"]:

@@ -100,6 +100,7 @@ def mcp(
 
     from memory_bank.config import load_config
     from memory_bank.service.mcp import create_server
+    from memory_bank.service.project import projects_of
     from memory_bank.service.sessions import Sessions
 
     loaded = load_config(config)
@@ -109,7 +110,7 @@ def mcp(
         if session is not None and not sessions.exists(None, session):
             named = one_line(session, 80)
             tell(f"{database.name} has no session {named!r} yet: `memory-bank bank sessions` lists them.")
-        signalled = anyio.run(_serve_stdio, create_server(sessions, session))
+        signalled = anyio.run(_serve_stdio, create_server(sessions, session, projects_of()))
         sessions.close()
     finally:
         database.close()

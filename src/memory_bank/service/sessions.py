@@ -233,10 +233,9 @@ class Sessions:
         with self._holding(session_id, namespace) as kept:
             if kept.generation is None or project is not None:
                 self._register(session_id, kept, project)
-            if kept.generation is None:
+            if kept.control is None:  # its first step here
                 program = re.split(r"[/ ]v?\d|[ (]", origin[1], maxsplit=1)[0][:60].strip("/")
                 self.database.set_origin(session_id, origin[0] or self._project_of(namespace, seen), program)
-            if kept.control is None:
                 share = self.config.service.holdout
                 kept.control = is_control(self.database, session_id, share, stores=True)
             control = kept.control
@@ -362,15 +361,7 @@ class Sessions:
         if store is not None:
             copy_folds(self.database, made.memory.database, session_id)
         applied = made.processor.rebuild(
-            seen,
-            key,
-            None,
-            None,
-            form,
-            session_id=session_id,
-            model=model,
-            tools=tools,
-            sends=lambda: True,
+            seen, key, None, None, form, session_id=session_id, model=model, tools=tools, sends=lambda: True
         )
         made.messages = seen
         with self._lock:
@@ -518,8 +509,8 @@ class Sessions:
 
     def redacted_text(self, text: str) -> str:
         """A text without secrets."""
-        said: Any = self.redacted({"role": "user", "content": text})
-        return str(said["content"])
+        message: Any = self._redact and self._redact({"role": "user", "content": text})
+        return str(message["content"]) if message else text
 
     def bank_settings(self) -> MemoryBankSettings:
         """The settings for reading a session's memory: those of the strategy, or of its memory bank."""

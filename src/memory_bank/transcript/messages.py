@@ -337,6 +337,13 @@ def same_objects(one: Sequence[object], other: Sequence[object]) -> bool:
     return len(one) == len(other) and all(map(operator.is_, one, other))
 
 
+def shared_length(a: Sequence[object], b: Sequence[object]) -> int:
+    """With how many equal objects two lists begin."""
+    if all(map(operator.is_, a, b)):
+        return min(len(a), len(b))
+    return next(i for i, (own, other) in enumerate(zip(a, b, strict=False)) if own is not other)
+
+
 # Interactions
 
 

@@ -5,15 +5,17 @@ Each API and each framework has a Wire, which reads its messages and writes chan
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
+from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from memory_bank.transcript.jsontext import compact, plain
-from memory_bank.transcript.messages import MessageKind, call_entry
+from memory_bank.transcript.messages import MessageKind, call_entry, shared_length
 from memory_bank.transcript.transcript import copy_of, digest_of, is_same
 
 N = TypeVar("N")
@@ -233,7 +235,8 @@ class Conversation(Generic[N]):
     ``places``: the parts of the source that a chat message stands for; none for a system prompt that is sent apart.
     ``units``: for each chat message the number of its turn; what is sent of a turn keeps the order of the source.
     ``derive`` keeps an added message with the last message of the source that it is made of: an equal one is the same
-    object at the next step.
+    object at the next step. ``begins``: for turns that can be read without what is before, how much of the source
+    says so, and where they begin in that and in the chat messages.
     """
 
     source: Sequence[N]
@@ -242,6 +245,20 @@ class Conversation(Generic[N]):
     places: list[Sequence[PartPlace]] = field(default_factory=list, repr=False)
     units: list[int] = field(default_factory=list, repr=False)
     derive: Derive = field(default=derive_anew, repr=False)
+    begins: list[tuple[int, int, int]] = field(default_factory=list, repr=False)
+
+    def go_on(self, earlier: Conversation[N] | None) -> int:
+        """Take over what was made of the beginning that an earlier source has, too; where to read on."""
+        prompt = [] if earlier is None else [m for m in earlier.messages[:1] if not earlier.places[0]]
+        if earlier is None or prompt != self.messages:
+            return 0
+        shared = shared_length(earlier.source, self.source)
+        at = bisect_right(earlier.begins, shared, key=itemgetter(0))
+        _, start, count = earlier.begins[at - 1] if at else (0, 0, len(prompt))
+        self.begins[:] = earlier.begins[: max(0, at - 1)]
+        self.messages[:], self.places[:] = earlier.messages[:count], earlier.places[:count]
+        self.units[:] = earlier.units[:count]
+        return start
 
     def add(self, message: ChatMessage, places: Sequence[PartPlace], unit: int) -> None:
         """Add a chat message of a turn."""

@@ -46,12 +46,7 @@ from memory_bank.service.security.access import LONGEST_NAME, public_name, store
 from memory_bank.service.security.secrets import known_form
 from memory_bank.transcript.harness import SUMMARY_OPENINGS
 from memory_bank.transcript.jsontext import dump_value, flat_text
-from memory_bank.transcript.messages import (
-    Interaction,
-    MessageKind,
-    is_text_part,
-    latest_interactions,
-)
+from memory_bank.transcript.messages import Interaction, MessageKind, is_text_part, latest_interactions
 
 HEADER = "x-memory-session"
 LATEST = 16
