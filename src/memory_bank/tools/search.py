@@ -218,14 +218,17 @@ def _said_of_files(
             read[n] = _ends(normal(file.path))[0][1]
     if not read:
         return said
-    names = " ".join({end.rpartition("/")[2] for end in read.values()})
-    hits = state.insight_store.rank(names, limit=_LATER, scope=scope, only_words=True)
+    names = {end.rpartition("/")[2] for end in read.values()}
+    hits = state.insight_store.rank(" ".join(names), limit=_LATER, scope=scope, only_words=True)
     places = [(h.session_id or state.session_id, h.trace_id) for h in hits if h.why == "words"]
     others = WiderScope(state.database, state.session_id, scope).calls([p for p in places if p not in known])
     oldest = min(found[n].outline.seq for n in read)
     later: dict[str, list[tuple[bool, int, str]]] = {}
     for (_, trace_id), (seq, tool, arguments) in {**known, **others}.items():
-        if seq > oldest and (file := file_access(tool, arguments)) is not None:
+        is_plain = arguments.isascii() and "\\" not in arguments
+        if seq <= oldest or (is_plain and not any(name in arguments.casefold() for name in names)):
+            continue
+        if (file := file_access(tool, arguments)) is not None:
             end = _ends(normal(file.path))[0][1]
             later.setdefault(end, []).append((file.access != "read", seq, trace_id))
     for n, end in read.items():
