@@ -93,11 +93,7 @@ def shorten_text(text: str, room: int) -> str:
 def fit_text(text: str, budget: int, count: Callable[[str], int]) -> str:
     """The text in at most ``budget`` tokens, cut between lines and words; each cut says how much is missing.
 
-    Args:
-        count: returns the tokens of a text.
-
-    Returns:
-        The text itself where it fits; "" where the budget is too small for any part of it.
+    ``count`` returns the tokens of a text. "" where the budget is too small for any part of it.
     """
     if budget <= 0:
         return ""

@@ -234,10 +234,7 @@ def encoding_counter(encoding: Any) -> TextCounter:
 
 
 def newest_within(costs: Sequence[int], budget: int, most: int | None = None) -> int:
-    """How many of the last items cost at most ``budget`` together, ``most`` at most.
-
-    Args:
-        costs: of the items, the oldest first; none is negative.
+    """How many of the last items cost at most ``budget`` together, ``most`` at most; no cost is negative.
 
     Example:
         >>> newest_within([5, 1, 2, 3], 6)
