@@ -109,9 +109,8 @@ def saved(
         "tokens": sum(s.tokens for s in sums), "full_tokens": sum(s.full_tokens for s in sums),
         "paid": sum(p for p, _ in dollars), "full_cost": sum(f for _, f in dollars), "unknown_cost": unknown,
     }  # fmt: skip
-    when_ = "today" if today else "in all"
     requests, of = count_of(values["requests"], "request"), count_of(values["sessions"], "session")
-    parts = [f"{when_}: {requests} in {of}"]
+    parts = [f"{'today' if today else 'in all'}: {requests} in {of}"]
     if dollars:
         parts.append(spent("$", values["paid"], values["full_cost"], "paid"))
     if values["full_tokens"]:
@@ -251,14 +250,13 @@ def seconds_of(duration: str) -> float:
 def purge(
     db: str | None = DB,
     older_than: str | None = typer.Option(
-        None, help="Delete records stored longer ago than this: 30d, 12h, 90m, 1d12h."
-    ),
+        None, help="Delete records stored longer ago than this: 30d, 12h, 90m, 1d12h."),
     session: str | None = ONE_SESSION,
     namespace: str | None = typer.Option(None, help="Everything of a namespace, the agents' files too."),
     project: str | None = typer.Option(None, help="Only the agents' files of this project."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Show what would be deleted; change nothing."),
     as_json: bool = JSON,
-) -> None:
+) -> None:  # fmt: skip
     """Delete old records, or everything in a session: records and insights; and the files of agents.
 
     One transaction a session. The names of emptied sessions and the number of their Observer's calls are kept.
@@ -310,11 +308,9 @@ def _sums(items: Sequence[object], *names: str) -> dict[str, int]:
 
 def verify(
     db: str | None = DB,
-    repair: bool = typer.Option(
-        False, "--repair", help="Repair what can be repaired; records are never changed."
-    ),
+    repair: bool = typer.Option(False, "--repair", help="Repair what can be repaired; records are never changed."),
     as_json: bool = JSON,
-) -> None:
+) -> None:  # fmt: skip
     """Check a bank: facts readable and matching their ids, insights with their facts.
 
     Exit code 1 when a problem is left.
@@ -407,14 +403,12 @@ def export(
 
 def import_(
     files: list[Path] = typer.Argument(
-        ..., help="What `memory-bank bank export` wrote, or recorded runs and agents' logs; plain or .gz."
-    ),
+        ..., help="What `memory-bank bank export` wrote, or recorded runs and agents' logs; plain or .gz."),
     db: str | None = DB,
     embedding_model: str | None = typer.Option(
-        None, help="The bank's embedder, to embed summaries again that another one embedded."
-    ),
+        None, help="The bank's embedder, to embed summaries again that another one embedded."),
     as_json: bool = JSON,
-) -> None:
+) -> None:  # fmt: skip
     """Import exported sessions and files, each completely or not at all; what exists is not changed.
 
     Recorded runs, in all forms that `audit` reads, are a session each, under their id. Creates the bank when there is

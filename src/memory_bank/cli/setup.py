@@ -90,24 +90,20 @@ def _codex(url: str) -> dict[str, Any]:
 CLIENTS = {
     "claude-code": Client(
         "set it in the shell that starts `claude`, not in that of the service, or put this into {file}: {values}",
-        "ANTHROPIC_BASE_URL={url}",
-        ("CLAUDE_CONFIG_DIR", ".claude", "settings.json"),
-        claude_code,
+        "ANTHROPIC_BASE_URL={url}", ("CLAUDE_CONFIG_DIR", ".claude", "settings.json"), claude_code,
     ),
     "codex": Client(
         "put these lines at the top of {file}, above its first [table] and in place of a model_provider that it has, "
         "and set OPENAI_API_KEY, from which Codex takes the key",
-        file=("CODEX_HOME", ".codex", "config.toml"),
-        values=_codex,
+        file=("CODEX_HOME", ".codex", "config.toml"), values=_codex,
     ),
     "opencode": Client(
         "put these members into {file}, beside those that it has",
-        file=("XDG_CONFIG_HOME", ".config", "opencode", "opencode.json"),
-        values=_opencode,
+        file=("XDG_CONFIG_HOME", ".config", "opencode", "opencode.json"), values=_opencode,
     ),
     "openai": Client(variable="OPENAI_BASE_URL={url}/v1"),
     "anthropic": Client(variable="ANTHROPIC_BASE_URL={url}"),
-}
+}  # fmt: skip
 """The clients by name. ``openai`` and ``anthropic`` are programs that use the SDKs of these names."""
 
 
@@ -156,7 +152,9 @@ def connect(
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(new, encoding="utf-8")
             written.pop(str(path), None)
-            _note_written(written | ({} if undo else {str(path): values}))
+            with contextlib.suppress(OSError):  # --undo takes --url then
+                _notes().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _notes().write_text(json.dumps(written | ({} if undo else {str(path): values})), "utf-8")
             tell(f"{'removed from' if undo else 'written to'} {path}.")
     elif not entry.file:
         print(f"export {entry.variable.format(url=url)}")
@@ -199,12 +197,6 @@ def _written() -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return notes if isinstance(notes, dict) else {}
-
-
-def _note_written(values: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # --undo takes --url then
-        _notes().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _notes().write_text(json.dumps(values), encoding="utf-8")
 
 
 def _edited_json(path: Path, old: str, values: dict[str, Any], undo: bool) -> str:
@@ -260,12 +252,10 @@ def _toml_lines(values: dict[str, Any]) -> str:
 
 
 def config(
-    file: Path | None = typer.Argument(
-        None, help="A configuration file; default: the shipped configuration."
-    ),
+    file: Path | None = typer.Argument(None, help="A configuration file; default: the shipped configuration."),
     every: bool = typer.Option(False, "--all", help="Print every setting."),
     as_json: bool = JSON,
-) -> None:
+) -> None:  # fmt: skip
     """Check a configuration and print it as TOML: what people set, and what the file and the environment change.
 
     Each setting has a sentence, and the file or the variable that sets it; one that has no effect under the others

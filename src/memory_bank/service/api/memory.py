@@ -183,7 +183,7 @@ class SearchHit(RecordItem):
     session: str = Field(description="the session that has it")
     score: float = Field(description="how well it fits, 0 to 1; only scores of one answer can be compared")
     why: Literal["holds", "words", "neighbour", "similarity"] = Field(
-        description="its output holds a text exactly; it has words of the query; a record beside it has; "
+        description="its output holds a text exactly; it has words of the query; a record near it has; "
         "its summary is similar in meaning"
     )
     reason: str = Field(description="the same in words", examples=['holds "ORD-7" at order.id'])

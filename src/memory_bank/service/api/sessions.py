@@ -516,18 +516,12 @@ def _costs(api: ApiContext, sums: Sequence[UsageSums]) -> CallCosts:
         pairs = [pair for s in priced if (pair := costs(s.sent, s.full, price, s.billed)) is not None]
         if len(pairs) < len(priced):
             unpriced.append(model)
-        models.append(
-            ModelCost.of(
-                model=model,
-                calls=sum(s.reported for s in priced),
-                sent=sent,
-                full=full,
-                sent_cost=sum(paid for paid, _ in pairs) if pairs else None,
-                full_cost=sum(in_full for _, in_full in pairs) if pairs else None,
-                price=price,
-                price_from=BILL if all(s.billed is not None for s in priced) else price_from,
-            )
-        )
+        models.append(ModelCost.of(
+            model=model, calls=sum(s.reported for s in priced), sent=sent, full=full, price=price,
+            sent_cost=sum(paid for paid, _ in pairs) if pairs else None,
+            full_cost=sum(in_full for _, in_full in pairs) if pairs else None,
+            price_from=BILL if all(s.billed is not None for s in priced) else price_from,
+        ))  # fmt: skip
     both = [(m.sent_cost, m.full_cost or 0.0) for m in models if m.sent_cost is not None]
     paid, in_full = sum(sent for sent, _ in both), sum(full for _, full in both)
     untold = Counter[str]()
