@@ -59,7 +59,8 @@ def sessions(db: str | None = DB, as_json: bool = JSON) -> None:
     from memory_bank.bank.listing import list_sessions
 
     database = open_bank(db)
-    listed = [(max(s.last_step or 0.0, s.last_written or 0.0) or None, s) for s in list_sessions(database)]
+    found = list_sessions(database, is_short=not as_json)
+    listed = [(max(s.last_step or 0.0, s.last_written or 0.0) or None, s) for s in found]
     listed.sort(key=lambda each: -(each[0] or 0.0))
     if as_json:
         keys = (
@@ -98,19 +99,15 @@ def saved(
     """
     from memory_bank.audit.figures import count_of
     from memory_bank.bank.holdout import comparison
-    from memory_bank.bank.listing import list_sessions
+    from memory_bank.bank.schema import sums as kept
     from memory_bank.bank.steps import usage_sums
     from memory_bank.config import load_config
     from memory_bank.pricing import costs, known_price
 
     database, prices = open_bank(db, config), load_config(config).prices
     since = time.mktime((*time.localtime()[:3], 0, 0, 0, 0, 0, -1)) if today else None
-    ids = [s.session_id for s in list_sessions(database)]
-    sums = [
-        s
-        for n in range(0, len(ids), 10_000)
-        for s in usage_sums(database, None, "session", session_ids=ids[n : n + 10_000], since=since)
-    ]
+    every = kept.select().with_only_columns(kept.c.session_id)  # deleted ones, too
+    sums = usage_sums(database, None, "session", session_ids=every, since=since)
     priced = [(known_price(prices, s.model or "") or (None, ""))[0] for s in sums]
     paid = [
         costs(s.sent, s.full, price, s.billed) if s.reported else None
