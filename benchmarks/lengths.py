@@ -17,11 +17,13 @@ that saves nothing (A/A).
 
 from __future__ import annotations
 
-import random
 import statistics
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from derivable import MODEL, Run, parse_price, priced, run_of
 from harness import DATA, command_line, print_head, print_row, verdict
@@ -49,20 +51,16 @@ WEEKS = ((100, 0.1), (300, 0.1), (1_000, 0.1), (100, 0.5), (300, 0.5), (1_000, 0
 """Sessions of a week, and the share without memory."""
 
 
-Sessions = list[tuple[SessionDollars, float]]  # what each costs without memory, and with it
+Sessions = list[tuple[SessionDollars, SessionDollars]]  # what each costs without memory, and with it
 
 
 def week(
-    sessions: Sessions, weights: list[float], count: int, share: float, dice: random.Random
+    sessions: Sessions, chances: Sequence[float], count: int, share: float, dice: np.random.Generator
 ) -> Comparison:
     """What the service tells of a week."""
-    memory, control = [], []
-    for session, paid in dice.choices(sessions, weights, k=count):
-        if dice.random() < share:
-            control.append(session)
-        else:
-            memory.append(replace(session, paid=paid))
-    return compared(memory, control)
+    drawn = dice.choice(len(sessions), count, p=chances)
+    is_control = dice.random(count) < share
+    return compared([sessions[i][1] for i in drawn[~is_control]], [sessions[i][0] for i in drawn[is_control]])
 
 
 def print_weeks(runs: list[tuple[Run, float]], weeks: int) -> None:
@@ -71,14 +69,16 @@ def print_weeks(runs: list[tuple[Run, float]], weeks: int) -> None:
         "sessions a week", "holdout", "memory", "true ratio", "a session: right", "a call: right",
         "interval, median", "sees a saving", "needed, median",
     )  # fmt: skip
-    both: Sessions = [(SessionDollars(r.full, r.full, r.steps), r.paid) for r, _ in runs]
-    weights = [weight for _, weight in runs]
-    for name, sessions in (("as measured", both), ("A/A", [(s, s.full) for s, _ in both])):
-        full = sum(weight * s.full for (s, _), weight in zip(sessions, weights, strict=True))
-        true = sum(weight * paid for (_, paid), weight in zip(sessions, weights, strict=True)) / full
+    both: Sessions = [
+        (SessionDollars(r.full, r.full, r.steps), SessionDollars(r.paid, r.full, r.steps)) for r, _ in runs
+    ]
+    weights = np.array([weight for _, weight in runs])
+    for name, sessions in (("as measured", both), ("A/A", [(s, s) for s, _ in both])):
+        full, paid = (float(weights @ [pair[n].paid for pair in sessions]) for n in (0, 1))
+        true = paid / full
         for count, share in WEEKS:
-            dice = random.Random(f"{count} {share}")
-            found = [week(sessions, weights, count, share, dice) for _ in range(weeks)]
+            dice = np.random.default_rng([count, round(100 * share)])
+            found = [week(sessions, weights / weights.sum(), count, share, dice) for _ in range(weeks)]
             told = [(f.per_session, f.per_call) for f in found if f.per_session and f.per_call]
             cells = [f"under {LEAST}", "", "", ""]
             if told:

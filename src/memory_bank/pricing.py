@@ -173,18 +173,12 @@ def full_usage(
 ) -> Usage:
     """Estimate the usage of the full history from the usage that the provider reported for the context sent instead.
 
-    Args:
-        sent: the reported usage of the context, in all requests that were answered with it.
-        tokens: of what these sent, as memory counts them.
-        full_tokens: of the full history, counted in the same way.
-        known_tokens: of its messages that the request before had too.
-        caches: whether the provider has a prefix cache in use for these requests.
-        ratio: tokens that the provider counts for one of memory's, in messages (``PrefixCache.ratio``); None: as in
-            the whole of what was sent.
+    ``tokens`` (sent), ``full_tokens`` and ``known_tokens`` (of messages that the request before had, too) are as
+    memory counts them. ``caches``: the provider has a prefix cache in use. ``ratio``: tokens that the provider counts
+    for one of memory's in messages (``PrefixCache.ratio``); None: as in the whole of what was sent.
 
-    What both have in common is known as the provider counts it; only the difference is estimated. The provider's
-    cache is assumed to hold everything that the request before had, and the output to be the same, so that savings
-    are not overstated.
+    Only the difference of both is estimated. The provider's cache is assumed to hold everything that the request
+    before had, and the output to be the same, so that savings are not overstated.
     """
     if tokens == full_tokens:
         return sent
@@ -200,15 +194,10 @@ def full_usage(
 def growth_that_pays(budget: int, interaction: float, read: float, write: float) -> int:
     """Return the tokens of new interactions after which the next fold pays, at the least cost a step.
 
-    Args:
-        budget: tokens that a fold writes anew.
-        interaction: mean tokens of an interaction.
-        read, write: prices of a cached token and of one written to the cache, in shares of the input price.
-
-    A fold costs ``(write - read) * budget`` more than a step without one, and each interaction of growth costs
-    ``read * interaction`` at every later step until the fold. The sum is least after
-    ``sqrt(2 * (write - read) * budget / (read * interaction))`` interactions, and differs little between half and
-    twice that. 0, a fold at every step, where nothing is saved by a cache.
+    A fold, which writes ``budget`` tokens anew, costs ``(write - read) * budget`` more than a step without one, at
+    prices in shares of the input price, and each ``interaction`` of growth costs ``read * interaction`` at every
+    later step until the fold. The sum is least after ``sqrt(2 * (write - read) * budget / (read * interaction))``
+    interactions. 0, a fold at every step, where nothing is saved by a cache.
     """
     if read >= min(1.0, write):
         return 0
@@ -250,12 +239,9 @@ class Ledger:
         self._lock = threading.Lock()
 
     def step(self, ratios: Ratios, tokens: int, shared: int, full: int, known: int) -> Charge:
-        """Return what a step costs.
+        """What a step costs with ``tokens`` of messages, of which ``shared`` begin the context before, too.
 
-        Args:
-            ratios: the prices.
-            tokens: of the context's messages; ``shared`` of them begin the context before, too.
-            full: of all messages; ``known`` of them were there one step before.
+        ``full``: tokens of all messages; ``known`` of them were there one step before.
         """
         own = self.beside + self.added
         if not self.sent:
@@ -265,10 +251,9 @@ class Ledger:
         )
 
     def room(self, ratios: Ratios, rest: int, head: int, full: int, known: int, excess: float) -> float:
-        """Return the tokens of the largest fold with which no more than ``1 + excess`` of the full price is paid.
+        """The tokens of the largest fold with which no more than ``1 + excess`` of the full price is paid.
 
-        ``rest``: tokens of the context beside the fold, ``head`` those of them that stand before it; all else as in
-        ``step``.
+        ``rest``: tokens of the context beside the fold, ``head`` those before it; all else as in ``step``.
         """
         step = self.step(ratios, rest, head, full, known)
         return ((1 + excess) * (self.full + step.full) - self.paid - step.paid) / ratios.write

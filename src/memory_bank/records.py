@@ -95,7 +95,7 @@ class Insight(Brief):
 class Hit(NamedTuple):
     """A record found by a search: its trace_id and how well it fits, 0 to 1, comparable within the search.
 
-    ``session_id`` is None for a record of the session that searched. ``why``: it has ``words`` of the query, a
+    ``session_id`` is None for a record of the session that searched. ``why``: it has ``words`` of the query, a near
     ``neighbour`` of it has, or its summary's ``similarity`` to the query; "" where nothing fits. ``newer`` is the
     session_id (as above) and trace_id of the latest record of the same call, which returned something else.
     """

@@ -94,13 +94,8 @@ def choose_diverse(
 
     Maximal marginal relevance (Carbonell and Goldstein, SIGIR 1998), greedily: the next item is the one that
     fits with the greatest ``(1 - diversity) * relevance - diversity * similarity``, where similarity is the
-    greatest to an item already chosen, at least 0. Of equal items (to 6 digits) the last is chosen.
-
-    Args:
-        vectors: one unit vector an item.
-        relevance: one number an item, such as its similarity to the query.
-        diversity: 0 (relevance only) to 1.
-        costs: of the items; 1 each, and ``budget`` is their number.
+    greatest to an item already chosen, at least 0. Of equal items (to 6 digits) the last is chosen. ``vectors`` have
+    unit length; ``diversity``: 0 (relevance only) to 1; with ``costs`` of 1 each, ``budget`` is a number of items.
     """
     cost = np.asarray(costs)
     nearest = np.zeros_like(relevance)

@@ -104,6 +104,35 @@ def test_bills_that_no_provider_sends_are_compared_too(bill):
     assert compared(odd, usual).per_session.memory == pytest.approx(bill)
 
 
+@pytest.mark.parametrize(
+    ("memory", "control", "says"),
+    [
+        (40, 0, "0 of about 30 sessions without memory needed"),
+        (40, 1, "1 of about 30 sessions without memory needed"),
+        (40, 3, "3 of about 30 sessions without memory needed"),
+        (3, 40, "3 of about 30 sessions with memory needed"),
+        (0, 3, "0 of about 30 sessions with memory needed"),
+        (40, 30, "$1 a session with memory, $2 without: 50% less (95% interval: 50% less to 50% less); a call: "
+                 "50% less (95% interval: 50% less to 50% less); 40 sessions with memory, 30 without"),
+    ],
+)  # fmt: skip
+def test_the_sentence_of_a_service_by_how_many_sessions_it_has(memory, control, says):
+    groups = [SessionDollars(1.0, 2.0, 4)] * memory, [SessionDollars(2.0, 2.0, 4)] * control
+    assert compared(*groups).compared == says
+
+
+def test_sessions_that_cost_nothing_have_no_ratio():
+    nothing, usual = SessionDollars(0.0, 0.0, 4), SessionDollars(2.0, 2.0, 4)
+    for memory, control in ((nothing, nothing), (nothing, usual), (usual, nothing)):
+        found = compared([memory] * 40, [control] * 35)
+        assert found.per_session is found.per_call is None
+        assert found.compared == "nothing was paid in one of the groups: 40 sessions with memory, 35 without"
+    few = compared([nothing] * 40, [nothing] * 3)
+    assert few.compared == "3 of about 30 sessions without memory needed"
+    some = compared([nothing, usual] * 40, [nothing, usual] * 40)  # some cost nothing
+    assert some.per_session.share == 1.0
+
+
 def test_forks_count_to_their_session_and_what_has_no_price_to_none(bank_url):
     with closing(Database(bank_url)) as bank:
 
@@ -125,6 +154,9 @@ def test_forks_count_to_their_session_and_what_has_no_price_to_none(bank_url):
         paid("another's", 10**6, control=True, namespace="ns")
         found = comparison(bank, PRICES, None)
         assert (found.memory, found.control) == (1, 1)
+        assert found.compared == (
+            "1 of about 30 sessions without memory needed; the price of 1 more is not known"
+        )
         assert comparison(bank, PRICES, "ns").control == 1
         assert comparison(bank, PRICES).control == 2
         assert comparison(bank, PRICES, since=6e9).control == 0

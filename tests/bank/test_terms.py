@@ -89,7 +89,9 @@ def test_the_same_call_has_the_same_state_and_a_failed_one_has_none():
         return heads_of([terms_of("", InteractionRecord.create(1, tool, arguments, output))])[0]
 
     one = state("get_order", {"id": 7, "limit": 5}, {"status": "open"})
-    assert one["call"] == state("get_order", {"limit": 9, "id": 7}, {"status": "shipped"})["call"]
+    assert (
+        one["call"] == state("get_order", {"limit": 5, "id": 7, "timeout": 9}, {"status": "shipped"})["call"]
+    )
     assert one["output"] != state("get_order", {"id": 7}, {"status": "shipped"})["output"]
     assert one["call"] != state("get_order", {"id": 8}, {"status": "open"})["call"]
     assert state("get_order", {"id": 7}, {"error": "timeout"})["call"] == 0

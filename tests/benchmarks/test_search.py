@@ -77,6 +77,14 @@ def test_every_ranking_has_a_row(runs, capsys, arguments):
     assert all(row.count("|") == head.count("|") for row in rows)
 
 
+@pytest.mark.long
+def test_the_time_of_a_search_has_a_row_for_a_session_and_a_project(capsys):
+    assert search.main(["--form", "speed"]) == 0
+    head, _, *rows = capsys.readouterr().out.splitlines()
+    assert len(rows) == 2
+    assert all(row.count("|") == head.count("|") and "| 20 |" in row for row in rows)
+
+
 def chats(tmp_path):
     """The same two turns and one question in the forms of LoCoMo, LongMemEval and BEAM."""
     texts = ["I moved to Ghent.", "How nice."]

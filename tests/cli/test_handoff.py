@@ -10,8 +10,8 @@ import pytest
 from tests.cli.conftest import COMMAND, environment, shell
 
 from memory_bank.bank.database import Database
-from memory_bank.cli.project import projects_of
 from memory_bank.cli.run import begun
+from memory_bank.service.project import projects_of
 from memory_bank.testing import ScriptedServer, say
 
 

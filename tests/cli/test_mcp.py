@@ -18,6 +18,7 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import remember
 from memory_bank.cli.service import with_embedder_of
 from memory_bank.config import load_config
+from memory_bank.service.project import projects_of
 from memory_bank.service.sessions import Sessions
 from memory_bank.tools import TOOL_SCHEMAS
 
@@ -187,3 +188,26 @@ def test_a_bank_is_searched_with_the_embedder_it_was_built_with(tmp_path):
     assert Sessions(database, changed).bank_settings().embedding_model == "some/model"
     assert changed.memory_strategies.keys() == config.memory_strategies.keys()
     database.close()
+
+
+def test_the_project_of_the_folder_is_told_where_it_has_earlier_sessions(file, tmp_path, monkeypatch):
+    """The client starts it in the folder that it works in."""
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.chdir(tmp_path)
+    bank = tmp_path / "bank.db"
+    bank.write_bytes(file.read_bytes())
+    database = Database(bank)
+
+    async def listed():
+        async with connected(command("--db", str(bank), "--session", "other")) as client:
+            found = await client.call_tool("get_record", {"record": "ORD-7", "scope": "project"})
+            return (await client.list_tools()).tools[0].description, found
+
+    usual, refused = anyio.run(listed)
+    assert refused.is_error
+    database.set_session("main", project=projects_of(tmp_path)[0])
+    database.close()
+    told, found = anyio.run(listed)
+    assert told.startswith(usual)
+    assert "before you ask the user, or try again what failed" in told[len(usual) :]
+    assert {r["session"] for r in found.structured_content["records"]} == {"main"}

@@ -9,9 +9,14 @@ import tomllib
 
 import pytest
 
-from memory_bank.cli.project import normalised_remote, project_of_folder, projects_of
 from memory_bank.cli.run import pointed
-from memory_bank.transcript.harness import project_of
+from memory_bank.service.project import (
+    normalised_remote,
+    project_of_folder,
+    project_of_prompt,
+    projects_of,
+)
+from memory_bank.transcript.harness import folder_of, project_of_place
 
 URL = "http://127.0.0.1:4711"
 SHOP = "https://git.example/me/shop.git"
@@ -98,6 +103,14 @@ def test_a_renamed_remote_keeps_the_project_and_another_address_is_another(tmp_p
     assert project_of_folder(shop).startswith("store@")
 
 
+def test_the_folder_counts_not_the_repository_that_a_hook_works_in(tmp_path, monkeypatch):
+    shop, mail = repository(tmp_path / "shop", SHOP), repository(tmp_path / "mail")
+    keys = project_of_folder(shop), project_of_folder(mail)
+    monkeypatch.setenv("GIT_DIR", str(mail / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(mail))
+    assert (project_of_folder(shop), project_of_folder(mail)) == keys
+
+
 def test_a_remote_that_is_a_folder(tmp_path):
     origin = repository(tmp_path / "origin")
     for name, url in (("a", str(origin)), ("b", origin.as_uri()), ("c", "../origin")):
@@ -114,13 +127,26 @@ def test_without_a_repository_or_git_there_is_no_project(tmp_path, monkeypatch):
 
 
 def test_the_keys_that_a_folders_sessions_have(tmp_path):
-    """What a prompt names has never the key of a remote: it is told by its own sessions alone."""
+    """By a path alone there is never the key of a remote."""
     shop = repository(tmp_path / "shop", SHOP)
-    of_prompt = project_of(f"Working directory: {os.path.realpath(shop)}\n")
-    assert projects_of(shop) == [project_of_folder(shop), of_prompt]
-    assert project_of_folder(shop) != of_prompt
-    assert project_of("Working directory: git.example/me/shop\n") is None
-    assert projects_of(tmp_path) == [project_of(f"<cwd>{os.path.realpath(tmp_path)}</cwd>")]
+    of_path = project_of_prompt(os.path.realpath(shop), is_here=False)
+    assert projects_of(shop) == [project_of_folder(shop), of_path]
+    assert project_of_folder(shop) != of_path
+    assert folder_of("Working directory: git.example/me/shop\n") is None
+    assert projects_of(tmp_path) == [project_of_prompt(os.path.realpath(tmp_path), is_here=True)]
+
+
+def test_a_folder_that_a_client_names_is_the_project_of_its_repository(tmp_path, monkeypatch):
+    """As `run` names it, also below the repository and in its worktrees; elsewhere, and without git, it is its path's."""
+    shop = repository(tmp_path / "shop", SHOP)
+    git(shop, "worktree", "add", "-q", str(shop / ".claude" / "worktrees" / "fix"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for folder in (str(shop), f"{shop}/", str(shop / ".claude" / "worktrees" / "fix"), "~/shop"):
+        said = folder_of(f"You code.\n<cwd>{folder}</cwd>")
+        assert project_of_prompt(said, is_here=True) == project_of_folder(shop)
+        assert project_of_prompt(said, is_here=False) == project_of_place(said)
+    for folder in ("/no/such/folder", str(tmp_path), "C:\\work\\shop", "/a\0b"):
+        assert project_of_prompt(folder, is_here=True) == project_of_place(folder)
 
 
 # --- what clients get

@@ -28,6 +28,7 @@ from memory_bank.errors import ConfigError
 from memory_bank.selection.cutting import cut_text
 from memory_bank.selection.index import EvidenceIndex
 from memory_bank.selection.thread import Thread
+from memory_bank.transcript.messages import MessageKind, kind_of
 from memory_bank.transcript.pairing import pairing_errors
 
 LOCAL = {
@@ -96,6 +97,11 @@ def test_never_over_budget_never_dearer_never_a_broken_pair(messages, budget, re
     kept = sum(view.tokens_between(p, p + 1) for p in view.kept)
     older = view.tokens_between(0, view.tail_start) - kept
     allowed = int(older * budget) if isinstance(budget, float) else budget
+    kept += sum(  # words before a call that part two messages of the user
+        e.tokens
+        for p, e in plan.choice.edits.items()
+        if p < view.tail_start and kind_of(messages[p]) is MessageKind.SAY
+    )
     if not plan.unchanged:
         assert tokens - kept - view.tokens_between(view.tail_start, len(messages)) <= allowed
 
@@ -556,6 +562,17 @@ def test_a_list_that_calls_do_not_work_off_has_no_worth_of_its_own():
         ("list", "{}", _orders("JSON", [f"ORD-{n:04d}X" for n in range(30)])), "nothing", "nothing"
     )
     assert not index.tables.left_of_lists(3, 3, 12, 64).any()
+
+
+@pytest.mark.parametrize("form", ["JSON", "lines"])
+def test_two_uses_of_a_list_begin_to_work_it_off(form):
+    """One use is a look-up; from the second on, what stands on both sides of the latest is near."""
+    ids = [f"ORD-{7919 * n % 99991:05d}{chr(65 + n % 23)}X" for n in range(40)]
+    for used in (1, 2):
+        looks = [("get_order", {"order_id": ids[n]}, "ok") for n in (20, 21)[:used]]
+        index = filled(("list", "{}", _orders(form, ids)), *looks, *["nothing"] * 6)
+        text = index.select(anchor=["Check them."], tail_interaction=6, budget=400).text
+        assert [item in text for item in (ids[18], ids[19], ids[22])] == [used == 2, used == 2, True]
 
 
 @pytest.mark.parametrize("part_of_mcp", [False, True])

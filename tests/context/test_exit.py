@@ -10,7 +10,7 @@ from tests.examples import examples
 
 from memory_bank import MemoryProcessor
 from memory_bank.config import load_config
-from memory_bank.context.gate import ROLES, broken_rule
+from memory_bank.context.gate import broken_rule
 from memory_bank.plan import Form
 from memory_bank.transcript.anthropic import from_anthropic
 from memory_bank.transcript.responses import from_items
@@ -36,8 +36,7 @@ def walk(steps: list[Chat], wire: str, key: str = "folding") -> MemoryProcessor:
         check_exit(sent, came)
         plan = processor.state(key).last_plan
         assert tokens == plan.tokens
-        # a remark in a message of its own goes with its call: where it parts two users, the original goes
-        assert plan.rule == "" or (plan.rule == ROLES and "I begin" in str(came))
+        assert plan.rule == ""
         assert plan.why_unchanged or not plan.unchanged
     return processor
 
@@ -57,6 +56,15 @@ def test_a_session_with_an_odd_turn_is_folded_and_no_worse(kind: str, wire: str)
 @given(steps=odd_sessions())
 def test_any_session_leaves_no_worse_than_it_came(wire: str, steps: list[Chat]) -> None:
     walk(steps, wire)
+
+
+@pytest.mark.parametrize("key", ["folding", "block"])
+@pytest.mark.parametrize(
+    "odd", [["remark", "call", "image after"], ["image after", "remark", "call", "question"]]
+)
+def test_words_before_a_call_part_two_messages_of_the_user(odd: list[str], key: str) -> None:
+    processor = walk(session(["call"] * 7 + odd + ["call"] * 4 + odd, system=False), "chat", key)
+    assert not processor.state(key).last_plan.unchanged
 
 
 @examples(10)

@@ -206,15 +206,45 @@ def of_codex():
     ]  # fmt: skip
 
 
+def of_code():
+    """The same by the code that Codex's newer models write."""
+
+    def ran(command):
+        return (
+            "exec",
+            f"const r = await tools.exec_command({{cmd: {json.dumps(command)}, yield_time_ms: 1000}});\ntext(r.output);\n",
+        )
+
+    def patched(*of_file):
+        return "exec", f"const patch = `{patch(*of_file)}`;\ntext(await tools.apply_patch(patch));\n"
+
+    done = "Script completed\nWall time 0.1 seconds\nOutput:\n"
+    return [
+        (*ran("grep -n PORT src/server.py"), f"{done}3:PORT = 8080\n5:def serve(port=PORT):"),
+        (*ran(f"cat {FILE}"), f"{done}{CODE}"),
+        (*patched("Update", FILE, "@@", "-PORT = 8080", "+PORT = 9191"), done),
+        (*ran("git diff"), f"{done}@@ -3 +3 @@\n-PORT = 8080\n+PORT = 9191\n"),
+        (*ran(f"sed -i 's/PORT = 9191/PORT = 9443/' {FILE}"), done),
+        (*ran(f"cat > {NOTES} <<'EOF'\ntoken qx-7711 for staging\nEOF"), done),
+        (*ran(f"cat {NOTES}"), f"{done}token qx-7711 for staging"),
+        (*ran(f"cat > {NOTES} <<'EOF'\ntoken qx-8822 for staging\nEOF"), done),
+        (*ran(f"cat {NOTES}"), f"{done}token qx-8822 for staging"),
+        (*patched("Add", GONE, "+KEY = 'zz-5533'"), done),
+        (*ran("cat > other.sh <<'EOF'\nexport KEY=vv-6644\nEOF"), done),
+        (*ran(f"rm {GONE} other.sh"), done),
+    ]  # fmt: skip
+
+
 FORMS = {
     "claude": with_tools("Read", "Edit", "Write", "Bash", "old_string", "new_string", "file_path"),
     "opencode": with_tools("read", "edit", "write", "bash", "oldString", "newString", "filePath"),
     "codex": of_codex(),
+    "code": of_code(),
 }
 
 
 @pytest.mark.parametrize("budget", [1_000, 4_000])
-@pytest.mark.parametrize("to", FORMS)
+@pytest.mark.parametrize("to", ["claude", "codex", "opencode"])
 @pytest.mark.parametrize("form", FORMS)
 def test_no_value_that_was_undone_is_handed_on_and_the_next_call_is_possible(form, to, budget):
     """An edit that was replaced, a file written anew or removed, a fact that a later look corrected."""

@@ -61,6 +61,19 @@ def steps_of(chat):
     return [chat[:n] for n in range(1, len(chat) + 1) if chat[n - 1]["role"] in ("user", "tool")]
 
 
+def test_what_a_compaction_took_is_shown_where_what_was_saved_pays_for_it():
+    """A client replaces its history by a summary; memory's list of the calls before is a text more at each step."""
+    for length, is_shown in ((20, False), (120, True)):
+        chat = made_run(4, length=length)[-1]
+        words = user("This session is being continued from a previous conversation: shelves were read.")
+        steps = [*steps_of(chat), *steps_of([chat[0], words, *made_run(5, length=40)[-1][2:]])[1:]]
+        shown = []
+        for paid, full, plan, _ in played(steps, "0.1/1.25"):
+            assert paid <= 1.05 * full + 100
+            shown.append(not plan.unchanged)
+        assert shown[len(steps_of(chat))] is is_shown
+
+
 def example_runs():
     for path in sorted(EXAMPLES.glob("*.jsonl")):
         for line in path.read_text("utf-8").splitlines():

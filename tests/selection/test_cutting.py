@@ -560,3 +560,25 @@ def test_what_names_an_entry_is_one_short_line():
         cut = cut_text(text)
         gaps = [cut.quote([place]).split("\n")[0] for place in range(1, len(cut.segments))]
         assert all(len(gap) < 200 for gap in gaps if gap.startswith(GAP))
+
+
+LISTINGS = {
+    "tree": lambda rows: [".", "├── docs", *rows("│   ├── page"), "│   └── sub", *rows("│       ├── note"), "└── src", *rows("    ├── mod")],
+    "tree in ASCII": lambda rows: [".", "|-- docs", *rows("|   |-- page"), "|   `-- sub", *rows("|       |-- note"), "`-- src", *rows("    |-- mod")],
+    "ls -R": lambda rows: ["docs:", "sub", "", "docs/page:", *rows("page"), "", "docs/sub:", *rows("note"), "", "./src:", *rows("mod")],
+    "bullets": lambda rows: ["- docs/", *rows("  - page"), "  - sub/", *rows("    - note"), "- src/", *rows("  - mod")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", LISTINGS)
+def test_a_gap_names_the_folder_of_an_entry(form):
+    text = "\n".join(LISTINGS[form](lambda name: [f"{name}_{n}.md" for n in range(30)]))
+    cut = cut_text(text)
+    places = [next(i for i, s in enumerate(cut.segments) if name in s.text) for name in ("note_20", "mod_20")]
+    note, mod = (line for line in cut.quote(places).split("\n") if line.startswith("…") and line != "…")
+    assert note.endswith(" in docs/sub:") and mod.rstrip(":").endswith("src")
+
+
+@pytest.mark.parametrize("text", ["Notes:\n" + "one\n" * 90, "- one\n  - two\n" * 40, "a | b\n+ c\n" * 40])
+def test_lines_that_are_no_listing_have_no_folder(text):
+    assert not any(s.owner for s in cut_text(text).segments)

@@ -58,6 +58,7 @@ def test_values_of_outputs_are_not_counted_in_arguments():
     [
         (("read_file", {"path": "a.py"}, SCRIPT), 1.0),
         (("write_file", {"path": "a.py", "content": "x = 1\n" * 60}, "ok"), 1.0),
+        (("create_or_update_file", {"path": "a.py", "content": "x = 1\n" * 60}, "ok"), 1.0),
         (("edit_file", {"path": "a.py", "old": "step_1", "new": "step_2"}, "ok"), 0.5),
         (("edit_file", {"path": "a.py", "old": "step_1", "new": "step_2"}, "Error: no such text"), 0.0),
         (("read_file", {"path": "b.py"}, SCRIPT), 0.0),
@@ -68,6 +69,8 @@ def test_values_of_outputs_are_not_counted_in_arguments():
 def test_a_later_copy_of_a_file_makes_earlier_ones_stale(later, stale):
     index = filled(("read_file", {"path": "a.py"}, SCRIPT), later)
     assert index.tables.records["stale"][0] == stale
+    index.select(anchor=["x"], tail_interaction=2, budget=300)
+    assert index.tables.segments["factor"][0] == pytest.approx({0.0: 1, 0.5: 0.65, 1.0: 0.05}[stale])
     assert not index.tables.records["stale"][1:].any()
 
 

@@ -31,8 +31,10 @@ from memory_bank.bank.database import Database
 from memory_bank.config import load_config
 from memory_bank.service.app import create_app
 from memory_bank.service.mcp import RECORD, SESSIONS
+from memory_bank.service.security.access import stored_id
 from memory_bank.service.sessions import Sessions
 from memory_bank.tools import TOOL_SCHEMAS, is_memory_tool
+from memory_bank.transcript import open_counter
 
 ORDERS = [json.dumps({"id": f"ORD-{n}", "note": "as usual"}) for n in range(120)]
 LONG = "\n".join(f"line {n} of the long one" for n in range(150_000))
@@ -230,6 +232,39 @@ def test_a_search_may_be_over_all_sessions(session, bank):
     assert not call(
         session, "search_memory", {"query": "ORD-17", "scope": "session", "session": "main"}
     ).is_error
+
+
+def test_where_a_project_has_earlier_sessions_it_is_told_when_to_search_them(tmp_path):
+    """By the header over HTTP, within the caller's namespace; without one the tools are as ever."""
+    database = Database(tmp_path / "bank.db")
+    for namespace, name, project in ((None, "old", "shop"), (None, "mail", "mail"), ("a", "theirs", "yard")):
+        fill(database, namespace, name, [f"the note of {name}"])
+        database.set_session(stored_id(namespace, name), project=project)
+    served = Sessions(database, load_config())
+    try:
+        with http_server(served) as url:
+
+            async def main(project):
+                async with connected(url, **({"x-memory-project": project} if project else {})) as client:
+                    [tool, *_] = (await client.list_tools()).tools
+                    searched = await client.call_tool("get_record", {"record": "note", "scope": "project"})
+                    return tool.model_dump(), searched
+
+            usual, refused = anyio.run(main, "")
+            for project in ("yard", "nobody", "x" * 181):
+                tool, found = anyio.run(main, project)
+                assert (tool, found.is_error) == (usual, True)
+            assert refused.is_error
+            tool, found = anyio.run(main, "shop")
+        assert {r["session"] for r in found.structured_content["records"]} == {"old"}
+        added = tool["description"].removeprefix(usual["description"])
+        assert "before you ask the user, or try again what failed" in added
+        assert open_counter().count_text(added) <= 40
+        schema = next(v for k, v in tool.items() if k.lower().replace("_", "") == "inputschema")
+        assert schema["properties"]["scope"]["enum"] == ["session", "project", "all", None]
+    finally:
+        served.close()
+        database.close()
 
 
 def test_hostile_text_stays_within_its_fence(session):

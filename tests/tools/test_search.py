@@ -41,8 +41,8 @@ def test_words_rank_and_say_why(state):
     first, *others = result.matches
     assert (first.outline.step_id, first.why, first.reason) == (4, "words", "has words of the query")
     assert 0 < first.score <= 1
-    assert {m.outline.step_id for m in others if m.why == "neighbour"} <= {3, 5}
-    assert all(m.reason == "beside a record that fits" for m in others if m.why == "neighbour")
+    assert [m.outline.step_id for m in others if m.why == "neighbour"] == [5, 3, 2, 1]
+    assert all(m.reason.startswith("near a record that fits") for m in others if m.why == "neighbour")
 
 
 @pytest.mark.parametrize("query", ["PX-9", "px-9", "parcel PX-9 of Ada"])
@@ -133,6 +133,77 @@ def test_the_record_of_another_thing_supersedes_nothing_nor_does_one_in_view_com
     found = search_session(talk, "Where does Lena Vogt live?", 9).matches
     assert found[-1].outline.step_id == 9  # the agent has it in view
     assert next(m for m in found if m.outline.step_id == 1).newer == "00000009-trace"
+
+
+@pytest.mark.parametrize(
+    ("query", "older", "later"),
+    [
+        (  # what is handed over is no seat
+            "Which seat does Kenji Mori want?",
+            record(1, "get_issue", {"key": "PAY-32752"}, {"key": "PAY-32752", "assignee": "Kenji Mori"}),
+            record(2, "message", {"speaker": "user"}, "I am handing PAY-26716 to Kenji Mori, who knows the code."),
+        ),
+        (  # a tool's sentences, and nothing changed
+            "Which region is the Atlas cluster in?",
+            record(1, "get_cluster", {"name": "Atlas"}, {"name": "Atlas", "region": "Oslo", "healthy": True}),
+            record(2, "ask_docs", {"n": 1}, "The Atlas cluster was actually tested in Porto before it was healthy there."),
+        ),
+        (  # the same value once more
+            "What is the budget of Lena Vogt?",
+            record(1, "message", {"speaker": "user"}, "The budget of Lena Vogt is 300 euros for trains."),
+            record(2, "message", {"speaker": "Ada"}, "Lena Vogt may spend the 300 euros on planes instead."),
+        ),
+        (  # what changed is another's
+            "Which region is Atlas in?",
+            record(1, "get_cluster", {"name": "Atlas"}, {"name": "Atlas", "region": "Oslo", "healthy": True}),
+            record(2, "message", {"speaker": "user"}, "Lena Vogt has moved to Porto. We have Atlas, which is healthy."),
+        ),
+        (  # a figure of something else
+            "What is the budget of Lena Vogt?",
+            record(1, "message", {"speaker": "user"}, "The budget of Lena Vogt is 300 euros for trains."),
+            record(2, "message", {"speaker": "Ada"}, "Lena Vogt has changed 2 trains since."),
+        ),
+    ],
+)  # fmt: skip
+def test_what_gives_no_other_value_of_what_is_asked_supersedes_nothing(bank, query, older, later):
+    talk = bank.state("talk")
+    talk.add([older, later, record(3, "get_weather", {"city": "Porto"}, {"sky": "clear"})])
+    matches = search_session(talk, query, 5, by_agent=False).matches
+    assert {1, 2} <= {m.outline.step_id for m in matches}
+    assert {m.newer for m in matches} == {None}
+
+
+def test_before_a_call_the_newest_of_one_tool_comes_first_and_no_other(bank):
+    work = bank.state("work")
+    work.add([
+        record(1, "check_links", {"n": 1}, "broken references: intro and method"),
+        record(2, "read_mail", {"n": 1}, "lunch at noon"),
+        record(3, "check_links", {"n": 2}, "broken references: method, of many"),
+        record(4, "read_mail", {"n": 2}, "lunch at one"),
+        record(5, "write_file", {"n": 1}, "the references of a method, many"),
+    ])  # fmt: skip
+    assert steps(work, "Now let me fix the broken references:", by_agent=False)[:2] == [3, 1]
+
+
+def test_a_part_of_the_same_output_supersedes_nothing(bank):
+    work = bank.state("work")
+    text = [f"line {n} of the harbour" for n in range(9)]
+    work.add([
+        record(1, "Read", {"file": "a.txt", "limit": 3}, "\n".join(text[:3])),
+        record(2, "Read", {"file": "a.txt", "limit": 9}, "\n".join(text)),
+    ])  # fmt: skip
+    assert {m.newer for m in search_session(work, "harbour", 5, by_agent=False).matches} == {None}
+
+
+def test_the_nearer_neighbour_comes_first_and_none_is_six_away(bank):
+    work = bank.state("work")
+    work.add([
+        record(n, "look", {"n": n}, "the zeppelin has landed" if n == 8 else f"{'abcdefghijklmnop'[n]} {n}")
+        for n in range(1, 16)
+    ])  # fmt: skip
+    found = search_session(work, "zeppelin", 20, by_agent=False).matches
+    far = [abs(m.outline.step_id - 8) for m in found]
+    assert far == sorted(far) == [0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
 
 
 def test_a_long_answer_with_words_of_change_supersedes_nothing(bank):

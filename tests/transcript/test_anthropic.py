@@ -293,6 +293,21 @@ def test_equal_messages_give_equal_chats(messages):
     assert from_anthropic(messages).messages == from_anthropic(copy.deepcopy(messages)).messages
 
 
+@given(any_messages(), any_messages(), st.data())
+def test_what_two_lists_begin_with_is_read_once(
+    messages: list[Any], others: list[Any], data: st.DataObject
+) -> None:
+    """Read on after an earlier list, a list is what it is when it is read alone."""
+    stop, shared = (data.draw(st.integers(0, len(messages))) for _ in range(2))
+    prompt = data.draw(st.sampled_from(["You help.", None]))
+    earlier = from_anthropic(messages[:stop], "You help.")
+    for now in (messages, [*messages[:shared], *others]):
+        chat, alone = from_anthropic(now, prompt, earlier=earlier), from_anthropic(now, prompt)
+        assert (chat.messages, chat.places, chat.units) == (alone.messages, alone.places, alone.units)
+        assert chat.begins == alone.begins
+        earlier = chat
+
+
 @pytest.mark.parametrize("messages", ["text", None, 7, {"role": "user"}])
 def test_what_is_no_list(messages):
     with pytest.raises(HistoryError, match="must be a list"):

@@ -16,8 +16,9 @@ from memory_bank.transcript.harness import (
     HARNESS_TAGS,
     SUMMARY_OPENINGS,
     asks_for_summary,
+    folder_of,
     persons_text,
-    project_of,
+    project_of_place,
 )
 from memory_bank.transcript.messages import parse_messages, task_text
 
@@ -124,7 +125,8 @@ def test_requests_for_a_summary(prompt):
 )
 def test_the_project_is_the_folder_that_a_client_names(said, project):
     """Its name for people, and a digest of the whole path: two folders of one name are two projects."""
-    key = project_of(said)
+    folder = folder_of(said)
+    key = folder and project_of_place(folder)
     assert (key and key.rpartition("@")[0]) == project
     assert key is None or re.fullmatch(r"[0-9a-f]{12}", key.rpartition("@")[2])
 
@@ -143,6 +145,6 @@ def test_the_project_is_the_folder_that_a_client_names(said, project):
     ],
 )
 def test_worktrees_of_a_folder_are_one_project(one, other, same):
-    keys = {project_of(f"<cwd>{folder}</cwd>") for folder in (one, other)}
+    keys = {project_of_place(folder_of(f"<cwd>{folder}</cwd>")) for folder in (one, other)}
     assert None not in keys
     assert len(keys) == (1 if same else 2)

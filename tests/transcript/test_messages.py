@@ -9,6 +9,7 @@ from tests.chats import any_chats, call, good_chats, result, rounds, say, system
 from tests.growth import LINEAR, growth
 
 from memory_bank.errors import MessagesError
+from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.messages import (
     Interaction,
     MessageKind,
@@ -256,3 +257,11 @@ def test_pairs_know_their_content():
     )
     again = only([user(), call(("a", "f", {"q": 1})), result("a", "x")]).pairs[0].content_key()
     assert a == again != b
+
+
+def test_the_signature_of_a_call_goes_with_it():
+    signs = [{"type": "reasoning.encrypted", "data": "x", "id": i} for i in "ab"]
+    details = [{"type": "reasoning.text", "text": "so"}, *signs]
+    turn = call(("a", "f", {}), ("b", "f", {})) | {"reasoning_details": details}
+    assert edited_message(turn, {1: None})["reasoning_details"] == details[:2]
+    assert edited_message(turn, {1: "{}"})["reasoning_details"] == details

@@ -245,6 +245,34 @@ def test_without_a_change_the_items_come_back(items: list[Any]) -> None:
     assert from_items(again(items), "Be brief.").messages == chat.messages
 
 
+@given(good_items() | bad_items(), bad_items(), st.data())
+def test_what_two_lists_begin_with_is_read_once(
+    items: list[Any], others: list[Any], data: st.DataObject
+) -> None:
+    """Read on after an earlier list, a list is what it is when it is read alone."""
+    stop, shared = (data.draw(st.integers(0, len(items))) for _ in range(2))
+    prompt = data.draw(st.sampled_from(["Be brief.", None]))
+    earlier = from_items(items[:stop], "Be brief.")
+    for now in (items, [*items[:shared], *others]):
+        chat, alone = from_items(now, prompt, earlier=earlier), from_items(now, prompt)
+        assert chat == alone
+        earlier = chat
+
+
+def test_an_output_joins_its_turn_also_where_another_turn_had_begun() -> None:
+    begun = [user(), call("a"), call("b"), output("a")]
+    earlier = from_items([*begun, thought(), call("c")])
+    now = [*begun, output("b")]
+    assert from_items(now, earlier=earlier) == from_items(now)
+
+
+def test_a_list_that_goes_on_costs_its_new_items() -> None:
+    items = [user(), *(item for n in range(50) for item in (call(f"c{n}"), output(f"c{n}")))]
+    earlier = from_items(items[:-2], "Be brief.")
+    chat = from_items(items, "Be brief.", earlier=earlier)
+    assert sum(a is not b for a, b in zip(chat.messages, earlier.messages, strict=False)) <= 2
+
+
 def check(items: list[Any], out: list[Any]) -> None:
     """Nothing that a rebuilt list may not do."""
     positions = kept(items, out)

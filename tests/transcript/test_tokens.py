@@ -102,6 +102,15 @@ def test_calls_and_results_cost():
     assert counter.count_message(user("")) == 4
 
 
+def test_what_a_model_thought_in_a_chat_costs_once():
+    turn, thought = call(("a", "find", {})), "so " * 200
+    plain = counter.count_message(turn)
+    assert counter.count_message(turn | {"reasoning_content": thought}) > plain + 190
+    details = [{"type": "reasoning.text", "text": thought, "signature": "x" * 900}]
+    both = counter.count_message(turn | {"reasoning": thought, "reasoning_details": details})
+    assert plain + 190 < both < plain + 250
+
+
 def test_a_hundred_megabytes_cost_little():
     def count(words):
         assert 0.95 * words < counter.count_text("word " * words) < 1.05 * words

@@ -108,19 +108,14 @@ def read_traces(path: str | Path) -> Iterator[Trace | BrokenLine]:
         ) from e
     if last is not None:
         yield last
-    yield from _run_of_lines(loose, path)
-
-
-def _run_of_lines(lines: Sequence[tuple[int, dict[str, Any]]], path: Path) -> Iterator[Trace | BrokenLine]:
-    """The runs of lines that are a message or an event each."""
-    values = [value for _, value in lines]
+    values = [value for _, value in loose]
     name = path.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".json")
     if client := client_of(values):
         yield from (read_claude_code if client == "Claude Code" else read_codex)(values, name)
     elif chat := chat_of(values):
         yield Trace(name, chat)
     else:
-        yield from (BrokenLine(str(path), n, 'it has no list "messages"') for n, _ in lines)
+        yield from (BrokenLine(str(path), n, 'it has no list "messages"') for n, _ in loose)
 
 
 def _goes_on(before: Trace, run: Trace) -> bool:

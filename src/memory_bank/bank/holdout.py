@@ -5,8 +5,7 @@ from __future__ import annotations
 import hmac
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -16,7 +15,6 @@ from memory_bank.bank.database import ANY, Database
 from memory_bank.bank.schema import (
     SESSION,
     SET_SESSION,
-    in_parts,
     of_namespace,
     of_session,
     records,
@@ -110,20 +108,24 @@ def compared(memory: Sequence[SessionDollars], control: Sequence[SessionDollars]
     Sessions are what is drawn, so that variances are of sessions. Dollars a call are a ratio of sums, by the delta
     method (Deng, Knoblich, Lu, KDD 2018, arXiv:1803.06336); residuals are those of a jackknife (MacKinnon, White,
     J. Econometrics 29, 1985), since few sessions cost much. As chance draws the groups, both are taken to spread
-    (beside their means) as the one that spreads more: a small group often has none of the few.
+    (beside their means) as the one that spreads more, or as those with memory would without it (estimated): a small
+    group often has none of the few.
     """
+    groups = memory, control, [SessionDollars(s.full, s.full, s.calls) for s in memory]
     counts = len(memory), len(control)
     needed, fewest = LEAST, min(counts)
     if fewest:
         saved = sum(s.paid for s in memory) / (sum(s.full for s in memory) or 1.0)
         effect = max(abs(math.log(saved or 1.0)), -math.log(1 - _SMALLEST))
-        spread = max(_mean(group)[1] for group in (memory, control)) * (1 + fewest / max(counts))
+        spread = max(_mean(group)[1] for group in groups) * (1 + fewest / max(counts))
         needed = max(LEAST, math.ceil((_POWER / effect) ** 2 * spread))
-    each, call = (_ratio(memory, control, a_call=a_call) for a_call in (False, True))
+    each, call = (_ratio(*groups, a_call=a_call) for a_call in (False, True))
     told = f"{counts[0]:,} sessions with memory, {counts[1]:,} without"
     if fewest < needed:
         group = "without" if counts[1] == fewest else "with"
         told = f"{fewest} of about {needed:,} sessions {group} memory needed"
+    elif each is None:
+        told = f"nothing was paid in one of the groups: {told}"
     if each is not None:
         means = f"${each.memory:.3g} a session with memory, ${each.control:.3g} without"
         told = f"{means}: {each}; a call: {call}; {told}"
@@ -142,10 +144,10 @@ def _mean(group: Sequence[SessionDollars], *, a_call: bool = False) -> tuple[flo
 def _ratio(*groups: Sequence[SessionDollars], a_call: bool) -> DollarRatio | None:
     if min(map(len, groups)) < LEAST:
         return None
-    (memory, spread), (control, other) = (_mean(group, a_call=a_call) for group in groups)
+    (memory, own), (control, other), (_, full) = (_mean(group, a_call=a_call) for group in groups)
     if not memory or not control:
         return None
-    error = math.sqrt(max(spread, other) * sum(1 / len(group) for group in groups))
+    error = math.sqrt(max(own, other, full) * sum(1 / len(group) for group in groups[:2]))
     half = _t975(min(map(len, groups)) - 1) * error
     return DollarRatio(
         memory, control, memory / control, *(memory / control * math.exp(h) for h in (-half, half))
@@ -178,18 +180,18 @@ def comparison(
         return session_id
 
     sums: dict[str, SessionDollars] = {}
-    parts = (
-        usage_sums(database, None, "session", session_ids=p, since=since) for p in in_parts([*drawn], 10_000)
-    )
-    for s in chain.from_iterable(parts):
+    unknown = set[str]()
+    for s in usage_sums(database, namespace, "session", since=since):
         price, _ = known_price(prices, s.model or "") or (None, "")
-        pair = costs(s.sent, s.full, price, s.billed) if s.reported else None
+        pair = costs(s.sent, s.full, price, s.billed) if s.reported and s.of in drawn else None
+        if pair is None and s.reported and s.of in drawn:
+            unknown.add(root(str(s.of)))
         if pair is not None:
             old = sums.get(key := root(str(s.of)), SessionDollars(0.0, 0.0, 0))
             # without memory's tools, which a session that no client names has in either group
             paid = pair[1] if drawn[key]["control"] else pair[0]
             sums[key] = SessionDollars(old.paid + paid, old.full + pair[1], old.calls + s.reported)
-    groups = (
-        [v for k, v in sums.items() if bool(drawn[k]["control"]) is control] for control in (False, True)
-    )
-    return compared(*groups)
+    groups = ([v for k, v in sums.items() if bool(drawn[k]["control"]) is c] for c in (False, True))
+    found, left = compared(*groups), len(unknown - sums.keys())
+    lacking = f"; the price of {left:,} more is not known" if left else ""
+    return replace(found, compared=f"{found.compared}{lacking}")

@@ -157,10 +157,7 @@ def has_session(database: Database, session_id: str) -> bool:
 
 
 def list_sessions(database: Database, *, is_short: bool = False) -> list[SessionInfo]:
-    """All sessions of a bank, deleted ones included, the most recently written first.
-
-    ``is_short``: without what only reading all records and insights tells (``unobserved``, ``waiting`` and the like).
-    """
+    """All sessions, deleted ones included, the last written first; ``is_short``: without counts of rows that wait."""
     with database.snapshot() as c:
         found = _details(c, _DETAILS, is_short)
     return sorted(found, key=lambda info: (-(info.last_written or 0.0), info.session_id))

@@ -257,14 +257,14 @@ class _Verification:
         for row in self._pages(records, sa.select(*_stored(records))):
             self.counts.records += 1
             self.counts.unobserved += 1
-            values, what = _values(records, row)
-            if not what and is_derived(values["trace_id"]) and values["call_id"] is not None:
+            values, problem = _values(records, row)
+            if not problem and is_derived(values["trace_id"]) and values["call_id"] is not None:
                 if derivation(values, values["session_id"]) is None:
-                    what = "its id is not the hash of its content"
+                    problem = "its id is not the hash of its content"
                 else:
                     self.counts.checked_ids += 1
-            if what:
-                yield Defect("record", what, _name(row["session_id"]), _name(row["trace_id"]))
+            if problem:
+                yield Defect("record", problem, _name(row["session_id"]), _name(row["trace_id"]))
 
     def insights(self) -> Iterator[Defect]:
         """Every insight has a record and a usable embedding. Broken ones are deleted."""
@@ -287,23 +287,23 @@ class _Verification:
         query = sa.select(*columns, vector.label("embedding"), _r.seq.label("record"))
         for row in self._pages(insights, query.outerjoin(records, INSIGHT_OF_RECORD)):
             self.counts.insights += 1
-            kind, what = "insight", "it has no record"
+            kind, problem = "insight", "it has no record"
             if row["record"] is not None:
                 self.counts.unobserved -= 1
-                what = _values(insights, {**row, "embedding": b""})[1]
-            if not what and self.dimension is not None:  # else reported once, by ``embedder``
-                kind, what = "embedding", _wrong_vector(row["embedding"], self.dimension)
-            if what:
+                problem = _values(insights, {**row, "embedding": b""})[1]
+            if not problem and self.dimension is not None:  # else reported once, by ``embedder``
+                kind, problem = "embedding", _wrong_vector(row["embedding"], self.dimension)
+            if problem:
                 where = _name(row["session_id"]), _name(row["trace_id"])
-                yield row, Defect(kind, what, *where, mended=self.repair)
+                yield row, Defect(kind, problem, *where, mended=self.repair)
 
     def words(self) -> Iterator[Defect]:
         """Every insight has words, by which it is found, and nothing else has."""
         damaged, broken = list[tuple[str, int]](), list[int]()
         with self.database.snapshot() as c:
             there = np.fromiter(c.execute(sa.select(_i.seq)).scalars(), np.int64)
-            found = np.fromiter(indexed(c, damaged, broken), np.int64)
-            missing, left = np.setdiff1d(there, found).tolist(), np.setdiff1d(found, there).tolist()
+            entries = np.fromiter(indexed(c, damaged, broken), np.int64)
+            missing, left = np.setdiff1d(there, entries).tolist(), np.setdiff1d(entries, there).tolist()
             parts = (sa.select(_i.session_id).where(_i.seq.in_(part)) for part in in_parts(missing))
             names = Counter(name for part in parts for name in c.execute(part).scalars())
         if self.repair and (left or damaged or broken):
@@ -327,8 +327,8 @@ class _Verification:
         """Every fold can be read; a later step makes another in the place of one that is deleted."""
         f, broken = folds.c, list[tuple[str, int, sa.Column[Any]]]()
         with self.database.snapshot() as c:
-            found = sa.select(f.session_id, f.number, f.body, f.why)
-            for name, number, body, why in c.execute(found, execution_options={"yield_per": _BATCH}):
+            query = sa.select(f.session_id, f.number, f.body, f.why)
+            for name, number, body, why in c.execute(query, execution_options={"yield_per": _BATCH}):
                 part = f.body
                 try:
                     FoldContent.unpacked(body)
@@ -369,17 +369,17 @@ class _Verification:
         keys = sa.select(f.namespace, f.project, f.path)
         with self.database.snapshot() as c:  # a cursor of PostgreSQL needs a transaction
             folders = {tuple(row) for row in c.execute(keys.where(f.content.is_(None)))}
-            found = c.execute(sa.select(*_stored(files)), execution_options={"yield_per": _BATCH})
-            for row in found.mappings():
+            rows = c.execute(sa.select(*_stored(files)), execution_options={"yield_per": _BATCH})
+            for row in rows.mappings():
                 self.counts.files += row["content"] is not None
                 place, owner = row["path"], (row["namespace"], row["project"])
-                what = _values(files, row)[1]
+                problem = _values(files, row)[1]
                 above = place.rpartition("/")[0]
                 if above != ROOT and (*owner, above) not in folders:
-                    what = "its folder is missing"
-                if what:
+                    problem = "its folder is missing"
+                if problem:
                     where = f"{_name(place)} of namespace {owner[0]}, project {owner[1]}"
-                    yield Defect("file", f"{where}: {what}")
+                    yield Defect("file", f"{where}: {problem}")
 
     def _pages(self, table: sa.Table, query: sa.Select[Any]) -> Iterator[RowMapping]:
         """All rows, a batch at a time, each over a connection of its own."""

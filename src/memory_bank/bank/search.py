@@ -40,7 +40,8 @@ from memory_bank.records import Hit
 Vectors = npt.NDArray[Any]
 
 # Chosen on the even parts of ``benchmarks/search.py``: runs, shells, talks and facts that change.
-NEIGHBOUR = 0.2  # of the score of each record beside it in its session
+NEIGHBOUR = 0.2  # of the score of each record beside it in its session; each further one counts as much less
+REACH = 5  # how far a neighbour is, at most
 RECENT = 0.5  # by how much more the newest record of the searching session counts
 OLDER = 0.9  # what is left of that one record earlier
 _RANK = 60  # of reciprocal ranks
@@ -261,12 +262,14 @@ def _compare_words(index: Indexed, query: Hashes, own: str) -> tuple[Vectors, Ve
     order = np.lexsort((index.place, index.session))
     session = index.session[order]
     in_order, near = words[order], words.copy()
-    together = np.diff(session) == 0
-    near[order[1:]] += NEIGHBOUR * in_order[:-1] * together
-    near[order[:-1]] += NEIGHBOUR * in_order[1:] * together
+    for far in range(1, min(REACH, len(order) - 1) + 1):
+        shares = NEIGHBOUR**far * (session[far:] == session[:-far])
+        near[order[far:]] += shares * in_order[:-far]
+        near[order[:-far]] += shares * in_order[far:]
     mine = order[session == (index.names.index(own) if own in index.names else -1)]
     near[mine] *= 1 + RECENT * OLDER ** np.arange(len(mine))[::-1]
-    return words, near, max(most, 1e-9) * (1 + 2 * NEIGHBOUR) * (1 + RECENT)
+    around = 2 * sum(NEIGHBOUR**far for far in range(1, REACH + 1))
+    return words, near, max(most, 1e-9) * (1 + around) * (1 + RECENT)
 
 
 def _superseded(index: Indexed, rows: Sequence[int], apart: bool) -> dict[int, int]:

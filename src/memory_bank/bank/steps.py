@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
-from memory_bank.bank.database import Database
+from memory_bank.bank.database import ANY, Database
 from memory_bank.bank.folds import FoldReasons
 from memory_bank.bank.schema import (
     USED,
@@ -419,17 +419,18 @@ def usage_sums(
     namespace: str | None,
     by: Literal["all", "session", "period"] = "all",
     *,
-    session_ids: Collection[str] | sa.Select[Any] | None = None,
+    session_ids: Collection[str] | None = None,
     since: float | None = None,
     period: int = 86_400,
     offset: int = 0,
 ) -> list[UsageSums]:
-    """The sums of a namespace's steps by model, and by session or period; of these sessions, or of steps ``since``.
+    """The sums of a namespace's steps (ANY: of all) by model, and session or period; of these sessions, or ``since``.
 
     ``period`` in seconds; the first one begins ``offset`` seconds before 1970 (UTC). Steps that the provider named
     the cost of are apart, and those without usage by the reason.
     """
-    mine = sa.select(sessions.c.session_id).where(of_namespace(namespace), sessions.c.deleted.is_(None))
+    here = sa.true() if namespace is ANY else of_namespace(namespace)
+    mine = sa.select(sessions.c.session_id).where(here, sessions.c.deleted.is_(None))
     ids = mine if session_ids is None else session_ids
     if by == "period" or since is not None:
         table, keys, figures, here = steps, _counted_by, _counted, _t.created >= (since or 0.0)

@@ -27,7 +27,7 @@ HEAD = np.dtype([("length", "<f4"), ("call", "<u8"), ("output", "<u8")])
 By these a later call of the same arguments is found, and whether it returned something else. The call is 0 where the
 output says nothing about it: there is no record, the call has failed, or it is a message or other prose.
 """
-_MANNER = {"description", "timeout", "limit", "max_results", "verbose"}  # arguments that name no object
+_MANNER = {"description", "timeout", "verbose"}  # arguments of which an output does not depend
 
 _SENTENCES = re.compile(
     r"(?<![^\W\d_])(?:[^\W\d_][^\W\d_'’]*+[,.!?;]*+\s++){5,}+[^\W\d_]*+"
@@ -61,13 +61,17 @@ def terms_of(summary: str, record: InteractionRecord | None) -> bytes:
     return b"".join((head.tobytes(), terms.astype("<u4").tobytes(), stored.tobytes()))
 
 
+def speaks(arguments: object) -> bool:
+    """Whether a record of these arguments is what somebody said in a conversation."""
+    if not isinstance(arguments, dict):
+        return False
+    return "speaker" in arguments or arguments.get("role") in ("user", "assistant")
+
+
 def is_said(arguments: object, output: str) -> bool:
     """Whether an output is a message, or mostly sentences, as one is: it states no value of a key."""
-    if isinstance(arguments, dict) and (
-        "speaker" in arguments or arguments.get("role") in ("user", "assistant")
-    ):
-        return True
-    return len(output) <= 2_000 and 2 * sum(len(m[0]) for m in _SENTENCES.finditer(output)) > len(output)
+    sentences = sum(len(m[0]) for m in _SENTENCES.finditer(output)) if len(output) <= 2_000 else 0
+    return speaks(arguments) or 2 * sentences > len(output)
 
 
 def _digest(text: str) -> int:

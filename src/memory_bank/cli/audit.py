@@ -132,14 +132,12 @@ def _database(db: str | None) -> str | None:
 
 
 def audit(
-    traces: list[Path] = typer.Argument(
-        ..., help="Files of recorded runs or of agents' logs, or their folders."
-    ),
+    traces: list[Path] = typer.Argument(..., help="Files of recorded runs or of agents' logs, or their folders."),
     strategy: str | None = typer.Option(None, help="Key in the configuration; default: its default."),
     config: Path | None = CONFIG,
     model: str = typer.Option("claude-sonnet-5-5", help="The model at whose list price the input is billed."),
     as_json: bool = JSON,
-) -> None:
+) -> None:  # fmt: skip
     """Say what recorded runs would have cost with memory, by their length, and what it would have kept.
 
     Read are JSON lines or documents of chat or Anthropic messages, and the logs of Claude Code (~/.claude/projects),

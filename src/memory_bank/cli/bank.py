@@ -59,18 +59,16 @@ def sessions(db: str | None = DB, as_json: bool = JSON) -> None:
     from memory_bank.bank.listing import list_sessions
 
     database = open_bank(db)
-    found = list_sessions(database, is_short=not as_json)
-    listed = [(max(s.last_step or 0.0, s.last_written or 0.0) or None, s) for s in found]
+    every = list_sessions(database, is_short=not as_json)
+    listed = [(max(s.last_step or 0.0, s.last_written or 0.0) or None, s) for s in every]
     listed.sort(key=lambda each: -(each[0] or 0.0))
     if as_json:
         keys = (
             "session_id", "records", "steps", "insights", "unobserved", "to_redo", "last_written", "task", "waiting",
             "failing", "attempts", "calls", "model", "title",
         )  # fmt: skip
-        each = [
-            {**{key: getattr(s, key) for key in keys}, "last_used": used, "tokens": asdict(s.tokens)}
-            for used, s in listed
-        ]  # fmt: skip
+        each = [{**{key: getattr(s, key) for key in keys}, "last_used": used, "tokens": asdict(s.tokens)}
+                for used, s in listed]  # fmt: skip
         print_json({"embedder": (bank_embedder(database) or [None])[0], "sessions": each})
         return
     rows = [
@@ -79,12 +77,8 @@ def sessions(db: str | None = DB, as_json: bool = JSON) -> None:
         for used, s in listed
         for t in (s.tokens,)
     ]  # fmt: skip
-    table(
-        ["session", "requests", "tokens", "saved", "last used", "model", "task"],
-        rows,
-        right=[3],
-        whole=[0, 4, 5],
-    )
+    columns = ["session", "requests", "tokens", "saved", "last used", "model", "task"]
+    table(columns, rows, right=[3], whole=[0, 4, 5])
 
 
 def saved(
@@ -98,34 +92,26 @@ def saved(
     Where a share of sessions goes without memory (`holdout`), also what is measured beside them.
     """
     from memory_bank.audit.figures import count_of
+    from memory_bank.bank.database import ANY
     from memory_bank.bank.holdout import comparison
-    from memory_bank.bank.schema import sums as kept
     from memory_bank.bank.steps import usage_sums
     from memory_bank.config import load_config
     from memory_bank.pricing import costs, known_price
 
     database, prices = open_bank(db, config), load_config(config).prices
     since = time.mktime((*time.localtime()[:3], 0, 0, 0, 0, 0, -1)) if today else None
-    every = kept.select().with_only_columns(kept.c.session_id)  # deleted ones, too
-    sums = usage_sums(database, None, "session", session_ids=every, since=since)
-    priced = [(known_price(prices, s.model or "") or (None, ""))[0] for s in sums]
-    paid = [
-        costs(s.sent, s.full, price, s.billed) if s.reported else None
-        for s, price in zip(sums, priced, strict=True)
-    ]
+    sums = usage_sums(database, ANY, "session", since=since)
+    priced = ((s, (known_price(prices, s.model or "") or (None, ""))[0]) for s in sums)
+    paid = [costs(s.sent, s.full, price, s.billed) if s.reported else None for s, price in priced]
     dollars = [pair for pair in paid if pair is not None]
-    unknown = sum(
-        s.steps if pair is None else s.steps - s.reported for s, pair in zip(sums, paid, strict=True)
-    )
+    unknown = sum(s.steps - (s.reported if pair else 0) for s, pair in zip(sums, paid, strict=True))
     values: dict[str, Any] = {
         "requests": sum(s.steps for s in sums), "sessions": len({s.of for s in sums}),
         "tokens": sum(s.tokens for s in sums), "full_tokens": sum(s.full_tokens for s in sums),
         "paid": sum(p for p, _ in dollars), "full_cost": sum(f for _, f in dollars), "unknown_cost": unknown,
     }  # fmt: skip
-    when_ = "today" if today else "in all"
-    parts = [
-        f"{when_}: {count_of(values['requests'], 'request')} in {count_of(values['sessions'], 'session')}"
-    ]
+    requests, of = count_of(values["requests"], "request"), count_of(values["sessions"], "session")
+    parts = [f"{'today' if today else 'in all'}: {requests} in {of}"]
     if dollars:
         parts.append(spent("$", values["paid"], values["full_cost"], "paid"))
     if values["full_tokens"]:
@@ -265,14 +251,13 @@ def seconds_of(duration: str) -> float:
 def purge(
     db: str | None = DB,
     older_than: str | None = typer.Option(
-        None, help="Delete records stored longer ago than this: 30d, 12h, 90m, 1d12h."
-    ),
+        None, help="Delete records stored longer ago than this: 30d, 12h, 90m, 1d12h."),
     session: str | None = ONE_SESSION,
     namespace: str | None = typer.Option(None, help="Everything of a namespace, the agents' files too."),
     project: str | None = typer.Option(None, help="Only the agents' files of this project."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Show what would be deleted; change nothing."),
     as_json: bool = JSON,
-) -> None:
+) -> None:  # fmt: skip
     """Delete old records, or everything in a session: records and insights; and the files of agents.
 
     One transaction a session. The names of emptied sessions and the number of their Observer's calls are kept.
@@ -324,11 +309,9 @@ def _sums(items: Sequence[object], *names: str) -> dict[str, int]:
 
 def verify(
     db: str | None = DB,
-    repair: bool = typer.Option(
-        False, "--repair", help="Repair what can be repaired; records are never changed."
-    ),
+    repair: bool = typer.Option(False, "--repair", help="Repair what can be repaired; records are never changed."),
     as_json: bool = JSON,
-) -> None:
+) -> None:  # fmt: skip
     """Check a bank: facts readable and matching their ids, insights with their facts.
 
     Exit code 1 when a problem is left.
@@ -421,14 +404,12 @@ def export(
 
 def import_(
     files: list[Path] = typer.Argument(
-        ..., help="What `memory-bank bank export` wrote, or recorded runs and agents' logs; plain or .gz."
-    ),
+        ..., help="What `memory-bank bank export` wrote, or recorded runs and agents' logs; plain or .gz."),
     db: str | None = DB,
     embedding_model: str | None = typer.Option(
-        None, help="The bank's embedder, to embed summaries again that another one embedded."
-    ),
+        None, help="The bank's embedder, to embed summaries again that another one embedded."),
     as_json: bool = JSON,
-) -> None:
+) -> None:  # fmt: skip
     """Import exported sessions and files, each completely or not at all; what exists is not changed.
 
     Recorded runs, in all forms that `audit` reads, are a session each, under their id. Creates the bank when there is

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import typer
 
-from memory_bank.cli.project import projects_of
 from memory_bank.cli.shared import CONFIG, DB, one_line, open_bank
 from memory_bank.config import ServiceSettings
 from memory_bank.errors import StorageError
+from memory_bank.service.project import projects_of
 
 LATEST = "latest"
 DEFAULT_TOKENS = ServiceSettings().compaction_tokens
@@ -22,15 +22,13 @@ Client = StrEnum("Client", ["claude", "codex", "opencode"])
 
 def handoff(
     session: str = typer.Argument(
-        ..., help="The name of a session, as `bank sessions` lists it, or latest: of this folder's project."
-    ),
+        ..., help="The name of a session, as `bank sessions` lists it, or latest: of this folder's project."),
     to: Client | None = typer.Option(
-        None, "--to", help="The client that goes on: it is told which rules it does not read by itself."
-    ),
+        None, "--to", help="The client that goes on: it is told which rules it does not read by itself."),
     budget: int = typer.Option(DEFAULT_TOKENS, min=500, max=MOST_TOKENS, help="Tokens of the text, at most."),
     db: str | None = DB,
     config: Path | None = CONFIG,
-) -> None:
+) -> None:  # fmt: skip
     """Print what another client needs to go on with a session: `claude "$(memory-bank handoff latest)"`.
 
     The text has what the user asked for, rules that were read, the state of the task, changes, files under work, and

@@ -33,19 +33,15 @@ if TYPE_CHECKING:
 def observe(
     db: str | None = DB,
     session: str | None = ONE_SESSION,
-    once: bool = typer.Option(
-        False, "--once", help="Exit when no record waits; default: work until stopped."
-    ),
+    once: bool = typer.Option(False, "--once", help="Exit when no record waits; default: work until stopped."),
     observer_model: str | None = typer.Option(
-        None, help="Model at OPENAI_BASE_URL, with OPENAI_API_KEY, or extractive; default: only missing ones."
-    ),
+        None, help="Model at OPENAI_BASE_URL, with OPENAI_API_KEY, or extractive; default: only missing ones."),
     embedding_model: str | None = EMBEDDER,
     strategy: str | None = typer.Option(
-        None, help="Key in the configuration whose model, limit, prompt and timeouts apply."
-    ),
+        None, help="Key in the configuration whose model, limit, prompt and timeouts apply."),
     config: Path | None = CONFIG,
     as_json: bool = JSON,
-) -> None:
+) -> None:  # fmt: skip
     """Make the insights that are missing, wait for a model or are marked to be made again; several may work at once.
 
     Ctrl-C and SIGTERM finish the current calls first. Without a named model, missing insights are made by

@@ -26,10 +26,10 @@ from urllib.parse import quote, urlsplit
 import typer
 
 from memory_bank.cli.handoff import DEFAULT_TOKENS, GO_ON, MOST_TOKENS, handoff_text
-from memory_bank.cli.project import project_header
 from memory_bank.cli.setup import ATTRIBUTION, CLIENTS, claude_code, is_elsewhere, toml_value
 from memory_bank.cli.shared import CONFIG, DB, one_line, service_settings, spent, tell
 from memory_bank.errors import ConfigError, ServiceError
+from memory_bank.service.project import project_header
 from memory_bank.service.security.proof import CHALLENGE, PROOF, address_of, proved, upstream_claim
 
 if TYPE_CHECKING:
@@ -51,23 +51,13 @@ _SIGNALS = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT
 def run(
     command: list[str] = typer.Argument(..., help="The command with its arguments, after `--`."),
     from_: str | None = typer.Option(
-        None,
-        "--from",
-        metavar="SESSION",
-        help="Begin with what `handoff` prints of this session, or of latest.",
-    ),
-    budget: int | None = typer.Option(
-        None, min=500, max=MOST_TOKENS, help="Tokens of what --from tells, at most."
-    ),
+        None, "--from", metavar="SESSION", help="Begin with what `handoff` prints of this session, or of latest."),
+    budget: int | None = typer.Option(None, min=500, max=MOST_TOKENS, help="Tokens of what --from tells, at most."),
     db: str | None = DB,
     config: Path | None = CONFIG,
     holdout: float | None = typer.Option(
-        None,
-        min=0,
-        max=1,
-        help="Share of sessions that go without memory by chance, to measure what it saves.",
-    ),
-) -> None:
+        None, min=0, max=1, help="Share of sessions that go without memory by chance, to measure what it saves."),
+) -> None:  # fmt: skip
     """Run a command with memory, and print what memory saved: `memory-bank run -- claude`.
 
     The command may be claude, codex, opencode, or any program that takes the address of the model's API from
@@ -80,16 +70,14 @@ def run(
     if shutil.which(command[0]) is None:
         name = one_line(command[0], 200)
         is_file = os.sep in command[0] and os.path.exists(command[0])
-        tell(
-            f"{name} cannot be run: make it executable, or name its interpreter before it."
-            if is_file
-            else f"there is no command {name!r}: check its name, or install it."
-        )
+        no_program = f"{name} cannot be run: make it executable, or name its interpreter before it."
+        tell(no_program if is_file else f"there is no command {name!r}: check its name, or install it.")
         raise typer.Exit(126 if is_file else 127)
     given = ""
     if from_ is not None:
-        tokens = budget or DEFAULT_TOKENS
-        command, given = begun(command, lambda client: handoff_text(from_, db, config, tokens, client))
+        command, given = begun(
+            command, lambda c: handoff_text(from_, db, config, budget or DEFAULT_TOKENS, c)
+        )
     elif budget is not None:
         raise ConfigError("--budget is of what --from tells: name a session with --from.")
     running = running_service(db, config)
@@ -100,20 +88,16 @@ def run(
         )
     with _started(db, config, holdout) if running is None else contextlib.nullcontext(running) as url:
         before, began = _figures(url), time.time()
-        later = (
-            f", later `memory-bank serve{f' --db {shlex.quote(db)}' if db else ''}`"
-            if running is None
-            else ""
-        )
+        serve = f"memory-bank serve{f' --db {shlex.quote(db)}' if db else ''}"
+        later = f", later `{serve}`" if running is None else ""
         tell(f"model requests go through {url}, whose page shows each step{later}.")
         settings = service_settings(db, config)
         elsewhere = is_elsewhere(_named_upstreams(settings).get("anthropic", ("", ""))[1])
         if elsewhere and Path(command[0]).stem == "claude":
             tell(ATTRIBUTION)
         code = _run(*pointed(command, url, elsewhere), given)
-        is_used = _report(
-            url, before, _figures(url), "" if running is None else " of all clients of the service"
-        )
+        whose = "" if running is None else " of all clients of the service"
+        is_used = _report(url, before, _figures(url), whose)
         served = url if running is not None else f"http://127.0.0.1:{settings.port}"  # by `serve`, later
         until = time.monotonic() + (2 if is_used else 0)  # steps are stored behind the answers
         while not (found := _pages(url, began)) and time.monotonic() < until:
@@ -430,23 +414,19 @@ def _report(url: str, before: Counter[str] | None, after: Counter[str] | None, w
         )
         return False
     parts = [f"{statuses.total():,} model request{'' if statuses.total() == 1 else 's'}{whose}"]
-    parts += [
-        f"{n:,} of them answered with {status}" for status, n in sorted(statuses.items()) if status >= "400"
-    ]
-    tokens, counted, dollars = (
-        [grown.get(f'{name}_total kind="{kind}"', 0.0) for kind in kinds]
-        for name, kinds in (
-            ("tokens", ("sent", "full")),
-            ("model_tokens", ("input", "full_input")),
-            ("model_cost", ("sent", "full")),
-        )
+    parts += [f"{n:,} of them answered with {s}" for s, n in sorted(statuses.items()) if s >= "400"]
+    kinds = (
+        ("tokens", "sent", "full"),
+        ("model_tokens", "input", "full_input"),
+        ("model_cost", "sent", "full"),
     )
-    if counted[1]:  # as the provider counts them
-        tokens = counted
-    if tokens[1]:
-        parts.append(spent("", tokens[0], tokens[1], "tokens sent"))
-    if dollars[1]:
-        parts.append(spent("$", dollars[0], dollars[1], "paid"))
+    tokens, counted, dollars = (
+        [grown.get(f'{name}_total kind="{kind}"', 0.0) for kind in both] for name, *both in kinds
+    )
+    tokens = counted if counted[1] else tokens  # as the provider counts them
+    for unit, (sent, full), what in (("", tokens, "tokens sent"), ("$", dollars, "paid")):
+        if full:
+            parts.append(spent(unit, sent, full, what))
     start = 'untold_costs_total reason="'
     for key, n in grown.items():
         if n and key.startswith(start):

@@ -45,8 +45,7 @@ def serve(
     db: str | None = typer.Option(None, "--db", help="Database: a file name or URL; default: your own bank."),
     upstream: str | None = typer.Option(None, help="Base URL of the model's API; default OPENAI_BASE_URL."),
     upstream_anthropic: str | None = typer.Option(
-        None, help="Base URL of Anthropic's Messages API; default ANTHROPIC_BASE_URL, else Anthropic's own."
-    ),
+        None, help="Base URL of Anthropic's Messages API; default ANTHROPIC_BASE_URL, else Anthropic's own."),
     config: Path | None = CONFIG,
     workers: int | None = typer.Option(None, min=1, max=64, help="How many processes; default 1."),
     inject_tools: bool | None = typer.Option(
@@ -56,7 +55,7 @@ def serve(
         "that send tools of their own.",
     ),
     log_format: str | None = typer.Option(None, help="Format of the log: text or json; default text."),
-) -> None:
+) -> None:  # fmt: skip
     """Serve the HTTP API, the proxy and the page. Point an agent's base_url at it.
 
     Prints its address to standard output once it answers, the log to standard error. Ctrl-C and SIGTERM
@@ -87,10 +86,9 @@ def serve(
 def mcp(
     db: str | None = DB,
     session: str | None = typer.Option(
-        None, "--session", help="The session of requests that name none; default: the only one."
-    ),
+        None, "--session", help="The session of requests that name none; default: the only one."),
     config: Path | None = CONFIG,
-) -> None:
+) -> None:  # fmt: skip
     """Serve get_record and the records to an MCP client over stdio.
 
     The client starts this; Ctrl-C, SIGTERM and a closed standard input stop it. `memory-bank serve` offers
@@ -100,6 +98,7 @@ def mcp(
 
     from memory_bank.config import load_config
     from memory_bank.service.mcp import create_server
+    from memory_bank.service.project import projects_of
     from memory_bank.service.sessions import Sessions
 
     loaded = load_config(config)
@@ -109,7 +108,7 @@ def mcp(
         if session is not None and not sessions.exists(None, session):
             named = one_line(session, 80)
             tell(f"{database.name} has no session {named!r} yet: `memory-bank bank sessions` lists them.")
-        signalled = anyio.run(_serve_stdio, create_server(sessions, session))
+        signalled = anyio.run(_serve_stdio, create_server(sessions, session, projects_of()))
         sessions.close()
     finally:
         database.close()
@@ -176,13 +175,11 @@ def create_key(
     ),
     operator: bool = typer.Option(False, "--operator", help="The key may read the service's state."),
     requests_per_minute: int | None = typer.Option(
-        None, min=0, help="Limit of requests a minute, 0 for none; default: the service's."
-    ),
+        None, min=0, help="Limit of requests a minute, 0 for none; default: the service's."),
     max_body_bytes: int | None = typer.Option(
-        None, min=1024, help="Limit of a request body in bytes; default: the service's."
-    ),
+        None, min=1024, help="Limit of a request body in bytes; default: the service's."),
     as_json: bool = JSON,
-) -> None:
+) -> None:  # fmt: skip
     """Create a key and print it once. As soon as there is a key, the service requires one."""
     from memory_bank.bank.keys import Keys
 

@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 
 import typer
 
-from memory_bank.cli.project import project_header
 from memory_bank.cli.shared import CONFIG, JSON, one_line, print_json, service_settings, table, tell
 from memory_bank.errors import ConfigError
 from memory_bank.service.server.database import default_database
@@ -91,47 +90,37 @@ def _codex(url: str) -> dict[str, Any]:
 CLIENTS = {
     "claude-code": Client(
         "set it in the shell that starts `claude`, not in that of the service, or put this into {file}: {values}",
-        "ANTHROPIC_BASE_URL={url}",
-        ("CLAUDE_CONFIG_DIR", ".claude", "settings.json"),
-        claude_code,
+        "ANTHROPIC_BASE_URL={url}", ("CLAUDE_CONFIG_DIR", ".claude", "settings.json"), claude_code,
     ),
     "codex": Client(
         "put these lines at the top of {file}, above its first [table] and in place of a model_provider that it has, "
         "and set OPENAI_API_KEY, from which Codex takes the key",
-        file=("CODEX_HOME", ".codex", "config.toml"),
-        values=_codex,
+        file=("CODEX_HOME", ".codex", "config.toml"), values=_codex,
     ),
     "opencode": Client(
         "put these members into {file}, beside those that it has",
-        file=("XDG_CONFIG_HOME", ".config", "opencode", "opencode.json"),
-        values=_opencode,
+        file=("XDG_CONFIG_HOME", ".config", "opencode", "opencode.json"), values=_opencode,
     ),
     "openai": Client(variable="OPENAI_BASE_URL={url}/v1"),
     "anthropic": Client(variable="ANTHROPIC_BASE_URL={url}"),
-}
+}  # fmt: skip
 """The clients by name. ``openai`` and ``anthropic`` are programs that use the SDKs of these names."""
 
 
 def connect(
-    client: str | None = typer.Argument(
-        None, help=f"One of {', '.join(CLIENTS)}; without one they are listed."
-    ),
-    url: str | None = typer.Option(
-        None, help="Address of the service, without /v1; default: where `serve` listens."
-    ),
+    client: str | None = typer.Argument(None, help=f"One of {', '.join(CLIENTS)}; without one they are listed."),
+    url: str | None = typer.Option(None, help="Address of the service, without /v1; default: where `serve` listens."),
     config: Path | None = CONFIG,
     write: bool = typer.Option(False, "--write", help="Write it to the client's configuration."),
     undo: bool = typer.Option(False, "--undo", help="Remove what --write has written."),
-) -> None:
+) -> None:  # fmt: skip
     """Print the setting that sends a client's requests through the proxy, and how to check that it works.
 
     Settings that the client's configuration already contains are never changed.
     """
     if client is None:
-        rows = [
-            [name, str(c.path()) if c.file else c.variable.partition("=")[0]] for name, c in CLIENTS.items()
-        ]
-        table(["client", "its setting"], rows, whole=[0])
+        places = {n: str(c.path()) if c.file else c.variable.partition("=")[0] for n, c in CLIENTS.items()}
+        table(["client", "its setting"], [*map(list, places.items())], whole=[0])
         return
     client = "claude-code" if client == "claude" else client  # its command
     entry = CLIENTS.get(client)
@@ -149,14 +138,11 @@ def connect(
     if port is None:
         raise ConfigError(f"{url!r} is no address of the service: give one such as {usual}.")
     if (write or undo) and not entry.file:
-        raise ConfigError(
-            f"{client} has no configuration file: set the variable that is printed without --write."
-        )
+        raise ConfigError(f"{client} has no configuration file: set the variable printed without --write.")
     upstream = settings.upstream_anthropic or os.environ.get("ANTHROPIC_BASE_URL", "")
     elsewhere = client == "claude-code" and upstream.rstrip("/") != url and is_elsewhere(upstream)
-    values = claude_code(url, elsewhere) if client == "claude-code" else entry.values(url)
-    if is_undone:
-        values = written[str(path)]
+    made = claude_code(url, elsewhere) if client == "claude-code" else entry.values(url)
+    values = written[str(path)] if is_undone else made
     if write or undo:
         old = path.read_text(encoding="utf-8-sig") if path.exists() else ""
         new = (_edited_toml if path.suffix == ".toml" else _edited_json)(path, old, values, undo)
@@ -166,7 +152,9 @@ def connect(
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(new, encoding="utf-8")
             written.pop(str(path), None)
-            _note_written(written | ({} if undo else {str(path): values}))
+            with contextlib.suppress(OSError):  # --undo takes --url then
+                _notes().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _notes().write_text(json.dumps(written | ({} if undo else {str(path): values})), "utf-8")
             tell(f"{'removed from' if undo else 'written to'} {path}.")
     elif not entry.file:
         print(f"export {entry.variable.format(url=url)}")
@@ -181,10 +169,6 @@ def connect(
     if elsewhere and not undo:
         tell(ATTRIBUTION)
     if not undo:
-        for name, value in project_header().items():
-            tell(
-                f"`memory-bank run` also names the repository of this folder, by the header {name}: {value}."
-            )
         is_here = urlsplit(url).hostname in ("127.0.0.1", "localhost")
         other = f" --port {port}" if is_here and port not in (0, settings.port) else ""
         tell(
@@ -213,12 +197,6 @@ def _written() -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return notes if isinstance(notes, dict) else {}
-
-
-def _note_written(values: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # --undo takes --url then
-        _notes().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _notes().write_text(json.dumps(values), encoding="utf-8")
 
 
 def _edited_json(path: Path, old: str, values: dict[str, Any], undo: bool) -> str:
@@ -274,12 +252,10 @@ def _toml_lines(values: dict[str, Any]) -> str:
 
 
 def config(
-    file: Path | None = typer.Argument(
-        None, help="A configuration file; default: the shipped configuration."
-    ),
+    file: Path | None = typer.Argument(None, help="A configuration file; default: the shipped configuration."),
     every: bool = typer.Option(False, "--all", help="Print every setting."),
     as_json: bool = JSON,
-) -> None:
+) -> None:  # fmt: skip
     """Check a configuration and print it as TOML: what people set, and what the file and the environment change.
 
     Each setting has a sentence, and the file or the variable that sets it; one that has no effect under the others

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from memory_bank.context.evidence import (
     EXCERPTS_HEAD,
     RULES_SHARE,
     EvidenceMemory,
+    ToldCall,
     chosen_rules,
     rule_excerpt,
 )
@@ -36,6 +38,7 @@ from memory_bank.transcript.messages import (
 )
 from memory_bank.transcript.quoting import Mark, fence, one_line, quote_lines, without_fenced
 from memory_bank.transcript.shortening import fit_text
+from memory_bank.transcript.textcalls import commands_in_code
 from memory_bank.transcript.transcript import View
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
@@ -52,6 +55,7 @@ RULES_ELSEWHERE = {
 """By client, what it is told of rules that it does not read by itself."""
 MOST_FILES = 16  # that are named, the latest ones
 MOST_EDITS = 64  # later edits of a file, after which what was written into it before is not told
+_LONG_LINE = 24  # characters
 LEAST_TOKENS = 200  # a smaller budget has no room for anything of use
 _WORDS_SHARE, _LAST_SHARE, _SUMMARY_SHARE = 0.2, 0.08, 0.15  # of the budget, at most
 
@@ -131,23 +135,28 @@ def handed_on(session: MemoryBankState, budget: int, *, to: str = "") -> str:
         return f"{head}{known.replace(end[:-1], f'< {end[1:-1]}')}\n{end}\n"
 
 
-def _calls_that_stand(records: Sequence[InteractionRecord]) -> dict[str, tuple[str, str]]:
-    """By trace_id the arguments and the output of calls of which something was undone since, without that.
+def _calls_that_stand(records: Sequence[InteractionRecord]) -> dict[str, ToldCall]:
+    """By trace_id the calls of which something was undone since, without that; also those that code makes.
 
     Undone is what an edit replaced, what was written into a file before it was written anew or removed, what was read
     of such a file, and what a later call with the same arguments returned otherwise.
     """
-    told: dict[str, tuple[str, str]] = {}
+    told: dict[str, ToldCall] = {}
     files: dict[str, list[tuple[str, list[str]]]] = {}  # by name, of each path what later calls take away
     later: dict[tuple[str, str], str] = {}  # by call the latest output
+    looked: list[tuple[str, str, str]] = []  # what other calls returned
+    replaced, restored = dict[str, None](), set[str]()  # lines that edits took away, or wrote
     for record in reversed(records):
         tool, output = record.tool_name, readable_output(record)[1]
-        text = compact(record.raw_input) if record.input_text is None else record.input_text
-        failed, gone = is_failure(output, tool, text), set[str]()
+        given = compact(record.raw_input) if record.input_text is None else record.input_text
+        command = commands_in_code(given)
+        text = compact({"cmd": command}) if command else given
+        failed, gone, is_outdated = is_failure(output, tool, text), set[str](), False
         if not failed:
             later.setdefault((tool, text), output)
         stands = later.get((tool, text), output) == output
-        for change in () if failed else changes_of(tool, text):
+        changes = [] if failed else changes_of(tool, text)
+        for change in changes:
             named = files.setdefault(change.path.rpartition("/")[2], [])
             since = next((s for path, s in named if is_same_path(path, change.path)), None)
             if since is None:
@@ -156,15 +165,32 @@ def _calls_that_stand(records: Sequence[InteractionRecord]) -> dict[str, tuple[s
             undone = [t for t in texts if len(since) >= MOST_EDITS or any(o in t or t in o for o in since)]
             stands = stands and (change.kind == "read" or not texts or len(undone) < len(texts))
             stands = stands and not (change.kind == "read" and "" in since)
+            is_outdated |= change.kind == "read" and bool(since)
             gone.update(undone, (hunk.old for hunk in change.hunks))
             if change.kind in ("add", "delete"):
                 since[:] = [""]  # which is in any text
-            else:
-                since += [hunk.old for hunk in change.hunks if hunk.old.strip()]
-        if gone or not stands:
+            elif change.kind == "update":
+                since += [hunk.old if hunk.old.strip() else "\0" for hunk in change.hunks]
+            restored.update(*(_telling(t) for t in texts if t not in undone))
+            replaced.update(dict.fromkeys(t for h in change.hunks for t in _telling(h.old) - restored))
+        if gone or command or is_outdated or not stands:
             shown = compact(_without(parse_arguments(text), gone)) if gone else text
-            told[record.trace_id] = shown, output if stands else ""
+            quoted = output if stands else ""
+            told[record.trace_id] = ToldCall(text, shown, quoted, "" if is_outdated else quoted)
+        if stands and not (failed or changes):
+            looked.append((record.trace_id, text, output))
+    lines = [*replaced][:MOST_EDITS]
+    for trace_id, text, output in looked:
+        if any(line in output for line in lines):
+            kept = (n for n in output.splitlines(keepends=True) if not any(line in n for line in lines))
+            told[trace_id] = ToldCall(text, text, "".join(kept), "")
     return told
+
+
+def _telling(text: str) -> set[str]:
+    """The lines of a text that hardly stand elsewhere by chance."""
+    lines = {line.strip() for line in text.splitlines()}
+    return {n for n in lines if len(n) >= _LONG_LINE or (len(n) >= _LONG_LINE // 3 and re.search(r"\d", n))}
 
 
 def _outdated(memory: EvidenceMemory) -> Iterator[int]:
@@ -188,7 +214,8 @@ def _without(value: Any, gone: Collection[str]) -> Any:
         lines = {f"+{line}" for text in gone for line in text.splitlines()}
         return "\n".join(n for n in value.split("\n") if n[:3] == "***" or (n[:1] == "+" and n not in lines))
     for text in gone:
-        value = value.replace(text, "") if text == value or text[-1:] == "\n" else value
+        if text == value or text[-1:] == "\n" or len(text) >= _LONG_LINE // 6:
+            value = value.replace(text, "" if text == value or text[-1:] == "\n" else "…")
     return value
 
 

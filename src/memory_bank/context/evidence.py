@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from memory_bank.bank.folds import FoldReasons
 from memory_bank.bank.session import MemoryBankState
@@ -228,6 +228,15 @@ def evidence_model(path: str | None) -> Model:
     return load_model(Path(path) if path else MODEL_FILE)
 
 
+class ToldCall(NamedTuple):
+    """A call as it ``ran``, and as a memory tells it; ``outcome``: of what the list of calls tells one."""
+
+    ran: str
+    arguments: str
+    output: str
+    outcome: str
+
+
 class EvidenceMemory:
     """The session's records in the order of storing, as index and thread; contexts call the first ``#1``."""
 
@@ -249,14 +258,13 @@ class EvidenceMemory:
         note: str = "",
         anchor: Sequence[str] = (),
         known: ParsedRecord | None = None,
-        shown: tuple[str, str] | None = None,
+        shown: ToldCall | None = None,
     ) -> None:
         """Add a record, and what the agent said with its call; a record that was added before is ignored.
 
         ``anchor``: what every context showed when it came; ``known``: the output, if it was cut before; ``shown``:
-        arguments and output that are told in the place of the call's own. So the memory
-        is a function of records and messages, whenever something is chosen of it. A record that cannot be cut into
-        pieces stands in the thread alone, which is logged.
+        what is told in the place of the call's own. So the memory is a function of records and messages, whenever
+        something is chosen of it. A record that cannot be cut stands in the thread alone, which is logged.
         """
         trace_id, tool = record.trace_id, record.tool_name
         if trace_id in self.numbers:
@@ -265,12 +273,12 @@ class EvidenceMemory:
         at = self._latest = max(self._latest, record.step_id)
         output = "" if is_memory_tool(tool, record.output_text) else readable_output(record)[1]
         arguments = compact(record.raw_input) if record.input_text is None else record.input_text
-        told, quoted = shown or (arguments, output)
-        call: dict[str, Any] = {"interaction": at, "tool": tool, "arguments": told, "output": quoted}
+        told = shown or ToldCall(arguments, arguments, output, output)
+        call: dict[str, Any] = {"interaction": at, "tool": tool, "arguments": told.arguments}
         parsed = self.index.tables.parsed
         failed = False
         try:
-            failed = self.thread.add(number=number, note=note, **call)
+            failed = self.thread.add(number=number, note=note, output=told.outcome, **call)
         except Exception as e:
             log.warning("record %s is listed without its arguments: %s", trace_id, type(e).__name__)
             self.thread.add(number=number, interaction=at, tool="unknown", arguments="", output="")
@@ -280,9 +288,9 @@ class EvidenceMemory:
                 self.notes[len(parsed)] = trace_id
                 self.index.add_note(interaction=at, text=note)
             place = len(parsed)
-            self.index.add_call(trace_id=trace_id, **call, parsed=known)
+            self.index.add_call(trace_id=trace_id, output=told.output, parsed=known, **call)
             self.places[trace_id] = place
-            self.index.files.add(number, tool, arguments, output, failed=failed, key=trace_id)
+            self.index.files.add(number, tool, told.ran, output, failed=failed, key=trace_id)
         except Exception as e:
             log.warning("no excerpts of record %s: %s", trace_id, type(e).__name__)
 

@@ -20,6 +20,8 @@ USUAL_READ = 0.1
 LEAST_SHARE, FOLD_SHARE, MOST_FOLD = 0.12, 0.15, 16_000
 EXCESS = 0.04
 """What a fold may have cost above the full history, of that; 0.05 is promised, and counts differ a little."""
+CARRIED = 40
+"""Steps for which a fold of what a list has lost is paid, about, until the list itself is folded."""
 LEAST_FOLD = 2_000
 """Tokens of the smallest fold with ``history_budget = "auto"`` where ``refresh_after`` is given."""
 

@@ -43,7 +43,7 @@ def _positions(view: View, choice: Choice, unchanged: bool) -> tuple[Sequence[in
     if not choice.in_place and choice.since is None:
         return view.kept, [*whole, *tail]
     never_dropped = {*view.kept} if choice.unfolded else ()
-    whole += [p for p in choice.edits if p < view.tail_start and choice.in_place and p not in never_dropped]
+    whole += [p for p in choice.edits if p < view.tail_start and p not in never_dropped]
     begin = min([*whole, view.tail_start if choice.since is None else choice.since])
     kept = [p for p in view.kept if p < begin]
     return kept, [*sorted({*whole, *view.kept[len(kept) :]}), *tail]

@@ -62,41 +62,10 @@ def _facts(step: Step) -> str:
     return ", ".join(parts)
 
 
-def replay_steps(steps: Sequence[Step], console: Console | None = None, detailed: bool = False) -> None:
-    """Print steps to a rich console; long texts are shortened unless ``detailed``."""
-    from rich.console import Console
-    from rich.panel import Panel
-    from rich.text import Text
-
-    console = console or Console()
-    for step in steps:
-        title, rows = describe(step)
-        if detailed:
-            rows = [*(("model saw", compact(m)) for m in getattr(step, "model_input_messages", ())), *rows]
-        body = Text()
-        for i, (label, text) in enumerate(rows):
-            body.append("\n" if i else "")
-            body.append(f"{label}: " if label else "", style="bold red" if label == "error" else "bold")
-            body.append(_printable(text if detailed else shorten_text(text, 600)))
-        console.print(Panel(body, title=Text(title), subtitle=Text(_facts(step)), title_align="left"))
-
-
 def _printable(text: str) -> str:
     """A text without control characters, lone surrogates and marks that change the writing direction."""
     controls = {c for c in set(text) - {"\n", "\t"} if unicodedata.category(c) in ("Cc", "Cf", "Cs")}
     return text.translate(dict.fromkeys(map(ord, controls), "\ufffd"))
-
-
-def render_page(steps: Sequence[Step], tokens: int, counter: str) -> str:
-    """A self-contained HTML page of a run: it loads nothing, and every text is escaped.
-
-    Images in ``data:`` URLs are shown, others are named by their URL.
-    """
-    from memory_bank.pages import render
-
-    kinds = ", ".join(f"{n:,} {t.replace('_', ' ')}" for t, n in Counter(s.type for s in steps).items())
-    rows, closed = [(s, describe(s), _facts(s)) for s in steps], ("system_prompt", "planning")
-    return render("history.html", steps=rows, closed=closed, kinds=kinds, tokens=tokens, counter=counter)
 
 
 _HEAD, _VERSION = "memory_bank_history", 1  # of the first line of a file
@@ -364,14 +333,38 @@ class MemoryManager:
 
     def replay(self, console: Console | None = None, detailed: bool = False) -> None:
         """Print the steps to a rich console; ``detailed``: whole texts, and what the model saw."""
-        replay_steps(self.steps, console, detailed)
+        from rich.console import Console
+        from rich.panel import Panel
+        from rich.text import Text
+
+        console = console or Console()
+        for step in self.steps:
+            title, rows = describe(step)
+            if detailed:
+                rows = [
+                    *(("model saw", compact(m)) for m in getattr(step, "model_input_messages", ())),
+                    *rows,
+                ]
+            body = Text()
+            for i, (label, text) in enumerate(rows):
+                body.append("\n" if i else "")
+                body.append(f"{label}: " if label else "", style="bold red" if label == "error" else "bold")
+                body.append(_printable(text if detailed else shorten_text(text, 600)))
+            console.print(Panel(body, title=Text(title), subtitle=Text(_facts(step)), title_align="left"))
 
     def visualize(self, path: str | Path | None = None) -> str:
-        """The steps as one self-contained HTML page, also written to ``path``.
+        """The steps as an HTML page that loads nothing, also written to ``path``; ``data:`` images are shown.
 
         Raises HistoryError when the file cannot be written.
         """
-        html = render_page(self.steps, self.token_count, self.counter.name)
+        from memory_bank.pages import render
+
+        kinds = Counter(s.type.replace("_", " ") for s in self.steps).items()
+        html = render(
+            "history.html", steps=[(s, describe(s), _facts(s)) for s in self.steps], tokens=self.token_count,
+            closed=("system_prompt", "planning"), kinds=", ".join(f"{n:,} {kind}" for kind, n in kinds),
+            counter=self.counter.name,
+        )  # fmt: skip
         if path is not None:
             try:
                 Path(path).write_text(html, encoding="utf-8", errors="replace")

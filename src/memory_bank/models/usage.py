@@ -69,15 +69,9 @@ class ReportedUsage(NamedTuple):
     def plus(self, other: ReportedUsage) -> ReportedUsage:
         """The usage of both; untold, or without a bill, where one of them is."""
         bills = self.billed, other.billed
-        return ReportedUsage(
-            _sum(self.input, other.input),
-            _sum(self.output, other.output),
-            _sum(self.cached, other.cached),
-            _sum(self.written, other.written),
-            _sum(self.written_hour, other.written_hour),
-            None if None in bills else sum(b for b in bills if b is not None),
-            self.untold or other.untold,
-        )
+        into, output, *cache = (_sum(*pair) for pair in zip(self[:5], other[:5], strict=True))
+        bill = None if None in bills else sum(b for b in bills if b is not None)
+        return ReportedUsage(into, output, cache[0], cache[1], cache[2], bill, self.untold or other.untold)
 
 
 NO_USAGE = ReportedUsage()

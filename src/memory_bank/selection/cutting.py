@@ -23,6 +23,7 @@ LONGEST_WORD = 400  # a longer unbroken run (base64, minified data) is left out
 NAMED_LINES = 40  # texts of more lines name the line at which a quote goes on
 SHORT_DEFINITION = 2 * WIDTH  # characters of the longest definition that is one segment, with its body
 MINIFIED = 1_000  # characters from which a line of code with few blanks is left out
+LONGEST_FOLDER = 120  # characters of the folder of a listing's entry, its end
 MAX_INDENT = 200  # characters of the longest indentation that a quote begins with
 LONG_CELL = 56  # values with more characters are shortened in a segment's short form
 CELL_START = 28  # characters of a shortened value that stay, cut after a word
@@ -164,6 +165,14 @@ _BRACED = re.compile(
     r"(?!(?:if|for|while|switch|catch|return|else|do|try|with|new|throw|await|match|using|lock)\b|[:,])"
     r"(?:[\w$.:<>,\[\]?&*~ ]{0,120}[ *&])?(?!func)([A-Za-z_$~][\w$]{2,60})(?:<[^<>]{1,60}>)?"
     r"\((?:[^(){};]|\([^()]{0,80}\)){0,300}+\)[^(){};=]{0,100}\{\Z"
+)
+# Listings of folders: a branch of `tree`, the bullet of an entry, what stands above the entries of `ls -R`
+_BRANCH = re.compile(r"((?:[│ \xa0]|\|(?!-))*+)(?:(?:[├└]──|[|`+]--)[ \xa0]|- (?=.*/\Z))(\S.*)")
+_BULLETED = re.compile(r"( *+)- (\S.*)")
+_FOLDER = re.compile(r"\A(\.|(?=[^\s:/]{0,80}/)[^:]{1,200}):\Z")
+_LISTING = re.compile(
+    r"^(?:[│ ]*+[├└]──|(?:\|(?!-)| )*+[|`+]-- | *+- \S*+(?<=/)$|\.:\r?$|(?=[^\s:/]{0,80}/)[^\s:]++:\r?$)",
+    re.M,
 )
 # With which a line begins that may belong to a definition below it
 _ABOVE = re.compile(r"@\w|//|#(?!!)|/?\*|--")
@@ -431,6 +440,8 @@ class _Cutter:
         table: tuple[str, list[str]] | None = None
         in_trace = False
         owners, ends = _definitions(text, lines)
+        if _LISTING.search(text, start, stop) and not any(owners):
+            owners = _folders(text, lines)
         unit = start  # where the short definition ends that the open segment is
         numbered = enumerate(lines)
         for number, (at, end) in numbered:
@@ -560,6 +571,26 @@ def _definitions(text: str, lines: Sequence[tuple[int, int]]) -> tuple[list[str]
     return inside, ends
 
 
+def _folders(text: str, lines: Sequence[tuple[int, int]]) -> list[str]:
+    """By line of a listing the folder in which its entry is, "" for others: of `tree`, `ls -R`, nested bullets."""
+    inside, within, heading = [""] * len(lines), list[tuple[int, str]](), ""
+    for number, (start, end) in enumerate(lines):
+        line = text[start : min(end, start + LONGEST_WORD)].rstrip()
+        if found := _BRANCH.match(line) or _BULLETED.match(line):
+            while within and within[-1][0] >= found.end(1):
+                within.pop()
+            inside[number] = "/".join(name for _, name in within)[-LONGEST_FOLDER:]
+            if found.re is _BRANCH:
+                within.append((found.end(1), found[2].rstrip("/")))
+        elif found := _FOLDER.match(line):
+            heading = found[1][-LONGEST_FOLDER:]
+        elif line:
+            inside[number] = heading
+        else:
+            within, heading = [], ""
+    return inside
+
+
 # -- owners -------------------------------------------------------------------
 def _entry_name(item: Node, text: str) -> str:
     """The member that names a container among others, as it is spelled: its own key, an id, else the first; or ""."""
@@ -578,6 +609,8 @@ def _is_told(owner: str, segment: Segment, last: Segment | None) -> bool:
     """Whether a quote tells what a segment is in, by it or by the segment quoted before it."""
     if re.search("[\"'=:]", owner):  # an entry
         return owner in segment.text or (last is not None and last.owner == owner)
+    if "/" in owner:  # a folder
+        return last is not None and last.owner == owner
     return last is not None and (last.owner == owner or owner.rpartition(".")[2] in last.text)
 
 

@@ -99,8 +99,8 @@ _PART_KEYS = word_set(
     "sheet_name range start_cell end_cell"
 )
 _ACCESS: dict[Access, frozenset[str]] = {
-    "edit": word_set("edit replace insert patch update append modify multiedit apply"),
     "write": word_set("write create save overwrite put"),
+    "edit": word_set("edit replace insert patch update append modify multiedit apply"),
     "read": word_set("read view open cat get load show"),
 }
 _NO_ACCESS = word_set("list search grep glob find tree directory directories info delete remove move rename")

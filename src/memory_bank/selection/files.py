@@ -32,6 +32,9 @@ _OPENED = re.compile(
     r"\bopen\(\s*['\"]([^'\"\n]+)['\"]\s*,\s*['\"][wa]|\bPath\(['\"]([^'\"\n]+)['\"]\)\.write_"
 )
 _OPERATORS = ";&|<>()\n"
+_SED = re.compile(
+    r"\bsed\b[^\n|;&'\"]*\s-\w*i[^\n|;&]*?['\"]s([/|#,@])((?:\\.|(?!\1).)+?)\1((?:\\.|(?!\1).)*?)\1"
+)
 _SEARCHES = frozenset(("grep", "egrep", "fgrep", "rg", "ag", "ack"))
 _NUMBERED_LINE = re.compile(
     r"^((?:[A-Za-z]:)?[^\s:\"'<>|*?]{1,200}\.\w{1,8}):\d{1,7}(?=[:\s-])", re.MULTILINE
@@ -435,8 +438,10 @@ def changes_of(tool: str, arguments: str) -> list[_Patch]:
     if file is None:
         command = shell_command(tool, given)
         removes = re.search(r"(?:^|[;&|(]\s*)(?:sudo )?(?:rm|git (?:checkout|restore))\s", command, re.M)
+        replaced = [Hunk(re.sub(r"\\(\W)", r"\1", old), new) for _, old, new in _SED.findall(command)]
+        changed = ("update", replaced or [Hunk("", "")])
         found = [
-            _Patch(path, "update" if text is None and not removes else "add", [Hunk("", text or "")])
+            _Patch(path, *(changed if text is None and not removes else ("add", [Hunk("", text or "")])))
             for path, text in _shell_changes(command)
             if path
         ]

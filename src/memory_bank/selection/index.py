@@ -29,7 +29,10 @@ WORD_WORTH = 0.5  # of plain words
 AGENT_WORTH = 0.3  # of values that the agent wrote first
 ARGUMENT_WORTH = 0.5  # besides, of those that only its own arguments show
 COPY_WORTH = 0.2  # of a segment of WIDTH characters that the next call copies from
-STALE = 0.7  # share by which values in the stale copy of a file are worth less
+STALE, EDITED = (
+    0.95,
+    0.35,
+)  # share by which values in a copy of a file are worth less: with a newer one, an edit
 ERROR_WORTH = 0.25  # of values in a report of a failure
 LISTED_WORTH = 0.0  # of values that the list of past calls shows
 REPEATED_WORTH = 0.1  # besides, of values in it that the agent wrote first
@@ -37,7 +40,7 @@ OFFERS, OFFERS_SHARE = 150, 0.125  # segments that are packed: so many, and so m
 LINE_LENGTHS = (160, 1300, 1600, 3000)  # budgets from which a call's line takes its next longer form
 MIN_HEADING, MIN_LONG_HEADING = 200, 600  # budgets from which each is shown
 LIST_WORTH = 0.8  # at least, of the next value of a list whose values are used one by one; less of later ones
-LIST_USES, LIST_PAUSE = 3, 12  # used values of it, at least, and interactions since the latest, at most
+LIST_USES, LIST_PAUSE = 2, 12  # used values of it, at least, and interactions since the latest, at most
 LIST_AHEAD = 64  # values that are left and have this worth: the nearest to the latest
 LONGEST_REST = 60  # characters of a value that is named without its row
 END_GAP = 2  # tokens of the gap mark at the end of an excerpt
@@ -203,7 +206,7 @@ class EvidenceIndex:
         ids, chance = self.chances(tail_interaction, step)
         self._selected = (tail_interaction, t.anchor, len(t.parsed)), (step, ids, chance)
         stale = t.records["stale"][t.segments["record"]]
-        t.segments["factor"][:] = 1 - STALE * stale
+        t.segments["factor"][:] = 1 - np.where(stale < 1, 2 * EDITED * stale, STALE)
         shown = np.isin(t.segments["record"], list(without))
         t.segments["factor"][shown] = 0
         last = t.segments_before(tail_interaction)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 from urllib.parse import quote, unquote
 
 from memory_bank import __version__
+from memory_bank.bank.listing import newest_searchable
 from memory_bank.bank.rows import is_trace_id
-from memory_bank.errors import InvalidRequestError, MemoryBankError, MissingExtraError, NotFoundError
+from memory_bank.errors import (
+    ConfigError,
+    InvalidRequestError,
+    MemoryBankError,
+    MissingExtraError,
+    NotFoundError,
+)
 from memory_bank.service.security.access import LOCAL, Caller, caller_of, project_named
 from memory_bank.service.sessions import Sessions
 from memory_bank.service.threads import in_thread
@@ -56,21 +64,20 @@ _INSTRUCTIONS = (
 _JSON = "application/json"
 _INDEX = {"uri": SESSIONS, "name": "sessions", "title": "The sessions, newest first", "mimeType": _JSON}
 _TEMPLATE = {
-    "uriTemplate": RECORD,
-    "name": "record",
-    "title": "A tool call and its output",
+    "uriTemplate": RECORD, "name": "record", "title": "A tool call and its output", "mimeType": "text/plain",
     "description": "What a tool was asked and what it returned, quoted as data.",
-    "mimeType": "text/plain",
-}
+}  # fmt: skip
 _Answer = dict[str, Any]
 """A result as the protocol writes it."""
 _Handler = Callable[[Caller, Mapping[str, str], Any], _Answer]
 """Answers a request: the caller, the headers, the request's parameters."""
 
 
-def create_server(sessions: Sessions, session: str | None = None) -> Server[Any]:
-    """Create the server; ``session`` is for requests that name none. Over HTTP the caller is the gate's."""
-    memory = _McpHandlers(sessions, session)
+def create_server(
+    sessions: Sessions, session: str | None = None, projects: Sequence[str] = ()
+) -> Server[Any]:
+    """Create the server; ``session``, ``projects``: of requests that name none. Over HTTP the gate says who asks."""
+    memory = _McpHandlers(sessions, session, projects)
 
     def answering(handler: _Handler, kind: Any) -> Callable[[Any, Any], Any]:
         def answer(caller: Caller, headers: Mapping[str, str], params: Any) -> Any:
@@ -94,7 +101,7 @@ def create_server(sessions: Sessions, session: str | None = None) -> Server[Any]
         version=__version__,
         title="memory_bank",
         instructions=_INSTRUCTIONS,
-        on_list_tools=answering(lambda *_: {"tools": memory.tools}, types.ListToolsResult),
+        on_list_tools=answering(memory.list_tools, types.ListToolsResult),
         on_call_tool=answering(memory.call_tool, types.CallToolResult),
         on_list_resources=answering(memory.list_resources, types.ListResourcesResult),
         on_list_resource_templates=answering(
@@ -112,13 +119,11 @@ async def over_http(sessions: Sessions, max_body_bytes: int) -> AsyncIterator[St
     Requests are independent, so workers need no sticky sessions. The gate checks host and origin; the
     library's own check is off, because it would refuse hosts that the settings allow.
     """
+    checks, most = TransportSecuritySettings(enable_dns_rebinding_protection=False), MAX_REQUEST_BYTES
     manager = StreamableHTTPSessionManager(
-        create_server(sessions),
-        json_response=True,
-        stateless=True,
-        security_settings=TransportSecuritySettings(enable_dns_rebinding_protection=False),
-        max_request_body_size=min(max_body_bytes, MAX_REQUEST_BYTES),
-    )
+        create_server(sessions), json_response=True, stateless=True, security_settings=checks,
+        max_request_body_size=min(max_body_bytes, most),
+    )  # fmt: skip
     async with manager.run():
         yield manager
 
@@ -126,10 +131,21 @@ async def over_http(sessions: Sessions, max_body_bytes: int) -> AsyncIterator[St
 class _McpHandlers:
     """The handlers of MCP requests. They raise InvalidRequestError for wrong parameters."""
 
-    def __init__(self, sessions: Sessions, session: str | None) -> None:
-        self.sessions = sessions
-        self.session = session
-        self.tools = [*_TOOLS, _FILES] if sessions.config.service.memory_files else _TOOLS
+    def __init__(self, sessions: Sessions, session: str | None, projects: Sequence[str]) -> None:
+        self.sessions, self.session, self.projects = sessions, session, projects
+
+    def list_tools(self, caller: Caller, headers: Mapping[str, str], _params: Any) -> _Answer:
+        """The tools; of earlier sessions of a project is told where there are any."""
+        tools = _TOOLS if self._project(caller, headers) is None else [_OF_PROJECT, *_TOOLS[1:]]
+        return {"tools": [*tools, _FILES] if self.sessions.config.service.memory_files else tools}
+
+    def _project(self, caller: Caller, headers: Mapping[str, str]) -> str | None:
+        """The project of a request, if it has sessions with records."""
+        with suppress(ConfigError):
+            named = project_named(caller.namespace, headers)
+            bank, known = self.sessions.database, self.projects if named is None else [named]
+            return next((p for p in known if newest_searchable(bank, caller.namespace, p)), None)
+        return None
 
     def sentence(self, error: MemoryBankError, caller: Caller) -> str:
         """The sentence that a client gets for an error."""
@@ -141,17 +157,17 @@ class _McpHandlers:
         return str(error) if wrong else f"The memory could not be read: {error}"
 
     def call_tool(self, caller: Caller, headers: Mapping[str, str], params: Any) -> _Answer:
-        given = dict(params.arguments or {})
+        args = dict(params.arguments or {})
         try:
             if params.name == MEMORY_FILES and self.sessions.config.service.memory_files:
-                answer = self._files(caller, headers, given)
-            elif params.name in (SEARCH_MEMORY, GET_RECORD) and given.get("scope") not in (None, "session"):
-                answer = self._search_all(caller, given)
+                answer = self._files(caller, headers, args)
+            elif params.name in (SEARCH_MEMORY, GET_RECORD) and args.get("scope") not in (None, "session"):
+                answer = self._search_all(caller, headers, args)
             else:
-                name = self._session(caller, given.pop("session", None), headers)
-                given.pop("scope", None)
+                name = self._session(caller, args.pop("session", None), headers)
+                args.pop("scope", None)
                 asked = self._forget if params.name == FORGET_RECORD else partial(self._read, params.name)
-                answer = asked(caller, name, given)
+                answer = asked(caller, name, args)
         except MemoryBankError as e:
             answer = ToolAnswer(self.sentence(e, caller), refused=True)
         media = [  # images and sounds as blocks of MCP
@@ -159,43 +175,45 @@ class _McpHandlers:
             for m in map(media_of, answer.parts)
             if m is not None and m.data and m.kind.startswith(("image/", "audio/"))
         ]
-        said = {"content": [{"type": "text", "text": answer.text}, *media], "isError": answer.refused}
+        content = {"content": [{"type": "text", "text": answer.text}, *media], "isError": answer.refused}
         if answer.refused:
-            return said
-        return {**said, "structuredContent": {"result": answer.text, "records": list(answer.records)}}
+            return content
+        return {**content, "structuredContent": {"result": answer.text, "records": list(answer.records)}}
 
-    def _files(self, caller: Caller, headers: Mapping[str, str], given: _Answer) -> ToolAnswer:
-        project = given.pop("project", None)
+    def _files(self, caller: Caller, headers: Mapping[str, str], args: _Answer) -> ToolAnswer:
+        project = args.pop("project", None)
         project = project_named(caller.namespace, headers) or project
         if not isinstance(project, str) or not project.strip():
             return ToolAnswer(_NO_PROJECT, refused=True)
-        return answer_tool_call(self.sessions.files(caller.namespace, project.strip()), MEMORY_FILES, given)
+        return answer_tool_call(self.sessions.files(caller.namespace, project.strip()), MEMORY_FILES, args)
 
-    def _read(self, tool: str, caller: Caller, session: str, given: _Answer) -> ToolAnswer:
+    def _read(self, tool: str, caller: Caller, session: str, args: _Answer) -> ToolAnswer:
         with self.sessions.reading(caller.namespace, session) as state:
             reads = tool in (SEARCH_MEMORY, GET_RECORD)
             span = self.sessions.traced(SEARCH_MEMORY, state.session_id) if reads else nullcontext()
             with span:
-                return answer_tool_call(state, tool, given)
+                return answer_tool_call(state, tool, args)
 
-    def _search_all(self, caller: Caller, given: _Answer) -> ToolAnswer:
-        if given.pop("scope") != "all":
+    def _search_all(self, caller: Caller, headers: Mapping[str, str], args: _Answer) -> ToolAnswer:
+        wanted = args.pop("scope")
+        project = self._project(caller, headers) if wanted == "project" else None
+        if wanted != "all" and project is None:
             raise InvalidRequestError('scope is "session" or "all".')
-        if given.pop("session", None):
-            raise InvalidRequestError('scope "all" searches every session: leave session out, or the scope.')
-        if "record" in given:
-            given["query"] = given.pop("record")
-            given = {name: value for name, value in given.items() if value is not None}
-        with self.sessions.searching(caller.namespace) as (state, scope):
+        if args.pop("session", None):
+            raise InvalidRequestError(f'scope "{wanted}" searches sessions: leave session out, or the scope.')
+        if "record" in args:
+            args["query"] = args.pop("record")
+            args = {name: value for name, value in args.items() if value is not None}
+        with self.sessions.searching(caller.namespace, project) as (state, scope):
             if state is None:
                 raise InvalidRequestError(_NOTHING_TO_SEARCH)
             with self.sessions.traced(SEARCH_MEMORY, state.session_id):
-                return answer_tool_call(state, SEARCH_MEMORY, given, scope=scope)
+                return answer_tool_call(state, SEARCH_MEMORY, args, scope=scope)
 
-    def _forget(self, caller: Caller, session: str, given: Mapping[str, Any]) -> ToolAnswer:
+    def _forget(self, caller: Caller, session: str, args: Mapping[str, Any]) -> ToolAnswer:
         """Delete the content of a record."""
-        trace_id = given.get("trace_id")
-        if set(given) != {"trace_id"} or not is_trace_id(trace_id):
+        trace_id = args.get("trace_id")
+        if set(args) != {"trace_id"} or not is_trace_id(trace_id):
             raise InvalidRequestError(f"{FORGET_RECORD} takes a whole trace_id.")
         if not self.sessions.forget(caller.namespace, session, str(trace_id)):
             raise InvalidRequestError("There is no such record: give a whole trace_id.")
@@ -203,7 +221,7 @@ class _McpHandlers:
 
     def list_resources(self, caller: Caller, headers: Mapping[str, str], params: Any) -> _Answer:
         """The list of sessions, and the records of the requested session, if there is one."""
-        found: list[_Answer] = []
+        resources: list[_Answer] = []
         if params and params.cursor is not None:
             try:
                 name, after = json.loads(params.cursor)
@@ -212,25 +230,24 @@ class _McpHandlers:
             if not isinstance(name, str) or not isinstance(after, int) or not 0 <= after < 2**31:
                 raise InvalidRequestError("This is no cursor of a list of resources: begin without one.")
         else:
-            found.append(_INDEX)
+            resources.append(_INDEX)
             try:
                 name, after = self._session(caller, None, headers), 0
             except InvalidRequestError:
-                return {"resources": found}
+                return {"resources": resources}
         with self.sessions.reading(caller.namespace, name) as state:
             lines = state.fact_store.page(after, _PAGE + 1)
         for line in lines[:_PAGE]:
             tool = one_line(sendable(line.tool_name))
-            found.append({
+            resources.append({
                 "uri": _record_uri(name, quote(line.trace_id)),
                 "name": f"#{line.number} {tool}",
                 "description": f"The output of a call of {tool} in step {line.step_id}.",
-                "mimeType": "text/plain",
-                "size": line.output_bytes,
+                "mimeType": "text/plain", "size": line.output_bytes,
             })  # fmt: skip
         if len(lines) <= _PAGE:
-            return {"resources": found}
-        return {"resources": found, "nextCursor": json.dumps([name, lines[_PAGE - 1].number])}
+            return {"resources": resources}
+        return {"resources": resources, "nextCursor": json.dumps([name, lines[_PAGE - 1].number])}
 
     def read_resource(self, caller: Caller, _headers: Mapping[str, str], params: Any) -> _Answer:
         uri, kind = str(params.uri), "text/plain"
@@ -277,8 +294,8 @@ _NOTHING_TO_SEARCH = "There is nothing to search yet: no session has stored a to
 
 
 def _quoted_names(names: list[str]) -> str:
-    shown = ", ".join(json.dumps(n, ensure_ascii=False) for n in names[:_NAMES_SHOWN])
-    return shown + (" and more" if len(names) > _NAMES_SHOWN else "")
+    quoted = ", ".join(json.dumps(n, ensure_ascii=False) for n in names[:_NAMES_SHOWN])
+    return quoted + (" and more" if len(names) > _NAMES_SHOWN else "")
 
 
 def _record_uri(session: str, trace_id: str) -> str:
@@ -290,10 +307,9 @@ _SESSION = {
     "description": "The session, where there are several; null for the own.",
 }
 _SCOPE = {
-    "type": ["string", "null"],
-    "enum": ["session", "all", None],
+    "type": ["string", "null"], "enum": ["session", "all", None],
     "description": "all: words search every session, without naming one; null for the own or named session.",
-}
+}  # fmt: skip
 _RESULT = {
     "type": "object",
     "properties": {
@@ -320,36 +336,28 @@ def _tool(
         },
         "outputSchema": _RESULT,
         "annotations": {
-            "readOnlyHint": not destructive,
-            "destructiveHint": destructive,
-            "idempotentHint": True,
+            "readOnlyHint": not destructive, "destructiveHint": destructive, "idempotentHint": True,
             "openWorldHint": False,
         },
-    }
+    }  # fmt: skip
 
 
 _TOOLS = [
-    _tool(
-        "Read earlier tool outputs",
-        GET_RECORD,
-        TOOL_SCHEMAS[0]["function"]["description"],
-        TOOL_SCHEMAS[0]["function"]["parameters"]["properties"] | {"scope": _SCOPE},
-    ),
-    _tool(  # clients ask before a destructive tool is called
-        "Forget a record",
-        FORGET_RECORD,
-        "Only when the user asks for it: delete what a record holds for good.",
-        {"trace_id": {"type": "string", "description": "The whole trace_id of the record."}},
-        destructive=True,
-    ),
-]
-_FILES = _tool(
-    "Files of the agent's own",
-    MEMORY_FILES,
-    FILES_SCHEMA["function"]["description"],
-    FILES_SCHEMA["function"]["parameters"]["properties"],
-    destructive=True,
+    _tool("Read earlier tool outputs", GET_RECORD, TOOL_SCHEMAS[0]["function"]["description"],
+          TOOL_SCHEMAS[0]["function"]["parameters"]["properties"] | {"scope": _SCOPE}),
+    _tool("Forget a record", FORGET_RECORD,  # clients ask before a destructive tool is called
+          "Only when the user asks for it: delete what a record holds for good.",
+          {"trace_id": {"type": "string", "description": "The whole trace_id of the record."}}, destructive=True),
+]  # fmt: skip
+_OF_PROJECT = copy.deepcopy(_TOOLS[0])
+_OF_PROJECT["description"] += (
+    ' Words with scope "project" search its earlier sessions: before you ask the user, or try again what failed.'
 )
+_OF_PROJECT["inputSchema"]["properties"]["scope"]["enum"].insert(1, "project")
+_FILES = _tool(
+    "Files of the agent's own", MEMORY_FILES, FILES_SCHEMA["function"]["description"],
+    FILES_SCHEMA["function"]["parameters"]["properties"], destructive=True,
+)  # fmt: skip
 _FILES["annotations"]["idempotentHint"] = False
 _FILES["inputSchema"]["properties"]["project"] = _FILES["inputSchema"]["properties"].pop("session") | {
     "type": "string",

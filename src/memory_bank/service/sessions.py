@@ -44,11 +44,13 @@ from memory_bank.plan import NO_PLAN, Context, Form, Plan
 from memory_bank.ports import LLMClient, Scope
 from memory_bank.pricing import Charge, SentContext
 from memory_bank.processor import MemoryProcessor, NotSentError, apply_policy, change_since
+from memory_bank.service.project import project_of_prompt
 from memory_bank.service.proxy.api import RequestHistory
 from memory_bank.service.proxy.body import Memo
 from memory_bank.service.security.access import public_name, stored_id, writable_id
+from memory_bank.service.security.gate import is_loopback
 from memory_bank.transcript.chat import edited_message
-from memory_bank.transcript.harness import project_of
+from memory_bank.transcript.harness import folder_of
 from memory_bank.transcript.messages import check_messages, check_shape, content_text, read, same_objects
 from memory_bank.transcript.tokens import ENCODING, is_loading, open_counter
 from memory_bank.transcript.turns import ADDED
@@ -231,10 +233,9 @@ class Sessions:
         with self._holding(session_id, namespace) as kept:
             if kept.generation is None or project is not None:
                 self._register(session_id, kept, project)
-            if kept.generation is None:
+            if kept.control is None:  # its first step here
                 program = re.split(r"[/ ]v?\d|[ (]", origin[1], maxsplit=1)[0][:60].strip("/")
-                self.database.set_origin(session_id, origin[0] or _project_of(seen), program)
-            if kept.control is None:
+                self.database.set_origin(session_id, origin[0] or self._project_of(namespace, seen), program)
                 share = self.config.service.holdout
                 kept.control = is_control(self.database, session_id, share, stores=True)
             control = kept.control
@@ -360,15 +361,7 @@ class Sessions:
         if store is not None:
             copy_folds(self.database, made.memory.database, session_id)
         applied = made.processor.rebuild(
-            seen,
-            key,
-            None,
-            None,
-            form,
-            session_id=session_id,
-            model=model,
-            tools=tools,
-            sends=lambda: True,
+            seen, key, None, None, form, session_id=session_id, model=model, tools=tools, sends=lambda: True
         )
         made.messages = seen
         with self._lock:
@@ -424,9 +417,19 @@ class Sessions:
         """
         if self.bank_settings().scope == "session":
             return False
-        project = named or _project_of(self._hidden(messages[:_PROMPTS]))
+        project = named or self._project_of(namespace, self._hidden(messages[:_PROMPTS]))
         given: dict[str, object] = {"namespace": namespace, "session": session_id, "project": project}
         return project is not None and self.database.value(_EARLIER, **given) is not None
+
+    def _project_of(self, namespace: str | None, messages: Sequence[object]) -> str | None:
+        """The project whose folder the first prompts of a conversation name; no tool, and no model, is asked.
+
+        Where callers have no keys, clients are on this machine, and a repository is the same project as with `run`.
+        """
+        prompts = takewhile(lambda m: read(m, "role") in ("system", "developer", "user"), messages[:_PROMPTS])
+        folder = next(filter(None, (folder_of(content_text(read(m, "content"))) for m in prompts)), None)
+        is_here = namespace is None and is_loopback(self.config.service.host)
+        return None if folder is None else project_of_prompt(folder, is_here=is_here)
 
     def finish(self, step: Rebuilt) -> None:
         """Do the work that a step left for after its context was returned; if it fails, the next step does it."""
@@ -506,8 +509,8 @@ class Sessions:
 
     def redacted_text(self, text: str) -> str:
         """A text without secrets."""
-        said: Any = self.redacted({"role": "user", "content": text})
-        return str(said["content"])
+        message: Any = self._redact and self._redact({"role": "user", "content": text})
+        return str(message["content"]) if message else text
 
     def bank_settings(self) -> MemoryBankSettings:
         """The settings for reading a session's memory: those of the strategy, or of its memory bank."""
@@ -583,14 +586,8 @@ class Sessions:
     def _open(self, session_id: str) -> MemoryBankState:
         with self._lock:
             kept = self._kept.get(session_id, _Kept(None))
-        return MemoryBankState.open(
-            self.database,
-            session_id,
-            namespace=kept.namespace,
-            on_waiting=self._queued,
-            defer=True,
-            fixed=True,
-        )
+        settings: dict[str, Any] = {"on_waiting": self._queued, "defer": True, "fixed": True}
+        return MemoryBankState.open(self.database, session_id, namespace=kept.namespace, **settings)
 
     @contextmanager
     def _holding(self, session_id: str, namespace: str | None) -> Iterator[_Kept]:
@@ -637,12 +634,6 @@ class Sessions:
                 if self._kept.get(session_id) is kept and kept.generation is None:
                     del self._kept[session_id]
             raise
-
-
-def _project_of(messages: Sequence[object]) -> str | None:
-    """The project that the first prompts of a conversation name; what a tool or the model said is not asked."""
-    prompts = takewhile(lambda m: read(m, "role") in ("system", "developer", "user"), messages[:_PROMPTS])
-    return next(filter(None, (project_of(content_text(read(m, "content"))) for m in prompts)), None)
 
 
 def _go_on(lineage: Operation[bool], c: Connection) -> None:

@@ -133,9 +133,9 @@ class ScriptedResponses(Api):
     def _response(self, reply: Reply, body: JsonObject, size: int) -> JsonObject:
         """The response that a reply makes."""
         output = self._output(reply, body)
-        said = sum(len(str(i.get("arguments") or i.get("input") or "")) for i in output)
+        chars = sum(len(str(i.get("arguments") or i.get("input") or "")) for i in output)
         thought = len(reply.reasoning or "") // 4
-        into, out = reply.usage or (size // 4, (said + len(reply.content or "")) // 4 + thought)
+        into, out = reply.usage or (size // 4, (chars + len(reply.content or "")) // 4 + thought)
         cached, written = reply.cached or (0, 0)
         response = events.response_of(self.number("resp_"), body, output, into, out)
         response["usage"]["input_tokens_details"] = {"cached_tokens": cached, "cache_write_tokens": written}
@@ -152,26 +152,26 @@ class ScriptedResponses(Api):
 
         if reply.reasoning is not None:
             summary = [{"type": "summary_text", "text": reply.reasoning}] if reply.reasoning else []
-            hidden = base64.b64encode(hashlib.sha512(reply.reasoning.encode("utf-8", "replace")).digest())
-            add("rs_", "reasoning", summary=summary, encrypted_content=hidden.decode())
+            digest = base64.b64encode(hashlib.sha512(reply.reasoning.encode("utf-8", "replace")).digest())
+            add("rs_", "reasoning", summary=summary, encrypted_content=digest.decode())
         if reply.content is not None:
             output.append(events.text_item(self.number("msg_"), reply.content))
         free = {t.get("name") for t in _tools(body) if t.get("type") == "custom"}
         for name, arguments, *given in reply.tool_calls:
             text = arguments if isinstance(arguments, str) else json.dumps(arguments)
             call_id = given[0] if given else self.number("call_")
-            made = {"status": "completed", "call_id": call_id, "name": name}
+            members = {"status": "completed", "call_id": call_id, "name": name}
             if name in free:
-                add("ctc_", "custom_tool_call", **made, input=text)
+                add("ctc_", "custom_tool_call", **members, input=text)
             else:
-                add("fc_", "function_call", **made, arguments=text)
+                add("fc_", "function_call", **members, arguments=text)
         return output
 
 
-def _items(given: Any) -> list[Any]:
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    return given if isinstance(given, list) else []
+def _items(items: Any) -> list[Any]:
+    if isinstance(items, str):
+        return [{"role": "user", "content": items}]
+    return items if isinstance(items, list) else []
 
 
 def _tools(body: JsonObject) -> Iterator[JsonObject]:
@@ -304,10 +304,10 @@ def _signature(body: JsonObject, position: int) -> str:
 def _unmarked(value: Any) -> Any:
     """A value without cache marks; contents that are a text become one block."""
     if isinstance(value, dict):
-        kept = {k: v for k, v in value.items() if k != "cache_control"}
-        if isinstance(kept.get("content"), str):
-            kept["content"] = [{"type": "text", "text": kept["content"]}]
-        return {k: _unmarked(v) for k, v in kept.items()}
+        members = {k: v for k, v in value.items() if k != "cache_control"}
+        if isinstance(members.get("content"), str):
+            members["content"] = [{"type": "text", "text": members["content"]}]
+        return {k: _unmarked(v) for k, v in members.items()}
     return [_unmarked(v) for v in value] if isinstance(value, list) else value
 
 

@@ -14,7 +14,16 @@ import numpy as np
 
 from memory_bank.bank.listing import Outline, outlines, without_insight
 from memory_bank.bank.stores import Call, Place, WiderScope
-from memory_bank.bank.terms import Postings, bm25, heads_of, is_said, terms_of, terms_of_query, terms_of_texts
+from memory_bank.bank.terms import (
+    Postings,
+    bm25,
+    heads_of,
+    is_said,
+    speaks,
+    terms_of,
+    terms_of_query,
+    terms_of_texts,
+)
 from memory_bank.errors import EmbeddingError
 from memory_bank.ports import Scope
 from memory_bank.records import Brief, Hit, InteractionRecord
@@ -34,7 +43,6 @@ _MAX_READ = 2 * 2**20  # bytes of an output in which a place is looked for
 _ASKED = 6  # terms of a question, at most
 _LEADING = 12  # records that are compared for the latest of what a question asks for
 _NEAR = 0.3  # by how much worse the latest may fit than an older one
-_ALIKE = 3  # more words that two statements share: the same is said of two things
 _TOLD_CHARS = 300  # of a message that tells a change: a long answer has words of change in any case
 _STATED_CHARS = 24_000  # of all outputs whose words are compared, and of what their calls were given
 
@@ -43,7 +51,13 @@ _NOTE = re.compile(r"\A#+ |\b(?:I|I'm|I'll|we|let me|let'?s)\b|[.:!]\s*\Z", re.I
 _PAST = re.compile(
     r"\b(?:before|earlier|formerly|history|initial(?:ly)?|original(?:ly)?|previous(?:ly)?|used to)\b", re.I
 )
-_NAME = re.compile(r"(?<=[^\W_] )[A-Z]\w+")
+_NAMES = re.compile(r"""(?:(?<=[^\W_] )|(?<=["'(]))[A-ZÀ-Þ]\w+(?: [A-ZÀ-Þ]\w+)*(?![\w-])""")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s")
+# A figure with the sign before it, or the unit after it.
+_AMOUNT = re.compile(
+    r"(?<![\w-])([$€£¥]?)(\d[\d.,:]*+)(?: ?(?!(?:and|at|for|in|is|of|on|or|to)\b)([^\W\d_]+))?"
+)
+# English words by which a message tells a change.
 _CHANGE = re.compile(
     r"\b(?:actually|any ?more|as of|became|becomes?|cancel(?:l?ed|s)?|chang(?:ed?|es|ing)|correct(?:ed|ion)|cuts?|"
     r"from \w+ on|g(?:ave|iven?|ives) up|hand(?:ed|s|ing)?(?: \S+){0,2} (?:over|to)|increas(?:ed?|es)|instead|"
@@ -83,7 +97,7 @@ class SearchMatch(Brief):
 
     def reason_with(self, names: Mapping[str, str]) -> str:
         """Why this was found, in words. A record that supersedes it is called as ``names`` says, else by trace_id."""
-        said = {"neighbour": "beside a record that fits", "similarity": "similar in meaning"}
+        said = {"neighbour": "near a record that fits", "similarity": "similar in meaning"}
         why = said.get(self.why, "has words of the query")
         if self.holds is not None:
             why = f'holds "{normal(self.holds)}"' + (f" at {self.place}" if self.place else "")
@@ -108,9 +122,9 @@ def search_session(
     Best first, but beyond the session those whose call has the query, or a path or an id of it, before all others;
     then records whose output contains the whole query, then, if it is a question, those that contain an identifier of
     it; before an output the later one of the same call, and of a question what says later that it is otherwise.
-    ``by_agent``: the records of the latest step, which an agent
-    has in view, come last. Of records without an insight the session's newest 400 are found, by words. Answers of our
-    own tools are never found: they quote other records. Raises EmbedderMismatchError, StorageError.
+    ``by_agent``: the records of the latest step, which an agent has in view, come last. Of records without an insight
+    the session's newest 400 are found, by words. Answers of our own tools are never found: they quote other records.
+    Raises EmbedderMismatchError, StorageError.
     """
     if not (isinstance(query, str) and isinstance(top_k, int)):
         raise TypeError("a search takes words, a name or an id as str, and top_k as int")
@@ -120,7 +134,9 @@ def search_session(
     forms = {normal(w): w for w in reversed(wanted)}
     step, steps = state.step_count, reversed(state.steps.items())
     last = {t for t, _ in takewhile(lambda item: item[1] == step, steps)} if by_agent else set()
-    trouble, hits, asks = None, list[Hit](), _asks(query)
+    is_short = len(terms_of_query(query)) <= _ASKED and not _PAST.search(query)
+    asks = is_short and (query.rstrip().endswith("?") or not _NOTE.search(query))
+    trouble, hits = None, list[Hit]()
     most = max(top_k, _LEADING) if asks else top_k
     if (store := state.insight_store) is not None:
         limit = max(most, _COMPARED if scope != "session" else 0) + len(last)
@@ -141,10 +157,10 @@ def search_session(
         hits = [at[place] for place in dict.fromkeys([*first, *at])]
     found = [_with_place(match, forms) for match in _loaded(state, scope, hits[:most])]
     whole_query = wanted[0] if wanted and wanted[0] == query else None
+    if is_short:
+        found = _latest_first(found, query, asks)
+        found.sort(key=lambda m: m.session_id is None and m.outline.trace_id in last)
     if asks:
-        found = sorted(
-            _latest_first(found, query), key=lambda m: m.session_id is None and m.outline.trace_id in last
-        )
         latest = {m.newer for m in found if m.holds is not None}  # before what they supersede
         found.sort(key=lambda m: m.holds is None and m.outline.trace_id not in latest)
     found.sort(key=lambda m: whole_query is None or m.holds != whole_query)
@@ -203,14 +219,17 @@ def _said_of_files(
             read[n] = _ends(normal(file.path))[0][1]
     if not read:
         return said
-    names = " ".join({end.rpartition("/")[2] for end in read.values()})
-    hits = state.insight_store.rank(names, limit=_LATER, scope=scope, only_words=True)
+    names = {end.rpartition("/")[2] for end in read.values()}
+    hits = state.insight_store.rank(" ".join(names), limit=_LATER, scope=scope, only_words=True)
     places = [(h.session_id or state.session_id, h.trace_id) for h in hits if h.why == "words"]
     others = WiderScope(state.database, state.session_id, scope).calls([p for p in places if p not in known])
     oldest = min(found[n].outline.seq for n in read)
     later: dict[str, list[tuple[bool, int, str]]] = {}
     for (_, trace_id), (seq, tool, arguments) in {**known, **others}.items():
-        if seq > oldest and (file := file_access(tool, arguments)) is not None:
+        is_plain = arguments.isascii() and "\\" not in arguments
+        if seq <= oldest or (is_plain and not any(name in arguments.casefold() for name in names)):
+            continue
+        if (file := file_access(tool, arguments)) is not None:
             end = _ends(normal(file.path))[0][1]
             later.setdefault(end, []).append((file.access != "read", seq, trace_id))
     for n, end in read.items():
@@ -222,29 +241,24 @@ def _said_of_files(
     return said
 
 
-def _asks(query: str) -> bool:
-    """Whether a query asks what is so now."""
-    is_note = not query.rstrip().endswith("?") and _NOTE.search(query)
-    return len(terms_of_query(query)) <= _ASKED and not is_note and not _PAST.search(query)
+def _latest_first(found: Sequence[SearchMatch], query: str, asks: bool) -> list[SearchMatch]:
+    """The matches of a short query, before each the later ones of the same thing that fit nearly as well.
 
-
-def _latest_first(found: Sequence[SearchMatch], query: str) -> list[SearchMatch]:
-    """The matches of a question, before each the later ones of the same thing that fit nearly as well.
-
-    The thing is what the query names, else the rarest of its terms that the older has. Of what is said in sentences,
-    the later is first only where it tells a change, but however it fits; if it has other words of the older one, but
-    not nearly all, as where the same is said of two things, it supersedes that.
+    The thing is what the query names, else the rarest of its terms that the older has. Unless the query ``asks`` what
+    is so now, only outputs of one tool are of the same thing. Of what is said in sentences, the later is first only
+    where it is a message that tells a change, but then however little it fits; it supersedes an older one only if it
+    has another value.
     """
     most = _STATED_CHARS // max(1, len(found))
-    names = " ".join((*_NAME.findall(query), *identifiers_in(query)))
+    names = " ".join((*_NAMES.findall(query), *identifiers_in(query)))
     texts, said, tells = [query, names], list[bool](), list[bool]()
     for record in (m.record for m in found):
         output = "" if record is None else readable_output(record)[1]
         said.append(record is not None and is_said(record.raw_input, output))
         given = "" if record is None or said[-1] else compact(record.raw_input)
         texts.append(f"{given[:most]}\n{output[:most]}")
-        is_told = said[-1] and len(output) <= _TOLD_CHARS and texts[-1][-1] != "?"
-        tells.append(is_told and _CHANGE.search(texts[-1]) is not None)
+        is_told = asks and record is not None and speaks(record.raw_input) and len(output) <= _TOLD_CHARS
+        tells.append(is_told and texts[-1][-1] != "?" and _CHANGE.search(texts[-1]) is not None)
     asked, named, *words = terms_of_texts(texts)
     often = Counter(term for each in words for term in each & asked)
     ordered, latest = list[int](), dict[int, int]()
@@ -254,9 +268,12 @@ def _latest_first(found: Sequence[SearchMatch], query: str) -> list[SearchMatch]
             shared = words[o] & words[n]
             rarest = min((often[term] for term in words[o] & asked), default=0)
             is_same = named <= shared if named else any(often[term] == rarest for term in shared & asked)
+            is_same = is_same and (asks or new.outline.tool_name == old.outline.tool_name)
             if not is_same or old.session_id != new.session_id or old.outline.seq >= new.outline.seq:
                 continue
-            if tells[n] and 0 < len(shared - asked) <= _ALIKE:
+            rest = (asked - named) & words[o]
+            is_asked = rest >= (asked - named) & words[n] and bool(rest)
+            if tells[n] and _is_replaced(texts[o + 2], texts[n + 2], names.split(), is_asked):
                 latest[o] = max(latest.get(o, n), n, key=lambda m: found[m].outline.seq)
             fits = new.score >= (1 - _NEAR) * old.score and not (said[o] and said[n])
             if o < n and (tells[n] or fits):
@@ -267,6 +284,25 @@ def _latest_first(found: Sequence[SearchMatch], query: str) -> list[SearchMatch]
         replace(found[n], newer=corrected.get(n, found[n].newer), is_corrected=n in corrected)
         for n in ordered
     ]
+
+
+def _is_replaced(old: str, new: str, subject: Collection[str], is_asked: bool) -> bool:
+    """Whether a later text has another figure of a unit that an older one has, or another name where that has one.
+
+    Of the later text, the sentences count that tell a change and name the ``subject``, if there is one.
+    ``is_asked``: the older text has words of the question beside the ``subject``, and all that the later one has of
+    them; else the later one has to repeat a name of it.
+    """
+    changed = (s for s in _SENTENCE_END.split(new) if _CHANGE.search(s))
+    new = " ".join(s for s in changed if not subject or any(name in s for name in subject))
+    units = ({(m[3] or m[1]).lower(): m[2].rstrip(".,:") for m in _AMOUNT.finditer(t)} for t in (old, new))
+    names = (
+        {w for run in map(str.split, _NAMES.findall(t)) if {*run}.isdisjoint(subject) for w in run}
+        for t in (old, new)
+    )
+    (was, now), (named, renamed) = units, names
+    differ = is_asked and any(was[unit] != now[unit] for unit in was.keys() & now.keys() if unit)
+    return differ or bool(named and renamed - named and (is_asked or named & renamed))
 
 
 def _newest_first(hits: Sequence[Hit]) -> list[Hit]:

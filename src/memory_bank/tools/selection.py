@@ -88,8 +88,8 @@ def _json_values(text: str) -> Iterator[Any]:
     value = parse_exact(text)
     if value is None and text[:64].lstrip()[:1] in ("{", "[") and (cut := complete_json(text)):
         value = parse_exact(cut[0])
-    found = [*islice(_json_between(text), MAX_LINES)] if value is None else [value]
-    value = found[0] if len(found) == 1 else found or None
+    values = [*islice(_json_between(text), MAX_LINES)] if value is None else [value]
+    value = values[0] if len(values) == 1 else values or None
     while isinstance(value, (dict, list)):
         yield value
         value = framed_member(value)
@@ -150,13 +150,13 @@ def select(value: Any, path: str) -> list[PathValue]:
     ``[*]`` and slices skip items that lack the rest of the path. Raises RefusedCall, which names what exists
     there, if nothing is found.
     """
-    found = [PathValue("", value)]
+    hits = [PathValue("", value)]
     many = False
     for step in parse_path(path):
-        opened = ((f, next(_json_values(f.value), None) if isinstance(f.value, str) else None) for f in found)
-        found = [f if inner is None else PathValue(f.path, inner) for f, inner in opened]
+        opened = ((f, next(_json_values(f.value), None) if isinstance(f.value, str) else None) for f in hits)
+        hits = [f if inner is None else PathValue(f.path, inner) for f, inner in opened]
         next_: list[PathValue] = []
-        for f in found:
+        for f in hits:
             next_ += islice(_children(f, step), MAX_VALUES + 1 - len(next_))
         if len(next_) > MAX_VALUES:
             raise RefusedCall(
@@ -164,11 +164,11 @@ def select(value: Any, path: str) -> list[PathValue]:
                 "by a slice such as [0:1000]."
             )
         if not next_:
-            missing = _missing(step, found[0], len(found), many)
+            missing = _missing(step, hits[0], len(hits), many)
             raise RefusedCall(f"The path {quoted(path)} finds nothing.", missing)
         many = many or isinstance(step, slice) or step is ...
-        found = next_
-    return found
+        hits = next_
+    return hits
 
 
 def _children(f: PathValue, step: Step) -> Iterator[PathValue]:
@@ -197,15 +197,15 @@ def _missing(step: Step, first: PathValue, places: int, many: bool) -> str:
     value = first.value
     if isinstance(value, dict):
         keys = ", ".join(quoted(k) for k in islice(value, 30))
-        more = f" and {len(value) - 30:,} more" if len(value) > 30 else ""
+        others_named = f" and {len(value) - 30:,} more" if len(value) > 30 else ""
         others = f" (and in {places - 1:,} others)" if many and places > 1 else ""
-        what = f"an object with the keys {keys}{more}" if keys else "an object with no keys"
-        return f"At {where}{others} there is {what}."
+        kind = f"an object with the keys {keys}{others_named}" if keys else "an object with no keys"
+        return f"At {where}{others} there is {kind}."
     if isinstance(value, list) and value:
         hint = f"; name an item, {first.path}[0] or [*]" if isinstance(step, str) else ""
         return f"At {where} there is a list of {len(value):,} items, [0] to [{len(value) - 1}]{hint}."
-    what = "a text that is not JSON" if isinstance(value, str) else "a single value"
-    return f"At {where} there is {'an empty list' if isinstance(value, list) else what}."
+    kind = "a text that is not JSON" if isinstance(value, str) else "a single value"
+    return f"At {where} there is {'an empty list' if isinstance(value, list) else kind}."
 
 
 def quoted(text: str) -> str:
@@ -340,12 +340,12 @@ def lay_out(text: str, value: Any = None) -> Layout:
         return islice((p for line in lines for p in _wrapped(line)), MAX_LINES if by_path else None)
 
     count = sum(1 for _ in wrapped())
-    note = f"lines of more than {LINE_CHARS:,} characters are wrapped and count as several"
+    hint = f"lines of more than {LINE_CHARS:,} characters are wrapped and count as several"
     if by_path:
-        note = "the output is JSON on one line; here each value is a line under its path"
+        hint = "the output is JSON on one line; here each value is a line under its path"
         if count == MAX_LINES:
-            note += f"; laid out are the first {MAX_LINES:,}, the rest by path="
-    return Layout(wrapped, count, note, by_path)
+            hint += f"; laid out are the first {MAX_LINES:,}, the rest by path="
+    return Layout(wrapped, count, hint, by_path)
 
 
 def _lines(text: str) -> Iterator[str]:
@@ -418,7 +418,7 @@ def matching_lines(pattern: str, lines: Iterable[tuple[int, str]]) -> list[int]:
         raise RefusedCall(
             f"The pattern is no regular expression ({e}): escape special characters with a backslash."
         ) from None
-    found: list[int] = []
+    numbers: list[int] = []
     left = 2.0  # seconds
     try:
         for number, line in lines:
@@ -431,15 +431,15 @@ def matching_lines(pattern: str, lines: Iterable[tuple[int, str]]) -> list[int]:
             if left <= 0:
                 raise TimeoutError
             if match:
-                found.append(number)
-                if len(found) == MAX_HITS:
+                numbers.append(number)
+                if len(numbers) == MAX_HITS:
                     break
     except TimeoutError:
         raise RefusedCall(
             "The pattern takes more than 2 seconds: make it simpler (no repeat within a repeat, fewer .*), "
             "or narrow the text by path or lines."
         ) from None
-    return found
+    return numbers
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from itertools import groupby, pairwise, takewhile
+from itertools import chain, groupby, pairwise, takewhile
 from typing import Any
 
 from memory_bank.errors import HistoryError
 from memory_bank.transcript.jsontext import compact, parse_arguments, plain
-from memory_bank.transcript.messages import MessageKind, content_text, same_objects
+from memory_bank.transcript.messages import MessageKind, content_text, same_objects, shared_length
 from memory_bank.transcript.turns import (
     WHOLE,
     Change,
@@ -131,7 +131,11 @@ def _unmarked(block: Any) -> Any:
 
 
 def from_anthropic(
-    messages: object, system: object = None, derive: Derive = derive_anew, thinking: Thinking = Thinking.DROP
+    messages: object,
+    system: object = None,
+    derive: Derive = derive_anew,
+    thinking: Thinking = Thinking.DROP,
+    earlier: Conversation[AnthropicMessage] | None = None,
 ) -> Conversation[AnthropicMessage]:
     """The messages of a request as chat messages. Equal messages give equal chat messages.
 
@@ -140,7 +144,8 @@ def from_anthropic(
     ``system`` becomes a system message that stands for no block; a system message in the list stays one.
     Blocks of server tools, MCP, compaction and unknown types become a message of the role ``item``, which no
     strategy leaves out, and a turn with such blocks stays whole. Cache marks are no part of the chat.
-    ``derive`` may keep what is made of a message, so that the next request gets the same objects.
+    ``derive`` may keep what is made of a message, so that the next request gets the same objects. ``earlier``:
+    what another list was read as; the objects that both begin with, which must not be modified, are not read again.
 
     What is written: the memory joins the user message before it; from the first message on that differs from the
     request's, thinking blocks go as ``thinking`` says; no cache mark is added.
@@ -153,10 +158,13 @@ def from_anthropic(
     chat: Conversation[AnthropicMessage] = Conversation(messages, wire)
     if text := content_text(system).strip() if system else "":
         chat.add({"role": "system", "content": text}, [], -1)
-    unit, start = 0, 0
+    start = chat.go_on(earlier)
+    unit = chat.units[-1] if start else 0
     joins = False  # the unit is a turn with calls, which results join
     while start < len(messages):
         role, stop = _role(messages[start]), start + 1
+        if role == "assistant":
+            chat.begins.append((start, start, len(chat.messages)))
         while role == "assistant" and stop < len(messages) and _role(messages[stop]) == "assistant":
             stop += 1
         if stop == start + 1:
@@ -478,14 +486,13 @@ def _unanswered(i: int, open_calls: dict[str, None]) -> str:
 
 def cache_marks(*values: object) -> int:
     """The number of cache marks in contents, tools or messages."""
-    count = 0
-    for value in values:
+    count, rest = 0, [*values]
+    for value in rest:  # which grows
         if isinstance(value, dict):
             count += value.get(CACHE_MARK) is not None
-            if not isinstance(inner := value.get("content"), str):
-                count += cache_marks(inner)
-        elif isinstance(value, (list, tuple)):
-            count += cache_marks(*value)
+            rest.append(value.get("content"))
+        elif isinstance(value, list | tuple):
+            rest += value
     return count
 
 
@@ -515,13 +522,14 @@ def with_cache_marks(
         return None
     is_marked = ends_marked or request.get(CACHE_MARK) is not None
     if is_changed:  # the anchor is what both begin with, else what stands before any call
-        both = zip(_places(messages), _places(source), strict=False)
+        begun = shared_length(messages, source)
+        both = zip(_places(messages, every[begun:]), _places(source, range(begun, len(source))), strict=False)
         shared = takewhile(lambda two: two[0][1] is two[1][1] or two[0][1] == two[1][1], both)
-        anchor: Iterable[tuple[PartPlace, Any]] = [block for block, _ in shared][::-1]
+        anchor = chain([block for block, _ in shared][::-1], _places(messages, every[:begun], -1))
     else:
         blocks = _places(messages)
         calls = next((p.message for p, block in blocks if _type(block) == "tool_use"), len(messages))
-        anchor = _places(messages, every[:calls], -1)
+        anchor = chain(_places(messages, every[:calls], -1))
     ends = [] if is_marked or not stands else [_places(messages, every[-1:], -1)]
     out, marks = list(messages), around + cache_marks(messages)
     for found in (*ends, anchor, _places(messages, every[:last] if stands else (), -1)):
@@ -580,7 +588,7 @@ def _mark(messages: list[Any], place: PartPlace) -> bool:
     blocks = [*_as_blocks(message)]
     is_new = blocks[at].get(CACHE_MARK) is None
     if is_new:
-        rest = _places(messages, range(place.message, len(messages)))
+        rest = _places(messages, [i for i in range(place.message, len(messages)) if cache_marks(messages[i])])
         after = (b for p, b in rest if p > place and isinstance(b, dict))
         given = (b[CACHE_MARK] for b in after if isinstance(b.get(CACHE_MARK), dict))
         blocks[at] = {**blocks[at], CACHE_MARK: next(given, {"type": "ephemeral"})}

@@ -72,6 +72,10 @@ def edited_message(message: Any, change: Change) -> Any:
         new["tool_calls"] = kept
     elif calls:
         del new["tool_calls"]
+    gone = {read(call, "id") for n, call in enumerate(calls) if change.get(n, "") is None} - {None}
+    details = new.get("reasoning_details")
+    if gone and isinstance(details, list):  # signatures of calls have their ids
+        new["reasoning_details"] = [detail for detail in details if read(detail, "id") not in gone]
     if legacy is None:
         del new["function_call"]
     elif legacy:

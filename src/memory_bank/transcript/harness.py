@@ -91,14 +91,14 @@ def persons_text(text: str) -> str:
     return "" if not rest.strip() or rest.lstrip().startswith(SUMMARY_OPENINGS) else rest
 
 
-def project_of(text: str) -> str | None:
-    """The key of the folder that a client says it works in, of worktrees one; None where its prompt names none."""
+def folder_of(text: str) -> str | None:
+    """The folder that a client says it works in, as it writes the path; None where its prompt names none."""
     found = _FOLDER.search(text[:_PROMPT])
-    return project_of_place(found[1]) if found else None
+    return found[1] if found else None
 
 
 def project_of_place(folder: str) -> str | None:
-    """The key of a folder as a client writes its path; None for one without a name."""
+    """The key of a folder by its path, of worktrees one; None for one without a name."""
     return project_key("folder", _WORKTREE.sub("", folder.strip().rstrip("\\/.").replace("\\", "/")))
 
 

@@ -337,6 +337,13 @@ def same_objects(one: Sequence[object], other: Sequence[object]) -> bool:
     return len(one) == len(other) and all(map(operator.is_, one, other))
 
 
+def shared_length(a: Sequence[object], b: Sequence[object]) -> int:
+    """With how many equal objects two lists begin."""
+    if all(map(operator.is_, a, b)):
+        return min(len(a), len(b))
+    return next(i for i, (own, other) in enumerate(zip(a, b, strict=False)) if own is not other)
+
+
 # Interactions
 
 
@@ -516,8 +523,8 @@ def task_text(segments: Iterable[Segment]) -> str | None:
 
     Blocks that a client puts into user messages, and its summaries, are left out.
     """
-    said = (s.message for s in segments if isinstance(s, Utterance) and s.kind is MessageKind.USER)
-    return next(filter(None, map(persons_words, said)), None)
+    messages = (s.message for s in segments if isinstance(s, Utterance) and s.kind is MessageKind.USER)
+    return next(filter(None, map(persons_words, messages)), None)
 
 
 def persons_words(message: object) -> str:

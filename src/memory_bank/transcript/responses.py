@@ -298,7 +298,10 @@ WIRE = ItemWire()
 
 
 def from_items(
-    items: object, instructions: object = None, derive: Derive = derive_anew
+    items: object,
+    instructions: object = None,
+    derive: Derive = derive_anew,
+    earlier: Conversation[Item] | None = None,
 ) -> Conversation[Item]:
     """Group the items of a request's ``input`` (a text, or a list of items) into units, as chat messages.
 
@@ -309,7 +312,7 @@ def from_items(
     reference that leads to nothing) become a message of the role ``item``, which no strategy leaves out, and a
     turn that follows an unknown item is bound to it. A reference belongs to the turn after it, as reasoning does.
     ``instructions`` become a system message that stands for no item. Equal items give equal messages,
-    and with a ``derive`` that keeps them the same objects.
+    and with a ``derive`` that keeps them the same objects. ``earlier``: as for ``from_anthropic``.
 
     Raises HistoryError when ``items`` is neither text nor list; nothing in the list makes it raise.
     """
@@ -320,8 +323,8 @@ def from_items(
     reader = _Reader(Conversation(items, WIRE, derive=derive))
     if isinstance(instructions, str) and instructions:
         reader.put(({"role": "system", "content": instructions}, []))
-    for position, item in enumerate(items):
-        reader.feed(position, item, item_type(item))
+    for position in range(reader.chat.go_on(earlier), len(items)):
+        reader.feed(position, items[position], item_type(items[position]))
     reader.close()
     return reader.chat
 
@@ -376,6 +379,8 @@ class _Reader:
             if turn is None or not turn.takes(item, bool(self._lead)):
                 self._close_turn()
                 turn = self._turn = _Turn()
+                begins = self._lead[0][0] if self._lead else position
+                self.chat.begins.append((position + 1, begins, len(self.chat.messages)))
             self._absorb_lead(turn)
             turn.made.append(PartPlace(position, 0, len(turn.calls)))
             turn.calls.append(tool_call(item))

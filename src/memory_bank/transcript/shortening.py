@@ -49,16 +49,16 @@ def shorten(value: Any, max_chars: int, *, text: str | None = None, trace_id: st
     if max_chars <= 0:
         return Shortened("", len(source), True)
     where = f"; the whole has trace_id {trace_id}" if trace_id else ""
-    note = f"\n{Mark.SHORTENED_FROM}{len(source):,} characters{where}]"
-    if max_chars - len(note) < 2 * _MIN_ROOM:
-        note = ""
-    room, body = max_chars - len(note), ""
+    ending = f"\n{Mark.SHORTENED_FROM}{len(source):,} characters{where}]"
+    if max_chars - len(ending) < 2 * _MIN_ROOM:
+        ending = ""
+    room, body = max_chars - len(ending), ""
     if not is_text and isinstance(value, (dict, list)):
         with suppress(RecursionError):
             body = _pack(value, room, _sizes(value))
     if not body or len(body) > room:
         body = shorten_text(dense, room)
-    return Shortened(body + note, len(source), True)
+    return Shortened(body + ending, len(source), True)
 
 
 def shorten_text(text: str, room: int) -> str:
@@ -93,11 +93,7 @@ def shorten_text(text: str, room: int) -> str:
 def fit_text(text: str, budget: int, count: Callable[[str], int]) -> str:
     """The text in at most ``budget`` tokens, cut between lines and words; each cut says how much is missing.
 
-    Args:
-        count: returns the tokens of a text.
-
-    Returns:
-        The text itself where it fits; "" where the budget is too small for any part of it.
+    ``count`` returns the tokens of a text. "" where the budget is too small for any part of it.
     """
     if budget <= 0:
         return ""
@@ -124,10 +120,10 @@ def cut_at_edge(text: str, room: int, *, marked: bool = False) -> str:
     """
     if len(text) <= room:
         return text
-    mark = f" …(+{len(text) - max(0, room - 16):,})" if marked else ""
-    if len(mark) >= room:
-        mark = ""
-    start = end = room - len(mark)
+    ending = f" …(+{len(text) - max(0, room - 16):,})" if marked else ""
+    if len(ending) >= room:
+        ending = ""
+    start = end = room - len(ending)
     while end > 0 and start - end < _LONG_WORD and joins(text, end):
         end -= 1
     if not joins(text, end) and end == 0:  # nothing but one word: is it a long one?
@@ -139,7 +135,7 @@ def cut_at_edge(text: str, room: int, *, marked: bool = False) -> str:
         is_long = joins(text, end)
     if is_long:
         end = start - ("\udc00" <= text[start] <= "\udfff")
-    return text[:end].rstrip() + mark
+    return text[:end].rstrip() + ending
 
 
 def joins(text: str, i: int) -> bool:
@@ -200,9 +196,9 @@ def _pack(node: Any, room: int, sizes: dict[int, int]) -> str:
             if used > free:
                 break
             count += 1
-        shown = list(node)[:count]
-        shares = share([size_of(node[k]) for k in shown], free - sum(_len(k) + 2 for k in shown))
-        parts = [f"{compact(k)}:{_pack(node[k], s, sizes)}" for k, s in zip(shown, shares, strict=True)]
+        keys = list(node)[:count]
+        shares = share([size_of(node[k]) for k in keys], free - sum(_len(k) + 2 for k in keys))
+        parts = [f"{compact(k)}:{_pack(node[k], s, sizes)}" for k, s in zip(keys, shares, strict=True)]
         rest = [f'"…":"{len(node) - count:,} more keys"'] if count < len(node) else []
         return f"{{{','.join(parts + rest)}}}"
     # each item takes one more for its comma
@@ -243,8 +239,8 @@ def share(sizes: list[int], room: int) -> list[int]:
 
 def pack_string(text: str, room: int) -> str:
     """A JSON string of at most ``room`` characters, its missing part counted."""
-    mark = f" …(+{len(text):,})"
-    inner = room - 2 - len(mark)
+    ending = f" …(+{len(text):,})"
+    inner = room - 2 - len(ending)
     if inner <= 0:
         return f'"…(+{len(text):,})"'
     head = cut_at_edge(text, inner)

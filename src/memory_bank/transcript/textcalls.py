@@ -37,6 +37,10 @@ from memory_bank.transcript.turns import (
 )
 
 CALLING = "Calling tools:\n"
+_TEXT = r'"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|(?:String\.raw)?`(?:[^`\\]|\\.)*`'
+_MEMBERS = rf"\{{\s*(?:[\w\"']+\s*:\s*(?:{_TEXT}|[\w.]+)\s*,\s*)*[\"']?cmd[\"']?\s*:\s*"
+_IN_CODE = re.compile(rf"\btools\.(exec_command|apply_patch)\(\s*(?:{_MEMBERS})?({_TEXT}|[\w$]+)", re.S)
+_NAMED = re.compile(rf"\b(?:const|let|var)\s+([\w$]+)\s*=\s*({_TEXT})", re.S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +84,8 @@ def read_text_calls(
     kinds = kinds or [kind_of(message) for message in messages]
     if MessageKind.SAY not in kinds or MessageKind.CALL in kinds or MessageKind.RESULT in kinds:
         return None
-    found = (_read_form(messages, kinds, form, derive) for form in FORMS)
-    return next((chat for chat in found if chat is not None), None)
+    chats = (_read_form(messages, kinds, form, derive) for form in FORMS)
+    return next((chat for chat in chats if chat is not None), None)
 
 
 def _read_form(
@@ -108,9 +112,9 @@ def _read_form(
             if call_id in ids:
                 call_id = f"{call_id}_{len(ids) + 1}"
             ids[call_id], is_answer = None, True
-            made = call_entry(call_id, call.name, call.arguments)
-            said = f"{text[: call.start]}{text[call.end :]}"
-            new = {"role": "assistant", "content": said or None, "tool_calls": [made]}
+            entry = call_entry(call_id, call.name, call.arguments)
+            text_of_turn = f"{text[: call.start]}{text[call.end :]}"
+            new = {"role": "assistant", "content": text_of_turn or None, "tool_calls": [entry]}
             places = [PartPlace(i, 0, 0), PartPlace(i, WHOLE, WHOLE)]
         chat.add(new, places, i)
     return chat if ids else None
@@ -192,11 +196,11 @@ def joined_calls(calls: Sequence[tuple[str, Any]]) -> tuple[str, str]:
 
     Arguments that are a text are code.
     """
-    given = [(n, {"code": a} if isinstance(a, str) else a) for n, a in calls]
-    if len(given) == 1:
-        return given[0][0], compact(given[0][1])
-    named = [{"name": n, "arguments": a} for n, a in given]
-    return "+".join(dict.fromkeys(n for n, _ in given)), compact({"calls": named})
+    arguments = [(n, {"code": a} if isinstance(a, str) else a) for n, a in calls]
+    if len(arguments) == 1:
+        return arguments[0][0], compact(arguments[0][1])
+    named = [{"name": n, "arguments": a} for n, a in arguments]
+    return "+".join(dict.fromkeys(n for n, _ in arguments)), compact({"calls": named})
 
 
 def parted_calls(arguments: Any, before: Sequence[Any]) -> list[Any]:
@@ -209,10 +213,10 @@ def parted_calls(arguments: Any, before: Sequence[Any]) -> list[Any]:
 
 
 def _read_smolagents(text: str) -> WrittenCall | None:
-    found = read_called(text)
-    if found is None:
+    called = read_called(text)
+    if called is None:
         return None
-    lead, listed = found
+    lead, listed = called
     named: list[tuple[str, Any]] = []
     for call in listed:
         function = call.get("function") if isinstance(call, dict) else None
@@ -235,10 +239,10 @@ def _read_smolagents(text: str) -> WrittenCall | None:
 
 
 def _read_bash(text: str) -> WrittenCall | None:
-    found = list(_BASH.finditer(text))
-    if len(found) != 1:
+    blocks = list(_BASH.finditer(text))
+    if len(blocks) != 1:
         return None
-    [match] = found
+    [match] = blocks
     arguments = compact({"command": match[1]})
 
     def write(changed: str) -> str:
@@ -248,10 +252,10 @@ def _read_bash(text: str) -> WrittenCall | None:
 
 
 def _read_react(text: str) -> WrittenCall | None:
-    found = list(_ACTION.finditer(text))
-    if len(found) != 1 or "\nObservation:" in text:
+    actions = list(_ACTION.finditer(text))
+    if len(actions) != 1 or "\nObservation:" in text:
         return None
-    [match] = found
+    [match] = actions
     written = text[match.end() :]
     given = _literal(written)
     is_object = isinstance(given, dict)
@@ -287,3 +291,26 @@ FORMS: tuple[TextForm, ...] = (
     TextForm("react", _read_react, _OBSERVATION, _OBSERVATION),
 )  # fmt: skip
 """The forms that are recognised, in this order."""
+
+
+def commands_in_code(code: str) -> str:
+    """The commands and patches that Codex's code runs, as commands of a shell; "" where they are not literal."""
+    if len(code) > 50_000 or "tools." not in code:  # characters
+        return ""
+    texts, forms = dict(_NAMED.findall(code)), {"apply_patch": "apply_patch <<'PATCH'\n{}\nPATCH"}
+    found = [(tool, _script_text(texts.get(given, given))) for tool, given in _IN_CODE.findall(code)]
+    if any(text is None for _, text in found):
+        return ""
+    return "\n".join(forms.get(tool, "{}").format(text) for tool, text in found)
+
+
+def _script_text(text: str) -> str | None:
+    """What a text in JavaScript stands for; None for another value, and one with values in it."""
+    if text.startswith("String.raw"):
+        text = text.removeprefix("String.raw").replace("\\", "\\\\")
+    if text[:1] not in ("'", '"', "`") or (text[0] == "`" and "${" in text):
+        return None
+    with suppress(ValueError):
+        return str(json.loads(text))
+    marks = {"n": "\n", "t": "\t", "r": "\r", "\n": ""}
+    return re.sub(r"\\(.)", lambda found: marks.get(found[1], found[1]), text[1:-1], flags=re.S)

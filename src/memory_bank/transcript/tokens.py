@@ -27,6 +27,8 @@ _MEDIA = frozenset(
 )  # fmt: skip
 # Members of other parts that the model does not read as text.
 _UNREAD = frozenset({"id", "signature", "encrypted_content", "data", "cache_control", "status"})
+_REASONING = ("reasoning_details", "reasoning_content", "reasoning")
+"""Members of a chat message with what the model thought, of which a provider reads the first that is given."""
 _CHUNK = 8_000  # characters encoded at once: keeps tiktoken linear on text without blanks
 _SAMPLE_OVER = 2_000_000  # longer texts are counted on an even sample of chunks
 _LOAD_SECONDS = 5.0
@@ -57,7 +59,7 @@ class MessageCounter:
         return tokens if chars == n else round(tokens * n / chars)
 
     def count_message(self, message: object) -> int:
-        """Tokens of a chat message or a Responses item: content, calls and frame."""
+        """Tokens of a chat message or a Responses item: content, reasoning, calls and frame."""
         total = FRAME_TOKENS
         content = read(message, "content")
         if isinstance(content, str):
@@ -66,6 +68,11 @@ class MessageCounter:
             total += sum(map(self._count_part, content))
         elif content is not None:
             total += self.count_text(compact(plain(content)))
+        thought = next(filter(None, (read(message, name) for name in _REASONING)), None)
+        if isinstance(thought, str):
+            total += self.count_text(thought)
+        elif isinstance(thought, (list, tuple)):
+            total += sum(map(self._count_part, thought))
         tool_calls = read(message, "tool_calls")
         for call in tool_calls if isinstance(tool_calls, (list, tuple)) else ():
             body = read(call, "function") or read(call, "custom") or call
@@ -227,10 +234,7 @@ def encoding_counter(encoding: Any) -> TextCounter:
 
 
 def newest_within(costs: Sequence[int], budget: int, most: int | None = None) -> int:
-    """How many of the last items cost at most ``budget`` together, ``most`` at most.
-
-    Args:
-        costs: of the items, the oldest first; none is negative.
+    """How many of the last items cost at most ``budget`` together, ``most`` at most; no cost is negative.
 
     Example:
         >>> newest_within([5, 1, 2, 3], 6)

@@ -5,15 +5,17 @@ Each API and each framework has a Wire, which reads its messages and writes chan
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
+from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from memory_bank.transcript.jsontext import compact, plain
-from memory_bank.transcript.messages import MessageKind, call_entry
+from memory_bank.transcript.messages import MessageKind, call_entry, shared_length
 from memory_bank.transcript.transcript import copy_of, digest_of, is_same
 
 N = TypeVar("N")
@@ -219,10 +221,10 @@ _SPEAKERS = dict.fromkeys((MessageKind.SAY, MessageKind.CALL, MessageKind.REASON
 _SPEAKERS |= {MessageKind.USER: "user", MessageKind.RESULT: "result"}
 
 
-def readable(part: object, hidden: Collection[str]) -> str:
-    """A part of a message as JSON, without the ``hidden`` members, which only the provider reads."""
+def readable(part: object, left_out: Collection[str]) -> str:
+    """A part of a message as JSON, without the ``left_out`` members, which only the provider reads."""
     if isinstance(part, dict):
-        part = {k: v for k, v in part.items() if k not in hidden}
+        part = {k: v for k, v in part.items() if k not in left_out}
     return "" if part == {} else compact(plain(part))
 
 
@@ -233,7 +235,8 @@ class Conversation(Generic[N]):
     ``places``: the parts of the source that a chat message stands for; none for a system prompt that is sent apart.
     ``units``: for each chat message the number of its turn; what is sent of a turn keeps the order of the source.
     ``derive`` keeps an added message with the last message of the source that it is made of: an equal one is the same
-    object at the next step.
+    object at the next step. ``begins``: for turns that can be read without what is before, how much of the source
+    says so, and where they begin in that and in the chat messages.
     """
 
     source: Sequence[N]
@@ -242,6 +245,20 @@ class Conversation(Generic[N]):
     places: list[Sequence[PartPlace]] = field(default_factory=list, repr=False)
     units: list[int] = field(default_factory=list, repr=False)
     derive: Derive = field(default=derive_anew, repr=False)
+    begins: list[tuple[int, int, int]] = field(default_factory=list, repr=False)
+
+    def go_on(self, earlier: Conversation[N] | None) -> int:
+        """Take over what was made of the beginning that an earlier source has, too; where to read on."""
+        prompt = [] if earlier is None else [m for m in earlier.messages[:1] if not earlier.places[0]]
+        if earlier is None or prompt != self.messages:
+            return 0
+        shared = shared_length(earlier.source, self.source)
+        at = bisect_right(earlier.begins, shared, key=itemgetter(0))
+        _, start, count = earlier.begins[at - 1] if at else (0, 0, len(prompt))
+        self.begins[:] = earlier.begins[: max(0, at - 1)]
+        self.messages[:], self.places[:] = earlier.messages[:count], earlier.places[:count]
+        self.units[:] = earlier.units[:count]
+        return start
 
     def add(self, message: ChatMessage, places: Sequence[PartPlace], unit: int) -> None:
         """Add a chat message of a turn."""
@@ -307,12 +324,12 @@ class Conversation(Generic[N]):
 
     def _parts(self, position: int, change: Change) -> dict[tuple[int, int], Any]:
         """The places of a chat message that stay, with what each becomes."""
-        found: dict[tuple[int, int], Any] = {}
+        parts: dict[tuple[int, int], Any] = {}
         has_text = False
         for at, number, part in self.places[position]:
             if part is None or part not in change:
-                found[at, number] = _SAME
+                parts[at, number] = _SAME
             elif change[part] is not None and not (part == WHOLE and has_text):
-                found[at, number] = change[part]
+                parts[at, number] = change[part]
                 has_text = has_text or part == WHOLE
-        return found
+        return parts

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from tests.chats import rounds, say, system, user
+from tests.chats import call, result, rounds, say, system, user
 from tests.contracts.stores import let_wait
 from tests.service.proxy.conversing import Messages, World, masked, random_id, turn
 
@@ -397,6 +397,31 @@ def test_ids_that_are_hashes_do_not_mix_agents(world: World) -> None:
     third = known(world.ask(beyond))
     assert third.name not in {first[0].name, second[0].name}
     assert set(world.outputs(third)) == {"the same for both", "other"}
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, {"x-claude-code-session-id": "0199aaaa-bbbb-4ccc-8ddd-eeeeffff0000"}]
+)
+def test_a_turn_with_one_call_more_is_another_agents(world: World, headers: dict[str, str]) -> None:
+    """Ids that are hashes of what was said: two agents' first calls are equal, the second makes one beside it."""
+    ids = [random_id("hash 0"), random_id("hash 1")]
+    one = [*START, *turn(ids[0], "the same for both")]
+    both = call(*((i, "count_items", {"of": "all"}) for i in ids))
+    two = [*START, both, result(ids[0], "the same for both"), result(ids[1], f"{LONG}of two")]
+    found = [known(world.ask(chat, headers=headers)) for chat in (one, two, [*one, user("And?")])]
+    assert len({found[0].name, found[1].name}) == 2
+    assert world.outputs(found[2]) == ["the same for both"]
+
+
+def test_words_that_opened_another_list_of_a_client_are_no_summary(world: World) -> None:
+    """A list that lost its first calls was given a session of its own; another agent's begins with the same words."""
+    headers = {"x-claude-code-session-id": "0199aaaa-bbbb-4ccc-8ddd-eeeeffff0000"}
+    chat, again = [*START, *steps(3)], [START[0], user("Go on.")]
+    for n in (4, 6, 8):
+        world.ask(chat[:n], headers=headers)
+    world.ask([*again, *chat[4:6], *turn(random_id("b"), "of a fork")], headers=headers)
+    other = known(world.ask([*again, *turn("call_1", "of another")], headers=headers))
+    assert world.outputs(other) == ["of another"]
 
 
 def test_an_old_request_of_another_agent_with_the_same_ids(world: World) -> None:

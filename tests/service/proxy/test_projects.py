@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 
 import pytest
@@ -12,14 +13,14 @@ from tests.service.requests import PATHS, body_of
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.keys import Keys
-from memory_bank.bank.schema import records
+from memory_bank.bank.schema import records, sessions
 from memory_bank.bank.search import within
 from memory_bank.records import project_key
 from memory_bank.testing import say
-from memory_bank.transcript.harness import project_of
+from memory_bank.transcript.harness import folder_of, project_of_place
 
 FOLDER = "Working directory: /home/me/shop\n"
-SHOP = project_of(FOLDER)
+SHOP = project_of_place(folder_of(FOLDER))
 REMOTE = project_key("remote", "git.example/me/shop")
 
 
@@ -102,15 +103,34 @@ def test_a_prompt_that_names_another_projects_folder_gets_what_its_key_may_see_o
         )
         asked(p, "chat", prompted("chat", ["cat"], FOLDER), key(mine), name="folder")
         asked(p, "chat", prompted("chat", ["dog"], hostile), key(mine), name="hostile")
-        sessions = p.service.sessions
+        served = p.service.sessions
         namespaces = {s.namespace for s in keys_of(tmp_path)}
         seen = {}
         for namespace in namespaces:
-            with sessions.searching(namespace, SHOP) as (state, scope):
+            with served.searching(namespace, SHOP) as (state, scope):
                 reached = sa.select(records.c.session_id).where(within(records.c.session_id, scope))
                 seen[namespace] = state.database.column(reached, session=state.session_id)
         by_key = {frozenset(s.rpartition("␟")[2] for s in found) for found in seen.values()}
         assert by_key == {frozenset({"theirs"}), frozenset({"folder", "hostile"})}
+
+
+@pytest.mark.parametrize("way", PATHS)
+def test_a_repository_that_a_client_names_is_the_project_that_run_names(tmp_path, way):
+    """In a service without keys, whose clients are on its machine; with keys no prompt gives the project of a remote."""
+    shop = tmp_path / "shop"
+    for command in (
+        ["init", "-q", str(shop)],
+        ["-C", str(shop), "remote", "add", "o", "git@git.example:me/shop"],
+    ):
+        subprocess.run(["git", *command], check=True)
+    bank = tmp_path / "bank"
+    bank.mkdir()
+    for key in ("", Keys(Database(tmp_path / "bank.db")).create("mine")[1]):
+        with scripted(lambda _: say("ok"), tmp_path if key else bank) as (_, p):
+            by_key = (b"x-memory-key: " + key.encode(),) if key else ()
+            asked(p, way, prompted(way, "ab", f"<cwd>{shop}</cwd>"), *by_key)
+            stored = set(p.service.database.column(sa.select(sessions.c.project)))
+            assert stored == {project_of_place(str(shop)) if key else REMOTE}
 
 
 def keys_of(folder):

@@ -26,7 +26,7 @@ from memory_bank.context.evidence import (
     explained,
 )
 from memory_bank.context.first_sight import first_sight
-from memory_bank.context.fold_rule import fold_budget, price_fold
+from memory_bank.context.fold_rule import CARRIED, fold_budget, price_fold
 from memory_bank.errors import StorageError
 from memory_bank.plan import Choice
 from memory_bank.pricing import common_length, growth_that_pays
@@ -147,6 +147,8 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
         and not stands
         and not session.steps.keys() <= {t for e in view.interactions for t in e.record_ids}
     )
+    if gone and price and price.size * (cache.write + CARRIED * cache.read) > price.room * cache.write:
+        gone, why = False, DEAR
     if (is_due or gone) and (other := session.counts_otherwise()):
         is_due, gone, why = False, False, other
     if is_due or gone:
@@ -319,6 +321,7 @@ def _choice(
             for place, change, tokens in messages:
                 position = folded[at].start + place
                 edits[position] = Edit(change, edited_message(view.messages[position], change), tokens)
+        _part_users(edits, folded, view)
         state.turns = body, folded, edits
     turns = [folded[at] for at, _ in body.turns or ()]
     copies = restored_copies(view, fold.past, session.counter.count_message)
@@ -334,6 +337,29 @@ def _choice(
         fold=fold.number,
         reasons=Explained(fold.why, session.steps, whole, turns, folded),
     )
+
+
+def _part_users(edits: dict[int, Edit], folded: Sequence[Interaction], view: View) -> None:
+    """Show what was said in a message of its own before a call where a message of the user follows that is shown.
+
+    It is left out where that one is, so that user and assistant alternate where they did.
+    """
+    follows: bool | None = True  # whether what follows is the user's and shown; None: the assistant's
+    stop = folded[-1].stop if folded else 0
+    for turn in reversed(folded):
+        for at in range(stop - 1, turn.start - 1, -1):
+            kind = kind_of(message := view.messages[at])
+            is_folded = at < turn.stop and not turn.stays
+            if kind is MessageKind.USER:
+                follows = not is_folded
+            elif kind is MessageKind.SAY:
+                if is_folded and follows is not None and read(turn.messages[-1], "role") is not None:
+                    if not follows:
+                        edits.pop(at, None)
+                    elif at not in edits:
+                        edits[at] = Edit({}, message, view.tokens_between(at, at + 1))
+                follows = None
+        stop = turn.start
 
 
 def restored_copies(view: View, folded: int, count: Callable[[Any], int]) -> dict[int, Edit]:

@@ -63,18 +63,18 @@ class Life(ResponseModel):
 def get_life(api: Api, name: SessionName, trace_id: RecordId) -> Life:
     """What every context since it was stored showed of a record, and why no more."""
     record = named_record(api, name, trace_id)
-    found = steps_shown(api.database, record.session_id, since=record.number)
-    stored = stored_folds(api.database, record.session_id, [s.fold for s in found])
+    steps = steps_shown(api.database, record.session_id, since=record.number)
+    stored = stored_folds(api.database, record.session_id, [s.fold for s in steps])
     folds = {n: why for n, (_, why) in stored.items()}
-    return Life.of(spans=spans_of(found, folds, record.number, record.trace_id))
+    return Life.of(spans=spans_of(steps, folds, record.number, record.trace_id))
 
 
 def spans_of(
-    found: Iterable[StepShown], folds: Mapping[int, FoldReasons | None], number: int, trace_id: str
+    steps: Iterable[StepShown], folds: Mapping[int, FoldReasons | None], number: int, trace_id: str
 ) -> list[Span]:
     """The life of a record, of the steps since it was stored, and what their folds show."""
     spans: list[dict[str, Any]] = []
-    for step in found:
+    for step in steps:
         if step.status in _BESIDE:
             continue
         why = folds.get(step.fold or 0)
@@ -98,14 +98,14 @@ def spans_of(
 
 def _compared(why: FoldReasons, reason: str, number: int, trace_id: str) -> dict[str, Any]:
     """What a record was worth to a fold beside what the fold shows."""
-    own = [p.score for p in why.pieces if p.trace_id == trace_id]
+    scores = [p.score for p in why.pieces if p.trace_id == trace_id]
     near = re.search(rf"#{number}\b[^#]*nearly shown: worth ([\d.]+)", reason)
     best: dict[str, Piece] = {}  # the likeliest piece of each other record
     for piece in sorted(why.pieces, key=lambda p: -p.score):
         if piece.trace_id != trace_id:
             best.setdefault(piece.trace_id, piece)
     return {
-        "worth": max(own) if own else None if near is None else float(near[1]),
+        "worth": max(scores) if scores else None if near is None else float(near[1]),
         "least": min(p.score for p in why.pieces),
         "likelier": [
             Likelier.of(trace_id=p.trace_id, tool=p.tool, value=_value(p), worth=p.score)
@@ -120,5 +120,5 @@ def _value(piece: Piece) -> str:
     if not piece.reasons:
         return text[:60]
     value = piece.reasons[0][0]
-    found = re.search(re.escape(value), text, re.IGNORECASE)
-    return value if found is None else found[0]
+    match = re.search(re.escape(value), text, re.IGNORECASE)
+    return value if match is None else match[0]

@@ -183,7 +183,7 @@ class SearchHit(RecordItem):
     session: str = Field(description="the session that has it")
     score: float = Field(description="how well it fits, 0 to 1; only scores of one answer can be compared")
     why: Literal["holds", "words", "neighbour", "similarity"] = Field(
-        description="its output holds a text exactly; it has words of the query; a record beside it has; "
+        description="its output holds a text exactly; it has words of the query; a record near it has; "
         "its summary is similar in meaning"
     )
     reason: str = Field(description="the same in words", examples=['holds "ORD-7" at order.id'])
@@ -214,8 +214,8 @@ def build_context(api: Api, name: SessionName, body: JsonBody) -> BuiltContext:
     The session is created if it does not exist. The same conversation again stores nothing twice.
     """
     query = ContextRequest.parse(body.value)
-    given = {member: getattr(query, member) for member in ("project", "strategy", "tools")}
-    step = api.sessions.rebuild(api.namespace, name, _checked(query.messages), size=len(body.data), **given)
+    options = {member: getattr(query, member) for member in ("project", "strategy", "tools")}
+    step = api.sessions.rebuild(api.namespace, name, _checked(query.messages), size=len(body.data), **options)
     plan = step.plan.manifest() if step.plan is not None and query.plan else None
     api.sessions.finish(step)  # so that a search finds what this request has stored
     try:  # messages of the request go out in the bytes in which they came
@@ -257,20 +257,20 @@ def ingest(
     same calls again; give each request its own `idempotency-key` if they are not.
     """
     query = IngestRequest.parse(body.value)
-    given = query.model_fields_set & {"messages", "tool_outputs"}
-    if len(given) != 1:
+    members = query.model_fields_set & {"messages", "tool_outputs"}
+    if len(members) != 1:
         raise InvalidRequestError("give either messages or tool_outputs.")
-    if query.task and "messages" in given:
+    if query.task and "messages" in members:
         raise InvalidRequestError(
             "task goes with tool_outputs: with messages the first user message is the task."
         )
-    if "messages" in given:
+    if "messages" in members:
         seen = [api.sessions.redacted(m) for m in _checked(query.messages)]
     else:
         outputs = [_redacted(api, output) for output in query.tool_outputs]
         task = query.task and api.sessions.redacted_text(query.task)
     with api.sessions.writing(api.namespace, name, project=query.project) as state:
-        if "messages" in given:
+        if "messages" in members:
             view = Transcript(state.session_id, approximate_counter()).update(seen)  # its tokens are not used
             ids = [t for interaction in view.interactions for t in interaction.trace_ids if t]
             records, _ = records_of(view.interactions, state.steps, state.step_count)
@@ -285,12 +285,12 @@ def _redacted(api: ApiContext, output: ToolOutput) -> ToolOutput:
     """The output without the secrets that would be hidden in the messages of its call."""
     function: Any = {"name": output.tool_name, "arguments": output.raw_input}
     calls = [{"id": output.call_id, "type": "function", "function": function}]
-    said: Any = api.sessions.redacted({"role": "assistant", "tool_calls": calls})
+    message: Any = api.sessions.redacted({"role": "assistant", "tool_calls": calls})
     result = {"role": "tool", "tool_call_id": output.call_id, "content": output.raw_output}
     raw_output = api.sessions.redacted(result)["content"]
-    function = said["tool_calls"][0]["function"]
-    hidden = {"tool_name": function["name"], "raw_input": function["arguments"], "raw_output": raw_output}
-    return output.model_copy(update=hidden)
+    function = message["tool_calls"][0]["function"]
+    changes = {"tool_name": function["name"], "raw_input": function["arguments"], "raw_output": raw_output}
+    return output.model_copy(update=changes)
 
 
 def _records_of(
@@ -344,8 +344,8 @@ def _hits(
     if state is None:
         return Hits(hits=[], note=None)
     with api.sessions.traced("search_memory", state.session_id):
-        found = search.search_session(state, words, query.top_k, scope=scope, by_agent=False)
-    note = None if found.trouble is None else f"only words were compared: {found.trouble}"
+        result = search.search_session(state, words, query.top_k, scope=scope, by_agent=False)
+    trouble = None if result.trouble is None else f"only words were compared: {result.trouble}"
     hits = [
         SearchHit.of(
             match.outline,
@@ -357,15 +357,15 @@ def _hits(
             words=_words_of(words, match),
             excerpt=beginning(match.outline.output_head, match.outline.output_bytes, _EXCERPT_CHARS),
         )
-        for match in found.matches
+        for match in result.matches
     ]
-    return Hits.of(hits=hits, note=note)
+    return Hits.of(hits=hits, note=trouble)
 
 
 def _words_of(query: str, match: search.SearchMatch) -> list[str]:
     """The words of a query that a record, or its summary, has."""
     o, r = match.outline, match.record
-    said = (o.tool_name, o.summary or "", o.arguments if r is None else compact(r.raw_input))
-    text = "\n".join((*said, "" if r is None else r.output_text or compact(r.raw_output))).casefold()
+    texts = (o.tool_name, o.summary or "", o.arguments if r is None else compact(r.raw_input))
+    text = "\n".join((*texts, "" if r is None else r.output_text or compact(r.raw_output))).casefold()
     asked = dict.fromkeys(re.findall(r"\w[\w.@/-]*\w|\w", query))
     return [word for word in asked if word.casefold() in text][:_WORDS]

@@ -72,14 +72,14 @@ class ResponseModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @classmethod
-    def of(cls, *values: object, **more: Any) -> Self:
-        """The response with ``more``, and for its other members the attributes of ``values`` with their names.
+    def of(cls, *values: object, **members: Any) -> Self:
+        """The response with ``members``, and for its other members the attributes of ``values`` with their names.
 
         It is not validated: pydantic refuses texts with lone surrogates, which tools do return.
         """
-        for name in cls.model_fields.keys() - more:
-            more[name] = getattr(next(v for v in values if hasattr(v, name)), name)
-        return cls.model_construct(**more)
+        for name in cls.model_fields.keys() - members:
+            members[name] = getattr(next(v for v in values if hasattr(v, name)), name)
+        return cls.model_construct(**members)
 
 
 class RequestModel(BaseModel):
@@ -138,7 +138,7 @@ def describe(app: FastAPI) -> None:
 
     @cache
     def document() -> dict[str, Any]:
-        made = get_openapi(
+        schema = get_openapi(
             title=app.title,
             version=app.version,
             openapi_version="3.1.0",
@@ -146,21 +146,21 @@ def describe(app: FastAPI) -> None:
             routes=app.routes,
             tags=[{"name": name, "description": text} for name, text in _TAGS.items()],
         )
-        parts = made.setdefault("components", {})
+        parts = schema.setdefault("components", {})
         bodies = sorted(_bodies, key=lambda model: model.__name__)
         _, schemas = models_json_schema([(b, "validation") for b in bodies], ref_template=_REFS)
         parts.setdefault("schemas", {}).update(schemas["$defs"])
         parts["securitySchemes"] = _SCHEMES
-        made["security"] = [{}, *({name: []} for name in _SCHEMES)]
+        schema["security"] = [{}, *({name: []} for name in _SCHEMES)]
         for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, never sent
             parts["schemas"].pop(unused, None)
         failure = {"content": {"application/json": {"schema": {"$ref": _REFS.format(model="Failure")}}}}
-        for operation in (o for operations in made["paths"].values() for o in operations.values()):
+        for operation in (o for operations in schema["paths"].values() for o in operations.values()):
             answers = operation["responses"]
             if "HTTPValidationError" in str(answers.get("422")):
                 del answers["422"]
             for status in _ALWAYS:
                 answers.setdefault(str(status), failure | {"description": _STATUSES[status]})
-        return made
+        return schema
 
     app.openapi = document  # type: ignore[method-assign]

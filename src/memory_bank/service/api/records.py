@@ -166,10 +166,10 @@ class RecordQuery(RequestModel):
 @route(router, "GET", "/sessions/{name}/records", "List a session's records, oldest first", 404, 422)
 def list_records(api: Api, name: SessionName, query: Annotated[RecordsQuery, Query()]) -> RecordPage:
     """The call, its summary and the size of its output; a page at a time."""
-    found = listing.list_outlines(api.database, api.known(name), query.limit + 1, query.after)
-    shown = found[: query.limit]
-    rows = [RecordItem.of(o, input=record_input(o)) for o in shown]
-    return RecordPage.of(records=rows, next=shown[-1].number if len(found) > len(shown) else None)
+    outlines = listing.list_outlines(api.database, api.known(name), query.limit + 1, query.after)
+    page = outlines[: query.limit]
+    rows = [RecordItem.of(o, input=record_input(o)) for o in page]
+    return RecordPage.of(records=rows, next=page[-1].number if len(outlines) > len(page) else None)
 
 
 def record_input(o: listing.Outline) -> str:
@@ -234,13 +234,13 @@ async def get_record(
 def named_record(api: ApiContext, name: str, wanted: str) -> listing.Outline:
     """The record with a trace_id, a number, or the beginning of a trace_id. Raises NotFoundError."""
     bank, session_id, wanted = api.database, api.known(name), wanted.strip()
-    found = listing.records_named(bank, session_id, wanted, _IDS_SHOWN + 1)
-    if len(found) > 1:
-        ids = ", ".join(o.trace_id for o in found[:_IDS_SHOWN])
-        more = " and others" if len(found) > _IDS_SHOWN else ""
-        raise NotFoundError(f"several trace_ids begin with that ({ids}{more}): give more of it.")
-    if found:
-        return found[0]
+    outlines = listing.records_named(bank, session_id, wanted, _IDS_SHOWN + 1)
+    if len(outlines) > 1:
+        ids = ", ".join(o.trace_id for o in outlines[:_IDS_SHOWN])
+        others = " and others" if len(outlines) > _IDS_SHOWN else ""
+        raise NotFoundError(f"several trace_ids begin with that ({ids}{others}): give more of it.")
+    if outlines:
+        return outlines[0]
     if re.fullmatch(r"#?[0-9]{1,9}", wanted):
         count = bank.extent(session_id).records
         there = f"it has #1 to #{count}" if count else "it has none yet"
@@ -327,15 +327,15 @@ def part_of(text: str, query: RecordQuery) -> dict[str, Any]:
             if used > room and rows:
                 complete, rest = False, f"{n}-{selection.last}"
                 break
-            shown = cut_at_edge(line, room)
-            complete = complete and len(shown) == len(line)
-            rows.append({"number": n, "text": shown, "matches": matches})
-        shown = "\n".join(row["text"] for row in rows)
+            part = cut_at_edge(line, room)
+            complete = complete and len(part) == len(line)
+            rows.append({"number": n, "text": part, "matches": matches})
+        part = "\n".join(row["text"] for row in rows)
     else:
-        count, shown = 1 if found is None else len(found), cut_at_edge(chosen.text, room)
-        complete = len(shown) == len(chosen.text) and (found is None or len(found) <= _MAX_VALUES)
+        count, part = 1 if found is None else len(found), cut_at_edge(chosen.text, room)
+        complete = len(part) == len(chosen.text) and (found is None or len(found) <= _MAX_VALUES)
         values = [{"path": f.path, "value": f.value} for f in found] if found and complete else None
     return {
-        "text": shown, "values": values, "lines": rows if by_line else None, "count": count, "complete": complete,
+        "text": part, "values": values, "lines": rows if by_line else None, "count": count, "complete": complete,
         "next": rest,
     }  # fmt: skip

@@ -57,12 +57,12 @@ class ApiContext:
 
 def api_context(request: Request) -> ApiContext:
     """The context of a request. Raises InvalidRequestError for a repeated query parameter, and for very many."""
-    given = request.query_params.multi_items()
-    if len(given) > _MAX_PARAMETERS:  # FastAPI looks at each of them once for each
+    pairs = request.query_params.multi_items()
+    if len(pairs) > _MAX_PARAMETERS:  # FastAPI looks at each of them once for each
         raise InvalidRequestError(
-            f"the query has {len(given):,} parameters, and a request takes at most {_MAX_PARAMETERS}: send fewer."
+            f"the query has {len(pairs):,} parameters, and a request takes at most {_MAX_PARAMETERS}: send fewer."
         )
-    for key, times in Counter(key for key, _ in given).items():
+    for key, times in Counter(key for key, _ in pairs).items():
         if times > 1:
             raise InvalidRequestError(f"{key[:80]} is given more than once: give it once.")
     return ApiContext(caller_of(request).namespace, request.app.state.service.sessions)
@@ -148,8 +148,8 @@ def route(
         model = signature.return_annotation
 
         @wraps(handler)
-        async def answer(**given: Any) -> Response:
-            return await json_response(handler, **given)
+        async def answer(**arguments: Any) -> Response:
+            return await json_response(handler, **arguments)
 
         answer.__signature__ = signature.replace(return_annotation=Response)  # type: ignore[attr-defined]
         router.add_api_route(
@@ -168,12 +168,12 @@ def route(
 
 
 async def json_response(
-    work: Callable[..., object], *args: Any, long: bool = False, **given: Any
+    work: Callable[..., object], *args: Any, long: bool = False, **named: Any
 ) -> Response:
     """Run ``work`` and encode its result in a thread. ``long``: it may take many seconds."""
 
     def encoded_result() -> bytes | None:
-        result = work(*args, **given)
+        result = work(*args, **named)
         return None if result is None else b"".join(json_object(result))
 
     data = await in_thread("long" if long else "api", encoded_result)
@@ -234,8 +234,8 @@ async def streamed(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
 
     def joined() -> bytes:
         data = b""
-        while len(data) < _CHUNK and (more := next(chunks, None)) is not None:
-            data += more
+        while len(data) < _CHUNK and (chunk := next(chunks, None)) is not None:
+            data += chunk
         return data
 
     first = await in_thread("api", joined)

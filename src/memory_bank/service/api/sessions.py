@@ -272,23 +272,23 @@ def list_sessions(api: Api, request: Request, query: Annotated[SessionsQuery, Qu
     prefix = stored_id(api.namespace, "x")[:-1]
     plain = (query.sort, query.only, query.model, query.since, query.project) == ("created", *[None] * 4)
     ranked = None if plain else _ranked(api, query)
-    found = list_page(api.database, api.namespace, query.limit, after, query.q.strip(), prefix, ranked)
-    if found is None:
+    page = list_page(api.database, api.namespace, query.limit, after, query.q.strip(), prefix, ranked)
+    if page is None:
         raise InvalidRequestError("after names no session of the list: omit it to begin at the first page.")
-    lines, more = found
+    lines, has_next = page
     rebuilder = request.app.state.service.proxy.rebuilder
     ids = [s.session_id for s in lines]
     used = _by(steps.usage_sums(api.database, api.namespace, "session", session_ids=ids, since=query.since))
     rows = []
     for s in lines:
         sums, task = used[s.session_id], cut_at_edge(s.task, _TASK_CHARS, marked=True)
-        told = _totals(api, sums) | _names(api, s)
-        told["last_used"] = max(s.last_written or s.created, *(u.last for u in sums), 0.0)
-        told["models"] = list(dict.fromkeys(u.model for u in sorted(sums, key=lambda u: -u.steps) if u.model))
-        rows.append(SessionRow.of(s, task=task, **told))
+        row = _totals(api, sums) | _names(api, s)
+        row["last_used"] = max(s.last_written or s.created, *(u.last for u in sums), 0.0)
+        row["models"] = list(dict.fromkeys(u.model for u in sorted(sums, key=lambda u: -u.steps) if u.model))
+        rows.append(SessionRow.of(s, task=task, **row))
     return SessionPage.of(
         sessions=rows,
-        next=api.public(lines[-1].session_id) if more else None,
+        next=api.public(lines[-1].session_id) if has_next else None,
         notice=rebuilder.notice(api.namespace),
         trouble=rebuilder.trouble(api.namespace),
     )
@@ -296,19 +296,19 @@ def list_sessions(api: Api, request: Request, query: Annotated[SessionsQuery, Qu
 
 def _by(sums: Iterable[UsageSums]) -> dict[Any, list[UsageSums]]:
     """Sums by what they are of."""
-    found: dict[Any, list[UsageSums]] = defaultdict(list)
+    groups: dict[Any, list[UsageSums]] = defaultdict(list)
     for s in sums:
-        found[s.of].append(s)
-    return found
+        groups[s.of].append(s)
+    return groups
 
 
 def _totals(api: ApiContext, sums: Sequence[UsageSums]) -> dict[str, Any]:
     """What the rows of sessions and days share."""
     sent, full = sum(s.tokens for s in sums), sum(s.full_tokens for s in sums)
     tokens = TokenSums(steps=sum(s.steps for s in sums), full=full, sent=sent, compared=_compared(sent, full))
-    told = _costs(api, sums)
+    bill = _costs(api, sums)
     counts = {"errors": sum(s.errors for s in sums), "without_memory": sum(s.without_memory for s in sums)}
-    return {"tokens": tokens, "sent_cost": told.sent, "full_cost": told.full, **counts}
+    return {"tokens": tokens, "sent_cost": bill.sent, "full_cost": bill.full, **counts}
 
 
 def _ranked(api: ApiContext, query: SessionsQuery) -> list[str]:
@@ -335,8 +335,8 @@ def _ranked(api: ApiContext, query: SessionsQuery) -> list[str]:
 
 def _saved(api: ApiContext, sums: Sequence[UsageSums]) -> tuple[float, float]:
     """What steps saved: in dollars, in tokens."""
-    told = _costs(api, sums)
-    return (told.full or 0.0) - (told.sent or 0.0), sum(s.full_tokens - s.tokens for s in sums)
+    bill = _costs(api, sums)
+    return (bill.full or 0.0) - (bill.sent or 0.0), sum(s.full_tokens - s.tokens for s in sums)
 
 
 def _names(api: ApiContext, info: Any) -> dict[str, str | None]:
@@ -362,15 +362,15 @@ class Handoff(ResponseModel):
 @route(router, "GET", "/sessions/{name}", "Get one session", 404)
 def get_session(api: Api, request: Request, name: SessionName) -> SessionDetail:
     """Its counts, the Observer's queue, and the tokens of its contexts."""
-    found = session_details(api.database, api.namespace, api.known(name))
-    if found is None:
+    info = session_details(api.database, api.namespace, api.known(name))
+    if info is None:
         raise NotFoundError("the session has just been deleted.")
     return SessionDetail.of(
-        found,
-        **_names(api, found),
-        **_sums(api, found, steps.usage_sums(api.database, api.namespace, session_ids=[found.session_id])),
-        queue=_queue(request, found).model_copy(update={"attempts": found.attempts}),
-        control=is_control(api.database, found.session_id),
+        info,
+        **_names(api, info),
+        **_sums(api, info, steps.usage_sums(api.database, api.namespace, session_ids=[info.session_id])),
+        queue=_queue(request, info).model_copy(update={"attempts": info.attempts}),
+        control=is_control(api.database, info.session_id),
     )
 
 
@@ -442,12 +442,12 @@ def get_stats(api: Api, request: Request) -> Stats:
     return Stats.of(totals, queue=_queue(request, totals), **more)
 
 
-def _queue(request: Request, found: SessionInfo | NamespaceTotals) -> Queue:
+def _queue(request: Request, info: SessionInfo | NamespaceTotals) -> Queue:
     observing = request.app.state.service.observing.settings
     return Queue(
-        open=found.waiting,
-        failing=found.failing,
-        calls=found.calls,
+        open=info.waiting,
+        failing=info.failing,
+        calls=info.calls,
         model=None if observing is None else observing.observer_model,
     )
 
@@ -460,11 +460,11 @@ def get_days(api: Api, query: Annotated[DaysQuery, Query()]) -> Days:
     first = 86_400 * ((time.time() + offset) // 86_400 - query.days + 1) - offset
     bank, namespace = api.database, api.namespace
     sums = _by(steps.usage_sums(bank, namespace, "period", since=first, period=period, offset=offset))
-    found = []
+    days = []
     for n in sorted(sums):
-        told = datetime.fromtimestamp(period * n, UTC).strftime(form)
-        found.append(Day(day=told, start=period * n - offset, **_totals(api, sums[n])))
-    return Days(days=found)
+        name = datetime.fromtimestamp(period * n, UTC).strftime(form)
+        days.append(Day(day=name, start=period * n - offset, **_totals(api, sums[n])))
+    return Days(days=days)
 
 
 @route(router, "GET", "/stats/groups", "Get the totals of each project or client", 422)
@@ -487,9 +487,9 @@ def get_groups(api: Api, query: Annotated[GroupsQuery, Query()]) -> NamedGroups:
     )
 
 
-def _sums(api: ApiContext, found: SessionInfo | NamespaceTotals, used: list[UsageSums]) -> dict[str, Any]:
+def _sums(api: ApiContext, info: SessionInfo | NamespaceTotals, used: list[UsageSums]) -> dict[str, Any]:
     """The members that the answers on one session and on all sessions share."""
-    tokens = TokenSums.of(found.tokens, compared=_compared(found.tokens.sent, found.tokens.full))
+    tokens = TokenSums.of(info.tokens, compared=_compared(info.tokens.sent, info.tokens.full))
     return {"tokens": tokens, "cost": _costs(api, used)}
 
 
@@ -505,29 +505,23 @@ def _costs(api: ApiContext, sums: Sequence[UsageSums]) -> CallCosts:
     """What the calls of some steps cost, by model and in all."""
     models, unpriced = [], []
     for model in {s.model for s in sums if s.model is not None}:
-        own = [s for s in sums if s.model == model and s.reported]
-        if not own:
+        priced = [s for s in sums if s.model == model and s.reported]
+        if not priced:
             continue
         sent, full = (
             Usage(*map(sum, zip(*(astuple(u) for u in usages), strict=True)))
-            for usages in ([s.sent for s in own], [s.full for s in own])
+            for usages in ([s.sent for s in priced], [s.full for s in priced])
         )
         price, price_from = known_price(api.sessions.config.prices, model) or (None, None)
-        told = [pair for s in own if (pair := costs(s.sent, s.full, price, s.billed)) is not None]
-        if len(told) < len(own):
+        pairs = [pair for s in priced if (pair := costs(s.sent, s.full, price, s.billed)) is not None]
+        if len(pairs) < len(priced):
             unpriced.append(model)
-        models.append(
-            ModelCost.of(
-                model=model,
-                calls=sum(s.reported for s in own),
-                sent=sent,
-                full=full,
-                sent_cost=sum(paid for paid, _ in told) if told else None,
-                full_cost=sum(in_full for _, in_full in told) if told else None,
-                price=price,
-                price_from=BILL if all(s.billed is not None for s in own) else price_from,
-            )
-        )
+        models.append(ModelCost.of(
+            model=model, calls=sum(s.reported for s in priced), sent=sent, full=full, price=price,
+            sent_cost=sum(paid for paid, _ in pairs) if pairs else None,
+            full_cost=sum(in_full for _, in_full in pairs) if pairs else None,
+            price_from=BILL if all(s.billed is not None for s in priced) else price_from,
+        ))  # fmt: skip
     both = [(m.sent_cost, m.full_cost or 0.0) for m in models if m.sent_cost is not None]
     paid, in_full = sum(sent for sent, _ in both), sum(full for _, full in both)
     untold = Counter[str]()
@@ -708,17 +702,17 @@ StepNumber = Annotated[int, Path(ge=1, le=2**31 - 1, description="the step's num
 def list_steps(api: Api, name: SessionName, query: Annotated[StepsQuery, Query()]) -> StepPage:
     """The tokens of every context; a page at a time."""
     session_id = api.known(name)
-    found = steps.list_steps(api.database, session_id, query.after, query.limit, query.only)
+    page = steps.list_steps(api.database, session_id, query.after, query.limit, query.only)
     first, last = steps.ends_of(api.database, session_id) or (None, None)
-    more = len(found) == query.limit and last is not None and found[-1].number < last
-    shown = [_step(api, s) for s in found]
-    return StepPage.of(steps=shown, next=found[-1].number if more else None, first=first, last=last)
+    has_next = len(page) == query.limit and last is not None and page[-1].number < last
+    items = [_step(api, s) for s in page]
+    return StepPage.of(steps=items, next=page[-1].number if has_next else None, first=first, last=last)
 
 
 def _step(api: ApiContext, step: StepFigures) -> StepItem:
     price, _ = known_price(api.sessions.config.prices, step.model or "") or (None, "")
-    told = None if step.sent is None or step.full is None else costs(step.sent, step.full, price, step.billed)
-    sent_cost, full_cost = told or (None, None)
+    pair = None if step.sent is None or step.full is None else costs(step.sent, step.full, price, step.billed)
+    sent_cost, full_cost = pair or (None, None)
     return StepItem.of(step, sent_cost=sent_cost, full_cost=full_cost)
 
 
@@ -727,11 +721,11 @@ def get_wrong_steps(api: Api, query: Annotated[WrongQuery, Query()]) -> WrongSte
     """Steps that the provider failed, or that went without memory, of all sessions; the newest first."""
     session_id = None if query.session is None else api.known(query.session)
     asked = query.model_dump(include={"since", "until", "limit"})
-    found = steps.wrong_steps(api.database, api.namespace, query.only, session_id=session_id, **asked)
+    rows = steps.wrong_steps(api.database, api.namespace, query.only, session_id=session_id, **asked)
     return WrongSteps.of(
         steps=[
             WrongStep.of(session=api.public(s.session_id), title=title, step=_step(api, s))
-            for s, title in found
+            for s, title in rows
         ]
     )
 
@@ -747,9 +741,9 @@ def get_curve(api: Api, name: SessionName, query: Annotated[CurveQuery, Query()]
 def get_step(api: Api, name: SessionName, number: StepNumber) -> StepDetail:
     """Its fold, the fate of every call until then and the reason, changes since the last step."""
     session_id = api.known(name)
-    found = steps.get_step(api.database, session_id, number)
+    stored = steps.get_step(api.database, session_id, number)
     shown = steps.steps_shown(api.database, session_id, numbers=(number - 1, number))
-    if found is None or not shown:  # or deleted meanwhile
+    if stored is None or not shown:  # or deleted meanwhile
         raise NotFoundError("this session has no such step: GET …/steps lists its steps.")
     *before, now = shown
     folds = stored_folds(api.database, session_id, [s.fold for s in shown])
@@ -762,30 +756,30 @@ def get_step(api: Api, name: SessionName, number: StepNumber) -> StepDetail:
     if body is not None:
         text, count = (body.text + body.note).strip(), why.records if why else None
         fold = FoldShown(number=now.fold or 0, records=count, text=text, pieces=pieces, near_misses=near)
-    told: dict[str, Any] = dict.fromkeys(("fates", "calls", "changes", "new", "gone"))
+    parts: dict[str, Any] = dict.fromkeys(("fates", "calls", "changes", "new", "gone"))
     if now.fates is not None:
-        made = [
+        calls = [
             CallShown(number=n, trace_id=trace_id, tool=tool, fate=str(fate), worth=worth, reason=reason)
             for n, (trace_id, tool) in enumerate(steps.calls_until(api.database, session_id, now.records), 1)
             for fate, worth, reason in [now.of(n, why)]
             if fate is not None
         ]
-        told["fates"], told["calls"] = Counter(c.fate for c in made), made[-_CALLS_SHOWN:]
+        parts["fates"], parts["calls"] = Counter(c.fate for c in calls), calls[-_CALLS_SHOWN:]
         known = {None, *(n for n, (_, reasons) in folds.items() if reasons is not None)}
         are_known = all(s.fold in known or s.status in steps.AS_IT_CAME for s in shown)
         if before and before[0].fates is not None and are_known:
             [last] = before
             earlier_why = folds[last.fold][1] if last.fold in folds else None
-            told["changes"] = [
+            parts["changes"] = [
                 CallChange(
-                    **c.model_dump(include={"number", "trace_id", "tool"}), before=str(was), now=c.fate
+                    **c.model_dump(include={"number", "trace_id", "tool"}), before=str(then), now=c.fate
                 )
-                for c in made[: last.records]
-                if (was := last.of(c.number, earlier_why)[0]) is not None and was != c.fate
+                for c in calls[: last.records]
+                if (then := last.of(c.number, earlier_why)[0]) is not None and then != c.fate
             ]
             earlier = (
                 [] if earlier_why is None else [PieceShown.of(**p.as_dict()) for p in earlier_why.pieces]
             )
-            told["new"] = [p for p in pieces if p not in earlier]
-            told["gone"] = [p for p in earlier if p not in pieces]
-    return StepDetail(step=_step(api, found[0]), fold=fold, answer=found[1], **told)
+            parts["new"] = [p for p in pieces if p not in earlier]
+            parts["gone"] = [p for p in earlier if p not in pieces]
+    return StepDetail(step=_step(api, stored[0]), fold=fold, answer=stored[1], **parts)

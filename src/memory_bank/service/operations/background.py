@@ -49,10 +49,10 @@ def observed_by(config: Config) -> MemoryBankSettings | None:
     Otherwise those of the first other strategy with background observation, which a request may name. None if
     no strategy uses a model.
     """
-    own = config.strategy(config.service.strategy or config.default_strategy)
-    banks = [s for s in (own, *config.memory_strategies.values()) if isinstance(s, MemoryBankSettings)]
+    default = config.strategy(config.service.strategy or config.default_strategy)
+    banks = [s for s in (default, *config.memory_strategies.values()) if isinstance(s, MemoryBankSettings)]
     modes = {True: ("inline", "background"), False: ("background",)}
-    allowed = (s for s in banks if s.observer_mode in modes[s is own])
+    allowed = (s for s in banks if s.observer_mode in modes[s is default])
     return next((s for s in allowed if model_of(s)), None)
 
 
@@ -62,8 +62,8 @@ class ServiceObserver(BackgroundObserver):
     def __init__(self, database: Database, config: Config, chat: ChatModel | None) -> None:
         self.database = database
         self.settings = observed_by(config) if chat is not None else None
-        own = config.strategy(config.service.strategy or config.default_strategy)
-        strategies = own, *config.memory_strategies.values()
+        default = config.strategy(config.service.strategy or config.default_strategy)
+        strategies = default, *config.memory_strategies.values()
         self._banks = [s for s in strategies if isinstance(s, MemoryBankSettings)]
         self._chat = chat
         self._started = False

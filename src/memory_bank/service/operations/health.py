@@ -95,13 +95,13 @@ class Operations:
             if time.monotonic() < until:
                 return latest
             began = time.perf_counter()
-            found: dict[str, Any] = {"ok": False, "trouble": f"no answer within {PATIENCE:g} s"}
+            result: dict[str, Any] = {"ok": False, "trouble": f"no answer within {PATIENCE:g} s"}
             try:
                 with anyio.move_on_after(PATIENCE):
-                    found = await self._in_thread(self._checks[name]) or {}
+                    result = await self._in_thread(self._checks[name]) or {}
             except Exception as e:
-                found["trouble"] = str(e) if isinstance(e, MemoryBankError) else type(e).__name__
-            latest = {"ok": True, "ms": round(1000 * (time.perf_counter() - began), 1)} | found
+                result["trouble"] = str(e) if isinstance(e, MemoryBankError) else type(e).__name__
+            latest = {"ok": True, "ms": round(1000 * (time.perf_counter() - began), 1)} | result
             self._latest[name] = time.monotonic() + _FRESH.get(name, 2.0), latest
             return latest
 

@@ -146,8 +146,8 @@ def _error_chain(error: BaseException | None) -> list[str]:
     seen: set[int] = set()
     while error is not None and id(error) not in seen and len(chain) < _FRAMES:
         seen.add(id(error))
-        what = type(error).__name__
-        chain.append(f"{what}: {error}"[:_LONGEST] if isinstance(error, MemoryBankError) else what)
+        kind = type(error).__name__
+        chain.append(f"{kind}: {error}"[:_LONGEST] if isinstance(error, MemoryBankError) else kind)
         for frame in reversed(traceback.extract_tb(error.__traceback__, limit=-_FRAMES)):
             file = "/".join(frame.filename.replace("\\", "/").split("/")[-3:])
             chain.append(f"{file}:{frame.lineno} {frame.name}")
@@ -173,10 +173,10 @@ class RequestLog:
             await self.app(scope, receive, send)
             return
         method = scope["method"] if scope["method"] in METHODS else "OTHER"
-        given = _header(scope["headers"], b"x-request-id")
-        answer = _ObservedResponse(send, given.decode() if _ID.fullmatch(given) else uuid.uuid4().hex)
+        came = _header(scope["headers"], b"x-request-id")
+        answer = _ObservedResponse(send, came.decode() if _ID.fullmatch(came) else uuid.uuid4().hex)
         scope.setdefault("state", {})["request_id"] = answer.id
-        known = request_id.set(answer.id)
+        token = request_id.set(answer.id)
         self.metrics.running.inc()
         try:
             with self.telemetry.request(method, scope["headers"]) as span:
@@ -193,7 +193,7 @@ class RequestLog:
                     self._record(answer, method, route, scope)
         finally:
             self.metrics.running.dec()
-            request_id.reset(known)
+            request_id.reset(token)
 
     def _record(self, answer: _ObservedResponse, method: str, route: str, scope: Scope) -> None:
         seconds = time.perf_counter() - answer.began
@@ -206,10 +206,10 @@ class RequestLog:
             m.memory.labels(answer.memory).inc()
         fields = {"method": method, "route": route, "status": answer.status}
         fields |= {"ms": round(1000 * seconds, 1), "bytes": answer.size}
-        more = {"cut": not answer.complete, "memory": answer.memory, "upstream_id": answer.upstream_id}
-        more |= {"key": getattr(scope["state"].get("caller"), "key_id", None)}
+        others = {"cut": not answer.complete, "memory": answer.memory, "upstream_id": answer.upstream_id}
+        others |= {"key": getattr(scope["state"].get("caller"), "key_id", None)}
         level = logging.DEBUG if route in QUIET and answer.status < 400 else logging.INFO
-        requests.log(level, "request", extra=fields | {k: v for k, v in more.items() if v})
+        requests.log(level, "request", extra=fields | {k: v for k, v in others.items() if v})
 
 
 @dataclass(slots=True, eq=False)

@@ -70,12 +70,12 @@ class Metrics:
         for kind in ("input", "cached", "written", "output"):
             self.usage.labels(kind).inc(getattr(sent, kind))
         self.usage.labels("full_input").inc(full.input)
-        told = costs(sent, full, price, billed)
-        if told is None:
+        pair = costs(sent, full, price, billed)
+        if pair is None:
             self.untold.labels(
                 "no price of the model is known: add it to [prices] in the configuration"
             ).inc()
-        for kind, cost in zip(("sent", "full"), told or (), strict=False):
+        for kind, cost in zip(("sent", "full"), pair or (), strict=False):
             self.cost.labels(kind).inc(cost)
 
     def scrape(self, waiting: tuple[int, float] | None) -> bytes:

@@ -59,8 +59,8 @@ class Telemetry:
         meter = metrics.get_meter("memory_bank", __version__, meter_provider)
 
         def histogram(name: str, unit: str, text: str, buckets: Sequence[float]) -> metrics.Histogram:
-            own: Any = {"unit": unit, "description": text, "explicit_bucket_boundaries_advisory": buckets}
-            return meter.create_histogram(f"gen_ai.client.{name}", **own)
+            options: Any = {"unit": unit, "description": text, "explicit_bucket_boundaries_advisory": buckets}
+            return meter.create_histogram(f"gen_ai.client.{name}", **options)
 
         tokens, seconds = [4**n for n in range(12)], [0.01 * 2**n for n in range(14)]
         self._tokens = histogram("token.usage", "{token}", "Number of input and output tokens used.", tokens)
@@ -77,13 +77,13 @@ class Telemetry:
         span = self._tracer.start_span(method, parent, SpanKind.SERVER, {"http.request.method": method})
         token = context.attach(trace.set_span_in_context(span, parent))
         calls: list[Span] = []
-        known = _call.set(calls)
+        reset_token = _call.set(calls)
         try:
             yield span
         finally:
             for call in calls:
                 call.end()
-            _call.reset(known)
+            _call.reset(reset_token)
             context.detach(token)
             span.end()
 
@@ -130,7 +130,7 @@ class Telemetry:
                 if count is not None:
                     self._tokens.record(count, {**figures, "gen_ai.token.type": kind})
             session = exchange.session
-            more = {
+            figures_of_memory = {
                 "gen_ai.conversation.id": session and stored_id(exchange.namespace, session),
                 # never false: "if and only if" the context was compacted
                 "gen_ai.conversation.compacted": exchange.memory == "rebuilt" or None,
@@ -140,7 +140,7 @@ class Telemetry:
                 "memory_bank.tokens.full": exchange.full_tokens,
                 "memory_bank.tokens.sent": exchange.tokens,
             }
-            attributes |= call | _without_none(more)
+            attributes |= call | _without_none(figures_of_memory)
         for span in _call.get() or ():
             span.update_name(name)
             span.set_attributes(attributes)

@@ -62,12 +62,7 @@ class Recorder:
     """
 
     def __init__(
-        self,
-        database: Database,
-        kept: int,
-        *,
-        redact: Callable[[str], str] = str,
-        patience: float = PATIENCE,
+        self, database: Database, kept: int, *, redact: Callable[[str], str] = str, patience: float = PATIENCE
     ) -> None:
         self.database = database
         self.kept = kept
@@ -177,9 +172,9 @@ class Recorder:
             data, dialect = waiting.answer or (b"", None)
             if dialect is None or not (data and self.kept):
                 return new
-            said, error = read_answer(data, dialect, self.redact)
+            parts, error = read_answer(data, dialect, self.redact)
             figures = new.figures if error is None else replace(new.figures, error=error)
-            return replace(new, figures=figures, answer=None if said is None else packed(said))
+            return replace(new, figures=figures, answer=None if parts is None else packed(parts))
         except Exception as e:  # the figures are recorded in any case; the error's text may have content
             log.warning("the answer of a step could not be recorded (%s)", type(e).__name__)
             return new
@@ -234,8 +229,8 @@ def read_answer(
         for call in turn.calls[:CALLS]
     ]
     parts = _cut(redact(text), left)
-    said = {"parts": parts, "calls": calls} if parts or calls else None
-    return said, None if error is None else redact(error)[:ERROR_CHARS]
+    answer = {"parts": parts, "calls": calls} if parts or calls else None
+    return answer, None if error is None else redact(error)[:ERROR_CHARS]
 
 
 def _error_of(value: Mapping[str, Any]) -> str | None:
@@ -243,10 +238,10 @@ def _error_of(value: Mapping[str, Any]) -> str | None:
     error = value.get("error") or as_object(value.get("response")).get("error")
     if not error:
         return None
-    told = as_object(error)
-    named = [str(told[k]) for k in ("type", "code") if told.get(k)]
+    members = as_object(error)
+    named = [str(members[k]) for k in ("type", "code") if members.get(k)]
     return str(
-        told.get("message") or "; ".join(named) or (error if isinstance(error, str) else compact(error))
+        members.get("message") or "; ".join(named) or (error if isinstance(error, str) else compact(error))
     )
 
 

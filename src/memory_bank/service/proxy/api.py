@@ -15,7 +15,6 @@ from memory_bank.service.proxy.events import MOST_BYTES, Event, read_event, rewr
 from memory_bank.tools import GET_RECORD, LIST_RECORDS, MEMORY_FILES, SEARCH_MEMORY, TOOL_SCHEMAS, ToolAnswer
 from memory_bank.transcript.jsontext import parse_arguments
 from memory_bank.transcript.messages import MessageKind, is_memory_tool, kind_of
-from memory_bank.transcript.responses import item_type
 
 MEMORY_TOOLS = frozenset({SEARCH_MEMORY, GET_RECORD, LIST_RECORDS})
 
@@ -289,7 +288,7 @@ def with_memory_tools(
 
 def own_tools(request: JsonObject) -> list[object]:
     """What holds the tools that a request brings, also functions of a chat and items of the Responses API."""
-    added = [i for i in objects_of(request.get("input")) if item_type(i) == "additional_tools"]
+    added = [i for i in objects_of(request.get("input")) if i.get("type") == "additional_tools"]
     return [{"tools": request.get("tools")}, {"tools": request.get("functions")}, *added]
 
 

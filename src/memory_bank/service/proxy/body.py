@@ -12,15 +12,15 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from operator import is_
+from itertools import zip_longest
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 from anyio import to_thread
 
 from memory_bank.errors import BodyError, MissingExtraError
-from memory_bank.transcript.messages import same_objects
-from memory_bank.transcript.turns import Derive, Make, Placed, derive_anew
+from memory_bank.transcript.messages import same_objects, shared_length
+from memory_bank.transcript.turns import Conversation, Derive, Make, Placed, derive_anew
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -66,24 +66,21 @@ def decompressed(data: bytes, coding: str, most: int) -> bytes | None:
 
 async def in_thread_if_large(data: bytes, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Do work on a body here, in a default thread if the body is large. Most of it is known from the one before."""
-    if len(data) < 262_144:
+    if len(data) < 2**20:
         return work(*args, **kwargs)
     return await to_thread.run_sync(lambda: work(*args, **kwargs), abandon_on_cancel=True)
 
 
 @dataclass(slots=True, eq=False)
 class Memo:
-    """What was computed of each message of a list, of which the next request's list has the beginning."""
+    """What was computed of each message of a list, of which the next request's list has the beginning.
 
-    _prompt: object = None
+    ``chat``: what the list was read as.
+    """
+
+    chat: Conversation[Any] | None = None
     _lists: dict[str, tuple[Sequence[object], list[Any]]] = field(default_factory=dict)
     _digests: dict[str, tuple[bytes, Sequence[bytes], list[str], deque[Any]]] = field(default_factory=dict)
-
-    def keep_prompt(self, messages: list[Any]) -> None:
-        """Put the last request's object in the place of an equal first message, which a prompt sent apart is."""
-        if messages[:1] == [self._prompt]:
-            messages[0] = self._prompt
-        self._prompt = messages[0] if messages else None
 
     def of_each(self, kind: str, messages: Sequence[object], compute: Callable[[object], T]) -> list[T]:
         """``compute(message)`` of each message; only new ones are computed."""
@@ -112,13 +109,6 @@ class Memo:
                 latest.popleft()
         self._digests[kind] = seed, parts, digests, latest
         return digests
-
-
-def shared_length(a: Sequence[object], b: Sequence[object]) -> int:
-    """With how many equal objects two lists begin."""
-    if all(map(is_, a, b)):
-        return min(len(a), len(b))
-    return next(i for i, (own, other) in enumerate(zip(a, b, strict=False)) if own is not other)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -289,15 +279,12 @@ def with_members(data: bytes, members: Mapping[str, object]) -> bytes:
 
 def render_array(body: Body, member: str, new: Sequence[object]) -> str:
     """The text of an array that may replace a member, as ``render_body`` writes it. Raises BodyError."""
-    kept: dict[int, deque[Span]] = {}
-    for element, span in body.elements.get(member, ()):
-        kept.setdefault(id(element), deque()).append(span)
+    elements = body.elements.get(member, ())
+    places = {id(element): span for element, span in elements}
     parts: list[str] = []
-    for element in new:
-        spans = kept.get(id(element))
-        if spans:
-            start, end = spans.popleft() if len(spans) > 1 else spans[0]
-            parts.append(body.text[start:end])
+    for element, (own, at) in zip_longest(new, elements[: len(new)], fillvalue=(None, None)):
+        if span := at if element is own else places.get(id(element)):
+            parts.append(body.text[span[0] : span[1]])
             continue
         try:
             parts.append(json.dumps(element, separators=(",", ":")))
@@ -334,18 +321,18 @@ class _CachedMessage:
 
 @dataclass(slots=True, eq=False)
 class _Conversation:
-    """The array of a conversation's latest request: its text, and its messages with their places in that."""
+    """The array of a conversation's latest request: the body's text, and the messages with their places in that."""
 
     text: str = ""
-    messages: Sequence[_CachedMessage] = ()
-    spans: Sequence[Span] = ()
+    elements: Elements = ()
+    values: Sequence[object] = ()
     memo: Memo = field(default_factory=Memo)
-    by_id: Mapping[int, _CachedMessage] = field(default_factory=dict)
+    by_id: dict[int, _CachedMessage] = field(default_factory=dict)
 
     @property
     def chars(self) -> int:
         """The characters that count for it: as they came, and as they were read."""
-        return 2 * len(self.text) + MessageCache.ENTRY * len(self.messages)
+        return 2 * len(self.text) + MessageCache.ENTRY * len(self.values)
 
     def derive(self, message: Any, make: Make) -> list[Placed]:
         """Return ``make(message)``; while the message is cached, ``make`` is called once.
@@ -393,58 +380,65 @@ class MessageCache:
             conversation = self._by_head.get(
                 (provider, member, text[start : head[-1][1][1]]), _Conversation()
             )
-            known, messages, spans = conversation.text, conversation.messages, conversation.spans
-        same, differs = 0, len(spans) + 1
+            known, elements = conversation.text, conversation.elements
+        moved = start - elements[0][1][0] if elements else 0
+        same, differs = 0, len(elements) + 1
         while differs - same > 1:
             middle = (same + differs) // 2
-            begin = spans[same - 1][1] if same else 0
-            if text.startswith(known[begin : spans[middle - 1][1]], start + begin):
+            begin = elements[same - 1][1][1] if same else start - moved
+            if text.startswith(known[begin : elements[middle - 1][1][1]], begin + moved):
                 same = middle
             else:
                 differs = middle
         if same < len(head):
             return head
-        places = ((start + begin, start + end) for begin, end in spans[:same])
-        return tuple(zip((m.message for m in messages[:same]), places, strict=True))
+        if not moved:
+            return elements[:same]
+        return tuple((m, (begin + moved, end + moved)) for m, (begin, end) in elements[:same])
 
     def intern(self, body: Body, key: str, provider: str = "") -> Body:
         """The body with cached objects as elements of its member ``key``; no object occurs twice in it."""
         elements = body.elements.get(key)
-        if not elements or not all(type(message) is dict for message, _ in elements):
+        if not elements:
             return body
+        came: list[object] = body.value[key]
         text, start = body.text, elements[0][1][0]
         head = provider, key, text[start : elements[:HEAD][-1][1][1]]
         with self._lock:
-            conversation = self._by_head.pop(head, _Conversation())
-            self._chars -= conversation.chars
-            earlier = conversation.messages
-            came = [message for message, _ in elements]
-            same = shared_length([m.message for m in earlier], came)
-            used, cached = set(map(id, came[:same])), list(earlier[:same])
+            conversation = self._by_head.get(head, _Conversation())
+            same = shared_length(conversation.values, came)
+            if not all(type(message) is dict for message in came[same:]):
+                return body
+            if self._by_head.pop(head, None):
+                self._chars -= conversation.chars
+            values, known = (
+                came[:same],
+                conversation.by_id,
+            )  # what is known stays until equal texts were sought
+            if same < len(known):
+                conversation.by_id = {id(message): known[id(message)] for message in values}
+            by_id = conversation.by_id
             for message, span in elements[same:]:
-                entry = self._by_text.get((provider, key, text[slice(*span)]))
-                if entry is None or id(entry.message) in used:
+                place = provider, key, text[slice(*span)]
+                entry = self._by_text.get(place)
+                if entry is None or id(entry.message) in by_id:
                     entry = _CachedMessage(message)
-                    self._by_text.setdefault((provider, key, text[slice(*span)]), entry)
-                used.add(id(entry.message))
-                cached.append(entry)
-            conversation.text, conversation.messages = text[start : elements[-1][1][1]], cached
-            conversation.by_id = {id(entry.message): entry for entry in cached}
-            conversation.spans = [(begin - start, end - start) for _, (begin, end) in elements]
-            longest = max(end - begin for _, (begin, end) in elements)
+                    self._by_text.setdefault(place, entry)
+                by_id[id(entry.message)] = entry
+                values.append(entry.message)
+            new = zip(values[same:], (span for _, span in elements[same:]), strict=True)
+            elements = (*elements[:same], *new)
+            conversation.text, conversation.elements, conversation.values = text, elements, values
+            longest = max((end - begin for _, (begin, end) in elements[same:]), default=0)
             if longest <= self.LONGEST and conversation.chars <= self._limit:
                 self._by_head[head] = conversation
                 self._chars += conversation.chars
             while self._chars > self._limit:
                 self._chars -= self._by_head.popitem(last=False)[1].chars
-        values = [entry.message for entry in cached]
         return replace(
             body,
             value={**body.value, key: values},
-            elements={
-                **body.elements,
-                key: tuple(zip(values, (span for _, span in elements), strict=True)),
-            },
+            elements={**body.elements, key: elements},
             derive=conversation.derive,
             memo=conversation.memo,
         )

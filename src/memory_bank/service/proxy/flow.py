@@ -29,12 +29,7 @@ from memory_bank.service.proxy.responses import ResponsesDialect
 from memory_bank.service.proxy.send import CONTEXT_MANAGEMENT, send, without_beta
 from memory_bank.service.proxy.shared import BEGINNING, Proxy
 from memory_bank.service.proxy.summaries import expand, finish_summary, own_summary
-from memory_bank.service.proxy.upstream import (
-    Headers,
-    UpstreamAnswer,
-    credential_of,
-    request_headers,
-)
+from memory_bank.service.proxy.upstream import Headers, UpstreamAnswer, credential_of, request_headers
 from memory_bank.service.security.access import caller_of
 
 log = logging.getLogger("memory_bank.Service")

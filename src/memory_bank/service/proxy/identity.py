@@ -46,12 +46,7 @@ from memory_bank.service.security.access import LONGEST_NAME, public_name, store
 from memory_bank.service.security.secrets import known_form
 from memory_bank.transcript.harness import SUMMARY_OPENINGS
 from memory_bank.transcript.jsontext import dump_value, flat_text
-from memory_bank.transcript.messages import (
-    Interaction,
-    MessageKind,
-    is_text_part,
-    latest_interactions,
-)
+from memory_bank.transcript.messages import Interaction, MessageKind, is_text_part, latest_interactions
 
 HEADER = "x-memory-session"
 LATEST = 16
@@ -208,7 +203,8 @@ class _Search:
         entry = self._entry(chain, [i for i in chain.latest if i.stop > known_until])
         if self.named is not None:
             family, opening = lineage.known([self.digest("name")]), self._opening()
-            entry = replace(entry, kept=(self.digest("name"), opening), begins=not family)
+            begins = not family or fork is not None  # the opening of a fork is no summary of what it has
+            entry = replace(entry, kept=(self.digest("name"), opening), begins=begins)
             found = None
             if fork is None:
                 found, fork, joins = self._resumed(family, opening)
@@ -322,9 +318,11 @@ class _Search:
     def _has_calls(
         self, session: KnownDigest | None, interaction: DigestedInteraction, calls: Sequence[CallDigest]
     ) -> bool:
-        """Whether an interaction has the calls and results that a session recorded."""
+        """Whether an interaction has the calls and results that a session recorded, and no other."""
         here = {c.call: c for c in interaction.calls()}
         found = [(c, here.get(c.call)) for c in calls]
+        if not here.keys() <= {c.call for c in calls}:
+            return False  # another turn, where ids are made of what was said: conversations may share some
         if all(h is not None and h.whole == c.whole for c, h in found):
             return True
         # clients mask results that the model has read: those may be shorter, where the calls are one session's

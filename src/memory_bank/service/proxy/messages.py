@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from memory_bank.models.usage import add_usage, merge_usage
 from memory_bank.plan import Form
@@ -94,12 +95,13 @@ class MessagesDialect(Dialect):
         if request.get("thread"):
             raise NotRebuiltError("thread")
         rule, prompt = thinking_rule(request.get("thinking")), request.get("system")
-        chat = from_anthropic(self.conversation(request), prompt, body.derive, rule)
-        form = Form(
-            chat, lambda written: from_anthropic(written, prompt, body.derive).messages, thinking=rule
-        )
-        body.memo.keep_prompt(chat.messages)
-        return RequestHistory(chat.messages, form, body.memo)
+        messages, memo = self.conversation(request), body.memo
+        memo.chat = chat = from_anthropic(messages, prompt, body.derive, rule, memo.chat)
+
+        def read(written: Sequence[Any]) -> Sequence[Any]:
+            return from_anthropic(written, prompt, body.derive, earlier=chat).messages
+
+        return RequestHistory(chat.messages, Form(chat, read, thinking=rule), memo)
 
     def is_compaction(self, request: JsonObject) -> bool:
         return bool(request.get("compaction"))

@@ -513,14 +513,16 @@ class Rebuilder:
         if it returns True then.
         """
         api, value, known, is_kept = exchange.api, exchange.body.value, None, False
-        if session_id is not None and self.inject:
+        if not (self.inject is True or (self.inject and value.get("tools"))) or api.route == "compact":
+            return None
+        if session_id is not None:
             with self._lock:
                 known, is_kept = self._offers.get(session_id, (None, False))
             if asks and not is_kept and (stored := self.identity.lineage.offer(session_id)):
                 known, is_kept = stored, True
         offer = self._offer(exchange, session_id, known, messages)
         tools = api.offer_tools(value, _SCHEMAS[offer]) if offer in _SCHEMAS else None
-        if session_id is None or not self.inject:
+        if session_id is None:
             return tools
         if keeps and not is_kept and (value.get("tools") or offer is Offer.EARLIER):
             known = self.identity.lineage.keep_offer(session_id, offer if tools else Offer.NONE, keeps)
@@ -538,8 +540,6 @@ class Rebuilder:
     ) -> Offer:
         """What a request gets of memory's tools: what is known of its session, where these can be offered at all."""
         api, value = exchange.api, exchange.body.value
-        if not (self.inject is True or (self.inject and value.get("tools"))) or api.route == "compact":
-            return Offer.NONE
         if not self.sessions.shortens(exchange.client_headers.get("x-memory-strategy")):
             return Offer.NONE
         if session_id is not None and (
@@ -601,7 +601,8 @@ def _asks_summary(exchange: Exchange, history: RequestHistory) -> bool:
 def _has_begun(exchange: Exchange) -> bool:
     """Whether a request has two turns of the agent or more; with fewer there is nothing that memory could shorten."""
     items = exchange.body.value.get(exchange.api.key)
-    turns = (m.get("role") == "assistant" or str(m.get("type")).endswith("_call") for m in objects_of(items))
+    came = (m for m in (items if isinstance(items, list) else ()) if isinstance(m, dict))
+    turns = (m.get("role") == "assistant" or str(m.get("type")).endswith("_call") for m in came)
     return len(list(islice(filter(None, turns), 2))) == 2
 
 
@@ -611,7 +612,8 @@ def _conversation(exchange: Exchange) -> bytes:
     named = exchange.client_headers.get("x-memory-session") or client_session(
         exchange.client_headers, value.get("metadata")
     )
-    begins = named or compact(objects_of(value.get(exchange.api.key))[:2])
+    came = value.get(exchange.api.key)
+    begins = named or compact(came[:2] if isinstance(came, list) else None)
     return hashlib.sha256(begins.encode("utf-8", "surrogatepass")).digest()
 
 

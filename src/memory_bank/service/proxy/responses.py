@@ -109,14 +109,15 @@ class ResponsesDialect(Dialect):
         if (held := stands_alone(body.value)) is not None:
             raise NotRebuiltError(held)
         instructions = body.value.get("instructions")
-        chat = from_items(self.conversation(body.value), instructions, body.derive)
-        form = Form(chat, lambda written: from_items(written, instructions, body.derive).messages)
-        body.memo.keep_prompt(chat.messages)
-        return RequestHistory(chat.messages, form, body.memo)
+        items, memo = self.conversation(body.value), body.memo
+        memo.chat = chat = from_items(items, instructions, body.derive, memo.chat)
+        form = Form(chat, lambda written: from_items(written, instructions, body.derive, chat).messages)
+        return RequestHistory(chat.messages, form, memo)
 
     def is_compaction(self, request: JsonObject) -> bool:
-        last = objects_of(request.get(self.key))[-1:]
-        return self.route == "compact" or any(item_type(i) == "compaction_trigger" for i in last)
+        items = request.get(self.key)
+        last = items[-1] if isinstance(items, list) and items else None
+        return self.route == "compact" or item_type(last) == "compaction_trigger"
 
     def offer_tools(self, request: JsonObject, schemas: Schemas = TOOL_SCHEMAS) -> list[object] | None:
         """See Dialect. Not for a response in the background, nor for a stored prompt, which has tools."""

@@ -28,13 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from memory_bank.bank.database import Database
 from memory_bank.bank.keys import Keys
 from memory_bank.config import ServiceSettings
-from memory_bank.errors import (
-    ConfigError,
-    MemoryBankError,
-    NotAuthorizedError,
-    OriginError,
-    TooLargeError,
-)
+from memory_bank.errors import ConfigError, MemoryBankError, NotAuthorizedError, OriginError, TooLargeError
 from memory_bank.service import failures
 from memory_bank.service.security.access import LOCAL, NO_KEY, NOBODY, Caller, Keyring, RateLimits, own_key
 
@@ -70,46 +64,46 @@ def host_and_port(text: str) -> tuple[str, int | None] | None:
     >>> host_and_port("LOCALHOST.:8767"), host_and_port("[0:0:0:0:0:0:0:1]:80")
     (('localhost', 8767), ('::1', 80))
     """
-    found = _HOST.fullmatch(text.lower())
-    if found is None:
+    match = _HOST.fullmatch(text.lower())
+    if match is None:
         return None
-    address, name, port = found.groups()
+    address, name, port = match.groups()
     number = int(port) if port else None
     if number is not None and number > 65_535:
         return None
     if address is not None:
-        known = address_of(address)
-        return None if known is None or ":" not in address else (str(known), number)
+        ip = address_of(address)
+        return None if ip is None or ":" not in address else (str(ip), number)
     name = name.removesuffix(".")
-    known = address_of(name)
-    if known is not None:
-        return str(known), number
+    ip = address_of(name)
+    if ip is not None:
+        return str(ip), number
     return None if not name or ".." in name else (name, number)
 
 
 def address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     """Parse an IP address, an IPv4-mapped one as IPv4; None for a name."""
     try:
-        found = ipaddress.ip_address(text)
+        address = ipaddress.ip_address(text)
     except ValueError:
         return None
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return mapped or found
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
 
 
 def is_loopback(host: str) -> bool:
     """Whether a host is a loopback address or ``localhost``."""
-    known = address_of(host)
-    return host == "localhost" if known is None else known.is_loopback
+    address = address_of(host)
+    return host == "localhost" if address is None else address.is_loopback
 
 
 def _origin_of(text: str) -> _Origin | None:
     """Parse an ``Origin``; None for ``null`` and invalid ones."""
-    found = _ORIGIN.fullmatch(text.lower())
-    where = host_and_port(found[2]) if found else None
-    if found is None or where is None:
+    match = _ORIGIN.fullmatch(text.lower())
+    where = host_and_port(match[2]) if match else None
+    if match is None or where is None:
         return None
-    return found[1], where[0], where[1] or _PORT.get(found[1])
+    return match[1], where[0], where[1] or _PORT.get(match[1])
 
 
 class AllowedHosts:
@@ -179,10 +173,10 @@ def check_binding(settings: ServiceSettings, database: Database) -> None:
     try:
         if "\0" in host:  # the C library would read it up to there
             raise ValueError
-        own = [host] if address_of(host) else [str(i[4][0]) for i in socket.getaddrinfo(host, None)]
+        addresses = [host] if address_of(host) else [str(i[4][0]) for i in socket.getaddrinfo(host, None)]
     except (OSError, ValueError):
         raise ConfigError(f"the host {host!r} is unknown: give an address such as 127.0.0.1.") from None
-    if not all(is_loopback(address.partition("%")[0]) for address in own) and not Keys(database).all():
+    if not all(is_loopback(address.partition("%")[0]) for address in addresses) and not Keys(database).all():
         raise ConfigError(
             f"without keys the service listens on loopback only, and {host} is not: create a key with  "
             "memory-bank keys create NAME , or bind 127.0.0.1."
@@ -278,8 +272,8 @@ class Gate:
                     "keys create NAME , or bind 127.0.0.1."
                 )
         if not is_open:
-            own = caller.requests_per_minute
-            self._limits.take(caller.key_id, self.settings.requests_per_minute if own is None else own)
+            most = caller.requests_per_minute
+            self._limits.take(caller.key_id, self.settings.requests_per_minute if most is None else most)
         return caller
 
 

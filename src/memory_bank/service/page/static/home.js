@@ -91,7 +91,7 @@ export class Home {
     const sums = { tokens: s.tokens, sent_cost: s.cost.sent, full_cost: s.cost.full, errors: s.errors, without_memory: s.steps_without_memory };
     drawn(this.all, [sums, s.queue, reasons, s.holdout], () => [
       tiles(sums, {}, reasons.length ? `since the start: ${reasons.join(", ")}` : ""),
-      s.holdout ? tile("Measured by holdout", s.holdout.per_session ? `${less(s.holdout.per_session.share, 1)} a session` : "too few sessions", s.holdout.compared) : "",
+      s.holdout ? tile("Measured by holdout", s.holdout.per_session ? `${less(s.holdout.per_session.share, 1)} a session` : s.holdout.control < 30 || s.holdout.memory < 30 ? "too few sessions" : "nothing to compare", s.holdout.compared) : "",
       tile("Summaries", plural(s.queue.calls, "call"), `of a model, ${waiting}${s.queue.failing ? `, ${count(s.queue.failing)} failing` : ""}`),
     ]);
     this.drawModels(s.cost);

@@ -1,11 +1,13 @@
-"""The key of the project in a folder: of its git repository's remote, else of the repository itself."""
+"""The key of the project in a folder: of its repository's remote, else of the repository, else of the path."""
 
 from __future__ import annotations
 
 import os
 import re
 import subprocess
+import time
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
@@ -34,8 +36,18 @@ def project_of_folder(folder: str | os.PathLike[str] = ".") -> str | None:
 
 def project_header(folder: str | os.PathLike[str] = ".") -> dict[str, str]:
     """The request header that names a folder's project; empty where the folder is in no repository."""
-    project = project_of_folder(folder)
-    return {} if project is None else {"x-memory-project": quote(project, safe="@ ")}
+    return {"x-memory-project": quote(key, safe="@ ")} if (key := project_of_folder(folder)) else {}
+
+
+def project_of_prompt(folder: str, *, is_here: bool) -> str | None:
+    """The key of a folder that a client says it works in; ``is_here``: on this machine, so that its git is asked."""
+    return (is_here and _project_here(folder, int(time.monotonic() / 60))) or project_of_place(folder)
+
+
+@lru_cache(maxsize=256)
+def _project_here(folder: str, _minute: int) -> str | None:
+    """The key of a folder's repository; git is asked once a minute."""
+    return project_of_folder(os.path.expanduser(folder))
 
 
 def projects_of(folder: str | os.PathLike[str] = ".") -> list[str]:
@@ -69,10 +81,11 @@ def _without_git(path: str) -> str:
 
 def _git(folder: str | os.PathLike[str], *arguments: str) -> str:
     """What a command of git prints about a folder; "" where it fails or there is no git."""
-    with suppress(OSError, subprocess.SubprocessError):
+    own = {k: v for k, v in os.environ.items() if k not in ("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR")}
+    with suppress(OSError, ValueError, subprocess.SubprocessError):
         done = subprocess.run(
             ["git", "-C", os.fspath(folder), *arguments], capture_output=True, text=True, errors="replace",
-            stdin=subprocess.DEVNULL, timeout=_SECONDS, check=False,
+            stdin=subprocess.DEVNULL, timeout=_SECONDS, check=False, env=own,
         )  # fmt: skip
         return done.stdout.strip() if done.returncode == 0 else ""
     return ""
