@@ -46,7 +46,11 @@ USAGE = {
 }
 ANSWERS: dict[str, dict[str, Any]] = {
     "chat": {"choices": [{"index": 0, "message": {"role": "assistant", "content": "so"}, "finish_reason": "stop"}]},
-    "responses": {"object": "response", "status": "completed", "output": []},
+    "responses": {
+        "object": "response", "status": "completed", "output": [], "created_at": 0, "parallel_tool_calls": True,
+        "tool_choice": "auto", "tools": [], "error": None, "incomplete_details": None, "instructions": None,
+        "metadata": {}, "temperature": 1.0, "top_p": 1.0,
+    },
     "messages": {"type": "message", "role": "assistant", "content": [], "stop_reason": "end_turn"},
 }  # fmt: skip
 TOKENS = 480  # of a call and its result
@@ -262,6 +266,7 @@ def proxy_part(sizes: list[int], routes: list[str], requests: int, rounds: int, 
         if litellm := shutil.which("litellm"):
             port = free_port()
             os.environ["LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"] = "true"  # or it does not start
+            os.environ |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "OPENAI_API_KEY": "k"}  # nor answers
             command = [litellm, "--model", "openai/gpt-5", "--api_base", f"{url}/v1", "--port", str(port)]
             servers["LiteLLM"] = stack.enter_context(started(command, port))
         print_head(

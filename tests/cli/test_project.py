@@ -103,6 +103,14 @@ def test_a_renamed_remote_keeps_the_project_and_another_address_is_another(tmp_p
     assert project_of_folder(shop).startswith("store@")
 
 
+def test_the_folder_counts_not_the_repository_that_a_hook_works_in(tmp_path, monkeypatch):
+    shop, mail = repository(tmp_path / "shop", SHOP), repository(tmp_path / "mail")
+    keys = project_of_folder(shop), project_of_folder(mail)
+    monkeypatch.setenv("GIT_DIR", str(mail / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(mail))
+    assert (project_of_folder(shop), project_of_folder(mail)) == keys
+
+
 def test_a_remote_that_is_a_folder(tmp_path):
     origin = repository(tmp_path / "origin")
     for name, url in (("a", str(origin)), ("b", origin.as_uri()), ("c", "../origin")):

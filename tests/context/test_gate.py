@@ -14,6 +14,7 @@ from memory_bank import Memory, MemoryBankState
 from memory_bank.context import gate
 from memory_bank.context.gate import broken_rule, leave
 from memory_bank.plan import NO_PLAN, Choice, Context, Form
+from memory_bank.processor import MemoryProcessor
 from memory_bank.transcript.anthropic import CACHE_MARK, AnthropicWire, Thinking, from_anthropic
 from memory_bank.transcript.chat import CHAT, edited_message
 from memory_bank.transcript.responses import WIRE as ITEMS
@@ -332,3 +333,24 @@ FOLDING = {
     "type": "memory_bank", "selection": "evidence", "observer_model": "extractive", "embedding_model": "lexical",
     "history_budget": 2_000, "refresh_after": 200,
 }  # fmt: skip
+
+
+def test_an_edited_message_is_copied_again_only_where_the_caller_changed_it():
+    processor = MemoryProcessor(
+        {
+            "memory_strategies": {"mask": {"type": "observation_masking", "max_length": 50, "keep_last": 1}},
+            "default_strategy": "mask",
+        }
+    )
+    messages = [user("go")]
+    contexts = []
+    for n in range(4):
+        messages += [call((f"c{n}", "get", {})), result(f"c{n}", "x" * 400)]
+        contexts.append(processor.apply_strategy(messages)[0])
+        if n == 2:
+            contexts[2][2]["content"] = "changed by the caller"
+    masked = [context[2] for context in contexts[1:]]
+    assert masked[1] is masked[0]
+    assert masked[2] is not masked[1]
+    assert "changed" not in masked[2]["content"]
+    assert messages[2]["content"] == "x" * 400

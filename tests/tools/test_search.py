@@ -153,6 +153,11 @@ def test_the_record_of_another_thing_supersedes_nothing_nor_does_one_in_view_com
             record(1, "message", {"speaker": "user"}, "The budget of Lena Vogt is 300 euros for trains."),
             record(2, "message", {"speaker": "Ada"}, "Lena Vogt may spend the 300 euros on planes instead."),
         ),
+        (  # what changed is another's
+            "Which region is Atlas in?",
+            record(1, "get_cluster", {"name": "Atlas"}, {"name": "Atlas", "region": "Oslo", "healthy": True}),
+            record(2, "message", {"speaker": "user"}, "Lena Vogt has moved to Porto. We have Atlas, which is healthy."),
+        ),
         (  # a figure of something else
             "What is the budget of Lena Vogt?",
             record(1, "message", {"speaker": "user"}, "The budget of Lena Vogt is 300 euros for trains."),

@@ -16,7 +16,7 @@ from memory_bank.pricing import common_length
 from memory_bank.transcript.anthropic import MOST_CACHE_MARKS, Thinking, answered_turn, cache_marks
 from memory_bank.transcript.chat import CHAT
 from memory_bank.transcript.messages import MessageKind, content_text, is_text_part, read, same_objects
-from memory_bank.transcript.transcript import copy_of
+from memory_bank.transcript.transcript import copy_of, is_same
 from memory_bank.transcript.turns import Part, PartWire, Wire
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
@@ -64,14 +64,24 @@ def leave(
         sent, rule = came, str(e).partition(":")[0]
     if rule:
         return _kept_back(context, messages, session, rule), came
-    own, before = set(map(id, came)), passed.sent[:shared]  # the caller may change what is not its own
+    shown = (
+        came
+        if form is not None
+        else (came[p] for p, change in context.entries if p is not None and not change)
+    )
+    own, before = set(map(id, shown)), passed.sent[:shared]  # the caller may change what is not its own
     passed.sent = [m if id(m) in own else before[n] if n < shared else copy_of(m) for n, m in enumerate(sent)]
     passed.came = [*came]
     if form is None:  # what leaves may be changed by the caller; the edits are used again
-        edits = context.plan.edits
+        edits, given = context.plan.edits, passed.given
+        passed.given = {}
         for n, (position, change) in enumerate(context.entries):
             if change and position in edits:
-                context[n] = copy_of(context[n])
+                kept = given.get(id(context[n]))
+                if kept is None or not is_same(*kept):
+                    kept = context[n], copy_of(context[n])
+                passed.given[id(kept[0])] = kept
+                context[n] = kept[1]
     elif not same_objects(sent, came):
         session.recount(context, form.read(sent))
     return context, sent
@@ -79,11 +89,15 @@ def leave(
 
 @dataclass(slots=True)
 class _Passed:
-    """The lists that were sent and that came last, the fold, and how many contexts in a row broke a prefix."""
+    """The lists that were sent and that came last, the fold, and how many contexts in a row broke a prefix.
+
+    ``given``: the edited messages of the last context, each with the copy that the caller has.
+    """
 
     sent: Sequence[Any] = ()
     came: Sequence[Any] = ()
     fold: tuple[object, ...] = ()
+    given: dict[int, tuple[object, object]] = field(default_factory=dict)
     breaks: int = 0
 
     def keeps_prefix(self, plan: Plan, shared: int, came: Sequence[Any]) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import time
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
@@ -39,7 +41,13 @@ def project_header(folder: str | os.PathLike[str] = ".") -> dict[str, str]:
 
 def project_of_prompt(folder: str, *, is_here: bool) -> str | None:
     """The key of a folder that a client says it works in; ``is_here``: on this machine, so that its git is asked."""
-    return (is_here and project_of_folder(os.path.expanduser(folder))) or project_of_place(folder)
+    return (is_here and _project_here(folder, int(time.monotonic() / 60))) or project_of_place(folder)
+
+
+@lru_cache(maxsize=256)
+def _project_here(folder: str, _minute: int) -> str | None:
+    """The key of a folder's repository; git is asked once a minute."""
+    return project_of_folder(os.path.expanduser(folder))
 
 
 def projects_of(folder: str | os.PathLike[str] = ".") -> list[str]:
@@ -73,10 +81,11 @@ def _without_git(path: str) -> str:
 
 def _git(folder: str | os.PathLike[str], *arguments: str) -> str:
     """What a command of git prints about a folder; "" where it fails or there is no git."""
+    own = {k: v for k, v in os.environ.items() if k not in ("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR")}
     with suppress(OSError, ValueError, subprocess.SubprocessError):
         done = subprocess.run(
             ["git", "-C", os.fspath(folder), *arguments], capture_output=True, text=True, errors="replace",
-            stdin=subprocess.DEVNULL, timeout=_SECONDS, check=False,
+            stdin=subprocess.DEVNULL, timeout=_SECONDS, check=False, env=own,
         )  # fmt: skip
         return done.stdout.strip() if done.returncode == 0 else ""
     return ""

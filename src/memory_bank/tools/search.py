@@ -52,6 +52,7 @@ _PAST = re.compile(
     r"\b(?:before|earlier|formerly|history|initial(?:ly)?|original(?:ly)?|previous(?:ly)?|used to)\b", re.I
 )
 _NAMES = re.compile(r"""(?:(?<=[^\W_] )|(?<=["'(]))[A-ZÀ-Þ]\w+(?: [A-ZÀ-Þ]\w+)*(?![\w-])""")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s")
 # A figure with the sign before it, or the unit after it.
 _AMOUNT = re.compile(
     r"(?<![\w-])([$€£¥]?)(\d[\d.,:]*+)(?: ?(?!(?:and|at|for|in|is|of|on|or|to)\b)([^\W\d_]+))?"
@@ -288,9 +289,12 @@ def _latest_first(found: Sequence[SearchMatch], query: str, asks: bool) -> list[
 def _is_replaced(old: str, new: str, subject: Collection[str], is_asked: bool) -> bool:
     """Whether a later text has another figure of a unit that an older one has, or another name where that has one.
 
+    Of the later text, the sentences count that tell a change and name the ``subject``, if there is one.
     ``is_asked``: the older text has words of the question beside the ``subject``, and all that the later one has of
     them; else the later one has to repeat a name of it.
     """
+    changed = (s for s in _SENTENCE_END.split(new) if _CHANGE.search(s))
+    new = " ".join(s for s in changed if not subject or any(name in s for name in subject))
     units = ({(m[3] or m[1]).lower(): m[2].rstrip(".,:") for m in _AMOUNT.finditer(t)} for t in (old, new))
     names = (
         {w for run in map(str.split, _NAMES.findall(t)) if {*run}.isdisjoint(subject) for w in run}

@@ -8,12 +8,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from itertools import islice
 
-from memory_bank.bank.retrieval import (
-    Retrieved,
-    format_retrieved_memory,
-    query_of_view,
-    retrieve,
-)
+from memory_bank.bank.retrieval import Retrieved, format_retrieved_memory, query_of_view, retrieve
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings
 from memory_bank.plan import Choice, Decision, Fate, Piece, Reasons

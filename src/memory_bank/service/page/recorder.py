@@ -62,12 +62,7 @@ class Recorder:
     """
 
     def __init__(
-        self,
-        database: Database,
-        kept: int,
-        *,
-        redact: Callable[[str], str] = str,
-        patience: float = PATIENCE,
+        self, database: Database, kept: int, *, redact: Callable[[str], str] = str, patience: float = PATIENCE
     ) -> None:
         self.database = database
         self.kept = kept

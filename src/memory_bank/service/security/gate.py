@@ -28,13 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from memory_bank.bank.database import Database
 from memory_bank.bank.keys import Keys
 from memory_bank.config import ServiceSettings
-from memory_bank.errors import (
-    ConfigError,
-    MemoryBankError,
-    NotAuthorizedError,
-    OriginError,
-    TooLargeError,
-)
+from memory_bank.errors import ConfigError, MemoryBankError, NotAuthorizedError, OriginError, TooLargeError
 from memory_bank.service import failures
 from memory_bank.service.security.access import LOCAL, NO_KEY, NOBODY, Caller, Keyring, RateLimits, own_key
 
