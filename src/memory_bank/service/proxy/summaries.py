@@ -139,7 +139,9 @@ async def _known(proxy: Proxy, exchange: Exchange, *, users_words: bool = False)
     """What the bank knows, as a summary; "" for nothing, also where it fails."""
     assert exchange.step is not None
     budget = proxy.rebuilder.sessions.config.service.compaction_tokens
-    return await _read(proxy, partial(what_is_known, exchange.step.state, budget, users_words=users_words)) or ""
+    return (
+        await _read(proxy, partial(what_is_known, exchange.step.state, budget, users_words=users_words)) or ""
+    )
 
 
 async def _besides(proxy: Proxy, exchange: Exchange, said: str) -> str:
@@ -149,7 +151,7 @@ async def _besides(proxy: Proxy, exchange: Exchange, said: str) -> str:
     if not isinstance(state, MemoryBankState) or (budget := min(most, tokens_paid_for(state))) < LEAST_ADDED:
         return ""
     known = await _read(proxy, partial(what_is_known, state, budget, lacking=said))
-    return known and ADDED + known or ""
+    return ADDED + known if known else ""
 
 
 async def _read(proxy: Proxy, work: Callable[[], str]) -> str | None:
