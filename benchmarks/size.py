@@ -188,7 +188,7 @@ def used(where: str) -> dict[str, float]:
 
         measure("step", step, 5)
     add_steps(database)
-    measure("list", lambda: list_sessions(database))
+    measure("list", lambda: list_sessions(database, is_short=True))
     measure("totals", lambda: (namespace_totals(database, None), usage_sums(database, None)), 3)
     facts = FactStore(database, f"{0:032x}")
     measure("forget", lambda: facts.forget(facts.page()[0].trace_id))

@@ -1,6 +1,7 @@
 """Lists of sessions and records, on every database: paged, counted, found, and read in pieces."""
 
 import time
+from dataclasses import replace
 
 import pytest
 import sqlalchemy as sa
@@ -202,6 +203,10 @@ def test_sessions_are_counted(database):
         ("two", 3, 35, 1, 3, 0, 1_700_000_102.0, ""),
         ("one", 7, 3, 7, 3, 2, 1_700_000_006.0, "find it"),
         ("empty", 0, 0, 0, 0, 0, None, ""),
+    ]
+    uncounted = {"unobserved": 0, "to_redo": 0}
+    assert list_sessions(database, is_short=True) == [
+        replace(s, **uncounted) for s in list_sessions(database)
     ]
     assert has_session(database, "empty")
     assert not any(has_session(database, name) for name in ("no", "\udcff", "a\0b", "", "x" * 300))

@@ -7,11 +7,13 @@ import threading
 import time
 
 import pytest
+import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.bank.conftest import local
 from tests.chats import call, result, rounds, system, user
 from tests.contracts.insights import NumbersEmbedder, NumbersStore, score_at
+from tests.contracts.stores import a_record
 from tests.examples import first_short
 
 from memory_bank import (
@@ -25,6 +27,7 @@ from memory_bank import (
 )
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import re_embed
+from memory_bank.bank.stores import FactStore, WiderScope
 from memory_bank.errors import ConfigError
 from memory_bank.tools.search import search_session
 
@@ -533,3 +536,22 @@ def test_a_file_of_another_session_says_what_a_later_call_did_with_it(bank):
     assert "superseded by read-3, a later result of the same call; the file was changed by e-1" in answer
     own = search_session(one, "app/late.py", 9, scope="session").matches
     assert [(m.newer, m.since) for m in own] == [(None, "")]
+
+
+def test_what_was_found_beyond_a_session_is_read_by_its_ids(tmp_path):
+    """Each id is looked up once, and not in each session of the scope, which grow with the bank."""
+    database, plans = Database(tmp_path / "bank.db"), []
+    for name in "ab":
+        FactStore(database, name).store(a_record(1))
+    engine = database._engine
+
+    @sa.event.listens_for(engine, "before_cursor_execute")
+    def explain(_connection, cursor, statement, values, _context, _many):
+        if "records.trace_id IN" in statement:
+            plans.append([str(row) for row in cursor.execute(f"EXPLAIN QUERY PLAN {statement}", values)])
+
+    scope, place = WiderScope(database, "a", "all"), ("b", a_record(1).trace_id)
+    assert [*scope.calls([place])] == [*scope.entries([place])] == [place]
+    assert len(plans) == 2
+    assert all("SEARCH records" in plan[0] and "(trace_id=?)" in plan[0] for plan in plans)
+    database.close()

@@ -64,6 +64,11 @@ def assert_as_counted(database):
     counts = [n for of in used for s in of for n in (s.steps, s.reported, s.errors, s.without_memory)]
     assert {*map(type, counts)} <= {int}  # PostgreSQL's sums are Decimals, which no JSON has
     assert comparable(used[0]) == comparable(used[1])
+    for since in database.column(sa.select(steps.c.created)):
+        later = count_of(steps.join(sessions, sessions.c.session_id == steps.c.session_id))
+        later = later.where(sessions.c.namespace.is_(None), sessions.c.deleted.is_(None))
+        found = usage_sums(database, None, "period", since=since)
+        assert sum(s.steps for s in found) == database.value(later.where(steps.c.created >= since))
     assert [d for d in verify(database) if d.kind == "sums"] == []
     with database.write() as c:
         recount(c)
@@ -169,6 +174,22 @@ def test_sums_are_as_counted_when_several_write_at_once(bank_url):
     assert_as_counted(databases[2])
     for database in databases:
         database.close()
+
+
+def test_many_rows_of_one_transaction_change_the_sums_a_few_times(bank_url):
+    """Each change of a row in a transaction leaves one more that PostgreSQL reads at the next."""
+    database, many = Database(bank_url), range(1, 2_001)
+    changed = sa.text("SELECT cmin::text::int FROM sums")  # commands before the latest change
+    FactStore(database, "s").store_many([a_record(n) for n in many])
+    assert not database.ranks or database.value(changed) < 50
+    InsightStore("lexical", database, "s").add_many(insights_of(many))
+    assert not database.ranks or database.value(changed) < 50
+    totals = namespace_totals(database, None)
+    assert (totals.records, totals.insights) == (2_000, 2_000)
+    assert_as_counted(database)
+    FactStore(database, "s").store_many([a_record(n) for n in range(1, 2_101)])  # of which most exist
+    assert namespace_totals(database, None).records == 2_100
+    database.close()
 
 
 @pytest.mark.short  # also on PostgreSQL

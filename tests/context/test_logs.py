@@ -287,6 +287,11 @@ def test_many_failures_leave_room_and_the_mark_counts_them():
     assert "error: 'aku' undeclared\n  0 | aku();" in part
 
 
+def test_lines_of_which_nothing_is_likely_needed_do_not_fill_the_room():
+    part, _ = shown(PYTEST)
+    assert "1 failed, 599 passed" in part and COUNT(part) < 3_000
+
+
 def test_the_same_failure_is_shown_once():
     text = between(
         "2026-03-01 12:{s} INFO order {m} read", filler("2026-03-01 12:{s} ERROR no order {n}", 300, 1)

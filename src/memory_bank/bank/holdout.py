@@ -12,15 +12,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from memory_bank.bank.database import ANY, Database
-from memory_bank.bank.schema import (
-    SESSION,
-    SET_SESSION,
-    of_namespace,
-    of_session,
-    records,
-    sessions,
-    steps,
-)
+from memory_bank.bank.schema import SESSION, SET_SESSION, of_namespace, of_session, records, sessions, steps
 from memory_bank.bank.steps import usage_sums
 from memory_bank.config import Price
 from memory_bank.pricing import costs, known_price

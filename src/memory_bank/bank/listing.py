@@ -156,10 +156,10 @@ def has_session(database: Database, session_id: str) -> bool:
     return is_session_id(session_id) and database.value(mine, session=session_id) is not None
 
 
-def list_sessions(database: Database) -> list[SessionInfo]:
-    """All sessions of a bank, deleted ones included, the most recently written first."""
+def list_sessions(database: Database, *, is_short: bool = False) -> list[SessionInfo]:
+    """All sessions, deleted ones included, the last written first; ``is_short``: without counts of rows that wait."""
     with database.snapshot() as c:
-        found = _details(c, _DETAILS)
+        found = _details(c, _DETAILS, is_short)
     return sorted(found, key=lambda info: (-(info.last_written or 0.0), info.session_id))
 
 
@@ -266,18 +266,18 @@ def namespace_totals(database: Database, namespace: str | None) -> NamespaceTota
     return NamespaceTotals(*counts, Tokens(*map(int, tokens)))
 
 
-def _details(c: Connection, query: sa.Select[*tuple[Any, ...]]) -> list[SessionInfo]:
+def _details(c: Connection, query: sa.Select[Any], is_short: bool = False) -> list[SessionInfo]:
     found: list[SessionInfo] = []
     for part in in_parts(c.execute(query).mappings().all(), _AT_ONCE):
         each = {row["session_id"]: {**row, "task": row["task"] or ""} for row in part}
         values = {"ids": list(each)}
-        for figures in _FIGURES:
-            for row in c.execute(figures, values).mappings():
+        for figure in () if is_short else _FIGURES:
+            for row in c.execute(figure, values).mappings():
                 each[row["session_id"]] |= row
         for session_id, facts, summaries, *tokens in c.execute(_KEPT_EACH, values):
             kept = {"records": int(facts), "insights": int(summaries), "tokens": Tokens(*map(int, tokens))}
             each[session_id] |= kept
-        for session_id, count in _unobserved(c, list(each)).items():
+        for session_id, count in () if is_short else _unobserved(c, list(each)).items():
             each[session_id]["unobserved"] = count
         found += (SessionInfo(**{**row, "calls": int(row.get("calls", 0))}) for row in each.values())
     return found
@@ -435,11 +435,6 @@ def find_record(database: Database, trace_id: str) -> tuple[str, InteractionReco
     for row in database.rows(found) if is_trace_id(trace_id) else ():
         return row["session_id"], from_row(row), insight_of(row)
     return None
-
-
-def count_records(database: Database, session_id: str) -> int:
-    """The number of records of a session."""
-    return database.value(count_of(records).where(of_session(records)), session=session_id) or 0
 
 
 def records_named(database: Database, session_id: str, name: str, limit: int = 20) -> list[Outline]:

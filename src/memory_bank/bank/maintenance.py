@@ -254,13 +254,12 @@ class _Verification:
 
     def records(self) -> Iterator[Defect]:
         """Every record is readable; an id derived from content is the hash of that content."""
-        query = sa.select(*_stored(records), _i.seq.label("insight")).outerjoin(insights, INSIGHT_OF_RECORD)
-        for row in self._pages(records, query):
+        for row in self._pages(records, sa.select(*_stored(records))):
             self.counts.records += 1
-            self.counts.unobserved += row["insight"] is None
+            self.counts.unobserved += 1
             values, problem = _values(records, row)
             if not problem and is_derived(values["trace_id"]) and values["call_id"] is not None:
-                if derivation(values["session_id"], from_row(values), values["output"]) is None:
+                if derivation(values, values["session_id"]) is None:
                     problem = "its id is not the hash of its content"
                 else:
                     self.counts.checked_ids += 1
@@ -281,17 +280,16 @@ class _Verification:
             yield from (defect for _, defect in part)
 
     def _broken_insights(self) -> Iterator[tuple[RowMapping, Defect]]:
-        vector = (
-            sa.func.coalesce(sa.func.vector_dims(_i.embedding), 0)
-            if self.database.ranks
-            else as_bytes(_i.embedding)
-        )
+        vector: sa.ColumnElement[Any] = as_bytes(_i.embedding)
+        if self.database.ranks:
+            vector = sa.func.coalesce(sa.func.vector_dims(_i.embedding), 0)
         columns = (c for c in _stored(insights) if c.name != "embedding")
         query = sa.select(*columns, vector.label("embedding"), _r.seq.label("record"))
         for row in self._pages(insights, query.outerjoin(records, INSIGHT_OF_RECORD)):
             self.counts.insights += 1
             kind, problem = "insight", "it has no record"
             if row["record"] is not None:
+                self.counts.unobserved -= 1
                 problem = _values(insights, {**row, "embedding": b""})[1]
             if not problem and self.dimension is not None:  # else reported once, by ``embedder``
                 kind, problem = "embedding", _wrong_vector(row["embedding"], self.dimension)
@@ -303,9 +301,11 @@ class _Verification:
         """Every insight has words, by which it is found, and nothing else has."""
         damaged, broken = list[tuple[str, int]](), list[int]()
         with self.database.snapshot() as c:
-            there = dict(c.execute(sa.select(_i.seq, _i.session_id)).all())
-            entries = set(indexed(c, damaged, broken))
-        missing, left = [*(there.keys() - entries)], [*(entries - there.keys())]
+            there = np.fromiter(c.execute(sa.select(_i.seq)).scalars(), np.int64)
+            entries = np.fromiter(indexed(c, damaged, broken), np.int64)
+            missing, left = np.setdiff1d(there, entries).tolist(), np.setdiff1d(entries, there).tolist()
+            parts = (sa.select(_i.session_id).where(_i.seq.in_(part)) for part in in_parts(missing))
+            names = Counter(name for part in parts for name in c.execute(part).scalars())
         if self.repair and (left or damaged or broken):
             with self.database.write() as c:
                 delete_words(c, [*left, *broken], damaged)
@@ -313,18 +313,11 @@ class _Verification:
         joined = joined.select_from(insights.outerjoin(records, INSIGHT_OF_RECORD))
         for part in in_parts(missing, _BATCH) if self.repair else ():
             with self.database.write() as c:
-                rows = c.execute(joined.where(_i.seq.in_(part))).mappings().all()
-                contents = (None if row["seq"] is None else from_row(row) for row in rows)
-                new = [
-                    {
-                        "trace_id": row["of"],
-                        "session_id": row["in_session"],
-                        "terms": terms_of(row["summary"], r),
-                    }
-                    for row, r in zip(rows, contents, strict=True)
-                ]
-                add_insights(c, new)
-        for name, count in sorted(Counter(there[seq] for seq in missing).items()):
+                for row in c.execute(joined.where(_i.seq.in_(part))).mappings().all():
+                    terms = terms_of(row["summary"], None if row["seq"] is None else from_row(row))
+                    new = {"trace_id": row["of"], "session_id": row["in_session"], "terms": terms}
+                    add_insights(c, [new])
+        for name, count in sorted(names.items()):
             yield Defect("words", f"{count:,} of its insights have no words", _name(name), mended=self.repair)
         if left or damaged:
             what = f"{len(left):,} words of no insight, {len(damaged):,} damaged blocks"
@@ -346,12 +339,9 @@ class _Verification:
         for name, number, part in broken:
             at = (f.session_id == name) & (f.number == number)
             if self.repair:
+                change = sa.delete(folds) if part is f.body else sa.update(folds).values(why=None)
                 with self.database.write() as c:
-                    c.execute(
-                        sa.delete(folds).where(at)
-                        if part is f.body
-                        else sa.update(folds).where(at).values(why=None)
-                    )
+                    c.execute(change.where(at))
             what = "it" if part is f.body else "why it shows what it does"
             yield Defect("fold", f"fold {number}: {what} cannot be read", _name(name), mended=self.repair)
 

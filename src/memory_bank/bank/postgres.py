@@ -6,7 +6,7 @@ import re
 import select
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -139,6 +139,8 @@ class Postgres(Database):
                 connection.execute("SET idle_in_transaction_session_timeout = 60000")  # a process that hangs
             connection.commit()
 
+        # many rows in one statement, as each statement has its triggers
+        engine.dialect.use_insertmanyvalues_wo_returning = True
         event.listen(engine, "checkout", _test)
         event.listen(engine, "checkin", lambda _, record: record.info.update({_USED: time.monotonic()}))
         return engine
@@ -220,6 +222,12 @@ class Postgres(Database):
             c.execute(_LOCK_SESSIONS).all()
         else:
             c.execute(_LOCK_SESSION, {"session": session_id})
+
+    def insert_new(self, c: Connection, table: sa.Table, rows: Sequence[Mapping[str, object]]) -> int:
+        if len(rows) < 50:  # one statement for all is long
+            return super().insert_new(c, table, rows)
+        new: Any = postgresql.insert(table).on_conflict_do_nothing().returning(sa.literal_column("1"))
+        return len(c.execute(new, rows).all())  # with "returning" SQLAlchemy puts many rows in one statement
 
     def lock_name(self, c: Connection, name: str) -> None:
         c.execute(_LOCK_NAME, {"name": name})

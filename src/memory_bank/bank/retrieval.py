@@ -98,11 +98,7 @@ class Retrieved:
 
 
 def retrieve_and_format(
-    query: str,
-    fact_store: FactStore,
-    insight_store: InsightStore,
-    top_k: int = 3,
-    max_chars: int = 2_000,
+    query: str, fact_store: FactStore, insight_store: InsightStore, top_k: int = 3, max_chars: int = 2_000
 ) -> list[dict[str, str]]:
     """The ``top_k`` records that fit a query best: ``[{"trace_id", "summary", "raw_data"}]``, best first.
 

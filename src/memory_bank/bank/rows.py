@@ -6,13 +6,14 @@ import json
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from operator import itemgetter
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import RowMapping
 
-from memory_bank.bank.schema import HEAD_BYTES, Embedding, ExactText
+from memory_bank.bank.schema import HEAD_BYTES, Embedding, ExactText, records
 from memory_bank.errors import RecordConflictError, RecordError
 from memory_bank.records import Insight, InteractionRecord, call_key, derive_trace_id
 from memory_bank.transcript.jsontext import RAW, compact, dump_value, parse_arguments, parse_output
@@ -52,7 +53,7 @@ def to_row(record: InteractionRecord, session_id: str) -> dict[str, Any]:
     what = f"of tool {str(record.tool_name)[:80]!r}"
     _check_id(record.trace_id, f"the record {what}")
     step, input_text, output_text = record.step_id, record.input_text, record.output_text
-    if not _fits(sa.Integer(), step):
+    if not _fits(records.c.step_id.type)(step):
         raise RecordError(f"the step_id {what} must be a whole number of at most {_MAX_STEP:,}.")
     if not is_time(record.timestamp):
         raise RecordError(f"the timestamp {what} must be Unix seconds, at most {_MAX_TIME:,}.")
@@ -184,7 +185,7 @@ def read_row(
             value = row[column.name] = decode(column.type, given.get(column.name))
         except (TypeError, ValueError):
             raise RecordError(f"its {column.name} is not readable") from None
-        if not (_fits(column.type, value) or (value is None and column.nullable)):
+        if not (_fits(column.type)(value) or (value is None and column.nullable)):
             raise RecordError(f"its {column.name} is not valid")
     for side in ("input", "output"):
         if side in row and not row[f"{side}_verbatim"]:
@@ -197,22 +198,23 @@ def read_row(
     return row
 
 
-def _fits(kind: Any, value: Any) -> bool:
-    """Whether a value may stand in a column of a type, within limits that no sum over sessions exceeds."""
+@cache
+def _fits(kind: Any) -> Callable[[Any], bool]:
+    """What tells of a value whether it may stand in a column of a type, and no sum over sessions gets too large."""
     if isinstance(kind, ExactText):
-        return isinstance(value, str)
+        return lambda value: isinstance(value, str)
     if isinstance(kind, Embedding):
-        return isinstance(value, bytes)
+        return lambda value: isinstance(value, bytes)
     if isinstance(kind, sa.LargeBinary):
-        return isinstance(value, bytes) and len(value) == HEAD_BYTES
+        return lambda value: isinstance(value, bytes) and len(value) == HEAD_BYTES
     if isinstance(kind, sa.String):
-        return is_name(value, kind.length or 0)
+        return lambda value: is_name(value, kind.length or 0)
     if isinstance(kind, sa.Boolean):
-        return value is True or value is False
+        return lambda value: value is True or value is False
     if isinstance(kind, sa.Integer):  # BigInteger is one
         most = 2**40 if isinstance(kind, sa.BigInteger) else _MAX_STEP
-        return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= most
-    return is_time(value)
+        return lambda value: type(value) is int and abs(value) <= most
+    return is_time
 
 
 def _load(text: str) -> Any:
@@ -228,40 +230,37 @@ def _load(text: str) -> Any:
 def is_derived(trace_id: str) -> bool:
     """Whether an id has the form of ids derived from content (UUID version 5)."""
     try:
-        return uuid.UUID(trace_id).version == 5 and len(trace_id) == 36
+        return len(trace_id) == 36 and trace_id[14] == "5" and uuid.UUID(trace_id).version == 5
     except ValueError:
         return False
 
 
-def derivation(
-    session_id: str, record: InteractionRecord, output: str, likely: int = 0
-) -> tuple[bytes, int] | None:
+def derivation(row: Row, session_id: str, likely: int = 0) -> tuple[bytes, int] | None:
     """The content key and the ordinal whose hash is a record's id in its session; None if there is none.
 
-    ``output`` is the stored text; ``likely`` is the ordinal tried first. The hashed content is the stored one
-    with two exceptions: arguments stored as an object may have been missing or not an object, and the call id
-    may have come from the result only.
+    ``likely`` is the ordinal tried first. The hashed content is the stored one with two exceptions: arguments stored
+    as an object may have been missing or not an object, and the call id may have come from the result only.
     """
-    keys = _content_keys(record, output)
+    keys = _content_keys(row)
     for ordinal in (likely, *range(EQUALS)):
         for key in keys:
-            if derive_trace_id(session_id, key, ordinal) == record.trace_id:
+            if derive_trace_id(session_id, key, ordinal) == row["trace_id"]:
                 return key, ordinal
     return None
 
 
-def _content_keys(record: InteractionRecord, output: str) -> list[bytes]:
-    arguments = [record.input_text or ""]
-    if record.input_text is None:
-        arguments = [compact(record.raw_input)]
-        if record.raw_input == {}:
+def _content_keys(row: Row) -> list[bytes]:
+    arguments, outputs = [row["input"]], [row["output"]]
+    if not row["input_verbatim"]:
+        value = _load(row["input"])
+        arguments = [compact(value)]
+        if value == {}:
             arguments.append("")
-        if isinstance(record.raw_input, dict) and set(record.raw_input) == {RAW}:
-            arguments.append(compact(record.raw_input[RAW]))
-    outputs = [output]
-    if record.output_text is None:
-        outputs.append(dump_value(record.raw_output))
-    keys = [call_key(record.call_id, record.tool_name, a or "", o) for a in arguments for o in outputs]
+        if isinstance(value, dict) and set(value) == {RAW}:
+            arguments.append(compact(value[RAW]))
+    if not row["output_verbatim"]:
+        outputs.append(dump_value(_load(row["output"])))
+    keys = [call_key(row["call_id"], row["tool_name"], a or "", o) for a in arguments for o in outputs]
     return list(dict.fromkeys(keys))
 
 
@@ -269,10 +268,10 @@ def rederived(rows: Iterable[Row], session_id: str, other: str) -> Iterator[tupl
     """A session's trace_ids, oldest first, each with its one in another session; those not derived stay the same."""
     next_: defaultdict[bytes, int] = defaultdict(int)
     for row in rows:
-        record, trace_id = from_row(row), row["trace_id"]
+        trace_id = row["trace_id"]
         if is_derived(trace_id):
-            likely = max((next_[key] for key in _content_keys(record, row["output"])), default=0)
-            found = derivation(session_id, record, row["output"], likely)
+            likely = max((next_[key] for key in _content_keys(row)), default=0)
+            found = derivation(row, session_id, likely)
             if found is not None:
                 key, ordinal = found
                 next_[key] = ordinal + 1

@@ -434,6 +434,7 @@ def usage_sums(
     ids = mine if session_ids is None else session_ids
     if by == "period" or since is not None:
         table, keys, figures, here = steps, _counted_by, _counted, _t.created >= (since or 0.0)
+        here &= _t.session_id.in_(sa.select(sums.c.session_id).where(sums.c.last >= (since or 0.0)))
     else:
         table, keys, figures, here = sums, _kept_by, _kept, sums.c.steps > 0
     places = {"all": sa.null(), "session": table.c.session_id, "period": _period(period, offset)}

@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection
 from memory_bank.bank.database import Database, as_database
 from memory_bank.bank.embedder import bind, check_embedder, dimension_of
 from memory_bank.bank.group_commit import Operation
-from memory_bank.bank.listing import Outline, count_records, list_outlines, stored_rows
+from memory_bank.bank.listing import Outline, list_outlines, stored_rows
 from memory_bank.bank.rows import (
     FORGOTTEN,
     check_same,
@@ -193,7 +193,7 @@ class FactStore:
 
     def size(self) -> int:
         """The number of records."""
-        return count_records(self.database, self.session_id)
+        return self.database.extent(self.session_id).records
 
 
 class InsightStore:
@@ -422,15 +422,20 @@ class WiderScope:
     def __init__(self, database: Database, session_id: str, scope: Scope) -> None:
         self.database = database
         self.session_id = session_id
-        self._within = within(_r.session_id, scope)
+        self._scope, self._within = scope, within(_r.session_id, scope)
+
+    def _named(self, part: Sequence[Place]) -> sa.ColumnElement[bool]:
+        named = sa.select(sessions.c.session_id).where(sessions.c.session_id.in_({s for s, _ in part}))
+        named = named.where(within(sessions.c.session_id, self._scope))
+        # concatenated, or SQLite looks for each trace_id in each session of the scope
+        return _r.trace_id.in_({t for _, t in part}) & _r.session_id.concat("").in_(named)
 
     def entries(self, where: Sequence[Place]) -> dict[Place, tuple[InteractionRecord, Insight | None]]:
         """Records with their insights; missing ones are left out."""
         found: dict[Place, tuple[InteractionRecord, Insight | None]] = {}
         entries = sa.select(*_r, _i.summary, _i.source, _i.redo).outerjoin(insights, INSIGHT_OF_RECORD)
         for part in in_parts(where):
-            named = _r.session_id.in_({s for s, _ in part}), _r.trace_id.in_({t for _, t in part})
-            for row in self.database.rows(entries.where(self._within, *named), session=self.session_id):
+            for row in self.database.rows(entries.where(self._named(part)), session=self.session_id):
                 at = (row["session_id"], row["trace_id"])
                 if at in part:
                     found[at] = from_row(row), insight_of(row)
@@ -443,8 +448,7 @@ class WiderScope:
         )
         found: dict[Place, Call] = {}
         for part in in_parts(where):
-            named = _r.session_id.in_({s for s, _ in part}), _r.trace_id.in_({t for _, t in part})
-            for row in self.database.rows(heads.where(self._within, *named), session=self.session_id):
+            for row in self.database.rows(heads.where(self._named(part)), session=self.session_id):
                 head = bytes(row["head"] or b"").decode("utf-8", "ignore")
                 found[row["session_id"], row["trace_id"]] = row["seq"], row["tool_name"], head
         return found

@@ -228,17 +228,19 @@ def indexed(c: Connection, damaged: list[tuple[str, int]], broken: list[int]) ->
     is_broken = (size < HEAD.itemsize) | ((size - HEAD.itemsize) % 5 != 0)
     broken += c.execute(sa.select(_w.seq).where(is_broken)).scalars()
     yield from c.execute(sa.select(_w.seq).where(~is_broken)).scalars()
-    for namespace, first in c.execute(sa.select(_b.namespace, _b.first).distinct()).all():
-        bodies = sa.select(_b.bucket, _b.body).where(*_OF_BLOCK).order_by(_b.bucket)
+    rows, bad = dict[tuple[str, int], list[int]](), set[tuple[str, int]]()
+    for namespace, bucket, first, body in c.execute(sa.select(*_b), execution_options={"yield_per": 500}):
+        seqs = rows.setdefault((namespace, first), [])
         try:
-            rows, *parts = c.execute(bodies, {"namespace": namespace, "of": first}).all()
-            seqs = _Rows.unpacked(rows.body).seqs.tolist()
-            for part in parts:
-                _unpacked(part.body)
+            if bucket == _ROWS:
+                seqs += _Rows.unpacked(body).seqs.tolist()
+            else:
+                _unpacked(body)
         except DAMAGED:
-            damaged.append((namespace, first))
-        else:
-            yield from seqs
+            bad.add((namespace, first))
+    damaged += sorted(bad | {of for of, seqs in rows.items() if not seqs})
+    for seqs in (rows[of] for of in rows.keys() - bad):
+        yield from seqs
 
 
 def delete_words(c: Connection, rows: Iterable[int], damaged: Iterable[tuple[str, int]] = ()) -> None:

@@ -59,7 +59,8 @@ def sessions(db: str | None = DB, as_json: bool = JSON) -> None:
     from memory_bank.bank.listing import list_sessions
 
     database = open_bank(db)
-    listed = [(max(s.last_step or 0.0, s.last_written or 0.0) or None, s) for s in list_sessions(database)]
+    every = list_sessions(database, is_short=not as_json)
+    listed = [(max(s.last_step or 0.0, s.last_written or 0.0) or None, s) for s in every]
     listed.sort(key=lambda each: -(each[0] or 0.0))
     if as_json:
         keys = (

@@ -77,6 +77,8 @@ NEAR = 0.85
 """The share of the tokens for a table from which no more is tried."""
 LEAST_WORTH = 0.0001
 """What a character of a text is worth that the evidence model does not score."""
+LEAST_CHANCE = 0.0005
+"""What a token of a text is worth at least, beyond half of the room, which stays empty where none is."""
 MOST_NAMED, MOST_PLACES = 20, 3
 """Ids of the user's message whose lines are shown, and the lines that hold one at most: else it tells nothing."""
 FAR, LONGEST_HEADER = 800, 300
@@ -349,6 +351,7 @@ class _Part:
             tail_interaction=self.parsed.interaction + 1,
             budget=max(1, room - self.count("".join(texts))),
             prices=[0],
+            least=LEAST_CHANCE,
         )
         tables = _tables(cut, source)
         while True:

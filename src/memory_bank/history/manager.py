@@ -513,11 +513,7 @@ class AdaptiveMemoryManager(MemoryManager):
     """
 
     def __init__(
-        self,
-        max_tokens: int,
-        *args: Any,
-        state: MemoryBankState | None = None,
-        **options: Any,
+        self, max_tokens: int, *args: Any, state: MemoryBankState | None = None, **options: Any
     ) -> None:
         self.max_tokens = positive(max_tokens, "max_tokens")
         self.state = state

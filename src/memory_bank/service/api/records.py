@@ -242,7 +242,7 @@ def named_record(api: ApiContext, name: str, wanted: str) -> listing.Outline:
     if outlines:
         return outlines[0]
     if re.fullmatch(r"#?[0-9]{1,9}", wanted):
-        count = listing.count_records(bank, session_id)
+        count = bank.extent(session_id).records
         there = f"it has #1 to #{count}" if count else "it has none yet"
         raise NotFoundError(f"this session has no record of that number: {there}.")
     raise NotFoundError(
