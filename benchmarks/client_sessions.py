@@ -8,7 +8,8 @@ with payment ids by calls and names some ids in the end; an id that its request 
 A row tells the requests of both runs, how many payment ids stood in requests of a branch, window or agent that had
 never read them ("undone"), whether all answers were right, whether the last request had memory, and the savings: by
 the figures that the service recorded, and of the requests as they came and as upstream got them (tokens of their
-tools as JSON, and of all other texts).
+tools as JSON, and of all other texts). "dollars" are those of the run with memory beside those without, from a prefix
+cache that answers report.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agents_model import MarkedCache, parts_of
 from clients import (
     CLIENTS,
     SHELLS,
@@ -38,6 +40,8 @@ from clients import (
     tool_names,
 )
 from harness import command_line
+from measuring.measure import PRICE_TABLES
+from memory_bank.pricing import Usage, cost
 from memory_bank.testing import Reply, ScriptedServer, calls, fail, say
 from memory_bank.transcript.harness import persons_text
 from memory_bank.transcript.tokens import open_counter
@@ -293,6 +297,32 @@ class Figures:
     sessions: int
     errors: list[str]
     output: str
+    paid: float
+
+
+class Caching:
+    """A model behind a prefix cache: its answers report what of each request was read from it and written to it."""
+
+    def __init__(self, model: Model, api: str) -> None:
+        self.model, self.api, self.used = model, api, list[Usage]()
+        self._cache = MarkedCache(COUNTER)
+
+    def __call__(self, body: dict[str, Any]) -> Reply:
+        """The model's turn."""
+        reply = self.model(body)
+        if reply.status != 200 or not (body.get("messages") or body.get("input")):
+            return reply
+        texts, marks = parts_of(body, self.api)
+        parts = [(text, COUNTER.count_text(text)) for text in texts]
+        used = self._cache.add(parts) if marks is None else self._cache.add_marked(parts, marks)
+        self.used.append(used)
+        return dataclasses.replace(reply, usage=(used.input, 30), cached=(used.cached, used.written))
+
+    def paid(self) -> float:
+        """What all requests cost."""
+        return sum(
+            cost(u, PRICE_TABLES["0.1/1.25" if self.api == "messages" else "0.1/1"]) for u in self.used
+        )
 
 
 def measure(name: str, *, holdout: float) -> Figures:
@@ -300,7 +330,8 @@ def measure(name: str, *, holdout: float) -> Figures:
     client, _, act, allowed = CASES[name]
     orders = Orders(name)
     bodies: list[bytes] = []
-    model = Model(orders, refuses=name == "refused" and not holdout)
+    model, route = Model(orders, refuses=name == "refused" and not holdout), CLIENTS[client].route
+    caching = Caching(model, route)
     with tempfile.TemporaryDirectory(prefix="session-") as place:
         folder = Path(place)
         (folder / "home").mkdir()
@@ -308,12 +339,11 @@ def measure(name: str, *, holdout: float) -> Figures:
         for n in (n for h in (100, 200, 300) for n in range(h + 1, h + 61)):
             (folder / "work" / "orders" / f"{n}.json").write_text(orders.text(n) + "\n")
         with (
-            ScriptedServer(model, models=MODELS) as server,
+            ScriptedServer(caching, models=MODELS) as server,
             serving(server, folder / "bank.db", bodies, holdout=holdout) as (url, recorded),
         ):
             work = Work(client, Run(folder / "home", folder / "work", url))
             act(work)
-            route = CLIENTS[client].route
             asked = [e for e in recorded if e.api.route == route]
             arrived = [r for r in server.requests if r.path.split("?")[0].endswith(route)]
     own = [json.loads(body) for body in bodies if body]
@@ -331,12 +361,14 @@ def measure(name: str, *, holdout: float) -> Figures:
         sessions=len({e.session for e in asked if e.session}),
         errors=[*server.refused, *(str(e.status) for e in asked if e.status != 200)],
         output="\n".join(printed for _, printed in work.answers),
+        paid=caching.paid(),
     )
 
 
 HEAD = (
     "| client | case | requests without | with memory | undone ids | right answers | sessions | last request "
-    "| saved by the figures | in truth | errors |\n|---|---|---:|---:|---:|---|---:|---|---:|---:|---:|"
+    "| saved by the figures | in truth | dollars | errors |\n"
+    "|---|---|---:|---:|---:|---|---:|---|---:|---:|---:|---:|"
 )
 
 
@@ -362,7 +394,8 @@ def main() -> int:
             f"| {CLIENTS[client].shown} | {shown} | {without.requests} | {with_memory.requests} "
             f"| {with_memory.undone} | {'yes' if with_memory.right else 'no'} | {with_memory.sessions} "
             f"| {with_memory.memory} | {saved / with_memory.full:.1%} of {with_memory.full:,} "
-            f"| {in_truth:.1%} of {with_memory.came:,} | {len(with_memory.errors)} |",
+            f"| {in_truth:.1%} of {with_memory.came:,} | {with_memory.paid / without.paid:.0%} "
+            f"| {len(with_memory.errors)} |",
             flush=True,
         )
         if (

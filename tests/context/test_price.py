@@ -13,7 +13,15 @@ from tests.examples import first_short
 from memory_bank import TOOL_SCHEMAS, MemoryBankSettings, MemoryProcessor
 from memory_bank.audit.costs import Costs, ScriptedCache
 from memory_bank.config import Config
-from memory_bank.context.fold_rule import FLOORS, MOST_FOLD, WAITS, first_fold, fold_size
+from memory_bank.context.fold_rule import (
+    FLOORS,
+    MOST_FOLD,
+    WAITS,
+    charge_whole,
+    first_fold,
+    fold_size,
+    tokens_paid_for,
+)
 from memory_bank.pricing import Ledger, Ratios, Usage, cost, list_prices
 from memory_bank.transcript.tokens import approximate_counter
 
@@ -59,6 +67,22 @@ def played(steps, price, added=0, offered=None, **settings):
 def steps_of(chat):
     """The lists of a chat at each model call."""
     return [chat[:n] for n in range(1, len(chat) + 1) if chat[n - 1]["role"] in ("user", "tool")]
+
+
+@pytest.mark.parametrize(("length", "pays"), [(48, False), (120, True)])
+def test_the_full_history_is_sent_for_a_summary_where_what_was_saved_pays_for_it(length, pays):
+    """After a fold the provider's cache does not hold it; what a list has more afterwards is paid in the same way."""
+    processor = MemoryProcessor(config_at("0.1/1.25"))
+    for messages in made_run(4, length=length):
+        processor.apply_strategy(messages, "b", model="m")
+    state = processor.state("b")
+    ledger, before = state.ledger, state.ledger.paid
+    assert state.last_fold.number > 0
+    assert charge_whole(state.last_plan.view, state) is pays
+    assert (ledger.paid > before) is pays
+    assert ledger.paid <= 1.05 * ledger.full
+    assert (tokens_paid_for(state) > 4_000) is pays
+    processor.close()
 
 
 def test_what_a_compaction_took_is_shown_where_what_was_saved_pays_for_it():

@@ -130,6 +130,7 @@ def test_what_a_coding_agent_does_to_a_session(name: str) -> None:
     assert given.right, given.output
     assert given.undone == 0
     assert given.requests <= without.requests + (name == "refused")
+    assert given.paid <= 1.05 * without.paid
     # after a compaction what was lost is shown where what was saved before pays for it
     assert given.memory.startswith("rebuilt") or name in ("compacts", "codex-compacts")
     assert (given.full - given.tokens) / given.full == pytest.approx(1 - given.arrived / given.came, abs=0.02)

@@ -265,3 +265,6 @@ def test_the_signature_of_a_call_goes_with_it():
     turn = call(("a", "f", {}), ("b", "f", {})) | {"reasoning_details": details}
     assert edited_message(turn, {1: None})["reasoning_details"] == details[:2]
     assert edited_message(turn, {1: "{}"})["reasoning_details"] == details
+    odd = [{"id": {"of": "b"}}, {"id": ["b"]}, {"id": None}, "b", None]
+    turn["tool_calls"][1]["id"], turn["reasoning_details"] = ["b"], odd
+    assert edited_message(turn, {1: None})["reasoning_details"] == [odd[0], *odd[2:]]

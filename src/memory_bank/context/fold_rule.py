@@ -21,7 +21,7 @@ LEAST_SHARE, FOLD_SHARE, MOST_FOLD = 0.12, 0.15, 16_000
 EXCESS = 0.04
 """What a fold may have cost above the full history, of that; 0.05 is promised, and counts differ a little."""
 CARRIED = 40
-"""Steps for which a fold of what a list has lost is paid, about, until the list itself is folded."""
+"""Steps for which what a list has more after a compaction is paid, about, until the list itself is folded."""
 LEAST_FOLD = 2_000
 """Tokens of the smallest fold with ``history_budget = "auto"`` where ``refresh_after`` is given."""
 
@@ -52,6 +52,23 @@ def price_fold(
     room = session.ledger.room(ratios, rest, min(head, known), view.full_tokens, known, EXCESS)
     size = fold_size(ratios, older, room, FLOORS[settings.fold])
     return FoldPrice(size, room, rest, first_fold(ratios, WAITS[settings.fold]))
+
+
+def charge_whole(view: View, session: MemoryBankState) -> bool:
+    """Charge the full history in the place of the context that was just charged, if what was saved pays for that."""
+    ratios, ledger, known = session.prefix_cache.ratios, session.ledger, known_tokens(view, session.ledger)
+    head = view.tokens_before[view.interactions[0].start if view.interactions else view.tail_start]
+    whole = ledger.step(ratios, view.full_tokens, min(head, known), view.full_tokens, known).paid
+    if pays := ledger.paid - ledger.last.paid + whole <= (1 + EXCESS) * ledger.full:
+        ledger.settle(ledger.last, whole, ledger.last.full)
+    return pays
+
+
+def tokens_paid_for(session: MemoryBankState) -> int:
+    """The tokens that a list may have more from now on, by what was saved."""
+    read, write = session.prefix_cache.ratios
+    left = (1 + EXCESS) * session.ledger.full - session.ledger.paid
+    return max(0, int(left / (write + CARRIED * read)))
 
 
 def fold_size(ratios: Ratios, older: int, room: float, floor: int) -> int:

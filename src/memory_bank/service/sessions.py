@@ -35,6 +35,7 @@ from memory_bank.bank.stores import FactStore
 from memory_bank.config import Config, MemoryBankSettings, NoStrategySettings, StoredSettings
 from memory_bank.context.build import build_context
 from memory_bank.context.evidence import evidence_model
+from memory_bank.context.fold_rule import charge_whole
 from memory_bank.context.gate import leave
 from memory_bank.context.policies import policy_of
 from memory_bank.context.policies.evidence import choose_standing
@@ -310,6 +311,12 @@ class Sessions:
         if self._on_rebuilt is not None:
             self._on_rebuilt(step)
         return step
+
+    def sends_whole(self, step: Rebuilt) -> bool:
+        """Whether the full history goes in the place of a step's context, and is charged: what was saved pays."""
+        if step.unchanged or step.plan is None or not isinstance(step.state, MemoryBankState):
+            return True
+        return charge_whole(step.plan.view, step.state)
 
     def compared(self, step: Rebuilt, tokens: int, reported: int) -> tuple[int, float | None]:
         """How memory's counts compare with the provider's, as ``full_usage`` takes it: tokens, and the ratio.

@@ -72,10 +72,13 @@ def edited_message(message: Any, change: Change) -> Any:
         new["tool_calls"] = kept
     elif calls:
         del new["tool_calls"]
-    gone = {read(call, "id") for n, call in enumerate(calls) if change.get(n, "") is None} - {None}
+    gone = [read(call, "id") for n, call in enumerate(calls) if change.get(n, "") is None]  # may be any JSON
     details = new.get("reasoning_details")
     if gone and isinstance(details, list):  # signatures of calls have their ids
-        new["reasoning_details"] = [detail for detail in details if read(detail, "id") not in gone]
+        ids = [read(detail, "id") for detail in details]
+        new["reasoning_details"] = [
+            d for d, i in zip(details, ids, strict=True) if i is None or i not in gone
+        ]
     if legacy is None:
         del new["function_call"]
     elif legacy:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import replace
 
 import pytest
 from tests import blocks
@@ -13,11 +14,13 @@ from tests.service.requests import PATHS, body_of
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.keys import Keys
+from memory_bank.pricing import common_length
 from memory_bank.service.proxy.summaries import LOST
 from memory_bank.testing import Reply, fail, say
 from memory_bank.transcript.events import message_events, message_of
 
 OUTPUTS = [f"order {n}: " + f"PAY-{n:05} " * 300 for n in range(12)]
+LONG = "\n".join(f"line {n}: PAY-9{n:04} is {n * 7919}" for n in range(3_000))
 CODEX = user("You are performing a CONTEXT CHECKPOINT COMPACTION. Write it down.")
 CLAUDE = blocks.user("Your task is to create a detailed summary of the conversation so far.")
 TRIGGER = {"type": "compaction_trigger"}
@@ -30,9 +33,9 @@ def key_of(api):
     return "input" if api == "responses" else "messages"
 
 
-def asking(api, last=None, **members):
+def asking(api, last=None, outputs=OUTPUTS, **members):
     """A request for a summary, after twelve calls."""
-    body = {**body_of(api, OUTPUTS), **members}
+    body = {**body_of(api, outputs), **members}
     body[key_of(api)] += [last] if last else []
     return body
 
@@ -93,19 +96,53 @@ def test_with_pass_a_request_for_a_summary_is_not_touched_and_recorded(tmp_path,
 def test_assist_adds_what_a_summary_lacks_after_its_text(tmp_path, api, last, stream):
     said = "The agent reads orders. " + OUTPUTS[3]
     with scripted(lambda _: say(said), tmp_path, strict=False) as (server, p):
-        came = post(p.port, PATHS[api], asking(api, last, stream=stream), SESSION)
+        outputs = [*OUTPUTS, LONG]  # which is shown in part: what that saves pays for what is added
+        for n in range(3):
+            post(p.port, PATHS[api], asking(api, outputs=[*outputs, *["ok"] * n]), SESSION)
+        came = post(p.port, PATHS[api], asking(api, last, [*outputs, *["ok"] * 3], stream=stream), SESSION)
         summary, _, known = text_of(api, came).partition(
             "\n\nWhat the memory of this session holds besides:\n"
         )
         assert summary == said
         assert known.startswith("<retrieved-data seal=")
-        assert "PAY-00007" in known
+        assert "PAY-9" in known
         assert came.header(b"x-memory-reason") == b"compaction request, completed by memory"
         if stream and api == "responses":  # later events repeat the whole text
             assert [e for e in events(came) if e["type"] == "response.completed"][0]["response"]["output"][0][
                 "content"
             ][0]["text"] == text_of(api, came)
-        assert len(server.requests) == 1
+        assert len(server.requests) == 4
+
+
+@pytest.mark.parametrize(("api", "last"), TEXTS)
+def test_what_nothing_saved_pays_for_is_not_added(tmp_path, api, last):
+    """A list with it would cost more at each later request than one that was compacted without memory."""
+    with scripted(lambda _: say("The agent reads orders."), tmp_path, strict=False) as (server, p):
+        came = post(p.port, PATHS[api], asking(api, last), SESSION)
+        assert text_of(api, came) == "The agent reads orders."
+        body = asking(api, last)
+        assert server.requests[0].body[key_of(api)][: len(body[key_of(api)]) - 1] == body[key_of(api)][:-1]
+
+
+@pytest.mark.parametrize(("api", "last"), TEXTS)
+def test_a_summary_is_made_of_the_context_where_the_whole_costs_more_than_was_saved(tmp_path, api, last):
+    """Upstream's cache has the context, and not the list that the client sends."""
+    latest = []
+
+    def model(body):
+        messages = [json.dumps({**m, "content": str(m.get("content"))}) for m in body[key_of(api)]]
+        known = sum(map(len, messages[: common_length(latest, messages)])) // 4
+        size, latest[:] = sum(map(len, messages)) // 4, messages
+        return replace(say("The agent reads orders."), usage=(size, 5), cached=(known, size - known))
+
+    with scripted(model, tmp_path, strict=False) as (server, p):
+        outputs = [*OUTPUTS[:2], LONG]
+        for n in range(3):
+            post(p.port, PATHS[api], asking(api, outputs=[*outputs, *["ok"] * n]), SESSION)
+        came = post(p.port, PATHS[api], asking(api, last, [*outputs, *["ok"] * 3]), SESSION)
+        assert came.header(b"x-memory-status") == b"rebuilt"
+        assert came.header(b"x-memory-reason") == b"compaction request, completed by memory"
+        assert len(json.dumps(server.requests[-1].body[key_of(api)])) < len(LONG)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -148,7 +185,7 @@ def test_codex_gets_exactly_one_item_and_goes_on_with_it(tmp_path, mode, upstrea
         last = events(came)[-1]
         assert last["type"] == "response.completed"
         assert last["response"]["usage"]["input_tokens"] > 0
-        assert "PAY" not in items[0]["encrypted_content"]
+        assert "PAY-0" not in items[0]["encrypted_content"]
         later = {"model": "m", "input": [user("Check the orders."), *items, user("Go on.")]}
         for _ in range(2):
             again = post(p.port, PATHS["responses"], later, SESSION)

@@ -408,7 +408,7 @@ class Rebuilder:
                     *given,
                     **how,
                     size=len(exchange.body.data),
-                    history=None if is_summary else history,
+                    history=history,
                     beside="".join(compact(v) for m in ("tools", "functions") if (v := value.get(m))),
                     sends=sends,
                     lineage=match.write,
@@ -425,7 +425,10 @@ class Rebuilder:
             raise NotSentError
         exchange.session, exchange.step, exchange.tools = match.name, step, offered
         exchange.tokens, exchange.context_tokens, exchange.full_tokens = 0, step.tokens, step.full_tokens
-        if is_summary:  # which is to be made of the real conversation
+        in_text = self.sessions.config.service.compaction != "pass" and not api.is_compaction(value)
+        if is_summary and (
+            not in_text or self.sessions.sends_whole(step)
+        ):  # it is made of the real conversation
             exchange.passes(COMPACTION)
             exchange.context_tokens = step.full_tokens
             return
@@ -433,7 +436,8 @@ class Rebuilder:
         written = value[api.key] if step.unchanged else step.written
         self._put(exchange, written, stands=not step.changes_again, marked=not step.control)
         exchange.memory = "unchanged" if step.unchanged else "rebuilt"
-        exchange.reason = "control group (holdout)" if step.control else step.broke
+        control = "control group (holdout)" if step.control else None
+        exchange.reason = COMPACTION if is_summary else control or step.broke
 
     def _stand(self, job: _Job, exchange: Exchange) -> None:
         """In a worker thread: put what the session's stored fold shows into a late request. Nothing is stored."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.context.compaction import what_is_known
+from memory_bank.context.fold_rule import tokens_paid_for
 from memory_bank.errors import MemoryBankError, UpstreamError
 from memory_bank.service.proxy.body import JsonObject, as_object, parse_object, render_body
 from memory_bank.service.proxy.events import MOST_BYTES, Event, rewrite_event, rewritten
@@ -36,6 +37,8 @@ LOST = (
     "The following is a summary of the conversation so far: it is not available, since what the client sent in its "
     "place was not made here, or was deleted since. Ask for what you need of the earlier conversation."
 )
+LEAST_ADDED = 200
+"""Tokens of what is added to a model's summary: with fewer nothing is."""
 ADDED = "\n\nWhat the memory of this session holds besides:\n"
 _HAS_COMPACTION = re.compile(rb'"type"\s*:\s*"compaction"')
 
@@ -126,18 +129,29 @@ async def finish_summary(proxy: Proxy, exchange: Exchange, answer: UpstreamAnswe
         return answer
     given = parse_object(await answer.hold() or b"")
     holder, key = next(_texts(given), ({}, ""))
-    if key and (known := await _known(proxy, exchange, holder[key])):
-        holder[key] += ADDED + known
+    if key and (added := await _besides(proxy, exchange, holder[key])):
+        holder[key] += added
         answer.replace_body(json.dumps(given).encode())
     return answer
 
 
-async def _known(proxy: Proxy, exchange: Exchange, lacking: str = "", *, users_words: bool = False) -> str:
-    """What the bank knows beside a summary that it need not repeat; "" for nothing, also where it fails."""
+async def _known(proxy: Proxy, exchange: Exchange, *, users_words: bool = False) -> str:
+    """What the bank knows, as a summary; "" for nothing, also where it fails."""
     assert exchange.step is not None
     budget = proxy.rebuilder.sessions.config.service.compaction_tokens
-    told = partial(what_is_known, exchange.step.state, budget, lacking=lacking, users_words=users_words)
-    return await _read(proxy, told) or ""
+    return (
+        await _read(proxy, partial(what_is_known, exchange.step.state, budget, users_words=users_words)) or ""
+    )
+
+
+async def _besides(proxy: Proxy, exchange: Exchange, said: str) -> str:
+    """What the bank knows beside the model's summary, as far as what was saved pays for it; "" for nothing."""
+    assert exchange.step is not None
+    state, most = exchange.step.state, proxy.rebuilder.sessions.config.service.compaction_tokens
+    if not isinstance(state, MemoryBankState) or (budget := min(most, tokens_paid_for(state))) < LEAST_ADDED:
+        return ""
+    known = await _read(proxy, partial(what_is_known, state, budget, lacking=said))
+    return ADDED + known if known else ""
 
 
 async def _read(proxy: Proxy, work: Callable[[], str]) -> str | None:
@@ -238,8 +252,7 @@ def _completed(proxy: Proxy, exchange: Exchange) -> Callable[[Event], Awaitable[
         if not said:
             pieces.append(_said(value))
         if not said and _ends(value) and (said := "".join(pieces)):
-            known = await _known(proxy, exchange, said)
-            added = ADDED + known if known else ""
+            added = await _besides(proxy, exchange, said)
             out = _one_more(value, added) if added else b""
         changed = repeats and added and event.value
         return out + (rewrite_event(event, _with(value, said, f"{said}{added}")) if changed else event.raw)
