@@ -16,7 +16,7 @@ from memory_bank.records import project_key
 from memory_bank.transcript.harness import project_of_place
 
 _SECONDS = 5.0  # for git; a folder on a network may be slow
-_PATIENCE = 1.0  # seconds for which a request waits for it
+_PATIENCE = 1.0  # seconds for which requests wait for it
 _SCP = re.compile(r"(?:[^@/\s]*@)?([^:/\s]{2,}):(.*)")  # git@host:path; one letter is a drive of Windows
 _PORTS = {"http": 80, "https": 443, "git": 9418}  # of others, such as ssh, a port says nothing of the place
 
@@ -45,15 +45,15 @@ def project_of_prompt(folder: str, *, is_here: bool) -> str | None:
     """The key of a folder that a client says it works in; ``is_here``: on this machine, so that its git is asked."""
     key = None
     if is_here:
-        asking, keys = _asked_here(folder, int(time.monotonic() / 60))
-        asking.join(_PATIENCE)
+        asking, until, keys = _asked_here(folder, int(time.monotonic() / 60))
+        asking.join(max(0.0, until - time.monotonic()))
         key = next(iter(keys), None)
     return key or project_of_place(folder)
 
 
 @lru_cache(maxsize=256)
-def _asked_here(folder: str, _minute: int) -> tuple[Thread, list[str | None]]:
-    """The thread that asks git about a folder, and what it finds: once a minute, also where no disk answers."""
+def _asked_here(folder: str, _minute: int) -> tuple[Thread, float, list[str | None]]:
+    """The thread that asks git about a folder, once a minute, how long it is waited for, and what it finds."""
     keys: list[str | None] = []
 
     def ask() -> None:
@@ -62,7 +62,7 @@ def _asked_here(folder: str, _minute: int) -> tuple[Thread, list[str | None]]:
 
     asking = Thread(target=ask, name="memory-bank-git", daemon=True)
     asking.start()
-    return asking, keys
+    return asking, time.monotonic() + _PATIENCE, keys
 
 
 def projects_of(folder: str | os.PathLike[str] = ".") -> list[str]:
