@@ -127,6 +127,17 @@ def test_of_a_long_text_its_ends_are_shown_and_what_is_needed_and_the_rest_can_b
     assert record.output_text == LOG
 
 
+def test_a_text_fills_its_room_also_with_what_is_not_likely_needed():
+    draw = random.Random(7)
+    words = [f"{a}{b}" for a in ("riv", "sto", "gar", "win") for b in ("er", "ne", "den", "dow")]
+    lines = [
+        f"{' '.join(draw.choices(words, k=9))} {draw.choice(words).title()}{draw.randrange(10**6)} and so on."
+        for _ in range(700)
+    ]
+    text, _ = shown("\n".join(lines), "fetch")
+    assert COUNT(text) > 3_500
+
+
 def test_what_the_task_names_is_among_the_parts():
     lines = LOG.split("\n")
     for line in lines[100:560:50]:

@@ -78,7 +78,9 @@ NEAR = 0.85
 LEAST_WORTH = 0.0001
 """What a character of a text is worth that the evidence model does not score."""
 LEAST_CHANCE = 0.0005
-"""What a token of a text is worth at least, beyond half of the room, which stays empty where none is."""
+"""What a token is worth at least, beyond half of the room, in pieces of JSON and lines of a log that repeat."""
+REPEATED = 20
+"""The lines of one form from which they repeat: they differ in words with digits alone."""
 MOST_NAMED, MOST_PLACES = 20, 3
 """Ids of the user's message whose lines are shown, and the lines that hold one at most: else it tells nothing."""
 FAR, LONGEST_HEADER = 800, 300
@@ -96,6 +98,7 @@ _DATA_FILE = re.compile(
 )
 # a word with a digit near its beginning, or words joined as in a name of a file
 _ID = re.compile(r"\b(?=[^\W\d]*+\d|\w+[-./]\w)\w+(?:[-./@]\w+)*")
+_WITH_DIGIT = re.compile(r"[^\W\d]*+\d\w*")
 _OTHER_FILE = re.compile(r"(?:/|[^./\\]\.(?!\w*json|ipynb\Z|lock\Z|map\Z|webmanifest\Z|har\Z)\w+)\Z", re.I)
 """A folder, or a file whose own text is no JSON: of JSON that a tool returns for it an edit repeats nothing."""
 
@@ -351,7 +354,7 @@ class _Part:
             tail_interaction=self.parsed.interaction + 1,
             budget=max(1, room - self.count("".join(texts))),
             prices=[0],
-            least=LEAST_CHANCE,
+            least=self._least(bool(what)),
         )
         tables = _tables(cut, source)
         while True:
@@ -367,6 +370,20 @@ class _Part:
             if over <= 0 or not chosen.gains:
                 return mark + before + shown
             chosen = index.without_last(chosen, over)
+
+    def _least(self, is_log: bool) -> float | list[float]:
+        """What a token of all segments, or of each, is to be worth beyond half of the room.
+
+        Nothing in texts, where later calls use what the evidence model holds unlikely. Pieces of JSON without it
+        seem worth more than a table that later calls would use.
+        """
+        if not self.is_page:
+            return LEAST_CHANCE
+        if not is_log:
+            return 0
+        forms = [_WITH_DIGIT.sub("0", segment.text) for segment in self.parsed.cut.segments]
+        times = Counter(forms)
+        return [LEAST_CHANCE * (times[form] >= REPEATED) for form in forms]
 
     def _told(self, text: str, begin: int, end: int) -> tuple[list[tuple[int, int]], str]:
         """The lines between beginning and end that are shown whatever else is, and what they are.

@@ -188,7 +188,7 @@ class EvidenceIndex:
         prices: Sequence[int] | None = None,
         listed: str = "",
         without: Collection[int] = (),
-        least: float = 0,
+        least: float | Sequence[float] = 0,
     ) -> Selection:
         """Return what the next call may need of the records before the tail, for at most `budget` tokens.
 
@@ -196,7 +196,8 @@ class EvidenceIndex:
         `listed`: the list of past calls, whose values need no second place.
         `prices`: by record the tokens of showing anything of it, where the caller shows the chosen segments in
         its own way; without them the selection has a text. `without`: records that the context shows whole.
-        `least`: what a token beyond half of the budget is to be worth; where none is, that half stays unused.
+        `least`: what a token, by segment or of all, is to be worth beyond half of the budget; where none is, that
+        half stays unused.
         """
         t = self.tables
         older = t.records_before(tail_interaction)
@@ -236,9 +237,10 @@ class EvidenceIndex:
         if listed:
             worth[t.standing_in(fold(listed))] *= LISTED_WORTH
         chosen = self.choose(worth, older, budget, prices)
-        if least:
-            sizes, gains = t.segments["tokens"][[*chosen.gains]], np.array([*chosen.gains.values()])
-            kept = (np.cumsum(sizes) <= budget // 2) | (gains >= least * sizes)
+        if np.any(least):
+            places, gains = [*chosen.gains], np.array([*chosen.gains.values()])
+            sizes, floor = t.segments["tokens"][places], np.broadcast_to(least, t.segments.size)[places]
+            kept = (np.cumsum(sizes) <= budget // 2) | (gains >= floor * sizes)
             chosen = self._of(chosen, dict(compress(chosen.gains.items(), kept)))
         if not len(left := np.flatnonzero(left > 0)) or not (rest := self._rest(chosen, left, budget // 3)):
             return chosen
