@@ -413,6 +413,16 @@ def test_a_turn_with_one_call_more_is_another_agents(world: World, headers: dict
     assert world.outputs(found[2]) == ["the same for both"]
 
 
+def test_a_list_that_lost_its_start_is_no_fork_of_another_agents_turn(world: World) -> None:
+    """Ids that are hashes: the last turn of the list has the id of another agent's last one, not its result."""
+    ids = [random_id(f"hash {n}") for n in range(3)]
+    one, two = ([*START, *turn(ids[0], f"{LONG}of {who}"), *turn(ids[1], "both")] for who in ("one", "two"))
+    for chat in (one[:-2], one, two[:-2], two, [*two, *turn(ids[2], "last of two")]):
+        world.ask(chat)
+    cut = known(world.ask([START[0], user("Go on."), *one[-2:], *turn(ids[2], "last of one")]))
+    assert world.outputs(cut) == ["both", "last of one"]
+
+
 def test_words_that_opened_another_list_of_a_client_are_no_summary(world: World) -> None:
     """A list that lost its first calls was given a session of its own; another agent's begins with the same words."""
     headers = {"x-claude-code-session-id": "0199aaaa-bbbb-4ccc-8ddd-eeeeffff0000"}

@@ -333,6 +333,11 @@ class _Search:
             and all(h is not None and (h.whole == c.whole or h.size < c.size) for c, h in found)
         )
 
+    def _has_other_results(self, session: KnownDigest, interaction: DigestedInteraction) -> bool:
+        """Whether a session ends with a turn of the same id that is another: where ids are made of what was said."""
+        recorded = dict(_head_calls(session)).get(interaction.digest)
+        return recorded is not None and not self._has_calls(session, interaction, recorded)
+
     def _resembles(self, session: KnownDigest) -> bool:
         """Whether the list holds a session's newest calls, after earlier messages that were rewritten."""
         newest = [calls for _, calls in _head_calls(session)[-1:] if calls]
@@ -348,7 +353,8 @@ class _Search:
             found.append((chain.positions[digest], ForkPoint(row.session_id, row.before, row.number)))
         start, by_calls = 0, None
         for interaction in self.latest:
-            if roots := self._roots(interaction.digest):
+            roots = self._roots(interaction.digest)
+            if roots and not self._has_other_results(roots[0], interaction):
                 row = roots[0]
                 point = ForkPoint(row.session_id, row.before, row.number - 1)
                 by_calls = (start, point) if len(roots) == 1 and row.before else None
