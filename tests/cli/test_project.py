@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 import tomllib
 
 import pytest
@@ -145,8 +146,40 @@ def test_a_folder_that_a_client_names_is_the_project_of_its_repository(tmp_path,
         said = folder_of(f"You code.\n<cwd>{folder}</cwd>")
         assert project_of_prompt(said, is_here=True) == project_of_folder(shop)
         assert project_of_prompt(said, is_here=False) == project_of_place(said)
-    for folder in ("/no/such/folder", str(tmp_path), "C:\\work\\shop", "/a\0b"):
+    for folder in (
+        "/no/such/folder",
+        str(tmp_path),
+        "C:\\work\\shop",
+        "/a\0b",
+        "~\0/a",
+        "~\ud800/a",
+        "-x",
+        "/a\nb",
+    ):
         assert project_of_prompt(folder, is_here=True) == project_of_place(folder)
+
+
+def test_a_folder_whose_git_does_not_answer_holds_no_request_up(tmp_path):
+    """As on a network drive that is away; nothing that the folder's settings name is run."""
+    shop, ran = repository(tmp_path / "shop", SHOP), tmp_path / "ran"
+    script = tmp_path / "script"
+    script.write_text(f"#!/bin/sh\necho $0 > {ran}\n")
+    script.chmod(0o755)
+    settings = shop / ".git" / "config"
+    named = f"[core]\nfsmonitor={script}\npager={script}\nsshCommand={script}\nhooksPath={tmp_path}\n"
+    settings.write_text(f"{settings.read_text()}{named}[alias]\nremote=!{script}\nrev-parse=!{script}\n")
+    assert project_of_prompt(f"{shop}/", is_here=True) == project_of_folder(shop)
+    os.mkfifo(tmp_path / "pipe")
+    settings.write_text(f"{settings.read_text()}[include]\npath={tmp_path}/pipe\n")
+    began = time.monotonic()
+    assert project_of_prompt(str(shop), is_here=True) == project_of_place(str(shop))
+    assert time.monotonic() - began < 3
+    began = time.monotonic()
+    for _ in range(20):
+        project_of_prompt(str(shop), is_here=True)
+    assert time.monotonic() - began < 3
+    assert not ran.exists()
+    os.close(os.open(tmp_path / "pipe", os.O_RDWR))  # git, which still reads, ends
 
 
 # --- what clients get

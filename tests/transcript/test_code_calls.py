@@ -24,6 +24,9 @@ PATCHED = f"apply_patch <<'PATCH'\n{PATCH}\nPATCH"
         ('Promise.all([tools.exec_command({cmd: "a"}), tools.exec_command({cmd: "b"})])', "a\nb"),
         (f"const patch = {json.dumps(PATCH)};\ntext(await tools.apply_patch(patch));", PATCHED),
         (f"const p = `{PATCH}`;\nawait tools.apply_patch(p)", PATCHED),
+        (r"tools.exec_command({cmd: 'rm a\x41'})", ""),  # not what stands there
+        (r"tools.exec_command({cmd: 'grep a\\x41 \d'})", r"grep a\x41 d"),
+        (r"tools.exec_command({cmd: String.raw`grep \bx`})", r"grep \bx"),
         ("tools.apply_patch(String.raw`a\\n`)", "apply_patch <<'PATCH'\na\\n\nPATCH"),
         ("tools.exec_command({cmd: `ls ${folder}`})", ""),
         ("tools.exec_command({cmd: made(1)})", ""),

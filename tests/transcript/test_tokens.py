@@ -111,6 +111,16 @@ def test_what_a_model_thought_in_a_chat_costs_once():
     assert plain + 190 < both < plain + 250
 
 
+def test_what_is_no_thought_costs_nothing():
+    class Array:  # as numpy's
+        def __bool__(self):
+            raise ValueError
+
+    turn = call(("a", "find", {}))
+    for odd in (Array(), 5, {"a": 1}, None, "", []):
+        assert counter.count_message(turn | {"reasoning": odd}) == counter.count_message(turn)
+
+
 def test_a_hundred_megabytes_cost_little():
     def count(words):
         assert 0.95 * words < counter.count_text("word " * words) < 1.05 * words

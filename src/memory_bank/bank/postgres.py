@@ -28,6 +28,7 @@ WAITING.dialect_options["postgresql"]["where"] = waits  # here, as it loads SQLA
 LOCK_TIMEOUT_MS = 15_000  # longer than a request waits: what is given up is stored all the same
 CREATION_TIMEOUT_MS = 60_000
 _CONNECTIONS = 15
+_AT_ONCE = 32 * 2**20  # characters of rows in one statement
 _ASKED_AFTER = 10.0  # seconds without use before a connection is tested by a query
 _WAITS, _SILENCE = 0.5, 1.0
 """Seconds that a statement waits before it is asked whether the server still answers, and that this may take."""
@@ -226,7 +227,10 @@ class Postgres(Database):
     def insert_new(self, c: Connection, table: sa.Table, rows: Sequence[Mapping[str, object]]) -> int:
         if len(rows) < 50:  # one statement for all is long
             return super().insert_new(c, table, rows)
+        longest = max(sum(len(v) for v in row.values() if isinstance(v, (str, bytes))) for row in rows)
         new: Any = postgresql.insert(table).on_conflict_do_nothing().returning(sa.literal_column("1"))
+        # a statement of more than 1 GiB ends the connection
+        new = new.execution_options(insertmanyvalues_page_size=max(1, min(1_000, _AT_ONCE // (longest + 1))))
         return len(c.execute(new, rows).all())  # with "returning" SQLAlchemy puts many rows in one statement
 
     def lock_name(self, c: Connection, name: str) -> None:

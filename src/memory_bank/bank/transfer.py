@@ -354,7 +354,7 @@ def _write_session(database: Database, session: _ReadSession, model: Embedder | 
                     c.execute(sa.insert(table), [{**row, "terms": row["terms"][:HEAD_BYTES]} for row in part])
                     add_insights(c, part)
                 else:
-                    c.execute(sa.insert(table), part)
+                    database.insert_new(c, table, part)
         if not is_new and (any(inserted) or any(before[k] != v for k, v in values.items())):
             c.execute(NEXT_GENERATION, mine)
         fault_point("import.executed")

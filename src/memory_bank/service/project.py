@@ -9,12 +9,14 @@ import time
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+from threading import Thread
 from urllib.parse import quote, unquote, urlsplit
 
 from memory_bank.records import project_key
 from memory_bank.transcript.harness import project_of_place
 
 _SECONDS = 5.0  # for git; a folder on a network may be slow
+_PATIENCE = 1.0  # seconds for which requests wait for it
 _SCP = re.compile(r"(?:[^@/\s]*@)?([^:/\s]{2,}):(.*)")  # git@host:path; one letter is a drive of Windows
 _PORTS = {"http": 80, "https": 443, "git": 9418}  # of others, such as ssh, a port says nothing of the place
 
@@ -41,13 +43,26 @@ def project_header(folder: str | os.PathLike[str] = ".") -> dict[str, str]:
 
 def project_of_prompt(folder: str, *, is_here: bool) -> str | None:
     """The key of a folder that a client says it works in; ``is_here``: on this machine, so that its git is asked."""
-    return (is_here and _project_here(folder, int(time.monotonic() / 60))) or project_of_place(folder)
+    key = None
+    if is_here:
+        asking, until, keys = _asked_here(folder, int(time.monotonic() / 60))
+        asking.join(max(0.0, until - time.monotonic()))
+        key = next(iter(keys), None)
+    return key or project_of_place(folder)
 
 
 @lru_cache(maxsize=256)
-def _project_here(folder: str, _minute: int) -> str | None:
-    """The key of a folder's repository; git is asked once a minute."""
-    return project_of_folder(os.path.expanduser(folder))
+def _asked_here(folder: str, _minute: int) -> tuple[Thread, float, list[str | None]]:
+    """The thread that asks git about a folder, once a minute, how long it is waited for, and what it finds."""
+    keys: list[str | None] = []
+
+    def ask() -> None:
+        with suppress(OSError, ValueError):  # no path: NUL, half a character
+            keys.append(project_of_folder(os.path.expanduser(folder)))
+
+    asking = Thread(target=ask, name="memory-bank-git", daemon=True)
+    asking.start()
+    return asking, time.monotonic() + _PATIENCE, keys
 
 
 def projects_of(folder: str | os.PathLike[str] = ".") -> list[str]:

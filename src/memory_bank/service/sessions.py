@@ -25,6 +25,7 @@ from memory_bank.bank.files import MemoryFiles
 from memory_bank.bank.folds import copy_folds
 from memory_bank.bank.group_commit import Operation
 from memory_bank.bank.holdout import is_control
+from memory_bank.bank.keys import Keys
 from memory_bank.bank.listing import list_page, newest_searchable
 from memory_bank.bank.maintenance import purge
 from memory_bank.bank.schema import records, sessions
@@ -435,8 +436,10 @@ class Sessions:
         """
         prompts = takewhile(lambda m: read(m, "role") in ("system", "developer", "user"), messages[:_PROMPTS])
         folder = next(filter(None, (folder_of(content_text(read(m, "content"))) for m in prompts)), None)
+        if folder is None:
+            return None
         is_here = namespace is None and is_loopback(self.config.service.host)
-        return None if folder is None else project_of_prompt(folder, is_here=is_here)
+        return project_of_prompt(folder, is_here=is_here and not Keys(self.database).all())
 
     def finish(self, step: Rebuilt) -> None:
         """Do the work that a step left for after its context was returned; if it fails, the next step does it."""

@@ -40,6 +40,7 @@ CALLING = "Calling tools:\n"
 _TEXT = r'"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|(?:String\.raw)?`(?:[^`\\]|\\.)*`'
 _MEMBERS = rf"\{{\s*(?:[\w\"']+\s*:\s*(?:{_TEXT}|[\w.]+)\s*,\s*)*[\"']?cmd[\"']?\s*:\s*"
 _IN_CODE = re.compile(rf"\btools\.(exec_command|apply_patch)\(\s*(?:{_MEMBERS})?({_TEXT}|[\w$]+)", re.S)
+_BY_NUMBER = re.compile(r"(?<!\\)(?:\\\\)*\\[xubfv\d]")  # characters by their numbers, and rare marks
 _NAMED = re.compile(rf"\b(?:const|let|var)\s+([\w$]+)\s*=\s*({_TEXT})", re.S)
 
 
@@ -312,5 +313,7 @@ def _script_text(text: str) -> str | None:
         return None
     with suppress(ValueError):
         return str(json.loads(text))
+    if _BY_NUMBER.search(text):
+        return None
     marks = {"n": "\n", "t": "\t", "r": "\r", "\n": ""}
     return re.sub(r"\\(.)", lambda found: marks.get(found[1], found[1]), text[1:-1], flags=re.S)

@@ -68,10 +68,11 @@ class MessageCounter:
             total += sum(map(self._count_part, content))
         elif content is not None:
             total += self.count_text(compact(plain(content)))
-        thought = next(filter(None, (read(message, name) for name in _REASONING)), None)
+        given = (read(message, name) for name in _REASONING)
+        thought = next((t for t in given if isinstance(t, (str, list, tuple)) and t), "")
         if isinstance(thought, str):
             total += self.count_text(thought)
-        elif isinstance(thought, (list, tuple)):
+        else:
             total += sum(map(self._count_part, thought))
         tool_calls = read(message, "tool_calls")
         for call in tool_calls if isinstance(tool_calls, (list, tuple)) else ():

@@ -123,10 +123,12 @@ def test_a_repository_that_a_client_names_is_the_project_that_run_names(tmp_path
         ["-C", str(shop), "remote", "add", "o", "git@git.example:me/shop"],
     ):
         subprocess.run(["git", *command], check=True)
-    bank = tmp_path / "bank"
-    bank.mkdir()
-    for key in ("", Keys(Database(tmp_path / "bank.db")).create("mine")[1]):
-        with scripted(lambda _: say("ok"), tmp_path if key else bank) as (_, p):
+    for name in ("without", "mine", "default"):
+        bank = tmp_path / name
+        bank.mkdir()
+        own = None if name == "mine" else name
+        key = "" if name == "without" else Keys(Database(bank / "bank.db")).create("mine", namespace=own)[1]
+        with scripted(lambda _: say("ok"), bank) as (_, p):
             by_key = (b"x-memory-key: " + key.encode(),) if key else ()
             asked(p, way, prompted(way, "ab", f"<cwd>{shop}</cwd>"), *by_key)
             stored = set(p.service.database.column(sa.select(sessions.c.project)))
