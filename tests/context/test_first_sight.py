@@ -157,7 +157,7 @@ def test_every_row_of_long_json_is_shown_with_the_same_members():
     output = json.dumps({"type": "text", "text": json.dumps({"orders": rows(150, with_stories=True)})})
     text, _ = shown(output)
     mark, body = text.split("\n", 1)
-    assert "#1: " in mark and 'path="items[3]"' in mark
+    assert "#1: " in mark and 'path="orders[3]"' in mark
     head, *orders = json.loads(body.split("\n(without")[0])["orders"]
     assert head == {"… 150 items as rows of": ["id", "status", "late"]}
     assert [order[0] for order in orders] == [r["id"] for r in rows(150)]
@@ -171,6 +171,34 @@ def test_pieces_of_json_say_how_its_items_are_got():
     assert "its beginning, its end" in text and COUNT(text) <= 4_000
     path = re.search(r'path="(.*?)"', text)[1]
     assert "ORD-00003" in handle_tool_call(state, "get_record", {"trace_id": "#1", "path": path})
+
+
+NUMBERS = [round(200 + n * 7919 % 4_999 / 100, 2) for n in range(3_000)]
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        ({"price": 220.34, "MA(5)": NUMBERS}, '["MA(5)"][3]'),
+        ({"few": [1, 2, 3, 4], "data": {"rows": NUMBERS}}, "data.rows[3]"),
+        ({f"key {n}": number for n, number in enumerate(NUMBERS)}, None),
+    ],
+)
+def test_the_path_in_the_mark_of_an_object_finds_an_item_of_its_longest_list(value, path):
+    text, state = shown(json.dumps(value), "get_stock")
+    mark = text.split("\n")[0]
+    if path is None:
+        assert "path=" not in mark and 'get_record("#1", pattern="…")' in mark
+    else:
+        assert f"path={json.dumps(path)}" in mark
+        answer = handle_tool_call(state, "get_record", {"trace_id": "#1", "path": path})
+        assert str(NUMBERS[3]) in answer
+
+
+def test_a_mark_stands_where_it_is_shorter_than_what_is_left_out():
+    text, _ = shown(json.dumps({"price": 220.34, "MA(5)": NUMBERS}), "get_stock")
+    gaps = re.findall(r"\[… ([\d,]+) characters\]", text)
+    assert gaps and all(int(gap.replace(",", "")) > 24 for gap in gaps)
 
 
 def test_members_that_the_users_message_names_come_first():

@@ -7,6 +7,7 @@ calls may need. It is a function of the output, its call, the user's message bef
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from bisect import bisect_left, bisect_right
@@ -31,6 +32,7 @@ from memory_bank.transcript.dense import (
     WITHOUT,
     DenseOutput,
     JsonPart,
+    longest_list,
     longest_text,
     opened,
     read_output,
@@ -85,6 +87,8 @@ MOST_NAMED, MOST_PLACES = 20, 3
 """Ids of the user's message whose lines are shown, and the lines that hold one at most: else it tells nothing."""
 FAR, LONGEST_HEADER = 800, 300
 """Characters of rows after which a mark repeats the header of their table, and of such a header."""
+SHORT_GAP = 24
+"""Characters that are shown rather than a mark, which is no shorter."""
 GAP_TOKENS = 10
 """The tokens reserved for a mark that stands where lines are left out."""
 REDACTED = "[redacted: "
@@ -281,9 +285,11 @@ class _Part:
         if self.output.value is None:
             return self._of_text(self.output.text, self.output.path)
         if not self.is_page:
-            item = "[3]" if isinstance(self.output.value, list) else "items[3]"
-            pieces = self._of_text(self.output.text, item)
-            mark = self._mark("of all items the members likeliest needed", f'path="{item}" or pattern="…"')
+            path = longest_list(self.output.value)[1]
+            item = "" if path is None or len(path) > LONG_LINE else f"{path}[3]"
+            pieces = self._of_text(self.output.text, item or None)
+            where = f"path={_quoted(item)} or " * bool(item) + 'pattern="…"'
+            mark = self._mark("of all items the members likeliest needed", where)
             table = self._of_json(self.output.value, self.room - self.count(mark))
             is_table = table and TABLE * self._worth_of(mark + table) > self._worth_of(pieces)
             return mark + table if is_table else pieces
@@ -345,7 +351,7 @@ class _Part:
         told, what = self._told(text, begin, end) if is_one else ([], "")
         mark = self._mark(
             f"its beginning, its end{what} and what is likeliest needed between them",
-            f'path="{path}", {where}' if path else where,
+            f"path={_quoted(path)}, {where}" if path else where,
         )
         room, index = self.room - self.count(mark + before), self.index
         texts = [text[:begin], text[end:], *(text[start:stop] for start, stop in told)]
@@ -414,6 +420,10 @@ class _Part:
         return [*told], what
 
 
+def _quoted(path: str) -> str:
+    return json.dumps(path, ensure_ascii=False)
+
+
 def _tables(cut: CutText, source: int) -> list[tuple[int, int, int]]:
     """Where the tables of a text have their last row's end, and their header."""
     found = dict[int, tuple[int, int, int]]()
@@ -437,7 +447,7 @@ def _with_gaps(
         if stop <= start:
             continue
         seen |= {header: length for _, header, _ in tables if last <= start <= header < stop}
-        if text[last:start].strip():
+        if len(text[last:start].strip()) > SHORT_GAP:
             first, until = (text.count("\n", 0, at) + 1 for at in (last + 1, start - 1))
             left_out = f"line {first}" if first == until else f"lines {first}-{until}"
             left_out = left_out if is_numbered else f"{start - last:,} characters"
@@ -449,7 +459,7 @@ def _with_gaps(
                     seen[header] = length
             pieces.append(f"\n{Mark.SHORTENED} {left_out}]\n")
         else:
-            pieces.append(text[last:start])
+            pieces.append("\n" * (text[last - 1 : last] == "\n") + quote_lines(text[last:start]))
         pieces.append(quote_lines(text[start:stop].removesuffix("\n")))
         last, length = stop, length + stop - start
     return re.sub(r"\n{3,}", "\n\n", "".join(pieces))

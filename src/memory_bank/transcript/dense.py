@@ -244,6 +244,18 @@ def longest_text(value: Any) -> tuple[str, str]:
     return found, path
 
 
+def longest_list(value: Any) -> tuple[int, str | None]:
+    """The characters of the longest list in the members of an object, and its path; None where there is none."""
+    if isinstance(value, list):
+        return (len(_written(value)), "") if len(value) >= _FEWEST else (0, None)
+    longest, path = 0, None
+    for key, inner in value if isinstance(value, _Object) else ():
+        chars, below = longest_list(inner)
+        if below is not None and chars > longest:
+            longest, path = chars, join_key("", key) + (below if below[:1] in ("", "[") else f".{below}")
+    return longest, path
+
+
 def without_text(value: Any, text: str, other: str) -> Any:
     """A value with ``other`` in the place of a text."""
     if isinstance(value, _Object):
