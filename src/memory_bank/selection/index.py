@@ -32,7 +32,7 @@ COPY_WORTH = 0.2  # of a segment of WIDTH characters that the next call copies f
 STALE, EDITED = (
     0.95,
     0.35,
-)  # share by which values in a copy of a file are worth less: with a newer one, an edit
+)  # by how much less values of a file's copy count: with a newer one, with a later edit
 ERROR_WORTH = 0.25  # of values in a report of a failure
 LISTED_WORTH = 0.0  # of values that the list of past calls shows
 REPEATED_WORTH = 0.1  # besides, of values in it that the agent wrote first
