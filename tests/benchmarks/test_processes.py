@@ -42,4 +42,4 @@ def test_a_record_that_an_answer_did_not_promise_is_told_from_a_lost_one(tmp_pat
     )
     run = processes.Run(1, where, options)
     run.stored["s0"] = 0
-    assert run.figures(run.sent)[3:] == (2, 0, 4)
+    assert run.figures(run.sent)[3:] == (0, 2, 0, 4)

@@ -102,7 +102,7 @@ _DATA_FILE = re.compile(
 )
 # a word with a digit near its beginning, or words joined as in a name of a file
 _ID = re.compile(r"\b(?=[^\W\d]*+\d|\w+[-./]\w)\w+(?:[-./@]\w+)*")
-_WITH_DIGIT = re.compile(r"[^\W\d]*+\d\w*")
+_WITH_DIGIT = re.compile(r"(?<!\w)[^\W\d]*+\d\w*")
 _OTHER_FILE = re.compile(r"(?:/|[^./\\]\.(?!\w*json|ipynb\Z|lock\Z|map\Z|webmanifest\Z|har\Z)\w+)\Z", re.I)
 """A folder, or a file whose own text is no JSON: of JSON that a tool returns for it an edit repeats nothing."""
 

@@ -29,10 +29,7 @@ WORD_WORTH = 0.5  # of plain words
 AGENT_WORTH = 0.3  # of values that the agent wrote first
 ARGUMENT_WORTH = 0.5  # besides, of those that only its own arguments show
 COPY_WORTH = 0.2  # of a segment of WIDTH characters that the next call copies from
-STALE, EDITED = (
-    0.95,
-    0.35,
-)  # by how much less values of a file's copy count: with a newer one, with a later edit
+STALE, EDITED = 0.95, 0.35  # by how much less a copy's values count where a newer one, or an edit, follows
 ERROR_WORTH = 0.25  # of values in a report of a failure
 LISTED_WORTH = 0.0  # of values that the list of past calls shows
 REPEATED_WORTH = 0.1  # besides, of values in it that the agent wrote first

@@ -334,9 +334,10 @@ class _Search:
         )
 
     def _has_other_results(self, session: KnownDigest, interaction: DigestedInteraction) -> bool:
-        """Whether a session ends with a turn of the same id that is another: where ids are made of what was said."""
-        recorded = dict(_head_calls(session)).get(interaction.digest)
-        return recorded is not None and not self._has_calls(session, interaction, recorded)
+        """Whether a session ends with a turn of this id and a result that is another, and no shorter, masked one."""
+        here = {c.call: c for c in interaction.calls()}
+        found = [(c, here.get(c.call)) for c in dict(_head_calls(session)).get(interaction.digest, ())]
+        return any(h is None or (h.whole != c.whole and h.size >= c.size) for c, h in found)
 
     def _resembles(self, session: KnownDigest) -> bool:
         """Whether the list holds a session's newest calls, after earlier messages that were rewritten."""
