@@ -25,6 +25,7 @@ from memory_bank.pricing import (
     common_length,
     growth_that_pays,
 )
+from memory_bank.transcript.messages import MessageKind, kind_of
 from memory_bank.transcript.pairing import pairing_errors
 
 SHIPPED = load_config().strategy("memory_bank")
@@ -132,6 +133,9 @@ def test_any_session_has_at_most_a_fold_and_its_growth(chat, budget, refresh, la
         history = older(plan)
         shown = plan.tokens - (plan.full_tokens - history)
         assert shown <= history
+        # words before a call that part two messages of the user are shown besides
+        said = [p for p in plan.choice.edits if kind_of(chat[p]) is MessageKind.SAY]
+        shown -= sum(plan.view.tokens_between(p, p + 1) for p in said if p < plan.view.tail_start)
         assert plan.rule or shown <= fold_budget(budget, history) + refresh  # else the original goes
         if history > fold_budget(budget, history) + refresh:
             assert not plan.unchanged or plan.why_unchanged == "the full history costs no more"

@@ -616,15 +616,15 @@ def test_a_record_says_why_the_model_did_not_see_it(opened, shown, screen):
     """An id is searched for; one click leads to its record, whose life stands first."""
     page = counted(seen(opened, shown, screen, "#/", "#sessions li"))
     page.js("document.querySelector('#find-session').focus()")
-    page.write("ORD-59182")
+    page.write("RFD-20731")
     page.wait("document.querySelectorAll('#sessions .hits li').length > 1")
     place = next(
-        i for i, t in enumerate(page.texts("#sessions .hits li")) if t.startswith("#9 ") and "w11" in t
+        i for i, t in enumerate(page.texts("#sessions .hits li")) if t.startswith("#3 ") and "w11" in t
     )
     page.click("#sessions .hits a", place)
     page.wait(".life li")
     assert page.clicks == 1
-    spans = shown.proxied.ask("/v1/sessions/refund-audit-w11/records/9/life").json()["spans"]
+    spans = shown.proxied.ask("/v1/sessions/refund-audit-w11/records/3/life").json()["spans"]
     assert [s["fate"] for s in spans] == ["kept", "kept", "listed"]
     first, latest, listed = page.texts(".life li")
     assert first.endswith(
