@@ -82,13 +82,13 @@ LEAST_WORTH = 0.0001
 LEAST_CHANCE = 0.0005
 """What a token is worth at least, beyond half of the room, in pieces of JSON and lines of a log that repeat."""
 REPEATED = 20
-"""The lines of one form from which they repeat: they differ in words with digits alone."""
+"""So many lines that differ in words with digits alone count as repeated."""
 MOST_NAMED, MOST_PLACES = 20, 3
 """Ids of the user's message whose lines are shown, and the lines that hold one at most: else it tells nothing."""
 FAR, LONGEST_HEADER = 800, 300
 """Characters of rows after which a mark repeats the header of their table, and of such a header."""
 SHORT_GAP = 24
-"""Characters that are shown rather than a mark, which is no shorter."""
+"""A gap of at most so many characters is shown: a mark would be no shorter."""
 GAP_TOKENS = 10
 """The tokens reserved for a mark that stands where lines are left out."""
 REDACTED = "[redacted: "

@@ -21,7 +21,7 @@ LEAST_SHARE, FOLD_SHARE, MOST_FOLD = 0.12, 0.15, 16_000
 EXCESS = 0.04
 """What a fold may have cost above the full history, of that; 0.05 is promised, and counts differ a little."""
 CARRIED = 40
-"""Steps for which what a list has more after a compaction is paid, about, until the list itself is folded."""
+"""About how many later steps carry what is added to a list after a compaction, until a fold takes it."""
 LEAST_FOLD = 2_000
 """Tokens of the smallest fold with ``history_budget = "auto"`` where ``refresh_after`` is given."""
 
@@ -65,7 +65,7 @@ def charge_whole(view: View, session: MemoryBankState) -> bool:
 
 
 def tokens_paid_for(session: MemoryBankState) -> int:
-    """The tokens that a list may have more from now on, by what was saved."""
+    """How many tokens each later request may carry besides, so that savings pay for them."""
     read, write = session.prefix_cache.ratios
     left = (1 + EXCESS) * session.ledger.full - session.ledger.paid
     return max(0, int(left / (write + CARRIED * read)))

@@ -313,7 +313,7 @@ class Sessions:
         return step
 
     def sends_whole(self, step: Rebuilt) -> bool:
-        """Whether the full history goes in the place of a step's context, and is charged: what was saved pays."""
+        """Whether the full history is sent in the place of a step's context, and charged, as savings pay for it."""
         if step.unchanged or step.plan is None or not isinstance(step.state, MemoryBankState):
             return True
         return charge_whole(step.plan.view, step.state)

@@ -340,7 +340,7 @@ def _choice(
 
 
 def _part_users(edits: dict[int, Edit], folded: Sequence[Interaction], view: View) -> None:
-    """Show what was said in a message of its own before a call where a message of the user follows that is shown.
+    """Show words of the assistant that stand alone before a call, where the next message that is shown is the user's.
 
     It is left out where that one is, so that user and assistant alternate where they did.
     """

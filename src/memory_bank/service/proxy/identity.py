@@ -334,7 +334,7 @@ class _Search:
         )
 
     def _has_other_results(self, session: KnownDigest, interaction: DigestedInteraction) -> bool:
-        """Whether a session ends with a turn of this id and a result that is another, and no shorter, masked one."""
+        """Whether a session's last turn has this id and another result; a shorter one counts as masked."""
         here = {c.call: c for c in interaction.calls()}
         found = [(c, here.get(c.call)) for c in dict(_head_calls(session)).get(interaction.digest, ())]
         return any(h is None or (h.whole != c.whole and h.size >= c.size) for c, h in found)

@@ -38,7 +38,7 @@ LOST = (
     "place was not made here, or was deleted since. Ask for what you need of the earlier conversation."
 )
 LEAST_ADDED = 200
-"""Tokens of what is added to a model's summary: with fewer nothing is."""
+"""Nothing is added to a model's summary where fewer tokens than these are paid for."""
 ADDED = "\n\nWhat the memory of this session holds besides:\n"
 _HAS_COMPACTION = re.compile(rb'"type"\s*:\s*"compaction"')
 
