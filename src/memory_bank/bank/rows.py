@@ -200,7 +200,7 @@ def read_row(
 
 @cache
 def _fits(kind: Any) -> Callable[[Any], bool]:
-    """What tells of a value whether it may stand in a column of a type, and no sum over sessions gets too large."""
+    """A check of values for a column's type: may one be stored, and is it small enough for sums over sessions?"""
     if isinstance(kind, ExactText):
         return lambda value: isinstance(value, str)
     if isinstance(kind, Embedding):

@@ -136,7 +136,7 @@ def handed_on(session: MemoryBankState, budget: int, *, to: str = "") -> str:
 
 
 def _calls_that_stand(records: Sequence[InteractionRecord]) -> dict[str, ToldCall]:
-    """By trace_id the calls of which something was undone since, without that; also those that code makes.
+    """By trace_id, each call of which a part was undone, without that part; and calls written as code, as commands.
 
     Undone is what an edit replaced, what was written into a file before it was written anew or removed, what was read
     of such a file, and what a later call with the same arguments returned otherwise.

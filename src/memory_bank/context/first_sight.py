@@ -82,7 +82,7 @@ LEAST_WORTH = 0.0001
 LEAST_CHANCE = 0.0005
 """What a token is worth at least, beyond half of the room, in pieces of JSON and lines of a log that repeat."""
 REPEATED = 20
-"""So many lines that differ in words with digits alone count as repeated."""
+"""Lines that differ only in words with digits count as repeats of one another where there are so many of them."""
 MOST_NAMED, MOST_PLACES = 20, 3
 """Ids of the user's message whose lines are shown, and the lines that hold one at most: else it tells nothing."""
 FAR, LONGEST_HEADER = 800, 300

@@ -65,10 +65,9 @@ def charge_whole(view: View, session: MemoryBankState) -> bool:
 
 
 def tokens_paid_for(session: MemoryBankState) -> int:
-    """How many tokens each later request may carry besides, so that savings pay for them."""
+    """The tokens that may be added to every later request, so that what was saved pays for them."""
     read, write = session.prefix_cache.ratios
-    left = (1 + EXCESS) * session.ledger.full - session.ledger.paid
-    return max(0, int(left / (write + CARRIED * read)))
+    return max(0, int(((1 + EXCESS) * session.ledger.full - session.ledger.paid) / (write + CARRIED * read)))
 
 
 def fold_size(ratios: Ratios, older: int, room: float, floor: int) -> int:

@@ -76,7 +76,7 @@ _Handler = Callable[[Caller, Mapping[str, str], Any], _Answer]
 def create_server(
     sessions: Sessions, session: str | None = None, projects: Sequence[str] = ()
 ) -> Server[Any]:
-    """Create the server; ``session``, ``projects``: of requests that name none. Over HTTP the gate says who asks."""
+    """Create the server. ``session`` and ``projects`` are for requests that name none themselves."""
     memory = _McpHandlers(sessions, session, projects)
 
     def answering(handler: _Handler, kind: Any) -> Callable[[Any, Any], Any]:

@@ -51,6 +51,7 @@ _NOTE = re.compile(r"\A#+ |\b(?:I|I'm|I'll|we|let me|let'?s)\b|[.:!]\s*\Z", re.I
 _PAST = re.compile(
     r"\b(?:before|earlier|formerly|history|initial(?:ly)?|original(?:ly)?|previous(?:ly)?|used to)\b", re.I
 )
+# Capitalised words that do not begin a sentence, as of a person or a place; several in a row are one name.
 _NAMES = re.compile(r"""(?:(?<=[^\W_] )|(?<=["'(]))[A-ZÀ-Þ]\w+(?: [A-ZÀ-Þ]\w+)*(?![\w-])""")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s")
 # A figure with the sign before it, or the unit after it.
