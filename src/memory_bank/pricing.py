@@ -180,8 +180,6 @@ def full_usage(
     Only the difference of both is estimated. The provider's cache is assumed to hold everything that the request
     before had, and the output to be the same, so that savings are not overstated.
     """
-    if tokens == full_tokens:
-        return sent
     ratio = sent.input / tokens if ratio is None else ratio
     total = max(0, round(sent.input + ratio * (full_tokens - tokens)))
     new = round(ratio * (full_tokens - known_tokens))

@@ -313,10 +313,13 @@ class Sessions:
         return step
 
     def sends_whole(self, step: Rebuilt) -> bool:
-        """Whether the full history is sent in the place of a step's context, and charged, as savings pay for it."""
+        """Whether the full history is sent in the place of a step's context, and charged, as savings pay for it.
+
+        With ``compaction`` "pass" it always is.
+        """
         if step.unchanged or step.plan is None or not isinstance(step.state, MemoryBankState):
             return True
-        return charge_whole(step.plan.view, step.state)
+        return charge_whole(step.plan.view, step.state, anyway=self.config.service.compaction == "pass")
 
     def compared(self, step: Rebuilt, tokens: int, reported: int) -> tuple[int, float | None]:
         """How memory's counts compare with the provider's, as ``full_usage`` takes it: tokens, and the ratio.
