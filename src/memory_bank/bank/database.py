@@ -313,6 +313,11 @@ class Database:
             "process again with that version. Nothing is stored until then."
         )
 
+    def check_schema(self) -> None:
+        """Raise StorageError where another version of memory_bank has brought the bank to its schema."""
+        if (now := str(self.value(sa.select(schema_version)))) != VERSION:
+            raise self._other_schema(now)
+
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A connection for reading."""

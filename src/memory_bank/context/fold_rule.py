@@ -8,7 +8,7 @@ from math import sqrt
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings
 from memory_bank.context.build import known_tokens
-from memory_bank.pricing import Ratios
+from memory_bank.pricing import Charge, Ratios
 from memory_bank.transcript.transcript import View
 
 FLOORS = {"careful": 5_000, "thrifty": 3_000}
@@ -49,25 +49,40 @@ def price_fold(
     ratios = session.prefix_cache.ratios
     head = view.tokens_before[view.interactions[0].start if view.interactions else view.tail_start]
     known = known_tokens(view, session.ledger)
-    room = session.ledger.room(ratios, rest, min(head, known), view.full_tokens, known, EXCESS)
+    models = len({session.prefix_cache.model} | session.prefix_cache.models(settings.cache_retention))
+    room = session.ledger.room(ratios, rest, min(head, known), view.full_tokens, known, EXCESS, models)
     size = fold_size(ratios, older, room, FLOORS[settings.fold])
     return FoldPrice(size, room, rest, first_fold(ratios, WAITS[settings.fold]))
 
 
-def charge_whole(view: View, session: MemoryBankState) -> bool:
-    """Charge the full history in the place of the context that was just charged, if what was saved pays for that."""
+def charge_whole(view: View, session: MemoryBankState, *, anyway: bool = False) -> bool:
+    """Charge the full history in the place of the context that was just charged, if what was saved pays for that.
+
+    ``anyway``: it is sent, whatever was saved.
+    """
     ratios, ledger, known = session.prefix_cache.ratios, session.ledger, known_tokens(view, session.ledger)
     head = view.tokens_before[view.interactions[0].start if view.interactions else view.tail_start]
     whole = ledger.step(ratios, view.full_tokens, min(head, known), view.full_tokens, known).paid
-    if pays := ledger.paid - ledger.last.paid + whole <= (1 + EXCESS) * ledger.full:
+    if pays := anyway or ledger.paid - ledger.last.paid + whole <= (1 + EXCESS) * ledger.full:
         ledger.settle(ledger.last, whole, ledger.last.full)
     return pays
 
 
 def tokens_paid_for(session: MemoryBankState) -> int:
     """The tokens that may be added to every later request, so that what was saved pays for them."""
+    saved = (1 + EXCESS) * session.ledger.full - session.ledger.paid
+    return max(0, int(saved / _carried(session)))
+
+
+def charge_added(session: MemoryBankState, tokens: int) -> None:
+    """Charge tokens that were added to every later request: the client's own list has them from now on."""
+    session.ledger.settle(Charge(0.0, 0.0), tokens * _carried(session), 0.0)
+
+
+def _carried(session: MemoryBankState) -> float:
+    """What a token costs, in input tokens, that later requests carry until a fold takes it."""
     read, write = session.prefix_cache.ratios
-    return max(0, int(((1 + EXCESS) * session.ledger.full - session.ledger.paid) / (write + CARRIED * read)))
+    return write + CARRIED * read
 
 
 def fold_size(ratios: Ratios, older: int, room: float, floor: int) -> int:

@@ -37,6 +37,7 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.group_commit import Operation
 from memory_bank.bank.lineage import ForkPoint, KnownDigest, Lineage, LineageEntry
 from memory_bank.bank.rows import is_session_id
+from memory_bank.context.first_sight import REDACTED
 from memory_bank.errors import ConfigError, StorageError
 from memory_bank.processor import NotSentError
 from memory_bank.records import content_key
@@ -352,15 +353,37 @@ class _Search:
         if digest := next((d for d in chain.ends if d in self._by_digest), None):
             row = self._roots(digest)[0]
             found.append((chain.positions[digest], ForkPoint(row.session_id, row.before, row.number)))
-        start, by_calls = 0, None
+        start, stop, by_calls = 0, 0, None
         for interaction in self.latest:
             roots = self._roots(interaction.digest)
             if roots and not self._has_other_results(roots[0], interaction):
                 row = roots[0]
                 point = ForkPoint(row.session_id, row.before, row.number - 1)
                 by_calls = (start, point) if len(roots) == 1 and row.before else None
+                stop = interaction.stop
             start = interaction.stop
+        if by_calls and self._returned_otherwise(by_calls[1].session_id, stop):
+            by_calls = None
         return max([*found, *filter(None, [by_calls])], key=lambda f: f[0], default=(0, None))
+
+    def _returned_otherwise(self, session_id: str, until: int) -> bool:
+        """Whether a session has other results of the calls of the latest turns; a shorter one counts as masked."""
+        given = {
+            pair.call.call_id: (interaction, pair.result.output_text)
+            for interaction in self.latest
+            for pair in interaction.interaction.pairs
+            if interaction.stop <= until and pair.call and pair.call.call_id
+            if pair.result and pair.result.output_text is not None
+        }
+        outputs = self.identity.lineage.outputs(session_id, [*given])
+        return any(
+            not any(
+                o == text or REDACTED in o or (len(text) < len(o) and interaction is not self.latest[-1])
+                for o in outputs[call_id]
+            )
+            for call_id, (interaction, text) in given.items()
+            if call_id in outputs
+        )
 
     def _roots(self, digest: str) -> list[KnownDigest]:
         """The sessions that know a digest, without forks of others among them."""
