@@ -49,7 +49,8 @@ def price_fold(
     ratios = session.prefix_cache.ratios
     head = view.tokens_before[view.interactions[0].start if view.interactions else view.tail_start]
     known = known_tokens(view, session.ledger)
-    room = session.ledger.room(ratios, rest, min(head, known), view.full_tokens, known, EXCESS)
+    models = len({session.prefix_cache.model} | session.prefix_cache.models(settings.cache_retention))
+    room = session.ledger.room(ratios, rest, min(head, known), view.full_tokens, known, EXCESS, models)
     size = fold_size(ratios, older, room, FLOORS[settings.fold])
     return FoldPrice(size, room, rest, first_fold(ratios, WAITS[settings.fold]))
 

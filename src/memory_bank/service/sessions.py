@@ -206,21 +206,23 @@ class Sessions:
         beside: str | None = None,
         added: str = "",
         origin: tuple[str | None, str] = (None, ""),
+        cached_for: int = 0,
         sends: Callable[[], bool] = lambda: True,
         lineage: Operation[bool] | None = None,
     ) -> Rebuilt:
         """Store what is new in the messages, and return the context of the next model call.
 
-        ``size``: bytes of the request; images and ids take memory that their tokens do not show. ``history``: the
-        request that the messages were read of; the tokens are then those of the context as it is written for it.
-        ``model``: that the request is for; its price decides how often the history is folded. ``tools``: those that
-        the model gets; the context names ``get_record`` only where it is among them. ``beside``: what the proxy sends
-        besides the messages, such as the client's tools; it counts for the context and for the full history.
-        ``added``: what memory itself adds besides the messages, such as its tools. ``project``: that it must be of.
-        ``origin``: the project that the request names, else its first prompts do, and its user agent, for a session
-        that has none yet; of ``claude-cli/2.1.4 (external)`` "claude-cli" is kept. ``sends``: whether the
-        context is sent, asked once it is built; else no step is recorded or charged. ``lineage`` is stored with what
-        is new, if it returns True; else nothing is.
+        ``size``: bytes of the request; images and ids take memory that their tokens do not show. ``history``:
+        the request that the messages were read of; the tokens are then those of the context as it is written
+        for it. ``model``: that the request is for; its price decides how often the history is folded.
+        ``tools``: those that the model gets; the context names ``get_record`` only where it is among them.
+        ``beside``: what the proxy sends besides the messages, such as the client's tools; it counts for the
+        context and for the full history. ``added``: what memory itself adds besides the messages, such as its
+        tools. ``project``: that it must be of. ``cached_for``: seconds for which the request asks the
+        provider to keep its prefix. ``origin``: the project that the request names, else its first prompts
+        do, and its user agent, for a session that has none yet; of ``claude-cli/2.1.4 (external)``
+        "claude-cli" is kept. ``sends``: whether the context is sent, asked once it is built; else no step is
+        recorded or charged. ``lineage`` is stored with what is new, if it returns True; else nothing is.
 
         Raises what MemoryProcessor.apply_strategy and reading the messages raise, ConfigError for an
         invalid name, and NotSentError.
@@ -244,6 +246,7 @@ class Sessions:
             with kept.lock:  # the plan must be this step's
                 state, policy = self._processor.begin(key, session_id, client, model)
                 policy = replace(policy, choose=choose_all) if control else policy
+                state.prefix_cache.cached_for = cached_for
                 charged, form = state.ledger.last, None if history is None else history.form
                 counter = state.counter if state.is_prepared else open_counter()
                 state.ledger.added = count_once(counter.count_text, added)
@@ -273,7 +276,7 @@ class Sessions:
                 kept.sent, kept.changed = context, changed_at is not None
                 sent, charge, records, fates = None, None, 0, None
                 if isinstance(state, MemoryBankState):
-                    retention, records = state.settings.cache_retention, len(state.steps)
+                    retention, records = max(state.settings.cache_retention, cached_for), len(state.steps)
                     sent = state.prefix_cache.send(context, model, state.counter.count_message, retention)
                     charge = state.ledger.last
                     fates = None if plan is None else state.fates(plan)

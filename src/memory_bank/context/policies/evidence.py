@@ -69,11 +69,11 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     """Fold the older history where that pays: the list of past calls, and what the next calls may need of them.
 
     A fold has ``history_budget`` tokens. After it every interaction stays whole, until the new ones have
-    ``refresh_after`` tokens: then comes the next fold. Before the first one nothing is changed. Where both are "auto"
-    the prices decide, and a fold waits that would make the run cost more than the full history, and a little. A
-    session whose prefix the provider has forgotten (``cache_retention``) is folded at once. Where the selection
-    fails, the context has the list of calls and the latest interactions, and the log a warning. With ``fold_note`` a
-    fold shows the note that a model was asked for when it drew near.
+    ``refresh_after`` tokens: then comes the next fold. Before the first one nothing is changed. Where both are
+    "auto" the prices decide, and a fold waits that would make the run cost more than the full history, and a
+    little. A session whose prefix the provider has forgotten (``cache_retention``, or as its requests ask) is
+    folded at once. Where the selection fails, the context has the list of calls and the latest interactions, and
+    the log a warning. With ``fold_note`` a fold shows the note that a model was asked for when it drew near.
 
     A fold is a row of the bank that is never changed: between folds a context is a function of the messages, the
     fold and the settings, in every process.
@@ -84,7 +84,9 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     cache, (past, older) = session.prefix_cache, sight.foldable[len(view.history)]
     if state.unexplained is not None:  # in a library, that of the step before
         session.run_later("why", partial(_explain, state, session))
-    if is_cold := session.idle > settings.cache_retention:
+    retention = max(settings.cache_retention, cache.cached_for)
+    models = cache.models(retention)  # another one has none of the session in its cache
+    if is_cold := session.idle > retention or (bool(models) and cache.model not in models):
         ledger.sent = ()
     edits = dict(sight.edits)
     base = Choice(role=settings.memory_role, edits=edits, unfolded=edits)  # all, as it was shown first

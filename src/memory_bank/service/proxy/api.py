@@ -226,6 +226,10 @@ class Dialect:
             raise NotRebuiltError("no list of items" if self.key == "input" else "no messages")
         return messages
 
+    def cached_for(self, body: Body) -> int:
+        """Seconds for which a request asks the provider to keep its prefix in the cache; 0 where it does not say."""
+        return 86_400 if body.value.get("prompt_cache_retention") == "24h" else 0
+
     def is_compaction(self, request: JsonObject) -> bool:  # noqa: ARG002
         """Whether a member of the request asks the provider for a summary of the conversation."""
         return False

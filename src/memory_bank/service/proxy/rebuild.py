@@ -413,6 +413,7 @@ class Rebuilder:
                     sends=sends,
                     lineage=match.write,
                     added=compact(offered[len(value.get("tools") or ()) :]) if offered else "",
+                    cached_for=api.cached_for(exchange.body),
                     origin=(project, exchange.client_headers.get("user-agent") or ""),
                 )
                 break
