@@ -367,8 +367,6 @@ class ProgressiveSettings(StoredSettings):
     """Most tokens of the running summary."""
     summary_model: Name = EXTRACTIVE
     """The model that writes the summary; "extractive" needs none."""
-    block: AtLeast1 = 4
-    """Fewest old interactions to summarise in one call of the model."""
 
 
 class ServiceSettings(Settings):
