@@ -54,8 +54,6 @@ def test_memory_is_applied_and_the_trace_says_what_was_sent():
     assert first.cost == pytest.approx((100 * 2 + 7 * 10) / 1e6)
     assert first.counted_tokens < 2000 < first.full_tokens
     assert (second.kind, second.memory_key, second.cost) == ("plain", None, None)
-    totals = orchestrator.totals
-    assert (totals.calls, totals.failed, totals.cost) == (2, 0, first.cost)
     assert json.dumps(first.as_dict())
 
 
@@ -145,7 +143,6 @@ def test_failures_are_one_sentence_and_in_the_trace():
         with pytest.raises(ModelError, match="HTTP 500"):
             asyncio.run(both.agenerate(CHAT))
     assert [s.error for s in (*it.trace, *both.trace)] == ["ModelError"] * 2
-    assert (it.totals.failed, it.totals.cost) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +170,6 @@ def test_the_trace_is_bounded_and_no_copy_of_what_the_caller_changes():
     messages[1]["content"] = "changed"
     assert [s.number for s in it.trace] == list(range(3, 1_003))
     assert it.trace[0].messages[1]["content"] == "first"
-    assert it.totals.calls == 1_002
 
 
 def test_threads_share_an_orchestrator():

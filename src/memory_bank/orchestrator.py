@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,25 +57,6 @@ class Sent(Brief):
         return {**asdict(replace(self, messages=())), "messages": list(self.messages)}
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Sums over all calls, those that the trace no longer holds included."""
-
-    calls: int = 0
-    failed: int = 0
-    counted_tokens: int = 0
-    full_tokens: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cost: float = 0.0
-
-    def plus(self, sent: Sent) -> Totals:
-        """With one call more."""
-        added = {f.name: getattr(sent, f.name, 0) or 0 for f in fields(self)}
-        added |= {"calls": 1, "failed": int(bool(sent.error))}
-        return Totals(**{name: value + getattr(self, name) for name, value in added.items()})
-
-
 _Prefix = tuple[PrefixCache, SentContext] | None
 _Call = tuple[Sent, list[Any], dict[str, Any], _Prefix]
 """A call to make: what the trace will hold, the messages and options that the client gets, their cached prefix."""
@@ -98,9 +79,9 @@ class LLMOrchestrator(Closing):
         ...     model.set_active_context(session_id="task-1")
         ...     answer = model.generate(messages)
         ...     title = model.generate_plain(input_messages=[{"role": "user", "content": "Name this task."}])
-        ...     model.trace[0].kind, model.totals.calls
+        ...     [sent.kind for sent in model.trace]
         ...     model.reset_session()
-        ('memory', 2)
+        ['memory', 'plain']
     """
 
     def __init__(
@@ -126,7 +107,6 @@ class LLMOrchestrator(Closing):
         self._counter = open_counter()
         self._active: dict[str, str | None] = dict.fromkeys(("memory_key", "session_id", "model"))
         self._trace: deque[Sent] = deque(maxlen=1_000)
-        self._totals = Totals()
         self._number = 0
         self._lock = threading.Lock()
         self.set_active_context(memory_key, session_id, model)
@@ -152,12 +132,6 @@ class LLMOrchestrator(Closing):
         """The last calls, oldest first."""
         with self._lock:
             return list(self._trace)
-
-    @property
-    def totals(self) -> Totals:
-        """Sums over all calls so far."""
-        with self._lock:
-            return self._totals
 
     def generate(
         self,
@@ -294,4 +268,3 @@ class LLMOrchestrator(Closing):
                     error=error,
                 )
                 self._trace.append(done)
-                self._totals = self._totals.plus(done)

@@ -21,6 +21,7 @@ import typer
 
 from memory_bank.audit.figures import money
 from memory_bank.errors import ConfigError, EmbedderMismatchError, StorageError
+from memory_bank.service.server.database import database_of, open_database
 
 if TYPE_CHECKING:
     from memory_bank.bank.database import Database
@@ -31,6 +32,7 @@ DB = typer.Option(None, "--db", help="The bank: a file name or URL; default: the
 CONFIG = typer.Option(None, "--config", help="Configuration file; default: the shipped one.")
 JSON = typer.Option(False, "--json", help="Print JSON.")
 ONE_SESSION = typer.Option(None, "--session", help="Only this session; default: all.")
+_ODD, _PLAIN = re.compile(r"[^\n\t\x20-\x7e]"), re.compile(r"(?:[!-~]+(?: [!-~]+)*)?")
 EMBEDDER = typer.Option(None, "--embedding-model", help="Default: the embedder the bank was built with.")
 
 
@@ -49,17 +51,11 @@ def service_settings(db: str | None, config: Path | None = None) -> ServiceSetti
     return settings if db is None else settings.model_copy(update={"database": db})
 
 
-def _named(db: str | None, config: Path | None) -> str:
-    from memory_bank.service.server.database import database_of
-
-    return db or database_of(service_settings(db, config))
-
-
 def bank_file(db: str | None, command: str = "", config: Path | None = None) -> Path:
     """The file of the bank that --db names. Raises ConfigError for one in memory, or PostgreSQL's ``command``."""
     from memory_bank.bank.database import database_url
 
-    url = database_url(_named(db, config))
+    url = database_url(db or database_of(service_settings(db, config)))
     if url.get_backend_name() != "sqlite":
         bare = url.set(drivername="postgresql")._replace(password=None)
         address = bare.difference_update_query(["password", "sslpassword"]).render_as_string(
@@ -78,7 +74,7 @@ def open_bank(db: str | None, config: Path | None = None, session: str | None = 
     from memory_bank.bank.database import Database, database_url
     from memory_bank.bank.listing import has_session
 
-    name = _named(db, config)
+    name = db or database_of(service_settings(db, config))
     if database_url(name).get_backend_name() == "sqlite" and not (file := bank_file(name)).is_file():
         first = "" if db else "`memory-bank run -- COMMAND` makes one, or "
         raise ConfigError(f"there is no bank {file}: {first}give the path of yours with --db.")
@@ -92,8 +88,6 @@ def open_bank(db: str | None, config: Path | None = None, session: str | None = 
 
 def new_bank(db: str | None, config: Path | None, subject: str) -> Database:
     """The bank, made when there is none. Raises ConfigError for one in memory, where ``subject`` would be lost."""
-    from memory_bank.service.server.database import open_database
-
     database = open_database(service_settings(db, config))
     if database.in_memory:
         raise ConfigError(f"{subject} in memory would be lost at once: give --db the file of a bank.")
@@ -179,9 +173,6 @@ def output_file(path: Path | None, *inputs: Path) -> Iterator[TextIO | None]:
         raise ConfigError(f"{path} cannot be written ({e.strerror}): give another file with --out.") from e
     with file:
         yield file
-
-
-_ODD, _PLAIN = re.compile(r"[^\n\t\x20-\x7e]"), re.compile(r"(?:[!-~]+(?: [!-~]+)*)?")
 
 
 def _escaped(match: re.Match[str]) -> str:
