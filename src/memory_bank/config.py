@@ -367,8 +367,6 @@ class ProgressiveSettings(StoredSettings):
     """Most tokens of the running summary."""
     summary_model: Name = EXTRACTIVE
     """The model that writes the summary; "extractive" needs none."""
-    block: AtLeast1 = 4
-    """Fewest old interactions to summarise in one call of the model."""
 
 
 class ServiceSettings(Settings):
@@ -424,8 +422,6 @@ class ServiceSettings(Settings):
     """Latest steps of a session whose answers are kept for the page; figures and what contexts showed stay."""
     allowed_hosts: tuple[str, ...] = ()
     """Host names accepted besides the service's address and loopback."""
-    allowed_origins: tuple[str, ...] = ()
-    """Origins of other web pages that may call the service, such as https://tools.example."""
     log_format: Literal["text", "json"] = "text"
     """Format of the log."""
     shutdown_timeout: Annotated[Float, Field(ge=0, le=600)] = 10.0

@@ -23,6 +23,7 @@ from memory_bank.transcript.transcript import View
 _LINE_CHARS = 500  # of the summary of one call
 _LINES_SHARE = 0.7  # of a budget that does not hold a line for every call
 _SECONDS = 60.0  # after which a call of the model is given up
+_TOGETHER = 4  # fewest old interactions that one call of the model summarises
 _THEMES = ((True, 160), (True, 80), (False, 160), (False, 80), (False, 40), (False, 0))
 
 
@@ -194,7 +195,7 @@ def _summarised(
     complete = completion_of(llm_client, settings.summary_model, _SECONDS)
     done = _done(blocks)
     waiting = blocks[done:]
-    if complete is None or sum(len(b.keys) for b in waiting if not b.tried) < settings.block:
+    if complete is None or sum(len(b.keys) for b in waiting if not b.tried) < _TOGETHER:
         return blocks, 0
     items = tuple(chain.from_iterable(b.items for b in waiting))
     records = {r.trace_id: r for r in session.fact_store.get_many([i.trace_id for i in items])}
