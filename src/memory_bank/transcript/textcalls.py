@@ -18,7 +18,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -38,8 +38,11 @@ from memory_bank.transcript.turns import (
 
 CALLING = "Calling tools:\n"
 _TEXT = r'"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|(?:String\.raw)?`(?:[^`\\]|\\.)*`'
-_MEMBERS = rf"\{{\s*(?:[\w\"']+\s*:\s*(?:{_TEXT}|[\w.]+)\s*,\s*)*[\"']?cmd[\"']?\s*:\s*"
-_IN_CODE = re.compile(rf"\btools\.(exec_command|apply_patch)\(\s*(?:{_MEMBERS})?({_TEXT}|[\w$]+)", re.S)
+_IN_CODE = re.compile(r"\btools\.([\w$]+)\(")
+_TOKEN = re.compile(
+    rf"({_TEXT})|([a-zA-Z_$][\w$]*+)(?=\s*:)|([{{}}\[\],:)]|-?\d+(?:\.\d+)?|[\w$]+)|\s+", re.S
+)
+_COMMANDS = {"exec_command": "{}", "apply_patch": "apply_patch <<'PATCH'\n{}\nPATCH"}
 _BY_NUMBER = re.compile(r"(?<!\\)(?:\\\\)*\\[xubfv\d]")  # characters by their numbers, and rare marks
 _NAMED = re.compile(rf"\b(?:const|let|var)\s+([\w$]+)\s*=\s*({_TEXT})", re.S)
 
@@ -294,15 +297,53 @@ FORMS: tuple[TextForm, ...] = (
 """The forms that are recognised, in this order."""
 
 
-def commands_in_code(code: str) -> str:
-    """The commands and patches that Codex's code runs, as commands of a shell; "" where they are not literal."""
-    if len(code) > 50_000 or "tools." not in code:  # characters
-        return ""
-    texts, forms = dict(_NAMED.findall(code)), {"apply_patch": "apply_patch <<'PATCH'\n{}\nPATCH"}
-    found = [(tool, _script_text(texts.get(given, given))) for tool, given in _IN_CODE.findall(code)]
-    if any(text is None for _, text in found):
-        return ""
-    return "\n".join(forms.get(tool, "{}").format(text) for tool, text in found)
+def told_arguments(tool: str, arguments: str) -> str:
+    """The arguments of a call as they are read: of Codex's code what its calls are given, as those of a shell's call.
+
+    A patch is a command, too; a single call of another tool has its name as ``tool``. Code with other calls beside
+    commands, or with values that are not written out, stays as it is.
+    """
+    if tool != "exec" or len(arguments) > 50_000 or "tools." not in arguments:  # characters
+        return arguments
+    texts, commands, given = dict(_NAMED.findall(arguments)), list[str](), None
+    calls = [(found[1], found.end()) for found in _IN_CODE.finditer(arguments)]
+    for name, at in calls:
+        given = _script_value(arguments, at, texts)
+        command = given.get("cmd") if isinstance(given, dict) and name == "exec_command" else given
+        if isinstance(command, str) and name in _COMMANDS:
+            commands.append(_COMMANDS[name].format(command))
+    if len(calls) == len(commands) > 0:
+        return compact(given if isinstance(given, dict) and len(calls) == 1 else {"cmd": "\n".join(commands)})
+    if len(calls) == 1 and isinstance(given, dict) and calls[0][0] not in _COMMANDS:
+        return compact({"tool": calls[0][0], **given})
+    return arguments
+
+
+def _script_value(code: str, at: int, texts: Mapping[str, str]) -> Any:
+    """The value that is written out at a place of JavaScript, ``texts`` by their names; None for others."""
+    written, within = list[str](), list[str]()  # within which brackets
+    while found := _TOKEN.match(code, at):
+        at, (text, name, other) = found.end(), found.groups()
+        if found.lastindex is None:  # space
+            continue
+        if written and not within:
+            with suppress(ValueError, RecursionError):
+                return json.loads("".join(written)) if other in (",", ")") else None
+            return None
+        if other in ("}", "]") and written[-1:] == [","]:
+            written.pop()
+        if within[-1:] == ["{"] and written[-1] in ("{", ",") and other in texts:  # {cmd}
+            written.append(f'"{other}":')
+        if text := texts.get(other, text):
+            name = _script_text(text)
+            if name is None:
+                return None
+        written.append(other if name is None else json.dumps(name))
+        if other in ("{", "["):
+            within.append(other)
+        elif other in ("}", "]"):
+            del within[-1:]
+    return None
 
 
 def _script_text(text: str) -> str | None:
