@@ -3,6 +3,7 @@
     make house                  # prints the figures and their bounds
     make house HOUSE=--list     # and the functions that ran; * those under 6 lines with one caller
     make house HOUSE=--write    # makes these figures the bounds
+    make house HOUSE=--features # prints the lines of each feature, and who named it (.ci/features.toml)
 
 A recorded run (examples/) is sent as chat requests through the application to a scripted model on loopback. Counted
 are the functions of the package with a name that ran for a request, in all threads, until nothing runs any more.
@@ -21,7 +22,9 @@ import sys
 import tempfile
 import threading
 import time
+import tomllib
 from collections import Counter, defaultdict
+from fnmatch import fnmatch
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -206,8 +209,25 @@ def path() -> tuple[dict[str, int], dict[str, Request]]:
     return figures | {"stays of the messages": len(requests["new calls"].stays)}, requests
 
 
+def features() -> list[tuple[dict[str, Any], int]]:
+    """The features of ``.ci/features.toml`` with their lines, most first; each module is in the first that has it."""
+    listed: list[dict[str, Any]] = tomllib.loads((ROOT / ".ci" / "features.toml").read_text())["feature"]
+    lines: Counter[str] = Counter()
+    for file in Path(PACKAGE).rglob("*.py"):
+        module = file.relative_to(PACKAGE).as_posix()
+        lines[next(f["name"] for f in listed if any(fnmatch(module, m) for m in f["modules"]))] += (
+            file.read_text().count("\n")
+        )
+    return sorted(((f, lines[f["name"]]) for f in listed), key=lambda each: -each[1])
+
+
 def main(options: list[str]) -> int:
     """Print the figures; 1 where one is above its bound."""
+    if "--features" in options:
+        for feature, lines in features():
+            core = "core; " if feature.get("core") else ""
+            print(f"{lines:7,}  {feature['name']} ({core}{feature['named']})")
+        return 0
     logging.disable()
     bounds = json.loads(BOUNDS.read_text())
     figures, requests = path()

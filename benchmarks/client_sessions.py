@@ -43,13 +43,13 @@ from harness import command_line
 from measuring.measure import PRICE_TABLES
 from memory_bank.pricing import Usage, cost
 from memory_bank.testing import Reply, ScriptedServer, calls, fail, say
-from memory_bank.transcript.harness import persons_text
+from memory_bank.transcript.harness import asks_for_summary, persons_text
 from memory_bank.transcript.tokens import open_counter
 
 ASKED = re.compile(r"Read the orders (\d+) to (\d+)\b.*?payment ids of the orders ([\d, ]+)")
 AGENT = re.compile(r"First start an agent for this: <<(.+?)>>")
 COUNTER = open_counter()
-SUMMARY = ("CONTEXT CHECKPOINT COMPACTION", "create a detailed summary of the conversation")
+PATHS = {"chat": "/chat/completions", "responses": "/responses", "messages": "/messages"}
 MODELS = ("scripted", "gpt-5", "claude-sonnet-4-5")
 
 
@@ -80,12 +80,13 @@ class Model:
     def __call__(self, body: dict[str, Any]) -> Reply:
         """The next turn."""
         messages = body.get("messages") or body.get("input") or []
-        said = json.dumps(messages[-1]) if isinstance(messages, list) and messages else ""
-        if any(s in said for s in SUMMARY):
-            return say("The orders were read, one after the other.")
         offered = tool_names(body)
         shell = next((t for t in SHELLS if t in offered), None)
-        tasks = [t for t in texts_of(messages) if ASKED.search(t)]
+        tasks = tasks_of(messages)
+        said = texts_of(messages[-1:]) if isinstance(messages, list) else []
+        if asks_for_summary("\n".join([*said, *texts_of(messages, "system"), str(body.get("instructions"))])):
+            asked = ASKED.search(tasks[-1]) if tasks else None
+            return say(f"The orders were read, one after the other, for this: {asked[0] if asked else ''}.")
         if shell is None or not tasks:
             return say("Payments of orders")
         text = json.dumps(messages)
@@ -133,7 +134,7 @@ class Model:
         own: dict[int, set[int]] = {}
         for body in came:
             messages = body.get("messages") or body.get("input") or []
-            if tasks := [t for t in texts_of(messages) if ASKED.search(t)]:
+            if tasks := tasks_of(messages):
                 own.setdefault(first_of(tasks[-1]), set()).update(self.ids_in(json.dumps(messages)))
         return sum(
             n not in own.get(first, ()) and not any(n in r for r in allowed(first))
@@ -149,11 +150,17 @@ def first_of(prompt: str) -> int:
     return int(asked[1])
 
 
-def texts_of(messages: Any) -> list[str]:
-    """The texts of the user's messages that the client wrote, in their order."""
+def tasks_of(messages: Any) -> list[str]:
+    """The tasks in the user's messages; where a summary stands for them, those that it tells."""
+    asked = [t for role in ("user", "assistant") for t in texts_of(messages, role) if ASKED.search(t)]
+    return [t for t in texts_of(messages) if ASKED.search(t)] or asked
+
+
+def texts_of(messages: Any, role: str = "user") -> list[str]:
+    """The texts of a role's messages that the client wrote, in their order."""
     found: list[str] = []
     for message in messages if isinstance(messages, list) else [{"role": "user", "content": messages}]:
-        if message.get("role") == "user":
+        if message.get("role") == role:
             content = message.get("content")
             parts = content if isinstance(content, list) else [{"text": content}]
             found += [str(p["text"]) for p in parts if isinstance(p, dict) and p.get("text")]
@@ -265,6 +272,21 @@ def compacts_itself(work: Work) -> None:
     work.ask(task(101, 126, 101, 104), "-c", "model_auto_compact_token_limit=22000")
 
 
+def opencode_compacts(work: Work) -> None:
+    """opencode compacts at 32,000 of its model's 272,000 tokens."""
+    settings = {"compaction": {"auto": True, "reserved": 240_000}}
+    (work.run.folder / "opencode.json").write_text(json.dumps(settings))
+    work.ask(task(101, 142, 101, 104))
+
+
+def qwen_compacts(work: Work) -> None:
+    """qwen-code compacts at a share of its model's window."""
+    settings = {"model": {"chatCompression": {"contextPercentageThreshold": 0.2}}}
+    (work.run.home / ".qwen").mkdir()
+    (work.run.home / ".qwen" / "settings.json").write_text(json.dumps(settings))
+    work.ask(task(101, 142, 101, 104))
+
+
 def _branches(*known: tuple[int, int]) -> Callable[[int], list[range]]:
     """A task knows the orders of its own hundred, and of those that these pairs allow it."""
     return lambda first: [range(h, h + 100) for h in [first - 1, *(b - 1 for a, b in known if a == first)]]
@@ -279,6 +301,8 @@ CASES: dict[str, tuple[str, str, Callable[[Work], None], Callable[[int], list[ra
     "refused": ("claude-code", "a context is refused", refused, _branches()),
     "opencode": ("opencode", "memory tools are added", a_run, _branches()),
     "codex-compacts": ("codex", "its own compaction", compacts_itself, _branches()),
+    "opencode-compacts": ("opencode", "its own compaction", opencode_compacts, _branches()),
+    "qwen-compacts": ("qwen-code", "its own compaction", qwen_compacts, _branches()),
 }
 
 
@@ -345,7 +369,7 @@ def measure(name: str, *, holdout: float) -> Figures:
             work = Work(client, Run(folder / "home", folder / "work", url))
             act(work)
             asked = [e for e in recorded if e.api.route == route]
-            arrived = [r for r in server.requests if r.path.split("?")[0].endswith(route)]
+            arrived = [r for r in server.requests if r.path.split("?")[0].endswith(PATHS[route])]
     own = [json.loads(body) for body in bodies if body]
     right = all(orders.payment(n) in printed for wanted, printed in work.answers for n in wanted)
     counted = [e for e in asked if e.tokens is not None]

@@ -62,12 +62,13 @@ def verdict(wrong: Iterable[object], most: int = 20) -> int:
 class Service:
     """``memory-bank serve`` as users start it, on a database; ``settings`` are those of the service.
 
-    It keeps its ``port`` when it is started again. ``with`` starts it and ends it.
+    It keeps its ``port`` when it is started again. ``with`` starts it and ends it. ``source``: the folder of another
+    package memory_bank.
     """
 
     def __init__(
         self, database: str | Path, upstream: str, *options: str, stderr: Any = subprocess.DEVNULL,
-        python: str = sys.executable, **settings: object,
+        python: str = sys.executable, source: Path | None = None, **settings: object,
     ) -> None:  # fmt: skip
         self.port = 0
         self.process: subprocess.Popen[bytes]
@@ -75,6 +76,8 @@ class Service:
         self._command += ["--upstream-anthropic", upstream, "--db", str(database), *options]
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("OPENAI_", "MEMORY_BANK_"))}
         self._environment = kept | {f"MEMORY_BANK_SERVICE__{k.upper()}": str(v) for k, v in settings.items()}
+        if source is not None:
+            self._environment["PYTHONPATH"] = str(source)
         self._stderr = stderr
 
     def start(self, **variables: str) -> None:

@@ -2,13 +2,16 @@
 
     python benchmarks/processes.py [--services 1,3] [--sessions 2] [--turns 45] [--calls 1] [--kind sqlite]
     python benchmarks/processes.py --kind postgres --sessions 50 --turns 24 --calls 3 --agents 50 --faults
+    python benchmarks/processes.py --kind postgres --services 2 --sessions 3 --turns 120 --agents 3 --beside eaad532a
 
 Agents ask `memory-bank serve` round robin, and a scripted upstream logs what arrives. A request costs what the list
-price of ``--model`` says of its input, in tokens of ``--encoding``: the beginning that it shares with the session's
-request before is read from the provider's cache, all else is written to it; beside it, what the same histories cost
-without memory. A context that does not begin as the one before is ``broken``: with a fold it has to be. One that is
-not, byte for byte, what the first of ``--services`` sent ``differs``; once a request of its session was answered
-without memory, what is decided there (a fold) may come a turn later, and such contexts are ``later``. In the end the
+price of ``--model`` says of its input, in tokens of ``--encoding``: the beginning that it shares with one of the
+session's eight requests before is read from the provider's cache, all else is written to it; beside it, what the same
+histories cost without memory. A context that does not begin as the one before is ``broken``: with a fold it has to
+be. One that is not, byte for byte, what the first of ``--services`` sent ``differs``; once a request of its session
+was answered without memory, what is decided there (a fold) may come a turn later, and such contexts are ``later``.
+With ``--nameless`` agents name no session: the services know a conversation again, each further session that one has
+is ``forked``, and contexts are not compared, as marks differ with the name that a session is given. In the end the
 bank's records are compared with what the tools said: those ``lost``, those stored ``twice``, and those ``refused``,
 which are not in the bank and every answer to a request that had them says why. The reasons are printed in the end.
 
@@ -16,29 +19,41 @@ With ``--faults`` there is one more run of the last of ``--services``: one dies 
 for good; on PostgreSQL the server ends at once after a half, within a turn, and starts again, and after two thirds
 all its connections are cut. A request that fails is sent to the next service.
 
-Exit code 1 where a context differs, a record is lost or twice, and without faults also where several services cost
-over 2% more than the first, break a prefix more often though no request went without memory, or refuse a record.
+With ``--beside COMMIT`` there is one more run, of a rolling upgrade on a new bank: services of that commit (of this
+repository, by this Python) make the bank and take the first quarter of the turns, as many of the present commit
+start beside them within a turn and take half of the turns with them, the older ones end by SIGTERM, and the present
+ones take the rest. What each stage cost and broke is printed, and ``memory-bank bank verify`` must find nothing.
+
+Exit code 1 where a context differs, a session forks, a record is lost or twice, and without faults also where several
+services cost over 2% more than the first, break a prefix more often though no request went without memory, or refuse
+a record. In an upgrade contexts may differ; a record that is refused in its end, or an answer without memory in its
+last stage, is wrong.
 """
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import random
 import re
+import subprocess
 import sys
+import tarfile
+import tempfile
 import threading
 import time
 import urllib.request
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from harness import Service, command_line, print_head, print_row, verdict
+from harness import ROOT, Service, command_line, print_head, print_row, verdict, verified
 from memory_bank.bank.database import Database
 from memory_bank.bank.schema import records
 from memory_bank.pricing import Ratios, common_length, known_price
@@ -47,6 +62,7 @@ from memory_bank.transcript.tokens import open_counter
 from workload import Message, Postgres, banks, beginning, interaction, request_of
 
 PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
+CACHED = 8  # requests of a session that its provider's cache holds
 ATTEMPTS = 20  # of a request, at the services by turns
 Sent = dict[str, list[list[str]]]  # by session, the messages of its contexts, as JSON text
 
@@ -58,6 +74,7 @@ class Figures(NamedTuple):
     broken: int
     differ: int
     later: int
+    forked: int
     lost: int
     twice: int
     refused: int
@@ -74,10 +91,11 @@ def turns_of(session: str, turns: int, calls: int) -> list[list[Message]]:
     return asked
 
 
-def ask(port: int, api: str, session: str, body: Message) -> Mapping[str, str]:
-    """The headers of the answer of a service to a request of a session."""
+def ask(port: int, api: str, session: str | None, body: Message) -> Mapping[str, str]:
+    """The headers of the answer of a service to a request of a session, which it is told or not."""
     data = json.dumps(body).encode()
-    headers = {"content-type": "application/json", "x-memory-session": session, "authorization": "Bearer key"}
+    headers = {"content-type": "application/json", "authorization": "Bearer key"}
+    headers |= {"x-memory-session": session} if session else {}
     request = urllib.request.Request(f"http://127.0.0.1:{port}{PATHS[api]}", data, headers)
     with urllib.request.urlopen(request, timeout=120) as answer:
         answer.read()
@@ -88,17 +106,18 @@ class Run:
     """Agents that ask services on a bank by turns; ``sent``: what arrived upstream.
 
     ``reasons``: why answers were made without memory, ``stored``: the latest turn of a session whose answer was not,
-    ``without``: the first whose answer was.
+    ``without``: the turns whose answers were, ``names``: whose conversation a session of the bank is.
     """
 
     def __init__(self, number: int, where: str, options: Any) -> None:
         self.where, self.options, self.sent = where, options, Sent()
-        self.reasons, self.stored, self.without = Counter[str](), dict[str, int](), dict[str, int]()
+        self.reasons, self.stored = Counter[str](), dict[str, int]()
+        self.without, self.services = dict[str, list[int]](), list[Service]()
+        self.names = {} if options.nameless else {f"s{n}": f"s{n}" for n in range(options.sessions)}
         self.sessions = {
             f"s{n}": turns_of(f"s{n}", options.turns, options.calls) for n in range(options.sessions)
         }
         self._number, self._turns, self._lock = number, itertools.count(), threading.Lock()
-        self._services: list[Service] = []
 
     def _arrived(self, body: Message) -> Any:
         messages = [json.dumps(m) for m in body.get("input") or body["messages"]]
@@ -115,56 +134,76 @@ class Run:
             **request_of(self.options.api, self.sessions[session][turn]),
         }
         for attempt in range(ATTEMPTS):
-            service = self._services[next(self._turns) % len(self._services)]
+            services = self.services
+            service = services[next(self._turns) % len(services)]
             try:
-                told = ask(service.port, self.options.api, session, body)
+                named = None if self.options.nameless else session
+                told = ask(service.port, self.options.api, named, body)
                 break
             except OSError:  # also an answer with an error
                 if attempt == ATTEMPTS - 1:
                     raise
                 time.sleep(0.2)
         reason = told["x-memory-reason"]
-        if reason is None and told["x-memory-session"] != session:
-            reason = "the answer is of another session"
+        name = told["x-memory-session"] or session
         with self._lock:
+            if self.names.setdefault(name, session) != session:
+                reason = "the answer is of another session"
             if reason is None:
                 self.stored[session] = turn
             else:
                 self.reasons[reason] += 1
-                self.without.setdefault(session, turn)
+                self.without.setdefault(session, []).append(turn)
 
-    def play(self, faults: dict[int, Callable[[list[Service]], None]]) -> None:
-        """Ask all turns of all sessions; ``faults``: by turn what happens within it."""
+    def play(self, events: Mapping[int, Callable[[Run], None]], source: Path | None = None) -> None:
+        """Ask all turns of all sessions; ``events``: by turn what happens within it; ``source``: of an upgrade."""
         settings = {"inject_tools": "false", "cache_markers": "off", "memory_timeout": 60}
         with ExitStack() as stack:
             upstream = stack.enter_context(ScriptedServer(self._arrived))
-            self._services = [
-                stack.enter_context(Service(self.where, upstream.base_url, **settings))
-                for _ in range(self._number)
-            ]
+
+            def start(source: Path | None = None) -> list[Service]:
+                new = (
+                    Service(self.where, upstream.base_url, source=source, **settings)
+                    for _ in range(self._number)
+                )
+                return [stack.enter_context(service) for service in new]
+
+            def join(run: Run) -> None:
+                run.services = [*older, *start()]
+
+            def leave(run: Run) -> None:
+                run.services = run.services[self._number :]
+                for service in older:
+                    service.stop()
+
+            older = self.services = start(source)
+            if source is not None:
+                first, last = stages(self.options.turns)["both"]
+                events = {first: join, last - 1: leave}
             agents = stack.enter_context(ThreadPoolExecutor(self.options.agents))
             for turn in range(self.options.turns):
                 asked = [agents.submit(self._ask, session, turn) for session in self.sessions]
-                if turn in faults:
+                if turn in events:
                     time.sleep(0.3)  # within some steps
-                    faults[turn](self._services)
+                    events[turn](self)
                 for one in asked:
                     one.result()
                 upstream.requests.clear()
 
     def figures(self, first: Sent) -> Figures:
         """What the run cost, beside the contexts of the first run."""
-        costs = [dollars(requests, self.options) for requests in self.sent.values()]
+        costs = self.costs()
         others = [
-            turn >= self.without.get(session, self.options.turns)
+            turn >= min(self.without.get(session, [self.options.turns]))
             for session, requests in self.sent.items()
             for turn in range(self.options.turns)
-            if first[session][turn] not in requests
+            if not self.options.nameless and first[session][turn] not in requests
         ]
         bank = Database(self.where)
         rows = bank.rows(sa.select(records.c.session_id, records.c.call_id, records.c.output))
         bank.close()
-        stored = [(r["session_id"], r["call_id"], r["output"]) for r in rows]
+        stored = [(self.names.get(r["session_id"]), r["call_id"], r["output"]) for r in rows]
+        forked = len({r["session_id"] for r in rows}) - len({session for session, _, _ in stored})
         there = set(stored)
         said = {
             (session, m["tool_call_id"], m["content"]): at // self.options.calls
@@ -174,35 +213,79 @@ class Run:
         missing = [(call[0], turn) for call, turn in said.items() if call not in there]
         lost = sum(turn <= self.stored.get(session, -1) for session, turn in missing)
         twice = len(stored) - len({(session, call_id) for session, call_id, _ in stored})
-        paid, broken = sum(c for c, _ in costs), sum(b for _, b in costs)
         later = sum(others)
-        return Figures(paid, broken, len(others) - later, later, lost, twice, len(missing) - lost)
+        return Figures(*costs, len(others) - later, later, forked, lost, twice, len(missing) - lost)
+
+    def costs(self, first: int = 0, last: int | None = None) -> tuple[float, int]:
+        """What the contexts from one turn to before another cost, and how many are broken."""
+        each = [one for s in self.sent.values() for one in dollars(s, self.options)[first:last]]
+        return sum(paid for paid, _ in each), sum(broken for _, broken in each)
 
 
-def dollars(requests: Sequence[Sequence[str]], options: Any) -> tuple[float, int]:
-    """What the requests of a session cost, and how many did not begin as the one before."""
+def dollars(requests: Sequence[Sequence[str]], options: Any) -> list[tuple[float, bool]]:
+    """What each request of a session cost, and whether it did not begin as the one before."""
     price, _ = known_price({}, options.model) or sys.exit(f"no price is known of {options.model}")
     ratios = Ratios(
         (price.cached or price.prompt) / price.prompt, (price.cache_write or price.prompt) / price.prompt
     )
-    count, before, total, broken = open_counter(options.encoding).count_message, list[str](), 0.0, 0
+    count, kept, found = open_counter(options.encoding).count_message, deque[Sequence[str]](maxlen=CACHED), []
     tokens: dict[str, int] = {}
     for messages in requests:
         tokens.update((m, count(json.loads(m))) for m in messages if m not in tokens)
-        same = common_length(before, messages)
-        whole, known = (sum(map(tokens.__getitem__, part)) for part in (messages, messages[:same]))
-        total += ratios.price(whole, known) * price.prompt / 1e6
-        broken, before = broken + (same < len(before)), [*messages]
-    return total, broken
+        same = [common_length(before, messages) for before in kept]
+        whole, known = (sum(tokens[m] for m in part) for part in (messages, messages[: max(same, default=0)]))
+        broken = bool(kept) and same[-1] < len(kept[-1])
+        found.append((ratios.price(whole, known) * price.prompt / 1e6, broken))
+        kept.append(messages)
+    return found
 
 
-def faults_of(turns: int, server: Postgres | None) -> dict[int, Callable[[list[Service]], None]]:
+def stages(turns: int) -> dict[str, tuple[int, int]]:
+    """The first turn of each stage of an upgrade, and the one after its last."""
+    return {
+        "older": (0, turns // 4),
+        "both": (turns // 4, turns * 3 // 4),
+        "present": (turns * 3 // 4, turns),
+    }
+
+
+def sources_of(commit: str, folder: Path) -> Path:
+    """The package memory_bank as a commit has it, put into a folder."""
+    archive = subprocess.run(
+        ["git", "archive", commit, "src", "prompts"], cwd=ROOT, capture_output=True, check=False
+    )
+    if archive.returncode:
+        sys.exit(f"this repository has no commit {commit}: {archive.stderr.decode().strip()}")
+    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as packed:
+        packed.extractall(folder, filter="data")
+    return folder / "src"
+
+
+def upgrade(run: Run, whole: Sequence[float]) -> tuple[list[str], list[str]]:
+    """What there is to say of an upgrade, and what is wrong; ``whole``: by turn, what it costs without memory."""
+    said, wrong, bare = list[str](), list[str](), 0
+    for stage, (first, last) in stages(run.options.turns).items():
+        (paid, broken), full = run.costs(first, last), sum(whole[first:last])
+        bare = sum(first <= turn < last for turns in run.without.values() for turn in turns)
+        said.append(
+            f"{stage}: {(last - first) * len(run.sessions)} contexts, {bare} without memory, {broken} broken, "
+            f"{100 * paid / full:.1f}% of the dollars of no memory"
+        )
+    if bare:
+        wrong.append(f"{bare} answers without memory once the older services had ended")
+    if defects := verified(run.where):
+        wrong.append(f"bank verify: {defects}")
+    return said, wrong
+
+
+def faults_of(turns: int, server: Postgres | None) -> dict[int, Callable[[Run], None]]:
     """What happens within which turn."""
 
-    def kill(services: list[Service]) -> None:
-        services.pop().kill()
+    def kill(run: Run) -> None:
+        *run.services, dead = run.services
+        dead.kill()
 
-    faults: dict[int, Callable[[list[Service]], None]] = {turns // 3: kill}
+    faults: dict[int, Callable[[Run], None]] = {turns // 3: kill}
     if server is not None:
         faults |= {turns // 2: lambda _: server.restart(), turns * 2 // 3: lambda _: server.cut()}
     return faults
@@ -217,32 +300,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--agents", type=int, default=1, help="that ask at the same time")
     parser.add_argument("--kind", choices=("sqlite", "postgres"), default="sqlite")
     parser.add_argument("--api", choices=PATHS, default="chat")
+    parser.add_argument("--nameless", action="store_true", help="agents name no session")
     parser.add_argument("--faults", action="store_true", help="one more run, in which processes die")
+    parser.add_argument("--beside", metavar="COMMIT", help="one more run: an upgrade from this commit")
     parser.add_argument("--model", default="claude-sonnet-4-5")
     parser.add_argument("--encoding", default="o200k_base")
     options = parser.parse_args(arguments)
-    whole, contexts = 0.0, options.sessions * options.turns
+    whole, contexts = [0.0] * options.turns, options.sessions * options.turns
     for n in range(options.sessions):
         bodies = (request_of(options.api, m) for m in turns_of(f"s{n}", options.turns, options.calls))
         histories = [[json.dumps(m) for m in b.get("input") or b["messages"]] for b in bodies]
-        whole += dollars(histories, options)[0]
+        whole = [a + b for a, (b, _) in zip(whole, dollars(histories, options), strict=True)]
     print_head("services", "dollars", "of no memory", *Figures._fields[1:], "contexts")
-    print_row("no memory", f"{whole:.2f}", "100.0%", *[0] * 6, contexts)
+    print_row("no memory", f"{sum(whole):.2f}", "100.0%", *[0] * 7, contexts)
     first, runs, said, wrong = Sent(), list[Figures](), list[str](), []
-    plans = [(number, False) for number in options.services]
-    with banks([options.kind], fsync=False) as (new, server):
-        for number, has_faults in plans + [(options.services[-1], True)] * options.faults:
-            run = Run(number, new(options.kind), options)
-            run.play(faults_of(options.turns, server) if has_faults else {})
+    plans = [(number, "") for number in options.services]
+    plans += [(options.services[-1], "faults")] * options.faults
+    plans += [(options.services[-1], "upgrade")] * bool(options.beside)
+    with banks([options.kind], fsync=False) as (new, server), tempfile.TemporaryDirectory() as folder:
+        for number, what in plans:
+            is_upgrade = what == "upgrade"
+            where = server.new("template0") if server and is_upgrade else new(options.kind)
+            run = Run(number, where, options)
+            run.play(
+                faults_of(options.turns, server) if what == "faults" else {},
+                sources_of(options.beside, Path(folder)) if is_upgrade else None,
+            )
             first = first or run.sent
             runs.append(of := run.figures(first))
-            name = f"{number}{', with faults' * has_faults}"
-            print_row(name, f"{of.paid:.2f}", f"{100 * of.paid / whole:.1f}%", *of[1:], contexts)
+            name = f"{number}, {what}".rstrip(", ")
+            print_row(name, f"{of.paid:.2f}", f"{100 * of.paid / sum(whole):.1f}%", *of[1:], contexts)
             said += [f"{name}: {number} answers without memory: {why}" for why, number in run.reasons.items()]
-            if of.lost or of.twice or (of.refused and not has_faults):
-                wrong.append(f"{name}: {of.lost} records lost, {of.twice} twice, {of.refused} refused")
+            if of.forked or of.lost or of.twice or (of.refused and what != "faults"):
+                wrong.append(
+                    f"{name}: {of.forked} forked, {of.lost} records lost, {of.twice} twice, {of.refused} refused"
+                )
+            if is_upgrade:
+                for kept, found in zip((said, wrong), upgrade(run, whole), strict=True):
+                    kept += [f"{name}: {one}" for one in found]
+                continue
             breaks = of.broken > runs[0].broken and not run.reasons
-            if of.differ or (not has_faults and (of.paid > 1.02 * runs[0].paid or breaks)):
+            if of.differ or (not what and (of.paid > 1.02 * runs[0].paid or breaks)):
                 cost = of.paid / runs[0].paid
                 wrong.append(f"{name} cost {cost:.3f} times as much, {of.broken} broken, {of.differ} differ")
     print("\n".join(said), end="\n" * bool(said))

@@ -2,7 +2,7 @@
 
 ``python benchmarks/shapes.py [NAME …]`` sends each shape once to a scripted upstream and once through the service as
 it ships. A shape is a list of requests, which do not depend on the answers. **$**: of no memory, by the prefix cache
-of ``agents.py`` (a cached token costs a tenth, in the Messages API a written one a quarter more); **worst**: the same
+of ``agents.py`` for each model, at listed prices (of OpenAI and Anthropic); **worst**: the same
 after the request at which it is largest. **prefix**: requests that do not begin as the conversation's one before,
 without and with memory. **foreign**: requests that hold a value which only another conversation, or an undone part of
 the same one, has read. **last**: what became of the last request.
@@ -15,9 +15,12 @@ import re
 import sqlite3
 import sys
 import tempfile
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -27,15 +30,15 @@ from typing import Any
 from agents_model import MarkedCache, parts_of
 from clients import serving
 from harness import command_line
-from measuring.measure import PRICE_TABLES
 from measuring.tables import markdown_table
-from memory_bank.pricing import cost
+from memory_bank.pricing import cost, known_price
 from memory_bank.testing import Reply, ScriptedServer, say
 from memory_bank.transcript import open_counter
 from memory_bank.transcript.tokens import MEDIA_TOKENS
 
 PATHS = {"chat": "/chat/completions", "responses": "/responses", "messages": "/messages"}
 MODELS = {"chat": "gpt-5", "responses": "gpt-5", "messages": "claude-sonnet-4-5"}
+CHEAP = {"chat": "gpt-5-mini", "responses": "gpt-5-mini", "messages": "claude-haiku-4-5"}
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 FILE = "data:text/plain;base64,YWJj"
 UNREAD = re.compile(r"^(?:(?:tool_)?(?:call|use)_id|id|signature|data|url|image_url|file_data): .*\n?", re.M)
@@ -60,7 +63,10 @@ COUNTER = open_counter()
 
 @dataclass(frozen=True)
 class Asked:
-    """A request of a conversation; ``pause``: seconds before it; ``undone``: values that it must not hold."""
+    """A request of a conversation; ``pause``: seconds before it; ``undone``: values that it must not hold.
+
+    ``times``: so often it is sent at once.
+    """
 
     talk: str
     api: str
@@ -68,6 +74,7 @@ class Asked:
     headers: dict[str, str] = field(default_factory=dict)
     pause: int = 0
     undone: tuple[str, ...] = ()
+    times: int = 1
 
 
 class Talk:
@@ -80,6 +87,7 @@ class Talk:
         self.tools = [self.tool(f"look_{n}") for n in range(tools)]
         self.system = SYSTEM
         self.more: dict[str, Any] = {}
+        self.kept: dict[str, str] = {}  # of its cache marks
         self.said("Look at all parcels of the customer, one after the other.")
 
     def tool(self, name: str) -> dict[str, Any]:
@@ -166,7 +174,7 @@ class Talk:
         elif self.api == "responses":
             body |= {"instructions": self.system, "input": messages}
         else:
-            mark = {"cache_control": {"type": "ephemeral"}}
+            mark = {"cache_control": {"type": "ephemeral", **self.kept}}
             last = messages[-1]["content"]
             messages[-1] = {**messages[-1], "content": [*last[:-1], {**last[-1], **mark}]}
             system = [{"type": "text", "text": self.system, **mark}]
@@ -375,6 +383,71 @@ def long_marked(api: str) -> Shape:
         yield asked
 
 
+def models(api: str) -> Shape:
+    """The user changes the model twice; a helper of a cheap model asks under the same id in between."""
+    talk, helper = Talk(api, "A", **NAMED), Talk(api, "B", **NAMED)
+    helper.more, helper.system, helper.messages = {"model": CHEAP[api]}, f"You search. {SYSTEM}", []
+    helper.said("Search for x.")
+    for n in range(80):
+        talk.turn()
+        talk.more = {"model": CHEAP[api]} if 30 <= n < 45 else {}
+        yield talk.asked()
+        if n % 3 == 0 and n < 60:
+            helper.turn()
+            yield helper.asked()
+
+
+def alternating(api: str) -> Shape:
+    """A conversation whose requests go to two models in turn."""
+    talk = Talk(api)
+    for n in range(60):
+        talk.turn()
+        talk.more = {"model": CHEAP[api]} if n % 2 else {}
+        yield talk.asked()
+
+
+def dated(api: str) -> Shape:
+    """A prompt that tells the day, which is another one every 20 requests."""
+    talk = Talk(api)
+    for n in range(80):
+        talk.system = f"Today is day {n // 20}. {SYSTEM}"
+        talk.turn()
+        yield talk.asked(pause=30_000 if n and n % 20 == 0 else 0)
+
+
+def timed(api: str) -> Shape:
+    """A prompt that tells the second: no prefix stands."""
+    talk = Talk(api)
+    for n in range(40):
+        talk.system = f"{SYSTEM} It is second {n}."
+        talk.turn()
+        yield talk.asked()
+
+
+def for_an_hour(api: str) -> Shape:
+    """Marks with a ttl of an hour, and pauses of ten minutes."""
+    talk = Talk(api)
+    talk.kept = {"ttl": "1h"}
+    for n in range(60):
+        talk.turn()
+        yield talk.asked(pause=600 if n % 6 == 5 else 0)
+
+
+def again(api: str) -> Shape:
+    """Requests that are sent again, also with the piece of an answer that was broken off, and two at once."""
+    talk = Talk(api)
+    for n in range(60):
+        talk.turn()
+        yield talk.asked(times=2 if n % 5 == 4 else 1)
+        if n % 5 == 2:
+            yield talk.asked()
+        if n % 10 == 6:
+            talk.answered("I look at")
+            talk.said("Go on, please.")
+            yield talk.asked()
+            del talk.messages[-2:]
+
+
 SHAPES: dict[str, tuple[Callable[[str], Shape], tuple[str, ...]]] = {
     "plain": (plain, ("chat", "responses", "messages")),
     "server-held": (server_held, ("responses",)),
@@ -391,6 +464,12 @@ SHAPES: dict[str, tuple[Callable[[str], Shape], tuple[str, ...]]] = {
     "odd results": (odd_results, ("chat", "responses", "messages")),
     "media": (media, ("chat", "responses", "messages")),
     "marks in place": (long_marked, ("messages",)),
+    "models": (models, ("chat", "messages")),
+    "alternating": (alternating, ("chat", "messages")),
+    "dated": (dated, ("chat", "messages")),
+    "timed": (timed, ("chat", "messages")),
+    "for an hour": (for_an_hour, ("messages",)),
+    "again": (again, ("chat", "responses", "messages")),
 }
 
 
@@ -399,17 +478,25 @@ class Upstream:
 
     def __init__(self) -> None:
         self.api = "chat"
-        self.usage: list[Any] = []
+        self.dollars = 0.0
         self.came: list[dict[str, Any]] = []
-        self.cache = MarkedCache(COUNTER)
+        self.caches: dict[str, MarkedCache] = {}  # by model
         self._tokens: dict[str, int] = {}
+        self._lock = threading.Lock()
 
     def __call__(self, body: dict[str, Any]) -> Reply:
+        with self._lock:
+            return self._answer(body)
+
+    def _answer(self, body: dict[str, Any]) -> Reply:
         parts, marks = parts_of(body, self.api)
         counted = [(p, self._count(p)) for p in parts]
-        used = self.cache.add(counted) if marks is None else self.cache.add_marked(counted, marks)
-        used = replace(used, output=20)
-        self.usage.append(used)
+        cache = self.caches.setdefault(body["model"], MarkedCache(COUNTER))
+        used = cache.add(counted) if marks is None else cache.add_marked(counted, marks)
+        hour = used.written if '"1h"' in json.dumps(body) else 0
+        price, _ = known_price({}, body["model"]) or (None, "")
+        assert price is not None
+        self.dollars += cost(replace(used, output=20, written_hour=hour), price)
         self.came.append(body)
         return replace(say("Go on."), usage=(used.input, 20), cached=(used.cached, used.written))
 
@@ -432,10 +519,21 @@ class Run:
     last: str = ""
 
 
+def status_of(request: urllib.request.Request) -> int:
+    """The status of the answer to a request."""
+    try:
+        with urllib.request.urlopen(request) as answer:
+            answer.read()
+            return int(answer.status)
+    except urllib.error.HTTPError as e:
+        print(request.full_url, e.code, e.read()[:300], file=sys.stderr)
+        return e.code
+
+
 def run(shape: Shape, memory: bool) -> Run:
     """Send all requests of a shape."""
     model = Upstream()
-    dollars, breaks, foreign, total, failed = [], 0, 0, 0.0, 0
+    dollars, breaks, foreign, failed = [], 0, 0, 0
     before: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory() as folder, ScriptedServer(model) as server:
         bank, recorded, url = Path(folder) / "bank.db", [], server.base_url
@@ -445,21 +543,20 @@ def run(shape: Shape, memory: bool) -> Run:
             url = f"{base}/v1"
         for asked in shape:
             if asked.pause:
-                model.cache = MarkedCache(COUNTER)
+                if '"1h"' not in json.dumps(asked.body):
+                    model.caches.clear()
                 if closing is not None:
+                    time.sleep(0.2)  # the request before is stored after its answer
                     with sqlite3.connect(bank) as c:
                         c.execute("UPDATE sessions SET asked = asked - ?", (asked.pause,))
             model.api, known = asked.api, len(model.came)
             headers = {"content-type": "application/json", "authorization": "Bearer sk-1", **asked.headers}
             data = json.dumps(asked.body).encode()
-            try:
-                urllib.request.urlopen(urllib.request.Request(url + PATHS[asked.api], data, headers)).read()
-            except urllib.error.HTTPError as e:
-                failed += 1
-                print(asked.talk, e.code, e.read()[:300], file=sys.stderr)
-            prices = PRICE_TABLES["0.1/1.25" if asked.api == "messages" else "0.1/1"]
-            total += sum(cost(u, prices) for u in model.usage[known:])
-            dollars.append(total)
+            request = urllib.request.Request(url + PATHS[asked.api], data, headers)
+            with ThreadPoolExecutor(asked.times) as threads:
+                statuses = [*threads.map(status_of, [request] * asked.times)]
+            failed += sum(status != 200 for status in statuses)
+            dollars.append(model.dollars)
             for body in model.came[known:]:
                 parts = parts_of(body, asked.api)[0]
                 previous = before.get(asked.talk, [])

@@ -332,10 +332,10 @@ class Postgres:
         with psycopg.connect(self._url("postgres"), autocommit=True) as connection:
             connection.execute(statement.encode())
 
-    def new(self) -> str:
-        """The URL of a new bank without content."""
+    def new(self, template: str = "migrated") -> str:
+        """The URL of a new bank without content; from ``template0`` it is not made yet."""
         name = f"bank{next(self._numbers)}"
-        self._sql(f"CREATE DATABASE {name} TEMPLATE migrated")
+        self._sql(f"CREATE DATABASE {name} TEMPLATE {template}")
         return self._url(name)
 
     def restart(self) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.schema import metadata, schema_version
@@ -159,6 +162,46 @@ class Relay:
                 to.sendall(data)
             self._speaks.wait()
             to.shutdown(socket.SHUT_WR)
+
+
+def program(name: str) -> str:
+    """The path of a program that Debian has in a package of its name, or of the one that NAME names; else skips the test."""
+    found = os.environ.get(name.upper()) or shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")
+    return found or pytest.skip(f"there is no {name} here: install it, or name one by {name.upper()}")
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@contextmanager
+def pooled(server: Server, folder: Path, connections: int) -> Iterator[Callable[[str], str]]:
+    """A PgBouncer in transaction mode with so many connections a database: what gives the URL of a database by it."""
+    port, file = free_port(), folder / "pgbouncer.ini"
+    file.write_text(
+        f"[databases]\n* = host={server.socket_folder} user=postgres\n[pgbouncer]\nlisten_addr = 127.0.0.1\n"
+        f"listen_port = {port}\nunix_socket_dir =\nauth_type = any\npool_mode = transaction\n"
+        f"default_pool_size = {connections}\nmax_client_conn = 200\n"
+    )
+    command = [
+        program("pgbouncer"),
+        *(["-u", Path(server.socket_folder).owner()] if os.geteuid() == 0 else []),
+        str(file),
+    ]
+    with open(folder / "pgbouncer.log", "w+") as log, subprocess.Popen(command, stderr=log) as process:
+        try:
+            until = time.monotonic() + 30
+            while True:
+                with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                    break
+                log.seek(0)
+                assert process.poll() is None and time.monotonic() < until, log.read()
+                time.sleep(0.02)
+            yield lambda database: f"postgresql://postgres@127.0.0.1:{port}/{database}"
+        finally:
+            process.terminate()
 
 
 def why_not() -> str | None:

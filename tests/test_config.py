@@ -122,8 +122,8 @@ WRONG: dict[str, tuple[str | bytes, dict[str, str], list[str]]] = {
     "a table that is none": ("service = 3", {}, ["FILE: service: "]),
     "several mistakes": (
         'loop_detection = "maybe"\n[service]\nport = "x"\nhots = 1\n'
-        '[memory_strategies.progressive_summarization]\nkeep_last = 0\nblock = "no"\n', {},
-        ["loop_detection: ", "memory_strategies.progressive_summarization.keep_last: ", "memory_strategies.progressive_summarization.block: ",
+        '[memory_strategies.progressive_summarization]\nkeep_last = 0\nsummary_tokens = "no"\n', {},
+        ["loop_detection: ", "memory_strategies.progressive_summarization.keep_last: ", "memory_strategies.progressive_summarization.summary_tokens: ",
          "service.port: ", "service.hots is no setting: did you mean host?"],
     ),
     "a default that does not exist": (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tomllib
@@ -15,7 +16,8 @@ import pytest
 
 from memory_bank.config import Config, load_config
 from tests.cli.conftest import COMMAND, environment
-from tests.service.processes import serve
+from tests.postgres import free_port, program
+from tests.service.processes import Process, serve, until
 
 ROOT = Path(__file__).parents[1]
 
@@ -232,19 +234,57 @@ def test_the_replicas_stand_behind_a_balancer_that_asks_each(
     assert balancer["depends_on"] == {"service": {"condition": "service_healthy"}}  # by the image's check
     ((source, told),) = replicas["configs"].items()
     assert [c["source"] for c in balancer["configs"]] == [source]
-    lines = dict(line.strip().split(" ", 1) for line in told["content"].splitlines() if " " in line.strip())
-    count, address = re.fullmatch(r"service (\d+) (\S+) check .*", lines["server-template"]).groups()  # type: ignore[union-attr]
-    assert (int(count), address) == (service["deploy"]["replicas"], f"service:{the('EXPOSE')}")
-    assert lines["bind"] == f":{the('EXPOSE')}"
-    method, path, host = re.fullmatch(
-        r"send meth (\S+) uri (\S+) hdr Host (\S+)", lines["http-check"]
-    ).groups()  # type: ignore[union-attr]
+    lines = [line.strip() for line in told["content"].splitlines()]
+    assert f"bind :{the('EXPOSE')}" in lines
+    templates = [re.fullmatch(r"server-template service (\d+) (\S+) check .*", line) for line in lines]
+    places = {m.groups() for m in templates if m}
+    assert places == {(str(service["deploy"]["replicas"]), f"service:{the('EXPOSE')}")}
+    asked = [re.fullmatch(r"http-check send meth (\S+) uri (\S+) hdr Host (\S+)", line) for line in lines]
     pytest.importorskip("fastapi")
     with serve("--db", tmp_path / "bank.db") as each:
-        assert each.ask(path, method, host=host).status == 200
+        answers = [each.ask(m[2], m[1], host=m[3]).status for m in asked if m]
+    assert answers == [200, 200]
     page = (ROOT / "docs/howto/docker.md").read_text()
     used = set(re.findall(r"\$\{(\w+)", (ROOT / "compose.replicas.yaml").read_text()))
     assert [name for name in sorted(used) if f"`{name}`" not in page] == []
+
+
+def test_the_balancer_asks_those_that_can_use_the_bank_and_else_those_that_live(
+    replicas: Any, tmp_path: Path
+) -> None:
+    """HAProxy itself, with two services whose banks are deleted one after the other, and one that dies."""
+    pytest.importorskip("fastapi")
+    haproxy, port, file = program("haproxy"), free_port(), tmp_path / "haproxy.cfg"
+    ((_, told),) = replicas["configs"].items()
+    text = told["content"].replace(f"bind :{the('EXPOSE')}", f"bind 127.0.0.1:{port}")
+    banks = [tmp_path / f"{name}.db" for name in "ab"]
+    with serve("--db", banks[0]) as one, serve("--db", banks[1]) as other:
+        places = [service.address.removeprefix("http://") for service in (one, other)]
+        found = r"server-template service \d+ \S+ (check .*) resolvers docker init-addr none"
+        text, count = re.subn(found, rf"server one {places[0]} \1\n  server other {places[1]} \1", text)
+        assert count == 2
+        file.write_text(text)
+        with subprocess.Popen([haproxy, "-db", "-f", file], stderr=subprocess.PIPE, text=True) as process:
+            balancer = Process(process, f"http://127.0.0.1:{port}")
+
+            def told_by(path: str) -> set[int]:
+                return {balancer.ask(path, host="localhost").status for _ in range(4)}
+
+            try:
+                until(lambda: not balancer.refuses())
+                assert told_by("/readyz") == {200}
+                banks[0].unlink()
+                until(lambda: one.ask("/readyz").status == 503)
+                until(lambda: told_by("/readyz") == {200})  # of the other alone
+                banks[1].unlink()
+                until(lambda: other.ask("/readyz").status == 503)
+                until(lambda: balancer.log.count("is DOWN") == 2)
+                assert told_by("/readyz") == {503}  # of both, which live
+                assert told_by("/healthz") == {200}
+                other.end(signal.SIGKILL)
+                until(lambda: told_by("/healthz") == {200})
+            finally:
+                process.terminate()
 
 
 def test_the_password_is_never_in_the_file(compose: Any) -> None:

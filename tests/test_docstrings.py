@@ -28,7 +28,7 @@ MEMBERS = {  # the public part of classes that have more for the library itself
         "is_empty", "size",
     ),
     "MemoryProcessor": ("apply_strategy", "state", "reset_state", "close"),
-    "LLMOrchestrator": ("generate", "generate_plain", "set_active_context", "reset_session", "trace", "totals", "close"),
+    "LLMOrchestrator": ("generate", "generate_plain", "set_active_context", "reset_session", "trace", "close"),
     "Plan": ("decisions", "as_dict", "as_html"),
     "LexicalEmbedder": ("encode", "encode_queries"),
     "Config": ("strategy",),

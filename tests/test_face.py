@@ -38,6 +38,19 @@ def run(code: str) -> str:
     ).stdout.strip()
 
 
+def test_the_verbs_load_nothing_of_a_bank_before_one_is_used():
+    heavy = (
+        "sqlalchemy",
+        "numpy",
+        "pydantic",
+        "memory_bank.config",
+        "memory_bank.bank",
+        "memory_bank.transcript",
+    )
+    loaded = run(f"import sys, memory_bank.cli.app; print([m for m in {heavy!r} if m in sys.modules])")
+    assert loaded == "[]"
+
+
 def test_importing_loads_nothing_heavy():
     loaded = run(f"import sys, memory_bank; print([m for m in {HEAVY!r} if m in sys.modules])")
     assert loaded == "[]"

@@ -3,6 +3,8 @@
 import runpy
 import subprocess
 import sys
+import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -29,3 +31,16 @@ def test_an_unknown_room_is_a_sentence_with_those_that_are():
     assert done.returncode == 2 and done.stderr.startswith(
         "there is no room 'kitchen': make check ROOM=one of audit, bank"
     )
+
+
+def test_every_module_belongs_to_a_feature_and_every_pattern_to_modules():
+    features = tomllib.loads((ROOT / ".ci" / "features.toml").read_text())["feature"]
+    package = ROOT / "src" / "memory_bank"
+    modules = {p.relative_to(package).as_posix() for p in package.rglob("*.py")}
+    owned = [(m, f["name"]) for f in features for p in f["modules"] for m in modules if fnmatch(m, p)]
+    assert sorted(m for m, _ in owned) == sorted(modules)  # each in one
+    assert [p for f in features for p in f["modules"] if not any(fnmatch(m, p) for m in modules)] == []
+    run = [sys.executable, str(ROOT / ".ci" / "house.py"), "--features"]
+    printed = subprocess.run(run, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+    lines = sum((package / m).read_text().count("\n") for m in modules)
+    assert sum(int(line.split()[0].replace(",", "")) for line in printed) == lines

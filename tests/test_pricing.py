@@ -53,7 +53,10 @@ def test_a_short_prefix_is_not_cached():
 
 def test_the_full_history_is_estimated_with_a_cache_that_holds_all():
     sent = Usage(input=5_500, cached=4_000, output=70)
-    assert full_usage(sent, 5_000, 5_000, 4_800, caches=True) == sent  # it was the full history
+    wholly = full_usage(
+        sent, 5_000, 5_000, 4_800, caches=True
+    )  # it was the full history, which no cache held
+    assert wholly == Usage(5_500, 5_280, 0, 70)
     full = full_usage(sent, 5_000, 30_000, 29_000, caches=True)
     assert full == Usage(33_000, 31_900, 0, 70)  # this provider counts a tenth more, of both
     assert full_usage(sent, 5_000, 30_000, 29_000, caches=False) == Usage(33_000, 0, 0, 70)

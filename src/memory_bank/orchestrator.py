@@ -9,18 +9,18 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.closing import Closing
-from memory_bank.config import Config, Price
+from memory_bank.config import Config
 from memory_bank.errors import ConfigError
 from memory_bank.models import chat
 from memory_bank.models.usage import NO_USAGE
 from memory_bank.plan import Context
-from memory_bank.pricing import PrefixCache, SentContext, Usage, costs, price_of
+from memory_bank.pricing import PrefixCache, SentContext, Usage, costs, known_price
 from memory_bank.processor import MemoryProcessor, OpenState
 from memory_bank.records import Brief
 from memory_bank.transcript.messages import check_messages
@@ -33,8 +33,8 @@ class Sent(Brief):
 
     ``counted_tokens`` are those of ``messages`` by our counter, ``full_tokens`` those of the whole history;
     ``prompt_tokens`` and ``completion_tokens`` are as the model reported them, 0 where it did not (a stream
-    does not). ``cost`` is by the configured prices, None without one; where nothing was reported it is that
-    of the counted tokens. ``error`` is the kind of failure, or "".
+    does not). ``cost`` is by the configured price or the list's, None without one; where nothing was reported it is
+    that of the counted tokens. ``error`` is the kind of failure, or "".
     """
 
     number: int
@@ -57,25 +57,6 @@ class Sent(Brief):
         return {**asdict(replace(self, messages=())), "messages": list(self.messages)}
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Sums over all calls, those that the trace no longer holds included."""
-
-    calls: int = 0
-    failed: int = 0
-    counted_tokens: int = 0
-    full_tokens: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cost: float = 0.0
-
-    def plus(self, sent: Sent) -> Totals:
-        """With one call more."""
-        added = {f.name: getattr(sent, f.name, 0) or 0 for f in fields(self)}
-        added |= {"calls": 1, "failed": int(bool(sent.error))}
-        return Totals(**{name: value + getattr(self, name) for name, value in added.items()})
-
-
 _Prefix = tuple[PrefixCache, SentContext] | None
 _Call = tuple[Sent, list[Any], dict[str, Any], _Prefix]
 """A call to make: what the trace will hold, the messages and options that the client gets, their cached prefix."""
@@ -88,8 +69,8 @@ class LLMOrchestrator(Closing):
     or anything with ``generate_plain``. ``config`` and ``open_state`` are MemoryProcessor's. Summaries that a
     strategy asks of a model are made through this orchestrator, and are in the trace as plain calls; with an
     asynchronous client they need ``summary_client``, a synchronous one, and are made by extraction without.
-    ``prices`` overrides the configuration's; they, and the cached tokens that answers report (those of a stream are
-    not read), decide how often the history is folded. ``trace`` holds the last ``keep`` calls. Safe under threads.
+    The configuration's prices, or the list's, and the cached tokens that answers report (those of a stream are not
+    read) decide how often the history is folded. ``trace`` holds the last 1,000 calls. Safe under threads.
 
     An orchestrator is itself a ``ChatModel``: it may stand wherever an ``llm_client`` is asked for.
 
@@ -98,9 +79,9 @@ class LLMOrchestrator(Closing):
         ...     model.set_active_context(session_id="task-1")
         ...     answer = model.generate(messages)
         ...     title = model.generate_plain(input_messages=[{"role": "user", "content": "Name this task."}])
-        ...     model.trace[0].kind, model.totals.calls
+        ...     [sent.kind for sent in model.trace]
         ...     model.reset_session()
-        ('memory', 2)
+        ['memory', 'plain']
     """
 
     def __init__(
@@ -113,18 +94,10 @@ class LLMOrchestrator(Closing):
         session_id: str | None = None,
         open_state: OpenState | None = None,
         summary_client: Any = None,
-        prices: Mapping[str, Price | Mapping[str, float]] | None = None,
-        keep: int = 1_000,
     ) -> None:
         if client is None:
             raise ConfigError("LLMOrchestrator needs a client: an openai.OpenAI, or one with generate_plain.")
-        if not isinstance(keep, int) or isinstance(keep, bool) or keep < 0:
-            raise ConfigError("keep: the number of calls to keep must be a whole number, 0 or more.")
         self.processor = MemoryProcessor(config, open_state)
-        if prices is not None:
-            by_model: Any = {k: p.model_dump() if isinstance(p, Price) else p for k, p in prices.items()}
-            own_prices = {"prices": Config(prices=by_model).prices}
-            self.processor.config = self.processor.config.model_copy(update=own_prices)
         self._client = client
         plain = callable(getattr(client, "generate_plain", None))
         self._create: Any = None if plain or not callable(create := chat.create_of(client)) else create
@@ -133,8 +106,7 @@ class LLMOrchestrator(Closing):
         self._summaries: Any = chat.as_chat_model(summary_client) or (None if self._async else self)
         self._counter = open_counter()
         self._active: dict[str, str | None] = dict.fromkeys(("memory_key", "session_id", "model"))
-        self._trace: deque[Sent] = deque(maxlen=keep)
-        self._totals = Totals()
+        self._trace: deque[Sent] = deque(maxlen=1_000)
         self._number = 0
         self._lock = threading.Lock()
         self.set_active_context(memory_key, session_id, model)
@@ -160,18 +132,6 @@ class LLMOrchestrator(Closing):
         """The last calls, oldest first."""
         with self._lock:
             return list(self._trace)
-
-    @property
-    def totals(self) -> Totals:
-        """Sums over all calls so far."""
-        with self._lock:
-            return self._totals
-
-    def clear_trace(self) -> None:
-        """Forget the calls and their sums."""
-        with self._lock:
-            self._trace.clear()
-            self._totals = Totals()
 
     def generate(
         self,
@@ -245,7 +205,7 @@ class LLMOrchestrator(Closing):
 
     def _copied(self, messages: list[Any]) -> tuple[Any, ...]:
         try:
-            return tuple(copy.deepcopy(messages) if self._trace.maxlen else ())
+            return tuple(copy.deepcopy(messages))
         except Exception:  # too deep, or holding what cannot be copied
             return tuple(messages)
 
@@ -293,7 +253,7 @@ class LLMOrchestrator(Closing):
             if prefix is not None and answers and not sent.streamed:
                 cache, context = prefix
                 cache.answered(context, usage.cached if usage.untold is None else None)
-            price = price_of(self.processor.config.prices, sent.model)
+            price, _ = known_price(self.processor.config.prices, sent.model) or (None, "")
             used = usage.tokens or Usage(0 if error else sent.counted_tokens)
             paid = costs(used, used, price, usage.billed)
             with self._lock:
@@ -308,4 +268,3 @@ class LLMOrchestrator(Closing):
                     error=error,
                 )
                 self._trace.append(done)
-                self._totals = self._totals.plus(done)

@@ -180,8 +180,6 @@ def full_usage(
     Only the difference of both is estimated. The provider's cache is assumed to hold everything that the request
     before had, and the output to be the same, so that savings are not overstated.
     """
-    if tokens == full_tokens:
-        return sent
     ratio = sent.input / tokens if ratio is None else ratio
     total = max(0, round(sent.input + ratio * (full_tokens - tokens)))
     new = round(ratio * (full_tokens - known_tokens))
@@ -250,14 +248,6 @@ class Ledger:
             ratios.price(own + tokens, own + shared), ratios.price(self.beside + full, self.beside + known)
         )
 
-    def room(self, ratios: Ratios, rest: int, head: int, full: int, known: int, excess: float) -> float:
-        """The tokens of the largest fold with which no more than ``1 + excess`` of the full price is paid.
-
-        ``rest``: tokens of the context beside the fold, ``head`` those before it; all else as in ``step``.
-        """
-        step = self.step(ratios, rest, head, full, known)
-        return ((1 + excess) * (self.full + step.full) - self.paid - step.paid) / ratios.write
-
     def add(self, charge: Charge, sent: Sequence[bytes], came: Sequence[bytes] = ()) -> None:
         """Add what a step costs, and keep the digests of its context and of its messages."""
         self.before = self.sent, self.came
@@ -314,17 +304,18 @@ NAMED = 80
 class PrefixCache:
     """What a provider charges for a prefix that it has seen, and what it was sent last. Thread-safe.
 
-    ``ratios`` are 0.1 and 1 until ``take_price`` is called, for a ``model``, and 1 and 1 while the provider reports
-    that nothing is cached; ``told`` is what it reported, which a bank keeps with the session. As no prefix stands in
-    a session that folds at every step, a cache is assumed again after RETRY_AFTER answers, or at the first with
-    cached tokens.
+    ``cached_for``: seconds for which the latest request asks to keep its prefix, 0 where it does not say. ``ratios``
+    are 0.1 and 1 until ``take_price`` is called, for a ``model``, and 1 and 1 while the provider reports that nothing
+    is cached; ``told`` is what it reported, which a bank keeps with the session. As no prefix stands in a session
+    that folds at every step, a cache is assumed again after RETRY_AFTER answers, or at the first with cached tokens.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self.model = ""
+        self.model, self.cached_for = "", 0
         self._ratios = _USUAL
+        self._asked: dict[str, float] = {}  # when each model got its latest request
         self._last: SentContext | None = None
         self._counted = self._grown = (0, 0)  # tokens as memory and as the provider count them
         self._misses = 0
@@ -332,10 +323,19 @@ class PrefixCache:
     @property
     def ratios(self) -> Ratios:
         """The prices of cached tokens; 1 and 1 where the provider caches nothing."""
-        return _UNCACHED if self._misses >= MISSES else self._ratios
+        if self._misses >= MISSES:
+            return _UNCACHED
+        read, write = self._ratios
+        return Ratios(read, HOUR_WRITE) if write > 1 and self.cached_for else self._ratios
 
     read = property(attrgetter("ratios.read"), doc="The price of a cached token.")
     write = property(attrgetter("ratios.write"), doc="The price of a token that is written to the cache.")
+
+    def models(self, retention: float) -> set[str]:
+        """The models whose caches may have a prefix of the session, as far as this process has asked them."""
+        since = self._clock() - retention
+        with self._lock:
+            return {name for name, at in self._asked.items() if at >= since}
 
     def take_price(self, price: Price | None, model: str = "") -> None:
         """Set the ratios by a model's price; where it has no cached price, by the model's name.
@@ -362,6 +362,7 @@ class PrefixCache:
         sent = SentContext(messages, model, self._clock())
         with self._lock:
             before, self._last = self._last, sent
+            self._asked[model] = sent.at
         same = before is not None and before.is_answered and before.model == model
         if before is not None and same and sent.at - before.at <= retention:
             length = common_length(before.messages, messages)

@@ -1,6 +1,7 @@
 """Several services that take a session's requests by turns cost what one does."""
 
 import argparse
+import subprocess
 
 import pytest
 
@@ -23,14 +24,34 @@ def test_three_services_cost_what_one_does(capsys):
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_services_that_die_lose_no_record(kind, capsys):
+@pytest.mark.parametrize("nameless", [[], ["--nameless"]])
+def test_services_that_die_lose_no_record_and_fork_no_session(kind, nameless, capsys):
     if kind == "postgres" and (reason := why_not()):
         pytest.skip(reason)
     given = ["--kind", kind, "--sessions", "3", "--turns", "12", "--calls", "8", "--agents", "3", "--faults"]
-    assert processes.main([*given, "--services", "3", "--encoding", "approximate"]) == 0
+    assert processes.main([*given, *nameless, "--services", "3", "--encoding", "approximate"]) == 0
     *_, with_faults = (r.split(" | ") for r in capsys.readouterr().out.splitlines() if r.startswith("|"))
-    assert with_faults[5:7] == ["0", "0"]
+    assert with_faults[6:9] == ["0"] * 3  # forked, lost, twice
     assert int(with_faults[3]) >= 3  # folds
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_an_upgrade_beside_services_of_an_older_schema_loses_nothing(kind, capsys):
+    commit = "eaad532a"  # the last of schema 10
+    there = subprocess.run(
+        ["git", "cat-file", "-e", commit], cwd=processes.ROOT, check=False, stderr=subprocess.DEVNULL
+    )
+    if reason := "this checkout has no history" if there.returncode else kind == "postgres" and why_not():
+        pytest.skip(reason)
+    given = ["--kind", kind, "--sessions", "2", "--turns", "80", "--agents", "2", "--beside", commit]
+    assert processes.main([*given, "--services", "1", "--encoding", "approximate"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    (row,) = (line.split(" | ") for line in said if line.startswith("| 1, upgrade"))
+    assert row[6:10] == ["0"] * 4  # forked, lost, twice, refused
+    older, both, present = (line for line in said if " contexts, " in line)
+    assert ", 0 without memory" in older and ", 0 without memory" in present
+    assert ", 0 without memory" not in both  # an older one that is left behind passes on
 
 
 def test_a_record_that_an_answer_did_not_promise_is_told_from_a_lost_one(tmp_path):
@@ -38,8 +59,8 @@ def test_a_record_that_an_answer_did_not_promise_is_told_from_a_lost_one(tmp_pat
     where = str(tmp_path / "bank.db")
     Database(where).close()
     options = argparse.Namespace(
-        turns=3, calls=2, sessions=1, encoding="approximate", model="claude-sonnet-4-5"
+        turns=3, calls=2, sessions=1, encoding="approximate", model="claude-sonnet-4-5", nameless=False
     )
     run = processes.Run(1, where, options)
     run.stored["s0"] = 0
-    assert run.figures(run.sent)[3:] == (0, 2, 0, 4)
+    assert run.figures(run.sent)[3:] == (0, 0, 2, 0, 4)

@@ -79,22 +79,20 @@ def test_what_waits_in_the_queue_needs_a_model(cli: Any, bank_url: str) -> None:
 def test_limits_of_a_strategy_hold(cli: Any, bank_url: str, server: Any, tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text(
-        '[memory_strategies.mine]\ntype = "memory_bank"\nobserver_model = "m"\nembedding_model = "lexical"\n'
+        'default_strategy = "mine"\n[memory_strategies.mine]\ntype = "memory_bank"\nobserver_model = "m"\nembedding_model = "lexical"\n'
         "observer_concurrency = 1\nobserver_calls_per_day = 2\n"
-        '[memory_strategies.none]\ntype = "no_strategy"\n'
     )
     fill(bank_url)
-    chosen = ["--config", config, "--strategy", "mine"]
-    done = cli.bank(bank_url, "observe", "--once", *chosen, "--json")
+    done = cli.bank(bank_url, "observe", "--once", "--config", config, "--json")
     assert done.code == 1
     assert (done.json()["observed"], done.json()["extracted"], done.json()["still_marked"]) == (2, 4, 4)
     assert len(server.requests) == 2
     (session,) = cli.bank(bank_url, "sessions", "--json").json()["sessions"]
     assert session["calls"] == 2
     assert session["to_redo"] == 4
-    refused = cli.bank(bank_url, "observe", "--config", config, "--strategy", "none")
+    config.write_text('default_strategy = "no_strategy"\n')
+    refused = cli.bank(bank_url, "observe", "--config", config)
     assert (refused.code, "has no Observer" in refused.sentence()) == (2, True)
-    assert cli.bank(bank_url, "observe", "--config", config, "--strategy", "mien").code == 2
 
 
 def test_another_embedder_is_refused_at_once(cli: Any, bank_url: str, server: Any) -> None:

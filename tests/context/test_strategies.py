@@ -186,16 +186,16 @@ def test_progressive_shows_the_model_every_old_interaction_once_a_block_at_a_tim
 
 def test_progressive_calls_the_model_once_a_block_even_where_nothing_fits():
     model = summary_model()
-    config = config_of("progressive_summarization", compact_threshold=50, summary_model="m", block=5)
+    config = config_of("progressive_summarization", compact_threshold=50, summary_model="m")
     processor = MemoryProcessor(config)
     walk(processor, model)
-    assert len(model.calls) == 39 // 5
+    assert len(model.calls) == 39 // 4
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("down"), "", None])
 def test_progressive_without_its_model_stays_whole(failure, caplog):
     model = ScriptedModel([failure], loop_last=True)
-    config = config_of("progressive_summarization", compact_threshold=2500, summary_model="m", block=4)
+    config = config_of("progressive_summarization", compact_threshold=2500, summary_model="m")
     processor = MemoryProcessor(config)
     context = walk(processor, model, 2500)[-1]
     assert "get_order" in parted(context)[2]["content"]

@@ -17,7 +17,7 @@ WRONG = [
     ("keep_last_n", "n", 0), ("keep_last_n", "n", True), ("keep_last_n", "n", "five"),
     ("keep_last_n", "n", 1.5), ("observation_masking", "keep_last", 0), ("observation_masking", "max_length", -1),
     ("progressive_summarization", "compact_threshold", 0), ("progressive_summarization", "keep_last", 0),
-    ("progressive_summarization", "summary_tokens", -5), ("progressive_summarization", "block", 0),
+    ("progressive_summarization", "summary_tokens", -5), ("progressive_summarization", "block", 4),
     ("progressive_summarization", "summary_model", ""),
     ("progressive_summarization", "compact_treshold", 5),
 ]  # fmt: skip

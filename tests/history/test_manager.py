@@ -299,7 +299,6 @@ def test_the_scratchpad_is_bounded_and_comes_back_from_json():
     assert len(pad.observations[-1]) <= 50
     again = AgentMemory.from_json(pad.to_json())
     assert again.to_json() == pad.to_json() and again.limits == pad.limits
-    assert isinstance(pad.to_step(), ScratchpadStep)
     namespace = {}
     pad.inject(namespace)
     pad.inject(namespace)

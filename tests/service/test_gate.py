@@ -118,15 +118,13 @@ def test_the_address_that_a_request_came_in_at_is_a_name(service, database):
 
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "OPTIONS", "HEAD"])
 def test_pages_from_elsewhere_may_not_call(service, method):
-    served = service(allowed_origins=("https://tools.example", "http://127.0.0.1:3000/"))
+    served = service()
     here = f"localhost:{served.port}"
 
     def ask(*origins):
         return served.ask(method, WHO, *(("Origin", o) for o in origins), host=here)
 
-    for origin in (
-        f"http://{here}", f"HTTP://LOCALHOST:{served.port}", "https://tools.example", "https://tools.example:443", "http://127.0.0.1:3000",
-    ):  # fmt: skip
+    for origin in (f"http://{here}", f"HTTP://LOCALHOST:{served.port}"):
         assert ask(origin).status in (200, 204), origin
     for origin in (
         "null", "", "http://evil.example", "http://localhost", "http://localhost:3000", f"http://127.0.0.1:{served.port}", f"ftp://{here}",
@@ -165,36 +163,17 @@ def test_requests_that_a_browser_makes_for_other_pages(service):
             assert ask(site=site, mode=mode, dest=dest) == 403
 
 
-def test_allowed_pages_are_told_what_they_may(service, database):
-    _, key = Keys(database).create("a")
-    served = service(allowed_origins=("https://tools.example",))
-    page = ("Origin", "https://tools.example")
-    method, wanted = "Access-Control-Request-Method", "Access-Control-Request-Headers"
-    asks = (method, "POST"), (wanted, "x-memory-session,authorization")
-    preflight = served.ask("OPTIONS", WHO, page, *asks)
-    assert (preflight.status, preflight.body) == (204, b"")
-    assert preflight.header("access-control-allow-origin") == "https://tools.example"
-    assert preflight.header("access-control-allow-headers") == "x-memory-session,authorization"
-    assert "POST" in preflight.header("access-control-allow-methods")
-    assert preflight.header("access-control-allow-credentials") is None
-    for headers, status in (((page, bearer(key)), 200), ((page,), 401)):
-        answer = served.ask("POST", WHO, *headers)
-        assert answer.status == status
-        assert answer.header("access-control-allow-origin") == "https://tools.example"
-        assert "x-request-id" in answer.header("access-control-expose-headers")
-        assert answer.header("vary") == "origin"
-    assert served.ask("OPTIONS", WHO, ("Origin", "https://evil.example"), *asks).status == 403
-    assert served.ask("OPTIONS", WHO, *asks).status == 401  # no page: a request like others
-    assert served.ask("GET", WHO, bearer(key)).header("access-control-allow-origin") is None
+def test_a_page_from_elsewhere_gets_no_leave_before_its_request(service):
+    asks = ("Access-Control-Request-Method", "POST"), ("Access-Control-Request-Headers", "authorization")
+    served = service()
+    refused = served.ask("OPTIONS", WHO, ("Origin", "https://tools.example"), *asks)
+    assert (refused.status, refused.header("access-control-allow-origin")) == (403, None)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("hosts", "http://bank.example"), ("hosts", ""), ("origins", "tools.example"), ("origins", "null")],
-)
-def test_names_and_origins_that_are_none_are_told_before_it_starts(name, value):
-    with pytest.raises(ConfigError, match=f"allowed_{name}"):
-        create_app(configured(database=":memory:", **{f"allowed_{name}": (value,)}))
+@pytest.mark.parametrize("name", ["http://bank.example", ""])
+def test_names_that_are_none_are_told_before_it_starts(name):
+    with pytest.raises(ConfigError, match="allowed_hosts"):
+        create_app(configured(database=":memory:", allowed_hosts=(name,)))
 
 
 # --- keys

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+import time
 
 import pytest
 from tests.blocks import rounds as blocks
@@ -216,3 +218,46 @@ def test_a_request_sent_as_it_came_is_no_prefix_of_the_next_context(tmp_path):
             )  # fmt: skip
             assert not done.step.sent_context.is_answered
         assert cache_of(p).read == 0.1
+
+
+def paused(p, name, seconds):
+    with sqlite3.connect(p.service.config.service.database) as bank:
+        until = time.monotonic() + 10  # a step is stored after its answer
+        while not bank.execute("SELECT sent FROM sessions WHERE session_id = ?", (name,)).fetchone()[0]:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        bank.execute("UPDATE sessions SET asked = asked - ? WHERE session_id = ?", (seconds, name))
+
+
+@pytest.mark.parametrize("ttl", ["5m", "1h"])
+def test_a_prefix_that_is_kept_for_an_hour_is_not_folded_after_ten_minutes(tmp_path, ttl):
+    """What the client's marks ask for is what the provider keeps, at twice the input price."""
+    with served(Cached(), tmp_path) as (_, p):
+        for n in (8, 9):
+            messages = [said("Check the orders."), *blocks(n, size=500)]
+            messages[-1]["content"][-1]["cache_control"] = {"type": "ephemeral", "ttl": ttl}
+            if n == 9:
+                paused(p, "a", 600)
+            e = step(p, messages, NAME, model="claude-x", path="/v1/messages", max_tokens=9)
+        assert e.memory == ("unchanged" if ttl == "1h" else "rebuilt")
+        assert cache_of(p).write == (2.0 if ttl == "1h" else 1.25)
+
+
+@pytest.mark.parametrize("asked", [{}, {"prompt_cache_retention": "24h"}])
+def test_a_prefix_that_is_kept_for_a_day_is_not_folded_after_an_hour(tmp_path, asked):
+    with served(Cached(), tmp_path) as (_, p):
+        step(p, [*START, *rounds(8, size=6_000)], **asked)
+        paused(p, "a", 4_000)
+        e = step(p, [*START, *rounds(9, size=6_000)], **asked)
+        assert e.memory == ("unchanged" if asked else "rebuilt")
+
+
+def test_a_model_that_comes_new_to_a_session_has_nothing_of_it_in_its_cache(tmp_path):
+    """So the history is folded at once, as after a pause; models that are asked in turn do not fold again for it."""
+    with served(Cached(), tmp_path) as (_, p):
+        done = [
+            step(p, [*START, *rounds(n, size=6_000)], model=model)
+            for n, model in ((8, "m"), (9, "m"), (10, "other"), (11, "m"), (12, "other"))
+        ]
+    assert [e.memory for e in done] == ["unchanged", "unchanged", "rebuilt", "rebuilt", "rebuilt"]
+    assert sum(changes(done)) == 1

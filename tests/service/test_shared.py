@@ -19,7 +19,7 @@ import pytest
 import sqlalchemy as sa
 from tests.chats import rounds, system, user
 from tests.cli.conftest import environment
-from tests.postgres import Server
+from tests.postgres import Server, pooled
 from tests.service.processes import FOLDING, Process, serve, until
 from tests.service.serving import Served, bearer, configured, serving
 
@@ -224,14 +224,51 @@ def test_a_service_that_is_left_behind_by_a_newer_schema_forwards_and_loses_noth
             assert chatted(service, "s", conversation("s", 9, 3_000)) == "failed"
             assert upstream.requests[-1].body["messages"] == conversation("s", 9, 3_000)
             assert FactStore(other, "s").size() == 8
-            storage = service.ask("/health").json()["parts"]["storage"]
-            assert "has schema 9999 by now" in storage["trouble"], storage
+            until(
+                lambda: service.ask("/readyz").status == 503
+            )  # a balancer asks others; results are kept for a second
+            assert service.ask("/healthz").status == 200
+            parts = service.ask("/health").json()["parts"]
+            assert all("has schema 9999 by now" in parts[p]["trouble"] for p in ("database", "storage")), (
+                parts
+            )
         finally:
             other.close()
             with sa.create_engine(other.url).begin() as c:
                 c.exec_driver_sql(f"UPDATE schema_version SET version_num = '{VERSION}'")
         until(lambda: chatted(service, "s", conversation("s", 11, 3_000)) in WELL)
+        until(lambda: service.ask("/readyz").status == 200)
     assert_holds(bank_url, s=11)
+
+
+def test_services_behind_a_pooler_that_gives_each_transaction_another_connection(
+    postgres: Server, tmp_path: Path
+) -> None:
+    """PgBouncer has fewer connections than agents ask at once, and its clients' connections break in between."""
+    bank, agents = postgres.new("template0"), [f"agent{n}" for n in range(6)]
+    with (
+        pooled(postgres, tmp_path, 3) as url,
+        ScriptedServer(lambda body: say("yes")) as upstream,
+        serve("--db", url(bank), "--upstream", upstream.base_url, **FOLDING) as one,
+        serve("--db", url(bank), "--upstream", upstream.base_url, **FOLDING) as other,
+    ):
+
+        def work(agent: str) -> list[Any]:
+            return [
+                chatted((one, other)[n % 2], agent, conversation(agent, n, 3_000))
+                for n in range(1, 21)  # psycopg would prepare what is asked more than five times
+            ]
+
+        told = at_once(*(partial(work, agent) for agent in agents))
+        assert {status for statuses in told for status in statuses} <= set(WELL)
+        assert any("rebuilt" in statuses for statuses in told)
+        # a purge, a list and a check by the same way
+        database = Database(url(bank))
+        assert len(list_sessions(database)) == 6
+        assert list(verify(database)) == []
+        assert [p.records for p in purge(database, session_id=agents[0])] == [20]
+        database.close()
+    assert_holds(postgres.url(bank), **dict.fromkeys(agents[1:], 20), agent0=0)
 
 
 def test_a_worker_that_dies_while_the_database_is_away(postgres: Server, postgres_url: str) -> None:

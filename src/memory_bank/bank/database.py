@@ -306,12 +306,13 @@ class Database:
             )
         return version
 
-    def _other_schema(self, version: str) -> StorageError:
-        """The error where another process has brought the bank to another schema."""
-        return StorageError(
-            f"{self.name} has schema {version} by now, which another version of memory_bank has made: start this "
-            "process again with that version. Nothing is stored until then."
-        )
+    def check_schema(self, version: str | None = None) -> None:
+        """Raise StorageError where another process has brought the bank to another schema: as given, or as it is."""
+        if (now := version or self.value(sa.select(schema_version))) != VERSION:
+            raise StorageError(
+                f"{self.name} has schema {now} by now, which another version of memory_bank has made: start this "
+                "process again with that version. Nothing is stored until then."
+            )
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -420,8 +421,7 @@ class Database:
                 now = VERSION if creating or self.in_memory else self.version_in_write(connection)
             except connection.dialect.loaded_dbapi.Error as e:  # of the driver, which is asked directly
                 raise sa.exc.OperationalError("BEGIN", None, e) from e
-            if now != VERSION:
-                raise self._other_schema(now)
+            self.check_schema(now)
             fault_point("write.begun")
             try:
                 yield connection
@@ -458,8 +458,7 @@ class Database:
                     self.failed()
                 if not self.in_memory and re.search("no such|does not exist", first_line(e)):
                     with suppress(SQLAlchemyError), self._reader.connect() as c:
-                        if (now := str(c.exec_driver_sql(READ_VERSION).scalar())) != VERSION:
-                            raise self._other_schema(now) from None
+                        self.check_schema(str(c.exec_driver_sql(READ_VERSION).scalar()))
                 raise StorageError(
                     f"{self.name}: {self.say(e)}; nothing was changed, the same call can be made again."
                 ) from e

@@ -58,6 +58,9 @@ _KNOWN = (
 _OLD = sa.bindparam("old", type_=_s.head.type)
 _MOVE = SET_SESSION.where(_s.head.is_not_distinct_from(_OLD)).values(head=sa.bindparam("new"))
 _MOVE_WITH_CALLS = _MOVE.values(head_calls=sa.bindparam("calls"))
+_OUTPUTS = sa.select(_r.call_id, _r.output).where(
+    of_session(records), _r.call_id.in_(sa.bindparam("calls", expanding=True))
+)
 _OFFER = sa.select(_l.digest).where(of_session(lineage), _l.digest.in_(Offer))
 _DROP = sa.delete(lineage).where(of_session(lineage), _l.number.between(1, sa.bindparam("last")))
 
@@ -156,6 +159,13 @@ class Lineage:
     def newest(self, session_id: str) -> int:
         """The ``seq`` of a session's newest record, 0 for none."""
         return self.database.value(_NEWEST, session=session_id) or 0
+
+    def outputs(self, session_id: str, calls: Sequence[str]) -> dict[str, list[str]]:
+        """What the calls with these ids have returned in a session, as far as it is recorded."""
+        found: dict[str, list[str]] = {}
+        for row in self.database.rows(_OUTPUTS, session=session_id, calls=calls):
+            found.setdefault(row["call_id"], []).append(row["output"])
+        return found
 
     def going_on(self, session_id: str, head: str | None, entry: LineageEntry) -> Operation[bool]:
         """The write that adds a request to a session; it returns False and changes nothing if its head is another."""

@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder
 from memory_bank.bank.files import ROOT
 from memory_bank.bank.folds import FoldContent, FoldReasons
 from memory_bank.bank.keys import DEFAULT
-from memory_bank.bank.rows import derivation, from_row, is_derived, is_session_id, read_row
+from memory_bank.bank.rows import checks_of, derivation, from_row, is_derived, is_session_id, read_row
 from memory_bank.bank.schema import (
     INSIGHT_OF_RECORD,
     NEXT_GENERATION,
@@ -54,6 +54,7 @@ from memory_bank.models.lexical import LexicalEmbedder
 
 _BATCH = 256
 _r, _i, _s = records.c, insights.c, sessions.c
+_CHECKS = {table: checks_of(table.c) for table in (records, insights, files)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +280,7 @@ class _Verification:
                         c.execute(NEXT_GENERATION, {"session": name})
             yield from (defect for _, defect in part)
 
-    def _broken_insights(self) -> Iterator[tuple[RowMapping, Defect]]:
+    def _broken_insights(self) -> Iterator[tuple[dict[str, Any], Defect]]:
         vector: sa.ColumnElement[Any] = as_bytes(_i.embedding)
         if self.database.ranks:
             vector = sa.func.coalesce(sa.func.vector_dims(_i.embedding), 0)
@@ -381,12 +382,16 @@ class _Verification:
                     where = f"{_name(place)} of namespace {owner[0]}, project {owner[1]}"
                     yield Defect("file", f"{where}: {problem}")
 
-    def _pages(self, table: sa.Table, query: sa.Select[Any]) -> Iterator[RowMapping]:
+    def _pages(self, table: sa.Table, query: sa.Select[Any]) -> Iterator[dict[str, Any]]:
         """All rows, a batch at a time, each over a connection of its own."""
         total = self.database.value(count_of(table)) or 0
         done, last = 0, -(2**62)
         while True:
-            rows = self.database.rows(query.where(table.c.seq > last).order_by(table.c.seq).limit(_BATCH))
+            with self.database.read() as c:
+                found = c.execute(query.where(table.c.seq > last).order_by(table.c.seq).limit(_BATCH))
+                rows = [
+                    dict(zip(names, row, strict=True)) for names in [[*found.keys()]] for row in found.all()
+                ]
             yield from rows
             done += len(rows)
             self.report(table.name, done, max(done, total))
@@ -412,15 +417,17 @@ def _stored(table: sa.Table) -> list[sa.ColumnElement[Any]]:
     return [as_bytes(c).label(c.name) if isinstance(c.type, ExactText) else c for c in table.c]
 
 
+def _decoded(kind: Any, value: Any) -> Any:
+    if value is None or not isinstance(kind, ExactText):
+        return value
+    return kind.process_result_value(value if type(value) is bytes else memoryview(value).tobytes(), None)
+
+
 def _values(table: sa.Table, row: Mapping[Any, Any]) -> tuple[dict[str, Any], str]:
     """The values of a row that ``_stored`` read, and what is wrong with it, or ""."""
 
-    def decode(kind: Any, value: Any) -> Any:
-        is_text = isinstance(kind, ExactText) and value is not None
-        return kind.process_result_value(memoryview(value).tobytes(), None) if is_text else value
-
     try:
-        return read_row(table.c, row, decode), ""
+        return read_row(_CHECKS[table], row, _decoded), ""
     except RecordError as e:
         return {}, str(e)
 

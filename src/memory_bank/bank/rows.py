@@ -172,21 +172,26 @@ def _dump(value: Any, what: str) -> str:
     return text
 
 
+def checks_of(columns: Iterable[sa.Column[Any]]) -> list[tuple[Any, ...]]:
+    """Of each column its name, its type, whether it may be NULL, and a check of its values."""
+    return [(c.name, c.type, bool(c.nullable), _fits(c.type)) for c in columns]
+
+
 def read_row(
-    columns: Iterable[sa.Column[Any]], given: Mapping[str, Any], decode: Callable[[Any, Any], Any]
+    checks: Iterable[tuple[Any, ...]], given: Mapping[str, Any], decode: Callable[[Any, Any], Any]
 ) -> dict[str, Any]:
     """The values of a row as they are stored, of a line of an export or of the bytes of a table.
 
     ``decode`` returns a value of a column's type, or raises TypeError or ValueError. Raises RecordError.
     """
     row: dict[str, Any] = {}
-    for column in columns:
+    for name, kind, nullable, fits in checks:
         try:
-            value = row[column.name] = decode(column.type, given.get(column.name))
+            value = row[name] = decode(kind, given.get(name))
         except (TypeError, ValueError):
-            raise RecordError(f"its {column.name} is not readable") from None
-        if not (_fits(column.type)(value) or (value is None and column.nullable)):
-            raise RecordError(f"its {column.name} is not valid")
+            raise RecordError(f"its {name} is not readable") from None
+        if not (fits(value) or (value is None and nullable)):
+            raise RecordError(f"its {name} is not valid")
     for side in ("input", "output"):
         if side in row and not row[f"{side}_verbatim"]:
             try:

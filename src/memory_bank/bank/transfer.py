@@ -27,6 +27,7 @@ from memory_bank.bank.rows import (
     FORGOTTEN,
     Row,
     check_same,
+    checks_of,
     from_row,
     is_name,
     is_session_id,
@@ -71,6 +72,7 @@ _LEFT_OUT = ("seq", "session_id", "terms")
 _OLDER = ("job", "spending")
 """Kinds of lines in exports of older banks: an insight with a job waits, what calls cost is left out."""
 _COLUMNS = {kind: [c for c in table.c if c.name not in _LEFT_OUT] for kind, table in _TABLES.items()}
+_CHECKS = {kind: checks_of(columns) for kind, columns in _COLUMNS.items()}
 
 Line = dict[str, Any]
 """One JSON object of an export."""
@@ -174,7 +176,7 @@ class _ReadSession:
             raise RecordError("its embedder is not valid")
         if format_ > FORMAT:
             raise RecordError(f"it was written by a newer memory_bank (format {format_}): upgrade")
-        return cls(name, number, read_row(_OF_SESSION, given, _decoded), counts, embedder)
+        return cls(name, number, read_row(checks_of(_OF_SESSION), given, _decoded), counts, embedder)
 
     def missing(self) -> str:
         for kind, rows in self.rows.items():
@@ -190,7 +192,7 @@ class _ReadSession:
             if is_trace_id(line[kind].get("trace_id")):
                 self.waiting.add(line[kind]["trace_id"])
             return
-        row = read_row(_COLUMNS[kind], line[kind], _decoded)
+        row = read_row(_CHECKS[kind], line[kind], _decoded)
         vector = row.get("embedding") or b""
         usable = self.embedder is not None and len(vector) == 4 * self.embedder[1]
         if kind == "insight" and self.embedder is not None and self.embedder[0] == LexicalEmbedder.name:
@@ -221,7 +223,7 @@ def _decoded(kind: Any, value: Any) -> Any:
 
 def _write_file(database: Database, value: Any, number: int) -> bool | RefusedSession:
     try:
-        row = read_row(files.c, _object(value, "value"), _decoded)
+        row = read_row(checks_of(files.c), _object(value, "value"), _decoded)
         if not row["path"].startswith(f"{ROOT}/") or place_of(row["path"]) != row["path"]:
             raise RecordError("its path is not valid")
         project = MemoryFiles(database, row["project"], namespace=row["namespace"])

@@ -23,7 +23,6 @@ from memory_bank.cli.shared import (
     tell,
 )  # fmt: skip
 from memory_bank.errors import ConfigError, TraceFileError
-from memory_bank.transcript import open_counter
 
 if TYPE_CHECKING:
     from memory_bank.audit.runs import Bill
@@ -152,6 +151,7 @@ def audit(
     from memory_bank.audit.sessions import log_files
     from memory_bank.audit.traces import TraceFiles
     from memory_bank.pricing import known_price
+    from memory_bank.transcript import open_counter
 
     settings = load_config(config)
     key = strategy or settings.default_strategy

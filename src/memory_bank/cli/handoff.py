@@ -9,12 +9,9 @@ from pathlib import Path
 import typer
 
 from memory_bank.cli.shared import CONFIG, DB, one_line, open_bank
-from memory_bank.config import ServiceSettings
 from memory_bank.errors import StorageError
-from memory_bank.service.project import projects_of
 
 LATEST = "latest"
-DEFAULT_TOKENS = ServiceSettings().compaction_tokens
 MOST_TOKENS = 20_000  # an argument of a command has at most 128 KiB
 GO_ON = "Go on with this work."
 Client = StrEnum("Client", ["claude", "codex", "opencode"])
@@ -25,7 +22,8 @@ def handoff(
         ..., help="The name of a session, as `bank sessions` lists it, or latest: of this folder's project."),
     to: Client | None = typer.Option(
         None, "--to", help="The client that goes on: it is told which rules it does not read by itself."),
-    budget: int = typer.Option(DEFAULT_TOKENS, min=500, max=MOST_TOKENS, help="Tokens of the text, at most."),
+    budget: int | None = typer.Option(
+        None, min=500, max=MOST_TOKENS, help="Tokens of the text, at most; default: as of a client's compaction."),
     db: str | None = DB,
     config: Path | None = CONFIG,
 ) -> None:  # fmt: skip
@@ -39,12 +37,14 @@ def handoff(
 
 
 def handoff_text(
-    session: str, db: str | None, config: Path | None, budget: int = DEFAULT_TOKENS, to: str = ""
+    session: str, db: str | None, config: Path | None, budget: int | None = None, to: str = ""
 ) -> str:
     """What a client is told of a session, without what to do. Raises ConfigError, StorageError."""
     from memory_bank.bank.listing import latest_used
     from memory_bank.bank.session import MemoryBankState
+    from memory_bank.config import ServiceSettings
     from memory_bank.context import handed_on
+    from memory_bank.service.project import projects_of
     from memory_bank.transcript import open_counter
 
     with contextlib.closing(open_bank(db, config, None if session == LATEST else session)) as database:
@@ -54,7 +54,7 @@ def handoff_text(
                 f"{database.name} has no session with tool calls of this folder's project: name one of another."
             )
         state = MemoryBankState(database=database, session_id=name, counter=open_counter(), fixed=True)
-        text = handed_on(state, budget, to=to)
+        text = handed_on(state, budget or ServiceSettings().compaction_tokens, to=to)
     if not text:
         raise StorageError(f"the session {one_line(name, 80)!r} has no tool calls: nothing to hand on.")
     return text

@@ -37,8 +37,6 @@ def observe(
     observer_model: str | None = typer.Option(
         None, help="Model at OPENAI_BASE_URL, with OPENAI_API_KEY, or extractive; default: only missing ones."),
     embedding_model: str | None = EMBEDDER,
-    strategy: str | None = typer.Option(
-        None, help="Key in the configuration whose model, limit, prompt and timeouts apply."),
     config: Path | None = CONFIG,
     as_json: bool = JSON,
 ) -> None:  # fmt: skip
@@ -53,9 +51,9 @@ def observe(
     from memory_bank.models.chat import OpenAIChat
     from memory_bank.models.observer import Observer
 
-    settings = _settings(strategy, config, observer_model)
+    settings = _settings(config, observer_model)
     database = open_bank(db, config, session)
-    if embedding_model is None and strategy is not None and bank_embedder(database) is None:
+    if embedding_model is None and config is not None and bank_embedder(database) is None:
         embedding_model = settings.embedding_model
     embedder = bank_embedder_of(database, embedding_model)
     if observer_model is None and settings.observer_model == EXTRACTIVE:
@@ -89,19 +87,20 @@ def observe(
         raise typer.Exit(1)
 
 
-def _settings(strategy: str | None, config: Path | None, model: str | None) -> MemoryBankSettings:
-    """The settings of the named strategy, or the defaults without a model; ``model`` replaces theirs."""
+def _settings(config: Path | None, model: str | None) -> MemoryBankSettings:
+    """The settings of a file's default strategy, or the defaults without a model; ``model`` replaces theirs."""
     from memory_bank.config import EXTRACTIVE, MemoryBankSettings, load_config
 
     if model is not None and not model.strip():
         raise ConfigError("--observer-model is empty: name a model, or extractive.")
     settings = MemoryBankSettings(observer_model=EXTRACTIVE)
-    if strategy is not None or config is not None:
+    if config is not None:
         loaded = load_config(config)
-        key = strategy or loaded.default_strategy
-        named = loaded.strategy(key)
+        named = loaded.strategy(loaded.default_strategy)
         if not isinstance(named, MemoryBankSettings):
-            raise ConfigError(f"the strategy {key!r} has no Observer: name one of type memory_bank.")
+            raise ConfigError(
+                f"the strategy {loaded.default_strategy!r} has no Observer: make one of type memory_bank the default."
+            )
         settings = named
     return settings if model is None else settings.model_copy(update={"observer_model": model})
 

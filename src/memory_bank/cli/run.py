@@ -25,11 +25,10 @@ from urllib.parse import quote, urlsplit
 
 import typer
 
-from memory_bank.cli.handoff import DEFAULT_TOKENS, GO_ON, MOST_TOKENS, handoff_text
+from memory_bank.cli.handoff import GO_ON, MOST_TOKENS, handoff_text
 from memory_bank.cli.setup import ATTRIBUTION, CLIENTS, claude_code, is_elsewhere, toml_value
 from memory_bank.cli.shared import CONFIG, DB, one_line, service_settings, spent, tell
 from memory_bank.errors import ConfigError, ServiceError
-from memory_bank.service.project import project_header
 from memory_bank.service.security.proof import CHALLENGE, PROOF, address_of, proved, upstream_claim
 
 if TYPE_CHECKING:
@@ -75,9 +74,7 @@ def run(
         raise typer.Exit(126 if is_file else 127)
     given = ""
     if from_ is not None:
-        command, given = begun(
-            command, lambda c: handoff_text(from_, db, config, budget or DEFAULT_TOKENS, c)
-        )
+        command, given = begun(command, lambda c: handoff_text(from_, db, config, budget, c))
     elif budget is not None:
         raise ConfigError("--budget is of what --from tells: name a session with --from.")
     running = running_service(db, config)
@@ -322,6 +319,8 @@ def pointed(command: list[str], url: str, elsewhere: bool = False) -> tuple[list
     ``elsewhere``: the Messages API is not Anthropic's own.
     """
     variables = os.environ | {name: form.format(url=url) for name, form in ADDRESSES.items()}
+    from memory_bank.service.project import project_header
+
     header = project_header()
     opencode = CLIENTS["opencode"].values(url)
     for each in opencode["provider"].values() if header else ():

@@ -48,12 +48,6 @@ def serve(
         None, help="Base URL of Anthropic's Messages API; default ANTHROPIC_BASE_URL, else Anthropic's own."),
     config: Path | None = CONFIG,
     workers: int | None = typer.Option(None, min=1, max=64, help="How many processes; default 1."),
-    inject_tools: bool | None = typer.Option(
-        None,
-        "--inject-tools/--no-inject-tools",
-        help="Offer the memory tools to agents and answer their calls; default: with rebuilt contexts, to agents "
-        "that send tools of their own.",
-    ),
     log_format: str | None = typer.Option(None, help="Format of the log: text or json; default text."),
 ) -> None:  # fmt: skip
     """Serve the HTTP API, the proxy and the page. Point an agent's base_url at it.
@@ -74,7 +68,7 @@ def serve(
 
     options = {
         "host": host, "port": port, "database": db, "upstream": upstream, "upstream_anthropic": upstream_anthropic,
-        "workers": workers, "inject_tools": inject_tools, "log_format": log_format,
+        "workers": workers, "log_format": log_format,
     }  # fmt: skip
     loaded = with_options(load_config(config), {k: v for k, v in options.items() if v is not None})
     code = run(loaded, verbose=logging.getLogger("memory_bank").level == logging.DEBUG)

@@ -21,6 +21,7 @@ import typer
 
 from memory_bank.audit.figures import money
 from memory_bank.errors import ConfigError, EmbedderMismatchError, StorageError
+from memory_bank.service.server.database import database_of, open_database
 
 if TYPE_CHECKING:
     from memory_bank.bank.database import Database
@@ -31,6 +32,7 @@ DB = typer.Option(None, "--db", help="The bank: a file name or URL; default: the
 CONFIG = typer.Option(None, "--config", help="Configuration file; default: the shipped one.")
 JSON = typer.Option(False, "--json", help="Print JSON.")
 ONE_SESSION = typer.Option(None, "--session", help="Only this session; default: all.")
+_ODD, _PLAIN = re.compile(r"[^\n\t\x20-\x7e]"), re.compile(r"(?:[!-~]+(?: [!-~]+)*)?")
 EMBEDDER = typer.Option(None, "--embedding-model", help="Default: the embedder the bank was built with.")
 
 
@@ -52,9 +54,8 @@ def service_settings(db: str | None, config: Path | None = None) -> ServiceSetti
 def bank_file(db: str | None, command: str = "", config: Path | None = None) -> Path:
     """The file of the bank that --db names. Raises ConfigError for one in memory, or PostgreSQL's ``command``."""
     from memory_bank.bank.database import database_url
-    from memory_bank.service.server.database import database_of
 
-    url = database_url(database_of(service_settings(db, config)))
+    url = database_url(db or database_of(service_settings(db, config)))
     if url.get_backend_name() != "sqlite":
         bare = url.set(drivername="postgresql")._replace(password=None)
         address = bare.difference_update_query(["password", "sslpassword"]).render_as_string(
@@ -72,9 +73,8 @@ def open_bank(db: str | None, config: Path | None = None, session: str | None = 
     """The existing bank that --db names, or of `serve`. Raises ConfigError, StorageError without the session."""
     from memory_bank.bank.database import Database, database_url
     from memory_bank.bank.listing import has_session
-    from memory_bank.service.server.database import database_of
 
-    name = database_of(service_settings(db, config))
+    name = db or database_of(service_settings(db, config))
     if database_url(name).get_backend_name() == "sqlite" and not (file := bank_file(name)).is_file():
         first = "" if db else "`memory-bank run -- COMMAND` makes one, or "
         raise ConfigError(f"there is no bank {file}: {first}give the path of yours with --db.")
@@ -88,8 +88,6 @@ def open_bank(db: str | None, config: Path | None = None, session: str | None = 
 
 def new_bank(db: str | None, config: Path | None, subject: str) -> Database:
     """The bank, made when there is none. Raises ConfigError for one in memory, where ``subject`` would be lost."""
-    from memory_bank.service.server.database import open_database
-
     database = open_database(service_settings(db, config))
     if database.in_memory:
         raise ConfigError(f"{subject} in memory would be lost at once: give --db the file of a bank.")
@@ -184,12 +182,14 @@ def _escaped(match: re.Match[str]) -> str:
 
 def visible(text: str, limit: int | None = None) -> str:
     """Text for a terminal: control characters and lone surrogates shown as escapes, cut at ``limit``."""
-    escaped = re.sub(r"[^\n\t\x20-\x7e]", _escaped, text if limit is None else text[: limit + 1])
+    escaped = _ODD.sub(_escaped, text if limit is None else text[: limit + 1])
     return escaped if limit is None or len(escaped) <= limit else escaped[: limit - 1] + "…"
 
 
 def one_line(text: str, limit: int) -> str:
     """Text on one line for a table cell or a message."""
+    if len(text) <= limit and _PLAIN.fullmatch(text):
+        return text
     head = text[: 4 * limit]
     line = visible(" ".join(head.split()), limit)
     return line if len(head) == len(text) or line.endswith("…") else f"{line[: limit - 1]}…"
@@ -223,6 +223,9 @@ def table(
             return "yes" if value else ""
         return f"{value:,}" if isinstance(value, (int, float)) else one_line(str(value), 255)
 
+    def width(text: str) -> int:
+        return len(text) if text.isascii() else cell_len(text)
+
     console = Console(highlight=False)
     values = [list(row) for row in rows]
     cells = [list(map(cell, row)) for row in values]
@@ -230,7 +233,7 @@ def table(
         i for i in range(len(header))
         if i in right or (values and all(isinstance(row[i], (int, float)) for row in values))
     }  # fmt: skip
-    widths = [max(map(cell_len, (title, *(row[i] for row in cells)))) for i, title in enumerate(header)]
+    widths = [max(map(width, (title, *(row[i] for row in cells)))) for i, title in enumerate(header)]
     fixed = {i for i in {*numbers, *whole} if widths[i] <= console.width // 2}
     least = [w if i in fixed else min(w, 16) for i, w in enumerate(widths)]
     blocks: list[list[int]] = [[0]]
@@ -248,14 +251,14 @@ def table(
 
         def lines(row: Sequence[str], block: list[int] = block, room: dict[int, int] = room) -> Iterator[str]:
             folded = [
-                [row[i]] if cell_len(row[i]) <= room[i]
+                [row[i]] if width(row[i]) <= room[i]
                 else [t.plain.rstrip() for t in Text(row[i]).wrap(console, room[i], overflow="fold")]
                 for i in block
             ]  # fmt: skip
             for texts in zip_longest(*folded, fillvalue=""):
                 padded = [
-                    f"{' ' * (room[i] - cell_len(text))}{text}" if i in numbers
-                    else set_cell_size(text, room[i])
+                    f"{' ' * (room[i] - width(text))}{text}" if i in numbers
+                    else text.ljust(room[i]) if text.isascii() else set_cell_size(text, room[i])
                     for i, text in zip(block, texts, strict=True)
                 ]  # fmt: skip
                 yield "  ".join(padded).rstrip()

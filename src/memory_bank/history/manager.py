@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from memory_bank.context.gate import ROLES, broken_rule
 from memory_bank.errors import HistoryError, RecordError, StepFileError, StepOrderError
 from memory_bank.history import pruning as prunings
-from memory_bank.history.pruning import Pruning, Summarize, check_steps
+from memory_bank.history.pruning import Pruning, check_steps
 from memory_bank.history.reading import chat_message, steps_from_messages
 from memory_bank.history.steps import (
     ActionStep,
@@ -37,7 +37,7 @@ from memory_bank.history.steps import (
     trace_ids_of,
     type_name,
 )
-from memory_bank.ports import ChatModel, TokenCounter
+from memory_bank.ports import TokenCounter
 from memory_bank.transcript.jsontext import compact, dump_value
 from memory_bank.transcript.messages import content_with
 from memory_bank.transcript.shortening import shorten_text
@@ -549,27 +549,18 @@ class HierarchicalMemory(MemoryManager):
     """A MemoryManager in three tiers, after system prompt and tasks: themes, lines, recent steps.
 
     The last ``recent`` actions stay whole. An older step is stored in ``state``, a MemoryBankState, and becomes one
-    line with its trace_ids, written by ``summarizer``, a function from text to text or a chat model asked for
-    ``model``, or by extraction. Beyond ``summarized`` lines the oldest line joins its theme (the names of its tools):
-    a count, the span of steps, the latest trace_ids. The trace_ids of all steps are in the note's ``trace_ids``.
-    Other arguments are MemoryManager's. Raises HistoryError for a limit below 1.
+    line with its trace_ids, by extraction. Beyond ``summarized`` lines the oldest line joins its theme (the names of
+    its tools): a count, the span of steps, the latest trace_ids. The trace_ids of all steps are in the note's
+    ``trace_ids``. Other arguments are MemoryManager's. Raises HistoryError for a limit below 1.
     """
 
     def __init__(
-        self,
-        state: MemoryBankState,
-        *args: Any,
-        recent: int = 5,
-        summarized: int = 20,
-        summarizer: Summarize | ChatModel | None = None,
-        model: str = "",
-        **options: Any,
+        self, state: MemoryBankState, *args: Any, recent: int = 5, summarized: int = 20, **options: Any
     ) -> None:
         prunings.check_bank(state, "HierarchicalMemory")
         self.state = state
         self.recent = positive(recent, "recent")
         self.summarized = positive(summarized, "summarized")
-        self._complete = prunings.open_summarizer(summarizer, model)
         super().__init__(*args, **options)
 
     def prune(self, strategy: Pruning | None = None) -> int:
@@ -623,9 +614,7 @@ class HierarchicalMemory(MemoryManager):
 
     def _line(self, step: Step, new_ids: Sequence[str]) -> Json:
         """The line of a step, with its theme, its number and its trace_ids."""
-        text = prunings.model_summary([step], self._complete, 400)
-        text = prunings.line_of(step) if text is None else one_line(text, 400)
-        text = text.removeprefix(f"{step.step_number}. ")
+        text = prunings.line_of(step).removeprefix(f"{step.step_number}. ")
         ids = [*trace_ids_of(step), *new_ids]
         named_ids = new_ids if isinstance(step, ScratchpadStep) and new_ids else ids  # a note may have many
         missing = [t for t in named_ids if t not in text]

@@ -197,15 +197,12 @@ def fit_token_budget(
     return fit
 
 
-def semantic_pruning(
-    embedder: Embedder, *, keep: int = 10, query: str | None = None, diversity: float = 0.3
-) -> Pruning:
+def semantic_pruning(embedder: Embedder, *, keep: int = 10, diversity: float = 0.3) -> Pruning:
     """A pruning to system prompts, tasks, the last step and the ``keep`` most relevant other steps.
 
-    They are chosen by maximal marginal relevance to ``query`` (default: the last task), see
-    ``vectors.choose_diverse``; ``diversity``: 0 (relevance only) to 1. ``embedder`` has ``encode(list[str])`` ->
-    (n, d), such as ``LexicalEmbedder()``. Raises HistoryError for a limit out of range; the pruning raises
-    EmbeddingError.
+    They are chosen by maximal marginal relevance to the last task, see ``vectors.choose_diverse``; ``diversity``: 0
+    (relevance only) to 1. ``embedder`` has ``encode(list[str])`` -> (n, d), such as ``LexicalEmbedder()``. Raises
+    HistoryError for a limit out of range; the pruning raises EmbeddingError.
     """
     positive(keep, "keep")
     if isinstance(diversity, bool) or not isinstance(diversity, (int, float)) or not 0 <= diversity <= 1:
@@ -218,8 +215,8 @@ def semantic_pruning(
         if len(free) <= keep:
             return list(steps)
         rows = encode_documents(embedder, [step_text(steps[i])[:4_000] for i in free]).astype("float64")
-        wanted = query if query is not None else _task_of(steps)
-        wanted = step_text(steps[-1]) if wanted is None else wanted
+        task = _task_of(steps)
+        wanted = step_text(steps[-1]) if task is None else task
         relevance = rows @ encode_queries(embedder, [wanted])[0]
         chosen = choose_diverse(rows, relevance, float(diversity), [1] * len(free), keep)
         return _keep(steps, {free[i] for i in chosen})
@@ -248,7 +245,7 @@ def summarize_old_steps(
     """
     positive(keep_last_n, "keep_last_n")
     positive(max_chars, "max_chars")
-    complete = open_summarizer(summarizer, model)
+    complete = _open_summarizer(summarizer, model)
 
     def prune(steps: Sequence[Step]) -> list[Step]:
         old = _others(steps[: min(first_recent(steps, keep_last_n), len(steps) - 1)])
@@ -256,7 +253,7 @@ def summarize_old_steps(
         if not _actions(gone):
             return list(steps)
         ids = tuple(dict.fromkeys(t for s in gone for t in trace_ids_of(s)))
-        text = model_summary(gone, complete, max_chars, _task_of(steps) or "")
+        text = _model_summary(gone, complete, max_chars, _task_of(steps) or "")
         if text is not None:
             text = shorten_text(text, max_chars) + (f"\nRecords: {', '.join(ids)}" if ids else "")
         summary = note_after(gone[-1], text or _extracted(gone, max_chars), "summary", ids)
@@ -274,7 +271,7 @@ def note_after(
     return ScratchpadStep(text, kind, ids, rows, step_number=last.step_number, timestamp=last.timestamp)
 
 
-def open_summarizer(summarizer: object, model: str) -> Complete | None:
+def _open_summarizer(summarizer: object, model: str) -> Complete | None:
     """A summarizer from a function or a chat model; None for None. Raises HistoryError for anything else."""
     if callable(summarizer) and not callable(getattr(summarizer, "generate_plain", None)):
         return lambda messages: str(summarizer("\n\n".join(m["content"] for m in messages)))
@@ -284,9 +281,7 @@ def open_summarizer(summarizer: object, model: str) -> Complete | None:
         raise HistoryError(f"the summarizer is neither a function nor a chat model: {e}") from e
 
 
-def model_summary(
-    steps: Sequence[Step], complete: Complete | None, max_chars: int, task: str = ""
-) -> str | None:
+def _model_summary(steps: Sequence[Step], complete: Complete | None, max_chars: int, task: str) -> str | None:
     """A model's summary of steps, and of the summary among them; None without a model, and where it fails."""
     if complete is None:
         return None

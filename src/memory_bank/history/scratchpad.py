@@ -8,7 +8,7 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from memory_bank.errors import HistoryError, RecordError
-from memory_bank.history.steps import ScratchpadStep, cut, positive
+from memory_bank.history.steps import cut, positive
 from memory_bank.transcript.jsontext import compact, dump_value
 
 
@@ -93,10 +93,6 @@ class AgentMemory:
             ("Failed", self.failures[-3:]),
         ]
         return "\n".join(f"{head}:\n" + "\n".join(f"- {row}" for row in rows) for head, rows in parts if rows)
-
-    def to_step(self) -> ScratchpadStep:
-        """The pad as a step of a history."""
-        return ScratchpadStep(self.to_context())
 
     def clear(self) -> None:
         """Remove everything."""

@@ -24,6 +24,8 @@ OPENAI_PREFIX = "openai:"
 MAX_INPUT_BYTES = 8_191
 #: OpenAI takes at most 300,000 tokens in one request; as above, bytes are counted.
 MAX_BATCH_BYTES = 300_000
+#: Texts in one request.
+MAX_BATCH = 128
 #: Loaded models that are kept; of more, the one that was used least recently is dropped.
 MAX_LOADED = 4
 
@@ -68,11 +70,10 @@ def load_embedder(spec: str) -> NamedEmbedder:
 class OpenAIEmbedder:
     """Texts to vectors by an OpenAI-compatible ``/embeddings`` endpoint.
 
-    ``client`` is an ``openai.OpenAI`` to use as it is; without one, a client is made from ``base_url``
-    (default OPENAI_BASE_URL, or OpenAI itself), ``api_key`` (default OPENAI_API_KEY; not needed with a
-    ``base_url``) and ``timeout`` in seconds.
+    ``client`` is an ``openai.OpenAI`` to use as it is; without one, a client is made for OPENAI_BASE_URL (or OpenAI
+    itself) with OPENAI_API_KEY, which an endpoint of one's own may not need.
 
-    A request holds at most ``batch_size`` texts and 300,000 bytes. Of a text the first 8,191 bytes of UTF-8
+    A request holds at most 128 texts and 300,000 bytes. Of a text the first 8,191 bytes of UTF-8
     are sent, which are never more than the 8,192 tokens that OpenAI reads; lone surrogates are replaced.
     Empty and blank texts are not sent, because the API refuses them: their row is zero. Threads may share an
     embedder.
@@ -80,15 +81,7 @@ class OpenAIEmbedder:
     Raises EmbedderLoadError when there is no key.
     """
 
-    def __init__(
-        self,
-        model: str,
-        client: Any = None,
-        base_url: str | None = None,
-        api_key: str | None = None,
-        batch_size: int = 128,
-        timeout: float = 60.0,
-    ) -> None:
+    def __init__(self, model: str, client: Any = None) -> None:
         if not model.strip():
             raise EmbedderLoadError(
                 'embedding_model = "openai:" lacks the model: write "openai:text-embedding-3-small", '
@@ -97,8 +90,7 @@ class OpenAIEmbedder:
         self.name = f"{OPENAI_PREFIX}{model}"
         self.dimension: int | None = None  # until the first answer
         self._model = model
-        self._batch_size = max(1, batch_size)
-        self._client = client if client is not None else _client(self.name, base_url, api_key, timeout)
+        self._client = client if client is not None else _client(self.name)
 
     def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Embed texts: float32 of shape (n, d), one row for each text; (0, 0) for no texts.
@@ -127,7 +119,7 @@ class OpenAIEmbedder:
         size = 0
         for text in inputs:
             length = len(text.encode())
-            if batch and (len(batch) == self._batch_size or size + length > MAX_BATCH_BYTES):
+            if batch and (len(batch) == MAX_BATCH or size + length > MAX_BATCH_BYTES):
                 yield batch
                 batch, size = [], 0
             batch.append(text)
@@ -150,7 +142,7 @@ class OpenAIEmbedder:
         if sorted(i for i in order if isinstance(i, int)) != list(range(len(batch))):
             raise EmbeddingError(
                 f"{self.name} answered {len(order)} embeddings that do not match the {len(batch)} texts "
-                "sent: set a smaller batch_size or another embedding model"
+                "sent: set another embedding model"
             )
         try:
             rows = np.zeros((len(batch), len(vectors[0])), dtype=np.float32)
@@ -163,23 +155,24 @@ class OpenAIEmbedder:
         return rows
 
 
-def _client(name: str, base_url: str | None, api_key: str | None, timeout: float) -> Any:
+def _client(name: str) -> Any:
     try:
         openai = openai_package()
     except MissingExtraError as exc:
         raise EmbedderLoadError(f"{exc}, or {LEXICAL_ADVICE}") from exc
-    base_url = base_url or os.environ.get("OPENAI_BASE_URL") or None
-    api_key = api_key or os.environ.get("OPENAI_API_KEY") or ("none" if base_url else None)
+    base_url = os.environ.get("OPENAI_BASE_URL") or None
+    api_key = os.environ.get("OPENAI_API_KEY") or ("none" if base_url else None)
     if api_key is None:
         raise EmbedderLoadError(
             f'the embedding model "{name}" needs an API key: set OPENAI_API_KEY (or OPENAI_BASE_URL '
             f"for an endpoint of your own), or {LEXICAL_ADVICE}"
         )
     try:
-        return openai.OpenAI(base_url=base_url, api_key=api_key, timeout=timeout)
+        return openai.OpenAI(base_url=base_url, api_key=api_key, timeout=60.0)
     except Exception as exc:
         raise EmbedderLoadError(
-            f'the client for "{name}" cannot be made ({type(exc).__name__}): check base_url, or {LEXICAL_ADVICE}'
+            f'the client for "{name}" cannot be made ({type(exc).__name__}): check OPENAI_BASE_URL, '
+            f"or {LEXICAL_ADVICE}"
         ) from exc
 
 

@@ -206,6 +206,7 @@ class Sessions:
         beside: str | None = None,
         added: str = "",
         origin: tuple[str | None, str] = (None, ""),
+        cached_for: int = 0,
         sends: Callable[[], bool] = lambda: True,
         lineage: Operation[bool] | None = None,
     ) -> Rebuilt:
@@ -217,10 +218,11 @@ class Sessions:
         the model gets; the context names ``get_record`` only where it is among them. ``beside``: what the proxy sends
         besides the messages, such as the client's tools; it counts for the context and for the full history.
         ``added``: what memory itself adds besides the messages, such as its tools. ``project``: that it must be of.
-        ``origin``: the project that the request names, else its first prompts do, and its user agent, for a session
-        that has none yet; of ``claude-cli/2.1.4 (external)`` "claude-cli" is kept. ``sends``: whether the
-        context is sent, asked once it is built; else no step is recorded or charged. ``lineage`` is stored with what
-        is new, if it returns True; else nothing is.
+        ``cached_for``: seconds for which the request asks the provider to keep its prefix. ``origin``: the project
+        that the request names, else its first prompts do, and its user agent, for a session that has none yet; of
+        ``claude-cli/2.1.4 (external)`` "claude-cli" is kept. ``sends``: whether the context is sent, asked once it is
+        built; else no step is recorded or charged. ``lineage`` is stored with what is new, if it returns True; else
+        nothing is.
 
         Raises what MemoryProcessor.apply_strategy and reading the messages raise, ConfigError for an
         invalid name, and NotSentError.
@@ -244,6 +246,7 @@ class Sessions:
             with kept.lock:  # the plan must be this step's
                 state, policy = self._processor.begin(key, session_id, client, model)
                 policy = replace(policy, choose=choose_all) if control else policy
+                state.prefix_cache.cached_for = cached_for
                 charged, form = state.ledger.last, None if history is None else history.form
                 counter = state.counter if state.is_prepared else open_counter()
                 state.ledger.added = count_once(counter.count_text, added)
@@ -273,7 +276,7 @@ class Sessions:
                 kept.sent, kept.changed = context, changed_at is not None
                 sent, charge, records, fates = None, None, 0, None
                 if isinstance(state, MemoryBankState):
-                    retention, records = state.settings.cache_retention, len(state.steps)
+                    retention, records = max(state.settings.cache_retention, cached_for), len(state.steps)
                     sent = state.prefix_cache.send(context, model, state.counter.count_message, retention)
                     charge = state.ledger.last
                     fates = None if plan is None else state.fates(plan)
@@ -313,10 +316,10 @@ class Sessions:
         return step
 
     def sends_whole(self, step: Rebuilt) -> bool:
-        """Whether the full history is sent in the place of a step's context, and charged, as savings pay for it."""
+        """Whether the full history is sent for a step and charged: where savings pay for it, or by the settings."""
         if step.unchanged or step.plan is None or not isinstance(step.state, MemoryBankState):
             return True
-        return charge_whole(step.plan.view, step.state)
+        return charge_whole(step.plan.view, step.state, anyway=self.config.service.compaction == "pass")
 
     def compared(self, step: Rebuilt, tokens: int, reported: int) -> tuple[int, float | None]:
         """How memory's counts compare with the provider's, as ``full_usage`` takes it: tokens, and the ratio.

@@ -26,6 +26,7 @@ SUMMARY_OPENINGS = (
     "The following is a summary of the conversation",
     "<conversation_summary>",
     "<summary>",
+    "<state_snapshot>",
 )
 """How user messages begin in which a client put a summary in the place of older messages."""
 
@@ -35,6 +36,7 @@ COMPACTION_PROMPTS = (
     "detailed prompt for continuing our conversation",  # opencode
     "anchored summary",  # opencode
     "Here is the conversation so far:\n\n<conversation>",  # opencode, with the calls as text
+    "the component that summarizes internal chat history",  # the system prompt of qwen-code and Gemini CLI for it
     "tasked with summarizing conversations",  # the system prompt of Claude Code and opencode for it
 )
 """What a request for a summary of the conversation says, in its last user message or its system prompt."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -124,25 +125,102 @@ def test_what_nothing_saved_pays_for_is_not_added(tmp_path, api, last):
         assert server.requests[0].body[key_of(api)][: len(body[key_of(api)]) - 1] == body[key_of(api)][:-1]
 
 
-@pytest.mark.parametrize(("api", "last"), TEXTS)
-def test_a_summary_is_made_of_the_context_where_the_whole_costs_more_than_was_saved(tmp_path, api, last):
-    """Upstream's cache has the context, and not the list that the client sends."""
-    latest = []
+@pytest.mark.parametrize("knows", [True, False])
+@pytest.mark.parametrize(
+    ("api", "last", "path", "members"),
+    [
+        *((api, last, PATHS[api], {}) for api, last in TEXTS),
+        ("responses", TRIGGER, PATHS["responses"], {}),
+        ("responses", None, COMPACT, {}),
+        ("messages", None, PATHS["messages"], {"compaction": {"type": "summarize"}}),
+    ],
+)
+def test_a_summary_is_made_of_the_context_where_the_whole_costs_more_than_was_saved(
+    tmp_path, api, last, path, members, knows
+):
+    """Upstream's cache has the context, and not the list that the client sends; so for a text and for an item."""
+    latest, by_item, key = [], bool(members) or last in (TRIGGER, None), key_of(api)
+    item = {"type": "compaction", "content": "Orders were read."} if api == "messages" else FOREIGN
+    asks = [False]
 
     def model(body):
-        messages = [json.dumps({**m, "content": str(m.get("content"))}) for m in body[key_of(api)]]
+        if asks[0] and by_item and not knows:
+            return fail(404, "no such route")
+        messages = [json.dumps({**m, "content": str(m.get("content"))}) for m in body[key]]
         known = sum(map(len, messages[: common_length(latest, messages)])) // 4
         size, latest[:] = sum(map(len, messages)) // 4, messages
+        if asks[0] and by_item:
+            made = message_of("msg_1", "m", [item], "compaction", size, 6)
+            users = [i for i in body[key] if i.get("role") == "user"]
+            output = [*(users if path == COMPACT else ()), item]
+            return made if api == "messages" else {"id": "r", "object": "response", "output": output}
         return replace(say("The agent reads orders."), usage=(size, 5), cached=(known, size - known))
 
     with scripted(model, tmp_path, strict=False) as (server, p):
         outputs = [*OUTPUTS[:2], LONG]
         for n in range(3):
             post(p.port, PATHS[api], asking(api, outputs=[*outputs, *["ok"] * n]), SESSION)
-        came = post(p.port, PATHS[api], asking(api, last, [*outputs, *["ok"] * 3]), SESSION)
-        assert came.header(b"x-memory-status") == b"rebuilt"
-        assert came.header(b"x-memory-reason") == b"compaction request, completed by memory"
-        assert len(json.dumps(server.requests[-1].body[key_of(api)])) < len(LONG)
+        asks[0] = True
+        server._apis[COMPACT] = server._apis["/v1/responses"]
+        body = asking(api, last, [*outputs, *["ok"] * 3], **members)
+        came = post(p.port, path, body, SESSION)
+        assert came.status == 200
+        if knows or not by_item:
+            assert came.header(b"x-memory-status") == b"rebuilt"
+            told = b"compaction request" + (b"" if by_item else b", completed by memory")
+            assert came.header(b"x-memory-reason") == told
+            assert len(json.dumps(server.requests[-1].body[key])) < len(LONG)
+        else:  # refused as it came, too: the bank answers
+            assert came.header(b"x-memory-status") == b"answered"
+        if by_item:
+            made = came.json()["content" if api == "messages" else "output"]
+            users = [i for i in body[key] if i.get("role") == "user"] if path == COMPACT else []
+            assert made[:-1] == users
+            assert made[-1]["type"] == "compaction"
+            assert (made[-1].get("encrypted_content") == item.get("encrypted_content")) == knows or not users
+        if last is TRIGGER and knows:
+            assert server.requests[-1].body[key][-1] == TRIGGER
+
+
+def test_the_full_history_that_no_cache_held_is_what_memory_cost(tmp_path):
+    """Without memory the provider would have read it from its cache: the ledger counts no more as saved."""
+    latest = []
+
+    def model(body):
+        messages = list(map(str, body["messages"]))
+        known = sum(map(len, messages[: common_length(latest, messages)])) // 4
+        size, latest[:] = sum(map(len, messages)) // 4, messages
+        return replace(say("The agent reads orders."), usage=(size, 5), cached=(known, size - known))
+
+    with scripted(model, tmp_path, strict=False, strategy="memory_bank") as (server, p):
+        outputs = [*OUTPUTS[:2], LONG]
+        for n in range(14):
+            post(p.port, PATHS["chat"], asking("chat", outputs=[*outputs, *["ok"] * n]), SESSION)
+        body = asking("chat", CODEX, [*outputs, *["ok"] * 14])
+        post(p.port, PATHS["chat"], body, SESSION)
+        assert server.requests[-1].body["messages"] == body["messages"]
+        told = p.told(15)
+        until = time.monotonic() + 10
+        while told[-1].step.charge.paid < 25_000 and time.monotonic() < until:
+            time.sleep(0.01)
+        charge = told[-1].step.charge
+        assert charge.paid > 25_000
+        assert charge.full < charge.paid / 4
+
+
+def test_what_was_added_to_one_summary_is_not_added_again_to_the_next(tmp_path):
+    """Each later request carries it, so it is paid for once: compactions in a row do not each add what is left."""
+    with scripted(lambda _: say("The agent reads orders."), tmp_path, strict=False) as (_, p):
+        outputs = [*OUTPUTS, LONG]
+        for n in range(2):
+            post(p.port, PATHS["chat"], asking("chat", outputs=[*outputs, *["ok"] * n]), SESSION)
+        sizes = []
+        for n in range(2, 30, 3):
+            more = ["ok"] * n
+            came = post(p.port, PATHS["chat"], asking("chat", CODEX, [*outputs, *more]), SESSION)
+            sizes.append(len(text_of("chat", came)))
+        assert sizes[0] > 5_000
+        assert sum(sizes[1:]) < 2 * sizes[0]  # what was saved since
 
 
 @pytest.mark.parametrize("stream", [False, True])

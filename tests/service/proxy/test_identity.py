@@ -423,6 +423,29 @@ def test_a_list_that_lost_its_start_is_no_fork_of_another_agents_turn(world: Wor
     assert world.outputs(cut) == ["both", "last of one"]
 
 
+@pytest.mark.parametrize("same", [False, True])
+def test_a_list_that_lost_its_start_is_no_fork_of_a_turn_that_another_agent_left_behind(
+    world: World, same: bool
+) -> None:
+    """Ids that are hashes: only the records tell what the other agent's turn with this id returned."""
+    ids = [random_id(f"hash {n}") for n in range(6)]
+    two = [*START, *(m for n in range(6) for m in turn(ids[n], f"{LONG}of two {n}"))]
+    for n in range(1, 7):
+        world.ask(two[: 2 + 2 * n])
+    own = [START[0], user("Go on."), *masked(two[6:10], ids[2]), *turn(random_id("again"), "again")]
+    assert f"{LONG}of two 0" in world.outputs(world.ask(own))  # the agent's own, from before its last turns
+    last = f"{LONG}of two 2" if same else f"{LONG}of one 2"
+    one = [*START, *turn(ids[0], f"{LONG}of one 0"), *turn(ids[1], f"{LONG}of one 1"), *turn(ids[2], last)]
+    cut = [START[0], user("Go on."), *one[-4:]]
+    found = known(world.ask(cut))
+    assert set(world.outputs(found)) == {f"{LONG}of one 1", last}
+    found = known(world.ask([*cut, *turn(ids[3], f"{LONG}of one 3")]))
+    assert set(world.outputs(found)) == {f"{LONG}of one 1", last, f"{LONG}of one 3"}
+    if not same:  # one turn alone: with the same result, nothing tells the agents apart
+        found = known(world.ask([START[0], user("Go on, please."), *one[-2:]]))
+        assert f"{LONG}of two 1" not in world.outputs(found)
+
+
 def test_words_that_opened_another_list_of_a_client_are_no_summary(world: World) -> None:
     """A list that lost its first calls was given a session of its own; another agent's begins with the same words."""
     headers = {"x-claude-code-session-id": "0199aaaa-bbbb-4ccc-8ddd-eeeeffff0000"}

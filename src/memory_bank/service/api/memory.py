@@ -6,14 +6,14 @@ import re
 from collections import Counter
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Query
 from pydantic import AfterValidator, ConfigDict, Field, StrictBool, WithJsonSchema
 
 from memory_bank.bank.retrieval import records_of
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.errors import BodyError, InvalidRequestError, MessagesError
 from memory_bank.ports import Scope
-from memory_bank.records import InteractionRecord, content_key, derive_trace_id
+from memory_bank.records import InteractionRecord, call_key, derive_trace_id
 from memory_bank.service.api.openapi import TRACE_ID, Count, Json, RequestModel, ResponseModel
 from memory_bank.service.api.records import RecordItem, beginning, record_input
 from memory_bank.service.api.requests import Api, ApiContext, JsonBody, RawJson, SessionName, route
@@ -236,25 +236,16 @@ def _checked(messages: list[Any]) -> list[Any]:
     return messages
 
 
-Key = Header(
-    min_length=1,
-    max_length=200,
-    description="distinguishes equal tool outputs without call_id; the same key again stores nothing",
-)
-
-
 @route(
     router, "POST", "/sessions/{name}/ingest", "Store a conversation, or tool outputs", *_OF_BODIES,
     body=IngestRequest,
 )  # fmt: skip
-def ingest(
-    api: Api, name: SessionName, body: JsonBody, idempotency_key: Annotated[str | None, Key] = None
-) -> Ingested:
+def ingest(api: Api, name: SessionName, body: JsonBody) -> Ingested:
     """Store records and summaries without building a context. The session is created if it does not exist.
 
     A trace_id is derived from call id, tool, input and output: the same request again stores nothing. Without
     `call_id`, equal outputs in one request are several calls, and equal outputs in another request are the
-    same calls again; give each request its own `idempotency-key` if they are not.
+    same calls again; give each its own `call_id` if they are not.
     """
     query = IngestRequest.parse(body.value)
     members = query.model_fields_set & {"messages", "tool_outputs"}
@@ -276,7 +267,7 @@ def ingest(
             records, _ = records_of(view.interactions, state.steps, state.step_count)
             task = view.task
         else:
-            records = _records_of(outputs, state.session_id, state.step_count + 1, idempotency_key)
+            records = _records_of(outputs, state.session_id, state.step_count + 1)
             ids = [r.trace_id for r in records]
         return Ingested(trace_ids=ids, new=state.add(records, task=task))
 
@@ -293,19 +284,14 @@ def _redacted(api: ApiContext, output: ToolOutput) -> ToolOutput:
     return output.model_copy(update=changes)
 
 
-def _records_of(
-    outputs: list[ToolOutput], session_id: str, step: int, key: str | None
-) -> list[InteractionRecord]:
-    """The records of one step; ``key`` tells apart equal outputs without a call id, which have the same trace_ids."""
+def _records_of(outputs: list[ToolOutput], session_id: str, step: int) -> list[InteractionRecord]:
+    """The records of one step."""
     occurred: Counter[bytes] = Counter()
     records = []
     for output in outputs:
         raw, call = output.raw_output, Call(output.call_id, output.tool_name, output.raw_input)
         text = raw if isinstance(raw, str) else dump_value(raw, "raw_output")
-        parts = [output.call_id or "", output.tool_name, call.text, text]  # as of a call in a message list
-        if key is not None and output.call_id is None:
-            parts.append(key)
-        identity = content_key(*parts)
+        identity = call_key(output.call_id, output.tool_name, call.text, text)
         record = InteractionRecord(
             trace_id=derive_trace_id(session_id, identity, occurred[identity]),
             step_id=step,

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import anyio
-import sqlalchemy as sa
 from anyio import to_thread
 
 from memory_bank import __version__
@@ -121,7 +120,7 @@ class Operations:
         self._client.close()
 
     def _check_database(self) -> dict[str, Any]:
-        self._database.value(sa.select(1))
+        self._database.check_schema()
         return {"name": self._database.name}
 
     def _check_upstream(self) -> dict[str, Any]:
@@ -145,7 +144,7 @@ async def healthz() -> dict[str, str]:
     return {"status": "ok", "version": __version__}
 
 
-@router.get("/readyz", summary="Whether the database can be read, as /health", operation_id="readyz")
+@router.get("/readyz", summary="Whether the bank can be used, as /health", operation_id="readyz")
 @router.get("/health", summary="Health of the service")
 async def health(request: Request, live: str | None = None) -> JSONResponse:
     """With ``?live`` nothing is checked except that the process answers. Operators see each part."""

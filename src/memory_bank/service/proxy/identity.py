@@ -37,6 +37,7 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.group_commit import Operation
 from memory_bank.bank.lineage import ForkPoint, KnownDigest, Lineage, LineageEntry
 from memory_bank.bank.rows import is_session_id
+from memory_bank.context.first_sight import REDACTED
 from memory_bank.errors import ConfigError, StorageError
 from memory_bank.processor import NotSentError
 from memory_bank.records import content_key
@@ -333,11 +334,21 @@ class _Search:
             and all(h is not None and (h.whole == c.whole or h.size < c.size) for c, h in found)
         )
 
-    def _has_other_results(self, session: KnownDigest, interaction: DigestedInteraction) -> bool:
-        """Whether a session's last turn has this id and another result; a shorter one counts as masked."""
+    def _returned_otherwise(self, session: KnownDigest, interaction: DigestedInteraction) -> bool:
+        """Whether a session has other results of the calls of a turn; a shorter one counts as masked."""
         here = {c.call: c for c in interaction.calls()}
-        found = [(c, here.get(c.call)) for c in dict(_head_calls(session)).get(interaction.digest, ())]
-        return any(h is None or (h.whole != c.whole and h.size >= c.size) for c, h in found)
+        if any(c.call not in here for c in dict(_head_calls(session)).get(interaction.digest, ())):
+            return True
+        said = {
+            str(pair.call.call_id): pair.result.output_text
+            for pair in interaction.interaction.pairs
+            if pair.call and pair.result and pair.result.output_text is not None
+        }
+        is_last = interaction is self.latest[-1]  # which no client masks
+        return any(
+            not any(o == said[i] or REDACTED in o or (len(said[i]) < len(o) and not is_last) for o in outputs)
+            for i, outputs in self.identity.lineage.outputs(session.session_id, [*said]).items()
+        )
 
     def _resembles(self, session: KnownDigest) -> bool:
         """Whether the list holds a session's newest calls, after earlier messages that were rewritten."""
@@ -352,11 +363,12 @@ class _Search:
         if digest := next((d for d in chain.ends if d in self._by_digest), None):
             row = self._roots(digest)[0]
             found.append((chain.positions[digest], ForkPoint(row.session_id, row.before, row.number)))
-        start, by_calls = 0, None
+        start, by_calls, others = 0, None, set[str]()
         for interaction in self.latest:
             roots = self._roots(interaction.digest)
-            if roots and not self._has_other_results(roots[0], interaction):
-                row = roots[0]
+            if roots and self._returned_otherwise(row := roots[0], interaction):
+                others.add(row.session_id)  # of another agent, where ids are hashes
+            elif roots and row.session_id not in others:
                 point = ForkPoint(row.session_id, row.before, row.number - 1)
                 by_calls = (start, point) if len(roots) == 1 and row.before else None
             start = interaction.stop

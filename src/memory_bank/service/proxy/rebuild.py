@@ -413,6 +413,7 @@ class Rebuilder:
                     sends=sends,
                     lineage=match.write,
                     added=compact(offered[len(value.get("tools") or ()) :]) if offered else "",
+                    cached_for=api.cached_for(exchange.body),
                     origin=(project, exchange.client_headers.get("user-agent") or ""),
                 )
                 break
@@ -425,10 +426,7 @@ class Rebuilder:
             raise NotSentError
         exchange.session, exchange.step, exchange.tools = match.name, step, offered
         exchange.tokens, exchange.context_tokens, exchange.full_tokens = 0, step.tokens, step.full_tokens
-        in_text = self.sessions.config.service.compaction != "pass" and not api.is_compaction(value)
-        if is_summary and (
-            not in_text or self.sessions.sends_whole(step)
-        ):  # it is made of the real conversation
+        if is_summary and self.sessions.sends_whole(step):  # it is made of the real conversation
             exchange.passes(COMPACTION)
             exchange.context_tokens = step.full_tokens
             return

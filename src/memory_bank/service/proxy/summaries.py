@@ -14,9 +14,9 @@ from typing import Any
 
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.context.compaction import what_is_known
-from memory_bank.context.fold_rule import tokens_paid_for
+from memory_bank.context.fold_rule import charge_added, tokens_paid_for
 from memory_bank.errors import MemoryBankError, UpstreamError
-from memory_bank.service.proxy.body import JsonObject, as_object, parse_object, render_body
+from memory_bank.service.proxy.body import JsonObject, as_object, objects_of, parse_object, render_body
 from memory_bank.service.proxy.events import MOST_BYTES, Event, rewrite_event, rewritten
 from memory_bank.service.proxy.exchange import Exchange
 from memory_bank.service.proxy.memory_calls import read_memory
@@ -103,7 +103,7 @@ def _mode(proxy: Proxy, exchange: Exchange) -> str:
     """How a request for a summary is answered, as the setting ``compaction`` says; "pass" for any other request."""
     step = exchange.step
     knows = step is not None and step.records and not step.control
-    if exchange.reason != COMPACTION or exchange.memory == "answered" or not knows:
+    if exchange.memory == "answered" or not knows:
         return "pass"
     return proxy.rebuilder.sessions.config.service.compaction
 
@@ -123,7 +123,7 @@ async def finish_summary(proxy: Proxy, exchange: Exchange, answer: UpstreamAnswe
         return answer
     if exchange.api.is_compaction(exchange.body.value):
         return await _with_item(proxy, exchange, answer)
-    exchange.reason = COMPLETED
+    exchange.reason = COMPLETED if exchange.reason == COMPACTION else exchange.reason
     if answer.is_stream:
         answer.replace_body(rewritten(answer.body, _completed(proxy, exchange)))
         return answer
@@ -150,8 +150,10 @@ async def _besides(proxy: Proxy, exchange: Exchange, said: str) -> str:
     state, most = exchange.step.state, proxy.rebuilder.sessions.config.service.compaction_tokens
     if not isinstance(state, MemoryBankState) or (budget := min(most, tokens_paid_for(state))) < LEAST_ADDED:
         return ""
-    known = await _read(proxy, partial(what_is_known, state, budget, lacking=said))
-    return ADDED + known if known else ""
+    if not (known := await _read(proxy, partial(what_is_known, state, budget, lacking=said))):
+        return ""
+    charge_added(state, exchange.counter.count_text(known))
+    return ADDED + known
 
 
 async def _read(proxy: Proxy, work: Callable[[], str]) -> str | None:
@@ -191,9 +193,8 @@ async def _own(
         made = events.response_of(f"resp_{number}", value, output, *counts) | {"created_at": now}
         write = events.response_events
     if route == "compact":
-        users = [i for i in value["input"] if as_object(i).get("role") == "user"]
         made = {k: made[k] for k in ("id", "created_at", "usage")} | {"object": "response.compaction"}
-        made["output"] = [*users, *output]
+        made["output"] = [*_users_items(exchange), *output]
     if instead_of is not None:
         await instead_of.aclose()
     exchange.memory, exchange.reason = "answered", COMPACTION
@@ -202,6 +203,11 @@ async def _own(
     answer = UpstreamAnswer(200, [(b"content-type", kind)], after(b""))
     answer.replace_body(b"".join(write(made)) if streamed else json.dumps(made).encode())
     return answer
+
+
+def _users_items(exchange: Exchange) -> list[JsonObject]:
+    """The user's messages of a request, as they came."""
+    return [i for i in objects_of(exchange.body.value.get("input")) if i.get("role") == "user"]
 
 
 async def _item(proxy: Proxy, exchange: Exchange, known: str) -> JsonObject | None:
@@ -234,6 +240,13 @@ async def _with_item(proxy: Proxy, exchange: Exchange, answer: UpstreamAnswer) -
         log.warning("upstream broke off a summary (%s): the bank answers", type(e).__name__)
         return own
     if data is None or _HAS_COMPACTION.search(data):
+        if (
+            data and exchange.api.route == "compact" and exchange.arrays
+        ):  # it repeats the messages that it got
+            made = parse_object(data)
+            others = [i for i in objects_of(made.get("output")) if i.get("role") != "user"]
+            made["output"] = [*_users_items(exchange), *others]
+            answer.replace_body(json.dumps(made).encode())
         return answer
     return await _own(proxy, exchange, instead_of=answer) or answer
 

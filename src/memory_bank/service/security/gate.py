@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from memory_bank.bank.database import Database
@@ -49,13 +49,6 @@ _OPEN_PATHS = (
     "/readyz",
     "/openapi.json",
 )  # and /static/…: readable without a key
-_EXPOSED = b", ".join(  # headers that an allowed page of another origin may read
-    (
-        b"x-request-id", b"x-memory-request-id", b"x-memory-status", b"x-memory-reason", b"x-memory-session",
-        b"x-memory-tokens", b"x-memory-fetched", b"retry-after",
-    )
-)  # fmt: skip
-_CORS = frozenset(b"access-control-" + n for n in (b"allow-origin", b"allow-credentials", b"expose-headers"))
 
 
 def host_and_port(text: str) -> tuple[str, int | None] | None:
@@ -107,33 +100,24 @@ def _origin_of(text: str) -> _Origin | None:
 
 
 class AllowedHosts:
-    """The host names and origins that the settings allow. Raises ConfigError for invalid ones."""
+    """The host names that the settings allow. Raises ConfigError for invalid ones."""
 
     def __init__(self, settings: ServiceSettings) -> None:
         self._bound = str(address_of(settings.host) or settings.host.lower().removesuffix("."))
         self._hosts: set[tuple[str, int | None]] = set()
         for name in settings.allowed_hosts:
             try:
-                known = host_and_port(name if name.isascii() else name.encode("idna").decode())
+                host = host_and_port(name if name.isascii() else name.encode("idna").decode())
             except UnicodeError:
-                known = None
-            if known is None:
+                host = None
+            if host is None:
                 raise ConfigError(f"allowed_hosts: {name!r} is no host name such as bank.example .")
-            self._hosts.add(known)
-        self._origins: set[_Origin] = set()
-        for origin in settings.allowed_origins:
-            page = _origin_of(origin.removesuffix("/"))
-            if page is None:
-                raise ConfigError(
-                    f"allowed_origins: {origin!r} is no origin: write it like  https://tools.example ."
-                )
-            self._origins.add(page)
+            self._hosts.add(host)
 
-    def check(self, scope: Scope, headers: Headers) -> str | None:
-        """The origin of an allowed page of another site; None if no such page makes the request.
+    def check(self, scope: Scope, headers: Headers) -> None:
+        """Raise OriginError for a request of another web page than the service's own, and for another host.
 
-        A link of another site leads to the page at ``/`` alone. Raises OriginError for other pages and for hosts that
-        are not allowed.
+        A link of another site leads to the page at ``/`` alone.
         """
         hosts, origins = headers.getlist("host"), headers.getlist("origin")
         if len(hosts) != 1:
@@ -152,8 +136,6 @@ class AllowedHosts:
             )
         if origins:
             page = _origin_of(origins[0]) if len(origins) == 1 else None
-            if page in self._origins:
-                return origins[0]
             # the service's own page; a proxy may terminate TLS, so https is accepted for http
             refused = page not in [(s, host[0], host[1] or _PORT.get(s)) for s in (scope["scheme"], "https")]
         else:
@@ -163,8 +145,7 @@ class AllowedHosts:
             # another port of localhost is the same site
             refused = fetch.get("site") in ("cross-site", "same-site") and not is_link
         if refused:
-            raise OriginError("this web page may not call the service: add its origin to allowed_origins.")
-        return None
+            raise OriginError("this web page may not call the service: only the service's own may.")
 
 
 def check_binding(settings: ServiceSettings, database: Database) -> None:
@@ -223,14 +204,10 @@ class Gate:
                 body = failures.body("this is no forward proxy: CONNECT is not allowed.", "http_error", 405)
                 await guarded.send_error(405, body, {"connection": "close", "allow": "GET, POST"})
                 return
-            guarded.page = self._hosts.check(scope, headers)
-            is_preflight = scope["method"] == "OPTIONS" and "access-control-request-method" in headers
-            if guarded.page is not None and is_preflight:
-                await guarded.send_preflight(headers)
-                return
+            self._hosts.check(scope, headers)
             caller = scope["state"]["caller"] = await self._caller(scope, headers)
-            own = caller.max_body_bytes
-            guarded.limit(self.settings.max_body_bytes if own is None else own, lengths)
+            most = caller.max_body_bytes
+            guarded.limit(self.settings.max_body_bytes if most is None else most, lengths)
             if scope["path"].startswith(SESSIONS_PATH):
                 scope["path"] = path_by_segments(scope)
             await self.app(scope, guarded.receive, guarded.send)
@@ -301,7 +278,6 @@ class _Guarded:
 
     _receive: Receive
     _send: Send
-    page: str | None = None
     too_large: TooLargeError | None = None
     _max: int = 0
     _left: int = 0
@@ -339,13 +315,6 @@ class _Guarded:
                 headers.append((b"x-content-type-options", b"nosniff"))
             if b"cache-control" not in names and b"x-memory-status" not in names:
                 headers.append((b"cache-control", b"no-store"))
-            if self.page is not None:
-                headers = [(name, value) for name, value in headers if name.lower() not in _CORS]
-                headers += [
-                    (b"access-control-allow-origin", self.page.encode("latin-1")),
-                    (b"access-control-expose-headers", _EXPOSED),
-                    (b"vary", b"origin"),
-                ]
             message = {**message, "headers": headers}
         await self._send(message)
 
@@ -357,15 +326,3 @@ class _Guarded:
         if self._begun:
             raise ResponseAborted(f"a response was aborted with status {status}") from None
         await JSONResponse(content, status, headers)({"type": "http"}, self.receive, self.send)
-
-    async def send_preflight(self, asked: Headers) -> None:
-        """Allow a browser to send the request that it asks for."""
-        headers = {
-            "access-control-allow-methods": "GET, POST, PUT, PATCH, DELETE, HEAD",
-            "access-control-allow-headers": "authorization, content-type",
-            "access-control-allow-private-network": "true",
-            "access-control-max-age": "600",
-        }
-        if wanted := asked.getlist("access-control-request-headers")[-1:]:
-            headers["access-control-allow-headers"] = wanted[0] or headers["access-control-allow-headers"]
-        await Response(None, 204, headers)({"type": "http"}, self.receive, self.send)

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from memory_bank.service.server.database import default_database
+
 CHALLENGE, PROOF = "x-memory-challenge", "x-memory-proof"
 """The headers of a challenge, and of the answer to it."""
 _LENGTH = 64  # characters of a secret
@@ -25,8 +27,6 @@ _LENGTH = 64  # characters of a secret
 
 def secret_file() -> Path:
     """The file of the secret, in the user's data directory. Raises RuntimeError where nobody knows that."""
-    from memory_bank.service.server.database import default_database  # what it imports takes time
-
     return default_database().parent / "service.secret"
 
 

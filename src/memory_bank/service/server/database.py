@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from memory_bank.bank.database import Database
-from memory_bank.config import ServiceSettings
 from memory_bank.errors import DatabaseOpenError
+
+if TYPE_CHECKING:
+    from memory_bank.bank.database import Database
+    from memory_bank.config import ServiceSettings
 
 
 def default_database() -> Path:
@@ -23,6 +26,8 @@ def database_of(settings: ServiceSettings) -> str:
 
 def open_database(settings: ServiceSettings) -> Database:
     """Open the database of the settings, creating it if necessary. Raises DatabaseOpenError, DatabaseVersionError."""
+    from memory_bank.bank.database import Database  # what it imports takes time
+
     if not settings.database:
         try:
             default_database().parent.mkdir(
