@@ -85,7 +85,8 @@ class Model:
         tasks = tasks_of(messages)
         said = texts_of(messages[-1:]) if isinstance(messages, list) else []
         if asks_for_summary("\n".join([*said, *texts_of(messages, "system"), str(body.get("instructions"))])):
-            return say(f"The orders were read, one after the other, for this: {tasks[-1] if tasks else ''}")
+            asked = ASKED.search(tasks[-1]) if tasks else None
+            return say(f"The orders were read, one after the other, for this: {asked[0] if asked else ''}.")
         if shell is None or not tasks:
             return say("Payments of orders")
         text = json.dumps(messages)
@@ -271,6 +272,13 @@ def compacts_itself(work: Work) -> None:
     work.ask(task(101, 126, 101, 104), "-c", "model_auto_compact_token_limit=22000")
 
 
+def opencode_compacts(work: Work) -> None:
+    """opencode compacts at 32,000 of its model's 272,000 tokens."""
+    settings = {"compaction": {"auto": True, "reserved": 240_000}}
+    (work.run.folder / "opencode.json").write_text(json.dumps(settings))
+    work.ask(task(101, 142, 101, 104))
+
+
 def qwen_compacts(work: Work) -> None:
     """qwen-code compacts at a share of its model's window."""
     settings = {"model": {"chatCompression": {"contextPercentageThreshold": 0.2}}}
@@ -293,6 +301,7 @@ CASES: dict[str, tuple[str, str, Callable[[Work], None], Callable[[int], list[ra
     "refused": ("claude-code", "a context is refused", refused, _branches()),
     "opencode": ("opencode", "memory tools are added", a_run, _branches()),
     "codex-compacts": ("codex", "its own compaction", compacts_itself, _branches()),
+    "opencode-compacts": ("opencode", "its own compaction", opencode_compacts, _branches()),
     "qwen-compacts": ("qwen-code", "its own compaction", qwen_compacts, _branches()),
 }
 

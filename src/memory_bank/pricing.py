@@ -248,18 +248,6 @@ class Ledger:
             ratios.price(own + tokens, own + shared), ratios.price(self.beside + full, self.beside + known)
         )
 
-    def room(
-        self, ratios: Ratios, rest: int, head: int, full: int, known: int, excess: float, models: int = 1
-    ) -> float:
-        """The tokens of the largest fold with which no more than ``1 + excess`` of the full price is paid.
-
-        ``rest``: tokens of the context beside the fold, ``head`` those before it; all else as in ``step``. So many
-        ``models`` are asked in turn: each has a cache of its own, which the fold is written to.
-        """
-        step = self.step(ratios, rest, head, full, known)
-        step.paid, step.full = models * step.paid, models * step.full
-        return ((1 + excess) * (self.full + step.full) - self.paid - step.paid) / (models * ratios.write)
-
     def add(self, charge: Charge, sent: Sequence[bytes], came: Sequence[bytes] = ()) -> None:
         """Add what a step costs, and keep the digests of its context and of its messages."""
         self.before = self.sent, self.came
@@ -316,11 +304,10 @@ NAMED = 80
 class PrefixCache:
     """What a provider charges for a prefix that it has seen, and what it was sent last. Thread-safe.
 
-    ``cached_for``: seconds for which the latest request asks to keep its prefix, 0 where it does not say.
-    ``ratios`` are 0.1 and 1 until ``take_price`` is called, for a ``model``, and 1 and 1 while the provider
-    reports that nothing is cached; ``told`` is what it reported, which a bank keeps with the session. As no
-    prefix stands in a session that folds at every step, a cache is assumed again after RETRY_AFTER answers, or at
-    the first with cached tokens.
+    ``cached_for``: seconds for which the latest request asks to keep its prefix, 0 where it does not say. ``ratios``
+    are 0.1 and 1 until ``take_price`` is called, for a ``model``, and 1 and 1 while the provider reports that nothing
+    is cached; ``told`` is what it reported, which a bank keeps with the session. As no prefix stands in a session
+    that folds at every step, a cache is assumed again after RETRY_AFTER answers, or at the first with cached tokens.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

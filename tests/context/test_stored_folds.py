@@ -5,6 +5,7 @@ import random
 import time
 import zlib
 from itertools import pairwise
+from typing import Literal
 
 import pytest
 import sqlalchemy as sa
@@ -13,7 +14,7 @@ from tests.chats import call, result, say, system, user
 from tests.contracts.stores import together
 from tests.examples import first_short
 
-from memory_bank import MemoryBankState, MemoryProcessor
+from memory_bank import MemoryBankSettings, MemoryBankState, MemoryProcessor, apply_memory_bank_strategy
 from memory_bank.bank.database import Database
 from memory_bank.bank.folds import Fold, FoldContent, Folds
 from memory_bank.bank.maintenance import purge, verify
@@ -221,6 +222,28 @@ def test_the_first_writer_of_a_fold_wins(bank_url):
     assert other.newest(last, "y", 5, lambda count: "about") is None
     assert other.newest(last, "x", 5, lambda count: f"{count} others") is None
     bank.close()
+
+
+class LaterSettings(MemoryBankSettings):
+    """Those of a version that has a setting more, and another default."""
+
+    more: int = 3
+    fold: Literal["careful", "thrifty"] = "thrifty"
+
+
+def test_a_version_with_other_settings_goes_on_with_the_folds_of_the_one_before(bank_url):
+    contexts = []
+    for settings, lists in (
+        (MemoryBankSettings, steps_of(chat(24))[:-4]),
+        (LaterSettings, steps_of(chat(24))[-4:]),
+    ):
+        state = MemoryBankState.open(bank_url, "s")
+        made = settings(**LOCAL, **RULES["listed"])
+        contexts += [apply_memory_bank_strategy(m, None, made, state)[0] for m in lists]
+        folded = state.last_fold.number
+        state.close()
+    assert folded > 0
+    assert common_length(contexts[-5], contexts[-4]) == len(contexts[-5])
 
 
 @pytest.mark.parametrize("how", ["forget", "purge", "reset"])

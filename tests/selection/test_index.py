@@ -201,3 +201,33 @@ def test_drawings_and_long_unions_have_no_values():
     forms = {c.form for s in cut_text(json.dumps(schema)).segments for c in find_candidates(s)}
     assert "find_items" in forms and not any("sort_" in form for form in forms)
     assert "kind_1" in forms_in('type Kind = "kind_1" | "kind_2"')  # two of them may be what is asked for
+
+
+def quoted_folder(entries: int, kind: str = "file") -> tuple[str, list[str]]:
+    """What is quoted of a folder with so many entries, and the names of those whose rows are not shown."""
+    names = [f"part{7919 * n % 9973}.yml" for n in range(entries)]
+    listing = [
+        {
+            "type": kind,
+            "name": name,
+            "sha": f"{7919 * n:010x}" * 4,
+            "url": f"https://a.test/repos/x/contents/{name}",
+        }
+        for n, name in enumerate(names)
+    ]
+    index = filled(json.dumps(listing), "done")
+    chosen = index.select(anchor=[], tail_interaction=1, budget=1_500, prices=[10, 10])
+    quote = index.quote(0, chosen.shown[0], chosen)[0]
+    return quote, [name for name in names if f'"name": "{name}"' not in quote]
+
+
+def test_of_a_listing_that_is_shown_in_part_the_other_entries_are_named():
+    quote, others = quoted_folder(60)
+    assert 10 < len(others) < 60
+    assert f"… also in it: {', '.join(others)}" in quote.split("\n")
+
+
+def test_of_a_listing_with_too_many_entries_none_is_named_without_its_row():
+    quote, others = quoted_folder(400)
+    assert others
+    assert "also in it" not in quote

@@ -28,14 +28,10 @@ LEAST_FOLD = 2_000
 
 @dataclass(frozen=True, slots=True)
 class FoldPrice:
-    """What a fold may take at one step: ``size`` in tokens, ``room`` for it, and tokens to ``wait`` for at first.
-
-    ``rest``: tokens of the context beside the fold.
-    """
+    """What a fold may take at one step: ``size`` in tokens, ``room`` for it, and tokens to ``wait`` for at first."""
 
     size: int
     room: float
-    rest: int
     wait: float
 
 
@@ -46,40 +42,45 @@ def price_fold(
 
     ``rest``: tokens of the context beside the fold.
     """
-    ratios = session.prefix_cache.ratios
-    head = view.tokens_before[view.interactions[0].start if view.interactions else view.tail_start]
-    known = known_tokens(view, session.ledger)
+    ratios, step = session.prefix_cache.ratios, _step(view, session, rest)
+    # each of several models has a cache of its own, which the fold is written to
     models = len({session.prefix_cache.model} | session.prefix_cache.models(settings.cache_retention))
-    room = session.ledger.room(ratios, rest, min(head, known), view.full_tokens, known, EXCESS, models)
+    room = (_saved(session, models * step.full) - models * step.paid) / (models * ratios.write)
     size = fold_size(ratios, older, room, FLOORS[settings.fold])
-    return FoldPrice(size, room, rest, first_fold(ratios, WAITS[settings.fold]))
+    return FoldPrice(size, room, first_fold(ratios, WAITS[settings.fold]))
+
+
+def _step(view: View, session: MemoryBankState, tokens: int) -> Charge:
+    """What a step costs with so many tokens of messages of which a cache holds the head at most."""
+    ledger, known = session.ledger, known_tokens(view, session.ledger)
+    head = view.tokens_before[view.interactions[0].start if view.interactions else view.tail_start]
+    return ledger.step(session.prefix_cache.ratios, tokens, min(head, known), view.full_tokens, known)
+
+
+def _saved(session: MemoryBankState, more: float = 0.0) -> float:
+    """What may still be paid, in input tokens; ``more``: what further steps would cost without memory."""
+    return (1 + EXCESS) * (session.ledger.full + more) - session.ledger.paid
 
 
 def charge_whole(view: View, session: MemoryBankState, *, anyway: bool = False) -> bool:
-    """Charge the full history in the place of the context that was just charged, if what was saved pays for that.
-
-    ``anyway``: it is sent, whatever was saved.
-    """
-    ratios, ledger, known = session.prefix_cache.ratios, session.ledger, known_tokens(view, session.ledger)
-    head = view.tokens_before[view.interactions[0].start if view.interactions else view.tail_start]
-    whole = ledger.step(ratios, view.full_tokens, min(head, known), view.full_tokens, known).paid
-    if pays := anyway or ledger.paid - ledger.last.paid + whole <= (1 + EXCESS) * ledger.full:
+    """Charge the full history instead of the context just charged, if what was saved pays for it, or ``anyway``."""
+    ledger, whole = session.ledger, _step(view, session, view.full_tokens).paid
+    if pays := anyway or whole - ledger.last.paid <= _saved(session):
         ledger.settle(ledger.last, whole, ledger.last.full)
     return pays
 
 
 def tokens_paid_for(session: MemoryBankState) -> int:
     """The tokens that may be added to every later request, so that what was saved pays for them."""
-    saved = (1 + EXCESS) * session.ledger.full - session.ledger.paid
-    return max(0, int(saved / _carried(session)))
+    return max(0, int(_saved(session) / carried(session)))
 
 
 def charge_added(session: MemoryBankState, tokens: int) -> None:
     """Charge tokens that were added to every later request: the client's own list has them from now on."""
-    session.ledger.settle(Charge(0.0, 0.0), tokens * _carried(session), 0.0)
+    session.ledger.settle(Charge(0.0, 0.0), tokens * carried(session), 0.0)
 
 
-def _carried(session: MemoryBankState) -> float:
+def carried(session: MemoryBankState) -> float:
     """What a token costs, in input tokens, that later requests carry until a fold takes it."""
     read, write = session.prefix_cache.ratios
     return write + CARRIED * read

@@ -40,6 +40,9 @@ LIST_WORTH = 0.8  # at least, of the next value of a list whose values are used 
 LIST_USES, LIST_PAUSE = 2, 12  # used values of it, at least, and interactions since the latest, at most
 LIST_AHEAD = 64  # values that are left and have this worth: the nearest to the latest
 LONGEST_REST = 60  # characters of a value that is named without its row
+NAMING = ("name", "filename", "file_name", "path", "title")  # by which the entries of a listing are told
+LEAST_ENTRIES, MOST_NAMES = 5, 200  # of a listing, and tokens for the names of its entries that are not shown
+NAMES_SHARE = 10  # of a budget the part that all such names may take
 END_GAP = 2  # tokens of the gap mark at the end of an excerpt
 SOURCE_SHARE = 0.2  # of a budget, at least, that a source has; those that others use have more
 BEYOND_SHARE = 0.02  # what its pieces count beyond: others of likely worth come first
@@ -64,7 +67,7 @@ class Selection:
 
     `shown`: by record the places of its segments; `gains`: worth by segment, in the order of choice; `edge`:
     the best (segment, worth) that did not fit; `short`: segments that are shown in their short form. `rest`: by
-    record further values of a list that calls work off, as they are spelled: no row of theirs fits.
+    record further values of a list that calls work off, or the names of a listing's other entries, as spelled.
     """
 
     text: str = ""
@@ -239,11 +242,31 @@ class EvidenceIndex:
             sizes, floor = t.segments["tokens"][places], np.broadcast_to(least, t.segments.size)[places]
             kept = (np.cumsum(sizes) <= budget // 2) | (gains >= floor * sizes)
             chosen = self._of(chosen, dict(compress(chosen.gains.items(), kept)))
-        if not len(left := np.flatnonzero(left > 0)) or not (rest := self._rest(chosen, left, budget // 3)):
-            return chosen
-        tokens = self.count(_rest_line(tuple(chain.from_iterable(rest.values()))))
-        chosen = self.choose(worth, older, budget - tokens, prices)
-        return replace(chosen, rest=self._rest(chosen, left, budget // 3))
+        left = np.flatnonzero(left > 0)
+        if len(left) and (rest := self._rest(chosen, left, budget // 3)):
+            tokens = self.count(_rest_line(tuple(chain.from_iterable(rest.values()))))
+            chosen = self.choose(worth, older, budget - tokens, prices)
+            chosen = replace(chosen, rest=self._rest(chosen, left, budget // 3))
+        return replace(chosen, rest={**self._names(chosen, budget // NAMES_SHARE), **chosen.rest})
+
+    def _names(self, selection: Selection, room: int) -> dict[int, tuple[str, ...]]:
+        """The names of entries that each listing is shown without, where there is room for all of them."""
+        found = dict[int, tuple[str, ...]]()
+        for record, places in selection.shown.items():
+            item, inside = self.tables.parsed[record], {*places}
+            names: dict[str, dict[str, bool]] = {key: {} for key in NAMING}  # by key, whether each is shown
+            for place, cells in enumerate(item.candidates if item.kind == "output" else ()):
+                for c in cells:
+                    if c.cell and c.key in names:
+                        names[c.key][c.text] = names[c.key].get(c.text, False) or place in inside
+            listing = next((of_key for of_key in names.values() if len(of_key) >= LEAST_ENTRIES), {})
+            rest = tuple(text for text, is_shown in listing.items() if not is_shown)
+            most = min(MOST_NAMES, room)
+            is_short = 2 * len(rest) <= most and all(len(t) <= LONGEST_REST and t.isprintable() for t in rest)
+            if rest and is_short and (tokens := self.count(_rest_line(rest))) <= most:
+                found[record] = rest
+                room -= tokens
+        return found
 
     def _trust(self) -> Array:
         """By source the factor of its worth: less where mostly calls to itself have used its values."""

@@ -212,17 +212,17 @@ class Sessions:
     ) -> Rebuilt:
         """Store what is new in the messages, and return the context of the next model call.
 
-        ``size``: bytes of the request; images and ids take memory that their tokens do not show. ``history``:
-        the request that the messages were read of; the tokens are then those of the context as it is written
-        for it. ``model``: that the request is for; its price decides how often the history is folded.
-        ``tools``: those that the model gets; the context names ``get_record`` only where it is among them.
-        ``beside``: what the proxy sends besides the messages, such as the client's tools; it counts for the
-        context and for the full history. ``added``: what memory itself adds besides the messages, such as its
-        tools. ``project``: that it must be of. ``cached_for``: seconds for which the request asks the
-        provider to keep its prefix. ``origin``: the project that the request names, else its first prompts
-        do, and its user agent, for a session that has none yet; of ``claude-cli/2.1.4 (external)``
-        "claude-cli" is kept. ``sends``: whether the context is sent, asked once it is built; else no step is
-        recorded or charged. ``lineage`` is stored with what is new, if it returns True; else nothing is.
+        ``size``: bytes of the request; images and ids take memory that their tokens do not show. ``history``: the
+        request that the messages were read of; the tokens are then those of the context as it is written for it.
+        ``model``: that the request is for; its price decides how often the history is folded. ``tools``: those that
+        the model gets; the context names ``get_record`` only where it is among them. ``beside``: what the proxy sends
+        besides the messages, such as the client's tools; it counts for the context and for the full history.
+        ``added``: what memory itself adds besides the messages, such as its tools. ``project``: that it must be of.
+        ``cached_for``: seconds for which the request asks the provider to keep its prefix. ``origin``: the project
+        that the request names, else its first prompts do, and its user agent, for a session that has none yet; of
+        ``claude-cli/2.1.4 (external)`` "claude-cli" is kept. ``sends``: whether the context is sent, asked once it is
+        built; else no step is recorded or charged. ``lineage`` is stored with what is new, if it returns True; else
+        nothing is.
 
         Raises what MemoryProcessor.apply_strategy and reading the messages raise, ConfigError for an
         invalid name, and NotSentError.
@@ -316,10 +316,7 @@ class Sessions:
         return step
 
     def sends_whole(self, step: Rebuilt) -> bool:
-        """Whether the full history is sent in the place of a step's context, and charged, as savings pay for it.
-
-        With ``compaction`` "pass" it always is.
-        """
+        """Whether the full history is sent for a step and charged: where savings pay for it, or by the settings."""
         if step.unchanged or step.plan is None or not isinstance(step.state, MemoryBankState):
             return True
         return charge_whole(step.plan.view, step.state, anyway=self.config.service.compaction == "pass")

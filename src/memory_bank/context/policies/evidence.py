@@ -26,7 +26,7 @@ from memory_bank.context.evidence import (
     explained,
 )
 from memory_bank.context.first_sight import first_sight
-from memory_bank.context.fold_rule import CARRIED, fold_budget, price_fold
+from memory_bank.context.fold_rule import carried, fold_budget, price_fold
 from memory_bank.errors import StorageError
 from memory_bank.plan import Choice
 from memory_bank.pricing import common_length, growth_that_pays
@@ -69,11 +69,11 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     """Fold the older history where that pays: the list of past calls, and what the next calls may need of them.
 
     A fold has ``history_budget`` tokens. After it every interaction stays whole, until the new ones have
-    ``refresh_after`` tokens: then comes the next fold. Before the first one nothing is changed. Where both are
-    "auto" the prices decide, and a fold waits that would make the run cost more than the full history, and a
-    little. A session whose prefix the provider has forgotten (``cache_retention``, or as its requests ask) is
-    folded at once. Where the selection fails, the context has the list of calls and the latest interactions, and
-    the log a warning. With ``fold_note`` a fold shows the note that a model was asked for when it drew near.
+    ``refresh_after`` tokens: then comes the next fold. Before the first one nothing is changed. Where both are "auto"
+    the prices decide, and a fold waits that would make the run cost more than the full history, and a little. A
+    session whose prefix the provider has forgotten (``cache_retention``, or as its requests ask) is folded at once.
+    Where the selection fails, the context has the list of calls and the latest interactions, and the log a warning.
+    With ``fold_note`` a fold shows the note that a model was asked for when it drew near.
 
     A fold is a row of the bank that is never changed: between folds a context is a function of the messages, the
     fold and the settings, in every process.
@@ -91,7 +91,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     edits = dict(sight.edits)
     base = Choice(role=settings.memory_role, edits=edits, unfolded=edits)  # all, as it was shown first
     unfolded = choice_tokens(view, replace(base, keep_all=True))
-    price = None
+    price, rest = None, 0
     if settings.history_budget == settings.refresh_after == "auto":  # the prices decide
         rest = choice_tokens(view, replace(base, edits=_still_shown(base, view, view.tail_start)))
         price = price_fold(view, session, settings, older=older, rest=rest)
@@ -135,7 +135,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     if price and is_due and not is_cold:
         if not fold and not anew and older < price.wait:
             is_due, why = False, WAITING
-        elif budget > price.room or budget + price.rest >= tokens or not cache.read:
+        elif budget > price.room or budget + rest >= tokens or not cache.read:
             is_due, why = False, DEAR
         elif (
             growth
@@ -149,7 +149,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
         and not stands
         and not session.steps.keys() <= {t for e in view.interactions for t in e.record_ids}
     )
-    if gone and price and price.size * (cache.write + CARRIED * cache.read) > price.room * cache.write:
+    if gone and price and price.size * carried(session) > price.room * cache.write:
         gone, why = False, DEAR
     if (is_due or gone) and (other := session.counts_otherwise()):
         is_due, gone, why = False, False, other
@@ -438,7 +438,8 @@ def _evidence(session: MemoryBankState, settings: MemoryBankSettings) -> _Eviden
         or state.settings[1] != session.fold_counter
     ):
         state.settings = settings, session.fold_counter
-        text = settings.model_dump_json() + session.fold_counter
+        # defaults apart: a version that has other ones, or a setting more, goes on with the folds of the one before
+        text = settings.model_dump_json(exclude_defaults=True) + session.fold_counter
         state.made_for = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
     return state
 

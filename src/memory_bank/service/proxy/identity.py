@@ -334,11 +334,21 @@ class _Search:
             and all(h is not None and (h.whole == c.whole or h.size < c.size) for c, h in found)
         )
 
-    def _has_other_results(self, session: KnownDigest, interaction: DigestedInteraction) -> bool:
-        """Whether a session's last turn has this id and another result; a shorter one counts as masked."""
+    def _returned_otherwise(self, session: KnownDigest, interaction: DigestedInteraction) -> bool:
+        """Whether a session has other results of the calls of a turn; a shorter one counts as masked."""
         here = {c.call: c for c in interaction.calls()}
-        found = [(c, here.get(c.call)) for c in dict(_head_calls(session)).get(interaction.digest, ())]
-        return any(h is None or (h.whole != c.whole and h.size >= c.size) for c, h in found)
+        if any(c.call not in here for c in dict(_head_calls(session)).get(interaction.digest, ())):
+            return True
+        said = {
+            str(pair.call.call_id): pair.result.output_text
+            for pair in interaction.interaction.pairs
+            if pair.call and pair.result and pair.result.output_text is not None
+        }
+        is_last = interaction is self.latest[-1]  # which no client masks
+        return any(
+            not any(o == said[i] or REDACTED in o or (len(said[i]) < len(o) and not is_last) for o in outputs)
+            for i, outputs in self.identity.lineage.outputs(session.session_id, [*said]).items()
+        )
 
     def _resembles(self, session: KnownDigest) -> bool:
         """Whether the list holds a session's newest calls, after earlier messages that were rewritten."""
@@ -353,37 +363,16 @@ class _Search:
         if digest := next((d for d in chain.ends if d in self._by_digest), None):
             row = self._roots(digest)[0]
             found.append((chain.positions[digest], ForkPoint(row.session_id, row.before, row.number)))
-        start, stop, by_calls = 0, 0, None
+        start, by_calls, others = 0, None, set[str]()
         for interaction in self.latest:
             roots = self._roots(interaction.digest)
-            if roots and not self._has_other_results(roots[0], interaction):
-                row = roots[0]
+            if roots and self._returned_otherwise(row := roots[0], interaction):
+                others.add(row.session_id)  # of another agent, where ids are hashes
+            elif roots and row.session_id not in others:
                 point = ForkPoint(row.session_id, row.before, row.number - 1)
                 by_calls = (start, point) if len(roots) == 1 and row.before else None
-                stop = interaction.stop
             start = interaction.stop
-        if by_calls and self._returned_otherwise(by_calls[1].session_id, stop):
-            by_calls = None
         return max([*found, *filter(None, [by_calls])], key=lambda f: f[0], default=(0, None))
-
-    def _returned_otherwise(self, session_id: str, until: int) -> bool:
-        """Whether a session has other results of the calls of the latest turns; a shorter one counts as masked."""
-        given = {
-            pair.call.call_id: (interaction, pair.result.output_text)
-            for interaction in self.latest
-            for pair in interaction.interaction.pairs
-            if interaction.stop <= until and pair.call and pair.call.call_id
-            if pair.result and pair.result.output_text is not None
-        }
-        outputs = self.identity.lineage.outputs(session_id, [*given])
-        return any(
-            not any(
-                o == text or REDACTED in o or (len(text) < len(o) and interaction is not self.latest[-1])
-                for o in outputs[call_id]
-            )
-            for call_id, (interaction, text) in given.items()
-            if call_id in outputs
-        )
 
     def _roots(self, digest: str) -> list[KnownDigest]:
         """The sessions that know a digest, without forks of others among them."""

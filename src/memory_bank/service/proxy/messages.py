@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,8 +35,6 @@ from memory_bank.transcript.anthropic import (
     without_thinking,
 )
 from memory_bank.transcript.jsontext import parse_arguments
-
-_HOUR_MARK = re.compile(rb'"cache_control"\s*+:\s*+\{[^{}]*"ttl"\s*+:\s*+"1h"')
 
 
 class MessageStream(TurnStream):
@@ -105,9 +102,6 @@ class MessagesDialect(Dialect):
             return from_anthropic(written, prompt, body.derive, earlier=chat).messages
 
         return RequestHistory(chat.messages, Form(chat, read, thinking=rule), memo)
-
-    def cached_for(self, body: Body) -> int:
-        return 3_600 if _HOUR_MARK.search(body.data) else 0
 
     def is_compaction(self, request: JsonObject) -> bool:
         return bool(request.get("compaction"))
