@@ -483,8 +483,8 @@ class Config(Settings):
 
     def __init__(self, **values: Any) -> None:
         values = {"memory_strategies": {"memory_bank": {"type": "memory_bank"}}, **values}
-        given = values["memory_strategies"]
-        super().__init__(**_laid_over(values, _environment(given if isinstance(given, Mapping) else ())))
+        tables = values["memory_strategies"]
+        super().__init__(**_laid_over(values, _environment(tables if isinstance(tables, Mapping) else ())))
         for key, settings in self.memory_strategies.items():
             place = ["memory_strategies", key]
             for name in ("evidence_model", "observer_prompt"):
@@ -682,12 +682,12 @@ def as_settings(settings: Any) -> MemoryBankSettings:
     if isinstance(settings, Settings):
         name = type(settings).__name__
         raise ConfigError(f"{name} are no settings of a memory bank: pass MemoryBankSettings.")
-    known = MemoryBankSettings.model_fields.keys()
+    names_of_bank = MemoryBankSettings.model_fields.keys()
     if not isinstance(settings, Mapping):
         fields = MemoryBankSettings.model_fields
-        attributes = {name: getattr(settings, name, None) for name in known - {"type"}}
+        attributes = {name: getattr(settings, name, None) for name in names_of_bank - {"type"}}
         settings = {name: value for name, value in attributes.items() if value != fields[name].default}
-    foreign = {name for model in _MODELS.values() for name in model.model_fields} - known
+    foreign = {name for model in _MODELS.values() for name in model.model_fields} - names_of_bank
     if names := ", ".join(sorted(foreign & settings.keys())):
         _warn(f"{names}: settings of other strategies, which have no effect on a memory bank: remove them")
     return MemoryBankSettings(**{k: v for k, v in settings.items() if v is not None and k not in foreign})

@@ -129,17 +129,14 @@ def read_contents(contents: Sequence[Any], system: str | None) -> Conversation[A
 class MemoryBankPlugin(BasePlugin):
     """Sends the model a rebuilt context; the events of ADK's session keep the whole history.
 
-    ``App(…, plugins=[MemoryBankPlugin()])``. ``session_of`` gives the name of a session. ``offer_tools``:
-    whether agents get the memory tool, get_record. ``options`` are those of Bridge. Raises
-    ConfigError, UnknownStrategyError, StorageError.
+    ``App(…, plugins=[MemoryBankPlugin()])``. ``session_of`` gives the name of a session. Agents get the memory tool,
+    get_record. ``options`` are those of Bridge. Raises ConfigError, UnknownStrategyError, StorageError.
     """
 
-    def __init__(
-        self, name: str = "memory_bank", *, offer_tools: bool = True, **options: Unpack[BridgeOptions]
-    ) -> None:
+    def __init__(self, name: str = "memory_bank", **options: Unpack[BridgeOptions]) -> None:
         super().__init__(name)
         self.bridge: Bridge[Any] = Bridge(read_contents, **options)
-        self._tools = [_MemoryTool(self, tool) for tool in self.bridge.offer()] if offer_tools else []
+        self._tools = [_MemoryTool(self, tool) for tool in self.bridge.offer()]
 
     async def before_model_callback(self, *, callback_context: Any, llm_request: Any) -> None:
         """Rebuild the contents of a request."""

@@ -109,14 +109,14 @@ class MemoryBankMiddleware(AgentMiddleware):
 
     ``create_agent(model, tools, middleware=[MemoryBankMiddleware()])``. A session is a thread of the agent's
     checkpointer; without one, and in agents that another agent calls, it is found by the messages.
-    ``offer_tools``: whether the agent gets the memory tool, get_record. ``options`` are those of
-    Bridge. Raises ConfigError, UnknownStrategyError, StorageError.
+    The agent gets the memory tool, get_record. ``options`` are those of Bridge. Raises ConfigError,
+    UnknownStrategyError, StorageError.
     """
 
-    def __init__(self, *, offer_tools: bool = True, **options: Unpack[BridgeOptions]) -> None:
+    def __init__(self, **options: Unpack[BridgeOptions]) -> None:
         super().__init__()
         self.bridge: Bridge[lc.BaseMessage] = Bridge(WIRE.read_all, **options)
-        self.tools: Sequence[BaseTool] = [*map(self._tool, self.bridge.offer())] if offer_tools else []
+        self.tools: Sequence[BaseTool] = [*map(self._tool, self.bridge.offer())]
 
     def wrap_model_call(self, request: ModelRequest, handler: Callable[[ModelRequest], Any]) -> Any:
         """Call the model with a rebuilt context."""

@@ -104,14 +104,14 @@ class MemoryBank(AbstractCapability[Any]):
     """Sends the model a rebuilt context; ``all_messages()`` keeps the whole history.
 
     ``Agent(model, capabilities=[MemoryBank()])``. A session is a conversation: ``conversation_id``, which runs
-    share that are given each other's messages. ``offer_tools``: whether the agent gets the memory
-    tool, get_record. ``options`` are those of Bridge.
+    share that are given each other's messages. The agent gets the memory tool, get_record. ``options`` are those of
+    Bridge.
     """
 
-    def __init__(self, *, offer_tools: bool = True, **options: Unpack[BridgeOptions]) -> None:
+    def __init__(self, **options: Unpack[BridgeOptions]) -> None:
         super().__init__()
         self.bridge: Bridge[pai.ModelMessage] = Bridge(WIRE.read_all, **options)
-        self._tools = [*map(self._tool, self.bridge.offer())] if offer_tools else []
+        self._tools = [*map(self._tool, self.bridge.offer())]
 
     async def before_model_request(
         self, ctx: RunContext[Any], request_context: ModelRequestContext
@@ -126,9 +126,9 @@ class MemoryBank(AbstractCapability[Any]):
         )
         return dataclasses.replace(request_context, messages=rebuilt)
 
-    def get_toolset(self) -> FunctionToolset[Any] | None:
+    def get_toolset(self) -> FunctionToolset[Any]:
         """The memory tools, as the agent gets them."""
-        return FunctionToolset(tools=self._tools) if self._tools else None
+        return FunctionToolset(tools=self._tools)
 
     def _tool(self, schema: ToolFunction) -> Tool[Any]:
         async def call(ctx: RunContext[Any], **arguments: Any) -> str:

@@ -111,17 +111,13 @@ def _read_action(step: smol.ActionStep) -> dict[int, Part]:
 
 
 def add_memory(
-    agent: MultiStepAgent,
-    *,
-    session_id: str | None = None,
-    offer_tools: bool = True,
-    **options: Unpack[BridgeOptions],
+    agent: MultiStepAgent, *, session_id: str | None = None, **options: Unpack[BridgeOptions]
 ) -> Bridge[smol.MemoryStep]:
     """Let an agent's model see a rebuilt context; ``agent.memory`` keeps all steps. Returns the bridge.
 
     ``session_id``: one session for all that the agent does; by default a task is a session, and goes on where
-    the agent does (``run(…, reset=False)``). ``offer_tools``: whether the agent gets the memory tool,
-    get_record. ``options`` are those of Bridge. Raises ConfigError, UnknownStrategyError, StorageError.
+    the agent does (``run(…, reset=False)``). The agent gets the memory tool, get_record. ``options`` are those of
+    Bridge. Raises ConfigError, UnknownStrategyError, StorageError.
     """
     bridge: Bridge[smol.MemoryStep] = Bridge(WIRE.read_all, **options)
 
@@ -134,8 +130,7 @@ def add_memory(
         return bridge.answer(name, arguments, session_id, agent.memory.steps)
 
     agent.write_memory_to_messages = write_memory_to_messages
-    if offer_tools:
-        agent.tools |= {tool["name"]: _MemoryTool(answer, tool) for tool in bridge.offer()}
+    agent.tools |= {tool["name"]: _MemoryTool(answer, tool) for tool in bridge.offer()}
     return bridge
 
 

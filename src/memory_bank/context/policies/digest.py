@@ -39,28 +39,28 @@ class Item:
 
     def line(self) -> str:
         """The call in one line."""
-        said = f" (the agent: {cut_at_edge(self.note, 160)})" if self.note else ""
+        note = f" (the agent: {cut_at_edge(self.note, 160)})" if self.note else ""
         summary = cut_at_edge(self.summary, _LINE_CHARS, marked=True)
-        return f"#{self.number} [trace_id {self.trace_id}] {summary}{said}"
+        return f"#{self.number} [trace_id {self.trace_id}] {summary}{note}"
 
 
 def items_of(interactions: Iterable[Interaction], session: MemoryBankState) -> list[Item]:
     """The calls of some interactions with their summaries, as the bank has them or by extraction."""
     interactions = list(interactions)
-    known: dict[str, str] = session.cache("summaries on one line")
+    summaries: dict[str, str] = session.cache("summaries on one line")
     numbers = session.numbers
-    if missing := [t for e in interactions for t in e.trace_ids if t and t not in known]:
-        found = session.insight_store.get_insights(missing)
-        bare = session.fact_store.get_many([t for t in missing if t not in found])
-        known.update((t, one_line(insight.summary)) for t, insight in found.items())
-        known.update((r.trace_id, one_line(extract_summary(r))) for r in bare)
+    if missing := [t for e in interactions for t in e.trace_ids if t and t not in summaries]:
+        stored = session.insight_store.get_insights(missing)
+        bare = session.fact_store.get_many([t for t in missing if t not in stored])
+        summaries.update((t, one_line(insight.summary)) for t, insight in stored.items())
+        summaries.update((r.trace_id, one_line(extract_summary(r))) for r in bare)
     items = []
     for interaction in interactions:
         note = one_line(interaction.note)
         for pair, trace_id in zip(interaction.pairs, interaction.trace_ids, strict=True):
             if trace_id is not None:
                 number = numbers.get(trace_id, 0)
-                items.append(Item(number, trace_id, pair.tool_name, known.get(trace_id, ""), note))
+                items.append(Item(number, trace_id, pair.tool_name, summaries.get(trace_id, ""), note))
                 note = ""
     return items
 
@@ -99,8 +99,8 @@ def _themes(items: Sequence[Item], room: int, session: MemoryBankState) -> str:
             head = f"{ranges([i.number for i in group])} {one_line(tool)[:80]}, {len(group)} calls"
             if with_ids:
                 head += f", trace_ids {' '.join(i.trace_id for i in group)}"
-            said = (i.summary.removeprefix(f"Called {tool}").strip("(). ") for i in group if chars)
-            gists = "; ".join(gist for text in said if (gist := cut_at_edge(text, chars)))
+            summaries = (i.summary.removeprefix(f"Called {tool}").strip("(). ") for i in group if chars)
+            gists = "; ".join(gist for text in summaries if (gist := cut_at_edge(text, chars)))
             lines.append(f"{head}: {gists}" if gists else head)
         text = "\n".join(lines)
         if session.counter.count_text(text) <= room:
@@ -161,12 +161,12 @@ def choose_progressive(
         if is_over():  # no room for all of the summary: show a part of it
             text = _summary_text(blocks, room - _sum(recent) - frame, session)
     cache[settings] = blocks
-    kept = {id(e) for e in recent}
+    whole_ids = {id(e) for e in recent}
     return Choice(
         text=text,
         whole=recent,
         may_cost_more=bool(folded - present),  # the summary tells of interactions that the list has lost
-        reasons=Shown(recent, listed=[e for e in past if id(e) not in kept]),
+        reasons=Shown(recent, listed=[e for e in past if id(e) not in whole_ids]),
         budget=budget,
         model_calls=calls,
     )

@@ -107,12 +107,12 @@ class AllowedHosts:
         self._hosts: set[tuple[str, int | None]] = set()
         for name in settings.allowed_hosts:
             try:
-                known = host_and_port(name if name.isascii() else name.encode("idna").decode())
+                host = host_and_port(name if name.isascii() else name.encode("idna").decode())
             except UnicodeError:
-                known = None
-            if known is None:
+                host = None
+            if host is None:
                 raise ConfigError(f"allowed_hosts: {name!r} is no host name such as bank.example .")
-            self._hosts.add(known)
+            self._hosts.add(host)
 
     def check(self, scope: Scope, headers: Headers) -> None:
         """Raise OriginError for a request of another web page than the service's own, and for another host.
@@ -206,8 +206,8 @@ class Gate:
                 return
             self._hosts.check(scope, headers)
             caller = scope["state"]["caller"] = await self._caller(scope, headers)
-            own = caller.max_body_bytes
-            guarded.limit(self.settings.max_body_bytes if own is None else own, lengths)
+            most = caller.max_body_bytes
+            guarded.limit(self.settings.max_body_bytes if most is None else most, lengths)
             if scope["path"].startswith(SESSIONS_PATH):
                 scope["path"] = path_by_segments(scope)
             await self.app(scope, guarded.receive, guarded.send)
