@@ -50,7 +50,7 @@ from memory_bank.transcript.messages import (
     kind_of,
     message_text,
 )
-from memory_bank.transcript.quoting import Mark, one_line, quote_lines, without_colours
+from memory_bank.transcript.quoting import Mark, as_terminal, one_line, quote_lines
 from memory_bank.transcript.textcalls import told_arguments
 from memory_bank.transcript.transcript import View
 from memory_bank.transcript.turns import WHOLE, Edit
@@ -336,7 +336,7 @@ class _Part:
 
     def _of_text(self, text: str, path: str | None, before: str = "") -> str:
         """The beginning, the end, and between them in their order the pieces that the next calls may need."""
-        cut, text = self.parsed.cut, without_colours(text)
+        cut, text = self.parsed.cut, as_terminal(text)
         chars = Counter[int]()
         for segment in cut.segments:
             chars[segment.source] += len(segment.text)

@@ -137,7 +137,7 @@ class TextWire(ChatWire):
 
     def write(self, native: Any, change: Change) -> Any | None:
         old = _text(native) or ""
-        if _is_user(native):
+        if kind_of(native) is MessageKind.USER:
             shown = self.form.frame.replace("{}", change[WHOLE])
             return _with_text(native, old[: _start(self.form, native)] + shown)
         call = self.form.read_call(old)
@@ -172,10 +172,6 @@ def _text(message: Any) -> str | None:
 def _with_text(message: Any, text: str) -> ChatMessage:
     content = [{"type": "text", "text": text}] if isinstance(message["content"], list) else text
     return {**message, "content": content}
-
-
-def _is_user(message: Any) -> bool:
-    return kind_of(message) is MessageKind.USER
 
 
 # The forms
@@ -298,10 +294,9 @@ FORMS: tuple[TextForm, ...] = (
 
 
 def told_arguments(tool: str, arguments: str) -> str:
-    """The arguments of a call as they are read: of Codex's code what its calls are given, as those of a shell's call.
+    """The arguments of a call as they are read: of Codex's code what its calls are given, if that is written out.
 
-    A patch is a command, too; a single call of another tool has its name as ``tool``. Code with other calls beside
-    commands, or with values that are not written out, stays as it is.
+    A patch is a command of a shell, as others are; a single call of another tool has its name as ``tool``.
     """
     if tool != "exec" or len(arguments) > 50_000 or "tools." not in arguments:  # characters
         return arguments
@@ -314,35 +309,29 @@ def told_arguments(tool: str, arguments: str) -> str:
             commands.append(_COMMANDS[name].format(command))
     if len(calls) == len(commands) > 0:
         return compact(given if isinstance(given, dict) and len(calls) == 1 else {"cmd": "\n".join(commands)})
-    if len(calls) == 1 and isinstance(given, dict) and calls[0][0] not in _COMMANDS:
-        return compact({"tool": calls[0][0], **given})
-    return arguments
+    is_other = len(calls) == 1 and calls[0][0] not in _COMMANDS
+    return compact({"tool": calls[0][0], **given}) if is_other and isinstance(given, dict) else arguments
 
 
 def _script_value(code: str, at: int, texts: Mapping[str, str]) -> Any:
     """The value that is written out at a place of JavaScript, ``texts`` by their names; None for others."""
-    written, within = list[str](), list[str]()  # within which brackets
+    written, depth = list[str](), 0
     while found := _TOKEN.match(code, at):
         at, (text, name, other) = found.end(), found.groups()
         if found.lastindex is None:  # space
             continue
-        if written and not within:
+        if written and depth <= 0:
             with suppress(ValueError, RecursionError):
                 return json.loads("".join(written)) if other in (",", ")") else None
-            return None
+            break
         if other in ("}", "]") and written[-1:] == [","]:
             written.pop()
-        if within[-1:] == ["{"] and written[-1] in ("{", ",") and other in texts:  # {cmd}
+        if written[-1:] == ["{"] and other in texts:  # {cmd}
             written.append(f'"{other}":')
-        if text := texts.get(other, text):
-            name = _script_text(text)
-            if name is None:
-                return None
+        if (text := texts.get(other, text)) and (name := _script_text(text)) is None:
+            break
         written.append(other if name is None else json.dumps(name))
-        if other in ("{", "["):
-            within.append(other)
-        elif other in ("}", "]"):
-            del within[-1:]
+        depth += (other in ("{", "[")) - (other in ("}", "]"))
     return None
 
 
