@@ -47,6 +47,7 @@ from memory_bank.transcript.messages import (
 )
 from memory_bank.transcript.quoting import Mark, quote_lines, sendable
 from memory_bank.transcript.shortening import fit_text
+from memory_bank.transcript.textcalls import told_arguments
 from memory_bank.transcript.transcript import View
 from memory_bank.transcript.turns import WHOLE, Change, Edit
 
@@ -385,7 +386,8 @@ def restored_copies(view: View, folded: int, count: Callable[[Any], int]) -> dic
         for pair in () if turn.fault else turn.pairs:
             if pair.result is None or pair.call is None:
                 continue
-            output, call = content_text(pair.result.content), (pair.tool_name, pair.call.text)
+            output, tool = content_text(pair.result.content), pair.tool_name
+            call = tool, told_arguments(tool, pair.call.text)
             files.add(place, *call, output, failed=is_failure(output, *call))
             if place < folded or pair.result_at is None or not refers_to_earlier(output):
                 continue
