@@ -233,9 +233,7 @@ async def _with_item(proxy: Proxy, exchange: Exchange, answer: UpstreamAnswer) -
         log.warning("upstream broke off a summary (%s): the bank answers", type(e).__name__)
         return own
     if data is None or _HAS_COMPACTION.search(data):
-        if (
-            data and exchange.api.route == "compact" and exchange.arrays
-        ):  # it repeats the messages that it got
+        if data and exchange.api.route == "compact" and exchange.arrays:  # it repeats what it got
             made = parse_object(data)
             others = [i for i in objects_of(made.get("output")) if i.get("role") != "user"]
             made["output"] = [*_users_items(exchange), *others]
