@@ -39,7 +39,7 @@ from memory_bank.transcript.dense import (
     without_text,
 )
 from memory_bank.transcript.harness import persons_text
-from memory_bank.transcript.jsontext import compact
+from memory_bank.transcript.jsontext import compact, parse_arguments
 from memory_bank.transcript.messages import (
     Interaction,
     MessageKind,
@@ -51,6 +51,7 @@ from memory_bank.transcript.messages import (
     message_text,
 )
 from memory_bank.transcript.quoting import Mark, as_terminal, one_line, quote_lines
+from memory_bank.transcript.textcalls import told_arguments
 from memory_bank.transcript.transcript import View
 from memory_bank.transcript.turns import WHOLE, Edit
 
@@ -225,19 +226,20 @@ def _shown(
     most = settings.first_sight if tool is None or tool.first_sight is None else tool.first_sight
     if not most or pair.call is None or is_memory_tool(pair.tool_name) or REDACTED in text:
         return text
-    files = files_read(pair.tool_name, pair.call.text)
+    call = pair.tool_name, told_arguments(pair.tool_name, pair.call.text)
+    files = files_read(*call)
     output = read_output(text, to_the_letter=not all(map(_OTHER_FILE.search, files)))
     if (
         len(output.text) <= most
         or not session.record_tool
         or trace_id not in session.steps
         or not all(map(_DATA_FILE.search, files))
-        or asks_for_part(pair.call.raw_input)
+        or asks_for_part(parse_arguments(call[1]))
         or _DIFF.search(output.text)
-        or rules_read(pair.tool_name, pair.call.text, text)
+        or rules_read(*call, text)
     ):
         return output.text
-    part = _Part(output, text, pair, trace_id, task, session, settings)
+    part = _Part(output, text, call, trace_id, task, session, settings)
     shown = part.shown()
     return shown if len(shown) < len(output.text) else output.text
 
@@ -246,7 +248,7 @@ class _Part:
     """The part of a long output that is shown, in ``first_sight_tokens``."""
 
     def __init__(
-        self, output: DenseOutput, text: str, pair: Pair, trace_id: str, task: str,
+        self, output: DenseOutput, text: str, call: tuple[str, str], trace_id: str, task: str,
         session: MemoryBankState, settings: MemoryBankSettings,
     ) -> None:  # fmt: skip
         self.output, self.task = output, task
@@ -261,8 +263,7 @@ class _Part:
             text = output.text
         if output.path is None:  # several texts
             text = output.text
-        call = pair.call.text if pair.call else ""
-        self.parsed = parse_record(1, text, self.count, trace_id, pair.tool_name, call)
+        self.parsed = parse_record(1, text, self.count, trace_id, *call)
         if is_page:
             known = session.cache("parsed records")
             known[trace_id] = self.parsed
@@ -271,7 +272,7 @@ class _Part:
         self.index = index = EvidenceIndex(evidence_model(settings.evidence_model), self.count)
         index.tables.set_anchor([task])
         index.add_parsed(self.parsed)
-        self.named = {*words_of(f"{task} {call[:TASK_CHARS]}")}
+        self.named = {*words_of(f"{task} {call[1][:TASK_CHARS]}")}
         ids, chance = index.chances(self.parsed.interaction + 1)
         self.chances = np.zeros(index.tables.values.size)
         self.chances[ids] = chance
