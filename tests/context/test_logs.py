@@ -336,6 +336,14 @@ def test_of_progress_that_was_written_over_the_last_state_is_shown():
     assert "name 47" in "\n".join(s.text for s in cut_text(rows).segments)
 
 
+def test_a_mark_tells_what_the_text_after_it_is_in():
+    folders = [[f"module{7919 * (20 * d + n) % 9973}.py" for n in range(20)] for d in range(60)]
+    folders[31][17] = "refunds-9.py"
+    listing = "\n".join(f"./src/area{d}:\n" + "\n".join(names) + "\n" for d, names in enumerate(folders))
+    part, _ = shown(listing, task="Open refunds-9.py.")
+    assert re.search(r"^\[… lines \d+-\d+; then in \./src/area31\]\nrefunds-9\.py$", part, re.M)
+
+
 def test_long_logs_of_any_form_take_linear_time_and_never_fail():
     dice = random.Random(0)
     marks = [

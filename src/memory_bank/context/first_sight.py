@@ -22,7 +22,7 @@ import numpy as np
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings
 from memory_bank.context.evidence import evidence_model
-from memory_bank.selection.cutting import WIDTH, CutText
+from memory_bank.selection.cutting import WIDTH, CutText, Segment
 from memory_bank.selection.effects import asks_for_part, files_read, rules_read
 from memory_bank.selection.index import EvidenceIndex
 from memory_bank.selection.outcomes import report_of
@@ -363,13 +363,13 @@ class _Part:
             prices=[0],
             least=self._least(bool(what)),
         )
-        tables = _tables(cut, source)
+        tables, owned = _tables(cut, source), [s for s in cut.segments if s.owner and s.source == source]
         while True:
             places = chosen.shown.get(0, ())
             if is_one:
-                inside = (cut.segments[place] for place in places)
-                spans = [*told, *((s.start, s.end) for s in inside if s.source == source)]
-                shown = _with_gaps(text, [(0, begin), *spans, (end, len(text))], is_numbered, tables)
+                inside = [s for s in map(cut.segments.__getitem__, places) if s.source == source]
+                spans = [(0, begin), *told, *((s.start, s.end) for s in inside), (end, len(text))]
+                shown = _with_gaps(text, spans, is_numbered, tables, owned)
             else:
                 quote, _ = index.quote(0, places, chosen)
                 shown = f"{quote_lines(text[:begin])}\n{quote}\n{quote_lines(text[end:])}"
@@ -436,14 +436,22 @@ def _tables(cut: CutText, source: int) -> list[tuple[int, int, int]]:
 
 
 def _with_gaps(
-    text: str, spans: Sequence[tuple[int, int]], is_numbered: bool, tables: Sequence[tuple[int, int, int]]
+    text: str,
+    spans: Sequence[tuple[int, int]],
+    is_numbered: bool,
+    tables: Sequence[tuple[int, int, int]],
+    owned: Sequence[Segment],
 ) -> str:
     """Spans of a text in their order, whole lines where these are near, with a mark at each gap.
 
-    In a table the marks repeat its header where it is not near above.
+    In a table the marks repeat its header where it is not near above. They tell the entry or the folder that the
+    text after them is in, by the pieces that are in one (``owned``).
     """
-    pieces, last, length, seen = list[str](), 0, 0, dict[int, int]()
+    pieces, last, length, seen, told = list[str](), 0, 0, dict[int, int](), ""
+    starts = [s.start for s in owned]
     for start, stop in sorted(spans):
+        piece = owned[at - 1] if (at := bisect_right(starts, start)) else None
+        owner = piece.owner if piece and start < piece.end and piece.owner not in piece.text else ""
         start, stop = max(last, _line_start(text, start)), _line_end(text, stop)
         if stop <= start:
             continue
@@ -458,6 +466,8 @@ def _with_gaps(
                         f"; columns: {one_line(text[header:rows].partition(chr(10))[0])[:LONGEST_HEADER]}"
                     )
                     seen[header] = length
+            left_out += f"; then in {one_line(owner)}" * (owner not in ("", told))
+            told = owner
             pieces.append(f"\n{Mark.SHORTENED} {left_out}]\n")
         else:
             pieces.append("\n" * (text[last - 1 : last] == "\n") + quote_lines(text[last:start]))
