@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
-from harness import DATA, command_line, print_head, print_row, verdict
+from harness import DATA, command_line, print_counter, print_head, print_row, verdict
 from measuring.measure import measure, ratio
 from measuring.strategies import Strategy, parse_strategy
 from memory_bank import Config, load_config
@@ -107,6 +107,7 @@ def main() -> int:
     parser.add_argument("--limit", type=int, help="this many runs, evenly from the file")
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
+    print_counter()
     price = parse_price(options.price)
     config = priced(load_config(), price)
     names = options.strategy or ["memory_bank", "memory_bank?fold=thrifty"]

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from memory_bank.transcript import open_counter
+
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data"
 
@@ -37,6 +39,13 @@ def print_head(*titles: str) -> None:
     """Print the head of a Markdown table."""
     print_row(*titles)
     print("|" + "---|" * len(titles), flush=True)
+
+
+def print_counter(name: str = "") -> None:
+    """Print by which counter a meter counts tokens, the shipped one by default: the figures of two differ."""
+    counted = open_counter(name) if name else open_counter()
+    differs = "; no vocabulary: figures differ from those by tiktoken" if counted.approximate else ""
+    print(f"Tokens are counted by {counted.name}{differs}.", flush=True)
 
 
 def about(**more: Any) -> dict[str, Any]:

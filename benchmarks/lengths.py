@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from derivable import MODEL, Run, parse_price, priced, run_of
-from harness import DATA, command_line, print_head, print_row, verdict
+from harness import DATA, command_line, print_counter, print_head, print_row, verdict
 from measuring.measure import measure
 from measuring.strategies import parse_strategy
 from memory_bank import load_config
@@ -110,6 +110,7 @@ def main() -> int:
     parser.add_argument("--weeks", type=int, help="weeks of each kind, at the first price")
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
+    print_counter()
     prices = options.price or ["0.1/1.25", "0.05/1.25"]
     runs: dict[tuple[str, str], list[Run]] = {(n, p): [] for n in LENGTHS for p in prices}
     stands_for: list[tuple[Run, float]] = []

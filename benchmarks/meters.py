@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from harness import DATA, about, command_line, print_head, print_row
+from harness import DATA, about, command_line, print_counter, print_head, print_row
 from measuring.pages import PageSection, PlottedShare, figures_page
 from measuring.strategies import Strategy, parse_strategy, with_budgets
 from measuring.tables import Column, markdown_table
@@ -126,6 +126,8 @@ def _run(meter: Meter, args: argparse.Namespace) -> int:
     if not paths:
         raise SystemExit(f"{args.data_dir} holds no trace files: name some, or give another --data-dir")
     made = _about(args, counter, names, config)
+    if counter != REFERENCE:
+        print_counter(counter)
     results: Results = {}
     apart: list[str] = []
     for path in paths:

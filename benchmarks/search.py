@@ -43,7 +43,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from harness import command_line, print_head, print_row
+from harness import command_line, print_counter, print_head, print_row
 from memory_bank import InteractionRecord, MemoryBankSettings, MemoryBankState
 from memory_bank.audit.traces import Trace, read_traces
 from memory_bank.tools.matching import identifiers_in
@@ -461,6 +461,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=int, default=60)
     parser.add_argument("--model", default="")
     args = parser.parse_args(argv)
+    print_counter()
     if args.form == "speed":
         measure_speed()
         return 0

@@ -311,11 +311,11 @@ class PrefixCache:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+        self.clock = clock
         self._lock = threading.Lock()
         self.model, self.cached_for = "", 0
         self._ratios = _USUAL
-        self._asked: dict[str, float] = {}  # when each model got its latest request
+        self.asked: dict[str, float] = {}  # by the clock, when each model got its latest request
         self._last: SentContext | None = None
         self._counted = self._grown = (0, 0)  # tokens as memory and as the provider count them
         self._misses = 0
@@ -330,12 +330,6 @@ class PrefixCache:
 
     read = property(attrgetter("ratios.read"), doc="The price of a cached token.")
     write = property(attrgetter("ratios.write"), doc="The price of a token that is written to the cache.")
-
-    def models(self, retention: float) -> set[str]:
-        """The models whose caches may have a prefix of the session, as far as this process has asked them."""
-        since = self._clock() - retention
-        with self._lock:
-            return {name for name, at in self._asked.items() if at >= since}
 
     def take_price(self, price: Price | None, model: str = "") -> None:
         """Set the ratios by a model's price; where it has no cached price, by the model's name.
@@ -359,10 +353,10 @@ class PrefixCache:
 
         ``count`` counts the tokens of a message; ``retention`` is in seconds.
         """
-        sent = SentContext(messages, model, self._clock())
+        sent = SentContext(messages, model, self.clock())
         with self._lock:
             before, self._last = self._last, sent
-            self._asked[model] = sent.at
+            self.asked[model] = sent.at
         same = before is not None and before.is_answered and before.model == model
         if before is not None and same and sent.at - before.at <= retention:
             length = common_length(before.messages, messages)

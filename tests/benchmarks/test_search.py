@@ -72,7 +72,7 @@ def test_what_is_asked_of_each_form(runs):
 def test_every_ranking_has_a_row(runs, capsys, arguments):
     files = [] if "facts" in arguments else [str(runs)]
     assert search.main([*files, *arguments]) == 0
-    head, _, *rows = capsys.readouterr().out.splitlines()
+    _, head, _, *rows = capsys.readouterr().out.splitlines()
     assert [row.split(" | ")[1] for row in rows] == ["BM25", "BM25 + neighbours", "search"]
     assert all(row.count("|") == head.count("|") for row in rows)
 
@@ -80,7 +80,7 @@ def test_every_ranking_has_a_row(runs, capsys, arguments):
 @pytest.mark.long
 def test_the_time_of_a_search_has_a_row_for_a_session_and_a_project(capsys):
     assert search.main(["--form", "speed"]) == 0
-    head, _, *rows = capsys.readouterr().out.splitlines()
+    _, head, _, *rows = capsys.readouterr().out.splitlines()
     assert len(rows) == 2
     assert all(row.count("|") == head.count("|") and "| 20 |" in row for row in rows)
 

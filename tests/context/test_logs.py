@@ -9,7 +9,8 @@ from tests.chats import call, result, system, user
 from tests.context.test_first_sight import COUNT, processor_of
 
 from memory_bank import TOOL_SCHEMAS, handle_tool_call
-from memory_bank.selection.outcomes import Report, report_of
+from memory_bank.selection.cutting import cut_text
+from memory_bank.selection.outcomes import Report, outcome, report_of
 
 RED, PLAIN = "\x1b[1;31m", "\x1b[0m"
 
@@ -321,6 +322,26 @@ def test_colours_are_not_shown_and_what_is_shown_can_be_found():
     assert "FAIL src/refunds.test.ts" in answer and "\x1b" not in answer
     (record,) = state.fact_store.get_many(list(state.steps))
     assert record.output_text == JEST
+
+
+def test_of_progress_that_was_written_over_the_last_state_is_shown():
+    progress = "".join(f"Downloading wheel {n}% of 31.4 MB\r" for n in range(100))
+    log = f"{filler('{n} Collecting package-{m}', 900)}\n{progress}Downloaded wheel w-7f31.whl\nInstalled 300 packages\n"
+    part, state = shown(log)
+    assert "Downloaded wheel w-7f31.whl" in part and "47% of" not in part and "\r" not in part
+    answer = handle_tool_call(state, "get_record", {"record": "#1", "pattern": "47% of"})
+    assert "47% of 31.4 MB" in answer
+    assert outcome(f"{progress}Downloaded wheel w-7f31.whl\n\n")[0] == "Downloaded wheel w-7f31.whl"
+    rows = "".join(f"name {n}\rcity {n}\n" for n in range(60))
+    assert "name 47" in "\n".join(s.text for s in cut_text(rows).segments)
+
+
+def test_a_mark_tells_what_the_text_after_it_is_in():
+    folders = [[f"module{7919 * (20 * d + n) % 9973}.py" for n in range(20)] for d in range(60)]
+    folders[31][17] = "refunds-9.py"
+    listing = "\n".join(f"./src/area{d}:\n" + "\n".join(names) + "\n" for d, names in enumerate(folders))
+    part, _ = shown(listing, task="Open refunds-9.py.")
+    assert re.search(r"^\[… lines \d+-\d+; then in \./src/area31\]\nrefunds-9\.py$", part, re.M)
 
 
 def test_long_logs_of_any_form_take_linear_time_and_never_fail():

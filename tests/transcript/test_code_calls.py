@@ -1,4 +1,4 @@
-"""Commands in the code that Codex runs, read as commands of a shell."""
+"""The code that Codex runs, read as what its calls are given."""
 
 from __future__ import annotations
 
@@ -7,43 +7,72 @@ import time
 
 import pytest
 
-from memory_bank.transcript.textcalls import commands_in_code
+from memory_bank.transcript.textcalls import told_arguments
 
 PATCH = '*** Begin Patch\n*** Update File: a.py\n@@\n-x = "1"\n+x = "2"\n*** End Patch'
-PATCHED = f"apply_patch <<'PATCH'\n{PATCH}\nPATCH"
+PATCHED = {"cmd": f"apply_patch <<'PATCH'\n{PATCH}\nPATCH"}
 
 
 @pytest.mark.parametrize(
-    ("code", "command"),
+    ("code", "arguments"),
     [
-        ('const r = await tools.exec_command({cmd: "cat a\\nls"});\ntext(r.output);', "cat a\nls"),
-        ('await tools.exec_command({"workdir": "/a b", max_tokens: 300, "cmd": \'ls \\\'a\\\'\'})', "ls 'a'"),
-        ("tools.exec_command({cmd: `ls\n$HOME`})", "ls\n$HOME"),
-        ('tools.exec_command({cmd:"\\u00e9 \\ud83d\\ude00"})', "é 😀"),
-        ('let c = "ls"; tools.exec_command({cmd: c})', "ls"),
-        ('Promise.all([tools.exec_command({cmd: "a"}), tools.exec_command({cmd: "b"})])', "a\nb"),
+        ('const r = await tools.exec_command({cmd: "cat a\\nls"});\ntext(r.output);', {"cmd": "cat a\nls"}),
+        (
+            'await tools.exec_command({"workdir": "/a b", max_tokens: 300, "cmd": \'ls \\\'a\\\'\', tty: false,})',
+            {"workdir": "/a b", "max_tokens": 300, "cmd": "ls 'a'", "tty": False},
+        ),
+        ("tools.exec_command({cmd: `ls\n$HOME`})", {"cmd": "ls\n$HOME"}),
+        ('tools.exec_command({cmd:"\\u00e9 \\ud83d\\ude00"})', {"cmd": "é 😀"}),
+        ('let c = "ls"; tools.exec_command({cmd: c})', {"cmd": "ls"}),
+        ('const cmd = "ls";\ntools.exec_command({cmd, workdir: "/a"})', {"cmd": "ls", "workdir": "/a"}),
+        ('Promise.all([tools.exec_command({cmd: "a"}), tools.exec_command({cmd: "b"})])', {"cmd": "a\nb"}),
         (f"const patch = {json.dumps(PATCH)};\ntext(await tools.apply_patch(patch));", PATCHED),
         (f"const p = `{PATCH}`;\nawait tools.apply_patch(p)", PATCHED),
-        (r"tools.exec_command({cmd: 'rm a\x41'})", ""),  # not what stands there
-        (r"tools.exec_command({cmd: 'grep a\\x41 \d'})", r"grep a\x41 d"),
-        (r"tools.exec_command({cmd: String.raw`grep \bx`})", r"grep \bx"),
-        ("tools.apply_patch(String.raw`a\\n`)", "apply_patch <<'PATCH'\na\\n\nPATCH"),
-        ("tools.exec_command({cmd: `ls ${folder}`})", ""),
-        ("tools.exec_command({cmd: made(1)})", ""),
-        ('{"command": "ls"}', ""),
-        ("tools.exec_command(", ""),
-        ("", ""),
+        (r"tools.exec_command({cmd: 'grep a\\x41 \d'})", {"cmd": r"grep a\x41 d"}),
+        (r"tools.exec_command({cmd: String.raw`grep \bx`})", {"cmd": r"grep \bx"}),
+        ("tools.apply_patch(String.raw`a\\n`)", {"cmd": "apply_patch <<'PATCH'\na\\n\nPATCH"}),
+        (
+            'text(await tools.mcp__shop__order({id: "O-1", parts: [{n: 1}, "b"]}))',
+            {"tool": "mcp__shop__order", "id": "O-1", "parts": [{"n": 1}, "b"]},
+        ),
     ],
 )
-def test_commands_that_are_written_out_are_read(code, command):
-    assert commands_in_code(code) == command
+def test_what_is_written_out_is_read(code, arguments):
+    assert json.loads(told_arguments("exec", code)) == arguments
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        r"tools.exec_command({cmd: 'rm a\x41'})",  # not what stands there
+        "tools.exec_command({cmd: `ls ${folder}`})",
+        'tools.exec_command({cmd: "ls " + folder})',
+        'tools.apply_patch("a" + b)',
+        "tools.exec_command({cmd: made(1)})",
+        "tools.exec_command({cmd: 1})",
+        'tools.exec_command({cmd: "ls"}); tools.write_stdin({session_id: 1, chars: "y"})',
+        'tools.exec_command({cmd: "ls"}); tools.exec_command({cmd})',
+        '{"command": "ls"}',
+        "tools.exec_command(",
+        "tools.clock__curr_time()",
+        "",
+    ],
+)
+def test_other_code_stays_as_it_is(code):
+    assert told_arguments("exec", code) == code
+
+
+def test_a_text_of_another_tool_is_not_read():
+    for text in (f"{PATCH}\n+tools.exec_command({{cmd: 'ls'}})", "tools.exec_command({cmd: 'ls'})"):
+        assert told_arguments("apply_patch", text) == text
 
 
 @pytest.mark.parametrize(
     "part",
-    ["tools.exec_command({", "a: b, ", 'tools.exec_command({cmd: "\\', "const a = `", "tools.apply_patch('"],
-)
+    ["tools.exec_command({", "a: b, ", 'tools.exec_command({cmd: "\\', "const a = `", "tools.apply_patch('",
+     "{a:", "[", '"a",', " "],
+)  # fmt: skip
 def test_broken_code_takes_linear_time(part):
     began = time.process_time()
-    commands_in_code(f"tools.exec_command({{{part * (50_000 // len(part))}")
+    told_arguments("exec", f"tools.exec_command({{{part * (50_000 // len(part))}")
     assert time.process_time() - began < 2

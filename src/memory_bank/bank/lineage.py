@@ -162,10 +162,8 @@ class Lineage:
 
     def outputs(self, session_id: str, calls: Sequence[str]) -> dict[str, list[str]]:
         """What the calls with these ids have returned in a session, as far as it is recorded."""
-        found: dict[str, list[str]] = {}
-        for row in self.database.rows(_OUTPUTS, session=session_id, calls=calls):
-            found.setdefault(row["call_id"], []).append(row["output"])
-        return found
+        rows = self.database.rows(_OUTPUTS, session=session_id, calls=calls)
+        return {i: [r["output"] for r in rows if r["call_id"] == i] for i in {r["call_id"] for r in rows}}
 
     def going_on(self, session_id: str, head: str | None, entry: LineageEntry) -> Operation[bool]:
         """The write that adds a request to a session; it returns False and changes nothing if its head is another."""

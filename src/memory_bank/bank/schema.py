@@ -6,17 +6,16 @@ A change to a table needs a new VERSION, and an entry at the end of MIGRATIONS. 
 from __future__ import annotations
 
 import logging
+import struct
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Dialect, RowMapping
 from sqlalchemy.types import LargeBinary, TypeDecorator, TypeEngine, UserDefinedType
 
-from memory_bank.models.lexical import LexicalEmbedder
 from memory_bank.records import NAMESPACE_END
 
 log = logging.getLogger("memory_bank.Database")
@@ -90,12 +89,13 @@ class Embedding(TypeDecorator[bytes]):
     def process_bind_param(self, value: bytes | None, dialect: Dialect) -> bytes | str | None:
         if value is None or dialect.name != "postgresql":
             return value
-        return None if not value else f"[{','.join(map(repr, np.frombuffer(value, dtype='<f4').tolist()))}]"
+        return None if not value else f"[{','.join(map(repr, struct.unpack(f'<{len(value) // 4}f', value)))}]"
 
     def process_result_value(self, value: bytes | str | None, dialect: Dialect) -> bytes | None:  # noqa: ARG002
         if value is None or not isinstance(value, str):
             return bytes(value or b"")
-        return np.array(value[1:-1].split(","), dtype="<f4").tobytes()
+        numbers = [*map(float, value[1:-1].split(","))]
+        return struct.pack(f"<{len(numbers)}f", *numbers)
 
 
 metadata = sa.MetaData()
@@ -354,6 +354,8 @@ def _compact(c: Connection) -> None:
 
     What is damaged stays so: ``bank verify`` names it.
     """
+    from memory_bank.models.lexical import LexicalEmbedder  # what it imports takes time
+
     if c.dialect.name == "postgresql":
         c.exec_driver_sql("ALTER TABLE insights ALTER COLUMN embedding DROP NOT NULL")
     else:  # what is deleted later is to leave no copy

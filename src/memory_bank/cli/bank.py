@@ -55,7 +55,6 @@ def sessions(db: str | None = DB, as_json: bool = JSON) -> None:
 
     With --json also which records of each session wait for the Observer's model, and how often it was called.
     """
-    from memory_bank.bank.embedder import bank_embedder
     from memory_bank.bank.listing import list_sessions
 
     database = open_bank(db)
@@ -63,6 +62,8 @@ def sessions(db: str | None = DB, as_json: bool = JSON) -> None:
     listed = [(max(s.last_step or 0.0, s.last_written or 0.0) or None, s) for s in every]
     listed.sort(key=lambda each: -(each[0] or 0.0))
     if as_json:
+        from memory_bank.bank.embedder import bank_embedder
+
         keys = (
             "session_id", "records", "steps", "insights", "unobserved", "to_redo", "last_written", "task", "waiting",
             "failing", "attempts", "calls", "model", "title",

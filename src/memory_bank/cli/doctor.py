@@ -13,9 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
 
 import typer
 
@@ -175,6 +173,9 @@ def _service(url: str, health: Health) -> Iterator[Finding]:
 
 def _upstreams(service: str, urls: Mapping[Provider, str]) -> Iterator[Finding]:
     """Check whether the upstream APIs of a service started in this shell answer."""
+    from urllib.error import HTTPError
+    from urllib.request import Request, urlopen
+
     says = f"none answers at {service}; `memory-bank run -- COMMAND` starts one for a command"
     with socket.socket() as s:
         is_taken = s.connect_ex(("127.0.0.1", urlsplit(service).port or 0)) == 0

@@ -15,10 +15,8 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urlsplit
@@ -121,6 +119,9 @@ class Health(NamedTuple):
 
 def ask(url: str, headers: Mapping[str, str] | None = None) -> tuple[bytes, str] | None:
     """Return the body of a local service's answer (status 200 or 503) and its proof, or None."""
+    import urllib.request
+    from http.client import HTTPException
+
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(urllib.request.Request(url, headers=dict(headers or {})), timeout=4.0) as answer:

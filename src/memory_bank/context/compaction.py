@@ -38,7 +38,7 @@ from memory_bank.transcript.messages import (
 )
 from memory_bank.transcript.quoting import Mark, fence, one_line, quote_lines, without_fenced
 from memory_bank.transcript.shortening import fit_text
-from memory_bank.transcript.textcalls import commands_in_code
+from memory_bank.transcript.textcalls import told_arguments
 from memory_bank.transcript.transcript import View
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
@@ -136,7 +136,7 @@ def handed_on(session: MemoryBankState, budget: int, *, to: str = "") -> str:
 
 
 def _calls_that_stand(records: Sequence[InteractionRecord]) -> dict[str, ToldCall]:
-    """By trace_id, each call of which a part was undone, without that part; and calls written as code, as commands.
+    """By trace_id, each call of which a part was undone, without that part.
 
     Undone is what an edit replaced, what was written into a file before it was written anew or removed, what was read
     of such a file, and what a later call with the same arguments returned otherwise.
@@ -148,9 +148,8 @@ def _calls_that_stand(records: Sequence[InteractionRecord]) -> dict[str, ToldCal
     replaced, restored = dict[str, None](), set[str]()  # lines that edits took away, or wrote
     for record in reversed(records):
         tool, output = record.tool_name, readable_output(record)[1]
-        given = compact(record.raw_input) if record.input_text is None else record.input_text
-        command = commands_in_code(given)
-        text = compact({"cmd": command}) if command else given
+        text = compact(record.raw_input) if record.input_text is None else record.input_text
+        text = told_arguments(tool, text)
         failed, gone, is_outdated = is_failure(output, tool, text), set[str](), False
         if not failed:
             later.setdefault((tool, text), output)
@@ -173,7 +172,7 @@ def _calls_that_stand(records: Sequence[InteractionRecord]) -> dict[str, ToldCal
                 since += [hunk.old if hunk.old.strip() else "\0" for hunk in change.hunks]
             restored.update(*(_telling(t) for t in texts if t not in undone))
             replaced.update(dict.fromkeys(t for h in change.hunks for t in _telling(h.old) - restored))
-        if gone or command or is_outdated or not stands:
+        if gone or is_outdated or not stands:
             shown = compact(_without(parse_arguments(text), gone)) if gone else text
             quoted = output if stands else ""
             told[record.trace_id] = ToldCall(text, shown, quoted, "" if is_outdated else quoted)

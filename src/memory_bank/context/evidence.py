@@ -53,6 +53,7 @@ from memory_bank.transcript.messages import (
     readable_output,
 )
 from memory_bank.transcript.quoting import Mark, one_line, quote_lines
+from memory_bank.transcript.textcalls import told_arguments
 from memory_bank.transcript.tokens import newest_within
 from memory_bank.transcript.transcript import View, is_same
 from memory_bank.transcript.turns import WHOLE, Edit
@@ -189,7 +190,12 @@ def _short_arguments(arguments: Any, shown: ShownCall) -> Any:
         value = json.loads(arguments) if is_text else arguments
         short = _short_value(value, shown)
     except (ValueError, RecursionError):
-        return _short_value(arguments, shown) if is_text else arguments
+        short = _short_value(arguments, shown) if is_text else arguments
+        quotes = [quote for text, quote in shown.arguments if text != arguments]
+        if short != arguments and quotes:  # of commands in code
+            head = f"{quote_lines(arguments[: 2 * ARGUMENT_START].rstrip())}…"
+            short = "\n".join([head, *quotes, shown.mark])
+        return short
     if is_text:
         return arguments if short == value else compact(short)
     return short
@@ -273,6 +279,7 @@ class EvidenceMemory:
         at = self._latest = max(self._latest, record.step_id)
         output = "" if is_memory_tool(tool, record.output_text) else readable_output(record)[1]
         arguments = compact(record.raw_input) if record.input_text is None else record.input_text
+        arguments = told_arguments(tool, arguments)
         told = shown or ToldCall(arguments, arguments, output, output)
         call: dict[str, Any] = {"interaction": at, "tool": tool, "arguments": told.arguments}
         parsed = self.index.tables.parsed

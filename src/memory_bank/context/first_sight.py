@@ -22,7 +22,7 @@ import numpy as np
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings
 from memory_bank.context.evidence import evidence_model
-from memory_bank.selection.cutting import WIDTH, CutText
+from memory_bank.selection.cutting import WIDTH, CutText, Segment
 from memory_bank.selection.effects import asks_for_part, files_read, rules_read
 from memory_bank.selection.index import EvidenceIndex
 from memory_bank.selection.outcomes import report_of
@@ -39,7 +39,7 @@ from memory_bank.transcript.dense import (
     without_text,
 )
 from memory_bank.transcript.harness import persons_text
-from memory_bank.transcript.jsontext import compact
+from memory_bank.transcript.jsontext import compact, parse_arguments
 from memory_bank.transcript.messages import (
     Interaction,
     MessageKind,
@@ -50,7 +50,8 @@ from memory_bank.transcript.messages import (
     kind_of,
     message_text,
 )
-from memory_bank.transcript.quoting import Mark, one_line, quote_lines, without_colours
+from memory_bank.transcript.quoting import Mark, as_terminal, one_line, quote_lines
+from memory_bank.transcript.textcalls import told_arguments
 from memory_bank.transcript.transcript import View
 from memory_bank.transcript.turns import WHOLE, Edit
 
@@ -225,19 +226,20 @@ def _shown(
     most = settings.first_sight if tool is None or tool.first_sight is None else tool.first_sight
     if not most or pair.call is None or is_memory_tool(pair.tool_name) or REDACTED in text:
         return text
-    files = files_read(pair.tool_name, pair.call.text)
+    call = pair.tool_name, told_arguments(pair.tool_name, pair.call.text)
+    files = files_read(*call)
     output = read_output(text, to_the_letter=not all(map(_OTHER_FILE.search, files)))
     if (
         len(output.text) <= most
         or not session.record_tool
         or trace_id not in session.steps
         or not all(map(_DATA_FILE.search, files))
-        or asks_for_part(pair.call.raw_input)
+        or asks_for_part(parse_arguments(call[1]))
         or _DIFF.search(output.text)
-        or rules_read(pair.tool_name, pair.call.text, text)
+        or rules_read(*call, text)
     ):
         return output.text
-    part = _Part(output, text, pair, trace_id, task, session, settings)
+    part = _Part(output, text, call, trace_id, task, session, settings)
     shown = part.shown()
     return shown if len(shown) < len(output.text) else output.text
 
@@ -246,7 +248,7 @@ class _Part:
     """The part of a long output that is shown, in ``first_sight_tokens``."""
 
     def __init__(
-        self, output: DenseOutput, text: str, pair: Pair, trace_id: str, task: str,
+        self, output: DenseOutput, text: str, call: tuple[str, str], trace_id: str, task: str,
         session: MemoryBankState, settings: MemoryBankSettings,
     ) -> None:  # fmt: skip
         self.output, self.task = output, task
@@ -261,8 +263,7 @@ class _Part:
             text = output.text
         if output.path is None:  # several texts
             text = output.text
-        call = pair.call.text if pair.call else ""
-        self.parsed = parse_record(1, text, self.count, trace_id, pair.tool_name, call)
+        self.parsed = parse_record(1, text, self.count, trace_id, *call)
         if is_page:
             known = session.cache("parsed records")
             known[trace_id] = self.parsed
@@ -271,7 +272,7 @@ class _Part:
         self.index = index = EvidenceIndex(evidence_model(settings.evidence_model), self.count)
         index.tables.set_anchor([task])
         index.add_parsed(self.parsed)
-        self.named = {*words_of(f"{task} {call[:TASK_CHARS]}")}
+        self.named = {*words_of(f"{task} {call[1][:TASK_CHARS]}")}
         ids, chance = index.chances(self.parsed.interaction + 1)
         self.chances = np.zeros(index.tables.values.size)
         self.chances[ids] = chance
@@ -335,7 +336,7 @@ class _Part:
 
     def _of_text(self, text: str, path: str | None, before: str = "") -> str:
         """The beginning, the end, and between them in their order the pieces that the next calls may need."""
-        cut, text = self.parsed.cut, without_colours(text)
+        cut, text = self.parsed.cut, as_terminal(text)
         chars = Counter[int]()
         for segment in cut.segments:
             chars[segment.source] += len(segment.text)
@@ -362,13 +363,13 @@ class _Part:
             prices=[0],
             least=self._least(bool(what)),
         )
-        tables = _tables(cut, source)
+        tables, owned = _tables(cut, source), [s for s in cut.segments if s.owner and s.source == source]
         while True:
             places = chosen.shown.get(0, ())
             if is_one:
-                inside = (cut.segments[place] for place in places)
-                spans = [*told, *((s.start, s.end) for s in inside if s.source == source)]
-                shown = _with_gaps(text, [(0, begin), *spans, (end, len(text))], is_numbered, tables)
+                inside = [s for s in map(cut.segments.__getitem__, places) if s.source == source]
+                spans = [(0, begin), *told, *((s.start, s.end) for s in inside), (end, len(text))]
+                shown = _with_gaps(text, spans, is_numbered, tables, owned)
             else:
                 quote, _ = index.quote(0, places, chosen)
                 shown = f"{quote_lines(text[:begin])}\n{quote}\n{quote_lines(text[end:])}"
@@ -435,14 +436,22 @@ def _tables(cut: CutText, source: int) -> list[tuple[int, int, int]]:
 
 
 def _with_gaps(
-    text: str, spans: Sequence[tuple[int, int]], is_numbered: bool, tables: Sequence[tuple[int, int, int]]
+    text: str,
+    spans: Sequence[tuple[int, int]],
+    is_numbered: bool,
+    tables: Sequence[tuple[int, int, int]],
+    owned: Sequence[Segment],
 ) -> str:
     """Spans of a text in their order, whole lines where these are near, with a mark at each gap.
 
-    In a table the marks repeat its header where it is not near above.
+    In a table the marks repeat its header where it is not near above. They tell the entry or the folder that the
+    text after them is in, by the pieces that are in one (``owned``).
     """
-    pieces, last, length, seen = list[str](), 0, 0, dict[int, int]()
+    pieces, last, length, seen, told = list[str](), 0, 0, dict[int, int](), ""
+    starts = [s.start for s in owned]
     for start, stop in sorted(spans):
+        piece = owned[at - 1] if (at := bisect_right(starts, start)) else None
+        owner = piece.owner if piece and start < piece.end and piece.owner not in piece.text else ""
         start, stop = max(last, _line_start(text, start)), _line_end(text, stop)
         if stop <= start:
             continue
@@ -457,6 +466,8 @@ def _with_gaps(
                         f"; columns: {one_line(text[header:rows].partition(chr(10))[0])[:LONGEST_HEADER]}"
                     )
                     seen[header] = length
+            left_out += f"; then in {one_line(owner)}" * (owner not in ("", told))
+            told = owner
             pieces.append(f"\n{Mark.SHORTENED} {left_out}]\n")
         else:
             pieces.append("\n" * (text[last - 1 : last] == "\n") + quote_lines(text[last:start]))

@@ -36,16 +36,15 @@ class FoldPrice:
 
 
 def price_fold(
-    view: View, session: MemoryBankState, settings: MemoryBankSettings, *, older: int, rest: int
+    view: View, session: MemoryBankState, settings: MemoryBankSettings, *, older: int, rest: int, models: int
 ) -> FoldPrice:
     """The size of a fold that the prices allow at this step, of an older history of so many tokens.
 
-    ``rest``: tokens of the context beside the fold.
+    ``rest``: tokens of the context beside the fold. ``models``: how many have a cache that the fold is written to.
     """
-    ratios, step = session.prefix_cache.ratios, _step(view, session, rest)
-    # each of several models has a cache of its own, which the fold is written to
-    models = len({session.prefix_cache.model} | session.prefix_cache.models(settings.cache_retention))
-    room = (_saved(session, models * step.full) - models * step.paid) / (models * ratios.write)
+    ratios, ledger, step = session.prefix_cache.ratios, session.ledger, _step(view, session, rest)
+    paid, full = ledger.paid + models * step.paid, ledger.full + models * step.full
+    room = ((1 + EXCESS) * full - paid) / (models * ratios.write)
     size = fold_size(ratios, older, room, FLOORS[settings.fold])
     return FoldPrice(size, room, first_fold(ratios, WAITS[settings.fold]))
 
@@ -57,9 +56,9 @@ def _step(view: View, session: MemoryBankState, tokens: int) -> Charge:
     return ledger.step(session.prefix_cache.ratios, tokens, min(head, known), view.full_tokens, known)
 
 
-def _saved(session: MemoryBankState, more: float = 0.0) -> float:
-    """What may still be paid, in input tokens; ``more``: what further steps would cost without memory."""
-    return (1 + EXCESS) * (session.ledger.full + more) - session.ledger.paid
+def _saved(session: MemoryBankState) -> float:
+    """What may still be paid, in input tokens."""
+    return (1 + EXCESS) * session.ledger.full - session.ledger.paid
 
 
 def charge_whole(view: View, session: MemoryBankState, *, anyway: bool = False) -> bool:
@@ -72,15 +71,15 @@ def charge_whole(view: View, session: MemoryBankState, *, anyway: bool = False) 
 
 def tokens_paid_for(session: MemoryBankState) -> int:
     """The tokens that may be added to every later request, so that what was saved pays for them."""
-    return max(0, int(_saved(session) / carried(session)))
+    return max(0, int(_saved(session) / _carried(session)))
 
 
 def charge_added(session: MemoryBankState, tokens: int) -> None:
     """Charge tokens that were added to every later request: the client's own list has them from now on."""
-    session.ledger.settle(Charge(0.0, 0.0), tokens * carried(session), 0.0)
+    session.ledger.settle(Charge(0.0, 0.0), tokens * _carried(session), 0.0)
 
 
-def carried(session: MemoryBankState) -> float:
+def _carried(session: MemoryBankState) -> float:
     """What a token costs, in input tokens, that later requests carry until a fold takes it."""
     read, write = session.prefix_cache.ratios
     return write + CARRIED * read

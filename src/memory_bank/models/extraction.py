@@ -7,10 +7,11 @@ from itertools import islice
 
 from memory_bank.records import InteractionRecord
 from memory_bank.transcript.framing import content_of
-from memory_bank.transcript.jsontext import RAW, compact, is_raw, leaves
+from memory_bank.transcript.jsontext import RAW, compact, is_raw, leaves, parse_arguments
 from memory_bank.transcript.messages import readable_output
 from memory_bank.transcript.quoting import one_line
 from memory_bank.transcript.shortening import cut_at_edge, unfold
+from memory_bank.transcript.textcalls import told_arguments
 
 MAX_CHARS = 1_400  # about 200 words
 _SCAN_CHARS = 60_000  # characters read at each end of a text
@@ -36,6 +37,8 @@ _NAME_KEYS = ("name", "title", "label", "subject", "email", "city", "path", "fil
 def extract_summary(record: InteractionRecord) -> str:
     """A summary of at most 1,400 characters: the call, then errors, counts, headers, identifiers, names."""
     arguments = record.raw_input
+    if is_raw(arguments):
+        arguments = parse_arguments(told_arguments(record.tool_name, str(arguments[RAW])))
     if is_raw(arguments):
         pairs = str(arguments[RAW])
     elif isinstance(arguments, dict):

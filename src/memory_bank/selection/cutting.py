@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from memory_bank.transcript.framing import FRAME_MEMBERS, NUMBERED, frame_of, framed_text, without_numbers
-from memory_bank.transcript.quoting import Mark, quote_lines, without_colours
+from memory_bank.transcript.quoting import Mark, as_terminal, quote_lines
 from memory_bank.transcript.structure import LONGEST_KEY, Node, escaped_span, find_structure, unescape
 
 WIDTH = 140  # characters that a segment should have
@@ -70,9 +70,8 @@ class Segment:
 class CutText:
     """A text in segments; `heads[block]` is the header line that names the columns of a block's rows, or "".
 
-    `sources`: the text itself, then the unescaped strings in it that are cut as texts, all without a terminal's
-    colours; `paths` names these.
-    `skipped` of its `chars` characters are in no segment.
+    `sources`: the text itself, then the unescaped strings in it that are cut as texts, all as a
+    terminal shows them; `paths` names these. `skipped` of its `chars` characters are in no segment.
     """
 
     segments: tuple[Segment, ...]
@@ -279,8 +278,8 @@ class _Cutter:
 
     # -- texts -----------------------------------------------------------------
     def add_source(self, text: str, path: str, depth: int) -> None:
-        """Add a text by the structure that is found in it, else as lines. A terminal's colours are left out."""
-        text = without_colours(text)
+        """Add a text by the structure that is found in it, else as lines, as a terminal shows it."""
+        text = as_terminal(text)
         outer = self._source, self._text, self._structured, self._block
         self._source, self._text, self._structured, self._block = len(self.sources), text, False, 0
         self.sources.append(text)

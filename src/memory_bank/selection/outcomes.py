@@ -20,7 +20,7 @@ from memory_bank.selection.effects import (
 from memory_bank.selection.values import KIND, kind_of
 from memory_bank.transcript.framing import content_of
 from memory_bank.transcript.jsontext import Leaf, inner_json, leaves
-from memory_bank.transcript.quoting import one_line
+from memory_bank.transcript.quoting import as_terminal, one_line
 
 _LEAST_WORD = 24  # characters of a line before its first cut
 _READ_CHARS = 400  # characters of a value that are read
@@ -135,7 +135,7 @@ def outcome(
     last one tells.
     """
     content = content_of(output)
-    text, value = content.text.strip(), content.value
+    text, value = as_terminal(content.text).strip(), content.value
     if is_failure(output) if failed is None else failed:
         if is_cancelled(text):
             what = "rejected" if "rejected" in text[:_READ_CHARS] else "cancelled"

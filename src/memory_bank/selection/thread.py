@@ -40,7 +40,9 @@ _SAME_CHARS = 200  # characters of two values that are compared
 _AFTER = 16  # characters shown after the place where a value differs from that of the call before
 _NAME_CHARS = 48  # of the last part of a path
 _EDITED = re.compile(
-    r"\b(?:sed|perl)\s[^|;&\n]{0,40}?-p?i\b.{0,1000}?\s([^\s'\"]{1,100})\s*(?:[|;&\n]|\Z)", re.S
+    r"\b(?:sed|perl)\s[^|;&\n]{0,40}?-p?i\b.{0,1000}?\s([^\s'\"]{1,100})\s*(?:[|;&\n]|\Z)"
+    r"|\*\*\* (?:Update|Add) File: (\S{1,100})(?=\s)",
+    re.S,
 )
 
 
@@ -85,7 +87,7 @@ def distinguishing(arguments: Sequence[Argument], frequency: Sequence[int]) -> t
 def _last_part(text: str) -> str:
     """The last part of a path or of a dotted name, or the file that a shell command edits, with what is before it."""
     if edited := _EDITED.search(text):
-        return f" {edited[1]}"
+        return f" {edited[1] or edited[2]}"
     parts = max(text.count(mark) for mark in "/\\.")
     mark = next((m for m in "/\\" if m in text), "." if parts > 1 else "")
     return text[text.rstrip(mark).rfind(mark) :] if mark and not re.search(r"\s", text) else ""
@@ -502,7 +504,7 @@ def _work_of(tool: str, arguments: str) -> tuple[str, str, bool]:
     given = parse_arguments(arguments)
     text = next((given[k] for k in ("command", "cmd") if isinstance(given.get(k), str)), "")[:_READ_CHARS]
     edited, made = _EDITED.search(text), _MADE_BY_SHELL.search(text)
-    file = edited[1] if edited else made[1] if made else ""
+    file = edited[1] or edited[2] if edited else made[1] if made else ""
     return one_line(_BEFORE_COMMAND.sub("", text)), one_line(file), made is not None and edited is None
 
 

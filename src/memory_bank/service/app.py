@@ -172,9 +172,7 @@ class Service:
             caches = sent.cached + sent.written > 0 if by_marks else exchange.usage.cached is not None
             own, ratio = self.sessions.compared(step, exchange.answered_tokens, sent.input)
             counts = own, full_tokens, step.known_tokens
-            if (
-                not step.unchanged or own != full_tokens
-            ):  # also where no cache held the full history that was sent
+            if not step.unchanged or own != full_tokens:  # also a full history that no cache held
                 full = full_usage(sent, *counts, caches=caches, ratio=ratio)
             if step.charge is not None:
                 ratio, ratios = ratio or sent.input / max(1, own), step.state.prefix_cache.ratios

@@ -93,7 +93,8 @@ _CODES = frozenset(
 _EMPTIES = frozenset(("stderr", "error", "errors", "signal", "warnings", "isError", "is_error", "interrupted",
                       "timed_out", "timeout", "truncated", "isImage"))  # fmt: skip
 _ANY = frozenset(("type", "jsonrpc", "annotations", "_meta", "meta", "metadata", "mimeType", "cache_control", "args",
-                  "command", "cmd", "cwd", "shell", "pid", "tool_call_id", "tool_use_id"))  # fmt: skip
+                  "command", "cmd", "cwd", "shell", "pid", "tool_call_id", "tool_use_id", "chunk_id",
+                  "original_token_count"))  # fmt: skip
 FRAME_MEMBERS = _CODES - {"code"} | _EMPTIES - {"error", "errors", "stderr", "warnings"} | _ANY
 """Members without a value of their own where they stand beside a text."""
 _TIMES = re.compile(

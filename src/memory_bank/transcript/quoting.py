@@ -68,6 +68,8 @@ _BREAK = re.compile(f"([{_BREAKS}])")
 _UNUSUAL = re.compile(r"[^\n\t\x20-\x7e]")
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 _ANSI = re.compile(r"\x1b\[(?:[0-?]++[A-Za-z]|[mKJH](?!asked: ))")  # colours, but not "[masked: "
+_OVERWRITTEN = re.compile(r"^[^\n]*\r(?=[^\r\n])", re.M)
+_PROGRESS = re.compile(r"\d ?%|\d/\d|\d ?[kKMG]i?B\b")
 _UNSEEN = "Cc", "Cf", "Cs", "Cn", "Mn", "Me"
 _BLANK_LETTERS = "\u115f\u1160\u3164\uffa0\u2800\ufffc\U0001d159"
 _ALIKE = str.maketrans("аеорсухіјѕһԁοα‹〈⟨❮⋯︙", "aeopcyxijshdoa<<<<……")
@@ -127,6 +129,14 @@ def quote_lines(text: str) -> str:
 def without_colours(text: str) -> str:
     """The text without a terminal's codes for colours and the cursor; its lines stay as many."""
     return _ANSI.sub("", text) if "\x1b" in text else text
+
+
+def as_terminal(text: str) -> str:
+    """The text as a terminal shows it: without colours, and of a line of progress (``10%\\r20%``) its last state."""
+    text = without_colours(text)
+    if "\r" not in text or "\n" not in text:
+        return text
+    return _OVERWRITTEN.sub(lambda states: "" if _PROGRESS.search(states[0]) else states[0], text)
 
 
 def one_line(text: str) -> str:

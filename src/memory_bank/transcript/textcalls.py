@@ -18,7 +18,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -38,8 +38,11 @@ from memory_bank.transcript.turns import (
 
 CALLING = "Calling tools:\n"
 _TEXT = r'"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|(?:String\.raw)?`(?:[^`\\]|\\.)*`'
-_MEMBERS = rf"\{{\s*(?:[\w\"']+\s*:\s*(?:{_TEXT}|[\w.]+)\s*,\s*)*[\"']?cmd[\"']?\s*:\s*"
-_IN_CODE = re.compile(rf"\btools\.(exec_command|apply_patch)\(\s*(?:{_MEMBERS})?({_TEXT}|[\w$]+)", re.S)
+_IN_CODE = re.compile(r"\btools\.([\w$]+)\(")
+_TOKEN = re.compile(
+    rf"({_TEXT})|([a-zA-Z_$][\w$]*+)(?=\s*:)|([{{}}\[\],:)]|-?\d+(?:\.\d+)?|[\w$]+)|\s+", re.S
+)
+_COMMANDS = {"exec_command": "{}", "apply_patch": "apply_patch <<'PATCH'\n{}\nPATCH"}
 _BY_NUMBER = re.compile(r"(?<!\\)(?:\\\\)*\\[xubfv\d]")  # characters by their numbers, and rare marks
 _NAMED = re.compile(rf"\b(?:const|let|var)\s+([\w$]+)\s*=\s*({_TEXT})", re.S)
 
@@ -134,7 +137,7 @@ class TextWire(ChatWire):
 
     def write(self, native: Any, change: Change) -> Any | None:
         old = _text(native) or ""
-        if _is_user(native):
+        if kind_of(native) is MessageKind.USER:
             shown = self.form.frame.replace("{}", change[WHOLE])
             return _with_text(native, old[: _start(self.form, native)] + shown)
         call = self.form.read_call(old)
@@ -169,10 +172,6 @@ def _text(message: Any) -> str | None:
 def _with_text(message: Any, text: str) -> ChatMessage:
     content = [{"type": "text", "text": text}] if isinstance(message["content"], list) else text
     return {**message, "content": content}
-
-
-def _is_user(message: Any) -> bool:
-    return kind_of(message) is MessageKind.USER
 
 
 # The forms
@@ -294,15 +293,46 @@ FORMS: tuple[TextForm, ...] = (
 """The forms that are recognised, in this order."""
 
 
-def commands_in_code(code: str) -> str:
-    """The commands and patches that Codex's code runs, as commands of a shell; "" where they are not literal."""
-    if len(code) > 50_000 or "tools." not in code:  # characters
-        return ""
-    texts, forms = dict(_NAMED.findall(code)), {"apply_patch": "apply_patch <<'PATCH'\n{}\nPATCH"}
-    found = [(tool, _script_text(texts.get(given, given))) for tool, given in _IN_CODE.findall(code)]
-    if any(text is None for _, text in found):
-        return ""
-    return "\n".join(forms.get(tool, "{}").format(text) for tool, text in found)
+def told_arguments(tool: str, arguments: str) -> str:
+    """The arguments of a call as they are read: of Codex's code what its calls are given, if that is written out.
+
+    A patch is a command of a shell, as others are; a single call of another tool has its name as ``tool``.
+    """
+    if tool != "exec" or len(arguments) > 50_000 or "tools." not in arguments:  # characters
+        return arguments
+    texts, commands, given = dict(_NAMED.findall(arguments)), list[str](), None
+    calls = [(found[1], found.end()) for found in _IN_CODE.finditer(arguments)]
+    for name, at in calls:
+        given = _script_value(arguments, at, texts)
+        command = given.get("cmd") if isinstance(given, dict) and name == "exec_command" else given
+        if isinstance(command, str) and name in _COMMANDS:
+            commands.append(_COMMANDS[name].format(command))
+    if len(calls) == len(commands) > 0:
+        return compact(given if isinstance(given, dict) and len(calls) == 1 else {"cmd": "\n".join(commands)})
+    is_other = len(calls) == 1 and calls[0][0] not in _COMMANDS
+    return compact({"tool": calls[0][0], **given}) if is_other and isinstance(given, dict) else arguments
+
+
+def _script_value(code: str, at: int, texts: Mapping[str, str]) -> Any:
+    """The value that is written out at a place of JavaScript, ``texts`` by their names; None for others."""
+    written, depth = list[str](), 0
+    while found := _TOKEN.match(code, at):
+        at, (text, name, other) = found.end(), found.groups()
+        if found.lastindex is None:  # space
+            continue
+        if written and depth <= 0:
+            with suppress(ValueError, RecursionError):
+                return json.loads("".join(written)) if other in (",", ")") else None
+            break
+        if other in ("}", "]") and written[-1:] == [","]:
+            written.pop()
+        if written[-1:] == ["{"] and other in texts:  # {cmd}
+            written.append(f'"{other}":')
+        if (text := texts.get(other, text)) and (name := _script_text(text)) is None:
+            break
+        written.append(other if name is None else json.dumps(name))
+        depth += (other in ("{", "[")) - (other in ("}", "]"))
+    return None
 
 
 def _script_text(text: str) -> str | None:

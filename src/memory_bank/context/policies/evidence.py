@@ -26,7 +26,7 @@ from memory_bank.context.evidence import (
     explained,
 )
 from memory_bank.context.first_sight import first_sight
-from memory_bank.context.fold_rule import carried, fold_budget, price_fold
+from memory_bank.context.fold_rule import CARRIED, fold_budget, price_fold
 from memory_bank.errors import StorageError
 from memory_bank.plan import Choice
 from memory_bank.pricing import common_length, growth_that_pays
@@ -47,6 +47,7 @@ from memory_bank.transcript.messages import (
 )
 from memory_bank.transcript.quoting import Mark, quote_lines, sendable
 from memory_bank.transcript.shortening import fit_text
+from memory_bank.transcript.textcalls import told_arguments
 from memory_bank.transcript.transcript import View
 from memory_bank.transcript.turns import WHOLE, Change, Edit
 
@@ -85,7 +86,8 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     if state.unexplained is not None:  # in a library, that of the step before
         session.run_later("why", partial(_explain, state, session))
     retention = max(settings.cache_retention, cache.cached_for)
-    models = cache.models(retention)  # another one has none of the session in its cache
+    least = cache.clock() - retention
+    models = {name for name, at in [*cache.asked.items()] if at >= least}  # those that may have a prefix
     if is_cold := session.idle > retention or (bool(models) and cache.model not in models):
         ledger.sent = ()
     edits = dict(sight.edits)
@@ -94,7 +96,9 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     price, rest = None, 0
     if settings.history_budget == settings.refresh_after == "auto":  # the prices decide
         rest = choice_tokens(view, replace(base, edits=_still_shown(base, view, view.tail_start)))
-        price = price_fold(view, session, settings, older=older, rest=rest)
+        price = price_fold(
+            view, session, settings, older=older, rest=rest, models=len({*models, cache.model})
+        )
     budget = price.size if price else fold_budget(settings.history_budget, older)
     if settings.refresh_after == "auto":
         mean = sight.latest(20, len(view.history)) / max(
@@ -149,7 +153,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
         and not stands
         and not session.steps.keys() <= {t for e in view.interactions for t in e.record_ids}
     )
-    if gone and price and price.size * carried(session) > price.room * cache.write:
+    if gone and price and price.size * (cache.write + CARRIED * cache.read) > price.room * cache.write:
         gone, why = False, DEAR
     if (is_due or gone) and (other := session.counts_otherwise()):
         is_due, gone, why = False, False, other
@@ -382,7 +386,8 @@ def restored_copies(view: View, folded: int, count: Callable[[Any], int]) -> dic
         for pair in () if turn.fault else turn.pairs:
             if pair.result is None or pair.call is None:
                 continue
-            output, call = content_text(pair.result.content), (pair.tool_name, pair.call.text)
+            output, tool = content_text(pair.result.content), pair.tool_name
+            call = tool, told_arguments(tool, pair.call.text)
             files.add(place, *call, output, failed=is_failure(output, *call))
             if place < folded or pair.result_at is None or not refers_to_earlier(output):
                 continue

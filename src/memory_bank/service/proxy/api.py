@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -17,7 +16,6 @@ from memory_bank.tools import GET_RECORD, LIST_RECORDS, MEMORY_FILES, SEARCH_MEM
 from memory_bank.transcript.jsontext import parse_arguments
 from memory_bank.transcript.messages import MessageKind, is_memory_tool, kind_of
 
-_HOUR_MARK = re.compile(rb'"cache_control"\s*+:\s*+\{[^{}]*"ttl"\s*+:\s*+"1h"')
 MEMORY_TOOLS = frozenset({SEARCH_MEMORY, GET_RECORD, LIST_RECORDS})
 
 
@@ -227,11 +225,6 @@ class Dialect:
         if not isinstance(messages, list) or not messages:
             raise NotRebuiltError("no list of items" if self.key == "input" else "no messages")
         return messages
-
-    def cached_for(self, body: Body) -> int:
-        """Seconds for which a request asks the provider to keep its prefix in the cache; 0 where it does not say."""
-        is_for_a_day = body.value.get("prompt_cache_retention") == "24h"
-        return 86_400 if is_for_a_day else 3_600 if _HOUR_MARK.search(body.data) else 0
 
     def is_compaction(self, request: JsonObject) -> bool:  # noqa: ARG002
         """Whether a member of the request asks the provider for a summary of the conversation."""

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 import math
+import re
 import threading
 import time
 import traceback
@@ -57,6 +58,8 @@ TOOLS_SHARE = 0.04
 """Of a session's first request, the most that memory's tools may take: no step is to be 5% dearer."""
 NOTHING_YET = "nothing to remember yet"
 COMPACTION = "compaction request"
+HOUR_MARK = re.compile(rb'"cache_control"\s*+:\s*+\{[^{}]*"ttl"\s*+:\s*+"1h"')
+"""A mark that asks for an hour in the cache."""
 FAILING = 3
 """Requests in a row that memory fails for, after which it counts as failing."""
 UNSEEN = 10
@@ -369,6 +372,8 @@ class Rebuilder:
         history = api.history(exchange.body)
         is_summary = _asks_summary(exchange, history)
         project = project_named(namespace, exchange.client_headers)
+        cached_for = 86_400 if value.get("prompt_cache_retention") == "24h" else 0  # seconds
+        cached_for = cached_for or 3_600 * bool(HOUR_MARK.search(exchange.body.data))
         for _ in range(12):  # another conversation may continue the session meanwhile
             match = self._session_of(
                 exchange, history, job, asks_summary=is_summary, records=not api.counts_only, later=True
@@ -413,7 +418,7 @@ class Rebuilder:
                     sends=sends,
                     lineage=match.write,
                     added=compact(offered[len(value.get("tools") or ()) :]) if offered else "",
-                    cached_for=api.cached_for(exchange.body),
+                    cached_for=cached_for,
                     origin=(project, exchange.client_headers.get("user-agent") or ""),
                 )
                 break

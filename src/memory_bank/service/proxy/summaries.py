@@ -135,15 +135,6 @@ async def finish_summary(proxy: Proxy, exchange: Exchange, answer: UpstreamAnswe
     return answer
 
 
-async def _known(proxy: Proxy, exchange: Exchange, *, users_words: bool = False) -> str:
-    """What the bank knows, as a summary; "" for nothing, also where it fails."""
-    assert exchange.step is not None
-    budget = proxy.rebuilder.sessions.config.service.compaction_tokens
-    return (
-        await _read(proxy, partial(what_is_known, exchange.step.state, budget, users_words=users_words)) or ""
-    )
-
-
 async def _besides(proxy: Proxy, exchange: Exchange, said: str) -> str:
     """What the bank knows beside the model's summary, as far as what was saved pays for it; "" for nothing."""
     assert exchange.step is not None
@@ -171,8 +162,10 @@ async def _own(
     """The answer of the bank, in the place of upstream's; None where it knows nothing."""
     route, value, model = exchange.api.route, exchange.body.value, exchange.model or ""
     by_item, is_messages = exchange.api.is_compaction(value), exchange.api.provider == "anthropic"
-    # Codex and /responses/compact keep the user's messages
-    known = await _known(proxy, exchange, users_words=not by_item or is_messages)
+    assert exchange.step is not None
+    most = proxy.rebuilder.sessions.config.service.compaction_tokens
+    words = not by_item or is_messages  # Codex and /responses/compact keep the user's messages
+    known = await _read(proxy, partial(what_is_known, exchange.step.state, most, users_words=words))
     item = await _item(proxy, exchange, known) if by_item and known else None
     if not known or (by_item and item is None):
         return None
@@ -240,9 +233,7 @@ async def _with_item(proxy: Proxy, exchange: Exchange, answer: UpstreamAnswer) -
         log.warning("upstream broke off a summary (%s): the bank answers", type(e).__name__)
         return own
     if data is None or _HAS_COMPACTION.search(data):
-        if (
-            data and exchange.api.route == "compact" and exchange.arrays
-        ):  # it repeats the messages that it got
+        if data and exchange.api.route == "compact" and exchange.arrays:  # it repeats what it got
             made = parse_object(data)
             others = [i for i in objects_of(made.get("output")) if i.get("role") != "user"]
             made["output"] = [*_users_items(exchange), *others]
