@@ -2,11 +2,11 @@
 
     python -m benchmarks.train_held_out --data-dir ../shared/data --jobs 2
 
-Writes ``src/memory_bank/selection/model.json`` from all trace files of the folder, and
+Writes ``src/memory_bank/selection/model.json`` from the trace files of the folder, and
 ``benchmarks/models/no_SET.json`` from all but SET for every set of ``--held-out``, so that figures on SET
-come from weights that never saw it. Of coding sessions, which are long and many, every third is used; a model's
-notes say how many traces of each set it was fitted to. ``--cache DIR`` keeps the collected samples: delete it when
-features change.
+come from weights that never saw it. ``passed_dev`` is in none: ``derivable.py`` reports the shipped model on it.
+Of coding sessions, which are long and many, every third is used; a model's notes say how many traces of each
+set it was fitted to. ``--cache DIR`` keeps the collected samples: delete it when features change.
 """
 
 from __future__ import annotations
@@ -25,6 +25,14 @@ from memory_bank.selection.model import MODEL_FILE
 
 ROOT = Path(__file__).resolve().parents[1]
 LONG_SETS = ("toolathlon_dev", "livemcpbench", "intercode_sql_gpt4", "claude_code_dev")
+REPORTED = "passed_dev"
+"""The set that no model is fitted to."""
+
+
+def sets_in(folder: Path) -> list[Path]:
+    """Return the trace files of a folder that models are fitted to, the largest first."""
+    paths = (p for p in folder.glob("*.jsonl*") if p.name.partition(".")[0] != REPORTED)
+    return sorted(paths, key=lambda p: -p.stat().st_size)
 
 
 def samples_of(path: Path, cache: Path | None = None, every: int = 1) -> Collected:
@@ -78,7 +86,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Collect the samples of every set, then fit."""
     args = arguments()
-    paths = sorted(args.data_dir.glob("*.jsonl*"), key=lambda p: -p.stat().st_size)
+    paths = sets_in(args.data_dir)
     if not paths:
         raise SystemExit(f"{args.data_dir} holds no trace files: give another --data-dir")
     args.out.mkdir(parents=True, exist_ok=True)

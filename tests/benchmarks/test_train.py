@@ -1,8 +1,10 @@
 """What the evidence model is fitted to: the values that the calls which a fold serves take from it."""
 
 import json
+from pathlib import Path
 
 import numpy as np
+from benchmarks.train_held_out import sets_in
 from benchmarks.training.train import HORIZON, LATER, collect, replay_steps
 
 from memory_bank.audit.traces import Trace
@@ -86,3 +88,9 @@ def test_a_model_is_written_only_when_it_wins(verbs, tmp_path):
     done = verbs("train", few, "--out", tmp_path / "x.json")
     assert done.code == 1
     assert "too few calls" in done.err
+
+
+def test_the_set_that_is_reported_on_trains_no_model(tmp_path: Path):
+    for name, size in (("small.jsonl", 1), ("passed_dev.jsonl.gz", 9), ("long.jsonl.gz", 5)):
+        (tmp_path / name).write_bytes(bytes(size))
+    assert [path.name for path in sets_in(tmp_path)] == ["long.jsonl.gz", "small.jsonl"]
