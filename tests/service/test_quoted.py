@@ -107,7 +107,7 @@ TIGHT = {
     "noted": {"type": "memory_bank", "history_budget": 2_000, "refresh_after": 0, "fold_note": "observer", "observer_model": "m"},
     "classic": {"type": "memory_bank", "selection": "top_k", "max_chars_per_record": 4_000, "embedding_model": "lexical"},
     "masking": {"type": "observation_masking", "max_length": 1_500, "keep_last": 1},
-    "progressive": {"type": "progressive_summarization", "compact_threshold": 4_000, "summary_tokens": 900, "summary_model": "m", "block": 1},
+    "progressive": {"type": "progressive_summarization", "compact_threshold": 4_000, "summary_tokens": 900, "summary_model": "m"},
 }  # fmt: skip
 
 

@@ -31,6 +31,16 @@ PATCHED = {"cmd": f"apply_patch <<'PATCH'\n{PATCH}\nPATCH"}
         (r"tools.exec_command({cmd: 'grep a\\x41 \d'})", {"cmd": r"grep a\x41 d"}),
         (r"tools.exec_command({cmd: String.raw`grep \bx`})", {"cmd": r"grep \bx"}),
         ("tools.apply_patch(String.raw`a\\n`)", {"cmd": "apply_patch <<'PATCH'\na\\n\nPATCH"}),
+        ("// it's\ntools.exec_command({cmd: 'ls'})", {"cmd": "ls"}),
+        ("const p = /['\"]/;\ntools.exec_command({cmd: 'ls'})", {"cmd": "ls"}),
+        ("tools.exec_command({cmd: 'ls'}); /* or\ntools.exec_command({cmd: 'rm a'}) */", {"cmd": "ls"}),
+        (
+            """tools.exec_command({cmd: "grep tools.exec_command({cmd:'a'}) b"})""",
+            {"cmd": "grep tools.exec_command({cmd:'a'}) b"},
+        ),
+        ("const r = await tools.exec_command({cmd: 'ls'});\ntext(`${r.code} a`, `b ${r.x}`)", {"cmd": "ls"}),
+        ("const c = 'ls'\nconst r = await tools.exec_command({cmd: c})\nif (r == c) text(r)", {"cmd": "ls"}),
+        ("const c = 'é'; tools.exec_command({cmd: c, a: c, b: c})", {"cmd": "é", "a": "é", "b": "é"}),
         (
             'text(await tools.mcp__shop__order({id: "O-1", parts: [{n: 1}, "b"]}))',
             {"tool": "mcp__shop__order", "id": "O-1", "parts": [{"n": 1}, "b"]},
@@ -56,6 +66,25 @@ def test_what_is_written_out_is_read(code, arguments):
         "tools.exec_command(",
         "tools.clock__curr_time()",
         "",
+        r'tools.exec_command({cmd: "a \ud800"})',  # no client can send it
+        "// tools.apply_patch('p')",
+        "/* a/b tools.exec_command({cmd: 'rm a'}) */",
+        "f(/* a/ tools.exec_command({cmd: 'rm a'}) */)",
+        """const doc = "tools.apply_patch('p')"; text(doc)""",
+        "text(`tools.exec_command({cmd: 'rm a'})`)",
+        "const p = /tools.exec_command({cmd:'rm a'})/; text(p)",
+        """{"command": "echo tools.exec_command({cmd:'rm a'})"}""",
+        "my.tools.exec_command({cmd: 'ls'})",
+        "const r = `${await tools.exec_command({cmd: 'a'})}`; tools.exec_command({cmd: 'b'})",
+        "let c = 'ls'; c = made(c); tools.exec_command({cmd: c})",
+        "let c = 'ls'; c += ' a'; tools.exec_command({cmd: c})",
+        "const c = 'ls'; for (const c of cs) tools.exec_command({cmd: c})",
+        "const c = 'ls'; cs.map((c) => tools.exec_command({cmd: c}))",
+        "const c = 'ls ' + folder; tools.exec_command({cmd: c})",
+        "const c = 'ls '.repeat(2); tools.exec_command({cmd: c})",
+        "const c = 'ls'\n + folder; tools.exec_command({cmd: c})",
+        "tools.exec_command({cmd: 'ls'}); text('",
+        "tools.exec_command({cmd: 'ls'}); /* and",
     ],
 )
 def test_other_code_stays_as_it_is(code):
@@ -70,9 +99,19 @@ def test_a_text_of_another_tool_is_not_read():
 @pytest.mark.parametrize(
     "part",
     ["tools.exec_command({", "a: b, ", 'tools.exec_command({cmd: "\\', "const a = `", "tools.apply_patch('",
-     "{a:", "[", '"a",', " "],
+     "{a:", "[", '"a",', " ", "\\", '\\"', "(/[a", "=/*", "const a = '\\'", "a\n", "a ", "`${a}`", "tools.a(["],
 )  # fmt: skip
 def test_broken_code_takes_linear_time(part):
     began = time.process_time()
     told_arguments("exec", f"tools.exec_command({{{part * (50_000 // len(part))}")
     assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize("use", ["tools.a([{}])", "{}"])
+def test_a_long_text_that_is_used_many_times_is_not_read(use):
+    text = "x" * 25_000
+    uses = {"tools.a([{}])": use.format("A," * 12_000), "{}": "tools.exec_command({cmd: A});" * 800}[use]
+    code = f"const A = '{text}'; {uses}"
+    began = time.process_time()
+    assert told_arguments("exec", code) == code
+    assert time.process_time() - began < 0.5

@@ -18,6 +18,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from typing import Any
 from memory_bank.transcript.chat import ChatWire
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import MessageKind, call_entry, content_text, is_text_part, kind_of, read
+from memory_bank.transcript.quoting import sendable
 from memory_bank.transcript.turns import (
     WHOLE,
     Change,
@@ -38,13 +40,21 @@ from memory_bank.transcript.turns import (
 
 CALLING = "Calling tools:\n"
 _TEXT = r'"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|(?:String\.raw)?`(?:[^`\\]|\\.)*`'
-_IN_CODE = re.compile(r"\btools\.([\w$]+)\(")
+_IN_CODE = re.compile(
+    rf"(?P<text>{_TEXT})|//[^\n]*|/\*.*?\*/|(?P<broken>[\"'`]|/\*)"
+    r"|(?<=[(,=:!&|?{};])\s*+/(?![*/])(?:[^/\\\n\[]|\\.|\[(?:[^\]\\\n]|\\.){0,99}\]){1,200}/"
+    r"|(?<![\w$.])tools\.(?P<call>[\w$]+)\("
+    rf"|(?<![\w$.])(?:(?:const|let|var)\s++(?P<made>[\w$]++)(?=\s*+=\s*+(?P<given>{_TEXT})"
+    r"(?=\s*+(?:[;,\w$}]|\Z))|)|(?P<set>[\w$]++)(?=\s*+(?:[-+*/%&|^?]{0,3}=(?!=)|\)?\s*+=>)))",
+    re.S,
+)
+"""What stands in code: texts, comments and patterns, in which are no calls; calls; and names with what they get."""
+_MOST_CODE = 50_000  # characters
 _TOKEN = re.compile(
     rf"({_TEXT})|([a-zA-Z_$][\w$]*+)(?=\s*:)|([{{}}\[\],:)]|-?\d+(?:\.\d+)?|[\w$]+)|\s+", re.S
 )
 _COMMANDS = {"exec_command": "{}", "apply_patch": "apply_patch <<'PATCH'\n{}\nPATCH"}
 _BY_NUMBER = re.compile(r"(?<!\\)(?:\\\\)*\\[xubfv\d]")  # characters by their numbers, and rare marks
-_NAMED = re.compile(rf"\b(?:const|let|var)\s+([\w$]+)\s*=\s*({_TEXT})", re.S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,25 +306,52 @@ FORMS: tuple[TextForm, ...] = (
 def told_arguments(tool: str, arguments: str) -> str:
     """The arguments of a call as they are read: of Codex's code what its calls are given, if that is written out.
 
-    A patch is a command of a shell, as others are; a single call of another tool has its name as ``tool``.
+    A patch is a command of a shell, as others are; a single call of another tool has its name as ``tool``. What
+    texts and comments have of calls is not run.
     """
-    if tool != "exec" or len(arguments) > 50_000 or "tools." not in arguments:  # characters
+    if tool != "exec" or len(arguments) > _MOST_CODE or "tools." not in arguments:
         return arguments
-    texts, commands, given = dict(_NAMED.findall(arguments)), list[str](), None
-    calls = [(found[1], found.end()) for found in _IN_CODE.finditer(arguments)]
-    for name, at in calls:
-        given = _script_value(arguments, at, texts)
+    read = _calls_in_code(arguments)
+    commands, given, room = list[str](), None, _MOST_CODE
+    for name, at, texts in read:
+        given = _script_value(arguments, at, texts, room)
         command = given.get("cmd") if isinstance(given, dict) and name == "exec_command" else given
         if isinstance(command, str) and name in _COMMANDS:
             commands.append(_COMMANDS[name].format(command))
-    if len(calls) == len(commands) > 0:
-        return compact(given if isinstance(given, dict) and len(calls) == 1 else {"cmd": "\n".join(commands)})
-    is_other = len(calls) == 1 and calls[0][0] not in _COMMANDS
-    return compact({"tool": calls[0][0], **given}) if is_other and isinstance(given, dict) else arguments
+        elif len(read) > 1:
+            return arguments
+        room -= len(commands[-1]) if commands else 0
+    told = arguments
+    if len(read) == len(commands) > 0:
+        told = compact(given if isinstance(given, dict) and len(read) == 1 else {"cmd": "\n".join(commands)})
+    elif len(read) == 1 and read[0][0] not in _COMMANDS and isinstance(given, dict):
+        told = compact({"tool": read[0][0], **given})
+    return told if sendable(told) == told else arguments
 
 
-def _script_value(code: str, at: int, texts: Mapping[str, str]) -> Any:
-    """The value that is written out at a place of JavaScript, ``texts`` by their names; None for others."""
+def _calls_in_code(code: str) -> list[tuple[str, int, Mapping[str, str]]]:
+    """The calls of tools in code: name, where its arguments begin, the texts by their names; [] for broken code."""
+    calls, texts, given = list[tuple[str, int]](), dict[str, str](), Counter[str]()
+    for found in _IN_CODE.finditer(code):
+        _, has_value, rest = (found["text"] or "").rpartition("${")
+        if found["broken"] or (
+            has_value and found[0][-1] == "`" and ("tools." in found[0] or "}" not in rest)
+        ):
+            return []
+        if found["call"]:
+            calls.append((found["call"], found.end()))
+        if name := found["made"] or found["set"]:
+            given[name] += 1
+            texts[name] = found["given"] or ""
+    known = {name: text for name, text in texts.items() if text and given[name] == 1}
+    return [(name, at, known) for name, at in calls]
+
+
+def _script_value(code: str, at: int, texts: Mapping[str, str], room: int) -> Any:
+    """The value that is written out at a place of JavaScript, ``texts`` by their names; None for others.
+
+    None, too, for one of more than ``room`` characters.
+    """
     written, depth = list[str](), 0
     while found := _TOKEN.match(code, at):
         at, (text, name, other) = found.end(), found.groups()
@@ -329,6 +366,9 @@ def _script_value(code: str, at: int, texts: Mapping[str, str]) -> Any:
         if written[-1:] == ["{"] and other in texts:  # {cmd}
             written.append(f'"{other}":')
         if (text := texts.get(other, text)) and (name := _script_text(text)) is None:
+            break
+        room -= len(other if name is None else name)
+        if room < 0:
             break
         written.append(other if name is None else json.dumps(name))
         depth += (other in ("{", "[")) - (other in ("}", "]"))
