@@ -406,6 +406,15 @@ def alternating(api: str) -> Shape:
         yield talk.asked()
 
 
+def at_times(api: str) -> Shape:
+    """A conversation whose every eighth request goes to a cheap model."""
+    talk = Talk(api)
+    for n in range(80):
+        talk.turn()
+        talk.more = {"model": CHEAP[api]} if n % 8 == 7 else {}
+        yield talk.asked()
+
+
 def dated(api: str) -> Shape:
     """A prompt that tells the day, which is another one every 20 requests."""
     talk = Talk(api)
@@ -466,6 +475,7 @@ SHAPES: dict[str, tuple[Callable[[str], Shape], tuple[str, ...]]] = {
     "marks in place": (long_marked, ("messages",)),
     "models": (models, ("chat", "messages")),
     "alternating": (alternating, ("chat", "messages")),
+    "cheap at times": (at_times, ("chat", "messages")),
     "dated": (dated, ("chat", "messages")),
     "timed": (timed, ("chat", "messages")),
     "for an hour": (for_an_hour, ("messages",)),

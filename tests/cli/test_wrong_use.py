@@ -23,6 +23,7 @@ WRONG = {
     "keys list --db missing.db": "there is no bank",
     "keys revoke a --db missing.db": "there is no bank",
     "keys list --config missing.toml": "missing.toml",
+    "handoff latest --db x --config missing.toml": "missing.toml",
     "lab replay": "traces",
     "lab replay nope.jsonl": "there is no trace file nope.jsonl",
     "lab replay .": "is a directory",

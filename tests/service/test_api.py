@@ -230,6 +230,15 @@ def test_an_honest_repetition_is_told_by_its_call_id(http):
         assert ingested(http, tool_outputs=[{**OUTPUT, **own}]).new == new
 
 
+def test_a_key_that_told_equal_outputs_apart_is_refused(http):
+    def told_of(**output):
+        body = {"tool_outputs": [{**OUTPUT, **output}]}
+        return http.post("/v1/sessions/s/ingest", json=body, headers={"idempotency-key": "1"})
+
+    assert "give each output its call_id" in told(told_of(), 422, "invalid_request")
+    assert told_of(call_id="c1").json()["new"] == 1
+
+
 def test_what_was_ingested_is_in_the_next_context(http):
     http.post("/v1/sessions/s/context", json={"messages": CHAT[:4]})
     ingested(http, tool_outputs=[{**OUTPUT, "raw_output": '{"id": "ORD-7", "carrier": "Zephyr-991"}'}])

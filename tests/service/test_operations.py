@@ -36,6 +36,12 @@ def upstream() -> Any:
         yield server
 
 
+def test_a_service_with_a_bank_in_memory_is_ready(configured: Any, upstream: Any) -> None:
+    with TestClient(create_app(configured(upstream=upstream.base_url, database=":memory:"))) as client:
+        assert client.get("/readyz").status_code == 200
+        assert parts(client)["database"]["ok"]
+
+
 @pytest.mark.parametrize("way", ["deleted", "replaced"])
 def test_a_bank_whose_file_is_not_there_any_more_loses_nothing(
     configured: Any, upstream: Any, tmp_path: Path, way: str

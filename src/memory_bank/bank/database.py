@@ -308,7 +308,7 @@ class Database:
 
     def check_schema(self, version: str | None = None) -> None:
         """Raise StorageError where another process has brought the bank to another schema: as given, or as it is."""
-        if (now := version or self.value(sa.select(schema_version))) != VERSION:
+        if not self.in_memory and (now := version or self.value(sa.select(schema_version))) != VERSION:
             raise StorageError(
                 f"{self.name} has schema {now} by now, which another version of memory_bank has made: start this "
                 "process again with that version. Nothing is stored until then."

@@ -51,11 +51,16 @@ def service_settings(db: str | None, config: Path | None = None) -> ServiceSetti
     return settings if db is None else settings.model_copy(update={"database": db})
 
 
+def _named(db: str | None, config: Path | None) -> str:
+    """The bank that --db names, or of the configuration, which is read where one is given or the bank is not."""
+    return db if db and config is None else database_of(service_settings(db, config))
+
+
 def bank_file(db: str | None, command: str = "", config: Path | None = None) -> Path:
     """The file of the bank that --db names. Raises ConfigError for one in memory, or PostgreSQL's ``command``."""
     from memory_bank.bank.database import database_url
 
-    url = database_url(db or database_of(service_settings(db, config)))
+    url = database_url(_named(db, config))
     if url.get_backend_name() != "sqlite":
         bare = url.set(drivername="postgresql")._replace(password=None)
         address = bare.difference_update_query(["password", "sslpassword"]).render_as_string(
@@ -74,7 +79,7 @@ def open_bank(db: str | None, config: Path | None = None, session: str | None = 
     from memory_bank.bank.database import Database, database_url
     from memory_bank.bank.listing import has_session
 
-    name = db or database_of(service_settings(db, config))
+    name = _named(db, config)
     if database_url(name).get_backend_name() == "sqlite" and not (file := bank_file(name)).is_file():
         first = "" if db else "`memory-bank run -- COMMAND` makes one, or "
         raise ConfigError(f"there is no bank {file}: {first}give the path of yours with --db.")

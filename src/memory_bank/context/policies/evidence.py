@@ -88,7 +88,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     retention = max(settings.cache_retention, cache.cached_for)
     least = cache.clock() - retention
     models = {name for name, at in [*cache.asked.items()] if at >= least}  # those that may have a prefix
-    if is_cold := session.idle > retention or (bool(models) and cache.model not in models):
+    if is_cold := session.idle > retention:
         ledger.sent = ()
     edits = dict(sight.edits)
     base = Choice(role=settings.memory_role, edits=edits, unfolded=edits)  # all, as it was shown first
@@ -99,6 +99,8 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
         price = price_fold(
             view, session, settings, older=older, rest=rest, models=len({*models, cache.model})
         )
+    if models and cache.model not in models:  # it has none of the session in its cache, which others have
+        ledger.sent = ()
     budget = price.size if price else fold_budget(settings.history_budget, older)
     if settings.refresh_after == "auto":
         mean = sight.latest(20, len(view.history)) / max(

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Header, Query
 from pydantic import AfterValidator, ConfigDict, Field, StrictBool, WithJsonSchema
 
 from memory_bank.bank.retrieval import records_of
@@ -240,7 +240,12 @@ def _checked(messages: list[Any]) -> list[Any]:
     router, "POST", "/sessions/{name}/ingest", "Store a conversation, or tool outputs", *_OF_BODIES,
     body=IngestRequest,
 )  # fmt: skip
-def ingest(api: Api, name: SessionName, body: JsonBody) -> Ingested:
+def ingest(
+    api: Api,
+    name: SessionName,
+    body: JsonBody,
+    idempotency_key: Annotated[str | None, Header(include_in_schema=False)] = None,
+) -> Ingested:
     """Store records and summaries without building a context. The session is created if it does not exist.
 
     A trace_id is derived from call id, tool, input and output: the same request again stores nothing. Without
@@ -254,6 +259,10 @@ def ingest(api: Api, name: SessionName, body: JsonBody) -> Ingested:
     if query.task and "messages" in members:
         raise InvalidRequestError(
             "task goes with tool_outputs: with messages the first user message is the task."
+        )
+    if idempotency_key is not None and any(output.call_id is None for output in query.tool_outputs):
+        raise InvalidRequestError(
+            "the header idempotency-key tells equal outputs apart no more: give each output its call_id."
         )
     if "messages" in members:
         seen = [api.sessions.redacted(m) for m in _checked(query.messages)]
