@@ -11,6 +11,7 @@ from tests.context.test_first_sight import COUNT, processor_of
 from memory_bank import TOOL_SCHEMAS, handle_tool_call
 from memory_bank.selection.cutting import cut_text
 from memory_bank.selection.outcomes import Report, outcome, report_of
+from memory_bank.transcript.quoting import as_terminal
 
 RED, PLAIN = "\x1b[1;31m", "\x1b[0m"
 
@@ -332,6 +333,11 @@ def test_of_progress_that_was_written_over_the_last_state_is_shown():
     answer = handle_tool_call(state, "get_record", {"record": "#1", "pattern": "47% of"})
     assert "47% of 31.4 MB" in answer
     assert outcome(f"{progress}Downloaded wheel w-7f31.whl\n\n")[0] == "Downloaded wheel w-7f31.whl"
+    mac = (
+        "".join(f"{n},{name},1/2/2024,9\r" for n, name in enumerate(["Alice", "Bob", "Carol", "Dan"]))
+        + "\nexit 0\n"
+    )
+    assert as_terminal(mac) == mac  # rows of a file whose lines end so
     rows = "".join(f"name {n}\rcity {n}\n" for n in range(60))
     assert "name 47" in "\n".join(s.text for s in cut_text(rows).segments)
 

@@ -70,6 +70,7 @@ _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 _ANSI = re.compile(r"\x1b\[(?:[0-?]++[A-Za-z]|[mKJH](?!asked: ))")  # colours, but not "[masked: "
 _OVERWRITTEN = re.compile(r"^[^\n]*\r(?=[^\r\n])", re.M)
 _PROGRESS = re.compile(r"\d ?%|\d/\d|\d ?[kKMG]i?B\b")
+_FIRST_WORD = re.compile(r"[^\W\d_]{3,}")
 _UNSEEN = "Cc", "Cf", "Cs", "Cn", "Mn", "Me"
 _BLANK_LETTERS = "\u115f\u1160\u3164\uffa0\u2800\ufffc\U0001d159"
 _ALIKE = str.maketrans("аеорсухіјѕһԁοα‹〈⟨❮⋯︙", "aeopcyxijshdoa<<<<……")
@@ -136,7 +137,15 @@ def as_terminal(text: str) -> str:
     text = without_colours(text)
     if "\r" not in text or "\n" not in text:
         return text
-    return _OVERWRITTEN.sub(lambda states: "" if _PROGRESS.search(states[0]) else states[0], text)
+    return _OVERWRITTEN.sub(lambda found: "" if _is_progress(found[0]) else found[0], text)
+
+
+def _is_progress(states: str) -> bool:
+    """Whether what was written over is one thing's progress: few words begin its states, unlike a file's rows."""
+    if not _PROGRESS.search(states):
+        return False
+    words = [_FIRST_WORD.search(state) for state in states.split("\r") if state.strip()]
+    return len({found and found[0] for found in words}) <= max(2, len(words) // 2)
 
 
 def one_line(text: str) -> str:
