@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 from tests.chats import FOLDING
+from tests.service.processes import until
 from tests.service.proxied import post, scripted
 from tests.service.proxy.test_faults import locked
 from tests.service.proxy.test_offered_tools import body_of
@@ -15,6 +16,7 @@ from tests.service.requests import PATHS
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.lineage import Lineage, Offer
+from memory_bank.bank.worker import waiting_since
 from memory_bank.testing import call, say
 from memory_bank.tools import EARLIER_SCHEMAS, TOOL_SCHEMAS
 from memory_bank.transcript.jsontext import compact
@@ -163,6 +165,7 @@ def test_words_reach_the_earlier_session_without_another_argument(tmp_path):
     search = [call("get_record", record="ORD-100", lines=None, pattern=None, path=None), say("I see.")]
     with scripted([say("ok"), *search * 3], tmp_path, SETTINGS) as (server, p):
         step(p, "chat", "monday", 2)
+        until(lambda: not waiting_since(p.service.database)[0])  # a search finds what has its insight
         for name, steps, project, reaches in (
             ("tuesday", 0, "shop", True),
             ("tuesday", 1, "shop", True),
