@@ -267,12 +267,3 @@ def test_a_model_that_goes_on_after_a_pause_folds_what_no_cache_has(tmp_path):
         step(p, [*START, *rounds(8, size=6_000)], model="m")
         paused(p, "a", 600)
         assert step(p, [*START, *rounds(9, size=6_000)], model="other").memory == "rebuilt"
-
-
-def test_a_chat_that_tells_nothing_of_its_cache_is_charged_as_one_that_caches(tmp_path):
-    """Else the full history is taken to be paid anew at each step, and folds come that nothing saved pays for."""
-    with served(lambda body: Reply("ok", usage=(len(json.dumps(body)) // 4, 5)), tmp_path) as (_, p):
-        for n in range(2, 9):
-            step(p, [*START, *rounds(n, size=6_000)])
-        ledger = p.service.sessions._processor.state("memory_bank", "a").ledger
-    assert ledger.full < 2 * 8 * 6_000 / 4
