@@ -173,7 +173,7 @@ def _dump(value: Any, what: str) -> str:
 
 
 def checks_of(columns: Iterable[sa.Column[Any]]) -> list[tuple[Any, ...]]:
-    """Of each column its name, its type, whether it may be NULL, and a check of its values."""
+    """Each column as (name, type, whether it may be NULL, function that checks a value)."""
     return [(c.name, c.type, bool(c.nullable), _fits(c.type)) for c in columns]
 
 

@@ -88,7 +88,7 @@ def observe(
 
 
 def _settings(config: Path | None, model: str | None) -> MemoryBankSettings:
-    """The settings of a file's default strategy, or the defaults without a model; ``model`` replaces theirs."""
+    """The settings of the file's default strategy; without a file, the defaults. ``model``: used for summaries."""
     from memory_bank.config import EXTRACTIVE, MemoryBankSettings, load_config
 
     if model is not None and not model.strip():

@@ -89,7 +89,7 @@ MOST_NAMED, MOST_PLACES = 20, 3
 FAR, LONGEST_HEADER = 800, 300
 """Characters of rows after which a mark repeats the header of their table, and of such a header."""
 SHORT_GAP = 24
-"""A gap of at most so many characters is shown: a mark would be no shorter."""
+"""Left-out text of at most this many characters is shown after all: a mark in its place would be as long."""
 GAP_TOKENS = 10
 """The tokens reserved for a mark that stands where lines are left out."""
 REDACTED = "[redacted: "

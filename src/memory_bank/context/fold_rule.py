@@ -75,7 +75,7 @@ def tokens_paid_for(session: MemoryBankState) -> int:
 
 
 def charge_added(session: MemoryBankState, tokens: int) -> None:
-    """Charge tokens that were added to every later request: the client's own list has them from now on."""
+    """Add the price of tokens that stand in the client's own list, and so in each later request, to the ledger."""
     session.ledger.settle(Charge(0.0, 0.0), tokens * _carried(session), 0.0)
 
 

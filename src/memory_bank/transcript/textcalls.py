@@ -330,7 +330,7 @@ def told_arguments(tool: str, arguments: str) -> str:
 
 
 def _calls_in_code(code: str) -> list[tuple[str, int, Mapping[str, str]]]:
-    """The calls of tools in code: name, where its arguments begin, the texts by their names; [] for broken code."""
+    """Each tool call in code: its name, where its arguments begin, the constants of the code; [] if it is broken."""
     calls, texts, given = list[tuple[str, int]](), dict[str, str](), Counter[str]()
     for found in _IN_CODE.finditer(code):
         _, has_value, rest = (found["text"] or "").rpartition("${")

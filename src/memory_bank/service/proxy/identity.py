@@ -335,7 +335,7 @@ class _Search:
         )
 
     def _returned_otherwise(self, session: KnownDigest, interaction: DigestedInteraction) -> bool:
-        """Whether a session has other results of the calls of a turn; a shorter one counts as masked."""
+        """Whether a session stores other results for these calls; a result that the client shortened is no other."""
         here = {c.call: c for c in interaction.calls()}
         if any(c.call not in here for c in dict(_head_calls(session)).get(interaction.digest, ())):
             return True
