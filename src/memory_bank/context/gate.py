@@ -192,15 +192,10 @@ def broken_rule(
             return EMPTY
     if thinking is Thinking.KEEP_LATER and _thinks(came, wire) and not _thinks(sent, wire):
         return REASONING
-    if has_too_many_marks(sent, came, marks_beside):
+    marks = cache_marks(sent)
+    if marks > 0 and marks + marks_beside > MOST_CACHE_MARKS and marks > cache_marks(came):
         return MARKS
     return REFUSED if wire.errors(sent) and not wire.errors(came) else ""
-
-
-def has_too_many_marks(sent: Sequence[Any], came: Sequence[Any], beside: int) -> bool:
-    """Whether messages have more cache marks than the API allows with those ``beside`` them, and than came."""
-    marks = cache_marks(sent)
-    return marks > 0 and marks + beside > MOST_CACHE_MARKS and marks > cache_marks(came)
 
 
 def _is_message(message: object, kinds: set[type]) -> bool:

@@ -502,7 +502,11 @@ def marks_beside(request: Mapping[str, Any]) -> int:
 
 
 def with_cache_marks(
-    request: Mapping[str, Any], messages: Sequence[Any], *, stands: bool = True
+    request: Mapping[str, Any],
+    messages: Sequence[Any],
+    counts: Sequence[int] | None = None,
+    *,
+    stands: bool = True,
 ) -> list[Any] | None:
     """The messages to be sent for a request with cache marks; None where they need none.
 
@@ -510,14 +514,15 @@ def with_cache_marks(
     as far as the client has no mark at the end and the API allows it: four marks with the client's. Where those are
     four, the anchor gets the client's mark before its last. A request that goes as it came, with a mark of its own at
     its end, is not changed. ``stands``: the next context will begin as this one; else only the anchor does.
+    ``counts``: the cache marks of each message, where they are known.
 
     A mark before one with a longer lifetime gets that lifetime, as the API demands.
     """
     source = request["messages"]
     is_changed = not same_objects(messages, source)
-    around = marks_beside(request)
+    counts = [*(map(cache_marks, messages) if counts is None else counts)]
     last, every = _last_turn(messages), range(len(messages))
-    ends_marked = bool(cache_marks(messages[last:]))
+    ends_marked = any(counts[last:])
     if ends_marked and not is_changed:
         return None
     is_marked = ends_marked or request.get(CACHE_MARK) is not None
@@ -531,16 +536,16 @@ def with_cache_marks(
         calls = next((p.message for p, block in blocks if _type(block) == "tool_use"), len(messages))
         anchor = chain(_places(messages, every[:calls], -1))
     ends = [] if is_marked or not stands else [_places(messages, every[-1:], -1)]
-    out, marks = list(messages), around + cache_marks(messages)
+    out, around = list(messages), marks_beside(request)
     for found in (*ends, anchor, _places(messages, every[:last] if stands else (), -1)):
         place = next((p for p, block in found if _may_be_marked(block)), None)
         if place is None:
             continue
-        if marks == MOST_CACHE_MARKS and found is anchor and is_changed:
+        if around + sum(counts) == MOST_CACHE_MARKS and found is anchor and is_changed:
             _free_mark(out, place)
-            marks = around + cache_marks(out)
-        if marks < MOST_CACHE_MARKS:
-            marks += _mark(out, place)
+            counts = [*map(cache_marks, out)]
+        if around + sum(counts) < MOST_CACHE_MARKS:
+            _mark(out, place, counts)
     return None if same_objects(out, messages) else out
 
 
@@ -582,15 +587,14 @@ def _may_be_marked(block: Any) -> bool:
     return _type(block) in _MARKABLE and isinstance(text, str) and bool(text.strip())  # an empty text may not
 
 
-def _mark(messages: list[Any], place: PartPlace) -> bool:
-    """Put a copy of a message with a mark at one of its blocks in its place; False for one marked already."""
+def _mark(messages: list[Any], place: PartPlace, counts: list[int]) -> None:
+    """Put a copy of a message with a mark at one of its blocks in its place, unless that has one; count it."""
     message, at = messages[place.message], max(place.number, 0)
     blocks = [*_as_blocks(message)]
-    is_new = blocks[at].get(CACHE_MARK) is None
-    if is_new:
-        rest = _places(messages, [i for i in range(place.message, len(messages)) if cache_marks(messages[i])])
+    if blocks[at].get(CACHE_MARK) is None:
+        rest = _places(messages, [i for i in range(place.message, len(messages)) if counts[i]])
         after = (b for p, b in rest if p > place and isinstance(b, dict))
         given = (b[CACHE_MARK] for b in after if isinstance(b.get(CACHE_MARK), dict))
         blocks[at] = {**blocks[at], CACHE_MARK: next(given, {"type": "ephemeral"})}
         messages[place.message] = {**message, "content": blocks}
-    return is_new
+        counts[place.message] += 1

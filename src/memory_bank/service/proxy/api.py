@@ -239,7 +239,7 @@ class Dialect:
 
     def mark_cache(
         self,
-        request: JsonObject,  # noqa: ARG002
+        body: Body,  # noqa: ARG002
         conversation: Sequence[object],  # noqa: ARG002
         *,
         stands: bool,  # noqa: ARG002

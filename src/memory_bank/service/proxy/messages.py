@@ -28,6 +28,7 @@ from memory_bank.transcript.anthropic import (
     THINKING,
     Thinking,
     answered_turn,
+    cache_marks,
     drops_blocks,
     from_anthropic,
     thinking_rule,
@@ -118,10 +119,9 @@ class MessagesDialect(Dialect):
         off = {"thinking": {"type": "disabled"}} if must_think and answered_turn(messages) is not None else {}
         return {self.key: stripped, **off}
 
-    def mark_cache(
-        self, request: JsonObject, conversation: Sequence[object], *, stands: bool
-    ) -> list[object] | None:
-        return with_cache_marks(request, conversation, stands=stands)
+    def mark_cache(self, body: Body, conversation: Sequence[object], *, stands: bool) -> list[object] | None:
+        counts = body.memo.of_each("marks", conversation, cache_marks)
+        return with_cache_marks(body.value, conversation, counts, stands=stands)
 
     def offer_tools(self, request: JsonObject, schemas: Schemas = TOOL_SCHEMAS) -> list[object] | None:
         # its choices in the words of the other APIs

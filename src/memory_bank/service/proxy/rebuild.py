@@ -23,7 +23,6 @@ from cachetools import LRUCache
 
 from memory_bank.bank.lineage import Offer
 from memory_bank.bank.session import Session
-from memory_bank.context.gate import has_too_many_marks
 from memory_bank.errors import MemoryBankError
 from memory_bank.processor import NotSentError
 from memory_bank.service.failures import code_of
@@ -34,7 +33,6 @@ from memory_bank.service.proxy.identity import Identity, SessionMatch, client_se
 from memory_bank.service.security.access import project_named, public_name, stored_id
 from memory_bank.service.sessions import Rebuilt, Sessions, count_once
 from memory_bank.tools import EARLIER_SCHEMAS, TOOL_SCHEMAS
-from memory_bank.transcript.anthropic import marks_beside
 from memory_bank.transcript.harness import asks_for_summary
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import MessageKind, content_text, kind_of, message_text, same_objects
@@ -494,13 +492,13 @@ class Rebuilder:
 
         ``stands``: the next one will begin with it.
         """
-        api, value = exchange.api, exchange.body.value
-        came = value[api.key]
-        exchange.memory = "unchanged" if same_objects(written, came) else "rebuilt"
+        api = exchange.api
+        is_same = same_objects(written, exchange.body.value[api.key])
+        exchange.memory = "unchanged" if is_same else "rebuilt"
         exchange.arrays = {} if exchange.memory == "unchanged" else {api.key: written}
         if marked and self.marks_cache and (exchange.namespace, exchange.session) not in self.unmarked:
-            own = api.mark_cache(value, written, stands=stands)
-            if own is not None and not has_too_many_marks(own, came, marks_beside(value)):
+            own = api.mark_cache(exchange.body, written, stands=stands)
+            if own is not None:
                 exchange.arrays = {api.key: own}
 
     def _offered(
