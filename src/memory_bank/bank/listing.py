@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import sqlalchemy as sa
@@ -119,12 +119,6 @@ _BASE = sa.select(
     _of_each(records, _r.timestamp, newest=True).label("last_written"),
     sa.func.coalesce(_of_each(records, _r.step_id, newest=True), 0).label("steps"),
 )  # fmt: skip
-_INFO = _BASE.add_columns(
-    _of_each(records, sa.func.count()).label("records"),
-    _of_each(insights, sa.func.count()).label("insights"),
-    _of_each(insights, sa.func.count(), waits).label("waiting"),
-    _of_each(insights, sa.func.count(_i.redo), waits).label("failing"),
-)
 _DETAILS = _BASE.add_columns(
     _of_each(steps, _t.model, newest=True).label("model"),
     _of_each(steps, _t.created, newest=True).label("last_step"),
@@ -142,9 +136,10 @@ def _by_session(
 
 _kept = {n: sum_of(sums.c[n]) for n in ("records", "insights", "steps", "full_tokens", "tokens")}
 _most = sa.func.coalesce(sa.func.max(sa.case((_i.redo.is_not(None), _i.attempts))), 0)
+_WAIT = _by_session(insights, waits, waiting=sa.func.count(), failing=sa.func.count(_i.redo), attempts=_most)
 _FIGURES = (
+    _WAIT,
     _by_session(insights, _i.redo.is_not(None), to_redo=sa.func.count()),
-    _by_session(insights, waits, waiting=sa.func.count(), failing=sa.func.count(_i.redo), attempts=_most),
     _by_session(calls, calls=sum_of(calls.c.calls)),
 )
 _KEPT_EACH = _by_session(sums, **_kept)
@@ -159,7 +154,7 @@ def has_session(database: Database, session_id: str) -> bool:
 def list_sessions(database: Database, *, is_short: bool = False) -> list[SessionInfo]:
     """All sessions, deleted ones included, the last written first; ``is_short``: without counts of rows that wait."""
     with database.snapshot() as c:
-        found = _details(c, _DETAILS, is_short)
+        found = _details(c, _DETAILS, () if is_short else _FIGURES)
     return sorted(found, key=lambda info: (-(info.last_written or 0.0), info.session_id))
 
 
@@ -229,11 +224,9 @@ def list_page(
             if len(found) > limit:
                 break
         shown = list(found)[:limit]
-        infos = _INFO.with_only_columns(*(x for x in _INFO.selected_columns if x.name != "task"))
-        of_id = {
-            row["session_id"]: SessionInfo(task=found[row["session_id"]], **row)
-            for row in c.execute(infos.where(_s.session_id.in_(shown))).mappings()
-        }
+        columns = (column for column in _BASE.selected_columns if column.name != "task")  # which may be long
+        page = sa.select(*columns).where(_s.session_id.in_(shown))
+        of_id = {i.session_id: replace(i, task=found[i.session_id]) for i in _details(c, page, [_WAIT])}
     return [of_id[session_id] for session_id in shown], len(found) > limit
 
 
@@ -266,18 +259,20 @@ def namespace_totals(database: Database, namespace: str | None) -> NamespaceTota
     return NamespaceTotals(*counts, Tokens(*map(int, tokens)))
 
 
-def _details(c: Connection, query: sa.Select[Any], is_short: bool = False) -> list[SessionInfo]:
+def _details(
+    c: Connection, query: sa.Select[Any], figures: Sequence[sa.Select[Any]] = _FIGURES
+) -> list[SessionInfo]:
     found: list[SessionInfo] = []
     for part in in_parts(c.execute(query).mappings().all(), _AT_ONCE):
-        each = {row["session_id"]: {**row, "task": row["task"] or ""} for row in part}
+        each = {row["session_id"]: {**row, "task": row.get("task") or ""} for row in part}
         values = {"ids": list(each)}
-        for figure in () if is_short else _FIGURES:
+        for figure in figures:
             for row in c.execute(figure, values).mappings():
                 each[row["session_id"]] |= row
         for session_id, facts, summaries, *tokens in c.execute(_KEPT_EACH, values):
             kept = {"records": int(facts), "insights": int(summaries), "tokens": Tokens(*map(int, tokens))}
             each[session_id] |= kept
-        for session_id, count in () if is_short else _unobserved(c, list(each)).items():
+        for session_id, count in _unobserved(c, list(each)).items() if figures is _FIGURES else ():
             each[session_id]["unobserved"] = count
         found += (SessionInfo(**{**row, "calls": int(row.get("calls", 0))}) for row in each.values())
     return found

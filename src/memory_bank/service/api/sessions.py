@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, dataclass, fields
 from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -541,36 +541,12 @@ def _costs(api: ApiContext, sums: Sequence[UsageSums]) -> CallCosts:
 # steps
 
 
-class StepItem(ResponseModel):
-    """One step."""
+@dataclass(frozen=True, slots=True)
+class StepItem(StepFigures):
+    """One step: its figures, the session as the caller names it, and dollars; null without usage or a price."""
 
-    number: Count = Field(description="1 is the session's first step")
-    created: Time
-    tokens: Count = Field(description="of all that was sent, hidden turns and tools included")
-    full_tokens: Count = Field(description="of the request as it came, tools included")
-    messages: Count = Field(description="of the full history")
-    records: Count = Field(description="stored by then")
-    status: str = Field(
-        description="rebuilt, unchanged, passed, answered, failed, refused (by upstream) or control"
-    )
-    reason: str | None = Field(description="why memory failed, was paused, or changed nothing")
-    strategy: str
-    milliseconds: float = Field(description="time that building the context took")
-    fold: int | None = Field(description="number of the fold that its context shows")
-    changed_at: int | None = Field(description="position of the first message that is not the last step's")
-    changed: str | None = Field(description='what that message is: "memory", its role, or "end"')
-    model: str | None = Field(description="that the request names")
-    seconds: float | None = Field(
-        description="until the end of the answer; null: not proxied, or not ended yet"
-    )
-    http_status: int | None = Field(description="of the answer")
-    error: str | None = Field(description="what the provider, or the connection to it, said")
-    sent: Usage | None = Field(description="as the provider reported")
-    full: Usage | None = Field(description="of the full history with the provider's cache, estimated")
-    billed: float | None = Field(description="the cost that the provider named, in dollars")
-    untold: str | None = Field(description="why what the provider counted is not known")
-    sent_cost: float | None = Field(description="null without usage or a price")
-    full_cost: float | None
+    sent_cost: float | None = None
+    full_cost: float | None = None
 
 
 class StepPage(ResponseModel):
@@ -713,7 +689,10 @@ def _step(api: ApiContext, step: StepFigures) -> StepItem:
     price, _ = known_price(api.sessions.config.prices, step.model or "") or (None, "")
     pair = None if step.sent is None or step.full is None else costs(step.sent, step.full, price, step.billed)
     sent_cost, full_cost = pair or (None, None)
-    return StepItem.of(step, sent_cost=sent_cost, full_cost=full_cost)
+    values = {f.name: getattr(step, f.name) for f in fields(step)} | {
+        "session_id": api.public(step.session_id)
+    }
+    return StepItem(**values, sent_cost=sent_cost, full_cost=full_cost)
 
 
 @route(router, "GET", "/stats/wrong", "Get the latest steps that went wrong", 404, 422)
