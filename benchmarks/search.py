@@ -46,8 +46,7 @@ from typing import Any
 from harness import command_line, print_counter, print_head, print_row
 from memory_bank import InteractionRecord, MemoryBankSettings, MemoryBankState
 from memory_bank.audit.traces import Trace, read_traces
-from memory_bank.tools.matching import identifiers_in
-from memory_bank.tools.search import search_session
+from memory_bank.tools.search import identifiers_in, search_session
 from memory_bank.transcript.messages import MessageKind, calls_of, content_text, kind_of
 
 PLACES = (1, 3, 10)

@@ -9,7 +9,7 @@ from memory_bank.bank.sqlite import Sqlite
 from memory_bank.bank.steps import StepShown, steps_shown
 from memory_bank.config import Config
 from memory_bank.plan import Fate, Piece
-from memory_bank.service.api.lives import spans_of
+from memory_bank.service.api.records import spans_of
 from memory_bank.service.page.recorder import Recorder
 from memory_bank.service.sessions import Sessions
 

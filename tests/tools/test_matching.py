@@ -6,7 +6,7 @@ import pytest
 from tests.examples import first_short
 from tests.growth import LINEAR, growth
 
-from memory_bank.tools.matching import find, identifiers_in, is_identifier, normal, place_of
+from memory_bank.tools.search import find, identifiers_in, is_identifier, normal, place_of
 
 IDENTIFIERS = (
     "A-1042", "4f3a9c1e-aaaa-4bbb-8ccc-1234567890ab", "a@b.io", "https://x.io/a", "/a/b.txt", "C:\\data\\x.txt", "1234567",

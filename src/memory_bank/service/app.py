@@ -30,7 +30,7 @@ from memory_bank.errors import (
 from memory_bank.models.usage import NO_USAGE
 from memory_bank.pricing import Usage, full_usage, known_price
 from memory_bank.service import failures
-from memory_bank.service.api import lives, memory, records, sessions
+from memory_bank.service.api import memory, records, sessions
 from memory_bank.service.api.openapi import describe, validation_message
 from memory_bank.service.api.requests import JSON, json_bytes
 from memory_bank.service.operations import health
@@ -318,7 +318,7 @@ def create_app(config: Config) -> FastAPI:
     async def invalid(request: Request, error: Any) -> Response:
         return await ours(request, InvalidRequestError(validation_message(error.errors())))
 
-    modules = (health, sessions, memory, records, lives)
+    modules = (health, sessions, memory, records)
     for router in (*(m.router for m in modules), sessions.steps_router, files.router):
         app.include_router(router)
     for path in ("/v1/sessions", "/v1/search", "/v1/stats"):
