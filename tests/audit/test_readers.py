@@ -61,7 +61,7 @@ def test_a_rollout_of_codex():
     [session] = read_codex(codex_lines(), "name")
     assert (session.id, session.client, roles(session)) == ("r-1", "Codex", "uatattatatata")
     assert session.compactions == [(6, SUMMARY)]
-    assert session.messages[1]["content"] == "I read the file."
+    assert content_text(session.messages[1]["content"]) == "I read the file."
     assert [c["id"] for c in session.messages[3]["tool_calls"]] == ["b", "b2"]
     assert [m["content"] for m in session.messages[4:6]] == ["ok", "/shop"]
 

@@ -11,11 +11,13 @@ import pytest
 from tests.bank.test_erasing import filled
 
 from memory_bank.bank.database import Database
+from memory_bank.bank.sqlite import Sqlite
 from memory_bank.errors import StorageError
 
 SCRIPT = """
 import json, sys
 from memory_bank.bank.database import Database
+from memory_bank.bank.sqlite import Sqlite
 from memory_bank.bank.listing import list_sessions
 from memory_bank.bank.maintenance import purge, verify
 from memory_bank.bank.stores import FactStore
@@ -95,11 +97,20 @@ def test_writes_that_are_in_the_log_alone_are_not_left_out(folder, tmp_path):
     assert "bank.db-wal: copy both files" in str(told)
 
 
-def test_a_nearly_full_disk_is_told(tmp_path, monkeypatch):
-    database = Database(tmp_path / "bank.db")
+class Filling(Sqlite):
+    """A bank on a disk that other programs fill."""
+
+    free: int | None = None
+
+    def room(self):
+        return super().room() if self.free is None else self.free
+
+
+def test_a_nearly_full_disk_is_told(tmp_path):
+    database = Filling(tmp_path / "bank.db")
     database.check_writing()
-    monkeypatch.setattr("memory_bank.bank.database._ROOM", 2**80)
-    with pytest.raises(StorageError, match="MiB left: make room"):
+    database.free = 2**20
+    with pytest.raises(StorageError, match=r"1\.0 MiB left: make room"):
         database.check_writing()
     database.close()
 

@@ -7,21 +7,20 @@ events, Gemini CLI's chats and checkpoints.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from memory_bank.errors import ConfigError
-from memory_bank.transcript import compact, content_text, from_anthropic, is_anthropic, kind_of
+from memory_bank.transcript import compact, content_text, from_anthropic, from_items, is_anthropic, kind_of
 
 Client = Literal["Claude Code", "Codex"]
 
 _LOOKED_AT = 40  # lines of a file whose format is looked for
 _CODEX_ITEMS = frozenset(
     {
-        "message", "reasoning", "function_call", "function_call_output", "custom_tool_call",
+        "message", "function_call", "function_call_output", "custom_tool_call",
         "custom_tool_call_output", "local_shell_call", "local_shell_call_output",
     }
 )  # fmt: skip
@@ -156,7 +155,7 @@ def read_codex(lines: Iterable[Mapping[str, Any]], name: str) -> list[Trace]:
     Items stand in ``{"type": "response_item", "payload": …}``, in old versions without it. A line ``compacted`` has
     the summary, or the history that replaced the former one, which may be encrypted.
     """
-    session_id, messages = name, list[Any]()
+    session_id, messages, items = name, list[Any](), list[Any]()  # those since the compaction before
     compactions: list[tuple[int, str | None]] = []
     for line in lines:
         kind, payload = _text_at(line, "type"), line.get("payload")
@@ -164,20 +163,15 @@ def read_codex(lines: Iterable[Mapping[str, Any]], name: str) -> list[Trace]:
         if kind == "session_meta":
             session_id = _text_at(item, "id") or name
         elif kind == "compacted":
+            messages += from_items(items).messages
             compactions.append((len(messages), _codex_summary(item, messages)))
-        if kind != "response_item" and kind not in _CODEX_ITEMS:
-            continue
-        kind, call_id = _text_at(item, "type"), _text_at(item, "call_id", "id")
-        if kind == "message":
-            role = _text_at(item, "role")
-            role = role if role in ("user", "assistant", "system", "developer") else "user"
-            _say(messages, role, _text_of(item.get("content")))
-        elif kind in ("function_call", "custom_tool_call"):
-            _call(messages, call_id, _text_at(item, "name"), _text_at(item, "arguments", "input"))
-        elif kind == "local_shell_call":
-            _call(messages, call_id, "local_shell", json.dumps(item.get("action"), default=str))
-        elif kind.endswith("_call_output"):
-            _return(messages, call_id, item.get("output"))
+            items = []
+        elif (kind == "response_item" or item is line) and _text_at(item, "type") in _CODEX_ITEMS:
+            output = item.get("output")
+            if isinstance(output, Mapping) and "content" in output:  # as some versions log it
+                item = {**item, "output": output["content"]}
+            items.append(item)
+    messages += from_items(items).messages
     return [Trace(session_id, messages, client="Codex", compactions=compactions)] if messages else []
 
 
@@ -185,7 +179,7 @@ def _codex_summary(item: Mapping[str, Any], messages: Sequence[Any]) -> str | No
     """What replaced the history, without the user's own messages, which are known; None when it is encrypted."""
     if message := _text_at(item, "message"):
         return message
-    asked = {m["content"] for m in messages if m["role"] == "user"}
+    asked = {_text_of(m["content"]) for m in messages if m["role"] == "user"}
     texts = [_text_of(p.get("content")) for p in _objects(item.get("replacement_history"))]
     return "\n".join(t for t in texts if t.strip() and t not in asked) or None
 

@@ -17,11 +17,12 @@ from memory_bank.transcript.messages import (
     read,
 )
 from memory_bank.transcript.pairing import pairing_errors
+from memory_bank.transcript.responses import from_items
 from memory_bank.transcript.tokens import ENCODING, open_counter
 from memory_bank.transcript.transcript import copy_of
 
 __all__ = [
     "ENCODING", "Interaction", "MessageKind", "TokenCounter", "calls_of", "compact", "content_text", "copy_of",
-    "from_anthropic", "is_anthropic", "is_text_part", "kind_of", "open_counter", "pairing_errors", "parse_messages",
-    "read",
+    "from_anthropic", "from_items", "is_anthropic", "is_text_part", "kind_of", "open_counter", "pairing_errors",
+    "parse_messages", "read",
 ]  # fmt: skip
