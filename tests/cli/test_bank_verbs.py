@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from tests.cli.conftest import ODD, line, run_of, write
+from tests.embedding_server import EmbeddingServer
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.session import MemoryBankState
@@ -193,7 +194,7 @@ def test_search_of_a_bank_without_anything(cli, tmp_path):
 
 def test_search_with_another_embedder_and_re_embed(cli, bank, monkeypatch):
     pytest.importorskip("openai", reason="needs the extra openai")
-    with ScriptedServer() as server:
+    with EmbeddingServer() as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
         monkeypatch.setenv("OPENAI_API_KEY", "k")
         other = ["--embedding-model", "openai:scripted-embedding"]

@@ -17,6 +17,7 @@ import pytest
 import sqlalchemy as sa
 from tests.cli.conftest import COMMAND, environment, line, run_of, write
 from tests.contracts.stores import a_record
+from tests.embedding_server import EmbeddingServer
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder
@@ -108,8 +109,8 @@ def test_import_in_the_middle(filled: str, tmp_path: Path, how: str) -> None:
 @pytest.mark.parametrize("how", ["SIGINT", "SIGKILL"])
 def test_re_embed_in_the_middle_of_its_write(filled: str, how: str) -> None:
     before = content(filled)
-    with _Embeddings() as url:
-        more = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "k"}
+    with EmbeddingServer() as server:
+        more = {"OPENAI_BASE_URL": server.base_url, "OPENAI_API_KEY": "k"}
         done = run(
             "bank", "re-embed", "--db", filled, "--embedding-model", "openai:m",
             MEMORY_BANK_FAULT=f"re_embed.executed:1:{how}", **more,
@@ -123,20 +124,6 @@ def test_re_embed_in_the_middle_of_its_write(filled: str, how: str) -> None:
     database = Database(filled)
     assert bank_embedder(database) == ("openai:m", 64)
     database.close()
-
-
-def _Embeddings() -> Any:  # noqa: N802
-    from memory_bank.testing import ScriptedServer
-
-    class Context:
-        def __enter__(self) -> str:
-            self.server = ScriptedServer()
-            return self.server.start().base_url
-
-        def __exit__(self, *exc: object) -> None:
-            self.server.close()
-
-    return Context()
 
 
 @pytest.mark.long

@@ -17,6 +17,7 @@ from tests.audit.logged import ClaudeCode
 from tests.chats import JSON, TEXT, rounds, user
 from tests.cli.conftest import COMMAND, environment
 from tests.contracts.stores import a_record, let_wait, together
+from tests.embedding_server import EmbeddingServer
 from tests.examples import examples
 
 from memory_bank import InteractionRecord, LexicalEmbedder, MemoryBankState
@@ -34,7 +35,6 @@ from memory_bank.bank.transfer import (
     import_lines,
 )
 from memory_bank.records import NAMESPACE_END, Insight
-from memory_bank.testing import ScriptedServer
 
 HALVES = "\ud83d\ude00"[:1] + "\ude00"  # two lone surrogates that JSON would make one letter
 
@@ -411,7 +411,7 @@ def test_what_is_no_export(cli: Any, bank: Path, two: Path, tmp_path: Path) -> N
 def test_embeddings_of_another_model(cli: Any, exported: Path, tmp_path: Path, monkeypatch: Any) -> None:
     pytest.importorskip("openai", reason="needs the extra openai")
     db = tmp_path / "other.db"
-    with ScriptedServer() as server:
+    with EmbeddingServer() as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
         monkeypatch.setenv("OPENAI_API_KEY", "k")
         with MemoryBankState.open(db, "mine", "openai:scripted-embedding") as state:

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.embedding_server import EmbeddingServer
 
 from memory_bank.errors import EmbedderLoadError, EmbeddingError, MissingExtraError
 from memory_bank.models.embedding import OpenAIEmbedder, load_embedder
 from memory_bank.models.lexical import LexicalEmbedder
 from memory_bank.ports import Embedder, NamedEmbedder
-from memory_bank.testing import ScriptedServer
 from memory_bank.vectors import embedder_name, encode_documents, encode_queries
 
 
@@ -68,7 +68,7 @@ def test_load_lexical_once() -> None:
 def test_load_openai(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("openai", reason="needs the extra openai")
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
-    with ScriptedServer(embed=lambda texts: [[3.0, 4.0]] * len(texts)) as server:
+    with EmbeddingServer(embed=lambda texts: [[3.0, 4.0]] * len(texts)) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
         model = load_embedder("openai:text-embedding-3-small")
         assert isinstance(model, OpenAIEmbedder) and isinstance(model, NamedEmbedder)

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.contracts.embedder import EmbedderContract
+from tests.embedding_server import EmbeddingServer
 from tests.replies import raw
 
 from memory_bank.errors import EmbedderLoadError, EmbeddingError
 from memory_bank.models.embedding import MAX_BATCH_BYTES, MAX_INPUT_BYTES, OpenAIEmbedder
-from memory_bank.testing import Reply, ScriptedServer, fail
+from memory_bank.testing import Reply, fail
 
 openai = pytest.importorskip("openai", reason="needs openai")
 
@@ -26,18 +27,18 @@ def vectors(texts: list[str]) -> Any:
     return [[byte / 128 - 1 for byte in sha256(text.encode()).digest()[:8]] for text in texts]
 
 
-def embedder(server: ScriptedServer, timeout: float = 10.0) -> OpenAIEmbedder:
+def embedder(server: EmbeddingServer, timeout: float = 10.0) -> OpenAIEmbedder:
     client = openai.OpenAI(base_url=server.base_url, api_key="key", max_retries=0, timeout=timeout)
     return OpenAIEmbedder("m", client)
 
 
-def inputs(server: ScriptedServer) -> list[list[str]]:
+def inputs(server: EmbeddingServer) -> list[list[str]]:
     return [request.body["input"] for request in server.requests]
 
 
 @pytest.fixture
-def server() -> Iterator[ScriptedServer]:
-    with ScriptedServer(embed=vectors) as server:
+def server() -> Iterator[EmbeddingServer]:
+    with EmbeddingServer(embed=vectors) as server:
         yield server
 
 
@@ -49,21 +50,21 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class TestOpenAIEmbedder(EmbedderContract):
     @pytest.fixture(autouse=True)
-    def _server(self, server: ScriptedServer) -> None:
+    def _server(self, server: EmbeddingServer) -> None:
         self.server = server
 
     def make_embedder(self) -> OpenAIEmbedder:
         return embedder(self.server)
 
 
-def test_batches_by_count(server: ScriptedServer) -> None:
+def test_batches_by_count(server: EmbeddingServer) -> None:
     texts = [f"text {i}" for i in range(300)]
     rows = embedder(server).encode(texts)
     assert [len(batch) for batch in inputs(server)] == [128, 128, 44]
     np.testing.assert_allclose(rows, vectors(texts), rtol=1e-6)
 
 
-def test_batches_by_bytes_and_cuts_inputs(server: ScriptedServer) -> None:
+def test_batches_by_bytes_and_cuts_inputs(server: EmbeddingServer) -> None:
     embedder(server).encode(["€" * 50_000] * 40 + ["x" * 1_000_000] * 40)
     assert len(server.requests) > 1
     for batch in inputs(server):
@@ -72,7 +73,7 @@ def test_batches_by_bytes_and_cuts_inputs(server: ScriptedServer) -> None:
         assert sum(sizes) <= MAX_BATCH_BYTES
 
 
-def test_empty_texts_are_not_sent(server: ScriptedServer) -> None:
+def test_empty_texts_are_not_sent(server: EmbeddingServer) -> None:
     assert embedder(server).encode([]).shape == (0, 0)
     model = embedder(server)
     rows = model.encode(["", "text", "  \n"])
@@ -86,7 +87,7 @@ def test_empty_texts_are_not_sent(server: ScriptedServer) -> None:
 
 def test_key_and_base_url_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     def encode(key: str) -> None:
-        with ScriptedServer(embed=vectors, api_key=key) as server:
+        with EmbeddingServer(embed=vectors, api_key=key) as server:
             monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
             OpenAIEmbedder("m").encode(["a"])
 
@@ -113,7 +114,10 @@ def test_a_missing_key_says_the_ways_out() -> None:
     ],
 )
 def test_refusals(reply: Reply, said: str) -> None:
-    with ScriptedServer(embed=lambda _: reply) as server, pytest.raises(EmbeddingError, match=said) as caught:
+    with (
+        EmbeddingServer(embed=lambda _: reply) as server,
+        pytest.raises(EmbeddingError, match=said) as caught,
+    ):
         embedder(server, timeout=0.5).encode(["secret text"])
     assert "openai:m" in str(caught.value)
     assert "secret" not in str(caught.value)
@@ -127,7 +131,7 @@ def answer(*data: tuple[Any, Any]) -> Callable[[Any], Reply]:
 
 
 def test_the_order_is_the_index() -> None:
-    with ScriptedServer(embed=answer((1, [3.0]), (0, [4.0]))) as server:
+    with EmbeddingServer(embed=answer((1, [3.0]), (0, [4.0]))) as server:
         assert embedder(server).encode(["a", "b"]).tolist() == [[4.0], [3.0]]
 
 
@@ -146,5 +150,5 @@ def test_the_order_is_the_index() -> None:
     ],
 )
 def test_nonsense_is_an_embedding_error(reply: Callable[[Any], Reply]) -> None:
-    with ScriptedServer(embed=reply) as server, pytest.raises(EmbeddingError, match="openai:m"):
+    with EmbeddingServer(embed=reply) as server, pytest.raises(EmbeddingError, match="openai:m"):
         embedder(server).encode(["a", "b"])

@@ -12,6 +12,7 @@ from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.chats import FOLDING, JSON, call, good_chats, parted, result, rounds, system, user
+from tests.embedding_server import EmbeddingServer
 from tests.examples import examples
 from tests.service import serving
 
@@ -20,7 +21,7 @@ from memory_bank.service.api.memory import BuiltContext, Hits, Ingested
 from memory_bank.service.api.openapi import Failure
 from memory_bank.service.api.sessions import SessionDetail, SessionPage, Stats
 from memory_bank.service.app import create_app
-from memory_bank.testing import ScriptedServer, fail
+from memory_bank.testing import fail
 from memory_bank.transcript.pairing import pairing_errors
 
 
@@ -392,7 +393,7 @@ def test_one_search_finds_what_any_session_holds(http):
 
 def test_a_search_whose_embedder_fails_answers_by_words_and_says_so(monkeypatch):
     broken = []
-    with ScriptedServer(
+    with EmbeddingServer(
         embed=lambda texts: fail(500, "no such luck") if broken else [[1.0, len(t) % 7] for t in texts]
     ) as embeddings:
         monkeypatch.setenv("OPENAI_BASE_URL", embeddings.base_url)

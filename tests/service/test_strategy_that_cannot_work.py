@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.chats import rounds, system, user
 from tests.cli.conftest import cli  # noqa: F401  a fixture
+from tests.embedding_server import EmbeddingServer, hashed_embedding
 from tests.service.processes import serve, until
 from tests.service.proxied import Proxied, configured, proxied
 
@@ -20,7 +21,6 @@ from memory_bank.models.lexical import LexicalEmbedder
 from memory_bank.processor import apply_memory_bank_strategy
 from memory_bank.service.server.startup import checked
 from memory_bank.testing import Reply, ScriptedServer, say
-from memory_bank.testing.server import hashed_embedding
 
 BANK = "MEMORY_BANK_MEMORY_STRATEGIES__memory_bank__"
 LLM = {f"{BANK}OBSERVER_MODEL": "gpt-4.1-mini", "OPENAI_API_KEY": "k"}
@@ -156,7 +156,7 @@ def failing_memory(
             else hashed_embedding(texts)
         )
 
-    with ScriptedServer(lambda _: say("ok"), embed=embed) as api:
+    with EmbeddingServer(lambda _: say("ok"), embed=embed) as api:
         monkeypatch.setenv("OPENAI_BASE_URL", api.base_url)
         monkeypatch.setenv("OPENAI_API_KEY", "k")
         strategy = {"type": "memory_bank", "observer_model": "extractive", "embedding_model": "openai:e"}

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from tests.embedding_server import EmbeddingServer
 from tests.replies import cut, half, raw
 
 from memory_bank.testing import Reply, ScriptedServer, call, calls, fail, pairing_errors, say
@@ -109,7 +110,7 @@ def test_streaming_gives_the_same_answer_in_pieces() -> None:
 
 
 def test_embeddings_in_floats_and_base64() -> None:
-    with ScriptedServer() as server, client_of(server) as client:
+    with EmbeddingServer() as server, client_of(server) as client:
         texts = ["order 12 shipped", "order 12 was shipped", "weather"]
         packed = client.embeddings.create(model="e", input=texts)
         floats = client.embeddings.create(model="e", input=texts, encoding_format="float")
@@ -127,7 +128,7 @@ def test_embeddings_in_floats_and_base64() -> None:
 
 
 def test_embeddings_by_a_function_and_its_faults() -> None:
-    server = ScriptedServer(embed=lambda texts: [[float(len(t)), 0.5] for t in texts])
+    server = EmbeddingServer(embed=lambda texts: [[float(len(t)), 0.5] for t in texts])
     with server, client_of(server) as client:
         assert client.embeddings.create(model="e", input=["abc"]).data[0].embedding == [3.0, 0.5]
         server.embed = lambda texts: fail(429, retry_after=0)
@@ -241,7 +242,7 @@ CHATS, RESPONSES = "/v1/chat/completions", "/v1/responses"
     ],
 )  # fmt: skip
 def test_what_a_client_gets_wrong(method: str, path: str, body: bytes, status: int) -> None:
-    with ScriptedServer(["ok"]) as server:
+    with EmbeddingServer(["ok"]) as server:
         connection = http.client.HTTPConnection(server.base_url.split("/")[2], timeout=10)
         connection.request(method, path, body)
         response = connection.getresponse()

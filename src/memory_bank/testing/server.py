@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import hashlib
 import itertools
 import json
-import math
-import re
 import socket
-import struct
 import threading
 import time
 from collections import Counter
@@ -31,7 +26,6 @@ from memory_bank.testing.apis import (
 )
 from memory_bank.testing.replies import JsonObject, Reply, as_json, fail, say
 
-EMBEDDINGS = "/v1/embeddings"
 SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "api-key", "x-api-key", "cookie"})
 
 
@@ -55,7 +49,7 @@ class ScriptedServer(Closing):
     """``with ScriptedServer([call("search", query="x"), say("done")]) as server: … server.base_url``.
 
     Serves POST /v1/chat/completions, /v1/responses and /v1/messages (also with ``stream: true``), POST
-    /v1/messages/count_tokens, /v1/embeddings (floats and base64) and GET /v1/models.
+    /v1/messages/count_tokens and GET /v1/models; a subclass may ``answer`` more.
     ``requests`` lists all requests in order of arrival.
 
     - ``script``: an iterable of replies, or a function from the request's body to a reply; it answers chats
@@ -63,7 +57,6 @@ class ScriptedServer(Closing):
       body. When the script fails or has ended, the answer is a 500 that the openai client does not retry.
     - ``strict``: messages and items with a broken pair are refused with 400, as providers do, without taking
       a reply; ``refused`` lists the errors.
-    - ``embed``: a function from texts to vectors of one length, or to a Reply.
     - ``models``: the names that GET /v1/models returns.
     - ``api_key``: requests with another key are refused with 401.
     """
@@ -73,14 +66,12 @@ class ScriptedServer(Closing):
         script: Iterable[Any] | Callable[[JsonObject], Any] = (),
         *,
         strict: bool = True,
-        embed: Callable[[list[str]], Any] | None = None,
-        models: Sequence[str] = ("scripted", "scripted-embedding"),
+        models: Sequence[str] = ("scripted",),
         api_key: str | None = None,
     ) -> None:
         self.requests: list[LoggedRequest] = []
         self.refused: list[str] = []
         self.strict = strict
-        self.embed = embed or hashed_embedding
         self.models = tuple(models)
         self.api_key = api_key
         self._replies = itertools.repeat(script) if callable(script) else iter(script)
@@ -134,7 +125,10 @@ class ScriptedServer(Closing):
         keys = (headers.get("authorization"), headers.get("x-api-key"))
         reply = fail(401, "Incorrect API key provided.", code="invalid_api_key")
         if self.api_key is None or f"Bearer {self.api_key}" in keys or self.api_key in keys:
-            reply = self._answer(method, path, body)
+            try:
+                reply = self.answer(method, path, body)
+            except BaseException as error:  # a failing script is answered too
+                reply = _broken("the script failed", error)
         try:
             kind, pieces = self.render(reply, path, body, len(data))
         except Exception as error:
@@ -142,30 +136,26 @@ class ScriptedServer(Closing):
             kind, pieces = self.render(reply, path, body, len(data))
         return replace(reply, headers={"x-request-id": f"req_{number}", **reply.headers}), kind, pieces
 
-    def _answer(self, method: str, path: str, body: Any) -> Reply:
-        try:
-            if (method, path) == ("GET", "/v1/models"):
-                data = [{"id": m, "object": "model", "created": 0, "owned_by": "me"} for m in self.models]
-                return as_json({"object": "list", "data": data})
-            api = self._apis.get(path)
-            if method != "POST" or (api is None and path != EMBEDDINGS):
-                return fail(404, f"Unknown request URL: {method} {path}")
-            if not isinstance(body, dict):
-                return fail(400, "We could not parse the JSON body of your request.")
-            if not isinstance(body.get("model"), str) or not body["model"]:
-                return fail(400, "you must provide a model parameter")
-            if api is None:
-                return self._embeddings(body)
-            if (refusal := api.refusal(body, path)) is not None:
-                return refusal
-            if self.strict and (errors := api.errors(body)):
-                self.refused.extend(errors)
-                return fail(400, api.prefix + "; ".join(errors[: api.most]), param=api.param)
-            if path == COUNT:
-                return as_json({"input_tokens": len(json.dumps(body)) // 4})
-            return self._scripted(body)
-        except BaseException as error:  # a failing script is answered too
-            return _broken("the script failed", error)
+    def answer(self, method: str, path: str, body: Any) -> Reply:
+        """The reply to a request. What it raises is answered as a failing script."""
+        if (method, path) == ("GET", "/v1/models"):
+            data = [{"id": m, "object": "model", "created": 0, "owned_by": "me"} for m in self.models]
+            return as_json({"object": "list", "data": data})
+        api = self._apis.get(path)
+        if method != "POST" or api is None:
+            return fail(404, f"Unknown request URL: {method} {path}")
+        if not isinstance(body, dict):
+            return fail(400, "We could not parse the JSON body of your request.")
+        if not isinstance(body.get("model"), str) or not body["model"]:
+            return fail(400, "you must provide a model parameter")
+        if (refusal := api.refusal(body, path)) is not None:
+            return refusal
+        if self.strict and (errors := api.errors(body)):
+            self.refused.extend(errors)
+            return fail(400, api.prefix + "; ".join(errors[: api.most]), param=api.param)
+        if path == COUNT:
+            return as_json({"input_tokens": len(json.dumps(body)) // 4})
+        return self._scripted(body)
 
     def _scripted(self, body: JsonObject) -> Reply:
         with self._lock:
@@ -186,25 +176,6 @@ class ScriptedServer(Closing):
             raise reply
         raise TypeError(f"{type(reply).__name__} is no Reply, str, dict or function")
 
-    def _embeddings(self, body: JsonObject) -> Reply:
-        inputs = body.get("input")
-        items = [inputs] if isinstance(inputs, str) or _is_tokens(inputs) else inputs
-        if not isinstance(items, list) or not all(isinstance(t, str) or _is_tokens(t) for t in items or [0]):
-            return fail(400, "Invalid 'input': expected text, tokens, or an array of them")
-        texts = [t if isinstance(t, str) else " ".join(map(str, t)) for t in items]
-        vectors = self.embed(texts)
-        if isinstance(vectors, Reply):
-            return vectors
-        data = []
-        for i, vector in enumerate(vectors):
-            floats = [float(x) for x in vector][: body.get("dimensions")]
-            packed = base64.b64encode(struct.pack(f"<{len(floats)}f", *floats)).decode()
-            encoded = packed if body.get("encoding_format") == "base64" else floats
-            data.append({"object": "embedding", "index": i, "embedding": encoded})
-        tokens = sum(len(t) for t in texts) // 4
-        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        return as_json({"object": "list", "data": data, "model": body["model"], "usage": usage})
-
     def render(self, reply: Reply, path: str, body: Any, size: int) -> tuple[str, list[bytes]]:
         """The content type and the body of a reply, in several pieces when it is streamed."""
         streamed = isinstance(body, dict) and bool(body.get("stream")) and reply.status < 400
@@ -223,26 +194,9 @@ class ScriptedServer(Closing):
             return f"{prefix}{self._numbers[prefix]:04d}"
 
 
-def hashed_embedding(texts: list[str], dimension: int = 64) -> list[list[float]]:
-    """Unit vectors of hashed words: similar for texts that share words, equal in every process."""
-    vectors = []
-    for text in texts:
-        vector = [0.0] * dimension
-        for word in re.findall(r"\w+", text.lower()) or [""]:
-            h = int.from_bytes(hashlib.sha256(word.encode("utf-8", "replace")).digest()[:8], "big")
-            vector[h % dimension] += 1.0 if h >> 63 else -1.0
-        norm = math.sqrt(sum(x * x for x in vector))
-        vectors.append([x / norm for x in vector] if norm else [1.0, *vector[1:]])
-    return vectors
-
-
 def _broken(part: str, error: BaseException) -> Reply:
     """The answer to a failing script: a 500 that the openai client does not retry."""
     return Reply(f"{part}: {type(error).__name__}: {error}", status=500, headers={"x-should-retry": "false"})
-
-
-def _is_tokens(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(t) is int for t in value)
 
 
 class _Listener(ThreadingHTTPServer):
