@@ -70,7 +70,7 @@ def scripted(seconds: float = 0.0) -> ScriptedModel:
         model.calls.clear()
         return SUMMARY
 
-    model = ScriptedModel(answer, usage=(100, 20))
+    model = ScriptedModel(answer)
     return model
 
 

@@ -58,7 +58,7 @@ def test_memory_is_applied_and_the_trace_says_what_was_sent():
 
 
 def test_sessions_are_kept_apart_and_reset_alone():
-    it = LLMOrchestrator(ScriptedModel(["ok"], loop_last=True), CONFIG, model="m")
+    it = LLMOrchestrator(ScriptedModel(lambda *_: "ok"), CONFIG, model="m")
     it.generate(CHAT)
     it.set_active_context(session_id="a")
     it.generate(CHAT[:8])
@@ -82,7 +82,7 @@ def test_sessions_in_one_database(tmp_path):
     def opened(session_id="main"):
         return MemoryBankState.open(tmp_path / "bank.db", session_id)
 
-    with LLMOrchestrator(ScriptedModel(["ok"], loop_last=True), CONFIG, model="m", open_state=opened) as it:
+    with LLMOrchestrator(ScriptedModel(lambda *_: "ok"), CONFIG, model="m", open_state=opened) as it:
         it.generate(CHAT, session_id="a")
         it.generate(CHAT[:4], session_id="b")
     with opened("a") as a, opened("b") as b:
@@ -163,7 +163,7 @@ def test_wrong_use_is_one_sentence(wrong, says):
 
 
 def test_the_trace_is_bounded_and_no_copy_of_what_the_caller_changes():
-    it = LLMOrchestrator(ScriptedModel(["ok"], loop_last=True), CONFIG, model="m")
+    it = LLMOrchestrator(ScriptedModel(lambda *_: "ok"), CONFIG, model="m")
     messages = [system(), user("first")]
     for _ in range(1_002):
         it.generate_plain(input_messages=messages)
@@ -173,7 +173,7 @@ def test_the_trace_is_bounded_and_no_copy_of_what_the_caller_changes():
 
 
 def test_threads_share_an_orchestrator():
-    it = LLMOrchestrator(ScriptedModel(["ok"], loop_last=True), CONFIG, model="m")
+    it = LLMOrchestrator(ScriptedModel(lambda *_: "ok"), CONFIG, model="m")
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: it.generate(CHAT, session_id=str(n % 2)), range(8)))
     assert sorted(s.number for s in it.trace) == list(range(1, 9))
@@ -197,7 +197,7 @@ def looping(mode, threshold=3):
 
 @pytest.mark.parametrize("key", ["short", "none"])
 def test_a_loop_is_raised_with_its_calls_after_the_facts_are_stored(key):
-    it = LLMOrchestrator(ScriptedModel(["ok"], loop_last=True), looping("raise"), model="m", memory_key=key)
+    it = LLMOrchestrator(ScriptedModel(lambda *_: "ok"), looping("raise"), model="m", memory_key=key)
     it.generate([user(), *rounds(2), *same(2)])
     with pytest.raises(LoopDetectedError) as e:
         it.generate([user(), *rounds(2), *same(3)])
@@ -238,7 +238,7 @@ def test_parallel_calls_loop_as_turns():
 def test_loops_are_warned_of_once_or_not_at_all(caplog):
     for mode, wanted in (("warn", 2), ("off", 0)):
         caplog.clear()
-        it = LLMOrchestrator(ScriptedModel(["ok"], loop_last=True), looping(mode), model="m")
+        it = LLMOrchestrator(ScriptedModel(lambda *_: "ok"), looping(mode), model="m")
         for n in range(1, 8):
             it.generate([user(), *same(n)])
         assert caplog.text.count("repeats itself") == wanted

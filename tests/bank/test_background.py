@@ -33,7 +33,7 @@ class Gate:
 
     def __init__(self):
         self.open = threading.Event()
-        self.model = ScriptedModel(self._answer, usage=(100, 20))
+        self.model = ScriptedModel(self._answer)
 
     def _answer(self, _messages, _model):
         self.open.wait(60)
@@ -118,7 +118,7 @@ def test_a_reset_while_the_model_is_asked_leaves_an_empty_session(state, gate):
 
 @pytest.mark.parametrize("mode", ["inline", "background"])
 def test_a_budget_that_is_used_up_leaves_extraction_and_says_so(state, mode):
-    model = ScriptedModel(lambda _m, _n: "by the model", usage=(100, 20))
+    model = ScriptedModel(lambda _m, _n: "by the model")
     settings = SETTINGS.model_copy(
         update={
             "observer_mode": mode,
@@ -134,7 +134,7 @@ def test_a_budget_that_is_used_up_leaves_extraction_and_says_so(state, mode):
 
 
 def test_a_budget_of_the_day_holds_for_eight_sessions_at_once(bank_url):
-    model = ScriptedModel(lambda _m, _n: "by the model", usage=(100, 20))
+    model = ScriptedModel(lambda _m, _n: "by the model")
     settings = SETTINGS.model_copy(update={"observer_calls_per_day": 9})
     states = [MemoryBankState.open(bank_url, f"s{k}", "lexical") for k in range(8)]
 

@@ -5,7 +5,7 @@ import logging
 import re
 import threading
 from contextlib import closing
-from itertools import pairwise
+from itertools import chain, pairwise, repeat
 
 import pytest
 from tests.chats import call, parted, result, system, user
@@ -65,9 +65,7 @@ def folds_of(contexts):
 def numbered():
     """A model whose notes are numbered."""
     count = iter(range(1, 1_000))
-    return ScriptedModel(
-        lambda *_: f"Note {next(count)}: pages are counted from the last.", usage=(1_000, 100)
-    )
+    return ScriptedModel(lambda *_: f"Note {next(count)}: pages are counted from the last.")
 
 
 def test_each_fold_shows_a_note_that_was_asked_for_when_it_drew_near_and_is_counted():
@@ -171,7 +169,8 @@ def test_a_model_that_hangs_or_fails_delays_no_step(caplog):
     assert len(folds_of(contexts)) >= 3
     assert "no note at a fold of session default" in caplog.text
     assert "ITM-secret" not in caplog.text
-    gates = ScriptedModel([ValueError, "Now it works."], loop_last=True)
+    replies = chain([ValueError], repeat("Now it works."))
+    gates = ScriptedModel(lambda *_: next(replies))
     state = MemoryBankState("lexical")
     assert "Now it works." in memory(steps(state, gates)[-1])
     assert "I leave page 0 for later." in str(gates.calls[1].messages)  # what the failed one was about

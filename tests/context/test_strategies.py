@@ -194,7 +194,7 @@ def test_progressive_calls_the_model_once_a_block_even_where_nothing_fits():
 
 @pytest.mark.parametrize("failure", [RuntimeError("down"), "", None])
 def test_progressive_without_its_model_stays_whole(failure, caplog):
-    model = ScriptedModel([failure], loop_last=True)
+    model = ScriptedModel(lambda *_: failure)
     config = config_of("progressive_summarization", compact_threshold=2500, summary_model="m")
     processor = MemoryProcessor(config)
     context = walk(processor, model, 2500)[-1]

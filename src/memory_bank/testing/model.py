@@ -26,30 +26,21 @@ class ScriptedModel:
 
     ``script`` is a list of replies, or a function ``(messages, model) -> reply`` for all calls. A reply is
 
-    - a str or None: the text of the answer, with ``usage`` (prompt, completion) if given;
+    - a str or None: the text of the answer;
     - a dict: a completion if it has ``choices``, else the assistant message;
     - an exception or its class: raised;
     - a function ``(messages, model) -> reply``, called without a lock, so it may block;
     - an object with ``choices``: returned unchanged.
 
     Answers have ``.choices[0].message.content`` like those of the openai client. ``calls`` lists the requests
-    in the order of their replies. When a list has ended, ``generate_plain`` raises ModelError, or repeats the
-    last reply with ``loop_last=True``. Thread-safe.
+    in the order of their replies. When a list has ended, ``generate_plain`` raises ModelError. Thread-safe.
     """
 
-    def __init__(
-        self,
-        script: Iterable[Any] | Callable[..., Any],
-        *,
-        loop_last: bool = False,
-        usage: tuple[int, int] | None = None,
-    ) -> None:
+    def __init__(self, script: Iterable[Any] | Callable[..., Any]) -> None:
         if isinstance(script, (str, bytes, dict)):
             raise TypeError(f"a script is a list of replies or a function, not one {type(script).__name__}")
         self.calls: list[Request] = []
         self._script: list[Any] | Callable[..., Any] = script if callable(script) else list(script)
-        self._loop_last = loop_last
-        self._usage = usage
         self._lock = threading.Lock()
 
     def generate_plain(self, *, input_messages: list[dict[str, Any]], model: str) -> Any:
@@ -60,23 +51,21 @@ class ScriptedModel:
             number, script = len(self.calls), self._script
             if callable(script):
                 reply: Any = script
-            elif number <= len(script) or (self._loop_last and script):
-                reply = script[min(number, len(script)) - 1]
+            elif number <= len(script):
+                reply = script[number - 1]
             else:
                 raise ModelError(
                     f"the scripted model has {len(script)} replies and was called {number} times: "
-                    "give it more replies, or loop_last=True"
+                    "give it more replies, or a function"
                 )
         while callable(reply) and not isinstance(reply, type):
             reply = reply(list(_copied(input_messages)), model)
         if isinstance(reply, BaseException) or (isinstance(reply, type) and issubclass(reply, BaseException)):
             raise reply
-        return completion(reply, model=model, usage=self._usage, number=number)
+        return completion(reply, model=model, number=number)
 
 
-def completion(
-    reply: Any, *, model: str = "scripted", usage: tuple[int, int] | None = None, number: int = 1
-) -> Any:
+def completion(reply: Any, *, model: str = "scripted", number: int = 1) -> Any:
     """A chat completion object around a text, None, a message dict or a whole completion dict.
 
     Raises TypeError for a reply that is none of these.
@@ -92,8 +81,8 @@ def completion(
             f"a scripted reply is text, a dict, an exception or a function, not {type(reply).__name__}"
         )
     message = {"role": "assistant", "content": None, "tool_calls": None, **reply}
-    answer = events.completion(f"chatcmpl-scripted-{number}", model, message, *(usage or (0, 0)))
-    return _namespace(answer if usage else answer | {"usage": None})
+    answer = events.completion(f"chatcmpl-scripted-{number}", model, message, 0, 0)
+    return _namespace(answer | {"usage": None})
 
 
 def _namespace(value: Any) -> Any:

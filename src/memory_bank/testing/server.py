@@ -7,7 +7,6 @@ import itertools
 import json
 import socket
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,8 +27,6 @@ from memory_bank.testing.replies import JsonObject, Reply, as_json, fail, say
 
 SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "api-key", "x-api-key", "cookie"})
 
-
-LOOK = 0.02  # seconds between two checks whether a waiting client is still connected
 
 _Sent = tuple[Reply, str, Sequence[bytes]]  # a reply, its content type, and its body in pieces
 
@@ -83,7 +80,6 @@ class ScriptedServer(Closing):
             CHAT: ScriptedChat(self._number), RESPONSES: responses, MESSAGES: messages, COUNT: messages,
         }  # fmt: skip
         self._listener: _Listener | None = None
-        self._hangups = 0
 
     @property
     def base_url(self) -> str:
@@ -91,11 +87,6 @@ class ScriptedServer(Closing):
         if self._listener is None:
             raise RuntimeError("the scripted server is not running: use it in a with statement")
         return f"http://127.0.0.1:{self._listener.server_address[1]}/v1"
-
-    @property
-    def hangups(self) -> int:
-        """How many clients disconnected before their answer was complete; noticed within about 0.05 s."""
-        return self._hangups + (self._listener.hangups if self._listener else 0)
 
     def start(self) -> ScriptedServer:
         """Listen on a free loopback port."""
@@ -107,7 +98,6 @@ class ScriptedServer(Closing):
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.stop()
-            self._hangups += listener.hangups
 
     def __enter__(self) -> ScriptedServer:
         return self.start()
@@ -200,7 +190,7 @@ def _broken(part: str, error: BaseException) -> Reply:
 
 
 class _Listener(ThreadingHTTPServer):
-    """A server on a free port; ``stop`` closes all its connections, ``hangups`` counts clients that left early."""
+    """A server on a free port; ``stop`` closes all its connections."""
 
     daemon_threads = True
     block_on_close = False
@@ -210,10 +200,8 @@ class _Listener(ThreadingHTTPServer):
         self.respond = respond
         self.closing = threading.Event()
         self.open: set[socket.socket] = set()
-        self.hangups = 0
-        self._lock = threading.Lock()
         super().__init__(("127.0.0.1", 0), _Handler)
-        threading.Thread(target=self.serve_forever, args=(LOOK,), daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
     def stop(self) -> None:
         """Close everything at once; unfinished answers are dropped."""
@@ -241,12 +229,6 @@ class _Listener(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore clients that disconnect."""
 
-    def count_hangup(self) -> None:
-        """Count a client that disconnected, unless this server is closing."""
-        if not self.closing.is_set():
-            with self._lock:
-                self.hangups += 1
-
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Listener
@@ -264,10 +246,8 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {k.lower(): v for k, v in self.headers.items()}
         reply, kind, pieces = self.server.respond(self.command, self.path, headers, body)
         whole = False
-        try:
+        with contextlib.suppress(OSError):
             whole = self._wait(reply.delay) and reply.cut != 0 and self._send(reply, kind, pieces)
-        except OSError:
-            self.server.count_hangup()
         if not whole:
             _hang_up(self.connection)
             self.close_connection = True
@@ -311,29 +291,8 @@ class _Handler(BaseHTTPRequestHandler):
         return reply.cut is None
 
     def _wait(self, seconds: float) -> bool:
-        """Wait; returns whether the client is still connected and the server running."""
-        until = time.monotonic() + seconds
-        while not self.server.closing.is_set():
-            if self._is_gone():
-                self.server.count_hangup()
-                return False
-            left = until - time.monotonic()
-            if left <= 0:
-                return True
-            self.server.closing.wait(min(left, LOOK))
-        return False
-
-    def _is_gone(self) -> bool:
-        self.connection.setblocking(False)
-        try:
-            return not self.connection.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
-        finally:
-            with contextlib.suppress(OSError):
-                self.connection.setblocking(True)
+        """Wait; returns whether the server is still running."""
+        return not self.server.closing.wait(seconds)
 
 
 def _hang_up(connection: socket.socket) -> None:
