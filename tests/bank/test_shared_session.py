@@ -13,7 +13,6 @@ from memory_bank import (
     apply_memory_bank_strategy,
     handle_tool_call,
 )
-from memory_bank.context.policies.evidence import evidence_of
 
 SETTINGS = local(selection="evidence", history_budget=300, refresh_after=0)
 MESSAGES = [system(), user("Which orders of CUS-7 are late?"), *rounds(20, size=300)]
@@ -71,7 +70,9 @@ def test_a_warm_state_knows_what_another_has_stored_since(bank_url):
         assert all(f"#{6 + n} track n={n}" in memory for n in range(3))
         stored = list(one.fact_store.steps())
         assert list(one.steps) == stored
-        assert list(evidence_of(one).numbers) == stored  # so that "#12" is what the database calls #12
+        assert (
+            list(one.cache("evidence", dict).memory.numbers) == stored
+        )  # so that "#12" is what the database calls #12
         assert one.step_count == max(one.fact_store.steps().values())
 
 
@@ -85,7 +86,7 @@ def test_records_of_others_in_between_are_numbered_as_they_were_stored(bank_url)
         for state in (one, two):
             state.prepare(settings)
             apply_memory_bank_strategy(MESSAGES, None, settings, state)
-            stored, evidence = list(state.fact_store.steps()), evidence_of(state)
+            stored, evidence = list(state.fact_store.steps()), state.cache("evidence", dict).memory
             read = [] if evidence is None else list(evidence.numbers)
             assert read == stored[: len(read)]  # the next fold reads the others
             for number, trace_id in enumerate(stored, 1):

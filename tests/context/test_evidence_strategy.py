@@ -23,7 +23,6 @@ from memory_bank import (
 )
 from memory_bank.config import Config
 from memory_bank.context.evidence import quotes_by_text
-from memory_bank.context.policies.evidence import evidence_of
 from memory_bank.errors import ConfigError
 from memory_bank.selection.cutting import cut_text
 from memory_bank.selection.index import EvidenceIndex
@@ -212,7 +211,7 @@ def test_a_fork_that_answers_an_older_call_late_is_taken_in():
     apply([*start, result("q", "PAY-3")], state, history_budget=0.5)  # the same calls, answered otherwise
     context, _ = apply([*start, result("q", "PAY-3"), *orders(3, start=5)], state, history_budget=0.5)
     assert pairing_errors(context) == []
-    assert len(evidence_of(state).numbers) == state.fact_store.size()
+    assert len(state.cache("evidence", dict).memory.numbers) == state.fact_store.size()
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -232,7 +231,10 @@ def test_what_a_fold_shows_does_not_depend_on_when_others_were_made(seed):
     for end in ends[:-1]:
         applied(chat[:end], once, history_budget=10**6)
     assert applied(chat, once, history_budget=1_800)[0] == last
-    used = [evidence_of(state).index.tables.keys.table["used"].tolist() for state in (often, once)]
+    used = [
+        state.cache("evidence", dict).memory.index.tables.keys.table["used"].tolist()
+        for state in (often, once)
+    ]
     assert used[0] == used[1]
 
 

@@ -15,7 +15,6 @@ from tests.shops import messages_of, shop_run
 from memory_bank import MemoryBankSettings, MemoryBankState, MemoryProcessor, apply_memory_bank_strategy
 from memory_bank.config import Config, load_config
 from memory_bank.context.fold_rule import FOLD_SHARE, LEAST_FOLD, MOST_FOLD, fold_budget
-from memory_bank.context.policies.evidence import evidence_of
 from memory_bank.pricing import (
     LEAST_GROWTH,
     LEAST_STANDING,
@@ -360,7 +359,7 @@ def test_of_a_turn_of_parallel_calls_only_the_chosen_ones_are_shown():
     turns = [str(m["tool_calls"]) for m in context[:-2] if m.get("tool_calls")]
     assert any(0 < turn.count("ACC-") < 10 for turn in turns)
     listed = next(m["content"] for m in parted(context) if "<retrieved-data" in str(m["content"]))
-    assert len(evidence_of(state).numbers) == 88
+    assert len(state.cache("evidence", dict).memory.numbers) == 88
     in_list = [account for n in range(80) if (account := f"ACC-{n:02}") in listed]
     assert in_list
     assert not any(account in turn for account in in_list for turn in turns)  # once, not twice

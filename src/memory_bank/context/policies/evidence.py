@@ -464,11 +464,6 @@ def _memory(state: _Evidence, session: MemoryBankState, settings: MemoryBankSett
     return state.memory
 
 
-def evidence_of(session: MemoryBankState) -> EvidenceMemory | None:
-    """The evidence that a session has built so far."""
-    return _evidence(session, session.settings).memory
-
-
 def fed_evidence(view: View, session: MemoryBankState, settings: MemoryBankSettings) -> EvidenceMemory:
     """The session's evidence, with the stored records that were not yet in it."""
     memory = _memory(_evidence(session, settings), session, settings)
