@@ -131,10 +131,9 @@ def test_ids_of_any_kind_are_compared(odd: Any) -> None:
         assert broken_rule(came[:kept], came[:kept], wire) == ""
 
 
-def test_marks_beside_the_messages_count_and_the_clients_own_are_its_own() -> None:
-    sent = [marked(3), *BLOCKS[-2:]]
-    assert broken_rule(sent, BLOCKS, MESSAGES, marks_beside=1) == ""
-    assert broken_rule(sent, BLOCKS, MESSAGES, marks_beside=2) == gate.MARKS
+def test_too_many_marks_break_a_rule_and_the_clients_own_are_its_own() -> None:
+    assert broken_rule([marked(4), *BLOCKS[-2:]], BLOCKS, MESSAGES) == ""
+    assert broken_rule([marked(5), *BLOCKS[-2:]], BLOCKS, MESSAGES) == gate.MARKS
     assert broken_rule([marked(5), *BLOCKS[-2:]], [marked(5), *BLOCKS[1:]], MESSAGES) == ""
 
 

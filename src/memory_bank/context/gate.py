@@ -152,18 +152,12 @@ def _kept_back(context: Context, messages: Sequence[Any], session: Session, rule
 
 
 def broken_rule(
-    sent: Sequence[Any],
-    came: Sequence[Any],
-    wire: Wire[Any] = CHAT,
-    thinking: Thinking = Thinking.KEEP,
-    *,
-    marks_beside: int = 0,
+    sent: Sequence[Any], came: Sequence[Any], wire: Wire[Any] = CHAT, thinking: Thinking = Thinking.KEEP
 ) -> str:
     """The first of RULES by which the messages that leave are worse than those that came; "" for none.
 
     Both are lists of the wire's messages. ``thinking``: what the provider demands of thinking blocks.
-    ``marks_beside``: cache marks of the request beside its messages. Linear; the messages that came are read only
-    where what leaves has a fault.
+    Linear; the messages that came are read only where what leaves has a fault.
     """
     if not (sent and came):
         return LAST if sent or came else ""
@@ -193,7 +187,7 @@ def broken_rule(
     if thinking is Thinking.KEEP_LATER and _thinks(came, wire) and not _thinks(sent, wire):
         return REASONING
     marks = cache_marks(sent)
-    if marks > 0 and marks + marks_beside > MOST_CACHE_MARKS and marks > cache_marks(came):
+    if marks > MOST_CACHE_MARKS and marks > cache_marks(came):
         return MARKS
     return REFUSED if wire.errors(sent) and not wire.errors(came) else ""
 

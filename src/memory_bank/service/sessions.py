@@ -642,6 +642,7 @@ class Sessions:
         try:
             writable_id(kept.namespace, public_name(kept.namespace, session_id))
             self._open_session(session_id, kept.namespace, project)
+            kept.generation = kept.generation or 0
         except ConfigError:
             with self._lock:
                 if self._kept.get(session_id) is kept and kept.generation is None:

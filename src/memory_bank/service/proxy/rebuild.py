@@ -22,7 +22,7 @@ from anyio import CapacityLimiter, to_thread
 from cachetools import LRUCache
 
 from memory_bank.bank.lineage import Offer
-from memory_bank.bank.session import Session
+from memory_bank.bank.session import MemoryBankState
 from memory_bank.errors import MemoryBankError
 from memory_bank.processor import NotSentError
 from memory_bank.service.failures import code_of
@@ -200,7 +200,7 @@ class Rebuilder:
         self._threads = CapacityLimiter(math.inf)  # those of the limiters, and what hangs
         self._finishers = CapacityLimiter(2)
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._unfinished: set[Session | None] = set()  # one task a session, or they would pile up under load
+        self._unfinished: set[object] = set()  # one task a session, or they would pile up under load
         self._lock = threading.Lock()
         self._running: set[_Job] = set()
 
@@ -234,7 +234,7 @@ class Rebuilder:
             share.without[step.broke] += 1
         elif exchange.reason is None and share.failures:
             share.works()
-        if step.state not in self._unfinished:
+        if isinstance(step.state, MemoryBankState) and step.state not in self._unfinished:
             self._unfinished.add(step.state)
             self._start(self._finish(step))
 
@@ -371,7 +371,9 @@ class Rebuilder:
         is_summary = _asks_summary(exchange, history)
         project = project_named(namespace, exchange.client_headers)
         cached_for = 86_400 if value.get("prompt_cache_retention") == "24h" else 0  # seconds
-        cached_for = cached_for or 3_600 * bool(HOUR_MARK.search(exchange.body.data))
+        is_whole = not self.sessions.shortens(exchange.client_headers.get("x-memory-strategy"))
+        data = exchange.body.data
+        cached_for = cached_for or 3_600 * bool(b'"1h"' in data and HOUR_MARK.search(data))
         for _ in range(12):  # another conversation may continue the session meanwhile
             match = self._session_of(
                 exchange, history, job, asks_summary=is_summary, records=not api.counts_only, later=True
@@ -403,14 +405,14 @@ class Rebuilder:
             def sends(match: SessionMatch = match) -> bool:
                 """Whether it is sent: asked before it is charged, and again once that is done."""
                 return job.moves("put", "taken") or (
-                    self.identity.is_current(namespace, match) and job.moves("taken", "")
+                    (is_whole or self.identity.is_current(namespace, match)) and job.moves("taken", "")
                 )
 
             try:
                 step = self.sessions.rebuild(
                     *given,
                     **how,
-                    size=len(exchange.body.data),
+                    size=len(data),
                     history=history,
                     beside="".join(compact(v) for m in ("tools", "functions") if (v := value.get(m))),
                     sends=sends,
