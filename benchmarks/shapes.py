@@ -486,7 +486,8 @@ SHAPES: dict[str, tuple[Callable[[str], Shape], tuple[str, ...]]] = {
 class Upstream:
     """Answers each request with the usage of a prefix cache, and keeps what came."""
 
-    def __init__(self) -> None:
+    def __init__(self, untold: bool = False) -> None:
+        self.untold = untold
         self.api = "chat"
         self.dollars = 0.0
         self.came: list[dict[str, Any]] = []
@@ -508,7 +509,8 @@ class Upstream:
         assert price is not None
         self.dollars += cost(replace(used, output=20, written_hour=hour), price)
         self.came.append(body)
-        return replace(say("Go on."), usage=(used.input, 20), cached=(used.cached, used.written))
+        cached = None if self.untold else (used.cached, used.written)
+        return replace(say("Go on."), usage=(used.input, 20), cached=cached)
 
     def _count(self, text: str) -> int:
         """Tokens of a part, without ids, which no model reads; of an image or file what memory counts."""
@@ -540,9 +542,9 @@ def status_of(request: urllib.request.Request) -> int:
         return e.code
 
 
-def run(shape: Shape, memory: bool) -> Run:
-    """Send all requests of a shape."""
-    model = Upstream()
+def run(shape: Shape, memory: bool, untold: bool = False) -> Run:
+    """Send all requests of a shape; ``untold``: chats are told nothing of the cache."""
+    model = Upstream(untold)
     dollars, breaks, foreign, failed = [], 0, 0, 0
     before: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory() as folder, ScriptedServer(model) as server:
@@ -590,13 +592,16 @@ def main() -> int:
     parser = command_line(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--apis", nargs="+", default=[*PATHS], choices=[*PATHS])
+    parser.add_argument("--untold", action="store_true", help="chats are told nothing of the cache")
+    parser.add_argument("--model", help="of chats and responses")
     args = parser.parse_args()
+    MODELS.update(dict.fromkeys(("chat", "responses"), args.model) if args.model else {})
     print(markdown_table(TITLES, []), flush=True)
     is_bad = False
     for name in args.names or SHAPES:
         shape, apis = SHAPES[name]
         for api in (a for a in apis if a in args.apis):
-            none, with_memory = run(shape(api), memory=False), run(shape(api), memory=True)
+            none, with_memory = (run(shape(api), m, args.untold) for m in (False, True))
             pairs = list(zip(with_memory.dollars, none.dollars, strict=True))
             worst = max(ours / theirs for ours, theirs in pairs)
             is_bad |= worst > 1.05 or with_memory.foreign > 0 or with_memory.refused > none.refused

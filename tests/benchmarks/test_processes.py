@@ -14,7 +14,7 @@ processes = load("processes")
 
 @pytest.mark.long
 def test_three_services_cost_what_one_does(capsys):
-    given = ["--sessions", "1", "--turns", "50", "--services", "1,3", "--encoding", "approximate"]
+    given = ["--sessions", "1", "--turns", "80", "--services", "1,3", "--encoding", "approximate"]
     assert processes.main(given) == 0
     none, one, three = (row.split(" | ") for row in capsys.readouterr().out.splitlines()[2:])
     assert one[1:] == three[1:]

@@ -267,3 +267,28 @@ def test_a_model_that_goes_on_after_a_pause_folds_what_no_cache_has(tmp_path):
         step(p, [*START, *rounds(8, size=6_000)], model="m")
         paused(p, "a", 600)
         assert step(p, [*START, *rounds(9, size=6_000)], model="other").memory == "rebuilt"
+
+
+def test_a_chat_that_tells_nothing_of_its_cache_is_charged_as_one_that_caches(tmp_path):
+    """Else the full history is taken to be paid anew at each step, and folds come that nothing saved pays for."""
+    with served(lambda body: Reply("ok", usage=(len(json.dumps(body)) // 4, 5)), tmp_path) as (_, p):
+        for n in range(2, 9):
+            step(p, [*START, *rounds(n, size=6_000)])
+        ledger = p.service.sessions._processor.state("memory_bank", "a").ledger
+    assert ledger.full < 2 * 8 * 6_000 / 4
+
+
+def test_what_a_step_costs_is_stored_before_its_request_is_sent(tmp_path):
+    """A service that takes the next request of an agent that asks on at once finds it in the session's row."""
+    stored, bank = [], []
+
+    def answer(_body):
+        with sqlite3.connect(bank[0]) as c:
+            stored.append(c.execute("SELECT paid FROM sessions WHERE session_id = 'a'").fetchone()[0])
+        return Reply("ok")
+
+    with served(answer, tmp_path) as (_, p):
+        bank.append(p.service.config.service.database)
+        for n in range(2, 6):
+            step(p, [*START, *rounds(n, size=6_000)])
+    assert all(b > a for a, b in zip([0, *stored], stored, strict=False))

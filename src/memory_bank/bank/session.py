@@ -398,8 +398,7 @@ class MemoryBankState(Session):
     def charge(self, charge: Charge, sent: Sequence[bytes], came: Sequence[bytes]) -> None:
         self.ledger.add(charge, sent, came)
         self._charged = True
-        if not self.defer:  # else in ``finish``
-            self.save()
+        self.save()
 
     def save(self, insights: Callable[[Operation[None] | None], object] | None = None) -> None:
         """Store what the session has paid, and what its provider told of the prefix cache.

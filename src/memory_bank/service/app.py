@@ -174,7 +174,7 @@ class Service:
             counts = own, full_tokens, step.known_tokens
             if not step.unchanged or own != full_tokens:  # also a full history that no cache held
                 full = full_usage(sent, *counts, caches=caches, ratio=ratio)
-            if step.charge is not None:
+            if step.charge is not None and (by_marks or caches):  # else a cache may be there all the same
                 ratio, ratios = ratio or sent.input / max(1, own), step.state.prefix_cache.ratios
                 step.state.ledger.settle(step.charge, ratios.of(sent) / ratio, ratios.of(full) / ratio)
         is_whole = exchange.outcome == "complete" and exchange.status is not None and exchange.status < 300
