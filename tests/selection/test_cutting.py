@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import assume, given
@@ -582,3 +583,14 @@ def test_a_gap_names_the_folder_of_an_entry(form):
 @pytest.mark.parametrize("text", ["Notes:\n" + "one\n" * 90, "- one\n  - two\n" * 40, "a | b\n+ c\n" * 40])
 def test_lines_that_are_no_listing_have_no_folder(text):
     assert not any(s.owner for s in cut_text(text).segments)
+
+
+def test_of_a_page_its_words_are_quoted_without_the_numbers_of_its_lines():
+    items = "\n".join(f'<li class="item"><a class="link" href="/t/{n}">Talk {n}</a></li>' for n in range(60))
+    page = f"<!doctype html><html><head><style>a{{}}</style></head><body><ul>\n{items}\n</ul></body></html>"
+    for text in (page, json.dumps({"type": "text", "text": page})):
+        cut = cut_text(text, pages=True)
+        assert "class" not in "".join(s.text for s in cut.segments) and cut.sources[0] == text
+        quote = cut.quote([len(cut.segments) // 2])
+        assert re.search(r"^- \[Talk \d+\]\(/t/\d+\)$", quote, re.M) and "line" not in quote
+    assert "class" in cut_text(page).segments[-1].text + cut_text(page).segments[0].text

@@ -342,17 +342,21 @@ class _Part:
             chars[segment.source] += len(segment.text)
         source = chars.most_common(1)[0][0] if chars else 0
         is_one = 5 * chars[source] > 3 * chars.total()  # else many texts in one
-        if cut.sources[source] != text:  # a string within the text, or its content without line numbers
-            text, path = cut.sources[source], None
+        is_html = source == cut.page > 0
+        if cut.sources[source] != text:  # within the text, its content without line numbers, or its words
+            text, path = cut.sources[source], path if is_html else None
         begin, end = 0, len(text)  # of the longest of many short texts
         if end > BEGINNING + END:
             begin, end = _line_end(text, BEGINNING), _line_start(text, end - END)
-        is_numbered = path is not None and max(map(len, text.split("\n"))) <= LONGEST_NUMBERED
+        is_numbered = path is not None and not is_html and max(map(len, text.split("\n"))) <= LONGEST_NUMBERED
         where = 'lines="…" or pattern="…"' if is_numbered else 'pattern="…"'
+        where = f"path={_quoted(path)}, {where}" if path else where
         told, what = self._told(text, begin, end) if is_one else ([], "")
+        if is_html and self.count(text) <= self.room:
+            return f"{self._mark('its words and links', where)}{before}{quote_lines(text)}"
+        of_page = "of its words and links " * is_html
         mark = self._mark(
-            f"its beginning, its end{what} and what is likeliest needed between them",
-            f"path={_quoted(path)}, {where}" if path else where,
+            f"{of_page}its beginning, its end{what} and what is likeliest needed between them", where
         )
         room, index = self.room - self.count(mark + before), self.index
         texts = [text[:begin], text[end:], *(text[start:stop] for start, stop in told)]

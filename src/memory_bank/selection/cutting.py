@@ -11,6 +11,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from memory_bank.transcript.framing import FRAME_MEMBERS, NUMBERED, frame_of, framed_text, without_numbers
+from memory_bank.transcript.markup import page_text
 from memory_bank.transcript.quoting import Mark, as_terminal, quote_lines
 from memory_bank.transcript.structure import LONGEST_KEY, Node, escaped_span, find_structure, unescape
 
@@ -71,7 +72,8 @@ class CutText:
     """A text in segments; `heads[block]` is the header line that names the columns of a block's rows, or "".
 
     `sources`: the text itself, then the unescaped strings in it that are cut as texts, all as a
-    terminal shows them; `paths` names these. `skipped` of its `chars` characters are in no segment.
+    terminal shows them, and the text of a page of HTML, number `page`; `paths` names these. `skipped` of its `chars`
+    characters are in no segment.
     """
 
     segments: tuple[Segment, ...]
@@ -80,6 +82,7 @@ class CutText:
     paths: tuple[str, ...]
     chars: int
     skipped: int
+    page: int = 0
 
     def quote(self, places: Iterable[int], short: Container[int] = ()) -> str:
         """Return some segments in order, to the letter, with a gap mark alone on a line where text is left out.
@@ -196,13 +199,15 @@ _WRAPPER_KEYS = frozenset(("text", "content", "result", "output", "data", "stdou
 _EMPTY = frozenset(("", "null", "None", "true", "false", "True", "False"))
 
 
-def cut_text(text: str, width: int = WIDTH, limit: int = 2400, unfold: bool = False) -> CutText:
+def cut_text(
+    text: str, width: int = WIDTH, limit: int = 2400, unfold: bool = False, pages: bool = False
+) -> CutText:
     """Return the segments of `text` in order; linear in its length, never raises.
 
     Of more than `limit` segments the first two thirds and the last third are kept. `unfold`: every string in it
-    that is longer than `width` is cut as a text of its own.
+    that is longer than `width` is cut as a text of its own. `pages`: of a page of HTML its text is cut.
     """
-    cutter = _Cutter(width, unfold)
+    cutter = _Cutter(width, unfold, pages)
     cutter.add_source(text, "", 0)
     segments, skipped = cutter.segments, cutter.skipped
     if len(segments) > limit:
@@ -213,14 +218,14 @@ def cut_text(text: str, width: int = WIDTH, limit: int = 2400, unfold: bool = Fa
     if len({s.source for s in segments}) == 1:
         cutter.paths[segments[0].source] = ""
     heads, sources, paths = tuple(cutter.heads), tuple(cutter.sources), tuple(cutter.paths)
-    return CutText(tuple(segments), heads, sources, paths, len(text), min(len(text), skipped))
+    return CutText(tuple(segments), heads, sources, paths, len(text), min(len(text), skipped), cutter.page)
 
 
 class _Cutter:
     """Collects the segments of one text and of the strings in it."""
 
-    def __init__(self, width: int, unfold: bool) -> None:
-        self.width, self.unfold = width, unfold
+    def __init__(self, width: int, unfold: bool, pages: bool) -> None:
+        self.width, self.unfold, self.pages, self.page = width, unfold, pages, 0
         self.segments: list[Segment] = []
         self.heads = [""]
         self.sources: list[str] = []
@@ -286,7 +291,14 @@ class _Cutter:
         self.paths.append(path)
         start, stop, _ = frame_of(text)
         self.skipped += len(text) - (stop - start)
-        if stop - start <= MAX_TEXT:
+        if page := as_terminal(page_text(text[start:stop]) if self.pages else ""):
+            self._source = self.page = len(self.sources)
+            self._text = page
+            self.sources.append(page)
+            self.paths.append(path)
+            self.skipped += max(0, stop - start - len(page))
+            self._add_lines(0, len(page), is_numbered=False)
+        elif stop - start <= MAX_TEXT:
             self._add_part(start, stop, depth)
         elif len(text) > MAX_ESCAPED or not self._add_escaped(start, stop, depth):
             first, last = start + MAX_TEXT * 2 // 3, stop - MAX_TEXT // 3  # moved to where no word is cut
@@ -429,12 +441,12 @@ class _Cutter:
             self._close()
 
     # -- lines -----------------------------------------------------------------
-    def _add_lines(self, start: int, stop: int) -> None:
+    def _add_lines(self, start: int, stop: int, *, is_numbered: bool = True) -> None:
         text, width = self._text, self.width
         if start >= stop:
             return
         lines = list(_lines(text, start, stop))
-        starts = text.count("\n", 0, start) + 1 if len(lines) > NAMED_LINES else None
+        starts = text.count("\n", 0, start) + 1 if is_numbered and len(lines) > NAMED_LINES else None
         self._block = 0
         table: tuple[str, list[str]] | None = None
         in_trace = False

@@ -410,6 +410,12 @@ def files_read(tool: str, arguments: str) -> list[str]:
     return found
 
 
+def may_fetch(tool: str, arguments: str) -> bool:
+    """Whether an output may be a page of the web: not the text of a file, nor of a command without an address."""
+    is_file = file_access(tool, arguments) is not None
+    return not is_file and (_command_of(tool, arguments) is None or _HOST.search(arguments) is not None)
+
+
 class FileAccess(NamedTuple):
     """A call that shows or makes the text of a file, or, where `part` is not "", of a part of it."""
 

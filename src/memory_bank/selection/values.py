@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Literal, NamedTuple
 
 from memory_bank.selection.cutting import DRAWING, CutText, Segment, cut_text
-from memory_bank.selection.effects import FileAccess, file_access
+from memory_bank.selection.effects import FileAccess, file_access, may_fetch
 from memory_bank.transcript.framing import frame_of
 from memory_bank.transcript.harness import refers_to_earlier
 from memory_bank.transcript.jsontext import inner_json, leaves
@@ -206,7 +206,8 @@ def parse_record(
 ) -> ParsedRecord:
     """Cut a record's output (or `arguments`), find candidates in it and uses in `arguments`, count tokens."""
     own_arguments = kind == "arguments"
-    cut = cut_text(arguments, unfold=True) if own_arguments else cut_text(output)
+    pages = kind == "output" and may_fetch(tool, arguments)
+    cut = cut_text(arguments, unfold=True) if own_arguments else cut_text(output, pages=pages)
     gaps = [len(cut.gap_before(n)) for n in range(len(cut.segments))]
     file = file_access(tool, arguments) if tool else None
     short = output if kind == "output" and len(output) <= LONGEST_ERROR else ""
