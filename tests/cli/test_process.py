@@ -5,6 +5,8 @@ import os
 import re
 import signal
 import subprocess
+import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -181,6 +183,22 @@ def test_ctrl_c_keeps_what_was_written(tmp_path):
     assert (running.returncode, err) == (130, "memory-bank: stopped.\n")
     steps = [json.loads(each) for each in out.read_text().splitlines()]
     assert steps[0]["id"] == "t0"
+
+
+def test_ctrl_c_while_a_connection_is_given_back_shows_no_traceback(bank):
+    """SQLAlchemy logs whatever stops it there."""
+    script = """
+        import os, signal
+        from sqlalchemy import Pool, event
+        from memory_bank.cli import main
+        event.listen(Pool, "reset", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        main()
+        """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), "bank", "sessions", "--db", str(bank)],
+        env=environment(), capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (130, "memory-bank: stopped.\n")
 
 
 def test_the_environment_sets_single_values(cli, two, monkeypatch):

@@ -89,6 +89,7 @@ def _options(
 ) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_OneLineFormatter("%(levelname)s %(name)s: %(message)s"))
+    handler.addFilter(lambda line: (line.exc_info or [None])[0] is not KeyboardInterrupt)  # of SQLAlchemy
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     if verbose:  # only this package: the log of the HTTP client holds whole prompts
         logging.getLogger("memory_bank").setLevel(logging.DEBUG)
