@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from prometheus_client.mmap_dict import MmapedDict
 
 from memory_bank.transcript import open_counter
 
@@ -68,6 +72,16 @@ def verdict(wrong: Iterable[object], most: int = 20) -> int:
     return 1 if found else 0
 
 
+def cpu_ms(pid: int) -> float:
+    """CPU milliseconds that a process has used in all its threads, also those that have ended."""
+    return 1000 * time.clock_gettime((~pid << 3) | 2)  # clock_getcpuclockid(3)
+
+
+def resident_mb(pid: int) -> float:
+    """Resident memory of a process in MB."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
 class Service:
     """``memory-bank serve`` as users start it, on a database; ``settings`` are those of the service.
 
@@ -109,9 +123,23 @@ class Service:
         self.process.wait()
 
     def rss(self) -> float:
-        """Resident memory in MB."""
-        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+        """Resident memory of its processes in MB."""
+        return sum(map(resident_mb, (self.process.pid, *self.workers())))
+
+    def cpu(self) -> float:
+        """CPU seconds of its processes, those of workers that have died left out."""
+        return sum(map(cpu_ms, (self.process.pid, *self.workers()))) / 1000
+
+    def answered(self) -> list[int]:
+        """The requests that each worker has counted in the file of its metrics."""
+        counts = []
+        for pid in self.workers():
+            variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
+            folder = next(v.partition("=")[2] for v in variables if v.startswith("PROMETHEUS_MULTIPROC_DIR="))
+            values: Any = MmapedDict.read_all_values_from_file(f"{folder}/counter_{pid}.db")
+            named = "memory_bank_requests_total"
+            counts.append(int(sum(value for key, value, *_ in values if json.loads(key)[1] == named)))
+        return counts
 
     def workers(self) -> list[int]:
         """The ids of its worker processes, where it has several."""

@@ -33,7 +33,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from harness import Service, command_line, print_head, print_row, words
+from harness import Service, command_line, cpu_ms, print_head, print_row, resident_mb, words
 from workload import beginning, interaction, request_of
 
 PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
@@ -116,11 +116,6 @@ for i in range(calls, calls + 20):
         times.append(1000 * (time.thread_time() - began))
 print(statistics.median(times))
 """
-
-
-def cpu_ms(pid: int) -> float:
-    """CPU milliseconds that a process has used in all its threads, also those that have ended."""
-    return 1000 * time.clock_gettime((~pid << 3) | 2)  # clock_getcpuclockid(3)
 
 
 class Upstream(asyncio.Protocol):
@@ -246,11 +241,6 @@ def ours(stack: ExitStack, url: str, strategy: str, python: str) -> tuple[int, i
     return service.port, service.process.pid
 
 
-def resident(pid: int) -> str:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return f"{pages * os.sysconf('SC_PAGE_SIZE') / 1e6:.0f}"
-
-
 def proxy_part(sizes: list[int], routes: list[str], requests: int, rounds: int, against: str | None) -> None:
     """CPU of a request."""
     with ExitStack() as stack:
@@ -284,7 +274,7 @@ def proxy_part(sizes: list[int], routes: list[str], requests: int, rounds: int, 
         for name, (_, pid) in servers.items():
             for route in routes:
                 cells = (f"{statistics.median(found[name, route, size]):.1f}" for size in sizes)
-                print_row(name, route, *cells, ", ".join(sorted(memory[name, route])), resident(pid))
+                print_row(name, route, *cells, ", ".join(sorted(memory[name, route])), f"{resident_mb(pid):.0f}")
 
 
 def cold_part(sizes: list[int], against: str | None) -> None:

@@ -1,6 +1,6 @@
 """Measures what the proxy adds to a model's answer: to its first byte and its last, with streams and history.
 
-    python benchmarks/proxy.py [--part streams,history,rss,load] [--rounds 5] [--agents 200] [--seconds 180]
+    python benchmarks/proxy.py [--part streams,history,rss,load] [--rounds 5] [--agents 200] [--seconds 180] [--workers 1]
 
 An upstream that streams, `memory-bank serve` in front of it and those who ask are a process each; agents ask
 the upstream itself and through the proxy by turns, in the same run, with the same requests. An agent has made
@@ -14,8 +14,9 @@ requests each, found by what their messages hold.
 ``load``: agents that ask without a pause for so many seconds, each with tasks of ``--calls`` calls, one after the
 other and found by what their messages hold; their first tasks begin with 0 to ``--calls`` calls, so that sessions end
 and begin at the same rate all the time. An answer takes ``--answer`` seconds. Beside the share that had memory,
-why the others had none, and the times: those of the upstream alone, asked by as many agents at the same pace, and
-resident memory at twenty moments.
+why the others had none, and the times: those of the upstream alone, asked by as many agents at the same pace,
+the requests a core-second (the CPU of all processes of the service), each worker's share of the requests, and
+resident memory at twenty moments. An agent has one connection for all its requests.
 """
 
 from __future__ import annotations
@@ -298,8 +299,8 @@ class Ends:
 
 
 @contextlib.contextmanager
-def both_ends() -> Iterator[Ends]:
-    """Both ends, and the service between them."""
+def both_ends(workers: int = 1) -> Iterator[Ends]:
+    """Both ends, and the service of so many workers between them."""
     context = multiprocessing.get_context("spawn")
     told, tell = context.Pipe()
     ours, theirs = context.Pipe()
@@ -312,7 +313,10 @@ def both_ends() -> Iterator[Ends]:
     try:
         upstream = told.recv()
         url = f"http://127.0.0.1:{upstream}/v1"
-        with tempfile.TemporaryDirectory() as folder, Service(f"{folder}/bank.db", url) as served:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            Service(f"{folder}/bank.db", url, "--workers", str(workers)) as served,
+        ):
             yield Ends(upstream, ours, served)
     finally:
         for process in started:
@@ -382,12 +386,13 @@ def rss_part(ends: Ends, requests: int) -> None:
 def load_part(ends: Ends, agents: int, seconds: float, calls: int, answer: float) -> None:
     """Many agents for a while, without a pause."""
     load = Load(ends.served.port, agents, calls, 0, "load", 10, answer / 10, named=False, seconds=seconds)
-    curve = [ends.served.rss()]
+    curve, cpu = [ends.served.rss()], ends.served.cpu()
     ends.start(load)
     for _ in range(20):
         time.sleep(seconds / 20)
         curve.append(ends.served.rss())
     ours = ends.finish()
+    cpu = ends.served.cpu() - cpu
     bare = ends.run(dataclasses.replace(load, port=ends.upstream, seconds=seconds / 6))
     print_head("", "requests", "a second", "with memory", *(f"p{p} first byte (ms)" for p in (50, 90, 99)))
     # before its first call has a result, a conversation has nothing that could be remembered
@@ -402,6 +407,9 @@ def load_part(ends: Ends, agents: int, seconds: float, calls: int, answer: float
     print_head("memory", "reason", "session", "requests")
     for (memory, reason, kind), count in why.most_common():
         print_row(memory, reason, kind, count)
+    print(f"requests a core-second: {len(ours) / cpu:.1f} ({1000 * cpu / len(ours):.1f} ms of CPU each)")
+    if counts := ends.served.answered():
+        print("shares of the workers:", ", ".join(f"{count / sum(counts):.1%}" for count in counts))
     print("resident memory (MB):", ", ".join(f"{mb:.0f}" for mb in curve))
     wrong = sum(t.status != 200 or t.events != load.events + 1 for t in ours)
     print("answers that are not whole:", wrong)
@@ -416,6 +424,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=10_000, help="of the part rss")
     parser.add_argument("--agents", type=int, default=200, help="of the part load")
     parser.add_argument("--seconds", type=float, default=180.0, help="of the part load")
+    parser.add_argument("--workers", type=int, default=1, help="of the service, in the part load")
     parser.add_argument("--calls", type=int, default=30, help="of a task, in the part load")
     parser.add_argument(
         "--answer", type=float, default=1.0, help="seconds that an answer takes, in the part load"
@@ -428,7 +437,7 @@ def main() -> None:
         "load": lambda ends: load_part(ends, args.agents, args.seconds, args.calls, args.answer),
     }
     for part in (part for part in parts if part in args.part):
-        with both_ends() as ends:
+        with both_ends(args.workers if part == "load" else 1) as ends:
             parts[part](ends)
 
 
