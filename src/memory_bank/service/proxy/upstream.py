@@ -151,7 +151,7 @@ class Upstream:
         self._path = self._base.raw_path.rstrip(b"/")
         self._timeout = timeout
         self._timeouts = httpx2.Timeout(timeout, connect=min(30.0, timeout)).as_dict()
-        limits = httpx2.Limits(max_keepalive_connections=20, keepalive_expiry=60.0)
+        limits = httpx2.Limits(max_keepalive_connections=256, keepalive_expiry=60.0)
         self._transport = httpx2.AsyncHTTPTransport(
             verify=certificates(), limits=limits, proxy=proxy_for(base_url)
         )
