@@ -1,6 +1,7 @@
 """Measures what the proxy adds to a model's answer: to its first byte and its last, with streams and history.
 
-    python benchmarks/proxy.py [--part streams,history,rss,load] [--rounds 5] [--agents 200] [--seconds 180] [--workers 1]
+    python benchmarks/proxy.py [--part streams,history,rss,load] [--rounds 5] [--agents 200] [--seconds 180]
+                               [--workers 1]
 
 An upstream that streams, `memory-bank serve` in front of it and those who ask are a process each; agents ask
 the upstream itself and through the proxy by turns, in the same run, with the same requests. An agent has made
