@@ -274,7 +274,9 @@ def proxy_part(sizes: list[int], routes: list[str], requests: int, rounds: int, 
         for name, (_, pid) in servers.items():
             for route in routes:
                 cells = (f"{statistics.median(found[name, route, size]):.1f}" for size in sizes)
-                print_row(name, route, *cells, ", ".join(sorted(memory[name, route])), f"{resident_mb(pid):.0f}")
+                print_row(
+                    name, route, *cells, ", ".join(sorted(memory[name, route])), f"{resident_mb(pid):.0f}"
+                )
 
 
 def cold_part(sizes: list[int], against: str | None) -> None:
