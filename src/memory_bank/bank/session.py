@@ -329,7 +329,7 @@ class MemoryBankState(Session):
         self.settings, self._llm_client = settings, llm_client
         self.is_prepared = True
         self._deferred = {}  # this step does that work itself or defers it again
-        if self._charged:  # a step whose ``finish`` has not come
+        if self._charged:  # a step that could not be stored
             self.save()
         if self._given_counter is None:
             if self._encoding != (encoding := settings.token_encoding):

@@ -333,8 +333,8 @@ def test_the_limit_grows_with_the_history(tmp_path):
         assert "0.6" in line
 
 
-def test_one_commit_stands_before_the_answer(tmp_path):
-    """Facts and lineage are one transaction; what a step costs and its summaries are another, after the answer."""
+def test_two_commits_stand_before_the_answer(tmp_path):
+    """Facts and lineage are one transaction, what the step costs is another; its summaries are a third."""
     at, steps = [], []
     with counted_commits() as commits:
 
@@ -353,4 +353,4 @@ def test_one_commit_stands_before_the_answer(tmp_path):
             assert p.service.database.extent("s").records == 9
     assert all(first for first, _ in steps)
     every = [len([name for name in names if name != RECORDER]) for _, names in steps[2:]]
-    assert statistics.median(every) == 2, steps  # a fold, or the bank's counter, is another one
+    assert statistics.median(every) == 3, steps  # a fold, or the bank's counter, is another one
