@@ -13,8 +13,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from prometheus_client.mmap_dict import MmapedDict
-
 from memory_bank.transcript import open_counter
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -132,6 +130,8 @@ class Service:
 
     def answered(self) -> list[int]:
         """The requests that each worker has counted in the file of its metrics."""
+        from prometheus_client.mmap_dict import MmapedDict  # of the extra `service`
+
         counts = []
         for pid in self.workers():
             variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
