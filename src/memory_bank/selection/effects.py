@@ -411,7 +411,7 @@ def files_read(tool: str, arguments: str) -> list[str]:
 
 
 def may_fetch(tool: str, arguments: str) -> bool:
-    """Whether an output may be a page of the web: not the text of a file, nor of a command without an address."""
+    """Whether a call may return a web page: it reads no file, and a shell command of it names an address."""
     is_file = file_access(tool, arguments) is not None
     return not is_file and (_command_of(tool, arguments) is None or _HOST.search(arguments) is not None)
 

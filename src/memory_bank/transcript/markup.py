@@ -94,7 +94,7 @@ def _attributes(written: str) -> dict[str, str]:
 
 
 def _mark(name: str, closes: bool, written: str) -> str:
-    """What stands in a text for a tag."""
+    """The text that replaces a tag: a line break, a heading's mark, an image's address, a form's field."""
     if name == "img":
         has = _attributes(written)
         source = has.get("src", "")
