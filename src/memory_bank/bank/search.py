@@ -162,11 +162,11 @@ class InsightSearch:
                 return []
             is_known(c, self.database.name, self.embedder_name, None)
             parts = in_parts(list(exclude))
-            hidden = [seq for p in parts for seq in c.execute(_SEQS, {"session": own, "ids": p}).scalars()]
+            excluded = [seq for p in parts for seq in c.execute(_SEQS, {"session": own, "ids": p}).scalars()]
         if index.loose >= 2 * BLOCK:  # as after an import, or in a bank of an older form
             settle(self.database, own, most=8)
         words, near, most = _compare_words(index, terms, own)
-        shown = ~np.isin(index.seqs, hidden)
+        shown = ~np.isin(index.seqs, excluded)
         scores, alike = near / most, np.zeros(len(near), bool)
         if self.compares and vector is not None:
             scores = np.zeros(len(near))

@@ -416,8 +416,8 @@ class _Chooser:
         self._kept = {t for e in view.history if e.stays for t in e.record_ids}  # what every context shows
         count = newest_within([*map(size, view.history)], int(budget * share), most)
         latest = [e for e in view.history[len(view.history) - count :] if not e.stays]
-        hidden = self._latest_hidden(latest)
-        self.whole = [e for e in latest if all(steps.get(t, hidden + 1) > hidden for t in e.record_ids)]
+        last = self._latest_left_out(latest)
+        self.whole = [e for e in latest if all(steps.get(t, last + 1) > last for t in e.record_ids)]
         self._visible = [*self.whole, *([view.tail] if view.tail else [])]
         after = view.tail.stop if view.tail else len(view.messages)
         shown = [view.messages[p] for p in view.kept] + list(view.messages[after:])
@@ -435,7 +435,7 @@ class _Chooser:
         self._at: dict[str, tuple[Interaction, int]] = {}
         self._made: dict[object, dict[int, Edit]] = {}
 
-    def _latest_hidden(self, whole: Sequence[Interaction]) -> int:
+    def _latest_left_out(self, whole: Sequence[Interaction]) -> int:
         """The step of the newest record before the tail that the messages do not show; 0 for none."""
         view, steps = self._view, self._session.steps
         tail = view.tail.record_ids if view.tail else ()

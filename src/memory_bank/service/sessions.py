@@ -79,7 +79,7 @@ _EARLIER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuilt(StepFigures):
-    """A step with its ``context``, ``written`` as it is sent, and ``shown`` with secrets hidden.
+    """A step with its ``context``, ``written`` as it is sent, and ``shown`` with secrets redacted.
 
     ``unchanged``: the context is the messages that came. ``known_tokens``: of the messages of the full history that
     the request before had too, ``beside_tokens``: of the client's tools. ``proxied``: the proxy sends the request,
@@ -232,7 +232,7 @@ class Sessions:
         key = strategy or self.strategy
         self.config.strategy(key)
         check_shape(messages)
-        seen = self._hidden(messages, None if history is None else history.memo)
+        seen = self._redacted(messages, None if history is None else history.memo)
         client = llm_client if llm_client is not None else self.llm_client
         with self._holding(session_id, namespace) as kept:
             if kept.generation is None or project is not None:
@@ -353,7 +353,7 @@ class Sessions:
         if self.is_control(session_id):
             return messages if form is None else list(form.source.source)
         key = strategy or self.strategy
-        seen = self._hidden(messages)
+        seen = self._redacted(messages)
         store = FactStore(self.database, session_id) if self.exists(namespace, name) else None
         stored = [] if store is None else list(store.steps())
         with self._lock:
@@ -399,7 +399,7 @@ class Sessions:
             return None
         if self.is_control(session_id):
             return None
-        seen = self._hidden(messages)
+        seen = self._redacted(messages)
         policy = replace(policy_of(settings), choose=partial(choose_standing, settings=settings))
         state = MemoryBankState.open(self.database, session_id, on_waiting=self._queued, fixed=True)
         context, leaving = leave(build_context(seen, state, policy, tools, stores=False), seen, state, form)
@@ -428,7 +428,7 @@ class Sessions:
         """
         if self.bank_settings().scope == "session":
             return False
-        project = named or self._project_of(namespace, self._hidden(messages[:_PROMPTS]))
+        project = named or self._project_of(namespace, self._redacted(messages[:_PROMPTS]))
         given: dict[str, object] = {"namespace": namespace, "session": session_id, "project": project}
         return project is not None and self.database.value(_EARLIER, **given) is not None
 
@@ -509,12 +509,12 @@ class Sessions:
         writable_id(namespace, project)
         return MemoryFiles(self.database, project, namespace=namespace, redact=self.redacted)
 
-    def _hidden(self, messages: list[object], memo: Memo | None = None) -> list[object]:
+    def _redacted(self, messages: list[object], memo: Memo | None = None) -> list[object]:
         """The messages without secrets; the list itself where they have none."""
         if self._redact is None:
             return messages
-        hidden = (memo or Memo()).of_each("redacted", check_messages(messages), self._redact)
-        return messages if all(map(is_, hidden, messages)) else hidden
+        redacted = (memo or Memo()).of_each("redacted", check_messages(messages), self._redact)
+        return messages if all(map(is_, redacted, messages)) else redacted
 
     def redacted(self, message: T) -> T:
         """A message without secrets; the same object if it has none."""

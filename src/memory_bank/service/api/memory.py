@@ -282,7 +282,7 @@ def ingest(
 
 
 def _redacted(api: ApiContext, output: ToolOutput) -> ToolOutput:
-    """The output without the secrets that would be hidden in the messages of its call."""
+    """The output without the secrets that would be redacted in the messages of its call."""
     function: Any = {"name": output.tool_name, "arguments": output.raw_input}
     calls = [{"id": output.call_id, "type": "function", "function": function}]
     message: Any = api.sessions.redacted({"role": "assistant", "tool_calls": calls})

@@ -39,7 +39,7 @@ class Seals:
     def seal(self, *values: object) -> str:
         """The values (JSON) as a text."""
         nonce = secrets.token_bytes(_NONCE)
-        data = self._hidden(nonce, json.dumps(values, separators=(",", ":")).encode())
+        data = self._masked(nonce, json.dumps(values, separators=(",", ":")).encode())
         return BEGINNING + base64.urlsafe_b64encode(nonce + self._tag(nonce + data) + data).decode()
 
     def read(self, sealed: str) -> list[Any] | None:
@@ -51,13 +51,13 @@ class Seals:
         nonce, tag, data = raw[:_NONCE], raw[_NONCE : _NONCE + _TAG], raw[_NONCE + _TAG :]
         if not hmac.compare_digest(tag, self._tag(nonce + data)):
             return None
-        values: list[Any] = json.loads(self._hidden(nonce, data))
+        values: list[Any] = json.loads(self._masked(nonce, data))
         return values
 
     def _tag(self, data: bytes) -> bytes:
         return hmac.digest(self._secret, b"tag" + data, "sha256")[:_TAG]
 
-    def _hidden(self, nonce: bytes, data: bytes) -> bytes:
+    def _masked(self, nonce: bytes, data: bytes) -> bytes:
         stream = hashlib.shake_256(b"stream" + self._secret + nonce).digest(len(data))
         return bytes(a ^ b for a, b in zip(data, stream, strict=True))
 

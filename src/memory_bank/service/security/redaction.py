@@ -166,11 +166,11 @@ class Redaction:
         except TimeoutError:
             return "[redacted: not checked in time]"
         secrets = secrets_in(text) if self.secrets else []
-        shown = _hidden(text, [*secrets, *asked])
+        shown = _replaced(text, [*secrets, *asked])
         if secrets and is_json and _read(shown) is None and _read(text) is not None:
             # the redaction broke the JSON: a number, or one match over two values
             safe = self._in_values(text, depth)
-            return safe if safe is not text else _hidden(text, asked)
+            return safe if safe is not text else _replaced(text, asked)
         return shown
 
     def _in_values(self, text: str, depth: int) -> str:
@@ -205,7 +205,7 @@ def _rule(number: int, expression: str) -> Any:
         raise ConfigError(f"redact: rule {number} is no regular expression ({e}).") from None
 
 
-def _hidden(text: str, spans: Iterable[Span]) -> str:
+def _replaced(text: str, spans: Iterable[Span]) -> str:
     """Replace spans by marks. Overlapping spans get one mark, that of the first and longest; marks stay."""
     if "[redacted: " in text:
         marks = [m.span() for m in _MARK.finditer(text)]
@@ -228,7 +228,7 @@ def _without_keys(items: list[Any]) -> list[Any]:
     """A list in which the lines of private keys are marks; the same object without any."""
     text = json.dumps(items)
     keys = [span for span in secrets_in(text) if span[2] == "private key"]
-    read = _read(_hidden(text, keys)) if keys else None
+    read = _read(_replaced(text, keys)) if keys else None
     return read[0] if read and isinstance(read[0], list) else items
 
 
