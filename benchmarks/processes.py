@@ -6,14 +6,15 @@
 
 Agents ask `memory-bank serve` round robin, and a scripted upstream logs what arrives. A request costs what the list
 price of ``--model`` says of its input, in tokens of ``--encoding``: the beginning that it shares with one of the
-session's eight requests before is read from the provider's cache, all else is written to it; beside it, what the same
-histories cost without memory. A context that does not begin as the one before is ``broken``: with a fold it has to
-be. One that is not, byte for byte, what the first of ``--services`` sent ``differs``; once a request of its session
-was answered without memory, what is decided there (a fold) may come a turn later, and such contexts are ``later``.
-With ``--nameless`` agents name no session: the services know a conversation again, each further session that one has
-is ``forked``, and contexts are not compared, as marks differ with the name that a session is given. In the end the
-bank's records are compared with what the tools said: those ``lost``, those stored ``twice``, and those ``refused``,
-which are not in the bank and every answer to a request that had them says why. The reasons are printed in the end.
+session's eight requests before is read from the provider's cache, all else is written to it; beside it, what the
+same histories cost without memory. Answers report both, ``--untold``: nothing of the cache. A context that does not
+begin as the one before is ``broken``: with a fold it has to be. One that is not, byte for byte, what the first of
+``--services`` sent ``differs``; once a request of its session was answered without memory, what is decided there (a
+fold) may come a turn later, and such contexts are ``later``. With ``--nameless`` agents name no session: the
+services know a conversation again, each further session that one has is ``forked``, and contexts are not compared,
+as marks differ with the name that a session is given. In the end the bank's records are compared with what the
+tools said: those ``lost``, those stored ``twice``, and those ``refused``, which are not in the bank and every
+answer to a request that had them says why. The reasons are printed in the end.
 
 With ``--faults`` there is one more run of the last of ``--services``: one dies by SIGKILL after a third of the turns,
 for good; on PostgreSQL the server ends at once after a half, within a turn, and starts again, and after two thirds
@@ -44,10 +45,12 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -125,8 +128,11 @@ class Run:
             found[1] for m in messages if (found := re.search(r"Check all orders of (s\d+) for", m))
         )
         with self._lock:
-            self.sent.setdefault(session, []).append(messages)
-        return say("ok")
+            before = self.sent.setdefault(session, [])
+            before.append(messages)
+            whole, known = shared_tokens(before[-CACHED - 1 : -1], messages, self.options.encoding)
+        cached = None if self.options.untold else (known, whole - known)
+        return replace(say("ok"), usage=(whole, 2), cached=cached)
 
     def _ask(self, session: str, turn: int) -> None:
         body = {
@@ -228,16 +234,25 @@ def dollars(requests: Sequence[Sequence[str]], options: Any) -> list[tuple[float
     ratios = Ratios(
         (price.cached or price.prompt) / price.prompt, (price.cache_write or price.prompt) / price.prompt
     )
-    count, kept, found = open_counter(options.encoding).count_message, deque[Sequence[str]](maxlen=CACHED), []
-    tokens: dict[str, int] = {}
-    for messages in requests:
-        tokens.update((m, count(json.loads(m))) for m in messages if m not in tokens)
-        same = [common_length(before, messages) for before in kept]
-        whole, known = (sum(tokens[m] for m in part) for part in (messages, messages[: max(same, default=0)]))
-        broken = bool(kept) and same[-1] < len(kept[-1])
-        found.append((ratios.price(whole, known) * price.prompt / 1e6, broken))
-        kept.append(messages)
+    found = []
+    for at, messages in enumerate(requests):
+        kept = requests[max(0, at - CACHED) : at]
+        broken = bool(kept) and common_length(kept[-1], messages) < len(kept[-1])
+        dollars = ratios.price(*shared_tokens(kept, messages, options.encoding)) * price.prompt / 1e6
+        found.append((dollars, broken))
     return found
+
+
+def shared_tokens(kept: Sequence[Sequence[str]], messages: Sequence[str], encoding: str) -> tuple[int, int]:
+    """The tokens of a request, and of what it begins with as one that the provider's cache holds."""
+    tokens = [message_tokens(m, encoding) for m in messages]
+    return sum(tokens), sum(tokens[: max((common_length(before, messages) for before in kept), default=0)])
+
+
+@cache
+def message_tokens(message: str, encoding: str) -> int:
+    """The tokens of a message, which is JSON."""
+    return open_counter(encoding).count_message(json.loads(message))
 
 
 def stages(turns: int) -> dict[str, tuple[int, int]]:
@@ -300,6 +315,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--agents", type=int, default=1, help="that ask at the same time")
     parser.add_argument("--kind", choices=("sqlite", "postgres"), default="sqlite")
     parser.add_argument("--api", choices=PATHS, default="chat")
+    parser.add_argument("--untold", action="store_true", help="answers tell nothing of the cache")
     parser.add_argument("--nameless", action="store_true", help="agents name no session")
     parser.add_argument("--faults", action="store_true", help="one more run, in which processes die")
     parser.add_argument("--beside", metavar="COMMIT", help="one more run: an upgrade from this commit")

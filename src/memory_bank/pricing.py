@@ -297,8 +297,8 @@ class SentContext:
     is_answered: bool = False
 
 
-NAMED = 80
-"""Characters of a model's name that are stored with what was reported of it: escaped, they fit the column."""
+NAMED, MODELS, TOLD = 80, 4, 1024
+"""Characters of a model's name, models of a session, and characters of all that is stored of its caches."""
 
 
 class PrefixCache:
@@ -306,8 +306,9 @@ class PrefixCache:
 
     ``cached_for``: seconds for which the latest request asks to keep its prefix, 0 where it does not say. ``ratios``
     are 0.1 and 1 until ``take_price`` is called, for a ``model``, and 1 and 1 while the provider reports that nothing
-    is cached; ``told`` is what it reported, which a bank keeps with the session. As no prefix stands in a session
-    that folds at every step, a cache is assumed again after RETRY_AFTER answers, or at the first with cached tokens.
+    is cached; ``asked``: by the newest MODELS, the seconds from its latest request to the session's latest. A bank
+    keeps both with the session: ``told``. As no prefix stands in a session that folds at every step, a cache is
+    assumed again after RETRY_AFTER answers, or at the first with cached tokens.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -315,7 +316,7 @@ class PrefixCache:
         self._lock = threading.Lock()
         self.model, self.cached_for = "", 0
         self._ratios = _USUAL
-        self.asked: dict[str, float] = {}  # by the clock, when each model got its latest request
+        self.asked: dict[str, float] = {}
         self._last: SentContext | None = None
         self._counted = self._grown = (0, 0)  # tokens as memory and as the provider count them
         self._misses = 0
@@ -356,7 +357,6 @@ class PrefixCache:
         sent = SentContext(messages, model, self.clock())
         with self._lock:
             before, self._last = self._last, sent
-            self.asked[model] = sent.at
         same = before is not None and before.is_answered and before.model == model
         if before is not None and same and sent.at - before.at <= retention:
             length = common_length(before.messages, messages)
@@ -402,18 +402,27 @@ class PrefixCache:
             known, counted = self._grown
         return counted / known if known >= LEAST_GROWTH else reported / tokens
 
+    def ask(self, idle: float) -> None:
+        """Note that the model is asked, so many seconds after the session's request before."""
+        with self._lock:
+            asked = {m: round(age + idle, 1) for m, age in self.asked.items()} | {self.model[:NAMED]: 0.0}
+            self.asked = dict(sorted(asked.items(), key=lambda item: item[1])[:MODELS])
+
     @property
     def told(self) -> str | None:
-        """What was reported of the model's cache, as JSON; None where that is as at the beginning."""
+        """What was reported of the model's cache, and which models were asked, as JSON; None for nothing."""
         with self._lock:
-            return json.dumps([self.model[:NAMED], self._misses]) if self._misses else None
+            if not self.asked and not self._misses:
+                return None
+            told = [self.model[:NAMED], self._misses, self.asked]
+            return text if len(text := json.dumps(told)) <= TOLD else json.dumps(told[:2])
 
     def tell(self, told: str | None) -> None:
-        """Take what another process was told; nothing of another model."""
-        model, misses, *_ = json.loads(told) if told else (self.model[:NAMED], 0)
+        """Take what another process was told; what was reported of another model is forgotten."""
+        model, misses, *asked = json.loads(told) if told else (self.model[:NAMED], 0)
         with self._lock:
-            if model == self.model[:NAMED]:
-                self._misses = misses
+            self.asked = asked[0] if asked else {}
+            self._misses = misses if model == self.model[:NAMED] else 0
 
 
 def common_length(before: Sequence[object], now: Sequence[object]) -> int:

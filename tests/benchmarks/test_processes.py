@@ -13,9 +13,10 @@ processes = load("processes")
 
 
 @pytest.mark.long
-def test_three_services_cost_what_one_does(capsys):
+@pytest.mark.parametrize("untold", [[], ["--untold"]])
+def test_three_services_cost_what_one_does(untold, capsys):
     given = ["--sessions", "1", "--turns", "80", "--services", "1,3", "--encoding", "approximate"]
-    assert processes.main(given) == 0
+    assert processes.main([*given, *untold]) == 0
     none, one, three = (row.split(" | ") for row in capsys.readouterr().out.splitlines()[2:])
     assert one[1:] == three[1:]
     assert int(one[3]) >= 1  # a fold

@@ -21,7 +21,7 @@ from memory_bank.bank.maintenance import purge, verify
 from memory_bank.bank.schema import folds, records, sessions
 from memory_bank.bank.stores import FactStore
 from memory_bank.errors import StorageError
-from memory_bank.pricing import common_length
+from memory_bank.pricing import Charge, common_length
 
 LOCAL = {
     "selection": "evidence",
@@ -93,9 +93,9 @@ class Process:
         self.processor.close()
         self.start()
 
-    def ask(self, given):
+    def ask(self, given, model="claude-sonnet-4-5"):
         given = json.loads(json.dumps(given))  # as it comes in another process
-        return self.processor.apply_strategy(given, "b", session_id="s", model="claude-sonnet-4-5")[0]
+        return self.processor.apply_strategy(given, "b", session_id="s", model=model)[0]
 
 
 def asked_at_once(processes, given):
@@ -310,6 +310,34 @@ def test_what_the_provider_tells_of_its_cache_holds_in_every_process(bank_url):
     other.processor.state("b", "s").save()
     one.ask(lists[4])
     assert cache.read < 1
+
+
+def test_which_models_a_session_has_asked_holds_in_every_process(bank_url, tmp_path):
+    """Of three one alone gets the requests for the cheap model."""
+    alone, *processes = (
+        Process(url, RULES["priced"]) for url in (f"sqlite:///{tmp_path / 'alone.db'}", *[bank_url] * 3)
+    )
+    for n, given in enumerate(steps_of(chat(70))):
+        model = "claude-haiku-4-5" if n % 3 == 2 else "claude-sonnet-4-5"
+        contexts = []
+        for process in (alone, processes[n % 3]):
+            contexts.append(process.ask(given, model))
+            process.state.prefix_cache.send(contexts[-1], model, len, 300)
+        assert contexts[0] == contexts[1], n
+    assert alone.state.last_fold.number
+
+
+def test_the_models_that_are_known_of_a_session_are_few_and_fit_the_column(bank_url):
+    state = MemoryBankState.open(bank_url, "s")
+    for n in range(9):
+        state.prepare(None)
+        state.prefix_cache.take_price(None, f"m{n}" + "\U0001f9e0" * 300)
+        state.idle = 100.0
+        state.charge(Charge(1.0, 1.0), (), ())
+    ages = {name[:2]: age for name, age in state.prefix_cache.asked.items()}
+    assert ages == {"m8": 0, "m7": 100, "m6": 200, "m5": 300}
+    assert len(state.prefix_cache.told) <= 1024
+    state.close()
 
 
 def explained(bank):

@@ -397,7 +397,8 @@ class MemoryBankState(Session):
 
     def charge(self, charge: Charge, sent: Sequence[bytes], came: Sequence[bytes]) -> None:
         self.ledger.add(charge, sent, came)
-        self._charged = True
+        self.prefix_cache.ask(self.idle)
+        self._charged, self.idle = True, 0.0
         self.save()
 
     def save(self, insights: Callable[[Operation[None] | None], object] | None = None) -> None:
