@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from tests.chats import JSON, TEXT
 
-from memory_bank.selection.effects import changes_something, is_failure
+from memory_bank.selection.effects import changes_something, is_failure, may_fetch
 
 
 @pytest.mark.parametrize(
@@ -117,3 +117,27 @@ def test_other_outputs_are_none(output):
 @given(TEXT, TEXT | JSON.map(json.dumps), TEXT | JSON.map(json.dumps))
 def test_anything_is_judged(tool, arguments, output):
     assert changes_something(tool, arguments, output) in (True, False)
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "may"),
+    [
+        ("fetch-fetch_html", {"url": "https://a.example/papers.html"}, True),
+        ("browser_get_html", {}, True),
+        ("execute-tool", {"server": "fetch", "params": {"url": "https://a.example/s?k=1"}}, True),
+        ("Bash", {"command": "curl -i http://localhost:3000/"}, True),
+        ("execute_code", {"code": "import requests\nprint(requests.get(base).text)"}, True),
+        ("Bash", {"command": "cat public/index.html"}, False),
+        ("Bash", {"command": "sed -n 1,80p index.html | grep -v https://a.example"}, False),
+        ("Bash", {"command": "cd web; git show HEAD:index.html; curl -s http://localhost:3000"}, False),
+        ("Bash", {"command": "git diff origin/main # https://a.example"}, False),
+        ("Bash", {"command": "curl https://raw.a.example/o/r/main/App.vue"}, False),
+        ("Read", {"file_path": "/src/page"}, False),
+        ("Grep", {"pattern": "<", "path": "/src/layout.tsx", "output_mode": "content"}, False),
+        ("filesystem-read_multiple_files", {"paths": ["a/index.html", "b.css"]}, False),
+        ("browse", {"url": "file:///src/index.html"}, False),
+        ("get_template", {"id": "welcome"}, False),
+    ],
+)
+def test_a_page_is_fetched_and_a_source_is_read(tool, arguments, may):
+    assert may_fetch(tool, json.dumps(arguments)) is may

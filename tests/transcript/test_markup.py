@@ -61,15 +61,70 @@ def test_a_page_that_shows_hardly_anything_keeps_its_scripts():
     assert text.startswith("Meeting\n") and "AvailableAtSlot[7].push(49);" in text and "b{}" not in text
 
 
+def test_broken_pages_lose_no_words():
+    page = """<html><body class="article-page with-sidebar"><svg class="icon"><path d="M0 0"><p class="lead">One <b>two
+<p title="a > b">three <a href="/x" title="c > d">link</a> a < 1
+<textarea name="text" rows="20" class="editor">Line 1
+    Line 2</textarea>
+<select name="unit" class="form-control"><option value="m" selected>Metre<option value="k">Mile</select></body>"""
+    assert page_text(page).split("\n") == [
+        "One two",
+        "three [link](/x) a < 1",
+        '<textarea name="text">Line 1',
+        "    Line 2",
+        '<select name="unit">',
+        '<option value="m" selected>Metre',
+        '<option value="k">Mile',
+    ]
+
+
+SOURCE = '<html lang="en">\n  <body class="page">\n    <p class="lead">Words</p>\n  </body>\n</html>'
+
+
 @pytest.mark.parametrize(
-    "text", ["", "no page", "a < b and <b>bold</b>", '{"html": "<html><body>x</body></html>"}']
+    "before",
+    [
+        "export default function Layout({ children }) {\n  return (\n",
+        "# A page\n\nWrite this:\n\n```html\n",
+        "<?php include 'a.php'; ?>\n",
+        '{% extends "base.html" %}\n',
+        "diff --git a/a.html b/a.html\n@@ -1,3 +1,3 @@\n",
+        "public String page() {\n",
+    ],
+)
+def test_a_source_that_holds_a_page_is_none(before):
+    assert page_text(before + SOURCE) == ""
+    assert page_text(f"URL: https://a.example\n{SOURCE}") == "URL: https://a.example\nWords"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "no page",
+        "a < b and <b>bold</b>",
+        '{"html": "<html><body>x</body></html>"}',
+        "<html><pre>" + "as it is\n" * 40,
+    ],
 )
 def test_other_texts_are_no_pages(text):
     assert page_text(text) == ""
 
 
 @pytest.mark.parametrize(
-    "part", ["<script>", "<a href=x>", "<!--\n\n", "<td><th>", "<svg", "</a>", "<pre> x\n\n", "<a b='"]
+    "part",
+    [
+        "<script>",
+        "<a href=x>",
+        "<!--\n\n",
+        "<td><th>",
+        "<svg",
+        "<svg>",
+        "</a>",
+        "<pre> x\n\n",
+        "<a b='",
+        "<a b='\"",
+    ],
 )
 def test_it_takes_linear_time(part):
     short, long = (

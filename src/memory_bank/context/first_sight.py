@@ -98,7 +98,7 @@ MOST_PARSED = 4
 """The number of outputs whose pieces are kept, so that the next fold need not cut them again."""
 _DIFF = re.compile(r"^(?:diff --git |@@ -\d+(?:,\d+)? \+\d+(?:,\d+)? @@)", re.M)
 _DATA_FILE = re.compile(
-    r"\.(?:csv|tsv|txt|text|log|out|err|json|jsonl|ndjson|geojson|xml|pdf|docx?|xlsx?|pptx?|html?|md|rst|eml|srt|tex)\W*\Z",
+    r"\.(?:csv|tsv|txt|text|log|out|err|json|jsonl|ndjson|geojson|xml|pdf|docx?|xlsx?|pptx?|md|rst|eml|srt)\W*\Z",
     re.I,
 )
 # a word with a digit near its beginning, or words joined as in a name of a file

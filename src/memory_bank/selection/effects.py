@@ -410,10 +410,27 @@ def files_read(tool: str, arguments: str) -> list[str]:
     return found
 
 
+_SOURCE_FILE = re.compile(
+    r"(?<![^\s\"'=(,\[])(?!https?:(?!//raw\.))[^\s\"'=(,\\]{1,300}"
+    r"\.(?:x?html?|vue|svelte|astro|[jt]sx?|php|erb|ejs|hbs|jinja2?|j2|tmpl|liquid)(?![\w./-])",
+    re.I,
+)
+_FETCHES = re.compile(
+    r"\b(?:curl|wget|xh|lynx|w3m|requests|urllib|httpx|aiohttp|axios|iwr|invoke-webrequest)\b|\bfetch\("
+    r"|(?<!\\)\"https?://[^\"\s\\]++\"",  # an argument of its own
+    re.I,
+)
+_KEPT_SOURCE = word_set("diff source template theme")
+
+
 def may_fetch(tool: str, arguments: str) -> bool:
-    """Whether a call may return a web page: it reads no file, and a shell command of it names an address."""
-    is_file = file_access(tool, arguments) is not None
-    return not is_file and (_command_of(tool, arguments) is None or _HOST.search(arguments) is not None)
+    """Whether a call may return a page to be read: it names no source to edit, and a command of it fetches."""
+    if _SOURCE_FILE.search(arguments) or file_access(tool, arguments) is not None:
+        return False
+    if _KEPT_SOURCE & {w.casefold() for w in _WORD.findall(tool)}:
+        return False
+    command = _command_of(tool, arguments)
+    return command is None or any(map(_FETCHES.search, (command, arguments)))
 
 
 class FileAccess(NamedTuple):

@@ -9,8 +9,17 @@ HEAD = 2_000
 """Characters in which a page begins."""
 LEAST_SHOWN = 30
 """The part of a page that is text, at least: one that shows less has what it says in its scripts, which are kept."""
+MOST_SHOWN = 0.9
+"""The part of a page that is text, at most: a text with fewer tags is shown as it is."""
 _PAGE = re.compile(r"^[ \t]*<(?:!doctype html|html|head|body)\b", re.I | re.M)
-_TAG = re.compile(r"<(?:(!--)|[!?][^<>]*+>|(/?)([a-z][\w:-]{0,40})((?:[\s/][^<>]*+)?)>)", re.I)
+_SOURCE = re.compile(  # which is copied to the letter: of a component, a template, a document with a sample, a change
+    r"^[ \t]*(?:```|~~~|@@ |diff |import |export |const |return\b|function |<\?php)|^[^\n<]*(?:\(|\) ?\{)$|\{%|<%",
+    re.M,
+)
+_TAG = re.compile(
+    r"<(?:(!--)|[!?][^<>]*+>|(/?)([a-z][\w:-]{0,40})((?:[\s/](?:[^<>\"']++|\"[^\"<]*+\"|'[^'<]*+'|[\"'])*+)?)>)",
+    re.I,
+)
 _CLOSINGS = {
     "!--": re.compile("-->"),
     **{n: re.compile(rf"</{n}[^<>]*+>", re.I) for n in ("script", "style", "svg", "template")},
@@ -22,6 +31,7 @@ _IN_LINE = re.compile(
 )
 _CONTROL = re.compile("form|input|select|option|textarea|button|iframe|video|audio|source|embed|object")
 _KEPT = ("id", "name", "type", "value", "placeholder", "action", "method", "src", "data")
+_STATE = re.compile(r"\b(?:selected|checked|disabled)\b", re.I)
 _NOWHERE = ("#", "javascript:")
 _HEADING = re.compile(r"h[1-6]")
 
@@ -31,10 +41,13 @@ def page_text(text: str) -> str:
 
     Left out are styles, scripts, drawings, comments, what tags say to a browser alone, and menus that are repeated.
     """
-    if not _PAGE.search(text, 0, HEAD):
+    page = _PAGE.search(text, 0, HEAD)
+    if page is None or _SOURCE.search(text, 0, page.end()):
         return ""
     shown = _text_of(text, with_scripts=False)
-    return shown if LEAST_SHOWN * len(shown) >= len(text) else _text_of(text, with_scripts=True)
+    if LEAST_SHOWN * len(shown) < len(text):
+        return _text_of(text, with_scripts=True)
+    return shown if len(shown) < MOST_SHOWN * len(text) else ""
 
 
 def _text_of(text: str, *, with_scripts: bool) -> str:
@@ -42,6 +55,7 @@ def _text_of(text: str, *, with_scripts: bool) -> str:
     is_exact = True  # before its first tag, and in <pre>
     link: tuple[int, str] | None = None  # where its label begins in `out`, and its address
     headers = cells = 0  # of the row
+    unclosed = set[str]()
     tag = _TAG.search(text)
     while tag:
         words = text[at : tag.start()]
@@ -49,8 +63,9 @@ def _text_of(text: str, *, with_scripts: bool) -> str:
         out.append(unescape(words[1:] if words[:1] == " " and last.isspace() else words))
         name, closes, at = (tag[1] or tag[3] or "").lower(), bool(tag[2]), tag.end()
         mark = ""
-        if not closes and name in _CLOSINGS and text[at - 2] != "/":
+        if not closes and name in _CLOSINGS and name not in unclosed and text[at - 2] != "/":
             start, at = at, _end_of(text, name, at)
+            unclosed.update([name] if at == start else [])
             mark = f"\n{text[start:at]}\n" if with_scripts and name == "script" else ""
         elif name == "a":
             if link is not None:
@@ -68,7 +83,9 @@ def _text_of(text: str, *, with_scripts: bool) -> str:
             mark = _mark(name, closes, tag[4])
         out.append(mark)
         last = (mark or out[-2] or last)[-1]
-        is_exact = (name == "pre" and not closes) or (is_exact and _IN_LINE.fullmatch(name) is not None)
+        is_exact = (name in ("pre", "textarea") and not closes) or (
+            is_exact and _IN_LINE.fullmatch(name) is not None
+        )
         tag = _TAG.search(text, at)
     out.append(text[at:])
     lines, seen = list[str](), set[str]()
@@ -83,6 +100,8 @@ def _end_of(text: str, name: str, at: int) -> int:
     """Where an element ends; one that is cut off before the last empty line, after which a client says so."""
     if close := _CLOSINGS[name].search(text, at):
         return close.end()
+    if name in ("svg", "template"):  # never closed: what follows is shown
+        return at
     empty = text.rfind("\n\n", at, len(text.rstrip()))
     return len(text) if empty < 0 else empty
 
@@ -109,5 +128,6 @@ def _mark(name: str, closes: bool, written: str) -> str:
     if _CONTROL.fullmatch(name):
         has = _attributes(written)
         kept = [f'{key}="{has[key]}"' for key in _KEPT if has.get(key)]
-        return f"\n<{' '.join([name, *kept])}>" if len(kept) > ("type" in has) else ""
+        states = _STATE.findall(_ATTRIBUTE.sub("", written)) if kept else ()
+        return f"\n<{' '.join([name, *kept, *states])}>" if len(kept) > ("type" in has) else ""
     return f"\n{'#' * int(name[1])} " if _HEADING.fullmatch(name) else "\n- " if name == "li" else "\n"
