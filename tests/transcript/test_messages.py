@@ -235,6 +235,9 @@ def test_extract_looks_at_the_last_interaction_only():
 @given(good_chats(), st.integers(1, 4))
 def test_the_latest_interactions_are_the_last_ones_of_the_whole_list(messages, count):
     assert latest_interactions(messages, count) == interactions(messages)[-count:]
+    for begun in range(len(messages)):  # the next request knows those of the one before
+        known = latest_interactions(messages[:begun], count)
+        assert latest_interactions(messages, count, known) == interactions(messages)[-count:]
 
 
 def test_the_task_is_the_first_user_message():

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
@@ -79,8 +80,7 @@ class ForkPoint:
     takes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class KnownDigest:
+class KnownDigest(NamedTuple):
     """A digest in the lineage of a session; ``number`` is its position there, 0 for a ``LineageEntry.kept`` one.
 
     ``before`` is the ``seq`` of the newest record that the session had when the digest was added, 0 for none.
@@ -149,8 +149,9 @@ class Lineage:
 
     def known(self, digests: Collection[str]) -> list[KnownDigest]:
         """The sessions that have these digests; of up to 500 digests, the oldest session first."""
-        found = (self.database.rows(_KNOWN, digests=part) for part in in_parts(list(digests)))
-        return [KnownDigest(**row) for rows in found for row in rows]
+        with self.database.read() as c:
+            found = [c.execute(_KNOWN, {"digests": part}).all() for part in in_parts(list(digests))]
+        return [KnownDigest._make(row) for rows in found for row in rows]
 
     def head(self, session_id: str) -> str | None:
         """The head of a session."""

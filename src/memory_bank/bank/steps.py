@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import sqlalchemy as sa
@@ -177,8 +177,11 @@ def add_steps(database: Database, new: Sequence[StepToStore], kept: int | None =
         for session_id in sorted({s.figures.session_id for s in new}):  # one order: no deadlock
             database.lock_session(c, session_id)
             mine = [s for s in new if s.figures.session_id == session_id]
-            _add(database, c, session_id, [s for s in mine if not s.outcome], kept)
-            if outcomes := {s.figures.created: s for s in mine if s.outcome}:
+            outcomes = {s.figures.created: s for s in mine if s.outcome}
+            ended = [(s, outcomes.pop(s.figures.created, s)) for s in mine if not s.outcome]
+            begun = [replace(s, figures=e.figures, answer=e.answer) for s, e in ended]
+            _add(database, c, session_id, begun, kept)
+            if outcomes:
                 found = c.execute(_MADE, {"session": session_id, "made": [*outcomes]}).all()
                 for number, made in found:
                     row = _row(outcomes[made].figures)

@@ -15,7 +15,7 @@ from memory_bank.plan import Choice, Context, Plan
 from memory_bank.ports import TokenCounter
 from memory_bank.pricing import Ledger, common_length
 from memory_bank.transcript.chat import edited_message
-from memory_bank.transcript.messages import record_tool
+from memory_bank.transcript.messages import record_tool, same_objects
 from memory_bank.transcript.transcript import View, digest_of, is_same
 from memory_bank.transcript.turns import ADDED
 
@@ -140,13 +140,17 @@ def _edited_tokens(view: View, choice: Choice) -> int:
 
 def charge_step(context: Context, session: Session) -> None:
     """Add what a step costs to the session's ledger, whose context is sent."""
-    plan, ledger = context.plan, session.ledger
-    measured = [*_measured(context, session.counter)]
-    sent = [digest for digest, _ in measured]
-    shared = sum(tokens for _, tokens in measured[: common_length(ledger.sent, sent)])
-    known = known_tokens(plan.view, ledger)
+    plan, ledger, view = context.plan, session.ledger, context.plan.view
+    sent = came = view.digests[: len(view.messages)]
+    if same_objects(context, view.messages):
+        shared = view.tokens_before[common_length(ledger.sent, sent)]
+    else:
+        measured = [*_measured(context, session.counter)]
+        sent = [digest for digest, _ in measured]
+        shared = sum(tokens for _, tokens in measured[: common_length(ledger.sent, sent)])
+    known = known_tokens(view, ledger)
     charge = ledger.step(session.prefix_cache.ratios, plan.tokens, shared, plan.full_tokens, known)
-    session.charge(charge, sent, plan.view.digests[: len(plan.view.messages)])
+    session.charge(charge, sent, came)
 
 
 def known_tokens(view: View, ledger: Ledger) -> int:

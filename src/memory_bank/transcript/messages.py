@@ -486,8 +486,13 @@ def parse_messages(messages: object, start: int = 0) -> list[Segment]:
     return parser.closed + parser.pending()
 
 
-def latest_interactions(messages: Sequence[object], count: int) -> list[Interaction]:
-    """At most the last ``count`` interactions of a list; the cost does not grow with the list."""
+def latest_interactions(
+    messages: Sequence[object], count: int, known: Sequence[Interaction] = ()
+) -> list[Interaction]:
+    """At most the last ``count`` interactions of a list; the cost does not grow with the list.
+
+    ``known``: those of its beginning, which are not parsed again, but for the last one, which may go on.
+    """
     start, calls = len(messages), 0
     while start:
         kind = kind_of(messages[start - 1])
@@ -495,8 +500,10 @@ def latest_interactions(messages: Sequence[object], count: int) -> list[Interact
             break  # in the Responses API, the calls of one turn are several items, with reasoning among them
         start -= 1
         calls += kind is MessageKind.CALL
+    kept = [i for i in known[:-1] if i.stop > start]
+    start = known[-1].start if kept else start
     segments = parse_messages(messages[start:], start)
-    return [s for s in segments if isinstance(s, Interaction)][-count:]
+    return [*kept, *(s for s in segments if isinstance(s, Interaction))][-count:]
 
 
 def extract_tool_outputs(messages: object) -> list[tuple[str, Any, Any]]:

@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 from anyio import to_thread
 
 from memory_bank.errors import BodyError, MissingExtraError
-from memory_bank.transcript.messages import same_objects, shared_length
+from memory_bank.transcript.messages import Interaction, latest_interactions, same_objects, shared_length
 from memory_bank.transcript.turns import Conversation, Derive, Make, Placed, derive_anew
 
 if sys.version_info >= (3, 14):
@@ -79,6 +79,7 @@ class Memo:
     """
 
     chat: Conversation[Any] | None = None
+    _latest: tuple[Sequence[object], list[Interaction]] = ((), [])
     _lists: dict[str, tuple[Sequence[object], list[Any]]] = field(default_factory=dict)
     _digests: dict[str, tuple[bytes, Sequence[bytes], list[str], deque[Any]]] = field(default_factory=dict)
 
@@ -90,6 +91,14 @@ class Memo:
             results = [*results[:count], *map(compute, messages[count:])]
             self._lists[kind] = messages, results
         return results
+
+    def latest(self, messages: Sequence[object], count: int) -> list[Interaction]:
+        """``latest_interactions`` of a list."""
+        known, found = self._latest
+        is_same = shared_length(known, messages) == len(known)
+        found = latest_interactions(messages, count, found if is_same else ())
+        self._latest = messages, found
+        return found
 
     def digests(self, kind: str, seed: bytes, parts: Sequence[bytes]) -> list[str]:
         """SHA-256 of a seed and the first part, the first two parts and so on, as hexadecimal digits."""

@@ -47,7 +47,7 @@ from memory_bank.service.security.access import LONGEST_NAME, public_name, store
 from memory_bank.service.security.secrets import known_form
 from memory_bank.transcript.harness import SUMMARY_OPENINGS
 from memory_bank.transcript.jsontext import dump_value, flat_text
-from memory_bank.transcript.messages import Interaction, MessageKind, is_text_part, latest_interactions
+from memory_bank.transcript.messages import Interaction, MessageKind, is_text_part
 
 HEADER = "x-memory-session"
 LATEST = 16
@@ -554,7 +554,7 @@ def digest_chain(seed: bytes, history: RequestHistory) -> DigestChain | None:
     if MessageKind.CALL not in kinds:
         return None
     first = kinds.index(MessageKind.CALL)
-    latest = latest_interactions(messages, LATEST)
+    latest = memo.latest(messages, LATEST)
     by_end: dict[int, str | None] = {}
     for interaction in latest:
         calls = (pair.call for pair in interaction.pairs if pair.call is not None)
