@@ -433,6 +433,7 @@ class _Chooser:
         self._list_more = min(self.room - self._list_room, int(budget * 0.25))
         # by trace_id: the turn in which a call can stand, and the place of its pair there
         self._at: dict[str, tuple[Interaction, int]] = {}
+        self._signed: dict[int, dict[str, int]] = {}  # by a turn's start, the calls that are shown if any is
         self._made: dict[object, dict[int, Edit]] = {}
 
     def _latest_left_out(self, whole: Sequence[Interaction]) -> int:
@@ -492,6 +493,9 @@ class _Chooser:
         starts = {e.start for e in self.whole}
         turns = [e for e in self._view.past if not e.fault and e.start not in starts]
         self._at = {t: (e, place) for e in turns for place, t in enumerate(e.trace_ids) if t is not None}
+        for t, (e, place) in self._at.items():
+            if t in self._memory.numbers and (made := e.pairs[place].call) is not None and made.signed:
+                self._signed.setdefault(e.start, {})[t] = place
         tokens, line = self._take_rules()
         first = listed = self.listed(self._list_room)
         room = self.room - listed.tokens - tokens
@@ -550,7 +554,8 @@ class _Chooser:
         call = self._call(trace_id)
         if quoted and is_excerpt(call.outcome):
             call = replace(call, outcome="")
-        edits = shorten_turn(turn, {place: call}, "", *self._counts)
+        signed = {at: self._call(t) for t, at in self._signed.get(turn.start, {}).items()}
+        edits = shorten_turn(turn, {**signed, place: call}, "", *self._counts)
         return sum(edit.tokens for edit in edits.values())
 
     def _call(self, trace_id: str) -> ShownCall:
@@ -582,6 +587,9 @@ class _Chooser:
             elif not call.whole:
                 call = replace(call, quote=quote, state=state or call.state, lines=parsed.cut.named_lines())
             shown[trace_id] = call
+        for start in {self._at[trace_id][0].start for trace_id in shown}:
+            for trace_id in self._signed.get(start, ()):
+                shown.setdefault(trace_id, self._call(trace_id))
         turns: dict[int, tuple[Interaction, dict[int, ShownCall]]] = {}
         for trace_id, call in shown.items():
             turn, place = self._at[trace_id]

@@ -230,13 +230,21 @@ def _legacy_call(message: object) -> Any:
     return legacy if legacy is not None and isinstance(read(legacy, "name"), str) else None
 
 
+SIGNATURES = ("extra_content", "provider_specific_fields", "thought_signature")
+"""Members of a chat's call that hold Gemini's signature of a turn: of Google itself, LiteLLM and other gateways."""
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One tool call as the assistant made it; ``arguments`` as they came (text, object, nothing)."""
+    """One tool call as the assistant made it; ``arguments`` as they came (text, object, nothing).
+
+    ``signed``: it has the signature of its turn, without which the provider refuses the turn.
+    """
 
     call_id: str | None
     name: str
     arguments: object
+    signed: bool = False
 
     @property
     def raw_input(self) -> Any:
@@ -299,12 +307,15 @@ def calls_of(message: object) -> list[Call]:
         call_id = read(message, "call_id") or read(message, "id")
         return [Call(_id(call_id), str(read(message, "name") or item), arguments)]
     calls = []
-    tool_calls = read(message, "tool_calls")
+    tool_calls, details = read(message, "tool_calls"), read(message, "reasoning_details")
+    signed = [read(d, "id") for d in details] if isinstance(details, (list, tuple)) else []
     for call in tool_calls if isinstance(tool_calls, (list, tuple)) else ():
         body = _first_given(call, "function", "custom")
         body = call if body is None else body
         arguments = _first_given(body, "arguments", "input")
-        calls.append(Call(_id(read(call, "id")), str(read(body, "name") or "unknown"), arguments))
+        call_id, own = read(call, "id"), _first_given(call, *SIGNATURES)
+        is_signed = own is not None or (call_id is not None and call_id in signed)
+        calls.append(Call(_id(call_id), str(read(body, "name") or "unknown"), arguments, is_signed))
     if (legacy := _legacy_call(message)) is not None:
         calls.append(Call(None, str(read(legacy, "name")), read(legacy, "arguments")))
     return calls
