@@ -144,6 +144,64 @@ def test_lines_of_keys_and_values_tell_their_ids_as_an_object_does(text, frame):
     assert values[:2] == ["ORD-7KQ2", "PAY-88XY7"] and "SKU" not in told
 
 
+RUNS = {  # of Codex: as it frames them, and the object that its code gets
+    "unified": lambda code, text: (
+        f"Chunk ID: 6d1f\nWall time: 0.05 seconds\nProcess exited with code {code}\nOutput:\n{text}"
+    ),
+    "shell": lambda code, text: f"Exit code: {code}\nWall time: 0.1 seconds\nOutput:\n{text}",
+    "metadata": lambda code, text: json.dumps(
+        {"output": text, "metadata": {"exit_code": code, "duration_seconds": 0.1}}
+    ),
+    "object": lambda code, text: json.dumps(
+        {
+            "chunk_id": "6d1f",
+            "wall_time_seconds": 0.05,
+            "exit_code": code,
+            "original_token_count": 4,
+            "output": text,
+        }
+    ),
+}
+RUNS["code"] = lambda code, text: (
+    f"Script completed\nWall time 0.1 seconds\nOutput:\n\n{RUNS['object'](code, text)}"
+)
+
+
+@pytest.mark.parametrize("frame", RUNS.values(), ids=RUNS)
+@pytest.mark.parametrize(
+    ("code", "text", "told"),
+    [
+        (1, "", "error: exit code 1"),
+        (2, "Starting\nuploading 12 files\nserver says no\n", "error: exit code 2: server says no"),
+        (1, "cat: a.txt: No such file or directory\n", "error: cat: a.txt: No such file or directory"),
+        (1, "denied", "error: exit code 1: denied"),
+        (0, "", ""),
+    ],
+)
+def test_a_run_that_failed_is_told_with_its_exit_code_or_its_error(frame, code, text, told):
+    output = frame(code, text)
+    assert is_failure(output, "exec", '{"cmd": "./deploy"}') is (code > 0)
+    assert outcome(output, ends=True)[0] == told
+
+
+@pytest.mark.parametrize(
+    ("output", "told"),
+    [
+        ("Script failed\nWall time 0.1 seconds\nOutput:\n\nScript error:\nTypeError: no tool", "error: TypeError: no tool"),
+        ("apply_patch verification failed: Failed to find expected lines in /a.py:\nfoo\nbar",
+         "error: apply_patch verification failed: Failed to find expected lines in /a.py:"),
+        ("unsupported call: shell", "error: unsupported call: shell"),
+        ("execution error: Io(NotFound)", "error: execution error: Io(NotFound)"),
+        ('exec_command failed for `x`: CreateProcess { message: "Rejected(\\"rejected by user\\")" }', "rejected by the user"),
+        ("Chunk ID: a\nWall time: 10.0 seconds\nProcess running with session ID 42\nOutput:\nVITE ready\n",
+         "Process running with session ID 42; VITE ready"),
+        ("Script running with cell ID 3\nWall time 10.0 seconds\nOutput:\n\n", "Script running with cell ID 3"),
+    ],
+)  # fmt: skip
+def test_what_codex_says_of_a_call_is_told(output, told):
+    assert outcome(output, failed=is_failure(output, "exec", '{"cmd": "x"}'), ends=True)[0] == told
+
+
 def test_an_object_of_the_domain_is_no_frame():
     for value in (
         {"id": "ORD-7KQ2", "content": {"a": 1}},

@@ -110,12 +110,15 @@ _FAILURE_START = re.compile(
     r"|unknown (?:tool|command)|no such|permission denied|access (?:is )?denied|not found|"
     r"invalid\b|cannot\b|could not\b|unable to\b|bash: |sh: |(?-i:E[A-Z]{4,12}): "
     r"|<tool_use_error>|string to replace not found|(?:command|request|operation) (?:has )?timed out"
+    r"|unsupported call\b|execution error\b|script (?:failed|terminated)\b"
+    r"|[\w-]{1,40}(?: verification)? failed(?: for |: )"
     r"|[\w #:'\"/.-]{1,80} (?:does not exist|(?:was |is )?not found)\W*\Z)",
     re.I,
 )
 _CANCELLED = re.compile(
     r"\W{0,4}(?:tool_use_error>)?(?:the user (?:doesn't|does not|rejected|cancell?ed|declined|interrupted)"
-    r"|(?:[a-z]+ ){0,3}(?:cancell?ed|aborted|interrupted|rejected) by (?:the )?user)",
+    r"|(?:[a-z]+ ){0,3}(?:cancell?ed|aborted|interrupted|rejected) by (?:the )?user"
+    r"|[^\n]{1,400}Rejected\(\W{0,3}rejected by user)",
     re.I,
 )
 RUN_FAILED = re.compile(

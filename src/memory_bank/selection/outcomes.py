@@ -18,7 +18,7 @@ from memory_bank.selection.effects import (
     is_failure,
 )
 from memory_bank.selection.values import KIND, kind_of
-from memory_bank.transcript.framing import content_of
+from memory_bank.transcript.framing import run_of
 from memory_bank.transcript.jsontext import Leaf, inner_json, leaves
 from memory_bank.transcript.quoting import as_terminal, one_line
 
@@ -34,6 +34,11 @@ _SUMMED_CHARS = 110  # of a summary of tests with the first that failed
 _ENDS = 4_000  # characters of a text, at its beginning and at its end, whose lines are read
 _ERROR_KEYS = ("error", "message", "detail", "text", "errors", "stderr", "body", "reason")
 _LABEL = re.compile(r"\A[^\w\"'`~/.(<\[]*(?:<[^<>]{1,40}>\s*)?(?:error:?\s+)?", re.I)
+_SCRIPT = re.compile(r"\AScript failed\n(?:Wall time[^\n]*\n)?(?:Output:\s+)?(?:Script error:\n)?")
+_RUNNING = re.compile(
+    r"(?:[^\n]{0,80}\n){0,3}((?:process|script|command)(?: is)?(?: still)? running with (?:session|cell) ID \S+)",
+    re.I,
+)
 _TAG = re.compile(r"</?[a-z_]{1,40}>", re.I)
 _CONFIRMED = re.compile(
     r"(?:the )?(?:file|directory|folder|todos?|plan|notebook|cell)\b[^\n]{0,300}?\b(?:has been|have been|was|were)?"
@@ -134,18 +139,21 @@ def outcome(
     ``failed``: whether the call failed; None: as the output alone reports. ``ends``: where no line sums it up, the
     last one tells.
     """
-    content = content_of(output)
+    content = run_of(output)
     text, value = as_terminal(content.text).strip(), content.value
     if is_failure(output) if failed is None else failed:
         if is_cancelled(text):
             what = "rejected" if "rejected" in text[:_READ_CHARS] else "cancelled"
             said = _SAID.search(text)
             return f"{what} by the user{f': {clip(one_line(said[1]), _ERROR_CHARS)}' if said else ''}", []
-        words = _error_text(text, value) or f"exit code {content.code}"
+        words = _error_text(text, value, content.code) or f"exit code {content.code}"
         status = _HTTP.match(output)
         return f"error: {status[1]} {words}" if status else f"error: {words}", []
     if not text:
         return "", []
+    if running := _RUNNING.match(output):
+        printed = lines_at_the_ends(text.partition("Output:\n")[2])[-1:]
+        return clip("; ".join([running[1], *printed]), _ERROR_CHARS), []
     if value is None or _CONFIRMED.match(text[:_READ_CHARS]):
         shown, values = _outcome_of_text(output, text, known, ends)
         return f'"{shown}"' if shown.startswith("error: ") else shown, values
@@ -404,13 +412,13 @@ def is_excerpt(outcome: str) -> bool:
     return _EXCERPT.search(outcome) is not None
 
 
-def _error_text(text: str, value: Any) -> str:
+def _error_text(text: str, value: Any, code: int | None) -> str:
     """The words that say why a call failed: a member of an object, the sum of tests, an exception, a line."""
     for leaf in islice(leaves(value), 40) if isinstance(value, dict) else ():
         if isinstance(leaf.value, str) and leaf.value and leaf.key in _ERROR_KEYS:
-            code = next((str(v) for k, v in value.items() if k in STATUS_KEYS and isinstance(v, int)), "")
-            return clip(f"{code} {one_line(leaf.value)}".lstrip(), _ERROR_CHARS)
-    lines = lines_at_the_ends(_TAG.sub("", _LABEL.sub("", text)))
+            status = next((str(v) for k, v in value.items() if k in STATUS_KEYS and isinstance(v, int)), "")
+            return clip(f"{status} {one_line(leaf.value)}".lstrip(), _ERROR_CHARS)
+    lines = lines_at_the_ends(_TAG.sub("", _LABEL.sub("", _SCRIPT.sub("", text))))
     near = lines[-12:]
     failed = next((line for line in lines if FAILED_LINE.match(line)), "")
     if summed := next((n for n in reversed(near) if len(n) <= 160 and _SUMS[0].search(n)), ""):
@@ -423,6 +431,9 @@ def _error_text(text: str, value: Any) -> str:
     if raised is not None:
         exceptions = (n for n in reversed(lines[raised:]) if re.match(r"[\w.]+(?:: |\Z)", n))
         return clip(next(exceptions, lines[-1]), _ERROR_CHARS)
-    at = next((n for n, line in enumerate(lines) if " " in line and PROBLEM.search(line)), 0)
+    at = next((n for n, line in enumerate(lines) if " " in line and PROBLEM.search(line)), -1)
+    if at < 0 and code and lines:  # what it printed last
+        return clip(f"exit code {code}: {lines[-1]}", _ERROR_CHARS)
+    at = max(at, 0)
     problem = failed or "; ".join(lines[at : at + (len(lines[at]) < _SHORT_PROBLEM) + 1] if lines else ())
     return clip(_LABEL.sub("", problem), _ERROR_CHARS)

@@ -133,6 +133,7 @@ def _content_of(text: str) -> Content:
         if value is None and len(text) <= MAX_READ and text.lstrip()[:1] in ("{", "[", '"'):
             value = parse_output(text)
         if value is not None and not is_raw(value):
+            code = _exit_code(value.get("metadata")) if code is None and isinstance(value, dict) else code
             inner = value if isinstance(value, str) else framed_member(value)
             if inner is None:
                 return Content(text, value, code)
@@ -153,6 +154,29 @@ def _content_of(text: str) -> Content:
 
 
 _read_content = lru_cache(maxsize=8)(_content_of)  # a new output is asked for by several
+
+
+def run_of(text: str) -> Content:
+    """Return what a run printed: as ``content_of``, also of an object with its exit code; "" where that is all."""
+    content = content_of(text)
+    if (code := _exit_code(content.value)) is not None:
+        members = {k: v for k, v in content.value.items() if k not in _CODES}
+        name = next((n for n in _CONTENTS if members.get(n) not in (None, "", [], {})), "")
+        printed = members.pop(name, "")
+        if isinstance(printed, str) and all(_is_frame(n, members, name) for n in members):
+            return content_of(printed)._replace(code=code)
+        return content._replace(code=code)
+    lines = content.text.split("\n", _LINES)
+    is_told = content.value is None and (content.code or len(lines) > 1)
+    is_frame = is_told and all(_STRONG.match(line) or _OUTPUT.match(line) for line in lines if line.strip())
+    return content._replace(text="") if is_frame else content
+
+
+def _exit_code(value: Any) -> int | None:
+    """The exit code in an object of a run."""
+    codes = [value.get(name) for name in _CODES if name != "code"] if isinstance(value, dict) else []
+    codes += [_exit_code(value["metadata"])] if codes and isinstance(value.get("metadata"), dict) else []
+    return next((code for code in codes if isinstance(code, int) and code is not True), None)
 
 
 def frame_of(text: str, start: int = 0, stop: int | None = None) -> Frame:
