@@ -266,6 +266,10 @@ class Dialect:
         """The message that answers a call, with the parts that it can carry; None where text cannot answer."""
         raise NotImplementedError
 
+    def join_results(self, results: list[JsonObject]) -> list[JsonObject]:
+        """The messages that answer a turn, made of those that answer its calls."""
+        return results
+
     def open_stream(self, request: JsonObject, **more: Any) -> TurnStream:
         """A reader of the streamed answers to a request; ``more`` as in TurnStream."""
         return self.stream(lambda answer: self.read_answer(answer, request), **more)

@@ -78,7 +78,7 @@ async def _hide(proxy: Proxy, exchange: Exchange, turn: ModelTurn) -> None:
     """Answer the calls of a turn that the client does not get."""
     answers = await _call_tools(proxy, exchange, turn.calls)
     results = [exchange.api.result(c, a) for c, a in zip(turn.calls, answers, strict=True)]
-    exchange.hidden += [*turn.messages, *(r for r in results if r is not None)]
+    exchange.hidden += [*turn.messages, *exchange.api.join_results([r for r in results if r is not None])]
     said = [{"role": "tool", "content": a.text} for a, r in zip(answers, results, strict=True) if r]
     count = exchange.counter.count_message
     exchange.hidden_tokens += await to_thread.run_sync(lambda: sum(map(count, [*turn.messages, *said])))

@@ -160,8 +160,12 @@ class MessagesDialect(Dialect):
         return ModelTurn(calls, said, as_object(answer.get("usage")))
 
     def result(self, call: ModelToolCall, answer: ToolAnswer) -> JsonObject | None:
-        """See Dialect. User messages in a row count as one."""
         own = [p for p in answer.parts if p.get("type") in ("image", "document") and "source" in p]
         content: object = [{"type": "text", "text": answer.text}, *own] if own else answer.text
         block = {"type": "tool_result", "tool_use_id": call.item.get("id"), "content": content}
         return {"role": "user", "content": [block]}
+
+    def join_results(self, results: list[JsonObject]) -> list[JsonObject]:
+        """See Dialect. All results of a turn stand in one message: gateways refuse two of the user in a row."""
+        blocks = [block for message in results for block in objects_of(message["content"])]
+        return [{"role": "user", "content": blocks}] if blocks else []
